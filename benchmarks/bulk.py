@@ -30,8 +30,7 @@ from spec_t5x.cli.settings import gamma
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, Answer, Engine, GenerateOptions, Generator
 from spec_t5x.labs.benchmark import results
-from spec_t5x.labs.benchmark.other_programs import OtherPrograms
-from spec_t5x.labs.benchmark.reliability import caution, doubt
+from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution, doubt
 from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.description import machine

@@ -8,7 +8,7 @@
 #                         repository, which paths are relative to
 #   run COMMAND           runs it; with DRY_RUN=1 prints it instead, as the above do
 # PYTHON names the interpreter (default: the first of python3.11, python3.12, python3.13 and
-# python3 that is recent enough and has venv; where none is, uv fetches one, else apt-get).
+# python3 that is recent enough and has venv; if none is, uv fetches one).
 # CONSTRAINTS names a file of versions to keep to.
 
 T5X_COMMIT=cc342d419ec3e3e9c4bf1df33c82330cafdc1e16
@@ -95,9 +95,9 @@ create_env() {
   elif [ -n "${PYTHON:-}" ]; then
     die "PYTHON is $PYTHON, which is no Python 3.11 or later with venv: name another"
   else
-    say "no Python 3.11 or later with venv is here: fetching 3.11 with uv, else with apt-get"
-    create_env_with_uv || create_env_with_apt || die "no Python 3.11 could be fetched: \
-install one, and name it in PYTHON"
+    say "no Python 3.11 or later with venv is here: fetching 3.11 with uv"
+    create_env_with_uv ||
+      die "no Python 3.11 could be fetched: install one, and name it in PYTHON"
   fi
 }
 
@@ -109,10 +109,6 @@ create_env_with_uv() {
     [ -x "$uv" ] || run python3 -m pip install --quiet --target .uv uv || return 1
   fi
   run "$uv" venv --quiet --seed --python 3.11 .venv
-}
-
-create_env_with_apt() {
-  apt_install python3.11 python3.11-venv && run python3.11 -m venv .venv
 }
 
 setup_env() {

@@ -11,14 +11,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--disable-dev-shm-usage",
 )
 WIDTH = 1280
@@ -27,7 +21,7 @@ _WIDTHS = "return [document.documentElement.scrollWidth, document.documentElemen
 
 @contextlib.contextmanager
 def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
-    """A browser of ``WIDTH`` pixels that logs what a page complains of and asks for."""
+    """Yields a browser of ``WIDTH`` pixels that logs a page's messages and requests."""
     options = webdriver.ChromeOptions()
     options.binary_location = _find("chromium", "google-chrome", "chromium-browser")
     for flag in FLAGS:
@@ -43,7 +37,7 @@ def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
 
 
 def fits(browser: webdriver.Chrome, width: int) -> bool:
-    """Whether nothing on the page is wider than a window of so many pixels, as it is then."""
+    """Sets the window's width in pixels; returns True if nothing on the page is wider."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     whole, visible = browser.execute_script(_WIDTHS)
@@ -51,7 +45,7 @@ def fits(browser: webdriver.Chrome, width: int) -> bool:
 
 
 def requested(browser: webdriver.Chrome) -> set[str]:
-    """The addresses on networks that pages have asked for since the last call."""
+    """Returns the addresses on networks that pages have requested since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [m for m in messages if m["method"] == "Network.requestWillBeSent"]
     urls = {message["params"]["request"]["url"] for message in asked}
@@ -59,7 +53,7 @@ def requested(browser: webdriver.Chrome) -> set[str]:
 
 
 def _find(*names: str) -> str:
-    """The first program that is installed; a failure that says what to do if there is none."""
+    """Finds the first program that is installed; fails with the remedy if there is none."""
     for name in names:
         if path := shutil.which(name):
             return path

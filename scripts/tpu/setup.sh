@@ -5,7 +5,7 @@
 #   --no-t5x  without T5X and t5
 #   --here    into the environment of PYTHON (python3), as in Colab, whose JAX stays
 #
-# Where there is no Python 3.11 or later, uv fetches one, or apt-get.
+# If there is no Python 3.11 or later, uv fetches one.
 #
 # Tried: the dry run; and on a CPU machine the same versions without jax[tpu], with T5X's
 # programs imported from checkouts of these commits. Not tried: a TPU VM.

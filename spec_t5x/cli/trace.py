@@ -23,8 +23,7 @@ def print_trace(
         lines.append(line)
         shown = traces.styled(line) if coloured else Text(traces.marked(line))
         console.print(shown, soft_wrap=True)
-    legend = traces.legend if coloured else traces.marked_legend
-    console.print(legend(lines), soft_wrap=True, markup=False)
+    console.print(traces.legend(lines, coloured=coloured), soft_wrap=True)
 
 
 def print_comparison(comparison: Comparison) -> None:

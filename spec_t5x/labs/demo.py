@@ -7,8 +7,8 @@ In a notebook, where it shows inline:
     demo.page().launch(share=False)
 
 The race is fair. The sides decode one after the other, each alone and by its own clock, a few times
-over: the fastest run counts, and no run that compiles. What is watched is the record of both. The
-verdict also compares them as one program each, which nobody watches call by call.
+over: the fastest run counts, and no run that compiles. The page then shows the record of both. The
+verdict also compares them as one program each, as ``generate`` decodes.
 """
 
 import dataclasses
@@ -23,17 +23,16 @@ from typing import Any
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, GenerateOptions, Generator, StreamEvent
-from spec_t5x.labs.benchmark.other_programs import OtherPrograms
-from spec_t5x.labs.benchmark.reliability import caution
+from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution
 from spec_t5x.machine.extras import needed
 from spec_t5x.verifiers import VERIFIERS
 
-# Of an input. The target limits its tokens, too.
+# The longest input. The target limits its tokens, too.
 MAX_CHARACTERS = 1000
 # Runs of each side, two at least; no more begin after so many seconds.
 _RUNS, _ENOUGH = 7, 2.0
-# What a race lasts on the page, in seconds, and how often a decode under way is drawn.
-_SHORTEST, _LONGEST, _EVERY = 2.5, 8.0, 0.25
+# Seconds that a race lasts on the page.
+_SHORTEST, _LONGEST = 2.5, 8.0
 # A text, its target, and drafts per iteration.
 _EXAMPLES = [
     ["The program reads the configuration file and prints a warning.", "ende-target", 4],
@@ -72,12 +71,12 @@ Whole = tuple[float, float]
 _track = threading.Lock()  # One race runs at a time.
 
 
-def race(generator: Generator, text: str, options: GenerateOptions) -> Iterator[Sides]:
-    """Decodes plainly and speculatively; yields the first runs call by call, then the fastest.
+def race(generator: Generator, text: str, options: GenerateOptions) -> Sides:
+    """Decodes plainly and speculatively, some times over; returns the fastest run of each.
 
     Raises:
-      InputError: there is no draft, or a text or options that cannot be decoded, such as a text
-        of more than ``MAX_CHARACTERS``.
+      InputError: there is no draft, or a text or options that cannot be decoded; the text may
+        have ``MAX_CHARACTERS``.
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(
@@ -85,48 +84,38 @@ def race(generator: Generator, text: str, options: GenerateOptions) -> Iterator[
         )
     if generator.draft is None:
         raise InputError("the target has no draft to race with: give one")
-    ways, sides = (generator.plain(), generator), ([], [])
+    sides = ([], [])
     with _track:
-        for way, events in zip(ways, sides, strict=True):
-            for event in way.stream(text, options):
-                events.append(event)
-                yield sides
-        for _ in _repeated():
-            for way, events in zip(ways, sides, strict=True):
-                again = list(way.stream(text, options))
-                if again[-1].seconds < events[-1].seconds:
-                    events[:] = again
-    yield sides
+        for way, events in _runs(generator, sides):
+            again = list(way.stream(text, options))
+            if not events or again[-1].seconds < events[-1].seconds:
+                events[:] = again
+    return sides
 
 
 def whole(generator: Generator, text: str, options: GenerateOptions) -> Whole:
-    """The fastest of some runs of ``generate`` in each way, after one that may compile."""
-    ways, seconds = (generator.plain(), generator), ([], [])
-
-    def time_both() -> None:
-        for way, times in zip(ways, seconds, strict=True):
+    """Times ``generate`` in each way, some times over; returns the fastest run of each."""
+    seconds = ([], [])
+    with _track:
+        for way, times in _runs(generator, seconds):
             start = time.perf_counter()
             list(way.generate(text, options, batch_size=1))
             times.append(time.perf_counter() - start)
-
-    with _track:
-        time_both()
-        for _ in _repeated():
-            time_both()
-    return min(seconds[0][1:]), min(seconds[1][1:])
+    return min(seconds[0]), min(seconds[1])
 
 
-def _repeated() -> Iterator[int]:
-    """Counts runs after the first."""
-    start = time.monotonic()
-    for run in range(_RUNS - 1):
-        if run and time.monotonic() - start > _ENOUGH:
+def _runs(generator: Generator, sides: tuple) -> Iterator[tuple[Generator, list]]:
+    """Yields each way of decoding and its side, in turn; the first runs may compile."""
+    for run in range(_RUNS):
+        if run == 1:
+            start = time.monotonic()
+        elif run and time.monotonic() - start > _ENOUGH:
             return
-        yield run
+        yield from zip((generator.plain(), generator), sides, strict=True)
 
 
 def replay(sides: Sides) -> Iterator[Sides]:
-    """A race again, with both sides on one clock, at a pace that can be watched."""
+    """Yields a race again, with both sides on one clock, at a pace that can be watched."""
     longest = max(events[-1].seconds for events in sides)
     slower = min(max(longest, _SHORTEST), _LONGEST) / longest
     order = sorted((event.seconds, n) for n, events in enumerate(sides) for event in events)
@@ -138,7 +127,7 @@ def replay(sides: Sides) -> Iterator[Sides]:
 
 
 def verdict(sides: Sides, seconds: Whole, options: GenerateOptions, *, beside: float = 0.0) -> str:
-    """Says whether both texts are one, and which side was faster, and if that can be relied on.
+    """Tells if both texts are identical, which side was faster, and if that can be relied on.
 
     ``beside`` is the share of the processors that other programs used during the race.
     """
@@ -152,13 +141,12 @@ def verdict(sides: Sides, seconds: Whole, options: GenerateOptions, *, beside: f
     each = len(speculative) / len(sides[1])
     ratios = _rate(sides[1]) / _rate(sides[0]), seconds[0] / seconds[1]
     streamed, program = map(_compared, ratios)
-    said = (
-        f"{found} A target call brought {each:.2f} tokens: streamed call by call, speculative "
-        f"decoding was {streamed}; as one program, as generate decodes, it was {program}."
-    )
     noise = plain == speculative and max(ratios) > each
     doubts = caution([{"beside": beside, "noise": noise}])
-    return f"{said} {doubts}" if doubts else said
+    return (
+        f"{found} A target call brought {each:.2f} tokens: streamed call by call, speculative "
+        f"decoding was {streamed}; as one program, as generate decodes, it was {program}."
+    ) + (f" {doubts}" if doubts else "")
 
 
 def _compared(ratio: float) -> str:
@@ -175,13 +163,13 @@ def _rate(events: list[StreamEvent]) -> float:
 
 
 def _parts(event: StreamEvent) -> list[tuple[list[int], str]]:
-    """What a call brought, by what became of it."""
+    """Returns the tokens of a call, by what became of them."""
     own = [] if event.own is None else [event.own]
     return [(event.accepted, "accepted"), (own, "corrected" if event.rejected else "own")]
 
 
 def _coloured(events: list[StreamEvent], decode: Callable[[list[int]], str] | None) -> str:
-    """The text, each part marked by what became of it."""
+    """Marks each part of the text by what became of it."""
     ids, shown = [], ""
     for event in events:
         for new, mark in _parts(event):
@@ -189,7 +177,7 @@ def _coloured(events: list[StreamEvent], decode: Callable[[list[int]], str] | No
             ids += new
             if mark == "corrected":
                 why = f"refused: {decode(event.rejected[:1])}"
-            # What may still change is not shown yet.
+            # Text that may still change is not shown yet.
             text = html.escape(decode(ids)[start : len(events[-1].text)])
             shown += f'<mark class="{mark}" title="{html.escape(why)}">{text}</mark>'
     return shown
@@ -197,14 +185,17 @@ def _coloured(events: list[StreamEvent], decode: Callable[[list[int]], str] | No
 
 def _side(title: str, events: list[StreamEvent], text: str) -> str:
     seconds = events[-1].seconds if events else 0.0
-    figures = (_rate(events), ".1f", "tokens/s"), (len(events), "", "target calls")
-    figures = *figures, (seconds, ".3f", "seconds")
-    shown = " ".join(f"<span><b>{x:{form}}</b> {name}</span>" for x, form, name in figures)
+    figures = (
+        f"<b>{_rate(events):.1f}</b> tokens/s",
+        f"<b>{len(events)}</b> target calls",
+        f"<b>{seconds:.3f}</b> seconds",
+    )
+    shown = " ".join(f"<span>{figure}</span>" for figure in figures)
     return f'<div class="side"><b>{title}</b><div class="text">{text}</div>{shown}</div>'
 
 
 def _chart(events: list[StreamEvent]) -> str:
-    """What the colours mean, and the tokens of each target call, one above the other."""
+    """Explains the colours, and stacks the tokens of each target call."""
     legend = " ".join(f'<mark class="{mark}">{why}</mark>' for mark, why in _MARKS.items())
     shown = ""
     for call, event in enumerate(events, 1):
@@ -215,12 +206,12 @@ def _chart(events: list[StreamEvent]) -> str:
     return f'{legend}<div class="calls">{shown}</div>'
 
 
-def _screen(said: str, sides: Sides = ([], []), decode=None, role: str = "status") -> str:
-    """What stands below the button."""
+def _screen(status: str, sides: Sides = ([], []), decode=None, role: str = "status") -> str:
+    """Lays out what is below the button."""
     plain, speculative = sides
     text = html.escape(plain[-1].text if plain else "")
     return (
-        f'<p class="verdict {role}" role="{role}">{html.escape(said)}</p><div class="sides">'
+        f'<p class="verdict {role}" role="{role}">{html.escape(status)}</p><div class="sides">'
         + _side("Plain decoding", plain, text)
         + _side("Speculative decoding", speculative, _coloured(speculative, decode))
         + f"</div>{_chart(speculative)}"
@@ -230,10 +221,10 @@ def _screen(said: str, sides: Sides = ([], []), decode=None, role: str = "status
 def page(
     generators: Mapping[str, Generator] | None = None, options: GenerateOptions | None = None
 ) -> Any:
-    """The page, a ``gradio.Blocks``.
+    """Makes the page, a ``gradio.Blocks``.
 
     Args:
-      generators: pairs of one's own, by the names that they have beside the packaged ones.
+      generators: more pairs, by the names that they have beside the packaged ones.
       options: what the controls start with, and all that there is no control for.
 
     Raises:
@@ -255,18 +246,15 @@ def page(
         values = {"verifier": verifier, "gamma": AUTO if auto else gamma, "top_k": top_k}
         try:
             chosen = dataclasses.replace(options, temperature=float(temperature), **values)
-            yield _screen("Loading and compiling …")
-            generator, drawn, others = load(target, draft), time.monotonic(), OtherPrograms()
+            yield _screen("Loading, compiling and decoding …")
+            generator, others = load(target, draft), OtherPrograms()
             decode = generator.vocabulary.decode
-            for sides in race(generator, text, chosen):
-                if time.monotonic() - drawn > _EVERY:
-                    yield _screen("First runs, which do not count if they compile …", sides, decode)
-                    drawn = time.monotonic()
+            sides = race(generator, text, chosen)
             seconds = whole(generator, text, chosen)
-            said = verdict(sides, seconds, chosen, beside=others.share)
+            found = verdict(sides, seconds, chosen, beside=others.share)
             for shown in replay(sides):
                 yield _screen("Racing …", shown, decode)
-            yield _screen(said, sides, decode)
+            yield _screen(found, sides, decode)
         except InputError as error:
             yield _screen(str(error), role="alert")
 
@@ -283,8 +271,7 @@ def page(
             auto = gr.Checkbox(options.gamma == AUTO, label="Gamma auto: as many drafts as pay")
             temperature = gr.Slider(0, 2, options.temperature, step=0.1, label="Temperature")
             top_k = gr.Slider(0, 100, options.top_k, step=1, label="Top-k (0: of all tokens)")
-        labels = [f"{one[1]}: {one[0][:36]}…" for one in _EXAMPLES]
-        gr.Examples(_EXAMPLES, [text, target, gamma], example_labels=labels)
+        gr.Examples(_EXAMPLES, [text, target, gamma])
         start = gr.Button("Race", variant="primary", elem_id="start")
         screen = gr.HTML(_screen(""))
         target.change(lambda name: gr.Dropdown(drafts[name], value=drafts[name][0]), target, draft)

@@ -1,4 +1,4 @@
-"""What slots are worth: the command on a tiny pair, and the simulation beside it."""
+"""Slots in bulk inference: the command on a tiny pair, and the simulation beside it."""
 
 import json
 import types

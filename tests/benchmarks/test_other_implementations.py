@@ -1,4 +1,4 @@
-"""Other implementations: with our weights and ids they give our ids; what is made of timings."""
+"""Other implementations: with our weights and ids they give our ids; figures of timings."""
 
 import dataclasses
 import json
@@ -15,29 +15,19 @@ from benchmarks.other_implementations.workload import Workload
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models import sizes
-from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
+from tests.labs.benchmark import test_drawn_verdicts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-# Of one bucket, so that each program is compiled once; the second's output ends early.
+# Texts of one bucket, so that each program is compiled once; the second's output ends early.
 TEXTS = ("My sister", "Wir gehen", "Nobody knows")
-TINY = T5Config(
-    vocab_size=384,
-    emb_dim=16,
-    num_heads=2,
-    head_dim=8,
-    mlp_dim=24,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    mlp_activations=("gelu", "linear"),
-    logits_via_embedding=False,
-)
+TINY = dataclasses.replace(test_drawn_verdicts.TINY, vocab_size=384, num_decoder_layers=1)
 
 
 @pytest.fixture(scope="module")
 def pair(tiny_pair, tmp_path_factory) -> Workload:
-    """The tiny pair, with its copies."""
+    """Provides the tiny pair, with its copies."""
     target, draft = (str(tiny_pair / name) for name in ("target", "draft"))
     folder, settings = tmp_path_factory.mktemp("copies"), {"max_decode_len": 12, "threads": 1}
     found, config = workload.of_pair(target, draft, [*TEXTS, "x " * 40], folder, **settings)
@@ -49,13 +39,13 @@ def pair(tiny_pair, tmp_path_factory) -> Workload:
 
 @pytest.fixture(scope="module")
 def expected(pair) -> list[list[int]]:
-    """What the generator makes of the texts."""
+    """Provides the generator's outputs."""
     options = GenerateOptions(max_decode_len=12)
     outputs = [
         generation.output_ids
         for (generation,) in Generator.load(pair.target).generate(TEXTS, options)
     ]
-    # Else these tests would show less than they say.
+    # One output ends and another is cut.
     assert len({EOS_ID in ids for ids in outputs}) == 2
     return outputs
 
@@ -75,7 +65,7 @@ def test_every_implementation_decodes_our_ids(
     pair, expected, name, library, arguments, monkeypatch
 ):
     pytest.importorskip(library, reason=f"needs {library}")
-    # A process of its own would import PyTorch once more.
+    # A separate process would import PyTorch once more.
     monkeypatch.setattr(
         implementations, "ProcessPoolExecutor", lambda num, **_: ThreadPoolExecutor(num)
     )
@@ -119,7 +109,7 @@ def test_random_weights_are_read_by_all_and_decode_to_the_last_token(tmp_path, m
     assert decode(ids, 20) == implementations.ours(drafted)[1](ids, 20)
 
 
-# --- rounds and figures ------------------------------------------------------
+# Rounds and figures
 
 
 PLAIN, DRAFTED = Row("plain", "ours"), Row("drafted", "ours", speculative=True)
@@ -130,7 +120,7 @@ SECONDS = {"plain": [0.04, 0.06, 0.05], "drafted": [0.02, 0.02, 0.025], "other":
 
 @pytest.fixture
 def group(monkeypatch) -> dict:
-    """What ``measure`` makes of chosen timings, at 1 GB/s."""
+    """Provides what ``measure`` returns for chosen timings, at 1 GB/s."""
     outputs, ran = [[5] * 12, [6] * 7 + [EOS_ID]], []
 
     def run(given, row):
@@ -157,7 +147,7 @@ def group(monkeypatch) -> dict:
         threads=2,
     )
     found = rounds.measure(given, TINY, [PLAIN, DRAFTED, OTHER, ABSENT], 3)
-    # Rows take turns in going first, and what is absent is not asked for again.
+    # Rows take turns in going first, and a row with a problem does not run again.
     assert ran == [
         *("plain", "drafted", "other", "absent"),
         *("drafted", "other", "plain"),
@@ -176,7 +166,7 @@ def test_figures_are_medians_over_rounds(group):
     # 24 MB for 20 tokens at 1 GB/s, of which 20 MB are the steps'.
     assert plain["times_bound"] == pytest.approx(0.0025 / 0.0012)
     assert group["bound"]["step_seconds"] == pytest.approx(0.001)
-    # 18 tokens after the first of each: the median of 36, 56 and 46 ms.
+    # The median of 36, 56 and 46 ms, for 18 tokens after the first of each.
     assert plain["step_seconds"] == pytest.approx(0.046 / 18)
     assert "step_seconds" not in drafted
     assert [row.get("num_different") for row in group["rows"]] == [0, 0, 1, None]
@@ -207,18 +197,20 @@ def test_the_table(group):
     assert "random weights, verdicts drawn at 0.75, 0.9" in text
 
 
-# --- processes ---------------------------------------------------------------
+# Processes
 
 
-def test_a_row_runs_in_a_process_of_its_own(pair, expected):
+def test_a_row_runs_in_a_separate_process_and_its_problem_is_a_line(pair, expected):
     result = rounds.run(pair, Row("plain", "ours"))
     assert result["outputs"] == expected
     assert min(result["seconds"], result["first_token_seconds"]) > 0
     assert result["peak_bytes"] > 100 * 2**20
+    result = rounds.run(pair, Row("x", "transformers", {"gama": 3}))
+    assert result["problem"].startswith("does not run: TypeError: ")
 
 
 def test_compilation_is_what_the_first_decoding_takes_longer(pair, monkeypatch):
-    """By a clock of the test's own: programs are compiled in 5 s, a token takes 2 s."""
+    """By the test's clock, programs are compiled in 5 s and a token takes 2 s."""
     now, compiled = [0.0], []
 
     def ours(given):
@@ -237,17 +229,12 @@ def test_compilation_is_what_the_first_decoding_takes_longer(pair, monkeypatch):
     assert result["first_token_seconds"] == 2 * len(pair.inputs)
 
 
-def test_what_does_not_run_is_a_problem(pair):
-    result = rounds.run(pair, Row("x", "transformers", {"gama": 3}))
-    assert result["problem"].startswith("does not run: TypeError: ")
-
-
-# --- the bound ---------------------------------------------------------------
+# The bound
 
 
 def test_a_step_reads_its_weights_and_the_caches_in_use():
     joined = TINY.num_heads * TINY.head_dim
-    # Counted by hand: of the source's keys and values the encoder's call has the kernels.
+    # Counted by hand. The encoder's call has the kernels of the source's keys and values.
     attention, cross = 4 * TINY.emb_dim * joined, 2 * TINY.emb_dim * joined
     layer = attention + cross + 3 * TINY.emb_dim * TINY.mlp_dim + 3 * TINY.emb_dim
     weights = layer + TINY.emb_dim * (TINY.vocab_size + 2) + TINY.relpos_num_buckets * 2
@@ -261,7 +248,7 @@ def test_a_step_reads_its_weights_and_the_caches_in_use():
     assert encoder == [encoder[0], encoder[0], 2 * encoder[0]]
 
 
-# --- the command -------------------------------------------------------------
+# The command
 
 
 def test_the_command_compares_a_pair(tiny_pair, tmp_path, capsys, monkeypatch):

@@ -35,7 +35,7 @@ def item(seen=None):
     def content(options, results):
         if seen is not None:
             seen.append(options)
-        results("part", {}, 1.0, dict)
+        results("part", {}, dict)
         return []
 
     return Exhibit("title", content)
@@ -60,8 +60,7 @@ def test_settings_come_from_flags_and_gin(reproduce, only, tmp_path):
     gin_file.write_text("ReproduceOptions.quick = True\nReproduceOptions.seed = 5\n")
     for flags in ((), ("--seed", 7)):
         assert reproduce("all", "--output", tmp_path, "--gin_file", gin_file, *flags)[0] == 0
-    # Planned, then computed.
-    assert [(each.quick, each.seed) for each in seen] == [(True, 5)] * 2 + [(True, 7)] * 2
+    assert [(each.quick, each.seed) for each in seen] == [(True, 5), (True, 7)]
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert results["run"]["seed"] == 7
     assert reproduce("all", "--output", tmp_path, "--quick")[0] == 0
@@ -92,12 +91,12 @@ def test_settings_come_from_flags_and_gin(reproduce, only, tmp_path):
 def test_mistakes_are_told_in_a_line_before_anything_is_computed(
     reproduce, only, tmp_path, monkeypatch, arguments, message
 ):
-    def plan_nothing(options, results):
-        raise AssertionError("nothing is to be planned")
+    def fail(options, results):
+        raise AssertionError("nothing is to be computed")
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    planned = Exhibit("title", plan_nothing)
-    only(one=planned, two=planned)
+    one = Exhibit("title", fail)
+    only(one=one, two=one)
     assert reproduce(*arguments) == (2, "", f"spec-t5x: error: {message}\n")
     assert not (tmp_path / "x").exists()

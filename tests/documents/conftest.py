@@ -15,7 +15,7 @@ class Parsed(BaseException):
 
 @pytest.fixture
 def parse(monkeypatch):
-    """``parse(*words)``: a command until it has parsed gin, with what it registers by then.
+    """Provides ``parse(*words)``, which runs a command until it has parsed gin.
 
     Nothing is bound before, and paths are those of the repository.
     """

@@ -1,4 +1,4 @@
-"""Cards of the packaged models: their commands exist, and a check compares their figures."""
+"""Cards of the packaged models: their commands exist, and a script compares their figures."""
 
 import argparse
 import runpy
@@ -60,7 +60,7 @@ def test_measurements_are_commands_with_intervals(name):
 
 @pytest.fixture
 def check(tmp_path, monkeypatch):
-    """``check(printed, *arguments)``: the script's status, where ``evaluate`` prints this."""
+    """Provides ``check(printed, *arguments)``: the script's status, if ``evaluate`` prints this."""
     (tmp_path / "models" / "a-draft").mkdir(parents=True)
     (tmp_path / "models" / "a-draft" / "README.md").write_text(CARD, encoding="utf-8")
     (tmp_path / "data" / "ende").mkdir(parents=True)
@@ -85,6 +85,8 @@ def test_a_check_finds_what_is_outside_of_its_interval(check, capsys):
     assert "nowhere/ende: give --data the folder that holds it" in capsys.readouterr().err
     assert check(figures, "b-draft") == 2
     assert "no packaged model 'b-draft': choose of a-draft" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="2 rows, 1 commands"):
+        SCRIPT.read_card(CARD.replace("spec-t5x evaluate --draft copy --temperature 1\n", ""))
 
 
 def test_a_command_runs_in_its_folder(tmp_path, monkeypatch):
@@ -95,8 +97,3 @@ def test_a_command_runs_in_its_folder(tmp_path, monkeypatch):
     found = SCRIPT.evaluate(arguments, tmp_path)
     assert found["num_pairs"] == 2
     assert set(found["intervals"]) == {"bleu", "alpha", "block_efficiency"}
-
-
-def test_a_row_without_a_command_is_refused():
-    with pytest.raises(ValueError, match="2 rows, 1 commands"):
-        SCRIPT.read_card(CARD.replace("spec-t5x evaluate --draft copy --temperature 1\n", ""))

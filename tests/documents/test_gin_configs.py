@@ -24,7 +24,7 @@ CONFIGS = REPOSITORY / "gin_configs"
 ALL = sorted([*CONFIGS.rglob("*.gin"), *(REPOSITORY / "examples").rglob("*.gin")])
 # T5X's own programs run these; tests/t5x_plugin parses and binds them with T5X.
 OF_T5X = [path for path in ALL if path.name.startswith("t5x_") or path.parent.name == "t5x"]
-# Included by other files, or given before a run; no command runs them by themselves.
+# Files that others include, or that are given before a run; no command runs them by themselves.
 PARTS = [path for path in ALL if path.parent.name in ("models", "data")]
 RUNS = [path for path in ALL if path not in (*OF_T5X, *PARTS)]
 
@@ -37,7 +37,7 @@ def each(paths: list[Path]):
 
 
 class Header(NamedTuple):
-    """What the comment at the top of a gin file says."""
+    """Content of the comment at the top of a gin file."""
 
     macros: list[str]
     # The command, as a shell splits it, and those of its words that bind macros.
@@ -58,7 +58,7 @@ def read_header(path: Path) -> Header:
     macros, command = (
         list(itertools.takewhile(bool, part)) for part in (lines[start + 1 : first], lines[first:])
     )
-    # Explanations continue further to the right.
+    # Explanations are indented further.
     macros = re.findall(r"^   (\w+)", "\n".join(macros), re.MULTILINE)
     if not macros and not lines[start].endswith("none."):
         raise ValueError(f"{path}: name the macros, or write 'none.'")
@@ -67,34 +67,29 @@ def read_header(path: Path) -> Header:
 
 
 def code_of(path: Path) -> str:
-    """The bindings of a file and of all that it includes, without comments."""
+    """Returns the bindings of a file and of all that it includes, without comments."""
     return "\n".join(re.sub("#.*", "", text) for _, text in read_all([str(path)]))
 
 
 def bound_names(code: str) -> set[str]:
-    """The configurables that some code binds parameters of."""
+    """Returns the configurables that some code binds parameters of."""
     return set(re.findall(r"^([\w.]+)\.\w+ *=", code, re.MULTILINE))
 
 
 def build(name: str):
-    """What a file's bindings make of a configurable."""
+    """Builds a configurable from a file's bindings."""
     return gin.get_configurable(name)()
 
 
 @each(RUNS)
-def test_header_lists_just_the_macros_that_the_file_leaves_open(path):
-    code = code_of(path)
+def test_a_header_has_the_open_macros_and_a_command_that_binds_them(path, parse):
+    code, header = code_of(path), read_header(path)
     used = set(re.findall(r"%(\w+)", code)) - {"gin"}
     values = re.findall(r"^(\w+) *= *(.*)", code, re.MULTILINE)
     # In the order of parsing, so that the last one holds.
     bound = {name for name, value in dict(values).items() if value != "%gin.REQUIRED"}
-    assert sorted(read_header(path).macros) == sorted(used - bound)
+    assert sorted(header.macros) == sorted(used - bound)
     assert bound <= used
-
-
-@each(RUNS)
-def test_header_gives_a_command_that_binds_the_macros_of_what_it_configures(path, parse):
-    header = read_header(path)
     program, *words = header.command
     assert program == "spec-t5x"
     named = {flag.removeprefix("--gin.").split("=")[0] for flag in header.bindings}
@@ -102,7 +97,7 @@ def test_header_gives_a_command_that_binds_the_macros_of_what_it_configures(path
     args = _parser().parse_args([word for word in words if word not in header.bindings])
     assert args.gin_file[-1] == str(path.relative_to(REPOSITORY))
     parse(*words)
-    names = bound_names(code_of(path))
+    names = bound_names(code)
     assert names
     for name in names - TRAININGS:
         build(name)
@@ -111,7 +106,7 @@ def test_header_gives_a_command_that_binds_the_macros_of_what_it_configures(path
 
 
 def check_training(name):
-    """What is bound to the arguments of the training goes together."""
+    """Checks that the values bound to the arguments of the training fit together."""
     built = {}
     for argument in ("model", "layers", "data", "optimizer", "options", "distillation"):
         try:
@@ -132,9 +127,9 @@ def check_training(name):
 
 
 @each(PARTS)
-def test_a_part_says_what_it_is_and_can_be_built(path, parse):
+def test_a_part_has_a_description_and_can_be_built(path, parse):
     assert path.read_text(encoding="utf-8").startswith("# ")
-    # Included, or named in a header.
+    # It is included, or named in a header.
     assert any(path.name in other.read_text(encoding="utf-8") for other in ALL if other != path)
     code = code_of(path)
     left_open = set(re.findall(r"%(\w+)", code)) - set(re.findall(r"^(\w+) *=", code, re.MULTILINE))
@@ -142,6 +137,24 @@ def test_a_part_says_what_it_is_and_can_be_built(path, parse):
     parse(command, f"--gin_file={path}", *(f"--gin.{macro}=dummy" for macro in left_open))
     for name in bound_names(code) - {"DataOptions"}:
         build(name)
+
+
+@each(OF_T5X)
+def test_a_file_of_t5xs_programs_names_what_exists(path):
+    """T5X is needed for more than this."""
+    text = path.read_text(encoding="utf-8")
+    code = re.sub("#.*", "", text)
+    for module, name in re.findall(r"^from (spec_t5x[\w.]*) import (\w+)", code, re.MULTILINE):
+        folder = REPOSITORY.joinpath(*module.split("."))
+        assert (folder / f"{name}.py").is_file()
+        assert f"{name}." in code.replace(f"import {name}", "")
+    for included in re.findall(r'^include "(gin_configs/.*)"', code, re.MULTILINE):
+        assert (REPOSITORY / included).is_file()
+    header = text[: text.index("from __gin__")]
+    assert "Required macros:" in header
+    assert "python -m t5x." in header
+    required = re.findall(r"^(\w+) = %gin.REQUIRED", code, re.MULTILINE)
+    assert all(f"#   {macro} " in header for macro in required)
 
 
 def test_values_of_a_file_and_of_its_command_reach_the_commands_settings(parse):
@@ -153,9 +166,6 @@ def test_values_of_a_file_and_of_its_command_reach_the_commands_settings(parse):
     assert models.target == "gs://my-bucket/t5_1_1_xxl_ende/checkpoint_1020000"
     # A flag, a binding and a value of the file.
     assert (models.draft_name(), options.gamma, options.batch_size) == ("bigram", 6, 8)
-
-
-# --- sizes -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["t5_1_0_small", "t5_1_1_xxl", "byt5_large"])
@@ -186,45 +196,21 @@ def test_the_papers_language_models_have_the_papers_numbers_of_parameters(name, 
     assert round(sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6) == millions
 
 
-# --- the paper's table 2 -----------------------------------------------------
-
 TABLE_2 = CONFIGS / "experiments" / "table2.gin"
 TASKS = {"wmt_t2t_ende_v003": "EnDe", "cnn_dailymail_v002": "CNN/DM"}
-ROWS = re.findall(r"^#   ((?:wmt|cnn)_\w+ .*)", TABLE_2.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_the_header_of_table_2_has_the_papers_rows():
+def test_the_header_of_table_2_has_the_papers_rows_and_binds_them_to_the_benchmark(parse):
+    lines = re.findall(r"^#   ((?:wmt|cnn)_\w+ .*)", TABLE_2.read_text("utf-8"), re.MULTILINE)
     kinds = (str, str, *6 * (float,))
-    for line, row in zip(ROWS, paper_tables.TABLE_2, strict=True):
+    _, *words = read_header(TABLE_2).command
+    for line, row in zip(lines, paper_tables.TABLE_2, strict=True):
         task, *values = (kind(word) for kind, word in zip(kinds, line.split(), strict=True))
         assert (TASKS[task], *values) == dataclasses.astuple(row)
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_a_row_of_table_2_is_bound_to_the_benchmark(row, parse):
-    task, _, temperature, gamma, *_ = row.split()
-    chosen = {"MIXTURE_OR_TASK_NAME": task, "TEMPERATURE": temperature, "GAMMA": gamma}
-    _, *words = read_header(TABLE_2).command
-    parse(*words, *(f"--gin.{name}={value}" for name, value in chosen.items()))
-    options, decoding = build("BenchmarkOptions"), build("GenerateOptions")
-    assert gin.query_parameter("%MIXTURE_OR_TASK_NAME") == task
-    assert (options.temperatures, options.gammas) == ((float(temperature),), (int(gamma),))
-    assert (decoding.verifier, decoding.batch_size) == ("token", 1)
-
-
-@each(OF_T5X)
-def test_what_t5xs_programs_run_names_what_there_is(path):
-    """As much as can be said of these files without T5X."""
-    text = path.read_text(encoding="utf-8")
-    code = re.sub("#.*", "", text)
-    for module, name in re.findall(r"^from (spec_t5x[\w.]*) import (\w+)", code, re.MULTILINE):
-        folder = REPOSITORY.joinpath(*module.split("."))
-        assert (folder / f"{name}.py").is_file()
-        assert f"{name}." in code.replace(f"import {name}", "")
-    for included in re.findall(r'^include "(gin_configs/.*)"', code, re.MULTILINE):
-        assert (REPOSITORY / included).is_file()
-    header = text[: text.index("from __gin__")]
-    assert "Required macros:" in header
-    assert "python -m t5x." in header
-    required = re.findall(r"^(\w+) = %gin.REQUIRED", code, re.MULTILINE)
-    assert all(f"#   {macro} " in header for macro in required)
+        chosen = {"TEMPERATURE": row.temperature, "GAMMA": row.gamma, "MIXTURE_OR_TASK_NAME": task}
+        gin.clear_config()
+        parse(*words, *(f"--gin.{name}={value}" for name, value in chosen.items()))
+        options, decoding = build("BenchmarkOptions"), build("GenerateOptions")
+        assert gin.query_parameter("%MIXTURE_OR_TASK_NAME") == task
+        assert (options.temperatures, options.gammas) == ((row.temperature,), (row.gamma,))
+        assert (decoding.verifier, decoding.batch_size) == ("token", 1)

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and are stored with the outputs of such a run."""
+"""The notebooks run from top to bottom, and are stored with the outputs of one run."""
 
 import importlib.util
 import json
@@ -17,9 +17,12 @@ from nbclient import NotebookClient
 from tests import quick_compilation
 
 REPOSITORY = Path(__file__).parents[2]
-NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = {
+    path.stem: nbformat.read(path, as_version=4)
+    for path in sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+}
 SCRIPT = runpy.run_path(str(REPOSITORY / "scripts" / "run_notebooks.py"))
-# What must be seen in the outputs of each.
+# Texts that must be in the outputs of each.
 SHOWN = {
     "beyond_text": ["% accepted", "always_left"],
     "own_checkpoints": ["block efficiency", "| ngram ", "speed-up"],
@@ -28,7 +31,7 @@ SHOWN = {
     "theory": ["0.600", "6.86", "image/png"],
     "tour": ["block efficiency", "image/png", "uniform", "identical", "[END]"],
 }
-# What only takes time.
+# Replacements that only save time.
 SHORTER = {
     "time.sleep(0.1)": "time.sleep(0.02)",
     "num_steps=40": "num_steps=10",
@@ -46,34 +49,34 @@ SHORTER = {
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, kept_programs):
-    """The kernels' own: this package, on the CPU, in as little of it as they need."""
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    # Their programs run for a moment: compiling them is the cost.
-    for name, value in quick_compilation.ENVIRONMENT.items():
+    """Sets what notebooks' kernels read: this package, on the CPU, and quick compilation."""
+    for name, value in {
+        "PYTHONPATH": str(REPOSITORY),
+        "JAX_PLATFORMS": "cpu",
+        **quick_compilation.ENVIRONMENT,
+        "JAX_COMPILATION_CACHE_DIR": kept_programs,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", kept_programs)
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_is_stored_with_the_outputs_of_one_run(path):
-    notebook = nbformat.read(path, as_version=4)
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_is_stored_with_the_outputs_of_one_run(name):
+    notebook = NOTEBOOKS[name]
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     shown = "\n".join(_texts(notebook))
-    for expected in ("jax.devices() is [", *SHOWN[path.stem]):
-        assert expected in shown
-    # Nothing on standard error, and of whoever ran it nothing is shown.
+    assert [text for text in ("jax.devices() is [", *SHOWN[name]) if text not in shown] == []
+    # Nothing is on standard error, and no path of the machine is shown.
     outputs = [output for cell in cells for output in cell.outputs]
     assert {output.get("name", "stdout") for output in outputs} <= {"stdout"}
     assert not re.search(r"(?<![\w.:/])/(tmp|root|home|usr|opt|work|content|Users)/", shown)
-    assert path.stat().st_size < 300_000
+    assert (REPOSITORY / "notebooks" / f"{name}.ipynb").stat().st_size < 300_000
 
 
 def test_the_tour_shows_samples_that_differ_and_a_line_that_is_well_formed():
-    notebook = nbformat.read(REPOSITORY / "notebooks" / "tour.ipynb", as_version=4)
+    notebook = NOTEBOOKS["tour"]
     (sampled,) = (cell for cell in notebook.cells if "num_decodes" in cell.source)
     texts = [line.split(maxsplit=1)[1] for line in sampled.outputs[0].text.splitlines()]
     assert len(set(texts)) == len(texts) == 3
@@ -81,15 +84,14 @@ def test_the_tour_shows_samples_that_differ_and_a_line_that_is_well_formed():
     assert re.fullmatch(r"[\w ,.-]+", summary)
 
 
-def test_what_is_shortened_is_there():
-    text = "".join(
-        cell.source for path in NOTEBOOKS for cell in nbformat.read(path, as_version=4).cells
-    )
+def test_all_replacements_are_used():
+    text = "".join(cell.source for notebook in NOTEBOOKS.values() for cell in notebook.cells)
     assert [long for long in SHORTER if long not in text] == []
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path):
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_runs(name):
+    path = REPOSITORY / "notebooks" / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     assert SCRIPT["first_code_cell"](notebook).source == SCRIPT["FIRST_CELL"]
     for cell in notebook.cells:
@@ -98,35 +100,55 @@ def test_it_runs(path):
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}})
     client.execute(env=dict(os.environ))
     shown = "\n".join(_texts(notebook))
-    for expected in SHOWN[path.stem]:
-        assert expected in shown
+    assert [text for text in SHOWN[name] if text not in shown] == []
+
+
+def _texts(notebook):
+    """Yields what the cells and widgets printed or show, as text; a picture is its type."""
+    yield json.dumps(notebook.metadata.get("widgets", {}))
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error", output
+            assert output.get("name") != "stderr", output
+            yield output.get("text", "")
+            yield from (f"{kind} {value}" for kind, value in output.get("data", {}).items())
+
+
+# The first cell
 
 
 class Shell:
-    """IPython's, as much of it as the first cell asks for: it notes what it is told to run."""
+    """Replacement of IPython's shell that notes what the first cell runs."""
 
-    def __init__(self, names):
-        self.names, self.ran = names, []
+    def __init__(self, names, clone):
+        self.names, self.clone, self.ran = names, clone, []
 
     def run_line_magic(self, name, line):
         self.system(f"%{name} {line}")
 
     def system(self, line):
         self.ran.append(line.format_map(self.names))
+        if line.startswith("git clone") and self.clone:
+            # As git leaves it.
+            self.clone.mkdir()
+            (self.clone / "setup.py").touch()
 
 
 @pytest.fixture
-def first_cell(tmp_path, monkeypatch):
-    """``first_cell(folder, absent=…)``: what it runs there, where such modules are absent."""
+def first_cell(monkeypatch):
+    """Provides ``first_cell(folder, absent, clone)``: what it runs where these modules are absent.
+
+    ``clone`` is the folder that ``git clone`` makes, if it succeeds.
+    """
     find_spec = importlib.util.find_spec
     source = TransformerManager().transform_cell(SCRIPT["FIRST_CELL"])
 
-    def run(folder, absent=("spec_t5x",)):
+    def run(folder, absent=("spec_t5x",), clone=None):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name: None if name in absent else find_spec(name)
         )
-        shell = Shell(names := {})
+        shell = Shell(names := {}, clone)
         exec(source, names | {"get_ipython": lambda: shell}, names)
         *ran, devices = shell.ran
         assert devices == f'"{sys.executable}" -m spec_t5x.machine.accelerators'
@@ -146,12 +168,13 @@ def test_a_notebook_in_a_clone_installs_that(first_cell, absent):
         assert first_cell(folder, absent=[absent]) == [pip(REPOSITORY)]
 
 
-def test_a_notebook_beside_a_clone_installs_that(first_cell, tmp_path):
+def test_a_notebook_beside_a_clone_installs_that_once(first_cell, tmp_path):
     clone = tmp_path / "a clone"
     (clone / "spec_t5x").mkdir(parents=True)
     for name in ("spec_t5x/__init__.py", "setup.py"):
         (clone / name).touch()
     assert first_cell(tmp_path) == [pip(clone)]
+    assert first_cell(tmp_path, absent=[]) == []
 
 
 def test_a_notebook_alone_installs_from_a_clone(first_cell, tmp_path, monkeypatch):
@@ -159,41 +182,16 @@ def test_a_notebook_alone_installs_from_a_clone(first_cell, tmp_path, monkeypatc
     monkeypatch.setenv("REPOSITORY", address)
     with pytest.raises(Exception, match=f"nothing was cloned: REPOSITORY is {address}, give"):
         first_cell(tmp_path)
-    # As git leaves it.
-    monkeypatch.setattr(Shell, "system", lambda shell, line: clone_it(shell, line, clone))
-    assert first_cell(tmp_path) == [
+    assert first_cell(tmp_path, clone=clone) == [
         f'git clone --quiet --depth=1 "{address}" "{clone}"',
         pip(clone),
     ]
 
 
-def clone_it(shell, line, clone):
-    shell.ran.append(line.format_map(shell.names))
-    clone.mkdir(exist_ok=True)
-    (clone / "setup.py").touch()
-
-
-def test_a_notebook_alone_says_in_a_line_what_it_needs(tmp_path, monkeypatch, capsys):
+def test_a_notebook_alone_names_in_a_line_what_it_needs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REPOSITORY", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    shell = InteractiveShell()
-    result = shell.run_cell(SCRIPT["FIRST_CELL"])
-    assert not result.success
-    said = "spec_t5x is not here: set REPOSITORY above to what git clones"
-    assert capsys.readouterr().out.splitlines() == [said]
-
-
-def test_a_notebook_installs_nothing_twice(first_cell, tmp_path):
-    assert first_cell(tmp_path, absent=[]) == []
-
-
-def _texts(notebook):
-    """What the cells and widgets printed or show, as text; a picture is its type."""
-    yield json.dumps(notebook.metadata.get("widgets", {}))
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            assert output.output_type != "error", output
-            assert output.get("name") != "stderr", output
-            yield output.get("text", "")
-            yield from (f"{kind} {value}" for kind, value in output.get("data", {}).items())
+    assert not InteractiveShell().run_cell(SCRIPT["FIRST_CELL"]).success
+    message = "spec_t5x is not here: set REPOSITORY above to what git clones"
+    assert capsys.readouterr().out.splitlines() == [message]

@@ -1,4 +1,4 @@
-"""The Python examples of README and docs run as they stand."""
+"""The Python examples of README and docs run."""
 
 import ast
 import re
@@ -68,13 +68,13 @@ ALGORITHM = {
 }
 
 
-def test_the_algorithm_has_as_many_lines_as_is_said():
+def test_the_algorithm_has_as_many_lines_as_readme_claims():
     lines = 0
     for file, names in ALGORITHM.items():
         tree = ast.parse((REPOSITORY / "spec_t5x" / file).read_text(encoding="utf-8"))
         parts = {getattr(node, "name", None): node for node in tree.body}
         lines += sum(parts[name].end_lineno - parts[name].lineno + 1 for name in names)
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    (said,) = re.findall(r"The algorithm is under (\d+) lines", text)
-    assert int(said) - 25 < lines < int(said)
+    (claimed,) = re.findall(r"The algorithm is under (\d+) lines", text)
+    assert int(claimed) - 25 < lines < int(claimed)
     assert len(text.split()) <= 900

@@ -1,4 +1,4 @@
-"""The site of the documentation: built without a warning, whole, and of its own host alone."""
+"""The site of the documentation: built without a warning, whole, and loading nothing else."""
 
 import ast
 import os
@@ -17,7 +17,7 @@ LEFT_OUT = ("cli", "infer")
 
 
 class Page(HTMLParser):
-    """The anchors of a page, where its links lead, and what it loads."""
+    """Anchors of a page, targets of its links, and what it loads."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -35,7 +35,7 @@ class Page(HTMLParser):
 
 
 def build(site: Path, folder: Path = REPOSITORY) -> str:
-    """Builds the site as ``scripts/docs.sh`` does; its warnings and the exit status."""
+    """Builds the site as ``scripts/docs.sh`` does; returns warnings and the exit status."""
     result = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", site],
         cwd=folder,
@@ -44,8 +44,8 @@ def build(site: Path, folder: Path = REPOSITORY) -> str:
         text=True,
     )
     # With --quiet, --strict lets warnings pass.
-    said = (line for line in result.stderr.splitlines() if not line.startswith("INFO "))
-    return "\n".join([*said, f"exit status {result.returncode}"])
+    lines = (line for line in result.stderr.splitlines() if not line.startswith("INFO "))
+    return "\n".join([*lines, f"exit status {result.returncode}"])
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(site) -> dict[Path, Page]:
-    # That for missing pages has absolute links.
+    # The page for missing pages has absolute links.
     return {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
 
 
@@ -65,10 +65,10 @@ def test_every_public_name_is_on_an_api_page(pages):
     described = set().union(*(page.anchors for path, page in pages.items() if "api" in path.parts))
     missing = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        relative = path.relative_to(PACKAGE.parent).with_suffix("")
-        module = ".".join(relative.parts).removesuffix(".__init__")
-        if len(relative.parts) > 1 and relative.parts[1] in LEFT_OUT:
+        parts = path.relative_to(REPOSITORY).with_suffix("").parts
+        if parts[1] in LEFT_OUT:
             continue
+        module = ".".join(parts).removesuffix(".__init__")
         tree = ast.parse(path.read_text(encoding="utf-8"))
         defined = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
         names = [f"{module}.{node.name}" for node in defined if not node.name.startswith("_")]
@@ -125,5 +125,5 @@ def test_a_dead_link_is_found(tmp_path, line, warning):
     (tmp_path / "mkdocs.yml").write_text(
         f"INHERIT: {REPOSITORY / 'mkdocs.yml'}\nhooks: []\nplugins: []\nnav: [index.md]\n"
     )
-    said = build(tmp_path / "site", tmp_path)
-    assert warning in said and said.endswith("exit status 1")
+    found = build(tmp_path / "site", tmp_path)
+    assert warning in found and found.endswith("exit status 1")

@@ -26,12 +26,11 @@ def test_a_table_is_replaced_and_what_is_around_it_stays(tmp_path, monkeypatch):
     text = "before\n<!-- table: sums figures.json -->\nold\n<!-- end of table -->\nafter\n"
     expected = text.replace("old\n", "\n| 7 |\n\n")
     assert SCRIPT["filled"](text, tmp_path) == expected
-    # Once more changes nothing.
     assert SCRIPT["filled"](expected, tmp_path) == expected
 
 
 def rates_of(file: str) -> dict[str, str]:
-    """Lines of the table of docs/reproducing.md, as a kept report has their cells."""
+    """Returns lines of the table of docs/reproducing.md, with the cells of a kept report."""
     items = json.loads((REPOSITORY / "benchmarks" / file).read_text(encoding="utf-8"))["items"]
     language, ende, summaries, _ = items["table3"]["content"]
     lenient, _ = items["table5"]["content"]

@@ -10,37 +10,26 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-# What package registries take without asking.
+# The largest file, in bytes, that package registries take by default.
 LARGEST = 100e6
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built without a network, from a copy: what an earlier build left would get into it."""
+    """Builds the wheel without a network, from a copy, which has no files of an earlier build."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
-    # As hard links: the models are large.
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("spec_t5x", "gin_configs", "tests"):
-        shutil.copytree(
-            REPOSITORY / name, source / name, ignore=ignored, copy_function=link_or_copy
-        )
+        shutil.copytree(REPOSITORY / name, source / name, ignore=ignored)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
     built = subprocess.run([*command, source], capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     (path,) = folder.glob("*.whl")
     return path
-
-
-def link_or_copy(source, target):
-    """A hard link, or a copy where the folders are of two file systems."""
-    try:
-        Path(target).hardlink_to(source)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def test_it_holds_every_file_of_the_package_and_no_other(wheel):
@@ -57,7 +46,6 @@ def test_it_holds_every_file_of_the_package_and_no_other(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     inside = {name for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert inside == wanted
-    # So that "every file" is no empty claim.
     assert "spec_t5x/pretrained/ende-target/params/manifest.ocdbt" in inside
     assert "spec_t5x/gin_configs/runs/infer.gin" in inside
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
@@ -79,7 +67,7 @@ def test_its_gin_files_are_found_by_the_names_of_a_checkout(wheel, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     names = set(result.stdout.split())
-    # With what it includes.
+    # The files that it includes are among them.
     assert len(names) > 1
     inside = tmp_path / "installed" / "spec_t5x" / "gin_configs"
     assert all(Path(name).is_relative_to(inside) for name in names)

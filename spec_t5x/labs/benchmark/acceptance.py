@@ -6,7 +6,7 @@ are scored in one pass over the target's distributions.
 
 Decoding measures two more rates: the same mean over the positions that the loop verified, and
 the share of verified drafts that were accepted. Two effects separate them from alpha. The loop
-does not verify the position after a proposal that was accepted as a whole; such positions are
+does not verify the position after a proposal that was accepted as a whole; these positions are
 easier than others, and frequent where proposals are short (``copy``). And a draft that proposes
 several tokens at once (Medusa's heads) is worse at the later ones; alpha is of the first.
 """
@@ -35,7 +35,7 @@ Report = Callable[[int, int, str], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AcceptanceOptions:
-    """What to measure."""
+    """Settings of ``measure``."""
 
     # Names of the drafts, for the command; () takes the run's own draft.
     drafts: tuple = ()
@@ -55,7 +55,7 @@ class AcceptanceOptions:
     max_decode_len: int = 128
     # Cut longer sources instead of refusing them.
     truncate: bool = False
-    # Of the intervals, bootstrapped over texts.
+    # Share of the intervals, which are bootstrapped over texts.
     confidence: float = 0.95
     # Texts that are also decoded speculatively, with each draft and lenience 1; 0 for none.
     decoded_texts: int = 64
@@ -68,41 +68,35 @@ class AcceptanceOptions:
         check_at_least(self, num_tokens=1, decoded_texts=0, gamma=1)
         self.bootstrap()
         # GenerateOptions checks the rest.
-        for decoding in self.standardizations():
-            for lenience in self.leniences:
-                dataclasses.replace(decoding, lenience=lenience)
+        for decoding, lenience in itertools.product(self.standardizations(), self.leniences):
+            dataclasses.replace(decoding, lenience=lenience)
 
     def bootstrap(self) -> Bootstrap:
-        """How intervals are made."""
+        """Returns how intervals are made."""
         return Bootstrap(confidence=self.confidence, seed=int(self.seed))
 
     def standardizations(self) -> list[GenerateOptions]:
-        """How the target generates, for each standardization."""
-        filters = [(k, 0.0) for k in self.top_ks] + [(0, p) for p in self.top_ps]
+        """Returns how the target generates, for each standardization."""
+        filters = [(k, 0.0) for k in self.top_ks] + [(0, float(p)) for p in self.top_ps]
+        names = ("seed", "batch_size", "max_decode_len", "truncate", "gamma")
+        common = {"verifier": "token"} | {name: getattr(self, name) for name in names}
         found = {}
-        for temperature in self.temperatures:
-            for top_k, top_p in filters or [(0, 0.0)]:
-                options = GenerateOptions(
-                    temperature=float(temperature),
-                    # Filters do not change an argmax.
-                    top_k=top_k if temperature else 0,
-                    top_p=float(top_p) if temperature else 0.0,
-                    seed=self.seed,
-                    batch_size=self.batch_size,
-                    max_decode_len=self.max_decode_len,
-                    truncate=self.truncate,
-                    gamma=self.gamma,
-                    verifier="token",
-                )
-                if options.sampling().greedy:
-                    options = dataclasses.replace(options, temperature=0.0, top_k=0, top_p=0.0)
-                found[options] = None
+        for temperature, (top_k, top_p) in itertools.product(
+            self.temperatures, filters or [(0, 0.0)]
+        ):
+            # Filters do not change an argmax, which top-k 1 is, too.
+            plain = {"temperature": 0.0, "top_k": 0, "top_p": 0.0}
+            given = {"temperature": float(temperature), "top_k": top_k, "top_p": top_p}
+            options = GenerateOptions(**given if temperature else plain, **common)
+            if options.sampling().greedy:
+                options = dataclasses.replace(options, **plain)
+            found[options] = None
         return list(found)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Achieved:
-    """The acceptance that speculative decoding achieved, with intervals over texts."""
+    """Acceptance that speculative decoding achieved, with intervals over texts."""
 
     num_texts: int
     target_calls: int
@@ -113,7 +107,7 @@ class Achieved:
     alpha: Estimate | None
     # Accepted drafts over verified ones; None where nothing was verified.
     observed: Estimate | None
-    # How often the i-th draft was accepted where it was verified.
+    # The rate at which the i-th draft was accepted where it was verified.
     acceptance_by_position: list[float]
 
 
@@ -122,12 +116,12 @@ def achieved(
     texts: Int[np.ndarray, "outputs"] | None = None,
     bootstrap: Bootstrap | None = None,
 ) -> Achieved:
-    """The acceptance of outputs that were decoded with a draft.
+    """Returns the acceptance of outputs that were decoded with a draft.
 
     Args:
       outputs: at least one.
       texts: the number of the text that each output counts as in the bootstrap; None takes
-        each output as a text of its own.
+        each output as a text by itself.
       bootstrap: how the intervals are made.
     """
     bootstrap = bootstrap or Bootstrap()
@@ -139,28 +133,27 @@ def achieved(
     # Rounding takes the alpha of a draft that equals the target above 1.
     alphas = np.array([min(output.alpha or 0.0, 1.0) for output in outputs])
     calls = np.array([output.target_calls for output in outputs])
-    # Of all that was computed, be it beyond a stop string.
+    # With the tokens beyond a stop string, which were computed.
     lengths = np.array([round(o.block_efficiency * o.target_calls) for o in outputs])
 
     def ratio(sums: np.ndarray, counts: np.ndarray) -> Estimate | None:
         sums, counts = (np.bincount(texts, weights=each) for each in (sums, counts))
         return estimates.ratio(sums, counts.astype(np.int64), bootstrap)
 
+    by_position = conditional_acceptance(accepted.sum(axis=0), verified.sum(axis=0))
     return Achieved(
         num_texts=len(outputs),
         target_calls=int(calls.sum()),
         block_efficiency=ratio(lengths, calls),
         alpha=ratio(alphas * verified.sum(axis=1), verified.sum(axis=1)),
         observed=ratio(accepted.sum(axis=1), verified.sum(axis=1)),
-        acceptance_by_position=conditional_acceptance(
-            accepted.sum(axis=0), verified.sum(axis=0)
-        ).tolist(),
+        acceptance_by_position=by_position.tolist(),
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AcceptanceRow:
-    """A draft's acceptance under one standardization and lenience."""
+    """Acceptance of a draft under one standardization and lenience."""
 
     draft: str
     temperature: float
@@ -169,7 +162,7 @@ class AcceptanceRow:
     lenience: float
     # The mean of beta over the positions where the draft proposed; None where it never did.
     alpha: Estimate | None
-    # Tokens of the target that were scored, and the sources that they came from (of one source
+    # Tokens of the target that were scored, and the sources that they came from (with one source
     # alone, the texts).
     num_tokens: int
     num_texts: int
@@ -195,12 +188,12 @@ def measure(
     drafts: Mapping[str, Draft],
     texts: Sequence[str],
     options: AcceptanceOptions | None = None,
-    report: Report | None = None,
+    report: Report = lambda done, total, what: None,
 ) -> list[AcceptanceRow]:
-    """The acceptance rate of every draft under every standardization and lenience.
+    """Measures the acceptance rate of every draft under every standardization and lenience.
 
     Args:
-      generator: the target; its own draft is not looked at.
+      generator: the target; its own draft is not used.
       drafts: by the names that the rows are to have.
       texts: what the target generates from.
       options: what to measure.
@@ -218,14 +211,154 @@ def measure(
         raise InputError("no draft to measure: give at least one")
     if not texts:
         raise InputError("no text to generate from: give at least one")
-    measured = _Measurement(generator.plain(), dict(drafts), list(texts), options, report)
-    rows = [row for decoding in options.standardizations() for row in measured.rows(decoding)]
-    measured.report(measured.total, measured.total, "all measured")
+    decodings, rows = options.standardizations(), []
+    repeated, total = _Repeated(generator.plain(), texts, decodings[0]), options.num_tokens
+    for number, decoding in enumerate(decodings):
+
+        def tell(tokens: int, what: str, number=number, decoding=decoding) -> None:
+            what = f"temperature {decoding.temperature:g}: {what}"
+            report(number * total + tokens, len(decodings) * total, what)
+
+        scores, num_used = _score(repeated, drafts, decoding, options, tell)
+        for name, draft in drafts.items():
+            decoded = None
+            if options.decoded_texts and 1 in options.leniences:
+                tell(total, f"decoding with {name}")
+                decoded = _decode(repeated, draft, decoding, options, num_used)
+            proposed, numbers = scores["proposed"][name], scores["texts"]
+            for lenience, betas in zip(options.leniences, scores["betas"][name], strict=True):
+                row = AcceptanceRow(
+                    draft=name,
+                    temperature=decoding.temperature,
+                    top_k=decoding.top_k,
+                    top_p=decoding.top_p,
+                    lenience=float(lenience),
+                    alpha=estimates.mean(betas[proposed], numbers[proposed], options.bootstrap()),
+                    num_tokens=proposed.size,
+                    num_texts=len(np.unique(numbers)),
+                    share_proposed=float(proposed.mean()),
+                    gamma=options.gamma,
+                    decoded=decoded if lenience == 1 else None,
+                )
+                rows.append(row)
+    report(len(decodings) * total, len(decodings) * total, "all measured")
     return rows
 
 
+class _Repeated:
+    """Texts that a target generates from, again and again."""
+
+    def __init__(self, generator: Generator, texts: Sequence[str], decoding: GenerateOptions):
+        """Finds the widths that fit all batches, so that one program serves them.
+
+        Raises:
+          InputError: a text that the target does not take.
+        """
+        self.generator, self.texts = generator, list(texts)
+        longest = max(texts, key=lambda text: len(generator.tokenize(text, decoding)))
+        (self._widest,) = generator.batches([longest], decoding)
+
+    def batches(
+        self, decoding: GenerateOptions, first: int, limit: int | None = None
+    ) -> Iterator[Batch]:
+        """Yields batches of the texts, repeated; once at temperature 0, or up to ``limit``.
+
+        The random key of a text follows from its place, counted from ``first``.
+        """
+        if decoding.sampling().greedy:
+            limit = min(limit or len(self.texts), len(self.texts))
+        for start in itertools.count(0, decoding.batch_size):
+            end = min(start + decoding.batch_size, limit or np.inf)
+            if start >= end:
+                return
+            texts = [self.texts[place % len(self.texts)] for place in range(start, end)]
+            for batch in self.generator.batches(texts, decoding, first + start):
+                yield dataclasses.replace(
+                    batch,
+                    tokens=_widened(batch.tokens, self._widest.tokens),
+                    prompts=_widened(batch.prompts, self._widest.prompts),
+                )
+
+    def numbers(self, first: int, count: int) -> np.ndarray:
+        """Returns the bootstrap's number of each of ``count`` texts from place ``first`` on.
+
+        Draws from one source depend on one another, as tokens of a text do: the source is
+        resampled. If there is only one, as the empty prompt is, the draws are.
+        """
+        places = first + np.arange(count)
+        return places % len(self.texts) if len(self.texts) > 1 else places
+
+
+def _widened(ids: np.ndarray, widest: np.ndarray) -> np.ndarray:
+    missing = widest.shape[1] - ids.shape[1]
+    return np.pad(ids, ((0, 0), (0, missing)), constant_values=PAD_ID)
+
+
+def _score(
+    repeated: _Repeated,
+    drafts: Mapping[str, Draft],
+    decoding: GenerateOptions,
+    options: AcceptanceOptions,
+    tell: Callable[[int, str], None],
+) -> tuple[dict[str, Any], int]:
+    """Scores all drafts while the target generates.
+
+    Returns:
+      The scores of all tokens, one after the other: ``texts``, the number of the text that a
+      token is in; by draft ``betas`` [leniences, tokens] and ``proposed``, true where it
+      proposed anything. And how many texts were generated.
+    """
+    generator, wanted, parts, num_used = repeated.generator, options.num_tokens, [], 0
+    for batch in repeated.batches(decoding, first=0):
+        scores = score_texts(
+            generator.target,
+            dict(drafts),
+            batch.tokens,
+            batch.prompts,
+            batch.keys,
+            generator.sampling(decoding),
+            max_decode_len=generator.longest(batch, decoding),
+            max_decode_steps=batch.max_decode_steps,
+            leniences=options.leniences,
+            eos_id=generator.eos_id,
+        )
+        scores = jax.device_get(scores)
+        at = np.nonzero(scores.written)
+        parts.append(
+            {
+                "texts": repeated.numbers(num_used, len(batch.texts))[at[0]],
+                "betas": {n: betas[:, *at].astype(np.float64) for n, betas in scores.betas.items()},
+                "proposed": {name: proposed[at] for name, proposed in scores.proposed.items()},
+            }
+        )
+        num_used += len(batch.texts)
+        num_tokens = sum(len(part["texts"]) for part in parts)
+        tell(min(num_tokens, wanted), "scoring")
+        if num_tokens >= wanted:
+            break
+    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, -1)[..., :wanted], *parts)
+    return joined, num_used
+
+
+def _decode(
+    repeated: _Repeated,
+    draft: Draft,
+    decoding: GenerateOptions,
+    options: AcceptanceOptions,
+    first: int,
+) -> Achieved:
+    """Decodes the first texts speculatively, with other random keys than before."""
+    generator, outputs = repeated.generator.with_draft(draft), []
+    for batch in repeated.batches(decoding, first, options.decoded_texts):
+        decoded = generator.decode(batch, decoding)
+        outputs += [
+            output for (output,) in all_answered(generator.collect(batch, decoded, decoding))
+        ]
+    return achieved(outputs, repeated.numbers(first, len(outputs)), options.bootstrap())
+
+
 def table(rows: Sequence[AcceptanceRow]) -> results.Table:
-    """The rows, with the intervals."""
+    """Makes a table of the rows, with the intervals."""
 
     def efficiency(row: AcceptanceRow) -> str | None:
         decoded = row.decoded
@@ -252,10 +385,7 @@ def table(rows: Sequence[AcceptanceRow]) -> results.Table:
 
 
 def best(rows: Sequence[AcceptanceRow]) -> str | None:
-    """The closing sentence: the exact draft that brings most tokens a target call.
-
-    None where no row without lenience was decoded.
-    """
+    """Names the exact draft that generates most tokens a target call; None if none was decoded."""
     exact = [row for row in rows if row.lenience == 1 and row.decoded]
     if not exact:
         return None
@@ -265,155 +395,12 @@ def best(rows: Sequence[AcceptanceRow]) -> str | None:
 
 
 def cell(estimate: Estimate | None, digits: int = 3) -> str | None:
-    """The value and, where there is one, its interval."""
-    if estimate is None or estimate.low is None:
-        return estimate and f"{estimate.value:.{digits}f}"
-    value, low, high = (
-        f"{each:.{digits}f}" for each in (estimate.value, estimate.low, estimate.high)
+    """Formats the value and, if there is one, its interval."""
+    if estimate is None:
+        return None
+    value, *ends = (
+        f"{each:.{digits}f}"
+        for each in (estimate.value, estimate.low, estimate.high)
+        if each is not None
     )
-    return f"{value} ({low}-{high})"
-
-
-class _Measurement:
-    """One call of ``measure``."""
-
-    def __init__(self, generator: Generator, drafts, texts, options: AcceptanceOptions, report):
-        self.generator, self.drafts, self.texts = generator, drafts, texts
-        self.options, self.report = options, report or (lambda done, total, what: None)
-        self.widths = _widths(generator, texts, options.standardizations()[0])
-        # Tokens, of the standardizations that are over and of all.
-        self.done, self.total = 0, len(options.standardizations()) * options.num_tokens
-
-    def rows(self, decoding: GenerateOptions) -> Iterator[AcceptanceRow]:
-        """Of one standardization."""
-        scored, num_used = self._score(decoding)
-        # At temperature 0 the texts may have run out.
-        self.done += self.options.num_tokens
-        for name in self.drafts:
-            for index, lenience in enumerate(self.options.leniences):
-                decoded = None
-                if self.options.decoded_texts and lenience == 1:
-                    decoded = self._decode(name, decoding, num_used)
-                yield self._row(name, index, lenience, decoding, scored, decoded)
-
-    def _score(self, decoding: GenerateOptions) -> tuple[dict[str, Any], int]:
-        """Scores all drafts while the target generates.
-
-        Returns:
-          The scores of all tokens, one after the other: ``texts``, the number of the text that a
-          token is in; by draft ``betas`` [leniences, tokens] and ``proposed``, whether it
-          proposed anything. And how many texts were generated.
-        """
-        wanted, parts, num_tokens, num_used = self.options.num_tokens, [], 0, 0
-        for batch in self._batches(decoding, first=0):
-            scores = score_texts(
-                self.generator.target,
-                self.drafts,
-                batch.tokens,
-                batch.prompts,
-                batch.keys,
-                self.generator.sampling(decoding),
-                max_decode_len=self.generator.longest(batch, decoding),
-                max_decode_steps=batch.max_decode_steps,
-                leniences=self.options.leniences,
-                eos_id=self.generator.eos_id,
-            )
-            scores = jax.device_get(scores)
-            at = np.nonzero(scores.written)
-            part = {
-                "texts": self._clusters(num_used, len(batch.texts))[at[0]],
-                "betas": {
-                    name: betas[:, *at].astype(np.float64) for name, betas in scores.betas.items()
-                },
-                "proposed": {name: proposed[at] for name, proposed in scores.proposed.items()},
-            }
-            parts.append(part)
-            num_used += len(batch.texts)
-            num_tokens += len(part["texts"])
-            self._tell(min(num_tokens, wanted), decoding, "scoring")
-            if num_tokens >= wanted:
-                break
-        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, -1)[..., :wanted], *parts)
-        return joined, num_used
-
-    def _decode(self, name: str, decoding: GenerateOptions, first: int) -> Achieved:
-        """Speculative decoding of the first texts, with other random keys than before."""
-        self._tell(0, decoding, f"decoding with {name}")
-        generator, outputs = self.generator.with_draft(self.drafts[name]), []
-        for batch in self._batches(decoding, first, limit=self.options.decoded_texts):
-            decoded = generator.decode(batch, decoding)
-            answers = all_answered(generator.collect(batch, decoded, decoding))
-            outputs += [output for (output,) in answers]
-        texts = self._clusters(first, len(outputs))
-        return achieved(outputs, texts, self.options.bootstrap())
-
-    def _clusters(self, first: int, count: int) -> np.ndarray:
-        """The bootstrap's number of each of ``count`` texts from place ``first`` on.
-
-        Draws from one source depend on one another, as tokens of a text do: the source is
-        resampled. Where there is only one, such as the empty prompt, the draws are.
-        """
-        places = first + np.arange(count)
-        return places % len(self.texts) if len(self.texts) > 1 else places
-
-    def _batches(
-        self, decoding: GenerateOptions, first: int, limit: int | None = None
-    ) -> Iterator[Batch]:
-        """Batches of the texts, repeated; once at temperature 0, or up to ``limit``.
-
-        The random key of a text follows from its place, counted from ``first``.
-        """
-        if decoding.sampling().greedy:
-            limit = min(limit or len(self.texts), len(self.texts))
-        for start in itertools.count(0, decoding.batch_size):
-            end = start + decoding.batch_size
-            end = end if limit is None else min(end, limit)
-            if start >= end:
-                return
-            texts = [self.texts[place % len(self.texts)] for place in range(start, end)]
-            for batch in self.generator.batches(texts, decoding, first + start):
-                yield _widened(batch, *self.widths)
-
-    def _row(self, name, index, lenience, decoding, scored, decoded) -> AcceptanceRow:
-        there, bootstrap = scored["proposed"][name], self.options.bootstrap()
-        betas, texts = scored["betas"][name][index][there], scored["texts"][there]
-        return AcceptanceRow(
-            draft=name,
-            temperature=decoding.temperature,
-            top_k=decoding.top_k,
-            top_p=decoding.top_p,
-            lenience=float(lenience),
-            alpha=estimates.mean(betas, texts, bootstrap),
-            num_tokens=there.size,
-            num_texts=len(np.unique(scored["texts"])),
-            share_proposed=float(there.mean()),
-            gamma=self.options.gamma,
-            decoded=decoded,
-        )
-
-    def _tell(self, tokens: int, decoding: GenerateOptions, what: str) -> None:
-        what = f"temperature {decoding.temperature:g}: {what}"
-        self.report(self.done + tokens, self.total, what)
-
-
-def _widths(generator: Generator, texts: Sequence[str], decoding: GenerateOptions):
-    """Widths of the sources and of the prompts that fit all batches: one program serves all.
-
-    Raises:
-      InputError: a text that the target does not take.
-    """
-    longest = max(texts, key=lambda text: len(generator.tokenize(text, decoding)))
-    (batch,) = generator.batches([longest], decoding)
-    return batch.tokens.shape[1], batch.prompts.shape[1]
-
-
-def _widened(batch: Batch, source: int, prompt: int) -> Batch:
-    """The same with more padding."""
-
-    def pad(tokens: np.ndarray, width: int) -> np.ndarray:
-        missing = ((0, 0), (0, width - tokens.shape[1]))
-        return np.pad(tokens, missing, constant_values=PAD_ID)
-
-    return dataclasses.replace(
-        batch, tokens=pad(batch.tokens, source), prompts=pad(batch.prompts, prompt)
-    )
+    return f"{value} ({'-'.join(ends)})" if ends else value

@@ -1,10 +1,10 @@
 """Speculative against plain decoding: same inputs, same process, compilation apart."""
 
 import dataclasses
-import functools
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,9 +22,8 @@ from spec_t5x.generation import (
 )
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark.acceptance import achieved
-from spec_t5x.labs.benchmark.other_programs import OtherPrograms
+from spec_t5x.labs.benchmark.reliability import OtherPrograms
 from spec_t5x.loops.outputs import Decoded
-from spec_t5x.loops.pace import Pace
 from spec_t5x.sampling import rules
 from spec_t5x.sampling.rules import Places
 from spec_t5x.theory import formulas
@@ -34,18 +33,20 @@ from spec_t5x.types import PAD_ID, PyTree
 
 # Decodes one batch.
 Decode = Callable[[Batch], Decoded]
+# What was decoded in a round, of each batch, by "plain" and "speculative".
+Round = dict[str, list[Decoded]]
 
 
 def time_in_turn(
     plain: Callable[[], Decode],
     speculative: Callable[[], Decode],
     rounds: Sequence[Sequence[Batch]],
-) -> tuple[dict[str, Any], list[dict[str, list[Decoded]]]]:
+) -> tuple[dict[str, Any], list[Round]]:
     """Times both ways of decoding the same batches: all of them one way, then all the other way.
 
-    Not batch by batch: of a model that lies in the processor's cache each program would find the
-    other's code and weights there, which no user's program does. Every round begins with the other
-    way, so that drift of the machine affects both.
+    If the ways alternated batch by batch, each program would find the other's code and weights in
+    the processor's cache, which no user's program does. Every round begins with the other way, so
+    that drift of the machine affects both.
 
     Args:
       plain, speculative: each makes a ``Decode``, a new one for every round: a pace starts from
@@ -53,8 +54,7 @@ def time_in_turn(
       rounds: the batches of each round.
 
     Returns:
-      The times, as fields of ``Comparison``; and what was decoded in each round, by the
-      argument's name, of each batch.
+      The times, as fields of ``Comparison``; and what was decoded in each round.
     """
     ways = {"plain": plain, "speculative": speculative}
     shapes = {batch.tokens.shape: batch for batches in rounds for batch in batches}
@@ -62,36 +62,32 @@ def time_in_turn(
     for name, way in ways.items():
         decode = way()
         first, second = (
-            sum(elapsed(functools.partial(decode, batch))[0] for batch in shapes.values())
-            for _ in range(2)
+            sum(elapsed(partial(decode, batch))[0] for batch in shapes.values()) for _ in range(2)
         )
         times[f"{name}_compile_seconds"] = max(first - second, 0.0)
         times[f"{name}_seconds"] = [0.0] * len(rounds)
         times[f"{name}_setup_seconds"] = [0.0] * len(rounds)
-    decoded: list[dict[str, list[Decoded]]] = [{name: [] for name in ways} for _ in rounds]
+    decoded: list[Round] = [{name: [] for name in ways} for _ in rounds]
     others = OtherPrograms()
     for number, batches in enumerate(rounds):
         decodes = {name: (way(), way()) for name, way in ways.items()}
         for name in sorted(ways, reverse=number % 2 == 1):
             whole, prefill = decodes[name]
             for batch in batches:
-                taken, result = elapsed(functools.partial(whole, batch))
+                taken, result = elapsed(partial(whole, batch))
                 times[f"{name}_seconds"][number] += taken
                 decoded[number][name].append(result)
             for batch in batches:
-                setup, _ = elapsed(functools.partial(prefill, _without_steps(batch)))
-                times[f"{name}_setup_seconds"][number] += setup
+                # With nothing to generate, the time is the prefill's.
+                steps = np.zeros_like(batch.max_decode_steps)
+                bare = dataclasses.replace(batch, max_decode_steps=steps)
+                times[f"{name}_setup_seconds"][number] += elapsed(partial(prefill, bare))[0]
     return times | {"beside": others.share}, decoded
-
-
-def _without_steps(batch: Batch) -> Batch:
-    """The same batch with nothing to generate: its time is the prefill's."""
-    return dataclasses.replace(batch, max_decode_steps=np.zeros_like(batch.max_decode_steps))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """The first position where two outputs that should be equal differ."""
+    """First position where two outputs that should be equal differ."""
 
     input: str
     # Index of the token.
@@ -111,30 +107,30 @@ class Comparison:
     gamma: int
     temperature: float
     verifier: str
-    # Generated tokens of a round, end of sequence included, padding rows not.
+    # Generated tokens of a round, with ends of sequence and without padding rows.
     plain_tokens: int
     speculative_tokens: int
-    # Seconds for all inputs, encoding included, compilation not, of every round.
+    # Seconds of every round, for all inputs, with encoding and without compilation.
     plain_seconds: list[float]
     speculative_seconds: list[float]
-    # Of these, the prefill: dispatch, encoding, empty caches.
+    # The prefill's part of these: dispatch, encoding, empty caches.
     plain_setup_seconds: list[float]
     speculative_setup_seconds: list[float]
     plain_compile_seconds: float
     speculative_compile_seconds: float
-    # Of a round, its mean where rounds differ. Plain steps are the calls without drafts.
+    # Counts of a round, means where rounds differ. Plain steps are the calls without drafts.
     target_calls: float
     plain_steps: float
     accepted: float
     verified: float
-    # Mean of beta over verified positions; of drawn verdicts, the given rate.
+    # Mean of beta over verified positions; the given rate where verdicts are drawn.
     alpha: float
     step_times: StepTimes
     # None when sampling: the outputs are then different draws from one distribution.
     identical: bool | None
     divergences: list[Divergence]
     outputs: list[list[Generation]]
-    # Why gamma "auto" came to 0, so that both sides decode plainly; None where it did not.
+    # The reason why gamma "auto" chose 0, so that both sides decode plainly; None where it did not.
     left_out: str | None = None
     # Inputs decoded together.
     batch_size: int = 1
@@ -153,7 +149,7 @@ class Comparison:
 
     @property
     def block_efficiency(self) -> float:
-        """Generated tokens per target call of speculative decoding."""
+        """Generated tokens of speculative decoding for each target call."""
         return self.speculative_tokens / self.target_calls
 
     @property
@@ -165,8 +161,7 @@ class Comparison:
     def accepted_plus_one(self) -> float:
         """``1 + accepted / target_calls``, which Equation 1 predicts.
 
-        Every iteration counts as if it ended with a token of the target's own, which the end
-        of a text prevents in some.
+        Every iteration counts as if it ended with a token of the target; some end with the text.
         """
         return 1 + self.accepted / self.target_calls
 
@@ -185,11 +180,11 @@ class Comparison:
 
     @property
     def is_noise(self) -> bool:
-        """True if the speed-up is above the block efficiency, which no draft can bring.
+        """True if the speed-up is above the block efficiency, which no draft can exceed.
 
-        No iteration takes less than a plain step. Where sampled texts are longer than the plain
-        ones, one prefill is shared among more tokens, and the bound is the ratio of tokens if that
-        is larger. In a batch, which waits for its longest row, the mean over rows bounds nothing.
+        No iteration takes less than a plain step. If sampled texts are longer than the plain ones,
+        they share one prefill among more tokens, and the bound is at least the ratio of tokens. A
+        batch waits for its longest row: the mean over rows bounds nothing.
         """
         if self.batch_size > 1 or self.left_out is not None:
             return False
@@ -198,15 +193,11 @@ class Comparison:
 
     @property
     def loop_speed_up(self) -> float:
-        """The same without the prefill, which Theorem 3.8 leaves out."""
-        plain, speculative = (
-            statistics.median(seconds) - statistics.median(prefill)
-            for seconds, prefill in (
-                (self.plain_seconds, self.plain_setup_seconds),
-                (self.speculative_seconds, self.speculative_setup_seconds),
-            )
-        )
-        return (self.speculative_tokens / speculative) / (self.plain_tokens / plain)
+        """Speed-up without the prefill, which Theorem 3.8 leaves out."""
+        median = statistics.median
+        plain = median(self.plain_seconds) - median(self.plain_setup_seconds)
+        drafted = median(self.speculative_seconds) - median(self.speculative_setup_seconds)
+        return (self.speculative_tokens / drafted) / (self.plain_tokens / plain)
 
     @property
     def predicted(self) -> float:
@@ -215,33 +206,37 @@ class Comparison:
 
     @property
     def predicted_with_verification(self) -> float:
-        """The same with the measured cost of scoring gamma + 1 tokens."""
+        """Theorem 3.8 with the measured cost of scoring gamma + 1 tokens as well."""
         return self.step_times.speed_up(self.alpha, self.gamma)
 
     @property
     def oracle(self) -> float:
-        """The speed-up of an oracle that knows when to stop drafting (section 3.5)."""
+        """Speed-up of an oracle that knows when to stop drafting (section 3.5)."""
         return formulas.oracle_improvement(self.alpha, self.step_times.c)
 
     def to_dict(self) -> dict:
-        """All of it but the outputs, as JSON can hold it."""
-        fields = dataclasses.asdict(self)
+        """Returns all fields and figures but the outputs, as JSON can hold them."""
+        fields = dataclasses.asdict(dataclasses.replace(self, outputs=[]))
         del fields["outputs"]
-        return fields | {
-            "plain_tokens_per_second": self.plain_rate,
-            "speculative_tokens_per_second": self.speculative_rate,
-            "block_efficiency": self.block_efficiency,
-            "acceptance_rate": self.acceptance_rate,
-            "speed_up": self.speed_up,
-            "speed_up_range": list(self.speed_up_range),
-            "noise": self.is_noise,
-            "loop_speed_up": self.loop_speed_up,
-            "c": self.step_times.c,
-            "verification_cost": self.step_times.verification_cost,
-            "predicted_speed_up": self.predicted,
-            "oracle_speed_up": self.oracle,
-            "predicted_speed_up_with_verification": self.predicted_with_verification,
+        names = {name: name for name in ("block_efficiency", "acceptance_rate", "speed_up")}
+        names |= {
+            "plain_tokens_per_second": "plain_rate",
+            "speculative_tokens_per_second": "speculative_rate",
+            "noise": "is_noise",
+            "loop_speed_up": "loop_speed_up",
+            "predicted_speed_up": "predicted",
+            "oracle_speed_up": "oracle",
+            "predicted_speed_up_with_verification": "predicted_with_verification",
         }
+        return (
+            fields
+            | {key: getattr(self, name) for key, name in names.items()}
+            | {
+                "speed_up_range": list(self.speed_up_range),
+                "c": self.step_times.c,
+                "verification_cost": self.step_times.verification_cost,
+            }
+        )
 
 
 def compare(
@@ -249,7 +244,7 @@ def compare(
 ) -> Comparison:
     """Decodes the inputs plainly and speculatively in turn, ``repeats`` times.
 
-    Where no acceptance pays here, gamma "auto" comes to 0 and both sides are plain decoding.
+    If no acceptance pays here, gamma "auto" chooses 0 and both sides are plain decoding.
 
     Raises:
       InputError: the generator has no draft, gamma is 0, or an input cannot be decoded.
@@ -258,11 +253,13 @@ def compare(
         raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
     if options.beams:
         raise InputError(f"beams is {options.beams}: a beam search is not compared here")
-    batches = generator.batches(texts, options)
-    plain, left_out = generator.plain(), _left_out(generator, batches[0], options)
+    batches, plain, left_out = generator.batches(texts, options), generator.plain(), None
+    if not pays(generator, batches[0], options):
+        left_out = generator.engine(options).costs(batches[0]).where_it_pays
+    drafted = plain if left_out else generator
     times, decoded = time_in_turn(
         lambda: plain.engine(options).decode,
-        lambda: (generator if left_out is None else plain).engine(options).decode,
+        lambda: drafted.engine(options).decode,
         [batches] * repeats,
     )
     plain_outputs, outputs = (
@@ -275,7 +272,10 @@ def compare(
     )
     greedy = options.sampling().greedy
     divergences = _divergences(plain, plain_outputs, outputs, options) if greedy else []
-    pace = decoded[-1]["speculative"][-1].pace
+    gamma, pace = options.gamma, decoded[-1]["speculative"][-1].pace
+    if left_out or pace is not None:
+        gamma = 0 if left_out else pace.typical_limit
+    # A pace that has left the draft out has verified nothing.
     alpha = None if left_out else achieved(list(itertools.chain(*outputs))).alpha
     return comparison_of(
         times,
@@ -285,11 +285,10 @@ def compare(
         jnp.asarray(batches[0].tokens),
         options.without_open(generator.defaults),
         num_inputs=len(texts),
-        gamma=_mean_gamma(options, pace, left_out),
+        gamma=gamma,
         left_out=left_out,
-        # A token each.
+        # Each plain call gives a token.
         plain_tokens=sum(output.target_calls for output in itertools.chain(*plain_outputs)),
-        # Where a pace has left the draft out, nothing was verified.
         alpha=alpha.value if alpha else 0.0,
         identical=not divergences if greedy else None,
         divergences=divergences,
@@ -297,23 +296,14 @@ def compare(
     )
 
 
-def _left_out(generator: Generator, batch: Batch, options: GenerateOptions) -> str | None:
-    """Why gamma "auto" comes to 0; None where it does not."""
-    engine = generator.engine(options)
-    if options.gamma != AUTO or engine.first_pace(batch) is not None:
-        return None
-    return engine.costs(batch).where_it_pays
-
-
-def _mean_gamma(options: GenerateOptions, pace: Pace | None, left_out: str | None) -> int:
-    if left_out is not None:
-        return 0
-    return options.gamma if pace is None else pace.typical_limit
+def pays(generator: Generator, batch: Batch, options: GenerateOptions) -> bool:
+    """Returns False if gamma is "auto" and no acceptance pays for the draft on this batch."""
+    return options.gamma != AUTO or generator.engine(options).first_pace(batch) is not None
 
 
 def comparison_of(
     times: dict[str, Any],
-    decoded: list[dict[str, list[Decoded]]],
+    decoded: list[Round],
     target: Target,
     draft: Draft,
     inputs: PyTree,
@@ -322,22 +312,28 @@ def comparison_of(
     gamma: int,
     **values: Any,
 ) -> Comparison:
-    """The comparison that ``time_in_turn`` has timed; measures the step times as well.
+    """Makes the comparison that ``time_in_turn`` has timed; measures the step times as well.
 
     Args:
       times, decoded: what ``time_in_turn`` returns.
       target, draft: the models.
       inputs: of one batch, for the step times.
       options: how it was decoded.
-      gamma: drafts per iteration.
+      gamma: drafts per iteration; 0 of plain decoding on both sides.
       values: the fields that do not follow from these.
     """
+    tokens = float(values["plain_tokens"])
+    mean = {"appended": tokens, "target_calls": tokens, "plain_steps": tokens}
+    mean |= {"accepted": 0.0, "verified": 0.0}
     if gamma:
-        mean = _mean_counts(decoded)
-    else:
-        tokens = float(values["plain_tokens"])
-        mean = {"appended": tokens, "target_calls": tokens, "plain_steps": tokens}
-        mean |= {"accepted": 0.0, "verified": 0.0}
+        # Means over the rounds of the sums over a round's batches.
+        stats = [[each.stats for each in one["speculative"]] for one in jax.device_get(decoded)]
+        mean = {
+            name: statistics.fmean(
+                sum(float(np.sum(getattr(each, name))) for each in of_round) for of_round in stats
+            )
+            for name in mean
+        }
     others = OtherPrograms()
     step_times = measure_step_times(
         target,
@@ -365,27 +361,16 @@ def comparison_of(
     )
 
 
-def _mean_counts(decoded: list[dict[str, list[Decoded]]]) -> dict[str, float]:
-    """Counts of speculative decoding over all batches of a round, their means over the rounds."""
-    counts = [
-        {
-            name: sum(float(np.sum(getattr(each.stats, name))) for each in of_round["speculative"])
-            for name in ("appended", "target_calls", "plain_steps", "accepted", "verified")
-        }
-        for of_round in jax.device_get(decoded)
-    ]
-    return {name: statistics.fmean(each[name] for each in counts) for name in counts[0]}
-
-
 def _divergences(
     generator: Generator,
     plain: list[list[Generation]],
     speculative: list[list[Generation]],
     options: GenerateOptions,
 ) -> list[Divergence]:
+    pairs = zip(itertools.chain(*plain), itertools.chain(*speculative), strict=True)
     return [
         _divergence(generator, ours, theirs, options)
-        for ours, theirs in zip(itertools.chain(*plain), itertools.chain(*speculative), strict=True)
+        for ours, theirs in pairs
         if ours.output_ids != theirs.output_ids
     ]
 
@@ -393,7 +378,7 @@ def _divergences(
 def _divergence(
     generator: Generator, plain: Generation, other: Generation, options: GenerateOptions
 ) -> Divergence:
-    """Where two outputs differ first, and the target's margin for the plain one."""
+    """Finds where two outputs first differ, and the target's margin for the plain one."""
     tokens = itertools.zip_longest(plain.output_ids, other.output_ids, fillvalue=PAD_ID)
     position, (first, second) = next(
         (position, pair) for position, pair in enumerate(tokens) if pair[0] != pair[1]

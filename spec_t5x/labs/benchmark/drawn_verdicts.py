@@ -1,13 +1,13 @@
-"""Time with a given acceptance rate, without text: verdicts drawn, all else computed.
+"""Time at a given acceptance rate, without text: verdicts are drawn, the rest is computed.
 
-A draft with random weights (``random_models``) is never right, so how many of its tokens are
+A draft with random weights (``random_models``) is never right, so the number of its tokens that are
 accepted is drawn: each with probability alpha. Drafting, the target call, verification,
 appending and rolling back are those of decoding. That is the time of a trained pair of these
 sizes and this alpha, if acceptances are i.i.d. as in Theorem 3.8.
 """
 
 import dataclasses
-from typing import Any
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +32,10 @@ _NO_EOS = -1
 
 @dataclasses.dataclass(frozen=True)
 class DrawnVerifier(TokenVerifier):
-    """Accepts each proposal with probability ``alpha``, one after the other.
+    """Verifier that accepts each proposal with probability ``alpha``, one after the other.
 
     Algorithm 1 is computed as well and its token taken, so that its time counts; only the
-    number of accepted drafts is drawn. The output is not text of any model.
+    number of accepted drafts is drawn. The output is no model's text.
     """
 
     alpha: float = 0.5
@@ -46,14 +46,14 @@ class DrawnVerifier(TokenVerifier):
             raise InputError(f"alpha is {self.alpha}: an acceptance rate is between 0 and 1")
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
-        """A verdict for each row; the arguments are the base's."""
+        """Returns a verdict for each row; the arguments are the base's."""
         real = super().__call__(stream, lengths, proposal, target_logits, target_probs, settings)
         _, keys, _ = purpose_keys(stream, lengths)
         gamma = proposal.tokens.shape[1]
         uniforms = jax.vmap(lambda key: uniform(key, gamma))(keys)
         proposed = jnp.arange(gamma)[None, :] < proposal.num_proposed[:, None]
-        stands = jnp.cumprod((proposed & (uniforms < self.alpha)).astype(jnp.int32), axis=1)
-        return real.replace(num_accepted=jnp.sum(stands, axis=1, dtype=jnp.int32))
+        kept = jnp.cumprod((proposed & (uniforms < self.alpha)).astype(jnp.int32), axis=1)
+        return real.replace(num_accepted=jnp.sum(kept, axis=1, dtype=jnp.int32))
 
 
 def compare_drawn(
@@ -65,7 +65,7 @@ def compare_drawn(
     source_len: int,
     repeats: int,
 ) -> Comparison:
-    """Plain against speculative decoding of random sources, with drawn verdicts.
+    """Compares plain with speculative decoding of random sources, with drawn verdicts.
 
     Args:
       target, draft: any weights.
@@ -74,24 +74,7 @@ def compare_drawn(
       source_len: encoder length, without padding.
       repeats: of both ways in turn, each with other draws.
     """
-    settings, verifier = options.sampling(), DrawnVerifier(alpha=alpha)
     length, rows = options.max_decode_len, options.batch_size
-
-    def arguments(batch: Batch) -> tuple[tuple, dict[str, Any]]:
-        """What both loops take, by place and by name."""
-        by_name = {"max_decode_len": length, "eos_id": _NO_EOS}
-        by_name["max_decode_steps"] = batch.max_decode_steps
-        return (batch.tokens, batch.prompts, batch.keys, settings), by_name
-
-    def plain(batch: Batch) -> Decoded:
-        by_place, by_name = arguments(batch)
-        return autoregressive_decode(target, *by_place, **by_name)
-
-    def drafted(batch: Batch) -> Decoded:
-        by_place, by_name = arguments(batch)
-        by_name |= {"gamma": options.gamma, "verifier": verifier}
-        return speculative_decode(target, draft, *by_place, **by_name)
-
     sources = random_sources(target, rows, source_len, options.seed)
     batches = [
         Batch(
@@ -103,6 +86,17 @@ def compare_drawn(
         )
         for repeat in range(repeats)
     ]
+
+    def decode(loop, models, batch: Batch, **how) -> Decoded:
+        how |= {"max_decode_len": length, "max_decode_steps": batch.max_decode_steps}
+        settings = options.sampling()
+        return loop(
+            *models, batch.tokens, batch.prompts, batch.keys, settings, eos_id=_NO_EOS, **how
+        )
+
+    drafting = {"gamma": options.gamma, "verifier": DrawnVerifier(alpha=alpha)}
+    plain = functools.partial(decode, autoregressive_decode, (target,))
+    drafted = functools.partial(decode, speculative_decode, (target, draft), **drafting)
     times, decoded = time_in_turn(lambda: plain, lambda: drafted, [[batch] for batch in batches])
     return comparison_of(
         times,

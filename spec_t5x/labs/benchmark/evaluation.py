@@ -19,23 +19,23 @@ class Evaluation:
     num_pairs: int
     # Pairs left out because their source is empty or longer than the encoder.
     num_skipped: int
-    # Of the decoded text: {"bleu": 27.3}, or what the task's own metrics return.
+    # Scores of the decoded text: {"bleu": 27.3}, or what the task's own metrics return.
     metrics: dict[str, float]
     # sacreBLEU's, of the "bleu" of a file.
     bleu_signature: str | None
     # Generated tokens, end of sequence included.
     num_tokens: int
     target_calls: int
-    # Over all sequences; None in plain decoding. Generated tokens for each target call.
+    # Generated tokens for each target call, over all sequences; None in plain decoding.
     block_efficiency: float | None
     alpha: float | None
-    # How often the i-th draft was accepted where it was verified.
+    # The rate at which the i-th draft was accepted where it was verified.
     acceptance_by_position: list[float] | None
     # 95 % intervals, bootstrapped over texts, by figure; of the figures that have one.
     intervals: dict[str, tuple[float, float]]
 
     def to_dict(self) -> dict:
-        """All of it as JSON can hold it, the metrics among the other figures."""
+        """Returns all of it as JSON can hold it, the metrics among the other figures."""
         fields = dataclasses.asdict(self)
         metrics = fields.pop("metrics")
         fields["intervals"] = {name: list(ends) for name, ends in self.intervals.items()}
@@ -79,10 +79,16 @@ def evaluate(
         outputs.append(output)
         progress(len(outputs), len(usable))
     texts, targets = [each.output for each in outputs], [target for _, target in usable]
-    of_metric = (intervals or functools.partial(metric_intervals, metric))(targets, texts)
-    drafted = [each for each in outputs if each.proposed is not None]
-    found = achieved(drafted) if drafted else None
-    estimates = {"block_efficiency": found.block_efficiency, "alpha": found.alpha} if found else {}
+    ends = (intervals or functools.partial(metric_intervals, metric))(targets, texts)
+    figures = dict.fromkeys(("block_efficiency", "alpha", "acceptance_by_position"))
+    if drafted := [each for each in outputs if each.proposed is not None]:
+        found = achieved(drafted)
+        figures["acceptance_by_position"] = found.acceptance_by_position
+        for name in ("block_efficiency", "alpha"):
+            if estimate := getattr(found, name):
+                figures[name] = estimate.value
+                if estimate.low is not None:
+                    ends |= {name: (estimate.low, estimate.high)}
     return Evaluation(
         num_pairs=len(usable),
         num_skipped=len(pairs) - len(usable),
@@ -90,13 +96,6 @@ def evaluate(
         bleu_signature=signature(metric),
         num_tokens=sum(len(each.output_ids) for each in outputs),
         target_calls=sum(each.target_calls for each in outputs),
-        block_efficiency=found and found.block_efficiency.value,
-        alpha=found and found.alpha and found.alpha.value,
-        acceptance_by_position=found and found.acceptance_by_position,
-        intervals=of_metric
-        | {
-            name: (each.low, each.high)
-            for name, each in estimates.items()
-            if each and each.low is not None
-        },
+        intervals=ends,
+        **figures,
     )

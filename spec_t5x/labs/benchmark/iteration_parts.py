@@ -10,6 +10,7 @@ processor's cache, each evicts the other's, and both are faster alone than in de
 """
 
 import statistics
+from typing import Any
 
 import numpy as np
 
@@ -19,21 +20,12 @@ from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.tuning.interleaving import interleaved
 from spec_t5x.tuning.step_times import Timed
 from spec_t5x.types import PyTree
-from spec_t5x.verifiers import Verifier
 
 
 def measure_parts(
-    target: Target,
-    draft: Draft,
-    inputs: PyTree,
-    settings: Sampling,
-    *,
-    gamma: int,
-    max_decode_len: int,
-    verifier: Verifier,
-    repeats: int,
+    target: Target, draft: Draft, inputs: PyTree, settings: Sampling, loop: Loop, repeats: int
 ) -> dict[str, list[float]]:
-    """Milliseconds of each part in every round, half way through the output.
+    """Measures the milliseconds of each part in every round, half way through the output.
 
     ``iteration``; ``networks``, gamma draft steps and a verification; ``proposal`` and
     ``verification``, either alone; of plain decoding ``plain_step`` and its ``target_call``.
@@ -41,13 +33,12 @@ def measure_parts(
     Raises:
       InputError: a verifier of trees.
     """
-    loop = Loop(gamma=gamma, max_decode_len=max_decode_len, verifier=verifier)
     timed = Timed.half_way(target, draft, inputs, settings, loop)
     programs = {
         "iteration": timed.iterations(),
         "networks": timed.proposals(scored=True),
         "proposal": timed.proposals(),
-        "verification": timed.target_calls(gamma + 1),
+        "verification": timed.target_calls(loop.gamma + 1),
         "plain_step": timed.plain_steps,
         "target_call": timed.target_calls(1),
     }
@@ -55,11 +46,10 @@ def measure_parts(
     return dict(zip(programs, rounds.T.tolist(), strict=True))
 
 
-def overhead(parts: dict[str, list[float]]) -> dict[str, float | list[float]]:
-    """Returns the overhead that ``measure_parts`` found, in milliseconds and as shares.
+def overhead(parts: dict[str, list[float]]) -> dict[str, Any]:
+    """Returns the overhead of an iteration in milliseconds and its share, with quartiles.
 
-    ``overhead`` of an iteration; ``overhead_share`` of it, with the quartiles of the rounds'
-    own shares; ``plain_share``, of a plain step what is not the target call.
+    ``plain_overhead_share`` is the part of a plain step that is not the target call.
     """
     iteration, networks = (np.array(parts[name]) for name in ("iteration", "networks"))
     median = {name: statistics.median(times) for name, times in parts.items()}

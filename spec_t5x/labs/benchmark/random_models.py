@@ -23,10 +23,10 @@ _GIB = 2**30
 
 
 def random_model(config: T5Config, dtype: str, seed: int) -> T5Model:
-    """A model of these sizes with random weights, made on the device in ``dtype``.
+    """Makes a model of these sizes with random weights on the device, in ``dtype``.
 
-    Each array is drawn in place: no float32 copy, nothing on the host. Scaled by fan-in, so
-    that activations stay finite.
+    Each array is drawn in place: no float32 copy, nothing on the host. Weights are scaled by
+    fan-in, so that activations stay finite.
     """
     shapes = expected_shapes(config)
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(shapes))
@@ -47,15 +47,15 @@ def _random_array(key, is_scale: bool, shape: tuple[int, ...], dtype: str):
 
 
 def random_sources(target: Target, rows: int, length: int, seed: int) -> Int[np.ndarray, "..."]:
-    """Random ids ``[rows, length]``, no padding among them."""
+    """Draws random ids ``[rows, length]`` without padding."""
     draw = np.random.default_rng(seed).integers
     return draw(3, min(target.vocab_size, 1000), (rows, length), dtype=np.int32)
 
 
 def check_fits(target: str, drafts: Sequence[str], dtype: str) -> None:
-    """Raises ``InputError`` where this device cannot hold the target and the largest draft.
+    """Raises ``InputError`` if this device cannot hold the target and the largest draft.
 
-    A device that does not report its memory is tried.
+    Nothing is raised on a device that does not report its memory.
 
     Args:
       target, drafts: names of ``models.sizes``; one draft is held at a time.

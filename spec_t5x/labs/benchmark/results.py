@@ -2,25 +2,22 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich import box
-from rich.console import Console, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
 from tabulate import tabulate
 
 from spec_t5x.machine.description import machine
 
 Row = TypeVar("Row")
 
-# Of a cell without a value.
+# A cell without a value.
 _NONE = "—"
-# Settings that hold paths: the record has their last component only.
+# Settings that hold paths, of which the record has the last component only.
 _PATHS = ("data", "target", "draft", "vocabulary")
 
 
@@ -39,7 +36,7 @@ class Table:
 
 
 def table(columns: Mapping[str, Callable[[Row], Any]], rows: Sequence[Row], *notes: str) -> Table:
-    """A table; a cell of None is a dash, and a column of nothing else is left out.
+    """Makes a table; a cell of None is a dash, and a column of nothing else is left out.
 
     Args:
       columns: by title, the cell of a row: text, or a number that needs no format.
@@ -53,15 +50,10 @@ def table(columns: Mapping[str, Callable[[Row], Any]], rows: Sequence[Row], *not
 
 def show(*parts: Table | str) -> None:
     """Prints tables and paragraphs: laid out for a terminal, as Markdown elsewhere."""
-    if not sys.stdout.isatty():
-        print("\n\n".join(map(str, parts)), flush=True)
-        return
-    console = Console(highlight=False, markup=False)
-    for number, part in enumerate(parts):
-        if number:
-            console.print()
-        laid_out = _laid_out(part, console.width) if isinstance(part, Table) else [_heading(part)]
-        console.print(*laid_out, sep="\n")
+    width = shutil.get_terminal_size().columns
+    if sys.stdout.isatty():
+        parts = ["\n\n".join(_laid_out(p, width)) if isinstance(p, Table) else p for p in parts]
+    print("\n\n".join(map(str, parts)), flush=True)
 
 
 def save(path: Path, rows: Sequence[Mapping[str, Any]], **settings: Any) -> None:
@@ -77,13 +69,13 @@ def save(path: Path, rows: Sequence[Mapping[str, Any]], **settings: Any) -> None
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes values, and the folder they are to be in."""
+    """Writes values, and makes the folder that they are to be in."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def without_folder(draft: str) -> str:
-    """``ngram:/home/me/tables`` as ``ngram:tables``.
+    """Shortens ``ngram:/home/me/tables`` to ``ngram:tables``.
 
     >>> without_folder("transformer:/home/me/draft"), without_folder("/data/dev.tsv")
     ('transformer:draft', 'dev.tsv')
@@ -94,88 +86,53 @@ def without_folder(draft: str) -> str:
 
 def _without_folders(settings: dict[str, Any]) -> dict[str, Any]:
     # The rows name the drafts.
-    kept = {name: value for name, value in settings.items() if name not in ("drafts", "pairs")}
-    for name in _PATHS:
-        if isinstance(kept.get(name), str):
-            kept[name] = without_folder(kept[name])
-    return kept
+    return {
+        name: without_folder(value) if name in _PATHS and isinstance(value, str) else value
+        for name, value in settings.items()
+        if name not in ("drafts", "pairs")
+    }
 
 
-# --- on a terminal ---------------------------------------------------------------
+def _laid_out(table: Table, width: int) -> Iterator[str]:
+    """Yields the parts of a table that fit a terminal of ``width`` columns.
 
-_Column = Sequence[str]
-# Between two columns.
-_GAP = 2
-
-
-def _laid_out(table: Table, width: int) -> Iterator[RenderableType]:
-    """A table as a terminal of this width has room for it.
-
-    A column that is the same in all rows is a line; the others are broken into tables below each
-    other, each with the columns that tell rows apart. A row alone is a list.
+    Columns that are the same in all rows are one line; the others are in tables below each other,
+    each of which begins with the columns that tell the rows apart. A row alone is a list.
     """
     columns = {
         title: [_NONE if cell is None else str(cell) for cell in column]
         for title, column in table.columns.items()
     }
-    varying = {title: column for title, column in columns.items() if len(set(column)) > 1}
-    if varying:
-        same = [f"{title} {column[0]}" for title, column in columns.items() if title not in varying]
-        if same:
-            yield Text(f"In all rows: {', '.join(same)}.")
-        for number, block in enumerate(_blocks(varying, width)):
-            if number:
-                yield ""
-            yield _rich(block)
-    elif columns:
-        yield _rich({"": list(columns), " ": [column[0] for column in columns.values()]})
-    if table.notes:
-        yield Text(table.notes, style="dim")
-
-
-def _blocks(columns: Mapping[str, _Column], width: int) -> Iterator[dict[str, _Column]]:
-    """The columns in as few tables as there is room for."""
-    titles = list(columns)
-    num_labels = _num_labels(list(columns.values()))
+    same = {title: column[0] for title, column in columns.items() if len({*column}) == 1}
+    varying = {title: column for title, column in columns.items() if title not in same}
+    if same and varying:
+        yield f"In all rows: {', '.join(map(' '.join, same.items()))}."
+    elif same:
+        yield tabulate(same.items(), tablefmt="plain", disable_numparse=True)
+    titles = list(varying)
+    num_labels = _num_labels(list(varying.values()))
     labels, block = titles[:num_labels], []
     for title in titles[num_labels:]:
-        wanted = [*labels, *block, title]
-        room = width + _GAP - sum(_width(each, columns[each]) + _GAP for each in wanted)
-        if room < 0 and block:
-            yield {each: columns[each] for each in (*labels, *block)}
+        wider = _text(varying, [*labels, *block, title])
+        if block and max(map(len, wider.splitlines())) > width:
+            yield _text(varying, labels + block)
             block = []
         block.append(title)
-    yield {each: columns[each] for each in (*labels, *block)}
+    if varying:
+        yield _text(varying, labels + block)
+    if table.notes:
+        yield textwrap.fill(table.notes, width)
 
 
-def _num_labels(columns: Sequence[_Column]) -> int:
-    """How many of the first columns tell all rows apart; 1 if all together do not."""
+def _num_labels(columns: Sequence[Sequence[str]]) -> int:
+    """Counts the first columns that tell all rows apart; 1 if all together do not."""
     for count in range(1, len(columns)):
         rows = list(zip(*columns[:count], strict=True))
-        if len(set(rows)) == len(rows):
+        if len({*rows}) == len(rows):
             return count
     return 1
 
 
-def _width(title: str, column: _Column) -> int:
-    """Of a column whose title is broken between words."""
-    return max(map(len, (*column, *title.split())), default=0)
-
-
-def _rich(columns: Mapping[str, _Column]) -> RichTable:
-    style = box.SIMPLE_HEAD
-    found = RichTable(box=style, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
-    found.show_header = any(title.strip() for title in columns)
-    for title, column in columns.items():
-        is_number = all(cell == _NONE or cell[:1].isdigit() for cell in column)
-        header = textwrap.fill(title, max(_width(title, column), 1), break_long_words=False)
-        found.add_column(header, justify="right" if is_number else "left", overflow="fold")
-    for row in zip(*columns.values(), strict=True):
-        found.add_row(*row)
-    return found
-
-
-def _heading(text: str) -> Text:
-    """A paragraph, or Markdown's heading in bold."""
-    heading = text.removeprefix("## ")
-    return Text(heading.replace("\n", " "), style="bold" if heading != text else "")
+def _text(columns: Mapping[str, Sequence[str]], titles: Sequence[str]) -> str:
+    shown = {title.replace(" ", "\n"): columns[title] for title in titles}
+    return tabulate(shown, "keys", "simple", disable_numparse=True)

@@ -1,7 +1,7 @@
 """``spec-t5x benchmark``: speculative against plain decoding, for many drafts and settings.
 
 Each row decodes the same inputs plainly and speculatively in turn, in one process, compilation
-apart. Beside the measured speed-up stands what Theorem 3.8 predicts from the alpha and c of
+apart. Beside the measured speed-up is the one that Theorem 3.8 predicts from the alpha and c of
 the same row, with the cost of verification counted.
 
 The inputs are texts; or, with an acceptance rate alpha, random ids, and the verdicts are drawn
@@ -27,20 +27,19 @@ from spec_t5x.errors import InputError, as_lists, check_at_least
 from spec_t5x.generation import AUTO, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark import paper_tables, results
-from spec_t5x.labs.benchmark.comparison import Comparison, compare
+from spec_t5x.labs.benchmark.comparison import Comparison, compare, pays
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier, compare_drawn
 from spec_t5x.labs.benchmark.iteration_parts import measure_parts, overhead
-from spec_t5x.labs.benchmark.other_programs import OtherPrograms
 from spec_t5x.labs.benchmark.random_models import (
     check_fits,
     check_vocabulary,
     random_model,
     random_sources,
 )
-from spec_t5x.labs.benchmark.reliability import doubt
+from spec_t5x.labs.benchmark.reliability import OtherPrograms, doubt
 from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
+from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models.sizes import size
-from spec_t5x.models.t5 import T5Config
 from spec_t5x.verifiers import VERIFIERS
 
 log = logging.getLogger(__name__)
@@ -56,21 +55,21 @@ COPY = "copy"
 
 
 class Setting(NamedTuple):
-    """What a row measures."""
+    """Settings of a row."""
 
     draft: str
     decoding: GenerateOptions
     # The rate that verdicts are drawn with; None decodes texts.
     alpha: float | None = None
-    # The row of Table 2 that it is.
+    # The row of Table 2, if it is one.
     paper: paper_tables.SpeedUp | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
-    """What to measure: every combination of draft, temperature, gamma, batch size and length."""
+    """Settings of a run: every combination of draft, temperature, gamma, batch size and length."""
 
-    # The first inputs that the encoder takes; of a task, of its first examples.
+    # The first inputs that the encoder takes; a task's are among its first examples.
     num_inputs: int = 60
     repeats: int = 5
     # ``DRAFT`` or ``DRAFT/VERIFIER``. ``draft`` is the run's own draft, ``random:SIZE`` one of
@@ -106,11 +105,11 @@ class BenchmarkOptions:
 
     @property
     def drawn(self) -> bool:
-        """Whether verdicts are drawn, and no text is read."""
+        """True if verdicts are drawn and no text is read."""
         return self.alpha is not None or self.table_2
 
     def settings(self, decoding: GenerateOptions) -> list[Setting]:
-        """What each row measures; ``decoding`` is what all of them share."""
+        """Returns the settings of each row; ``decoding`` has those that all of them share."""
         lists = {
             "pair": self.pairs,
             "batch_size": self.batch_sizes or (decoding.batch_size,),
@@ -138,35 +137,31 @@ class BenchmarkOptions:
         return settings
 
     def _rows_of_table_2(self, length: int | None, seed: int) -> list[Setting]:
-        """Those of the drafts ``random:SIZE`` among the pairs; without any, all."""
+        """Returns the rows of the drafts ``random:SIZE`` among the pairs; without any, all."""
+        names = {row: RANDOM + paper_tables.DRAFTS[row.draft] for row in paper_tables.TABLE_2}
         given = [str(pair) for pair in self.pairs if str(pair).startswith(RANDOM)]
-        settings = [
-            Setting(
-                draft=RANDOM + paper_tables.DRAFTS[row.draft],
-                decoding=GenerateOptions(
-                    gamma=row.gamma,
-                    temperature=row.temperature,
-                    max_decode_len=length,
-                    seed=seed,
-                    verifier="token",
-                ),
-                alpha=row.alpha,
-                paper=row,
-            )
-            for row in paper_tables.TABLE_2
-        ]
-        chosen = [each for each in settings if not given or each.draft in given]
-        if not chosen:
-            known = ", ".join(RANDOM + name for name in paper_tables.DRAFTS.values())
+        if given and not {*given} & {*names.values()}:
+            known = ", ".join(dict.fromkeys(names.values()))
             raise InputError(
                 f"drafts are {', '.join(given)}: Table 2 has {known}; give one of these, or an "
                 "alpha"
             )
-        return chosen
+        shared = {"max_decode_len": length, "seed": seed, "verifier": "token"}
+        return [
+            Setting(
+                draft=name,
+                decoding=GenerateOptions(gamma=row.gamma, temperature=row.temperature, **shared),
+                alpha=row.alpha,
+                paper=row,
+            )
+            for row, name in names.items()
+            if not given or name in given
+        ]
 
 
 def _draft_and_verifier(pair: str) -> tuple[str, str]:
-    """
+    """Splits a pair at its last slash, if a verifier follows.
+
     >>> _draft_and_verifier("transformer:/runs/draft/token")
     ('transformer:/runs/draft', 'token')
     >>> _draft_and_verifier("copy")
@@ -201,37 +196,37 @@ def run(
     decoding, source = decoding or GenerateOptions(), source or TextSource()
     _check(options, models, decoding, source)
     settings = options.settings(decoding)
-    loaded = _Loaded(models, decoding.seed, settings)
-    generator, texts = loaded.generator, []
+    target, generator, make = _load(models, decoding.seed, {each.draft for each in settings})
+    texts, defaults = [], {}
     if not options.drawn:
-        texts = read_texts(source, generator, decoding, options.num_inputs)
+        texts, defaults = (
+            read_texts(source, generator, decoding, options.num_inputs),
+            generator.defaults,
+        )
         # As ``generate`` decodes them: a batch takes as long as its longest row.
         texts.sort(key=lambda text: len(generator.tokenize(text, decoding)))
-    of_checkpoint = {} if options.drawn else generator.defaults
+    made, draft = None, None
     for done, setting in enumerate(settings):
-        row = setting.decoding.without_open(of_checkpoint)
-        name, setting = setting.draft, setting._replace(decoding=row)
+        row, name = setting.decoding.without_open(defaults), setting.draft
         what = f"{name}/{row.verifier}, gamma {row.gamma}, temperature {row.temperature:g}"
         report(done, len(settings), f"{what}, batch {row.batch_size}, {row.max_decode_len} tokens")
-        draft = loaded.draft(name)
+        if name != made:
+            # One draft is on the device at a time.
+            draft = None
+            made, draft = name, make(name)
         if options.drawn:
-            comparison = compare_drawn(
-                loaded.target,
-                draft,
-                row,
-                alpha=setting.alpha,
-                source_len=options.source_len,
-                repeats=options.repeats,
-            )
-        elif _leaves_out(generator.with_draft(draft), texts, row):
-            log.info("%s: no acceptance pays, gamma auto leaves the draft out: no row", what)
-            continue
+            how = {"source_len": options.source_len, "repeats": options.repeats}
+            comparison = compare_drawn(target, draft, row, alpha=setting.alpha, **how)
         else:
-            comparison = compare(generator.with_draft(draft), texts, row, options.repeats)
-        record = _record(setting, comparison, options)
+            pair = generator.with_draft(draft)
+            if not pays(pair, pair.batches(texts[: row.batch_size], row)[0], row):
+                log.info("%s: no acceptance pays, gamma auto leaves the draft out: no row", what)
+                continue
+            comparison = compare(pair, texts, row, options.repeats)
+        record = _record(setting._replace(decoding=row), comparison, options)
         if options.parts:
             others = OtherPrograms()
-            record |= _parts(loaded.target, draft, row, options)
+            record |= _parts(target, draft, row, options)
             record["beside"] = max(record["beside"], others.share)
         yield record
         # Compiled programs of earlier rows are not used again and take memory.
@@ -243,98 +238,76 @@ def _check(
     options: BenchmarkOptions, models: Models, decoding: GenerateOptions, source: TextSource
 ) -> None:
     """Refuses what does not fit together, before anything is loaded."""
+    is_random = models.target.startswith(RANDOM)
     if decoding.beams:
         raise InputError(f"beams is {decoding.beams}: the benchmark does not search, leave it 0")
-    if not options.drawn:
-        if models.target.startswith(RANDOM):
-            raise InputError(
-                f"target {models.target} has random weights and reads no text: give an alpha"
-            )
-        source.check_given()
-    elif source.name:
+    if options.drawn and source.name:
         raise InputError(
             f"verdicts are drawn and data is {source.name!r}: random sources are decoded, leave "
             "one of them out"
         )
-    if options.table_2 and not models.target.startswith(RANDOM):
+    if options.table_2 and not is_random:
         raise InputError(f"target is {models.target!r}: Table 2 is timed with random:t5_1_1_xxl")
+    if is_random and not options.drawn:
+        raise InputError(
+            f"target {models.target} has random weights and reads no text: give an alpha"
+        )
+    if not options.drawn:
+        source.check_given()
 
 
-class _Loaded:
-    """The target of a run, a checkpoint or random weights, and its drafts by name."""
+def _load(
+    models: Models, seed: int, names: set[str]
+) -> tuple[Target, Generator | None, Callable[[str], Draft]]:
+    """Loads a target, a checkpoint or random weights; and returns what makes a draft by its name.
 
-    def __init__(self, models: Models, seed: int, settings: Sequence[Setting]):
-        self._seed, self._options = seed, models.draft_options()
-        names = {setting.draft for setting in settings}
-        self._own = models.draft_name() if OWN_DRAFT in names else None
-        # One draft on the device at a time.
-        self._made: tuple[str, Draft] | None = None
-        self._loaded, self.generator = None, None
-        if models.target.startswith(RANDOM):
-            _check_sizes(models, settings)
-            config = _size(models.target)
-            self.target: Target = random_model(config, self._options.dtype, seed)
-        else:
-            named = (self._text(name) for name in names if not name.startswith(RANDOM))
-            find_models(models.target, named)
-            self._loaded = load(
-                models.target, dtype=self._options.dtype, vocabulary=models.vocabulary
-            )
-            self.generator = Generator.of(self._loaded, models.weights)
-            self.target = self.generator.target
+    A target of random weights has no generator.
+    """
+    options = models.draft_options()
+    own = models.draft_name() or "transformer" if OWN_DRAFT in names else None
+    names = {own if name == OWN_DRAFT else name for name in names}
+    if models.target.startswith(RANDOM):
+        loaded = generator = None
+        _check_sizes(models.target, names, options.dtype)
+        target = random_model(_size(models.target), options.dtype, seed)
+    else:
+        find_models(models.target, [name for name in names if not name.startswith(RANDOM)])
+        loaded = load(models.target, dtype=options.dtype, vocabulary=models.vocabulary)
+        generator = Generator.of(loaded, models.weights)
+        target = generator.target
 
-    def draft(self, name: str) -> Draft:
-        """The draft of a row."""
-        if self._made is None or self._made[0] != name:
-            self._made = None
-            self._made = name, self._make(name)
-        return self._made[1]
-
-    def _text(self, name: str) -> str:
-        """What ``make_draft`` makes a row's draft of."""
-        return self._own or "transformer" if name == OWN_DRAFT else name
-
-    def _make(self, name: str) -> Draft:
-        options = self._options
-        name = self._text(name)
+    def make(name: str) -> Draft:
+        name = own if name == OWN_DRAFT else name
         if name.startswith(RANDOM):
-            model = random_model(_size(name), options.dtype, self._seed + 1)
+            model = random_model(_size(name), options.dtype, seed + 1)
             return TransformerDraft(model, settings=options.settings)
-        if self._loaded is None:
-            # Of drawn verdicts: it copies random sources.
-            return CopyDraft(self.target.vocab_size)
-        return make_draft(name, self._loaded, self.target, options)
+        if loaded is None:
+            return CopyDraft(target.vocab_size)
+        return make_draft(name, loaded, target, options)
+
+    return target, generator, make
 
 
-def _size(name: str) -> T5Config:
+def _size(name: str):
     return size(name.removeprefix(RANDOM))
 
 
-def _check_sizes(models: Models, settings: Sequence[Setting]) -> None:
-    """Refuses drafts that do not go with a target of random weights, and what has no room."""
-    names = {setting.draft for setting in settings}
-    drafts = sorted(models.draft_name() or "" if name == OWN_DRAFT else name for name in names)
-    for name in drafts:
+def _check_sizes(target: str, names: set[str], dtype: str) -> None:
+    """Refuses drafts that do not go with a target of random weights, or for which memory lacks."""
+    for name in sorted(names):
         if not name.startswith(RANDOM) and name != COPY:
             raise InputError(
                 f"draft {name}: a target of random weights takes random:SIZE or {COPY}"
             )
-    drafts = [name.removeprefix(RANDOM) for name in drafts if name != COPY]
-    target = models.target.removeprefix(RANDOM)
+    target, *drafts = (
+        name.removeprefix(RANDOM) for name in (target, *sorted(names)) if name != COPY
+    )
     check_vocabulary(target, drafts)
-    check_fits(target, drafts, models.draft_options().dtype)
-
-
-def _leaves_out(generator: Generator, texts: Sequence[str], options: GenerateOptions) -> bool:
-    """Whether gamma "auto" comes to 0, since no acceptance pays for the draft."""
-    if options.gamma != AUTO:
-        return False
-    batch = generator.batches(texts[: options.batch_size], options)[0]
-    return generator.engine(options).first_pace(batch) is None
+    check_fits(target, drafts, dtype)
 
 
 def _record(setting: Setting, comparison: Comparison, options: BenchmarkOptions) -> dict[str, Any]:
-    """A row as JSON can hold it: the settings and what was measured."""
+    """Returns a row as JSON can hold it: the settings and what was measured."""
     row = setting.decoding
     record = comparison.to_dict() | {
         "draft": results.without_folder(setting.draft),
@@ -358,26 +331,22 @@ def _record(setting: Setting, comparison: Comparison, options: BenchmarkOptions)
 def _parts(
     target: Target, draft: Draft, row: GenerateOptions, options: BenchmarkOptions
 ) -> dict[str, Any]:
-    parts = measure_parts(
-        target,
-        draft,
-        jnp.asarray(random_sources(target, row.batch_size, options.source_len, row.seed)),
-        row.sampling(),
-        gamma=row.gamma,
-        max_decode_len=row.max_decode_len,
-        verifier=row.make_verifier(),
-        repeats=max(options.repeats, 5),
-    )
+    sources = jnp.asarray(random_sources(target, row.batch_size, options.source_len, row.seed))
+    loop = Loop(gamma=row.gamma, max_decode_len=row.max_decode_len, verifier=row.make_verifier())
+    repeats = max(options.repeats, 5)
+    parts = measure_parts(target, draft, sources, row.sampling(), loop, repeats)
     return {"parts": parts, **overhead(parts)}
 
 
-# --- the table -------------------------------------------------------------------
+# The table
+
+Row = Mapping[str, Any]
 
 
-def _cell(name: str, form: str = ".2f") -> Callable[[Mapping[str, Any]], str | None]:
-    """A cell: the row's value in a format, of an interval both ends; None where it has none."""
+def _cell(name: str, form: str = ".2f") -> Callable[[Row], str | None]:
+    """Returns what formats a row's value, of an interval both ends; None where it has none."""
 
-    def cell(row: Mapping[str, Any]) -> str | None:
+    def cell(row: Row) -> str | None:
         value = row.get(name)
         if isinstance(value, list):
             return "–".join(format(each, form) for each in value)
@@ -386,28 +355,24 @@ def _cell(name: str, form: str = ".2f") -> Callable[[Mapping[str, Any]], str | N
     return cell
 
 
-def _part(name: str) -> Callable[[Mapping[str, Any]], str | None]:
-    """A cell: milliseconds of a part of an iteration, the median."""
-
-    def cell(row: Mapping[str, Any]) -> str | None:
-        return f"{statistics.median(row['parts'][name]):.3f}" if "parts" in row else None
-
-    return cell
+def _part(name: str) -> Callable[[Row], str | None]:
+    """Returns what formats the milliseconds of a part of an iteration, the median."""
+    return lambda row: f"{statistics.median(row['parts'][name]):.3f}" if "parts" in row else None
 
 
-def _same_text(row: Mapping[str, Any]) -> str | None:
+def _same_text(row: Row) -> str | None:
     if row.get("identical") is None:
         return None
     return "yes" if row["identical"] else f"{len(row['divergences'])} differ"
 
 
-def _plain_steps(row: Mapping[str, Any]) -> str | None:
+def _plain_steps(row: Row) -> str | None:
     if row.get("gamma") != AUTO or "plain_steps" not in row:
         return None
     return f"{row['plain_steps'] / row['target_calls']:.0%}"
 
 
-_COLUMNS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+_COLUMNS: dict[str, Callable[[Row], Any]] = {
     "task": _cell("task"),
     "draft": _cell("draft"),
     "verifier": _cell("verifier"),
@@ -450,14 +415,14 @@ _NOTES = {
 }
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> results.Table:
-    """The rows as a table; columns that no row has a value for are left out."""
+def table(rows: Sequence[Row]) -> results.Table:
+    """Makes a table of the rows; columns that no row has a value for are left out."""
     notes = [note for name, note in _NOTES.items() if any(name in row for row in rows)]
     return results.table(_COLUMNS, rows, *notes)
 
 
-def best(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The closing sentence: the row with the highest speed-up, and its range over the rounds."""
+def best(rows: Sequence[Row]) -> str:
+    """Names the row with the highest speed-up, with its range over the rounds."""
     if not rows:
         return "Best: plain decoding; no acceptance pays for a draft."
     row = max(rows, key=lambda row: row["speed_up"])

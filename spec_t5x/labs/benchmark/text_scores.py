@@ -1,8 +1,8 @@
-"""How likely drafts are to be accepted at every position of the target's texts.
+"""Acceptance rates of drafts at every position of the target's texts.
 
 Corollary 3.6 takes the expectation over texts that the target generates: no proposal needs to be
 verified. In one pass the target generates, every draft proposes one token at each position, and
-both models' distributions stand side by side.
+the distributions of both models are compared.
 """
 
 import functools
@@ -28,28 +28,45 @@ from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float32, Int, Key
 class TextScores:
     """Scores at each generated token of each text, counted from the first one after the prompt."""
 
-    # Whether there is a token: texts end at different lengths.
+    # True where there is a token: texts end at different lengths.
     written: Bool[Array, "batch length"]
-    # By the draft's name: how likely it is to be accepted, for each lenience.
+    # The draft's acceptance rate for each lenience, by its name.
     betas: dict[str, Float32[Array, "leniences batch length"]]
-    # By the draft's name: whether it proposed anything.
+    # True where the draft proposed anything, by its name.
     proposed: dict[str, Bool[Array, "batch length"]]
 
 
 @flax.struct.dataclass
 class _Drafts(Draft):
-    """Drafts that are asked side by side; their states, by name, are the state of this one."""
+    """Drafts that are asked side by side; the state holds theirs by name."""
 
     drafts: dict[str, Draft]
     vocab_size: int = flax.struct.field(pytree_node=False)
     traits: DraftTraits = flax.struct.field(pytree_node=False)
 
+    @classmethod
+    def of(cls, drafts: Mapping[str, Draft], vocab_size: int) -> "_Drafts":
+        """Joins drafts, for the states that any of them wants of the target.
+
+        A draft that wants fewer states takes the first ones.
+        """
+        depths = {name: draft.traits.depths for name, draft in drafts.items()}
+        deepest = max(depths.values(), key=len, default=())
+        for name, each in depths.items():
+            if each != deepest[: len(each)]:
+                raise InputError(
+                    f"draft {name} wants the target's layers {list(each)} and another "
+                    f"{list(deepest)}: measure them one by one"
+                )
+        uses_states = any(draft.traits.uses_target_states for draft in drafts.values())
+        return cls(drafts, vocab_size, DraftTraits(uses_target_states=uses_states, depths=deepest))
+
     def prefill(self, inputs, prompts, max_length) -> dict[str, DraftState]:
-        """The states of all."""
+        """Returns the states of all drafts."""
         return {n: each.prefill(inputs, prompts, max_length) for n, each in self.drafts.items()}
 
     def propose(self, state, context, gamma):
-        """Raises: each draft is asked for itself."""
+        """Raises an error, since each draft is asked by itself."""
         raise NotImplementedError
 
 
@@ -68,10 +85,10 @@ def score_texts(
     leniences: tuple[float, ...] = (1.0,),
     eos_id: EndOfSequence = EOS_ID,
 ) -> TextScores:
-    """The acceptance rate of each draft at each token that the target generates.
+    """Computes the acceptance rate of each draft at each token that the target generates.
 
-    Sampling: ``sum min(p / l, q)``. At temperature 0 with a lenience below 1: how likely
-    the draft is to have ``p(x) >= l max(p)``, p at temperature 1 (section A.5).
+    When sampling, it is ``sum min(p / l, q)``. At temperature 0 with a lenience below 1, it is the
+    draft's probability of ``p(x) >= l max(p)``, p at temperature 1 (section A.5).
 
     Args:
       target: the model that generates the texts.
@@ -92,21 +109,21 @@ def score_texts(
     """
     for draft in drafts.values():
         speculative.check_arguments(target, draft, prompts, 1, max_decode_len)
-    together = _Drafts(drafts, target.vocab_size, _traits_of_all(drafts))
+    together = _Drafts.of(drafts, target.vocab_size)
     loop = Loop(gamma=1, max_decode_len=max_decode_len, eos_id=eos_id)
     stream, batch = RowStream(keys), prompts.shape[0]
     state = decode_state.init(
         target, together, inputs, prompts, stream, loop, max_decode_steps=max_decode_steps
     )
-    betas = jnp.zeros((len(leniences), batch, max_decode_len), jnp.float32)
     nowhere = jnp.zeros((batch, max_decode_len), bool)
-    scores = TextScores(
-        written=nowhere,
-        betas=dict.fromkeys(drafts, betas),
-        proposed=dict.fromkeys(drafts, nowhere),
-    )
+    unscored_betas = jnp.zeros((len(leniences), *nowhere.shape), jnp.float32)
+    scores = {
+        "written": nowhere,
+        "betas": dict.fromkeys(drafts, unscored_betas),
+        "proposed": dict.fromkeys(drafts, nowhere),
+    }
 
-    def score_position(carry) -> tuple[DecodeState, TextScores, Int[Array, ""]]:
+    def score_position(carry) -> tuple[DecodeState, dict, Int[Array, ""]]:
         state, scores, position = carry
         before, context = state.outputs, decode_state.make_context(state, settings, coupled=False)
         found = speculative.draw(target, together, state.draft_state, context, stream, False)
@@ -118,41 +135,26 @@ def score_texts(
         outputs, _ = outputs_lib.append(
             before, tokens[:, None], jnp.ones_like(tokens), unscored, eos_id
         )
-        betas, proposed, draft_states = {}, {}, {}
+        here, draft_states = {"written": context.live, "betas": {}, "proposed": {}}, {}
         for name, draft in drafts.items():
-            draft_probs, proposes, draft_states[name] = _ask(
+            draft_probs, here["proposed"][name], draft_states[name] = _ask(
                 draft, state.draft_state[name], context, tokens, outputs.lengths
             )
-            of_draft = _betas(found.logits, found.probs, draft_probs, settings, leniences)[..., 0]
-            betas[name] = scores.betas[name].at[..., position].set(of_draft)
-            proposed[name] = scores.proposed[name].at[:, position].set(proposes)
-        written = scores.written.at[:, position].set(context.live)
+            betas = _betas(found.logits, found.probs, draft_probs, settings, leniences)
+            here["betas"][name] = betas[..., 0]
         state = state.replace(
             outputs=outputs,
             target_cache=target.rollback(found.target_cache, outputs.lengths),
             draft_state=draft_states,
             target_states=with_states(state.target_states, found.states, before.lengths),
         )
-        return state, TextScores(written=written, betas=betas, proposed=proposed), position + 1
+        scores = jax.tree.map(lambda all, one: all.at[..., position].set(one), scores, here)
+        return state, scores, position + 1
 
     _, scores, _ = lax.while_loop(
         lambda carry: ~done(carry[0]), score_position, (state, scores, jnp.int32(0))
     )
-    return scores
-
-
-def _traits_of_all(drafts: Mapping[str, Draft]) -> DraftTraits:
-    """The states that any draft wants of the target; one that wants fewer takes the first."""
-    traits = {name: draft.traits for name, draft in drafts.items()}
-    deepest = max((each.depths for each in traits.values()), key=len, default=())
-    for name, each in traits.items():
-        if each.depths != deepest[: len(each.depths)]:
-            raise InputError(
-                f"draft {name} wants the target's layers {list(each.depths)} and another "
-                f"{list(deepest)}: measure them one by one"
-            )
-    uses_states = any(each.uses_target_states for each in traits.values())
-    return DraftTraits(uses_target_states=uses_states, depths=deepest)
+    return TextScores(**scores)
 
 
 def _ask(draft: Draft, state: DraftState, context: Context, tokens, lengths):
@@ -169,7 +171,7 @@ def _ask(draft: Draft, state: DraftState, context: Context, tokens, lengths):
 
 
 def _betas(logits, target_probs, draft_probs, settings: Sampling, leniences) -> Array:
-    """The acceptance rate at each position, for each lenience ``[leniences, batch, 1]``."""
+    """Computes the acceptance rate for each lenience ``[leniences, batch, 1]``."""
     betas = []
     for lenience in leniences:
         if settings.greedy and lenience < 1:

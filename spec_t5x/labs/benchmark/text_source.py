@@ -1,6 +1,7 @@
-"""Where texts come from: a file of pairs, or a seqio task."""
+"""Sources of texts: a file of pairs, or a seqio task."""
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ Intervals = Callable[[Sequence[Any], Sequence[str]], dict[str, tuple[float, floa
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextSource(TaskOptions):
-    """A local file of pairs or a seqio task; neither where no text is needed."""
+    """Local file of pairs or seqio task; neither where no text is needed."""
 
     # Pairs: .tsv, or .jsonl for JSON lines; gzipped or not.
     data: str | None = None
@@ -34,13 +35,13 @@ class TextSource(TaskOptions):
     target_field: str = "highlights"
     # Put before every source of a file; a task has its own.
     prefix: str = ""
-    # Of a file: a name of ``data.metrics.METRICS``. A task has its own.
+    # A name of ``data.metrics.METRICS``, for a file. A task has its own.
     metric: str = "bleu"
-    # Of a task.
+    # The part of a task.
     split: str = "validation"
     # Take the first N pairs only.
     limit: int | None = None
-    # Of a file: take the first N words of each source only, as a language model's prompt.
+    # Take the first N words of each source of a file only, as a language model's prompt.
     source_words: int | None = None
 
     def __post_init__(self):
@@ -61,7 +62,7 @@ class TextSource(TaskOptions):
 
     @property
     def name(self) -> str | None:
-        """The file or task; None without either."""
+        """Name of the file or task; None without either."""
         return self.data or self.mixture_or_task
 
     def check_given(self) -> None:
@@ -78,7 +79,7 @@ class TextSource(TaskOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextPairs:
-    """The texts of a file or of one task."""
+    """Texts of a file or of one task."""
 
     name: str
     # (source, target); a target is what ``metric`` takes.
@@ -89,7 +90,7 @@ class TextPairs:
 
 
 def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
-    """The file, the task, or each task of the mixture.
+    """Reads the file, the task, or each task of the mixture.
 
     Raises:
       InputError: it cannot be read.
@@ -123,9 +124,9 @@ def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
 def read_texts(
     source: TextSource, generator: Generator, decoding: GenerateOptions, limit: int | None = None
 ) -> list[str]:
-    """The first ``limit`` inputs that the target takes, all of them with None.
+    """Reads the first ``limit`` inputs that the target takes, all of them with None.
 
-    Of a task, they are among its first ``limit`` examples: it may be of any length.
+    A task's are among its first ``limit`` examples: it may be of any length.
 
     Raises:
       InputError: the file or task cannot be read, or has no such input.
@@ -138,8 +139,9 @@ def read_texts(
         target_field=source.source_field,
         limit=min(limits, default=None) if source.mixture_or_task else source.limit,
     )
+    sets = read_sets(read, generator.vocabulary)
     texts, num_skipped = [], 0
-    for text in (text for part in read_sets(read, generator.vocabulary) for text, _ in part.pairs):
+    for text, _ in itertools.chain.from_iterable(part.pairs for part in sets):
         if len(texts) == limit:
             break
         if fits(generator, text, decoding):
@@ -161,7 +163,7 @@ def read_texts(
 
 
 def fits(generator: Generator, text: str, options: GenerateOptions) -> bool:
-    """Whether the generator decodes the text."""
+    """Returns True if the generator decodes the text."""
     try:
         generator.tokenize(text, options)
     except InputError:
@@ -176,10 +178,9 @@ def _read_file(source: TextSource) -> TextPairs:
         columns = (source.source_column, source.target_column, source.num_columns)
         pairs = read_pairs(source.data, *columns)
     # All are read: a bad line is found whatever the limit is.
-    sources, targets = map(list, zip(*list(pairs)[: source.limit], strict=True))
+    pairs = list(pairs)[: source.limit]
     if source.source_words is not None:
-        sources = [" ".join(text.split()[: source.source_words]) for text in sources]
+        pairs = [(" ".join(text.split()[: source.source_words]), target) for text, target in pairs]
     # An empty source stays empty, to be skipped.
-    sources = [source.prefix + text if text else "" for text in sources]
-    pairs = list(zip(sources, targets, strict=True))
+    pairs = [(text and source.prefix + text, target) for text, target in pairs]
     return TextPairs(name=source.data, pairs=pairs, metric=metric_by_name(source.metric))

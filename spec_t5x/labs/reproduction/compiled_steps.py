@@ -1,8 +1,7 @@
 """Table 2's rows as the costs of the same networks compiled for a TPU-v4 chip predict them.
 
-libtpu compiles on any Linux machine, for a chip that is not there. It wants an environment of
-its own and JAX on the CPU, and so runs in a process of its own: the measurements beside it
-keep their device.
+libtpu compiles on any Linux machine, for a chip that is not there. It needs a separate environment
+and JAX on the CPU, and so runs in a separate process: the other measurements keep their device.
 """
 
 import functools
@@ -29,7 +28,7 @@ NOTE = (
 
 
 def key(row: SpeedUp) -> tuple[str, str, float]:
-    """What tells a row of Table 2 from the others."""
+    """Returns what distinguishes a row of Table 2 from the others."""
     return row.task, row.draft, row.temperature
 
 
@@ -42,8 +41,7 @@ def measure(options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]
         rows = [row for row in rows if (row.draft, row.gamma) == (rows[0].draft, rows[0].gamma)]
     keys = [key(row) for row in rows]
     inputs = {"version": 2, "rows": keys, "libtpu": version("libtpu")}
-    seconds = 55.0 if options.quick else 200.0
-    found = results("compiled/table2", inputs, seconds, functools.partial(_in_child, keys))
+    found = results("compiled/table2", inputs, functools.partial(_in_child, keys))
     return found["rows"] if found else []
 
 
@@ -58,8 +56,8 @@ def _in_child(keys: Sequence[tuple]) -> dict[str, Any]:
     return {"rows": json.loads(done.stdout)}
 
 
-def predict(keys: Sequence[Sequence]) -> list[dict[str, Any]]:
-    """c, T(gamma + 1) and the speed-up for the rows of these keys. In a process of its own."""
+def _predict(keys: Sequence[Sequence]) -> list[dict[str, Any]]:
+    """Predicts c, T(gamma + 1) and the speed-up for the rows of these keys."""
     chips.prepare_environment()
     rows = [row for row in paper_tables.TABLE_2 if list(key(row)) in keys]
     found = compilation.predict_rows(compilation.Options(), rows)
@@ -71,4 +69,4 @@ def predict(keys: Sequence[Sequence]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(predict(json.loads(sys.argv[1]))))
+    print(json.dumps(_predict(json.loads(sys.argv[1]))))

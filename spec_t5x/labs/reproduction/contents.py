@@ -1,7 +1,9 @@
 """What the report shows of an item: tables and figures, and the origin of every number."""
 
 import dataclasses
+import enum
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,12 +11,48 @@ from matplotlib.figure import Figure
 
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.labs.benchmark.traces import TraceLine
-from spec_t5x.labs.reproduction.columns import Column, Origin
+
+
+class Origin(enum.StrEnum):
+    """Origins of numbers, which the report names for every column and figure."""
+
+    CLOSED_FORM = "closed form"
+    MEASURED = "measured here"
+    COMPILED = "compiled for TPU-v4"
+    PAPER = "the paper's"
+    # A row's name, a setting.
+    LABEL = ""
+
+
+class Column(NamedTuple):
+    """Column of a table."""
+
+    origin: Origin
+    # Key of the value in each row; None or absent is an empty cell.
+    key: str
+    title: str
+    # Format of numbers; strings stay as they are.
+    format: str = ".2f"
+
+
+def label(key: str, title: str | None = None, format: str = "g") -> Column:
+    """Makes a column of names or settings."""
+    return Column(Origin.LABEL, key, title or key, format)
+
+
+closed_form = partial(Column, Origin.CLOSED_FORM)
+measured = partial(Column, Origin.MEASURED)
+compiled = partial(Column, Origin.COMPILED)
+paper = partial(Column, Origin.PAPER)
+
+# The first columns of every table with rows of Table 2.
+SETTING = (label("task"), label("draft"), label("temperature", "temp."))
+GAMMA = label("gamma", "γ")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportTable:
-    """A row for each dictionary, with the values that the columns name."""
+    """Table with a row for each dictionary, of the values that the columns name."""
 
     caption: str
     columns: Sequence[Column]
@@ -22,16 +60,21 @@ class ReportTable:
     note: str = ""
 
     @property
+    def origins(self) -> set[Origin]:
+        """Origins of the columns."""
+        return {column.origin for column in self.columns}
+
+    @property
     def values(self) -> list[list[float | int | str | None]]:
-        """The cells, unrounded."""
+        """Unrounded cells."""
         return [[row.get(column.key) for column in self.columns] for row in self.rows]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportFigure:
-    """A plot, saved as SVG and PNG; or the lines of a decode."""
+    """Plot, saved as SVG and PNG; or the lines of a decode."""
 
-    # Of the files: "figure2".
+    # Name of the files: "figure2".
     name: str
     caption: str
     origins: Sequence[Origin]
@@ -41,7 +84,7 @@ class ReportFigure:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReproduceOptions:
-    """What the user chose for the whole run."""
+    """Settings of a run."""
 
     # Fewer inputs, tokens and repeats: minutes instead of an hour.
     quick: bool = False
@@ -51,7 +94,7 @@ class ReproduceOptions:
     data_dir: Path | str | None = None
 
     def __post_init__(self):
-        # gin hands over whatever a file binds.
+        # gin passes on any value that a file binds.
         if not isinstance(self.quick, bool):
             raise InputError(f"quick is {self.quick!r}: give True or False")
         check_at_least(self, seed=0)
@@ -62,10 +105,10 @@ class ReproduceOptions:
 
 
 class Exhibit(NamedTuple):
-    """A table or figure of the paper."""
+    """Table or figure of the paper."""
 
     title: str
     # ``content(options, results)`` is what the report shows. It calls ``results``
-    # (``kept_results.Results``) to measure, which keeps each result; where that gives None, as in
-    # a plan or after a failure, it shows the rest.
+    # (``kept_results.Results``) to measure, which keeps each result; if that returns None, since
+    # the measurement failed, it shows the rest.
     content: Callable[[ReproduceOptions, Any], Sequence[ReportTable | ReportFigure]]

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from spec_t5x.labs.benchmark.reliability import caution
 from spec_t5x.labs.reproduction import speed_ups
-from spec_t5x.labs.reproduction.columns import Origin
-from spec_t5x.labs.reproduction.contents import Exhibit, ReportFigure, ReproduceOptions
+from spec_t5x.labs.reproduction.contents import Exhibit, Origin, ReportFigure, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.plots import COLOURS, MARKERS, new_figure
 from spec_t5x.theory import formulas
@@ -36,29 +35,26 @@ _MARKERS = dict(zip(_SERIES, MARKERS, strict=True))
 
 
 def _figure(
-    name: str, caption: str, points: str, rows: Sequence[Row], plot: Figure
+    name: str, caption: str, points: str, rows: Sequence[Row], plot: Figure, *, timed: bool = False
 ) -> ReportFigure:
-    """Curves of formulas; where rows were measured, with points that the caption explains."""
-    if not rows:
-        return ReportFigure(name=name, caption=caption, origins=(Origin.CLOSED_FORM,), plot=plot)
-    return ReportFigure(
-        name=name,
-        caption=f"{caption} Points, hollow at temperature 0: {points}",
-        origins=(Origin.CLOSED_FORM, Origin.MEASURED),
-        plot=plot,
-    )
+    """Makes a figure of formulas' curves; the caption explains the points of measured rows.
 
-
-def _doubts(rows: Sequence[Row]) -> str:
-    """Ends a caption of points whose place depends on time."""
-    doubts = caution(rows)
-    return f" {doubts}" if doubts else ""
+    If their places depend on time, it ends with doubts.
+    """
+    origins = (Origin.CLOSED_FORM,)
+    if rows:
+        doubts = caution(rows) if timed else None
+        caption = (
+            f"{caption} Points, hollow at temperature 0: {points}{doubts and ' ' + doubts or ''}"
+        )
+        origins += (Origin.MEASURED,)
+    return ReportFigure(name=name, caption=caption, origins=origins, plot=plot)
 
 
 def _plot_points(
     axes: Axes, rows: Sequence[Row], value: Callable[[Row], float], colour: Callable[[Row], str]
 ) -> list[Artist]:
-    """Measured points, filled at temperature 1 and hollow at 0; handles for a legend."""
+    """Plots measured points, hollow at temperature 0; returns the handles of a legend."""
     handles = {}
     for row in rows:
         name, marker = f"{row['task']}, {row['draft']}", _MARKERS[row["task"], row["draft"]]
@@ -79,7 +75,7 @@ def _draw_by_gamma(
     title: str,
     bound: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Figure:
-    """A curve over alpha for each gamma; the points of a gamma in its curve's colour."""
+    """Draws a curve over alpha for each gamma; the points of a gamma have its curve's colour."""
     figure, axes = new_figure(_ALPHA_LABEL, label, **_SIZE)
     gammas = sorted({*GAMMAS, *(row["gamma"] for row in rows)})
     colours = dict(zip(gammas, itertools.cycle(COLOURS), strict=False))
@@ -120,8 +116,7 @@ def _figure_2(options: ReproduceOptions, results: Measure) -> list[ReportFigure]
 
 
 def fastest(rows: Sequence[Row]) -> list[Row]:
-    """The row with the best speed-up for each task, draft and temperature, where several
-    gammas were measured."""
+    """Returns the fastest row of each task, draft and temperature with several gammas."""
     groups: dict[tuple, list[Row]] = {}
     for row in rows:
         groups.setdefault((row["task"], row["draft"], row["temperature"]), []).append(row)
@@ -148,8 +143,8 @@ def _figure_3(options: ReproduceOptions, results: Measure) -> list[ReportFigure]
         "The γ that maximizes Theorem 3.8, found by trying every γ (section 3.5); 0, plain "
         "decoding, where α is not above c (Corollary 3.9)."
     )
-    points = "the fastest of the γ that Table 2 has measured." + _doubts(best)
-    return [_figure("figure3", caption, points, best, plot)]
+    points = "the fastest of the γ that Table 2 has measured."
+    return [_figure("figure3", caption, points, best, plot, timed=True)]
 
 
 def _figure_4(options: ReproduceOptions, results: Measure) -> list[ReportFigure]:
@@ -174,9 +169,10 @@ def _figure_4(options: ReproduceOptions, results: Measure) -> list[ReportFigure]
             "figure4_speed",
             "Speed-up over plain decoding by Theorem 3.8, c = 0. The paper draws this and the "
             "next into one.",
-            "measured, where drafts and verification have their cost." + _doubts(rows),
+            "measured, where drafts and verification have their cost.",
             rows,
             speed,
+            timed=True,
         ),
         _figure(
             "figure4_operations",

@@ -1,6 +1,7 @@
 """Figures 1 and 5: what one decode accepted, and when target and draft ran in one."""
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +14,7 @@ from spec_t5x.labs.benchmark import traces
 from spec_t5x.labs.benchmark.comparison import Comparison, compare
 from spec_t5x.labs.benchmark.reliability import caution
 from spec_t5x.labs.reproduction import pairs
-from spec_t5x.labs.reproduction.columns import Origin
-from spec_t5x.labs.reproduction.contents import Exhibit, ReportFigure, ReproduceOptions
+from spec_t5x.labs.reproduction.contents import Exhibit, Origin, ReportFigure, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.plots import new_figure
 
@@ -27,17 +27,13 @@ _PAIR = pairs.ENDE
 _MAX_DECODE_LEN = 48
 _GAMMA_1 = 5
 _GAMMAS_5 = (7, 3)
-# Of the blocks of Figure 5: the paper's, whose purple blocks call the target and blue ones the
-# draft; its yellow and orange ones are encoders.
+# Colours of Figure 5's blocks, as the paper has them.
 _COLOURS = {"encoders and prefill": "#fdd835", "draft": "#42a5f5", "target": "#7e57c2"}
 
 
 def _generator():
     draft = pairs.load_draft(_PAIR.target, "transformer")
     return pairs.load_target(_PAIR.target).with_draft(draft)
-
-
-# --- Figure 1 ------------------------------------------------------------------------
 
 
 def _figure_1(options: ReproduceOptions, results: Measure) -> list[ReportFigure]:
@@ -48,7 +44,7 @@ def _figure_1(options: ReproduceOptions, results: Measure) -> list[ReportFigure]
         return {"tokens": traces.num_tokens(lines), "lines": list(map(dataclasses.asdict, lines))}
 
     inputs = pairs.inputs(_PAIR, ("transformer",), [_SENTENCE], decoding=decoding)
-    found = results("figure1", inputs, 12.0, measure)
+    found = results("figure1", inputs, measure)
     if not found:
         return []
     trace = [traces.TraceLine(**line) for line in found["lines"]]
@@ -58,9 +54,6 @@ def _figure_1(options: ReproduceOptions, results: Measure) -> list[ReportFigure]
         f"Target `{_PAIR.target}`, γ = {_GAMMA_1}, temperature 0, input “{_SENTENCE}”"
     )
     return [ReportFigure(name="figure1", caption=caption, origins=(Origin.MEASURED,), trace=trace)]
-
-
-# --- Figure 5 ------------------------------------------------------------------------
 
 
 def _figure_5(options: ReproduceOptions, results: Measure) -> list[ReportFigure]:
@@ -80,7 +73,7 @@ def _figure_5(options: ReproduceOptions, results: Measure) -> list[ReportFigure]
 
     settings = {"gammas": _GAMMAS_5, "repeats": repeats, "max_decode_len": _MAX_DECODE_LEN}
     inputs = pairs.inputs(_PAIR, ("transformer",), [_SENTENCE], **settings, version=5)
-    found = results("figure5", inputs, 30.0, measure)
+    found = results("figure5", inputs, measure)
     if not found:
         return []
     runs = found["runs"]
@@ -98,39 +91,34 @@ def _figure_5(options: ReproduceOptions, results: Measure) -> list[ReportFigure]
 
 
 def _run(gamma: int, comparison: Comparison, events: list[StreamEvent]) -> dict[str, Any]:
-    """A decode: its steps' times in milliseconds, and what became of each proposal."""
-    times, plain = comparison.step_times, not gamma
-    seconds = comparison.plain_seconds if plain else comparison.speculative_seconds
-    setup = comparison.plain_setup_seconds if plain else comparison.speculative_setup_seconds
-    tokens = comparison.plain_tokens if plain else comparison.speculative_tokens
+    """Returns a decode: its steps' times in milliseconds, and what became of each proposal."""
+    times, way = comparison.step_times, "speculative" if gamma else "plain"
+    tokens = getattr(comparison, f"{way}_tokens")
     return {
-        "run": "standard decoding" if plain else f"γ = {gamma}",
+        "run": f"γ = {gamma}" if gamma else "standard decoding",
         "tokens": tokens,
-        "setup": 1e3 * statistics.median(setup),
+        "setup": 1e3 * statistics.median(getattr(comparison, f"{way}_setup_seconds")),
         "draft_step": times.draft,
-        "target_step": times.target if plain else times.verification,
-        "proposed": [0] * tokens if plain else [len(event.proposed) for event in events],
-        "appended": [1] * tokens if plain else [len(event.appended) for event in events],
-        "measured": 1e3 * statistics.median(seconds),
+        "target_step": times.verification if gamma else times.target,
+        "proposed": [len(event.proposed) for event in events] if gamma else [0] * tokens,
+        "appended": [len(event.appended) for event in events] if gamma else [1] * tokens,
+        "measured": 1e3 * statistics.median(getattr(comparison, f"{way}_seconds")),
         "beside": comparison.beside,
-        "noise": comparison.is_noise and not plain,
+        "noise": bool(gamma) and comparison.is_noise,
     }
 
 
 def blocks(run: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """The calls of a run, one after the other: kind, start and duration in milliseconds."""
-    kinds = [("encoders and prefill", run["setup"])]
+    """Lists the calls of a run, one after the other: kind, start and duration in milliseconds."""
+    calls = [("encoders and prefill", run["setup"])]
     for proposed in run["proposed"]:
-        kinds += [("draft", run["draft_step"])] * proposed + [("target", run["target_step"])]
-    found, start = [], 0.0
-    for kind, duration in kinds:
-        found.append((kind, start, duration))
-        start += duration
-    return found
+        calls += [("draft", run["draft_step"])] * proposed + [("target", run["target_step"])]
+    ends = itertools.accumulate((duration for _, duration in calls), initial=0.0)
+    return [(kind, start, duration) for (kind, duration), start in zip(calls, ends, strict=False)]
 
 
 def _draw_timeline(runs: list[Mapping[str, Any]]) -> Figure:
-    """A row for each run, a bar for each block."""
+    """Draws a row for each run, a bar for each block."""
     figure, axes = new_figure("milliseconds", "", width=11.0, height=1.6 + 0.7 * len(runs))
     axes.grid(visible=False)
     for row, run in enumerate(runs):

@@ -1,4 +1,4 @@
-"""What the measurements decode: the texts of the package, or the first of the user's own."""
+"""Texts that the measurements decode: the package's, or the first of the user's own."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ _EXAMPLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="u
 SENTENCES = tuple(_EXAMPLES["sentences"])
 DESCRIPTIONS = tuple(_EXAMPLES["descriptions"])
 
-# Where ``data_dir`` has such texts: file, column and number of columns.
+# The texts of ``data_dir``: file, column and number of columns.
 _FILES = {
     SENTENCES: ("ende/dev.tsv.gz", 1, 3),
     DESCRIPTIONS: ("summarize/debian_dev.tsv.gz", 0, 2),
@@ -20,11 +20,11 @@ _FILES = {
 
 
 def read(examples: tuple[str, ...], data_dir: Path | None, count: int) -> list[str]:
-    """The first ``count`` texts, or as many as there are.
+    """Reads the first ``count`` texts, or as many as there are.
 
     Args:
-      examples: ``SENTENCES`` or ``DESCRIPTIONS``: which texts, and the texts without a
-        ``data_dir``.
+      examples: ``SENTENCES`` or ``DESCRIPTIONS``: the texts without a ``data_dir``, and the kind
+        of texts with one.
       data_dir: holds ``ende/dev.tsv.gz`` and ``summarize/debian_dev.tsv.gz``.
       count: at least 1.
 
@@ -39,11 +39,7 @@ def read(examples: tuple[str, ...], data_dir: Path | None, count: int) -> list[s
 
 
 def check(data_dir: Path | None) -> None:
-    """Before anything is computed: the files are there.
-
-    Raises:
-      InputError: ``data_dir`` is not a directory, or lacks a file.
-    """
+    """Raises ``InputError`` if ``data_dir`` is not a directory, or lacks a file."""
     if data_dir is None:
         return
     if not data_dir.is_dir():

@@ -1,18 +1,25 @@
-"""Measured results, each kept under a hash of all that it depends on."""
+"""Measured results, each kept under a hash of all that it depends on, and their provenance."""
 
+import datetime
 import json
+import logging
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from spec_t5x.errors import InputError
-from spec_t5x.labs.benchmark.other_programs import OtherPrograms
-from spec_t5x.labs.reproduction import provenance
+from spec_t5x.labs.benchmark.reliability import OtherPrograms
+from spec_t5x.labs.reproduction.contents import ReproduceOptions
+from spec_t5x.machine.description import machine
 from spec_t5x.tuning.store import Store
+
+log = logging.getLogger(__name__)
 
 # What items call to measure: ``Results.__call__`` or ``Results.kept``.
 Measure = Callable[..., Any]
+_CHECKOUT = Path(__file__).parents[3]
 
 
 class Results:
@@ -21,89 +28,63 @@ class Results:
     Attributes:
       found: by name, the ``result`` of each measurement and its ``provenance``.
       failed: by name, why there is no result.
-      missing: by name, the estimated seconds of what is not kept; of a plan alone.
-      asked: the names of what was called for since it was last emptied.
+      asked: the names of what was requested since it was last emptied.
     """
 
-    def __init__(
-        self,
-        directory: Path | None,
-        origin: Mapping[str, Any],
-        before: Callable[[str, float], None] | None = None,
-    ):
+    def __init__(self, directory: Path, origin: Mapping[str, Any]):
         """Uses a directory, which need not be there yet.
 
         Args:
-          directory: of the files; None keeps nothing.
-          origin: of the run (``provenance.origin``), noted with each result. A result depends
-            on the machine and the version of JAX; of this package's code, a measurement says
-            by a number in its inputs what it depends on.
-          before: is called with the name and estimated seconds of a measurement, which then
-            begins. None plans: what is not kept is noted in ``missing``, and not measured.
+          directory: of the files.
+          origin: of the run (``origin``), noted with each result. A result depends on the machine
+            and the version of JAX; of this package's code, a number in a measurement's inputs
+            says what it depends on.
         """
-        self.store, self.origin = directory and Store(directory), origin
-        self.before = before
+        self.store, self.origin = Store(directory), origin
         self.found: dict[str, dict[str, Any]] = {}
         self.failed: dict[str, str] = {}
-        self.missing: dict[str, float] = {}
         self.asked: dict[str, None] = {}
 
-    def __call__(
-        self, name: str, inputs: Mapping[str, Any], seconds: float, compute: Callable[[], Any]
-    ) -> Any | None:
-        """A result: found in this run, kept by an earlier one, or else measured and kept.
+    def __call__(self, name: str, inputs: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
+        """Returns a result: found in this run, kept by an earlier one, or else measured and kept.
 
         A measurement that fails is noted in ``failed`` and does not stop the others.
 
         Args:
           name: unique in the report: "acceptance/ende-target".
           inputs: all that the result depends on, as JSON.
-          seconds: what it takes on two cores, compilation included: an estimate.
           compute: measures; what it returns is JSON.
 
         Raises:
           OSError: the result cannot be kept.
         """
+        result = self.kept(name, inputs)
         self.asked[name] = None
-        self._load(name, inputs)
-        if name not in self.found and self.before is None:
-            self.missing[name] = seconds
-        elif name not in self.found and name not in self.failed:
-            self.before(name, seconds)
-            start, others = time.perf_counter(), OtherPrograms()
-            try:
-                # As a file gives it back, so that every run renders the same.
-                result = json.loads(json.dumps(compute()))
-            except Exception as error:
-                self.failed[name] = one_line(error)
-            else:
-                seconds = round(time.perf_counter() - start, 1)
-                self._keep(name, inputs, result, seconds, round(others.share, 3))
-        return self.found.get(name, {}).get("result")
+        if result is not None or name in self.failed:
+            return result
+        log.info(f"measuring {name}")
+        start, others = time.perf_counter(), OtherPrograms()
+        try:
+            # As a file gives it back, so that every run renders the same.
+            result = json.loads(json.dumps(compute()))
+        except Exception as error:
+            self.failed[name] = one_line(error)
+            return None
+        took = {"date": now(), "seconds": round(time.perf_counter() - start, 1)}
+        took["beside"] = round(others.share, 3)
+        self.found[name] = {"result": result, "provenance": {**self.origin, **took}}
+        if problem := self.store.save(self._depends_on(name, inputs), self.found[name]):
+            raise OSError(problem)
+        return result
 
     def kept(self, name: str, inputs: Mapping[str, Any], *_) -> Any | None:
-        """Called like ``__call__``, but never measures: None where nothing is kept."""
-        self._load(name, inputs)
+        """Returns what ``__call__`` returns, but never measures: None if nothing is kept."""
         if name not in self.found:
-            return None
+            if not (kept := self.store.load(self._depends_on(name, inputs), _checked)):
+                return None
+            self.found[name] = kept
         self.asked[name] = None
         return self.found[name]["result"]
-
-    def _load(self, name: str, inputs: Mapping[str, Any]) -> None:
-        if self.store and name not in self.found:
-            kept = self.store.load(self._depends_on(name, inputs), _checked)
-            if kept:
-                self.found[name] = kept
-
-    def _keep(
-        self, name: str, inputs: Mapping[str, Any], result: Any, seconds: float, beside: float
-    ) -> None:
-        took = {"date": provenance.now(), "seconds": seconds, "beside": beside}
-        origin = {**self.origin, **took}
-        self.found[name] = {"result": result, "provenance": origin}
-        problem = self.store.save(self._depends_on(name, inputs), self.found[name])
-        if problem:
-            raise OSError(problem)
 
     def _depends_on(self, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
         machine = {key: value for key, value in self.origin["machine"].items() if key != "spec_t5x"}
@@ -117,7 +98,74 @@ def _checked(kept: Any) -> dict[str, Any]:
 
 
 def one_line(error: Exception) -> str:
-    """An exception as a line of the report."""
+    """Writes an exception as a line of the report."""
     text = " ".join(str(error).split())
-    # A user's mistake says all in its message; elsewhere the kind helps.
+    # A user's mistake needs no more than its message.
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+# Provenance
+
+
+def origin(options: ReproduceOptions) -> dict[str, Any]:
+    """Returns the origin of a run's numbers: the machine with its versions, commit, options."""
+    return {
+        "machine": machine(),
+        "commit": commit(),
+        "seed": options.seed,
+        "quick": options.quick,
+        # The path is private.
+        "data_dir": options.data_dir and options.data_dir.name,
+    }
+
+
+def commit() -> str | None:
+    """Returns the checkout's commit, with ``+changes`` if files differ or are new.
+
+    None outside of a checkout.
+    """
+    try:
+        top = _git("rev-parse", "--show-toplevel")
+        # An installation may be inside another repository.
+        if Path(top).resolve() != _CHECKOUT.resolve():
+            return None
+        changes = "+changes" if _git("status", "--porcelain") else ""
+        return _git("rev-parse", "--short=12", "HEAD") + changes
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(_CHECKOUT), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def now() -> str:
+    """Returns the date and time, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def describe(machine: Mapping[str, Any]) -> str:
+    """Describes a machine in a few words: "Intel Xeon, 2 cores (cpu)"."""
+    device, platform = machine["device"], machine["platform"]
+    accelerator = "" if device == platform else f"{device}, "
+    return f"{accelerator}{machine['processor']}, {machine['threads']} cores ({platform})"
+
+
+def lines(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Writes a line for each machine, commit and seed that results of a report come from."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for one in found:
+        p = one["provenance"]
+        commit = f"commit {p['commit']}" if p["commit"] else "not from a checkout"
+        place = f"{describe(p['machine'])}, {commit}, seed {p['seed']}"
+        groups.setdefault(place, []).append(one)
+    return [f"{place}, {_amount(group)}" for place, group in groups.items()]
+
+
+def _amount(group: list[Mapping[str, Any]]) -> str:
+    tokens = sum(one["result"].get("tokens", 0) for one in group)
+    days = sorted({one["provenance"]["date"].split()[0] for one in group})
+    seconds = sum(one["provenance"]["seconds"] for one in group)
+    counted = f"{tokens:,} tokens counted, " * bool(tokens)
+    return f"{counted}{' to '.join(dict.fromkeys((days[0], days[-1])))}, took {seconds:.0f} s"

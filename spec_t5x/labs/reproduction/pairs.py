@@ -1,9 +1,9 @@
-"""Which packaged models and texts stand for the paper's, and how they are loaded.
+"""Packaged models and texts that represent the paper's, and how they are loaded.
 
-The paper's models (T5-XXL, LaMDA, its GPT-like pair) are not to be had here, so small packaged
-pairs take their places: the same kinds of network, draft and task, trained on other text. What
-compares with the paper is the order of the drafts and how measured speed-ups relate to
-expected ones, not the numbers.
+The paper's models (T5-XXL, LaMDA, its GPT-like pair) are not public, so small packaged pairs take
+their places: the same kinds of network, draft and task, trained on other text. The order of the
+drafts, and how measured speed-ups relate to expected ones, compare with the paper; the numbers do
+not.
 """
 
 import dataclasses
@@ -27,26 +27,26 @@ _KINDS = {"unigram": "ngram", "bigram": "ngram", "ngram": "ngram", "transformer"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A packaged target with its drafts and texts."""
+    """Packaged target with its drafts and texts."""
 
     name: str
     target: str
-    # The paper's target that it stands for, as in ``paper_tables.TABLE_3``; and the task of
+    # The paper's target that it represents, as in ``paper_tables.TABLE_3``, and its task in
     # Table 2.
     stands_for: str
     paper_task: str | None = None
-    # Ours, in a table.
+    # The package's task, in a table.
     task: str
-    # Of ``example_texts``, cut to so many words as a prompt.
+    # Texts of ``example_texts``, cut to so many words as a prompt.
     examples: tuple[str, ...]
     words: int | None = None
-    # Of every distribution, draft's and target's; 0 for none.
+    # Filter of every distribution, draft's and target's; 0 for none.
     top_k: int = 0
     # Texts can be longer than the encoder takes, and are cut.
     truncate: bool = False
 
     def texts(self, options: ReproduceOptions, count: int) -> list[str]:
-        """The first texts to decode."""
+        """Reads the first texts to decode."""
         texts = example_texts.read(self.examples, options.data_dir, count)
         return [" ".join(text.split()[: self.words]) for text in texts] if self.words else texts
 
@@ -83,7 +83,7 @@ PAIRS = (LANGUAGE, ENDE, SUMMARIES, TOP_40)
 
 
 def inputs(pair: Pair, drafts: Sequence[str], texts: Sequence[str], **more: Any) -> dict[str, Any]:
-    """What a measurement with the pair depends on, for ``kept_results.Results``."""
+    """Returns what a measurement with the pair depends on, for ``kept_results.Results``."""
     kinds = sorted({_KINDS[draft] for draft in drafts if draft in _KINDS})
     files = [pair.target, *(PACKAGED_DRAFTS[pair.target][kind] for kind in kinds)]
     return {
@@ -97,20 +97,20 @@ def inputs(pair: Pair, drafts: Sequence[str], texts: Sequence[str], **more: Any)
 
 @functools.lru_cache(maxsize=4)
 def load_target(name: str) -> Generator:
-    """The packaged target's ``Generator``, without a draft."""
+    """Loads the packaged target's ``Generator``, without a draft."""
     return Generator.load(name)
 
 
 @functools.lru_cache(maxsize=16)
 def load_draft(target: str, draft: str) -> Draft:
-    """A draft of a packaged target by its name (``checkpoints.make_draft``)."""
+    """Loads a draft of a packaged target by its name (``checkpoints.make_draft``)."""
     return Generator.load(target, draft).draft
 
 
 def of_one_shape(generator, texts: Sequence[str], options, count: int) -> list[str]:
-    """The first ``count`` of the texts that are padded to the commonest length.
+    """Returns the first ``count`` of the texts that are padded to the commonest length.
 
-    One program serves all of them: compilation is what takes long on a CPU.
+    One program serves all of them: compilation takes most of the time on a CPU.
 
     Raises:
       InputError: there is no text.

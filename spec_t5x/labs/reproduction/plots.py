@@ -1,32 +1,23 @@
-"""How the report's plots look: one style, drawn without matplotlib's global state."""
+"""Style of the report's plots, drawn without matplotlib's global state."""
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Told apart in print and by colour-blind readers (Okabe and Ito), dark enough for lines.
+# Distinguishable in print and by colour-blind readers (Okabe and Ito), dark enough for lines.
 COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#7a5c00",
-    "#56b4e9",
-    "#444444",
-    "#a0522d",
-    "#8b9dc3",
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a5c00"),
+    *("#56b4e9", "#444444", "#a0522d", "#8b9dc3"),
 )
 # Each has an area, so that it can be hollow.
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<")
-
 _INK = "#333333"
-_GRID = "#dddddd"
 
 
 def new_figure(
     x_label: str, y_label: str, *, width: float = 7.0, height: float = 4.4
 ) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes; sizes in inches."""
+    """Makes a figure with one pair of axes; sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -37,11 +28,11 @@ def new_figure(
 
 
 def style(axes: Axes) -> None:
-    """Colours, grid and frame of a pair of axes."""
+    """Sets colours, grid and frame of a pair of axes."""
     axes.set_prop_cycle(color=list(COLOURS))
     axes.xaxis.label.set_color(_INK)
     axes.yaxis.label.set_color(_INK)
-    axes.grid(color=_GRID, linewidth=0.8)
+    axes.grid(color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_INK)
     for name, spine in axes.spines.items():

@@ -14,9 +14,8 @@ import jinja2
 import markupsafe
 import matplotlib
 
-from spec_t5x.labs.reproduction import provenance
-from spec_t5x.labs.reproduction.columns import Origin
-from spec_t5x.labs.reproduction.contents import ReportFigure, ReportTable
+from spec_t5x.labs.reproduction import kept_results
+from spec_t5x.labs.reproduction.contents import Origin, ReportFigure, ReportTable
 from spec_t5x.machine.atomic import write_whole
 
 PAPER = (
@@ -24,7 +23,7 @@ PAPER = (
     "Speculative Decoding, ICML 2023"
 )
 PAPER_URL = "https://arxiv.org/abs/2211.17192"
-# What each origin means, in order; and a symbol, so that colour alone does not tell.
+# Meaning of each origin, in order, and a symbol, so that colour alone does not distinguish them.
 LEGEND = {
     Origin.CLOSED_FORM: ("ƒ", "computed by this package from the paper's formulas"),
     Origin.MEASURED: ("●", "measured on the machine and at the commit named beside it"),
@@ -46,7 +45,7 @@ def write(output: Path, sections: Sections, origin: Mapping[str, Any]) -> None:
       output: the report's directory.
       sections: each item's name, title, content (tables and figures), ``not_computed``
         (reasons) and ``measured`` (results and provenance by name).
-      origin: of the run (``provenance.origin``).
+      origin: of the run (``kept_results.origin``).
 
     Raises:
       OSError: a file cannot be written.
@@ -56,12 +55,9 @@ def write(output: Path, sections: Sections, origin: Mapping[str, Any]) -> None:
         for content in section["content"]:
             if isinstance(content, ReportFigure) and content.plot:
                 _save_plot(output / "figures", content)
-    run = {**origin, "date": provenance.now()}
-    for name, text in {
-        "report.html": _html(sections, run),
-        "results.json": _json(sections, run),
-    }.items():
-        write_whole(output / name, [text.encode()])
+    run = {**origin, "date": kept_results.now()}
+    write_whole(output / "report.html", [_html(sections, run).encode()])
+    write_whole(output / "results.json", [_json(sections, run).encode()])
 
 
 def _save_plot(folder: Path, figure: ReportFigure) -> None:
@@ -75,12 +71,7 @@ def _save_plot(folder: Path, figure: ReportFigure) -> None:
 
 
 def _origins(content: ReportTable | ReportFigure) -> list[Origin]:
-    if isinstance(content, ReportFigure):
-        return [origin for origin in LEGEND if origin in content.origins]
-    return [origin for origin in LEGEND if origin in {column.origin for column in content.columns}]
-
-
-# --- as HTML -------------------------------------------------------------------------
+    return [origin for origin in LEGEND if origin in content.origins]
 
 
 def _html(sections: Sections, run: Mapping[str, Any]) -> str:
@@ -94,7 +85,7 @@ def _html(sections: Sections, run: Mapping[str, Any]) -> str:
     environment.filters["marked"] = _marked
     machine, texts = run["machine"], run["data_dir"]
     facts = {
-        "Machine": provenance.describe(machine),
+        "Machine": kept_results.describe(machine),
         "Software": f"spec_t5x {machine['spec_t5x'] or 'not installed'}, JAX {machine['jax']}, "
         f"Python {machine['python']}",
         "Commit": run["commit"] or "not from a checkout",
@@ -121,36 +112,33 @@ def _html(sections: Sections, run: Mapping[str, Any]) -> str:
             (origin, len(list(columns)))
             for origin, columns in groupby(table.columns, key=lambda column: column.origin)
         ],
-        lines=lambda section: provenance.lines(section["measured"].values()),
+        lines=lambda section: kept_results.lines(section["measured"].values()),
     )
-
-
-def _cell(value: float | int | str | None, fmt: str) -> str:
-    if value is None:
-        return "—"
-    return value if isinstance(value, str) else format(value, fmt)
 
 
 def _cells(table: ReportTable) -> list[list[str]]:
     formats = [column.format for column in table.columns]
-    return [list(map(_cell, row, formats)) for row in table.values]
+    return [
+        [
+            "—" if value is None else value if isinstance(value, str) else format(value, form)
+            for value, form in zip(row, formats, strict=True)
+        ]
+        for row in table.values
+    ]
 
 
 def _numeric(table: ReportTable) -> list[bool]:
-    """Of each column: whether numbers stand in it."""
+    """Tells of each column if it has numbers."""
     return [
-        any(isinstance(row[index], int | float) for row in table.values)
-        for index in range(len(table.columns))
+        any(isinstance(row.get(column.key), int | float) for row in table.rows)
+        for column in table.columns
     ]
 
 
 def _marked(text: str) -> markupsafe.Markup:
-    """Escaped; what stands in backticks is code, and ^(…) an exponent."""
+    """Escapes a text; backticks enclose code, and ^(…) is an exponent."""
     text = re.sub(r"\^\(([^()]+)\)", r"<sup>\1</sup>", str(markupsafe.escape(text)))
     return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", text))
-
-
-# --- as JSON -------------------------------------------------------------------------
 
 
 def _json(sections: Sections, run: Mapping[str, Any]) -> str:
@@ -172,16 +160,13 @@ def _json_content(content: ReportTable | ReportFigure) -> dict[str, Any]:
         return {
             "table": content.caption,
             "columns": [{"title": c.title, "origin": str(c.origin)} for c in content.columns],
-            "rows": [[_json_value(value) for value in row] for row in content.values],
+            # JSON has no infinity.
+            "rows": [
+                [str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in row]
+                for row in content.values
+            ],
         }
-    found = {"figure": content.caption, "origins": [str(origin) for origin in _origins(content)]}
+    found = {"figure": content.caption, "origins": list(map(str, _origins(content)))}
     if content.trace:
         return found | {"lines": list(map(dataclasses.asdict, content.trace))}
     return found | {"files": [f"figures/{content.name}.{ending}" for ending in ("svg", "png")]}
-
-
-def _json_value(value: float | int | str | None) -> float | int | str | None:
-    """As JSON has it: infinity is a string there."""
-    if isinstance(value, str) or value is None or math.isfinite(value):
-        return value
-    return str(value)

@@ -1,7 +1,5 @@
 """``spec-t5x reproduce``, from the items' names to the files of the report."""
 
-import contextlib
-import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +14,12 @@ from spec_t5x.labs.reproduction import (
     curves,
     decodes,
     example_texts,
-    provenance,
+    kept_results,
     report,
     speed_ups,
 )
 from spec_t5x.labs.reproduction.contents import Exhibit, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Results, one_line
-from spec_t5x.labs.reproduction.provenance import duration
 from spec_t5x.machine.atomic import remove_unfinished
 
 log = logging.getLogger(__name__)
@@ -46,7 +43,7 @@ ITEMS: dict[str, Exhibit] = {
 
 
 def select(names: Sequence[str]) -> dict[str, Exhibit]:
-    """The items of those names, in the report's order; ``all`` stands for every one.
+    """Returns the items of those names, in the report's order; ``all`` is every one.
 
     Raises:
       InputError: no item has the name.
@@ -66,7 +63,7 @@ def reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path
       output: a directory, which need not be there.
 
     Returns:
-      0, or 1 if something could not be computed: the report says what and why. After a
+      0, or 1 if something could not be computed: the report has the reason. After a
       signal, 128 and its number: what was finished is kept.
 
     Raises:
@@ -75,7 +72,7 @@ def reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path
     example_texts.check(options.data_dir)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        # Whether it can be written, before hours of work.
+        # The output must be writable, which hours of work rely on.
         (output / ".probe").touch()
         (output / ".probe").unlink()
         with stopping():
@@ -94,25 +91,10 @@ def reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path
 
 
 def _reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path) -> int:
-    origin = provenance.origin(options)
-    cache, numbers = output / "cache", itertools.count(1)
-    # What a killed run was writing.
-    remove_unfinished(cache)
-    plan = Results(cache, origin)
-    for item in items.values():
-        with contextlib.suppress(Exception):  # it is reported when it is computed
-            item.content(options, plan)
-    total = len(plan.missing)
-    if total:
-        effort, kept = "quick" if options.quick else "full", len(plan.found)
-        time = duration(sum(plan.missing.values()))
-        todo = f"{total} measurements, {kept} more are kept"
-        log.info(f"the {effort} run takes about {time}: {todo}")
-
-    def before(name: str, seconds: float) -> None:
-        log.info(f"[{next(numbers)}/{total}] {name}, about {duration(seconds)}")
-
-    results = Results(cache, origin, before)
+    # Files that a killed run was writing.
+    remove_unfinished(output / "cache")
+    origin = kept_results.origin(options)
+    results = Results(output / "cache", origin)
     sections = [_section(name, item, options, results) for name, item in items.items()]
     report.write(output, sections, origin)
     for section in sections:
@@ -130,7 +112,7 @@ def _reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Pat
 def _section(
     name: str, item: Exhibit, options: ReproduceOptions, results: Results
 ) -> dict[str, Any]:
-    """What the report says of an item; one that fails does not stop the others."""
+    """Returns what the report shows of an item; one that fails does not stop the others."""
     results.asked.clear()
     content, problems = [], []
     try:
@@ -148,18 +130,3 @@ def _section(
         "not_computed": lost + problems,
         "measured": {part: found[part] for part in asked if part in found},
     }
-
-
-def listing(items: dict[str, Exhibit], options: ReproduceOptions) -> str:
-    """A line for each item, with what it takes where nothing is kept."""
-    lines = []
-    for name, item in items.items():
-        plan = Results(None, {})
-        try:
-            item.content(options, plan)
-            seconds = sum(plan.missing.values())
-            time = f"about {duration(seconds)}" if plan.missing else "a moment"
-        except Exception as error:  # the other items are listed all the same
-            time = f"cannot be computed: {one_line(error)}"
-        lines.append(f"{name:{max(map(len, items))}}  {item.title} ({time})")
-    return "\n".join(lines)

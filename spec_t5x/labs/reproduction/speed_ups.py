@@ -1,8 +1,8 @@
 """Table 2: speed-ups measured here beside the paper's, and compiled for the paper's machine.
 
 Each measurement decodes the same texts plainly and speculatively, in one process and in turn,
-with one draft at one temperature: with the paper's gamma, and with the one that Theorem 3.8
-finds best for the alpha, c and T(gamma + 1) measured here, which is so put to the test.
+with one draft at one temperature: with the paper's gamma, and with the one that is best by
+Theorem 3.8 for the alpha, c and T(gamma + 1) measured here, which tests the theorem.
 """
 
 import dataclasses
@@ -14,20 +14,20 @@ from spec_t5x.generation import GenerateOptions
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.benchmark.comparison import Comparison, compare
 from spec_t5x.labs.benchmark.reliability import caution, doubt
-from spec_t5x.labs.reproduction import columns, compiled_steps, pairs
+from spec_t5x.labs.reproduction import compiled_steps, contents, pairs
 from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.pairs import ENDE, SUMMARIES, Pair
 from spec_t5x.theory import formulas
 
-# Of n-gram drafts and copying there is no row in Table 2; section 3.6 and Table 3 have them.
+# Table 2 has no row of n-gram drafts and copying; section 3.6 and Table 3 have them.
 RUNS = [
     (pair, draft, temperature)
     for pair in (ENDE, SUMMARIES)
     for temperature in (0.0, 1.0)
     for draft in ("transformer", "bigram", "ngram", "copy")
 ]
-# Those of a quick run. The best gamma is measured for the first alone.
+# The runs of a quick report. The best gamma is measured for the first alone.
 _QUICK_RUNS = [
     (ENDE, "transformer", 0.0),
     (ENDE, "ngram", 0.0),
@@ -43,7 +43,7 @@ _MAX_GAMMA = 8
 
 
 def measure_all(options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]:
-    """The rows that were measured for Table 2; with ``results.kept``, those that are kept."""
+    """Returns the rows that were measured for Table 2; with ``results.kept``, those kept."""
     rows = []
     paper_gammas = {compiled_steps.key(row): row.gamma for row in paper_tables.TABLE_2}
     for run in _QUICK_RUNS if options.quick else RUNS:
@@ -60,7 +60,6 @@ def measure_all(options: ReproduceOptions, results: Measure) -> list[dict[str, A
         found = results(
             f"table2/{pair.name}/{draft}/t{temperature:g}",
             pairs.inputs(pair, (draft,), texts, **settings, version=5),
-            (40.0 if settings["try_best"] else 25.0) if options.quick else 80.0,
             functools.partial(measure, pair, draft, texts, settings),
         )
         rows += found["rows"] if found else []
@@ -101,7 +100,7 @@ def measure(
 
 
 def _row(pair: Pair, draft: str, comparison: Comparison, best: int) -> dict[str, Any]:
-    """What Table 2 and the curves show of a comparison."""
+    """Returns what Table 2 and the curves show of a comparison."""
     low, high = comparison.speed_up_range
     texts = "yes" if comparison.identical else f"{len(comparison.divergences)} differ"
     return comparison.to_dict() | {
@@ -121,13 +120,13 @@ def _table_2(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
     printed = ReportTable(
         caption="Target T5-XXL, one TPU-v4 chip: measured by the paper, and predicted.",
         columns=(
-            *columns.SETTING,
-            columns.paper("gamma", "γ", "d"),
-            columns.paper("alpha", "α"),
-            columns.paper("measured", "speed-up", ".1f"),
-            columns.compiled("c", "c", ".3f"),
-            columns.compiled("verification_cost", "T(γ+1)", ".3f"),
-            columns.compiled("speed_up", "speed-up"),
+            *contents.SETTING,
+            contents.paper("gamma", "γ", "d"),
+            contents.paper("alpha", "α"),
+            contents.paper("measured", "speed-up", ".1f"),
+            contents.compiled("c", "c", ".3f"),
+            contents.compiled("verification_cost", "T(γ+1)", ".3f"),
+            contents.compiled("speed_up", "speed-up"),
         ),
         rows=[
             vars(row)
@@ -141,7 +140,7 @@ def _table_2(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
 
 
 def _beside_the_paper(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with what the paper measured with its small draft at this task and gamma."""
+    """Returns the row with the paper's measurement of its small draft at this task and gamma."""
     tasks = {pair.task: pair.paper_task for pair in (ENDE, SUMMARIES)}
     setting = (tasks.get(row["task"]), "small", row["temperature"], row["gamma"])
     theirs = {
@@ -159,21 +158,21 @@ def _measured_table(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
     return ReportTable(
         caption="Small pairs on this machine, batch 1, float32 on a CPU and bfloat16 elsewhere.",
         columns=(
-            *columns.SETTING,
-            columns.label("gamma_text", "γ"),
-            columns.paper("paper_alpha", "α"),
-            columns.paper("paper_measured", "speed-up", ".1f"),
-            columns.measured("alpha", "α", ".3f"),
-            columns.measured("block_efficiency", "block efficiency"),
-            columns.measured("c", "c", ".3f"),
-            columns.measured("verification_cost", "T(γ+1)"),
-            columns.closed_form("predicted_speed_up", "expected (3.8)"),
-            columns.closed_form("predicted_speed_up_with_verification", "expected with T(γ+1)"),
-            columns.measured("speed_up", "speed-up"),
-            columns.measured("range", "least to most"),
-            columns.measured("loop_speed_up", "loop alone"),
-            columns.measured("plain_tokens_per_second", "plain, tokens/s", ".0f"),
-            columns.measured("same_text", "same text"),
+            *contents.SETTING,
+            contents.label("gamma_text", "γ"),
+            contents.paper("paper_alpha", "α"),
+            contents.paper("paper_measured", "speed-up", ".1f"),
+            contents.measured("alpha", "α", ".3f"),
+            contents.measured("block_efficiency", "block efficiency"),
+            contents.measured("c", "c", ".3f"),
+            contents.measured("verification_cost", "T(γ+1)"),
+            contents.closed_form("predicted_speed_up", "expected (3.8)"),
+            contents.closed_form("predicted_speed_up_with_verification", "expected with T(γ+1)"),
+            contents.measured("speed_up", "speed-up"),
+            contents.measured("range", "least to most"),
+            contents.measured("loop_speed_up", "loop alone"),
+            contents.measured("plain_tokens_per_second", "plain, tokens/s", ".0f"),
+            contents.measured("same_text", "same text"),
         ),
         rows=list(map(_beside_the_paper, rows)),
         note="Speed-up: the ratio of the median rates in tokens per second, encoders included and "

@@ -13,14 +13,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.labs.benchmark.acceptance import (
-    AcceptanceOptions,
-    AcceptanceRow,
-    Achieved,
-    best,
-    measure,
-    table,
-)
+from spec_t5x.labs.benchmark.acceptance import AcceptanceOptions, best, measure, table
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.theory.estimates import Estimate
 from spec_t5x.types import EOS_ID
@@ -28,19 +21,19 @@ from spec_t5x.types import EOS_ID
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TEXTS = ["a bc", "de f", "g hij", "klm", "no", "p qr s", "tu", "vw xyz"]
-# For intervals: what is drawn again is the source.
+# Intervals resample the sources.
 SOURCES = [f"{one} {other}" for one in TEXTS for other in TEXTS]
 VOCABULARY = ByteVocabulary(extra_ids=0)
 
 
 def agree(*estimates: Estimate) -> bool:
-    """Whether the intervals have a point in common."""
+    """Returns True if the intervals have a point in common."""
     return max(each.low for each in estimates) <= min(each.high for each in estimates)
 
 
 @pytest.fixture(scope="module")
 def toy() -> Generator:
-    """A T5 of some thousand parameters that writes bytes."""
+    """Provides a T5 of some thousand parameters that writes bytes."""
     return Generator(
         target=tiny_t5(0, vocab_size=VOCABULARY.vocab_size),
         vocabulary=VOCABULARY,
@@ -50,7 +43,7 @@ def toy() -> Generator:
 
 @pytest.fixture(scope="module")
 def toy_drafts(toy):
-    # Of one shape: they share their programs.
+    # Drafts of one shape share their programs.
     return {
         "near": TransformerDraft(disturbed(toy.target, 0.08)),
         "far": TransformerDraft(disturbed(toy.target, 0.3, seed=1)),
@@ -58,8 +51,8 @@ def toy_drafts(toy):
 
 
 @pytest.fixture(scope="module")
-def rows(toy, toy_drafts):
-    """All that is measured of the toy, at temperature 1."""
+def measured(toy, toy_drafts):
+    """Provides rows at temperature 1, and what was reported meanwhile."""
     options = AcceptanceOptions(
         num_tokens=5_000,
         temperatures=(1.0,),
@@ -68,71 +61,49 @@ def rows(toy, toy_drafts):
         max_decode_len=24,
         decoded_texts=256,
         gamma=5,
-        # One interval in twenty would not overlap by chance, of each pair.
+        # At 95 %, one interval in twenty would not overlap by chance, of each pair.
         confidence=0.999,
     )
     told = []
     # As in the tests themselves, which then find the programs compiled.
     with jax.numpy_rank_promotion("raise"):
-        rows = measure(toy, toy_drafts, SOURCES, options, lambda *state: told.append(state))
-    return rows, told
+        return measure(toy, toy_drafts, SOURCES, options, lambda *state: told.append(state)), told
 
 
-def by_draft(rows, lenience=1.0):
-    return {row.draft: row for row in rows if row.lenience == lenience}
-
-
-def test_corollary_3_6_the_loops_statistic_and_observed_acceptance_agree(rows):
-    """At large N on a toy: what issue and paper promise of alpha."""
-    found = by_draft(rows[0])
-    for row in found.values():
-        assert row.decoded.num_texts == 256
-        assert agree(row.alpha, row.decoded.alpha, row.decoded.observed), row
-        # Not because the intervals are wide.
-        assert row.alpha.high - row.alpha.low < 0.1
-    # And another draft's do not agree with them.
-    assert not agree(found["near"].decoded.observed, found["far"].alpha)
-    assert not agree(found["near"].alpha, found["far"].decoded.alpha)
-
-
-def test_as_many_tokens_as_asked_for_are_counted(rows):
-    for row in rows[0]:
-        assert row.num_tokens == 5_000
-        assert row.share_proposed == 1 and row.alpha.count == 5_000
-        # What is drawn again for the intervals is the source.
-        assert row.num_texts == len(SOURCES)
-
-
-def test_lenience_accepts_more(rows):
-    strict, lenient = by_draft(rows[0]), by_draft(rows[0], 0.4)
+def test_corollary_3_6_the_loops_statistic_and_observed_acceptance_agree(measured):
+    rows, _ = measured
+    strict, lenient = (
+        {row.draft: row for row in rows if row.lenience == lenience} for lenience in (1.0, 0.4)
+    )
     for name, row in strict.items():
-        assert lenient[name].alpha.value > row.alpha.value
-        # Which was not decoded with.
-        assert lenient[name].decoded is None
+        assert row.decoded.num_texts == 256 and row.num_texts == len(SOURCES)
+        assert row.num_tokens == row.alpha.count == 5_000 and row.share_proposed == 1
+        assert agree(row.alpha, row.decoded.alpha, row.decoded.observed), row
+        # The intervals are not merely wide.
+        assert row.alpha.high - row.alpha.low < 0.1
+        assert lenient[name].alpha.value > row.alpha.value and lenient[name].decoded is None
+    # Another draft's do not agree with them.
+    assert not agree(strict["near"].decoded.observed, strict["far"].alpha)
+    assert not agree(strict["near"].alpha, strict["far"].decoded.alpha)
 
 
-def test_progress_ends_at_the_total(rows):
-    told = rows[1]
-    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
-    assert told[-1][0] == told[-1][1] == 5_000
-    *before, (_, _, last) = told
-    assert {what.partition(":")[0] for _, _, what in before} == {"temperature 1"}
-    assert last == "all measured"
-
-
-def test_rows_are_json_and_tables_hold_them(rows):
-    kept = json.loads(json.dumps([dataclasses.asdict(row) for row in rows[0]]))
-    assert kept[0]["draft"] == "near"
-    assert kept[0]["decoded"]["observed"]["low"] < kept[0]["decoded"]["observed"]["high"]
-    lines = [re.sub(" +", " ", line) for line in str(table(rows[0])).splitlines()]
-    assert lines[2].startswith(f"| near | T = 1 | 1 | {rows[0][0].alpha.value:.3f} (")
-    assert sum(line.startswith("| ") for line in lines) == 1 + len(rows[0])
+def test_progress_ends_at_the_total_and_tables_and_json_hold_the_rows(measured):
+    rows, told = measured
+    assert [done for done, *_ in told] == sorted(done for done, *_ in told)
+    *before, last = told
+    assert last == (5_000, 5_000, "all measured")
+    assert {what.partition(":")[0] for *_, what in before} == {"temperature 1"}
+    observed = json.loads(json.dumps(dataclasses.asdict(rows[0])))["decoded"]["observed"]
+    assert observed["low"] < observed["high"]
+    lines = [re.sub(" +", " ", line) for line in str(table(rows)).splitlines()]
+    assert lines[2].startswith(f"| near | T = 1 | 1 | {rows[0].alpha.value:.3f} (")
+    assert sum(line.startswith("| ") for line in lines) == 1 + len(rows)
 
 
 def test_argmax_goes_once_through_the_texts(toy, toy_drafts):
     options = AcceptanceOptions(
         temperatures=(0.0,),
-        # Which change nothing at argmax: it is measured once.
+        # Filters change nothing at argmax: it is measured once.
         top_ks=(0, 40),
         leniences=(1.0, 1e-30),
         batch_size=8,
@@ -140,15 +111,14 @@ def test_argmax_goes_once_through_the_texts(toy, toy_drafts):
         decoded_texts=64,
         gamma=5,
     )
-    rows = measure(toy, {"near": toy_drafts["near"]}, TEXTS, options)
-    assert [row.lenience for row in rows] == [1.0, 1e-30]
-    strict, lenient = rows
+    strict, lenient = measure(toy, {"near": toy_drafts["near"]}, TEXTS, options)
+    assert (strict.lenience, lenient.lenience) == (1.0, 1e-30)
     assert strict.num_texts == strict.decoded.num_texts == len(TEXTS)
     assert strict.num_tokens < options.num_tokens
-    # Betas are 0 or 1, and what was observed is their mean over what was verified (in float32).
+    # Betas are 0 or 1, and the observed rate is their mean over what was verified (in float32).
     assert strict.decoded.alpha.value == pytest.approx(strict.decoded.observed.value, rel=1e-6)
     assert agree(strict.alpha, strict.decoded.observed)
-    # Anything is at least that likely.
+    # Any token is at least that likely.
     assert lenient.alpha.value == 1 > strict.alpha.value
     assert strict.sampling == "argmax"
 
@@ -176,9 +146,8 @@ def test_texts_end_at_the_first_of_several_ids(toy):
     ("changes", "message"),
     [
         ({"num_tokens": 0}, "num_tokens is 0"),
-        ({"num_tokens": 1.5}, "num_tokens is 1.5: give a whole number of at least 1"),
         ({"temperatures": ()}, "temperatures is empty"),
-        # As gin may bind it.
+        # A value that gin may bind.
         ({"temperatures": 1.0}, r"temperatures is 1.0: give a list, as in \(1.0,\)"),
         ({"leniences": (0.0,)}, "lenience is 0.0"),
         ({"drafts": ("copy", "copy")}, "give each of them once"),
@@ -200,41 +169,26 @@ def test_standardizations_are_each_temperature_with_each_filter():
     ]
 
 
-def test_nothing_to_measure_is_refused(toy):
-    with pytest.raises(InputError, match="no draft to measure"):
-        measure(toy, {}, TEXTS)
-    with pytest.raises(InputError, match="no text to generate from"):
-        measure(toy, {"copy": CopyDraft(toy.target.vocab_size)}, [])
-    with pytest.raises(InputError, match="the text has 41 tokens and the encoder takes 16"):
-        measure(toy, {"copy": CopyDraft(toy.target.vocab_size)}, [*TEXTS, "x" * 40])
-    with pytest.raises(InputError, match="the draft has 7 tokens and the target"):
-        measure(toy, {"uniform": UniformDraft(7)}, TEXTS)
+@pytest.mark.parametrize(
+    ("draft", "texts", "message"),
+    [
+        (None, TEXTS, "no draft to measure"),
+        (CopyDraft(VOCABULARY.vocab_size), [], "no text to generate from"),
+        (
+            CopyDraft(VOCABULARY.vocab_size),
+            [*TEXTS, "x" * 40],
+            "the text has 41 tokens and the encoder takes 16",
+        ),
+        (UniformDraft(7), TEXTS, "the draft has 7 tokens and the target"),
+    ],
+)
+def test_nothing_to_measure_is_refused(toy, draft, texts, message):
+    with pytest.raises(InputError, match=message):
+        measure(toy, {"x": draft} if draft else {}, texts)
 
 
-def a_row(draft, alpha, efficiency=None, **values) -> AcceptanceRow:
-    """``efficiency`` None was not decoded."""
-    estimate = Estimate(value=alpha, low=None, high=None, count=10, num_texts=1)
-    decoded = efficiency and Achieved(
-        num_texts=1,
-        target_calls=10,
-        block_efficiency=dataclasses.replace(estimate, value=efficiency),
-        alpha=estimate,
-        observed=estimate,
-        acceptance_by_position=[],
-    )
-    fields = {"temperature": 0.0, "top_k": 0, "top_p": 0.0, "lenience": 1.0, "gamma": 2}
-    fields |= {"num_tokens": 10, "num_texts": 1, "share_proposed": 1.0}
-    return AcceptanceRow(
-        **fields | values | {"draft": draft, "alpha": estimate, "decoded": decoded}
-    )
-
-
-def test_the_last_sentence_names_the_best_exact_draft():
-    rows = [
-        a_row("copy", 1.0, 1.1),
-        a_row("transformer", 0.69, 2.6),
-        a_row("ngram", 0.5),
-        a_row("copy", 1.0, 3.0, temperature=1.0, lenience=0.5),
-    ]
-    assert best(rows) == "Best: transformer at argmax, 2.60 tokens a target call."
-    assert best(rows[2:]) is None
+def test_the_last_sentence_names_the_best_exact_draft(measured):
+    near, lenient, far, _ = measured[0]
+    shown = best([far, near, lenient])
+    assert shown.startswith("Best: near at T = 1, ") and shown.endswith(" tokens a target call.")
+    assert best([lenient]) is None

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def arguments(counts=GAMMA, temperature=1.0):
-    """What a verifier is called with: ``ROWS`` rows of random logits."""
+    """Returns a verifier's arguments: ``ROWS`` rows of random logits."""
     settings = sampling(temperature)
     logits = jax.random.normal(jax.random.key(1), (ROWS, GAMMA + 1, VOCAB))
     tokens = jax.random.randint(jax.random.key(2), (ROWS, GAMMA), 0, VOCAB)
@@ -52,8 +52,8 @@ def verify(verifier, *given):
 
 
 @pytest.mark.parametrize(("alpha", "temperature"), [(0.3, 1.0), (0.8, 0.0)])
-def test_drafts_stand_with_probability_alpha(alpha, temperature):
-    """Whatever they are; the law of the count is that of i.i.d. acceptances."""
+def test_drafts_are_accepted_with_probability_alpha(alpha, temperature):
+    """The law of the count is that of i.i.d. acceptances."""
     verdict = verify(DrawnVerifier(alpha=alpha), *arguments(temperature=temperature))
     counts = np.bincount(np.asarray(verdict.num_accepted), minlength=GAMMA + 1)
     law = np.array([alpha**i * (1 - alpha) for i in range(GAMMA)] + [alpha**GAMMA])
@@ -61,12 +61,9 @@ def test_drafts_stand_with_probability_alpha(alpha, temperature):
     assert np.all(np.abs(counts - ROWS * law) < 5 * np.sqrt(ROWS * law * (1 - law)))
 
 
-def test_only_proposed_drafts_stand():
+def test_the_token_is_of_the_real_verdict_and_only_proposed_drafts_are_accepted():
     verdict = verify(DrawnVerifier(alpha=1.0), *arguments(counts=2))
     assert np.all(verdict.num_accepted == 2)
-
-
-def test_the_token_is_of_the_real_verdict_whose_time_is_measured():
     real = verify(TokenVerifier(), *arguments())
     drawn = verify(DrawnVerifier(alpha=0.5), *arguments())
     np.testing.assert_array_equal(drawn.next_token, real.next_token)
@@ -81,7 +78,7 @@ def test_weights_are_made_in_the_type_asked_for(unchecked):
 
 
 def test_memory_is_counted_from_shapes_and_refused_in_one_line(monkeypatch, unchecked):
-    """Compiled for a TPU-v4, weights and caches of the same loops come to 20.9 GiB."""
+    """Weights and caches of the same loops, compiled for a TPU-v4, take 20.9 GiB."""
     sizes = ("t5_1_1_xxl", ["t5_1_1_small"], "bfloat16")
     for free in (None, 23 * 2**30):
         monkeypatch.setattr(random_models, "free_memory", lambda free=free: free)

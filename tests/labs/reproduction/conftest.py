@@ -7,13 +7,21 @@ import pytest
 from spec_t5x.labs.benchmark.traces import TraceLine
 from spec_t5x.labs.reproduction import closed_forms, curves, decodes, speed_ups
 from spec_t5x.labs.reproduction import run as running
-from spec_t5x.labs.reproduction.columns import Origin, compiled, label, measured
-from spec_t5x.labs.reproduction.contents import Exhibit, ReportFigure, ReportTable, ReproduceOptions
+from spec_t5x.labs.reproduction.contents import (
+    Exhibit,
+    Origin,
+    ReportFigure,
+    ReportTable,
+    ReproduceOptions,
+    compiled,
+    label,
+    measured,
+)
 from spec_t5x.theory import formulas
 
 
 def speed_up_row(draft: str, temperature: float, gamma: int, alpha: float, c: float) -> dict:
-    """A row as the measurements of Table 2 return it, with made-up numbers."""
+    """Makes a row as the measurements of Table 2 return it, with made-up numbers."""
     cost = 1.3 + 0.03 * gamma
     tokens = float(formulas.expected_tokens(alpha, gamma))
     return {
@@ -27,7 +35,6 @@ def speed_up_row(draft: str, temperature: float, gamma: int, alpha: float, c: fl
         "block_efficiency": 0.9 * tokens,
         "accepted_plus_one": 0.97 * tokens,
         "speed_up": 0.9 * tokens / (gamma * c + cost),
-        # As wide as they come.
         "gamma_text": f"{gamma} *" if gamma == 2 else str(gamma),
         "predicted_speed_up": tokens / (gamma * c + 1),
         "predicted_speed_up_with_verification": tokens / (gamma * c + cost),
@@ -50,45 +57,30 @@ _TRACE = [
     TraceLine(before=[], accepted=["a", "``` <b>"], rejected="x", corrected="c"),
     TraceLine(before=["a", "``` <b>", "c"], accepted=["[END]"], rejected=None, corrected=None),
 ]
+_STEPS = {"tokens": 4, "draft_step": 0.5}
+_DRAFTED = {"run": "γ = 2", "setup": 3.0, "target_step": 2.0, "measured": 9.5}
+_PLAIN = {"run": "standard decoding", "setup": 2.0, "target_step": 1.5, "measured": 8.5}
 _TIMELINE = [
-    {
-        "run": "γ = 2",
-        "tokens": 4,
-        "setup": 3.0,
-        "draft_step": 0.5,
-        "target_step": 2.0,
-        "proposed": [2, 2],
-        "appended": [3, 1],
-        "measured": 9.5,
-    },
-    {
-        "run": "standard decoding",
-        "tokens": 4,
-        "setup": 2.0,
-        "draft_step": 0.5,
-        "target_step": 1.5,
-        "proposed": [0] * 4,
-        "appended": [1] * 4,
-        "measured": 8.5,
-    },
+    _STEPS | _DRAFTED | {"proposed": [2, 2], "appended": [3, 1]},
+    _STEPS | _PLAIN | {"proposed": [0] * 4, "appended": [1] * 4},
 ]
 
 
 @pytest.fixture
 def rows() -> list[dict]:
-    """Rows of Table 2."""
+    """Provides rows of Table 2."""
     return _ROWS
 
 
 @pytest.fixture
 def timeline() -> list[dict]:
-    """Runs of Figure 5: speculative and plain."""
+    """Provides runs of Figure 5: speculative and plain."""
     return _TIMELINE
 
 
 @pytest.fixture
 def content():
-    """``content(item, {name: result})``: what a quick run shows of these results alone."""
+    """Provides ``content(item, {name: result})``: what a quick run shows of these results alone."""
 
     def of(item, found):
         def results(name, *_):
@@ -100,12 +92,12 @@ def content():
     return of
 
 
-# What HTML would read as marks of its own.
+# A text that HTML and Markdown would read as marks.
 HOSTILE = "a <b>|bar|</b> & `x|y` *stars* _under_ [link](to) \\ # $x^2$"
 
 
 def hostile(*_) -> list[ReportTable | ReportFigure]:
-    """Texts that must be escaped, a decode and an empty cell."""
+    """Shows texts that must be escaped, a decode and an empty cell."""
     table = ReportTable(
         caption=HOSTILE,
         columns=(
@@ -124,12 +116,12 @@ def hostile(*_) -> list[ReportTable | ReportFigure]:
 
 
 def made_up(item: Exhibit) -> Exhibit:
-    """The item, with the made-up results in place of measurements."""
+    """Makes an item that shows the made-up results in place of measurements."""
 
     def content(options, results):
         def get(name, *_):
             if name == "table2/ende/transformer/t0":
-                return results(name, {}, 3.0, lambda: {"tokens": 4321, "rows": _ROWS})
+                return results(name, {}, lambda: {"tokens": 4321, "rows": _ROWS})
             return {"runs": _TIMELINE} if name == "figure5" else None
 
         get.kept = get
@@ -140,7 +132,7 @@ def made_up(item: Exhibit) -> Exhibit:
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory) -> Path:
-    """The directory of a report: closed forms, made-up measurements, hostile texts."""
+    """Provides the directory of a report: closed forms, made-up measurements, hostile texts."""
     output = tmp_path_factory.mktemp("report")
     items = {
         "table1": closed_forms.TABLE_1,

@@ -1,4 +1,4 @@
-"""The texts that are decoded: the package's, or the user's."""
+"""Texts that are decoded: the package's, or the user's."""
 
 import gzip
 
@@ -24,7 +24,7 @@ def data_dir(tmp_path):
     return tmp_path
 
 
-def test_the_package_has_texts_of_its_own():
+def test_the_package_has_texts():
     assert len(set(SENTENCES)) == 60 and len(set(DESCRIPTIONS)) == 24
     # Long enough to be summarized, short enough for the packaged encoder with truncation.
     assert min(map(len, DESCRIPTIONS)) > 150
@@ -59,6 +59,6 @@ def test_a_directory_without_the_files_is_refused(data_dir):
     ],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_options_of_gins_are_checked(values, message):
+def test_options_from_gin_are_checked(values, message):
     with pytest.raises(InputError, match=message):
         ReproduceOptions(**values)

@@ -1,4 +1,4 @@
-"""Tables 2, 3 and 5, Figures 1 and 5: from made-up results, and small."""
+"""Tables 2, 3 and 5, Figures 1 and 5: from made-up results, and measured with a tiny pair."""
 
 import json
 
@@ -16,7 +16,7 @@ QUICK = ReproduceOptions(quick=True)
 
 @pytest.fixture
 def libtpu(monkeypatch):
-    """``libtpu(there)``: whether it is installed."""
+    """Provides ``libtpu(there)``, which sets whether it is installed."""
 
     def install(there):
         reason = None if there else "libtpu is not installed"
@@ -25,11 +25,11 @@ def libtpu(monkeypatch):
     return install
 
 
-# --- made-up results ---------------------------------------------------------------
+# From made-up results
 
 
-def test_predictions_stand_in_the_papers_own_rows(content, libtpu):
-    """All of which are there, also with nothing measured."""
+def test_predictions_are_in_the_papers_rows(content, libtpu):
+    """All rows are there, also with nothing measured."""
     libtpu(True)
     predicted = {"key": ["CNN/DM", "small", 1.0], "c": 0.01, "verification_cost": 1.02}
     found = {"compiled/table2": {"rows": [predicted | {"speed_up": 1.9}]}}
@@ -79,7 +79,7 @@ def test_table_3_has_all_of_the_papers_rows(content):
     assert found == [(r.target, r.draft, r.temperature, r.alpha) for r in paper_tables.TABLE_3]
 
 
-def test_ours_stand_beside_the_papers_smallest_and_extra_drafts_after_them(content):
+def test_ours_are_beside_the_papers_smallest_and_extra_drafts_after_them(content):
     table = content(TABLE_3, {"acceptance/ende-target": {"rows": RATES}})[1]
     at = {(row[0], row[3], row[1]): row[2:] for row in table.values}
     low, high = 0.75 - 0.01, 0.75 + 0.01
@@ -88,15 +88,6 @@ def test_ours_stand_beside_the_papers_smallest_and_extra_drafts_after_them(conte
     assert at[None, "copy", 0.0][:3] == [None, "copy", 0.5]
     # A draft that never proposed has no rate, and is not left out.
     assert at[None, "copy", 1.0] == [None, "copy", None, None, None, 600, 1.0]
-
-
-@pytest.mark.parametrize(("quick", "said"), [(True, None), (False, "600 of the 10,000 tokens")])
-def test_texts_that_are_too_few_are_said_to_be(quick, said):
-    """At temperature 1 a text is sampled again."""
-    rows = {"rows": [*RATES, rate("transformer", 1.0, 0.6, num_tokens=10)]}
-    options = ReproduceOptions(quick=quick)
-    note = TABLE_3.content(options, lambda name, *_: rows if "ende" in name else None)[1].note
-    assert note == "" if said is None else f"all of them have {said} asked for" in note
 
 
 def test_a_filter_has_its_own_rows_and_shares_those_of_temperature_0(content):
@@ -126,8 +117,8 @@ def test_table_5_has_the_papers_rows(content):
     assert {value for table in bare for row in table.values for value in row[3:]} == {None}
 
 
-def test_what_the_paper_measured_stands_beside_ours(content, rows):
-    """With its small draft, at its gamma; and doubtful rows are marked."""
+def test_the_papers_figures_are_beside_ours(content, rows):
+    """They are its small draft's, at its gamma; and doubtful rows are marked."""
     of_summaries = rows[0] | {"task": "summaries", "gamma": 5, "beside": 0.0, "noise": False}
     found = {"table2/ende/transformer/t0": {"rows": [*rows, of_summaries]}}
     table = content(speed_ups.TABLE_2, found)[-1]
@@ -146,7 +137,6 @@ def test_what_the_paper_measured_stands_beside_ours(content, rows):
     }
     marked = [row["range"].endswith(" †") for row in table.rows]
     assert marked == [row["draft"] == "bigram" or row["gamma"] == 7 for row in rows] + [False]
-    assert "(*) the one that Theorem 3.8 predicts to be the best" in table.note
     assert "† Not to be relied on" in table.note and "up to 45% of the processors" in table.note
     calm = {"table2/ende/transformer/t0": {"rows": [of_summaries]}}
     assert "†" not in str(content(speed_ups.TABLE_2, calm)[-1])
@@ -169,14 +159,14 @@ def test_figure_5_lays_the_measured_steps_one_after_the_other(content, timeline)
     assert "other programs used up to 40% of the processors" in figure.caption
 
 
-# --- measured, with a tiny pair ----------------------------------------------------
+# Measured with a tiny pair
 
 SENTENCE = "My sister"
 
 
 @pytest.fixture
 def tiny(tiny_pair, monkeypatch, quick_compilation, kept_programs):
-    """In place of the packaged pairs: programs that are compiled in a moment."""
+    """Replaces the packaged pairs by one whose programs are compiled in a moment."""
     generator = Generator.load(tiny_pair / "target", tiny_pair / "draft")
     monkeypatch.setattr(pairs, "load_target", lambda name: generator.plain())
     monkeypatch.setattr(pairs, "load_draft", lambda target, draft: generator.draft)
@@ -184,10 +174,10 @@ def tiny(tiny_pair, monkeypatch, quick_compilation, kept_programs):
 
 
 def computed(item):
-    """What a quick run shows of an item, and what it measures for that."""
+    """Returns what a quick run shows of an item, and what it measures for that."""
     found = {}
 
-    def results(name, inputs, seconds, compute):
+    def results(name, inputs, compute):
         json.dumps(inputs)
         found[name] = json.loads(json.dumps(compute()))
         return found[name]
@@ -249,7 +239,7 @@ def test_rates_are_measured(monkeypatch):
     assert len(shown) == 2 and all(0 <= row[5] <= row[4] <= row[6] for row in shown)
 
 
-# --- what a measurement depends on -------------------------------------------------
+# Dependencies of a measurement
 
 
 @pytest.mark.parametrize("changed", ["ende-target", "ende-draft", "texts"])

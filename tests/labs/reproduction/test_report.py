@@ -19,13 +19,13 @@ ORIGINS = {str(origin) for origin in LEGEND}
 
 @pytest.fixture(scope="module")
 def page(report):
-    """The page, which is XML: every tag is closed, in order."""
+    """Provides the page, which is XML: every tag is closed, in order."""
     return ElementTree.parse(report / "report.html").getroot()
 
 
 @pytest.fixture(scope="module")
 def rows(page):
-    """The texts of the cells of all tables."""
+    """Provides the texts of the cells of all tables."""
     return [["".join(cell.itertext()) for cell in row] for row in page.iter("tr")]
 
 
@@ -54,16 +54,16 @@ def test_every_column_says_its_origin(page, rows, results):
     assert len(tables(results)) == len(list(page.iter("table"))) == 6
     for table in tables(results):
         assert {column["origin"] for column in table["columns"]} <= ORIGINS | {""}
-    # In the page, a cell in words over the columns.
+    # In the page, a cell over the columns names it.
     assert {cell[2:] for row in rows for cell in row if cell[2:] in ORIGINS} == ORIGINS
     groups = rows.index(["", "ƒ closed form", "¶ the paper's", ""])
     assert rows[groups + 1][:3] == ["α", "γ", "operations, ×"]
 
 
-def test_measured_numbers_say_machine_commit_seed_tokens_and_date(report, results):
+def test_measured_numbers_have_machine_commit_seed_tokens_and_date(report, results):
     html = (report / "report.html").read_text(encoding="utf-8")
     lines = re.findall(r"Measured here: (.*?)\.</p>", html)
-    # Of the measured table and the points over three figures; not of closed forms.
+    # The measured table and the points over three figures have them; closed forms do not.
     assert len(lines) == 4
     for line in lines:
         assert re.search(r"\d+ cores \(cpu\), (commit [0-9a-f]{12}|not from a checkout)", line)
@@ -87,14 +87,14 @@ def test_the_pages_links_lead_somewhere(page, report):
 
 
 def test_texts_are_escaped(page, rows):
-    # The hostile texts bring no tags of their own.
+    # The hostile texts add no tags.
     assert not list(page.iter("b")) and all(link.get("href") for link in page.iter("a"))
     (row,) = [row for row in rows if row[-1] == "0.13"]
     assert row[0] == "a <b>|bar|</b> & x|y *stars* _under_ [link](to) \\ # $x^2$"
     assert ["empty", "—", "inf"] in rows
 
 
-def test_numbers_stand_unrounded_in_the_results(results):
+def test_the_results_hold_unrounded_numbers(results):
     (table,) = results["items"]["table1"]["content"]
     assert table["rows"][0][3] == 1 + 0.6 + 0.6**2
     hostile, trace = results["items"]["hostile"]["content"]
@@ -114,16 +114,17 @@ def test_plots_are_png_and_svg(report):
 
 
 def test_the_same_numbers_give_the_same_pictures(tmp_path):
-    written = []
-    for name in ("a", "b"):
-        items = {"figure2": FIGURE_2}
-        running.reproduce(items, ReproduceOptions(), tmp_path / name)
-        figures = (tmp_path / name / "figures").iterdir()
-        written.append({path.name: path.read_bytes() for path in figures})
-    assert written[0] == written[1] and len(written[0]) == 2
+    first, second = tmp_path / "a", tmp_path / "b"
+    for output in (first, second):
+        running.reproduce({"figure2": FIGURE_2}, ReproduceOptions(), output)
+    names = [path.name for path in (first / "figures").iterdir()]
+    assert len(names) == 2
+    for name in names:
+        one, other = (output / "figures" / name for output in (first, second))
+        assert one.read_bytes() == other.read_bytes()
 
 
-def test_each_section_says_what_computes_it_again(tmp_path):
+def test_each_section_has_the_command_that_computes_it_again(tmp_path):
     output, data = tmp_path / "out", tmp_path / "texts"
     for name in ("ende/dev.tsv.gz", "summarize/debian_dev.tsv.gz"):
         (data / name).parent.mkdir(parents=True)
@@ -134,6 +135,6 @@ def test_each_section_says_what_computes_it_again(tmp_path):
     command = "spec-t5x reproduce table1 --output DIR --quick --seed 4 --data_dir texts"
     assert f"Again: <code>{command}</code>" in html
     assert "quick, seed 4, texts in texts" in html
-    # Where the files were is nobody else's business.
+    # The paths of the files are private.
     for name in ("report.html", "results.json"):
         assert str(tmp_path) not in (output / name).read_text(encoding="utf-8")

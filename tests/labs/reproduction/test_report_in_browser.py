@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing fails to load, and all is on the page."""
+"""The report in a real browser: everything loads and is on the page."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.chromium import WIDTH, chromium, fits
 
 @pytest.fixture(scope="module")
 def browser(report, tmp_path_factory):
-    """Headless Chromium with the report open, 1280 pixels wide."""
+    """Yields headless Chromium with the report open, 1280 pixels wide."""
     with chromium(tmp_path_factory.mktemp("profile")) as driver:
         driver.get((report / "report.html").as_uri())
         yield driver
@@ -26,9 +26,9 @@ BARE = """return [...document.querySelectorAll('table')].flatMap(table => {
 CUT = """return [...document.querySelectorAll('section')].filter(
     s => s.id != 'hostile' && [...s.querySelectorAll('.scroll')].some(
         d => d.scrollWidth > d.clientWidth)).map(s => s.id)"""
-# Of the names in the legend, in pixels.
+# Heights of the names in the legend, in pixels.
 HEIGHTS = "return [...document.querySelectorAll('.legend dt')].map(d => d.offsetHeight)"
-# Of ground and text, of a cell and the badge over it, and behind figures: green, 0 to 255.
+# Green, 0 to 255, of ground and text, of a cell and the badge over it, and behind figures.
 SHADES = """const shade = (css, of) => +getComputedStyle(document.querySelector(css))[of].match(
     /\\d+/g)[1];
 return [shade('body', 'backgroundColor'), shade('body', 'color'),
@@ -44,11 +44,9 @@ def test_all_figures_load_and_nothing_is_complained_of(browser, report):
     assert all(map(all, sizes))
 
 
-def test_every_number_stands_under_a_badge_that_is_seen(browser):
+def test_every_number_is_under_a_visible_badge(browser):
     assert browser.execute_script(BARE) == []
-
-
-def test_no_table_is_cut(browser):
+    # No table is cut.
     assert browser.execute_script(CUT) == []
 
 
