@@ -1,8 +1,8 @@
 """The one exception type for mistakes that the user can fix.
 
-Every message is one line that holds the offending value and the remedy, raised
-before any compilation or download. The command line prints it and exits with
-status 2; library users can catch it as the ``ValueError`` that it is.
+Every message is one line that holds the offending value and the remedy, raised before any
+compilation or download. The command line prints it and exits with status 2; library users can
+catch it as the ``ValueError`` that it is.
 """
 
 import difflib
@@ -16,16 +16,13 @@ class InputError(ValueError):
 
 
 def check_at_least(settings: Any, **least: int) -> None:
-    """Raises ``InputError`` where a field of ``settings`` is no whole number or below its least.
-
-    None is neither.
-    """
+    """Raises ``InputError`` unless fields of ``settings`` are None or integers of at least this."""
     for name, number in least.items():
         check_numbers(number, **{name: getattr(settings, name)})
 
 
 def check_numbers(least: int, **values: Any) -> None:
-    """Raises ``InputError`` for a value that is no whole number or below ``least``; None is not."""
+    """Raises ``InputError`` unless each value is None or an integer of at least ``least``."""
     for name, value in values.items():
         if value is None:
             continue
@@ -52,12 +49,12 @@ def as_lists(options: Any, **least: int) -> None:
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raises ``InputError`` for a value that is none of the choices."""
-    # A list of them, which any value can be looked for in.
+    # A list of them, since a value may have no hash.
     if value not in list(choices):
         raise InputError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A hint for a message: ", did you mean 'the likeliest'?", empty if no choice is similar."""
+    """Returns a hint, ", did you mean 'the likeliest'?", empty if no choice is similar."""
     similar = difflib.get_close_matches(word, choices, n=1)
     return f", did you mean {similar[0]!r}?" if similar else ""

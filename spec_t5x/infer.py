@@ -1,4 +1,4 @@
-"""``python -m spec_t5x.infer``: what ``spec-t5x infer`` does, under T5X's kind of name."""
+"""``python -m spec_t5x.infer``, which does the same as ``spec-t5x infer``."""
 
 import sys
 

@@ -1,17 +1,15 @@
-"""What the loops ask of models. Anything that fits these Protocols can be decoded.
+"""The interfaces of models. The loops decode anything that fits these Protocols.
 
-The loops import nothing else of a model: a target is anything that can *score*
-new tokens, a draft anything that can *propose* them. Both are pytrees (parameters
-are leaves), so they are passed into a compiled function rather than closed over.
+A target *scores* new tokens, a draft *proposes* them. Both are pytrees (parameters are leaves),
+so that they are arguments of a compiled function rather than constants in it.
 
-Positions. A row's sequence is ``[start token, token 1, token 2, …]``; position 0 is
-the start token. "Length" counts the tokens after it. A cache of length n holds
-positions 0 … n-1; the logits after feeding position n predict token n+1.
+Positions. A row's sequence is ``[start token, token 1, token 2, …]``; position 0 is the start
+token. "Length" counts the tokens after it. A cache of length n holds positions 0 … n-1; the
+logits after feeding position n predict token n+1.
 """
 
 import abc
 import dataclasses
-import inspect
 from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
@@ -25,10 +23,10 @@ from spec_t5x.sampling.rules import Places, Rules, apply
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
-# Whatever a target keeps. A draft's own model has ``lengths`` in it, the tokens of each row
-# that it holds.
+# A target's own state. The cache of a draft's model has ``lengths``, the number of each row's
+# tokens in it.
 Cache = Any
-# Whatever a draft keeps.
+# A draft's own state.
 DraftState = Any
 # Tokens that a model drafts for an iteration at most, where their number follows what pays.
 MAX_CHAIN = 8
@@ -36,47 +34,46 @@ MAX_CHAIN = 8
 
 @flax.struct.dataclass
 class Proposal:
-    """What a draft proposes for one iteration.
+    """A draft's proposal for one iteration.
 
-    Tokens that it is certain of, such as copies: ``Proposal(tokens)``. Tokens drawn with
-    ``Context.draws``: ``Proposal(tokens, probs, draws.drawn)``.
+    ``Proposal(tokens)`` has tokens that the draft is certain of, such as copies;
+    ``Proposal(tokens, probs, draws.drawn)`` tokens drawn with ``Context.draws``.
     """
 
     # The proposed tokens.
     tokens: Int[Array, "batch gamma"]
-    # The distributions they were drawn from, after standardization: what the verifier
-    # must see. None where all mass is on the tokens: at temperature 0, for one.
+    # The distributions they were drawn from, after standardization: the verifier must see the
+    # same arrays. None where all mass is on the tokens, for example at temperature 0.
     probs: Float32[Array, "batch gamma vocab"] | None = None
-    # How many were drawn, each with the draws that the one before it left: those left at
-    # the end know. Tokens beyond are not proposed. For distributions alone.
+    # Number of tokens drawn, each with the draws that the one before it left. Tokens beyond are
+    # not proposed. For distributions alone.
     drawn: Int[Array, ""] | int | None = None
-    # How many tokens each row proposes, 0 … gamma; what lies beyond is ignored. None is
-    # gamma in every row.
-    # Whether to propose a token may depend on the tokens before it, never on itself.
+    # Number of tokens that each row proposes, 0 … gamma; those beyond are ignored. None is gamma
+    # in every row. Whether a token is proposed may depend on the tokens before it, never on
+    # itself.
     counts: Int[Array, "batch"] | None = None
-    # The context's target cache, of a draft that wrote to it beyond the rows' lengths: the
-    # target writes there again, and nobody copies what the draft has changed. None where
-    # it is as it was.
+    # The context's target cache, if the draft wrote to it beyond the rows' lengths: the target
+    # writes there again, and nothing is copied. None if the draft left it as it was.
     target_cache: Cache | None = None
 
     @property
     def num_proposed(self) -> Int[Array, "batch"]:
-        """How many tokens each row proposes."""
+        """Number of tokens that each row proposes."""
         batch, gamma = self.tokens.shape
         return jnp.full(batch, gamma, jnp.int32) if self.counts is None else self.counts
 
     def distributions(self, vocab_size: int) -> Float32[Array, "batch gamma vocab"]:
-        """What each token was drawn from, written out."""
+        """Returns each token's distribution, written out where all mass is on the token."""
         if self.probs is None:
             return jax.nn.one_hot(self.tokens, vocab_size, dtype=jnp.float32)
         return self.probs
 
     def checked(self) -> "Proposal":
-        """The part of it that may be verified.
+        """Returns the part of the proposal that may be verified.
 
         Raises:
-          InputError: distributions that are not float32, or from which fewer tokens were
-            drawn than are proposed.
+          InputError: distributions that are not float32, or from which fewer tokens were drawn
+            than are proposed.
         """
         gamma = self.tokens.shape[1]
         if self.probs is None:
@@ -88,45 +85,44 @@ class Proposal:
                 "Proposal(tokens, probs, draws.drawn), or Proposal(tokens) of a draft that is "
                 "certain of them"
             )
-        if not isinstance(self.drawn, int):
-            return self._at_most(jnp.minimum(self.drawn, gamma))
-        if self.counts is None and self.drawn < gamma:
+        is_known = isinstance(self.drawn, int)
+        if is_known and self.counts is None and self.drawn < gamma:
             raise InputError(
                 f"a draft proposes {gamma} tokens and drew {self.drawn}: draw each with the draws "
                 "that the last `next` returned, and give the drawn of those left at the end"
             )
-        return self if self.drawn >= gamma else self._at_most(self.drawn)
-
-    def _at_most(self, bound) -> "Proposal":
+        if is_known and self.drawn >= gamma:
+            return self
+        bound = self.drawn if is_known else jnp.minimum(self.drawn, gamma)
         return self.replace(counts=jnp.minimum(self.num_proposed, bound))
 
 
 @flax.struct.dataclass(kw_only=True)
 class Context:
-    """What a draft may look at when it proposes."""
+    """The text and settings that a draft may look at when it proposes."""
 
     # Start token and text of each row; positions beyond the length hold anything.
     sequences: Int[Array, "batch width"]
     # Tokens after the start token: proposals follow ``sequences[b, :lengths[b] + 1]``.
     lengths: Int[Array, "batch"]
-    # Rows that are still being written; the others' proposals are ignored.
+    # Rows that have not ended; the others' proposals are ignored.
     live: Bool[Array, "batch"]
-    # What to sample with.
+    # The source of random numbers.
     draws: Draws
     # The target's settings; a draft may have its own (section 6).
     settings: Sampling
-    # The target's cache, which holds positions 0 … lengths - 1. To read; a draft that
-    # writes beyond them hands it on (``Proposal.target_cache``).
+    # The target's cache, which holds positions 0 … lengths - 1. To read; a draft that writes
+    # beyond them returns it (``Proposal.target_cache``).
     target_cache: Cache
     # The target's last decoder state that each token, up to position lengths, was predicted
-    # from, and behind it those of the draft's ``depths``; zeros for the start token. None unless
+    # from, followed by those of the draft's ``depths``; zeros for the start token. None unless
     # the draft ``uses_target_states``.
     target_states: Float32[Array, "batch positions embed"] | None = None
-    # Drafts of a row that may be verified; None for all gamma. A draft that stops there
-    # saves time, and what others propose beyond is ignored.
+    # Drafts of a row that may be verified; None for all gamma. A draft that stops there saves
+    # time, and proposals beyond are ignored.
     limit: Int[Array, ""] | None = None
-    # The prompts' lengths, and those at which rows end at the latest. The rules of decoding ask
-    # for them; None where there is no rule.
+    # The prompts' lengths, and those at which rows end at the latest, for the rules of decoding;
+    # None where there is no rule.
     starts: Int[Array, "batch"] | None = None
     limits: Int[Array, "batch"] | None = None
 
@@ -141,7 +137,7 @@ class Context:
         drafted: Int[Array, "batch drafted"],
         first: Int[Array, ""] | int = 0,
     ) -> Float[Array, "batch places vocab"]:
-        """The logits by the rules of decoding, after ``first``, ``first + 1``, … drafted tokens."""
+        """Applies the rules to the logits after ``first``, ``first + 1``, … drafted tokens."""
         if self.rules is None:
             return logits
         sequences = write_rows(self.sequences, drafted, self.lengths + 1)
@@ -154,7 +150,7 @@ class Context:
         texts: Int[Array, "batch #places width"],
         offsets: Int[Array, "places"],
     ) -> Float[Array, "batch places vocab"]:
-        """The logits by the rules, each after so many of the tokens drafted in its text."""
+        """Applies the rules to logits, each after ``offsets`` of its text's drafted tokens."""
         places = Places(
             tokens=texts,
             lengths=self.lengths[:, None] + offsets[None, :],
@@ -164,7 +160,7 @@ class Context:
         return apply(self.rules, logits, places)
 
     def num_drafts(self, gamma: int) -> Int[Array, ""] | int:
-        """How many tokens are worth proposing, of ``gamma``."""
+        """Returns the number of tokens that are worth proposing, of ``gamma``."""
         return gamma if self.limit is None else jnp.minimum(self.limit, gamma)
 
     @property
@@ -183,7 +179,7 @@ class Context:
 class Outcome:
     """The outcome of verification, for the draft."""
 
-    # The rows' lengths now.
+    # The rows' new lengths.
     lengths: Int[Array, "batch"]
     # Proposals that the verifier accepted.
     num_accepted: Int[Array, "batch"]
@@ -191,17 +187,17 @@ class Outcome:
 
 @flax.struct.dataclass(kw_only=True)
 class TreeProposal:
-    """What a draft proposes when several drafts may stand for one position.
+    """A draft's proposal of several tokens for one position.
 
     Nodes are numbered as in ``tree_shapes.Tree``; node 0 is the row's last token.
     """
 
     # The token of each node but the first.
     tokens: Int[Array, "batch drafts"]
-    # For each node that has children: what they were drawn from, without replacement.
-    # None where all mass is on the first child: at temperature 0, for one.
+    # The distribution, for each node that has children, that they were drawn from without
+    # replacement. None where all mass is on the first child, for example at temperature 0.
     probs: Float32[Array, "batch inner vocab"] | None
-    # How many levels of drafts each row proposes: 0 for nothing, the tree's depth for all.
+    # Levels of drafts that each row proposes: 0 for nothing, the tree's depth for all.
     depths: Int[Array, "batch"]
 
 
@@ -209,7 +205,7 @@ class TreeProposal:
 class Target(Protocol):
     """A model whose output is wanted.
 
-    ``docs/extending.md`` has an example; ``testing.laws.check_target`` tests one of your own.
+    ``docs/extending.md`` has an example; ``testing.laws.check_target`` tests a target.
     """
 
     # Number of logits, padding of the vocabulary included.
@@ -228,33 +224,29 @@ class Target(Protocol):
         caller rolls back to each row's length. Without prompts the cache is empty.
 
         Every leaf of the cache leads with the batch axis, or the cache has a method
-        ``repeat_rows(times)`` that gives the cache of so many rows of each row. Where a row is
-        given to another input, all of it is replaced, or what the cache's own method
+        ``repeat_rows(times)`` that returns a cache with each row repeated. If a row is given to
+        another input, all of it is replaced, or the part that the cache's own method
         ``insert_rows(new, move)`` replaces (``loops.refill.Move``).
         """
 
     def score(
-        self,
-        cache: Cache,
-        tokens: Int[Array, "batch new"],
-        num: Int[Array, ""] | None = None,
+        self, cache: Cache, tokens: Int[Array, "batch new"], num: Int[Array, ""] | None = None
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
         """Feeds new tokens at each row's length: logits and states after each, longer cache.
 
-        The states are what the logits were made from, for drafts that go on from them. What the
-        cache holds there is overwritten: it may be of tokens that were rejected. Only the first
-        ``num`` tokens of each row matter, if it is given; a target that can saves the rest.
+        The states are those that the logits were made from. Entries of the cache at these
+        positions are overwritten: they may belong to rejected tokens. If ``num`` is given, only
+        the first ``num`` tokens of each row matter, and a target may skip the others.
         """
 
     def rollback(self, cache: Cache, lengths: Int[Array, "batch"]) -> Cache:
-        """The cache with each row's length set to ``lengths``."""
+        """Returns the cache with each row's length set to ``lengths``."""
 
 
 def check_positions(model: Target, max_decode_len: int, role: str = "target") -> None:
-    """Raises ``InputError`` for texts that a target, or a draft's model, has no positions for.
+    """Raises ``InputError`` for texts longer than a target, or a draft's model, has positions for.
 
-    The last of ``max_decode_len`` tokens is never fed. What drafts there are beyond it is
-    thrown away, whatever it was given as its position.
+    The last of ``max_decode_len`` tokens is never fed, and drafts beyond it are dropped.
     """
     check_parts(model)
     if model.max_positions is not None and max_decode_len > model.max_positions:
@@ -264,10 +256,11 @@ def check_positions(model: Target, max_decode_len: int, role: str = "target") ->
         )
 
 
-def check_vocabularies(draft: "Target | Draft", target: "Target | Draft", *roles: str) -> None:
+def check_vocabularies(
+    draft: "Target | Draft", target: "Target | Draft", of_draft="draft", of_target="target"
+) -> None:
     """Raises ``InputError`` unless two models, of these roles, have as many tokens."""
     if draft.vocab_size != target.vocab_size:
-        of_draft, of_target = roles or ("draft", "target")
         raise InputError(
             f"the {of_draft} has {draft.vocab_size} tokens and the {of_target} "
             f"{target.vocab_size}: use models with one vocabulary"
@@ -278,21 +271,21 @@ def check_vocabularies(draft: "Target | Draft", target: "Target | Draft", *roles
 class Nodes:
     """New tokens that do not all follow one another: a tree, or a beam's hypotheses.
 
-    A cache is a set of *slots*. Plain decoding keeps position p in slot p; here it is
-    for the caller to say which slot holds what, and who may look at it.
+    A cache is a set of *slots*. Plain decoding keeps position p in slot p; here the caller
+    decides which slot holds which token, and which tokens attend to it.
     """
 
     tokens: Int[Array, "batch nodes"]
     # Each token's position in its text; the start token's is 0.
     positions: Int[Array, "batch nodes"]
-    # Where its keys and values are written: distinct in each row.
+    # The slot of each token's keys and values: distinct in each row.
     slots: Int[Array, "batch nodes"]
-    # Place in its text of what each slot holds, the new tokens included.
+    # Position in its text of each slot's token, the new ones included.
     slot_positions: Int[Array, "batch slots"]
     # The slots of each token's own text, itself included: one for each position of the text.
     visible: Bool[Array, "batch nodes slots"]
-    # Whether each row's slots follow one another, as in a tree: writing them is then one
-    # update, for which XLA copies nothing.
+    # Whether each row's slots follow one another, as in a tree: writing them is then one update,
+    # for which XLA copies nothing.
     consecutive: bool = flax.struct.field(pytree_node=False, default=False)
 
 
@@ -301,7 +294,7 @@ class NodeTarget(Target, Protocol):
     """A target that scores trees of tokens."""
 
     def num_slots(self, cache: Cache) -> int:
-        """How many tokens of a row the cache has room for."""
+        """Returns the number of tokens of a row that the cache has room for."""
 
     def score_nodes(
         self, cache: Cache, nodes: Nodes
@@ -314,31 +307,31 @@ class NodeTarget(Target, Protocol):
     def move(
         self, cache: Cache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
     ) -> Cache:
-        """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
+        """Returns the cache with ``slots`` copied to the slots from ``starts`` on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftTraits:
     """A draft's properties that the loops are compiled for."""
 
-    # Whether it may propose fewer than gamma tokens: the target is then asked for as many
-    # positions as the longest proposal needs.
+    # Whether it may propose fewer than gamma tokens: the target then scores as many positions as
+    # the longest proposal needs.
     varies: bool = False
-    # Most tokens that it is asked for where their number follows what pays.
+    # The most tokens of a proposal, where their number follows what pays.
     max_worthwhile: int = MAX_CHAIN
     # Whether ``Context.target_states`` is wanted, and of which decoder layers of the target,
-    # from 0, behind the last one's (for a target with ``showing(layers)``, such as ``T5Model``).
+    # from 0, after the last one's (for a target with ``showing(layers)``, such as ``T5Model``).
     uses_target_states: bool = False
     depths: tuple[int, ...] = ()
 
 
 @runtime_checkable
 class Draft(Protocol):
-    """Anything that proposes the tokens that may come next.
+    """Base class of drafts, which propose the tokens that may come next.
 
-    To derive drafts of your own from: all but ``vocab_size`` and ``propose`` has a default, for
-    a draft that keeps nothing between iterations and always proposes gamma tokens.
-    ``docs/extending.md`` has examples; ``testing.laws.check_draft`` tests one of your own.
+    All but ``vocab_size`` and ``propose`` has a default, for a draft without a state that always
+    proposes gamma tokens. ``docs/extending.md`` has examples; ``testing.laws.check_draft`` tests
+    a draft.
     """
 
     # Must equal the target's.
@@ -346,15 +339,15 @@ class Draft(Protocol):
     traits: DraftTraits = DraftTraits()
 
     def check(self, target: Target, max_decode_len: int) -> None:
-        """Raises ``InputError`` where it cannot draft for this target, or texts of this length."""
+        """Raises ``InputError`` if it cannot draft for this target, or texts of this length."""
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch length"], max_length: int
     ) -> DraftState:
-        """State before the first proposal; ``prompts`` start with the start token.
+        """Returns the state before the first proposal; ``prompts`` start with the start token.
 
-        Every leaf of the state leads with the batch axis, but in caches that repeat their
-        rows themselves (see ``Target.prefill``).
+        Every leaf of the state leads with the batch axis, but in caches that repeat their rows
+        themselves (see ``Target.prefill``).
         """
         return ()
 
@@ -365,15 +358,14 @@ class Draft(Protocol):
         """Proposes up to ``gamma`` tokens, at least 1, to follow each row's text."""
 
     def commit(self, state: DraftState, outcome: Outcome) -> DraftState:
-        """Told what became of the proposal: forget what was rejected."""
+        """Returns the state after verification, without what was rejected."""
         return state
 
     def catch_up(self, state: DraftState, context: Context, width: int) -> DraftState:
-        """Told that the text may have gone on without it, before it is asked to propose.
+        """Returns the state for a text that may have grown without the draft.
 
-        By whoever lets others write: a pace, a draft that asks others first. Where a model
-        has to be fed what is missing, ``width`` tokens of each row at a time, for which the
-        state has room.
+        A pace, or a draft that asks others first, calls it before ``propose``. A model is fed the
+        missing tokens, ``width`` of each row at a time, for which the state has room.
         """
         return state
 
@@ -390,35 +382,25 @@ class TreeDraft(Draft, Protocol):
     def commit_tree(
         self, state: DraftState, outcome: Outcome, path: Int[Array, "batch depth"]
     ) -> DraftState:
-        """As ``commit``, told the node at each depth that the verifier went through.
+        """Returns the state after verification went through the path's node at each depth.
 
         Beyond ``outcome.num_accepted`` the path repeats its last node.
         """
 
 
 def shown_to(draft: Draft, target: Target) -> Target:
-    """The target, with the states that a draft wants."""
+    """Returns the target, with the states that a draft wants."""
     depths = draft.traits.depths
     return target.showing(depths) if depths else target
 
 
 def check_parts(model: Target | Draft, interface: type = Target) -> None:
     """Raises ``InputError`` if a target or a draft lacks a part that the loops use."""
-    kind, names = interface.__name__, [*interface.__annotations__, *vars(interface)]
-    missing = [name for name in dict.fromkeys(names) if name[0] != "_" and not hasattr(model, name)]
-    arguments = {"prefill": "prompts", "score": "num"} if interface is Target else {}
-    for method, argument in arguments.items():
-        function = getattr(model, method, None)
-        if callable(function) and argument not in inspect.signature(function).parameters:
-            missing.append(f"{method}(…, {argument}=None)")
+    names = dict.fromkeys([*interface.__annotations__, *vars(interface)])
+    missing = [name for name in names if name[0] != "_" and not hasattr(model, name)]
     if missing:
         raise InputError(
-            f"{type(model).__name__} has no {', '.join(missing)}: see interfaces.{kind}"
+            f"{type(model).__name__} has no {', '.join(missing)}: see interfaces."
+            f"{interface.__name__}"
             + (", from which drafts are derived" if interface is Draft else "")
-        )
-    flags = [each.name for each in dataclasses.fields(DraftTraits) if hasattr(model, each.name)]
-    if interface is Draft and flags:
-        raise InputError(
-            f"{type(model).__name__} has {', '.join(flags)}: give it as "
-            f"traits = DraftTraits({flags[0]}=…), of interfaces"
         )

@@ -1,8 +1,8 @@
-"""Things that have a name, in one table: families of networks, drafts, formats, vocabularies.
+"""Families of networks, drafts, formats, tokenizers and operations by name, in one table.
 
-An entry says where a thing is, as ``module:name``; it is imported once it is asked for, so that
-names alone cost nothing. The core's own are listed here. A folder of ``spec_t5x/contrib`` adds its
-own when it is imported, which the first look-up does for every folder that is there:
+An entry is a thing's address, ``module:name``, which is imported when it is looked up. The core's
+own are listed here. A folder of ``spec_t5x/contrib`` adds its own when it is imported, which the
+first look-up does for every folder:
 
     register("draft", medusa="spec_t5x.contrib.medusa.draft:KIND")
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from spec_t5x.errors import InputError
 
-# Places by kind and name.
+# Addresses by kind and name.
 _PLACES: dict[str, dict[str, str]] = {
     "family": {"t5": "spec_t5x.models.sizes:T5"},
     "draft": {
@@ -44,11 +44,7 @@ _PLACES: dict[str, dict[str, str]] = {
 
 
 def register(kind: str, **places: str) -> None:
-    """Adds entries of a kind by name.
-
-    Raises:
-      ValueError: a name is taken by something else.
-    """
+    """Adds entries of a kind by name; raises ``ValueError`` if a name has another entry."""
     known = _PLACES.setdefault(kind, {})
     for name, place in places.items():
         if known.setdefault(name, place) != place:
@@ -56,17 +52,13 @@ def register(kind: str, **places: str) -> None:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """The names of a kind, the core's first; none where nothing of the kind is registered."""
+    """Returns the names of a kind, the core's first."""
     _import_contrib()
     return tuple(_PLACES.get(kind, {}))
 
 
 def find(kind: str, name: str) -> Any:
-    """The thing of that name.
-
-    Raises:
-      InputError: there is none; the message lists those that are registered.
-    """
+    """Returns the thing of a name; raises ``InputError`` with the registered names otherwise."""
     if name not in names(kind):
         known = ", ".join(names(kind)) or "none"
         raise InputError(f"no {kind} is called {name!r}: give one of those registered, {known}")
@@ -74,7 +66,7 @@ def find(kind: str, name: str) -> Any:
 
 
 def find_all(kind: str) -> dict[str, Any]:
-    """All things of a kind by name."""
+    """Returns all things of a kind by name."""
     return {name: _at(_PLACES[kind][name]) for name in names(kind)}
 
 
@@ -85,6 +77,6 @@ def _at(place: str) -> Any:
 
 @functools.cache
 def _import_contrib() -> None:
-    """Imports every folder of ``contrib``, each of which registers what it brings."""
+    """Imports every folder of ``contrib``, each of which registers its own entries."""
     for folder in pkgutil.iter_modules([str(Path(__file__).with_name("contrib"))]):
         importlib.import_module(f"spec_t5x.contrib.{folder.name}")

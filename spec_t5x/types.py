@@ -1,14 +1,11 @@
 """Array aliases and the special token ids that T5 vocabularies share.
 
-The aliases are jaxtyping annotations. They document shapes at run time too: the
-test suite installs a hook (``tests/conftest.py``) that checks every annotated
-call. Axis names used throughout the package:
+The aliases are jaxtyping annotations; the tests check every annotated call. Axis names:
 
     batch    rows decoded together (``num_inputs * num_decodes`` inside a loop)
     source   encoder length, padding included
     length   decoder length
-    new      tokens handed to one cached call (1 in plain decoding, gamma + 1 in
-             verification)
+    new      tokens fed to one cached call (1 in plain decoding, gamma + 1 in verification)
     gamma    drafts proposed in one iteration
     vocab    size of the (padded) vocabulary
 """
@@ -17,14 +14,14 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, Integer, Key, PyTree, Shaped, UInt32
 
-# On the device or on the host: results are fetched as the same dataclasses.
+# On the device or on the host: fetched results have the same dataclasses.
 Array = jax.Array | np.ndarray
 
 # T5's vocabularies, of every size, reserve the first three ids. Padding doubles
 # as the decoder's start token.
 PAD_ID = 0
 EOS_ID = 1
-# What ends a row: a token, traced or not, or one of several.
+# The token that ends a row, traced or not, or several.
 EndOfSequence = Int[Array, ""] | int | tuple[Int[Array, ""] | int, ...]
 UNK_ID = 2
 

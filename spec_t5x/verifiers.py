@@ -1,8 +1,8 @@
-"""Verifiers as the loops use them: batched, with settings of their own, chosen by name.
+"""Verifiers as the loops use them: batched, with their own settings, chosen by name.
 
-A verifier is a frozen dataclass (part of the compiled program) that turns a proposal and
-the target's distributions into a ``Verdict`` for each row. One of your own is a subclass
-of ``Verifier`` with ``verify_row``:
+A verifier is a frozen dataclass (part of the compiled program) that turns a proposal and the
+target's distributions into a ``Verdict`` for each row. A new one is a subclass of ``Verifier``
+with ``verify_row``:
 
     @dataclasses.dataclass(frozen=True)
     class FirstOnly(Verifier):
@@ -49,10 +49,10 @@ class Verifier:
     coupled: ClassVar[bool] = False
 
     def tree(self, gamma: int) -> Tree | None:
-        """The tree that it verifies; None of chains of ``gamma`` drafts."""
+        """Returns the tree that it verifies; None for chains of ``gamma`` drafts."""
 
     def num_nodes(self, gamma: int) -> int:
-        """Tokens that the target is fed in one call."""
+        """Returns the number of tokens of each row in one target call."""
         tree = self.tree(gamma)
         return gamma + 1 if tree is None else tree.num_nodes
 
@@ -64,14 +64,11 @@ class Verifier:
         settings: Sampling,
         verdict: Verdict,
     ) -> Float32[Array, "batch gamma"]:
-        """Chance that each draft is accepted where those before it are: beta (Theorem 3.5).
+        """Computes beta (Theorem 3.5), the chance that a draft is accepted after those before it.
 
-        Its mean over the positions that a draft was verified at is alpha. Token by token;
-        a verifier of blocks accepts as much or more.
-
-        Args:
-          proposal, target_logits, target_probs, settings: as in a call.
-          verdict: what the call returned.
+        Its mean over the verified positions is alpha. It is that of token verification; a
+        verifier of blocks accepts as much or more. The arguments are those of a call, and
+        ``verdict`` its result.
         """
         return overlap_chances(proposal, target_logits, target_probs, settings)
 
@@ -83,7 +80,7 @@ class Verifier:
         draft_probs: Float[Array, "gamma vocab"],
         target_probs: Float[Array, "gamma+1 vocab"],
     ) -> Verdict:
-        """One row's verdict; the arguments are ``verification.token_verification``'s."""
+        """Verifies one row; the arguments are ``verification.token_verification``'s."""
         raise NotImplementedError
 
     def __call__(
@@ -95,15 +92,15 @@ class Verifier:
         target_probs: Float32[Array, "batch block vocab"],
         settings: Sampling,
     ) -> Verdict:
-        """A verdict for each row.
+        """Returns a verdict for each row.
 
         Args:
-          stream: where the rows' random numbers come from.
+          stream: the source of the rows' random numbers.
           lengths: tokens that the rows hold.
-          proposal: what the draft proposes.
+          proposal: the draft's.
           target_logits: the target's, at each draft and after the last one.
           target_probs: the same after ``standardize``.
-          settings: what they were standardized with.
+          settings: those of ``standardize``.
         """
         if settings.greedy:
             return self.verify_argmax(proposal, target_logits)
@@ -118,7 +115,7 @@ class Verifier:
     def verify_argmax(
         self, proposal: Proposal, target_logits: Float32[Array, "batch block vocab"]
     ) -> Verdict:
-        """The verdict at temperature 0, where all lossless verifiers agree."""
+        """Verifies at temperature 0, where all lossless verifiers agree."""
         return jax.vmap(matching_verification)(
             proposal.tokens, argmax(target_logits), proposal.num_proposed
         )
@@ -131,9 +128,9 @@ def overlap_chances(
     settings: Sampling,
     lenience: float = 1.0,
 ) -> Float32[Array, "batch gamma"]:
-    """``sum min(p / l, q)`` at each draft: Theorem 3.5, and section A.5 for l.
+    """Computes ``sum min(p / l, q)`` at each draft: Theorem 3.5, and section A.5 for l.
 
-    No pass over the vocabulary where all of either's mass is on one token.
+    If all mass of p or q is on one token, there is no pass over the vocabulary.
     """
     gamma = proposal.tokens.shape[1]
     if settings.greedy:
@@ -160,7 +157,7 @@ class TokenVerifier(Verifier):
             )
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
-        """As the base, with the lenience of argmax for the rows at temperature 0."""
+        """Computes the base's chances, by the lenience of argmax for rows at temperature 0."""
         given = (proposal, target_logits, target_probs, settings)
         if self.lenience == 1:
             return overlap_chances(*given)
@@ -174,7 +171,7 @@ class TokenVerifier(Verifier):
         return jnp.where(at_argmax[:, None], of_argmax, sampled)
 
     def _chances_at_argmax(self, proposal: Proposal, target_logits: Array) -> Array:
-        """Mass of the draft on the tokens that are likely enough."""
+        """Sums the draft's mass on the tokens that are likely enough."""
         target_logits = target_logits[:, : proposal.tokens.shape[1]]
         if proposal.probs is None:
             acceptable = functools.partial(lenient_argmax_acceptable, lenience=self.lenience)
@@ -189,7 +186,7 @@ class TokenVerifier(Verifier):
         )
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
-        """As the base, with the lenience of argmax for the rows at temperature 0."""
+        """Verifies as the base does, by the lenience of argmax for rows at temperature 0."""
         verdict = super().__call__(stream, lengths, proposal, target_logits, target_probs, settings)
         if self.lenience == 1 or settings.temperature.ndim == 0:
             return verdict
@@ -217,10 +214,10 @@ class TokenVerifier(Verifier):
 
 @dataclasses.dataclass(frozen=True)
 class BlockVerifier(Verifier):
-    """Verifies a block jointly: never accepts fewer than ``TokenVerifier`` in expectation."""
+    """Joint verification of a block: never accepts fewer than ``TokenVerifier`` in expectation."""
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
-        """See ``verification.block_verification``."""
+        """Calls ``verification.block_verification``."""
         return block_verification(key, emit_key, draft_tokens, draft_probs, target_probs)
 
 
@@ -229,29 +226,29 @@ class RejectionVerifier(Verifier):
     """Rejection sampling, the paper's comparison (section A.2)."""
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
-        """``1 / M``, whatever is drafted (section A.2)."""
+        """Returns ``1 / M``, the same for every token (section A.2)."""
         if settings.greedy:
-            # Where p is all on one token, so is what rejection accepts.
+            # Where all mass of p is on one token, rejection accepts that token alone.
             return overlap_chances(proposal, target_logits, target_probs, settings)
         draft_probs = proposal.distributions(target_probs.shape[-1])
         return rejection_acceptance(target_probs[:, :-1], draft_probs)
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
-        """See ``verification.rejection_verification``."""
+        """Calls ``verification.rejection_verification``."""
         return rejection_verification(key, emit_key, draft_tokens, draft_probs, target_probs)
 
 
 @dataclasses.dataclass(frozen=True)
 class CoupledVerifier(Verifier):
-    """Same noise for draft and target: the text depends on the seed alone."""
+    """The same noise for draft and target: the text depends on the seed alone."""
 
     coupled: ClassVar[bool] = True
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
-        """1 for what was accepted, 0 for what was not: the noise leaves nothing to chance.
+        """Returns 1 for accepted tokens, 0 for others: the noise leaves nothing to chance.
 
-        How often over all noises would take a sort of the vocabulary. At most
-        ``sum min(p, q)``, at least ``s / (2 - s)`` of that sum s (arXiv 2408.07978).
+        The mean over all noises, which would take a sort of the vocabulary, is at most
+        ``s = sum min(p, q)`` and at least ``s / (2 - s)`` (arXiv 2408.07978).
         """
         accepted = jnp.arange(proposal.tokens.shape[1])[None, :] < verdict.num_accepted[:, None]
         return accepted.astype(jnp.float32)
@@ -271,9 +268,9 @@ class CoupledVerifier(Verifier):
 
 @dataclasses.dataclass(frozen=True)
 class TreeVerifier(Verifier):
-    """Several drafts for one position, without replacement, in a static tree.
+    """Verification of several drafts for one position, in a static tree.
 
-    How it verifies one is in ``loops/speculative_tree.py``.
+    The drafts are drawn without replacement; ``loops/speculative_tree.py`` verifies them.
     """
 
     # Drafts for the next positions; each is continued by one draft a position, up to gamma.
@@ -285,11 +282,7 @@ class TreeVerifier(Verifier):
             raise InputError(f"tree widths are {self.widths}: give at least 1 for each position")
 
     def tree(self, gamma: int) -> Tree:
-        """The tree of depth ``gamma``.
-
-        Raises:
-          InputError: gamma is 0, or the tree is too large.
-        """
+        """Returns the tree of depth ``gamma``, at least 1."""
         if gamma < 1:
             raise InputError(f"gamma is {gamma}: a tree of drafts needs at least 1")
         return Tree((*self.widths, *[1] * (gamma - len(self.widths)))[:gamma])
@@ -303,18 +296,18 @@ VERIFIERS: dict[str, type[Verifier]] = {
     "multi": TreeVerifier,
     "tree": TreeVerifier,
 }
-# Drafts for each position, where the user does not say.
+# Drafts for each position by default.
 DEFAULT_WIDTHS = {"multi": (3,), "tree": (3, 2)}
 
 
 def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int] = ()) -> Verifier:
-    """A verifier by its name.
+    """Returns a verifier by its name.
 
     Args:
       name: a key of ``VERIFIERS``.
-      lenience: of ``token`` alone, in (0, 1]; below 1 it is lossy (section A.5).
-      widths: drafts for the next position of ``multi`` (one number), for the next positions
-        of ``tree``; empty takes ``DEFAULT_WIDTHS``.
+      lenience: for ``token`` alone, in (0, 1]; below 1 it is lossy (section A.5).
+      widths: drafts for the next position (``multi``: one number) or positions (``tree``); empty
+        takes ``DEFAULT_WIDTHS``.
 
     Raises:
       InputError: an unknown name, or settings that it does not have.

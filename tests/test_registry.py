@@ -1,4 +1,4 @@
-"""Entries by name: the core's, those of ``contrib``, and those of a program."""
+"""The registry's entries by name."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from spec_t5x.errors import InputError
 
 @pytest.fixture
 def kind(monkeypatch) -> str:
-    """A kind with two entries."""
+    """Registers a kind with two entries."""
     monkeypatch.setitem(registry._PLACES, "fruit", {})
     registry.register("fruit", apple="math:pi", pear="no_such_module:x")
     return "fruit"

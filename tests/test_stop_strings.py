@@ -1,4 +1,4 @@
-"""Stop strings: where an output ends, whole, in slots and call by call."""
+"""Stop strings end outputs, whole, in slots and call by call."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ OPTIONS = GenerateOptions(gamma=3, max_decode_len=16)
 
 
 class ReplacingVocabulary(ByteVocabulary):
-    """Shows an unfinished character as SentencePiece's byte fallback does."""
+    """A vocabulary that shows unfinished characters as SentencePiece's byte fallback does."""
 
     def decode(self, ids):
         return bytes(i - 3 for i in ids if i != EOS_ID).decode("utf-8", errors="replace")
@@ -40,7 +40,7 @@ def generator(tiny_pair) -> Generator:
         (("cd",), Stopped(4, "ab")),
         # At the start.
         (("a",), Stopped(1, "")),
-        # The one that is complete first, not the one that begins first.
+        # The string that is complete first, not the one that begins first.
         (("bcdefg", "de"), Stopped(5, "abc")),
         (("abcde", "de"), Stopped(5, "")),
     ],
@@ -48,7 +48,7 @@ def generator(tiny_pair) -> Generator:
 def test_the_first_stop_string_that_is_complete_ends_the_text(stop, expected):
     ids = BYTES.encode("abcdefgh")
     assert first_stop(BYTES.decode, [], ids, stop) == expected
-    # In the middle, where a part of it may be there.
+    # With the first tokens known, which may hold a part of the string.
     for known in range(expected.count if expected else len(ids)):
         found = first_stop(BYTES.decode, ids[:known], ids[known:], stop)
         assert found == (expected and Stopped(expected.count - known, expected.text))
@@ -69,11 +69,11 @@ def test_what_may_still_change_is_held_back(vocabulary):
 
 
 def test_outputs_are_those_without_it_up_to_it(generator):
-    """In a batch alone, in slots, without a draft, sampled, and call by call."""
+    """Greedy and sampled outputs are cut, in a batch and in slots."""
     for temperature in (0.0, 1.0):
         whole = dataclasses.replace(OPTIONS, temperature=temperature, seed=3)
         (expected, *others) = (answer[0] for answer in generator.generate(TEXTS, whole))
-        # Of two pieces.
+        # A stop string of two pieces.
         stop = expected.output[3:7]
         assert len(generator.vocabulary.encode(stop)) > 1
         cut = dataclasses.replace(whole, stop=(stop, "not there"))
@@ -82,7 +82,7 @@ def test_outputs_are_those_without_it_up_to_it(generator):
         assert found.output_ids == expected.output_ids[: len(found.output_ids)]
         assert stop in generator.vocabulary.decode(found.output_ids)
         assert stop not in generator.vocabulary.decode(found.output_ids[:-1])
-        # What was computed beyond counts.
+        # Statistics include the tokens beyond.
         same = {name: getattr(found, name) for name in ("output", "output_ids")}
         assert dataclasses.replace(expected, **same) == found
         for one, other in zip(uncut, others, strict=True):
@@ -105,15 +105,10 @@ def test_a_stream_stops_decoding(generator, drafts):
     ids = [token for event in (*before, last) for token in event.appended]
     assert ids == expected.output_ids
     assert last.target_calls == last.generation.target_calls < whole.target_calls
-    # What is shown is never taken back.
+    # Shown text is never withdrawn.
     assert all(last.text.startswith(event.text) for event in before)
-
-
-def test_a_text_that_begins_with_it_is_empty(generator):
-    ((whole,),) = generator.generate(TEXTS[0], OPTIONS)
-    ((found,),) = generator.generate(TEXTS[0], OPTIONS, stop=whole.output[:2])
-    assert found.output == ""
-    assert whole.output[:2] in generator.vocabulary.decode(found.output_ids)
+    ((empty,),) = generator.generate(TEXTS[0], OPTIONS, stop=whole.output[:2])
+    assert empty.output == "" and whole.output[:2] in generator.vocabulary.decode(empty.output_ids)
 
 
 @pytest.mark.parametrize(

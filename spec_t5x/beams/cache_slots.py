@@ -1,17 +1,17 @@
-"""Where the hypotheses of a beam search keep their tokens: a cache of slots.
+"""The places of a beam search's tokens in a cache of slots.
 
-Every position of the text has ``width`` slots side by side, one for each hypothesis, or
-node of a tree, that has a token there: place i of position p is slot ``p * width + i``.
-A hypothesis is known by the places of its tokens, its *lineage*:
+Every position of the text has ``width`` slots side by side, one for each hypothesis, or node of
+a tree, that has a token there: place i of position p is slot ``p * width + i``. The places of a
+hypothesis's tokens are its *lineage*:
 
     position      0   1   2   3           "0 0 1 0" and "0 0 1 1" share all tokens but
-    place 0       *   *   .   *           the last one, which stand at the two places of
-    place 1       .   .   *   *           position 3 and both see place 1 of position 2
+    place 0       *   *   .   *           the last one: these are at the two places of
+    place 1       .   .   *   *           position 3, and both see place 1 of position 2
 
-Where hypotheses branch, the new ones list the same places: no keys or values are copied
-or sorted, which is what a beam search otherwise does with its whole cache in every step.
-Nothing is freed, either. A search has at most ``width`` tokens at a position, and what
-it withdraws from is overwritten when it comes to the position again.
+Where hypotheses branch, the new ones list the same places: no keys or values are copied or
+sorted, while a beam search usually sorts its whole cache in every step. No slot is freed: a
+search has at most ``width`` tokens at a position, and overwrites dropped ones when it is at the
+position again.
 """
 
 import jax.numpy as jnp
@@ -28,15 +28,15 @@ def nodes(
     lineages: Int[Array, "batch nodes positions"],
     width: int,
 ) -> Nodes:
-    """What ``score_nodes`` takes.
+    """Returns the argument of ``score_nodes``.
 
     Args:
-      tokens: to be fed.
-      positions: each token's place in its text; the start token's is 0.
-      places: where at its position each token goes, below ``width``; no two of a row
-        share position and place.
-      lineages: the places of the tokens of each node's text, itself included; what they
-        say about later positions is ignored.
+      tokens: the tokens to feed.
+      positions: each token's position in its text; the start token's is 0.
+      places: each token's place at its position, below ``width``; no two of a row share
+        position and place.
+      lineages: the places of the tokens of each node's text, itself included; those of later
+        positions are ignored.
       width: places at a position.
     """
     batch, num, length = lineages.shape
@@ -57,7 +57,7 @@ def settle(
     positions: Int[Array, "batch"],
     places: Int[Array, "nodes"],
 ) -> Int[Array, "batch nodes positions"]:
-    """The lineages with a token at ``places[n]`` of the row's position."""
+    """Returns the lineages with a token at ``places[n]`` of the row's position."""
     is_here = jnp.arange(lineages.shape[2])[None, :] == positions[:, None]
     return jnp.where(is_here[:, None, :], places[None, :, None], lineages)
 
@@ -69,10 +69,10 @@ def prefill(
     num_positions: int,
     width: int,
 ) -> Cache:
-    """A cache with room for ``width`` tokens at each position, and the prompts in it.
+    """Returns a cache with room for ``width`` tokens at each position, and the prompts in it.
 
-    All but each row's last token: it is for the search to feed that one. What a shorter
-    prompt has beyond it is overwritten before it is ever seen.
+    The search itself feeds each row's last token, and overwrites what a longer prompt has left
+    beyond it.
     """
     cache = target.prefill(inputs, num_positions * width)
     batch, num = prompts.shape[0], prompts.shape[1] - 1

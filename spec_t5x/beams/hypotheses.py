@@ -1,33 +1,25 @@
-"""The hypotheses of a beam search, and the update that every search makes.
+"""The hypotheses of a beam search, and the update that every step of a search makes.
 
 The rules are those of ``t5x.decoding.beam_search``. For each row:
 
-* the ``2 * beams`` likeliest continuations of its live hypotheses are *candidates*:
-  even if as many as ``beams`` of them end, as many go on (with several tokens that end a
-  text, one more ``beams`` for each);
-* a candidate that ends competes with the finished hypotheses by *score*, its
-  log-probability divided by ``brevity_penalty``;
-* the likeliest of the others are the new live hypotheses;
-* the row ends at its limit, or once its likeliest live hypothesis could not displace
-  the worst finished one, even if it went on for nothing until ``max_decode_len``;
-* it returns its finished hypotheses or, if there is none, the live ones.
+* the ``2 * beams`` likeliest continuations of its live hypotheses are *candidates*, so that at
+  least ``beams`` of them do not end (each further token that ends a text adds ``beams``);
+* a candidate that ends competes with the finished hypotheses by *score*, its log-probability
+  divided by ``brevity_penalty``;
+* the likeliest of the other candidates are the new live hypotheses;
+* the row ends at its limit, or once its likeliest live hypothesis could not displace the worst
+  finished one, even if its log-probability stayed the same until ``max_decode_len``;
+* the row returns its finished hypotheses or, if there is none, the live ones.
 
-A ``TransformersRanking`` differs in three places:
+``TransformersRanking`` differs in three places. Three things differ from T5X, so that a row gets
+the result that T5X gives for it alone:
 
-* of the candidates that end, only the ``beams`` likeliest of all candidates count;
-* a score is the log-probability divided by ``generated tokens ** length_penalty``, and at its limit
-  a row takes the likeliest candidates as they are;
-* the row also ends with its first ``beams`` finished hypotheses (``early_stopping``), or once the
-  likeliest live one would not displace the worst of them at its present length.
-
-Three things differ from T5X, so that a row gets what T5X gives for it alone:
-
-* a row ends by itself. T5X goes on for as long as any row of the batch does, which adds
-  nothing to a finished set unless alpha is negative (where the last bound is none);
-* prompts of unequal lengths are prefilled (``initial_index`` there), but each row ends
-  at its own limit. T5X lets the longer ones run beyond it, and cuts them;
-* a hypothesis of probability zero is none. T5X marks empty places by a log-probability
-  of -1e7, and hypotheses grow on them where a model has probabilities of zero.
+* each row ends by itself. T5X continues while any row of the batch does, which adds nothing to a
+  finished set unless alpha is negative (where the last bound is none);
+* prompts of unequal lengths are prefilled (``initial_index`` there), but each row ends at its own
+  limit. T5X lets the longer ones run beyond it, and cuts them;
+* a hypothesis of probability zero is none. T5X marks empty places by a log-probability of -1e7,
+  and hypotheses grow on them where a model has probabilities of zero.
 """
 
 import flax.struct
@@ -38,9 +30,9 @@ from jax import lax
 from spec_t5x.errors import InputError
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
-from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int
+from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
 
-# The score of a place that no hypothesis fills, T5X's.
+# The score of an empty place, T5X's.
 EMPTY_SCORE = -1.0e7
 
 
@@ -48,35 +40,34 @@ EMPTY_SCORE = -1.0e7
 class Beams:
     """The hypotheses of each row, by increasing log-probability or score."""
 
-    # Start token, prompt and generated tokens of the hypotheses that go on.
+    # Start token, prompt and generated tokens of the live hypotheses.
     live_sequences: Int[Array, "batch beams width"]
     # Log-probability of their generated tokens; minus infinity for an empty place.
     live_log_probs: Float32[Array, "batch beams"]
-    # Tokens after the start token, the prompt's included: the same for all live ones.
+    # Tokens after the start token, the prompt's included: the same for all live hypotheses.
     lengths: Int[Array, "batch"]
     # The prompts' lengths, and those at which rows end at the latest.
     starts: Int[Array, "batch"]
     limits: Int[Array, "batch"]
     # Hypotheses that have ended, their end-of-sequence token included.
     finished_sequences: Int[Array, "batch beams width"]
-    # What they are ranked by; EMPTY_SCORE for an empty place.
+    # The ranking's scores; EMPTY_SCORE for an empty place.
     finished_scores: Float32[Array, "batch beams"]
     # Tokens after the start token; 0 for an empty place.
     finished_lengths: Int[Array, "batch beams"]
-    # Rows that are done; they do not change any more.
+    # Rows that have ended and no longer change.
     ended: Bool[Array, "batch"]
 
     @property
     def last_tokens(self) -> Int[Array, "batch beams"]:
-        """The token at each live hypothesis's end: the next one to feed to a model."""
+        """The last token of each live hypothesis, the next one to feed to a model."""
         at = self.lengths[:, None, None]
         return jnp.take_along_axis(self.live_sequences, at, axis=2)[:, :, 0]
 
-    def places(
-        self, sequences: Int[Array, "batch nodes width"], positions: Int[Array, "batch nodes"]
-    ) -> Places:
-        """Places at the ends of some hypotheses, for the rules of decoding."""
-        return Places(tokens=sequences, lengths=positions, starts=self.starts, limits=self.limits)
+    @property
+    def finished(self) -> tuple[Array, Array, Array]:
+        """Sequences, scores and lengths of the finished hypotheses."""
+        return self.finished_sequences, self.finished_scores, self.finished_lengths
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -89,18 +80,18 @@ class Ranking:
     def penalty(
         self, lengths: Int[Array, "batch"], starts: Int[Array, "batch"]
     ) -> Float32[Array, "batch"]:
-        """The divisor of the log-probabilities of hypotheses of these lengths."""
+        """Returns the divisor of the log-probabilities of hypotheses of these lengths."""
         return brevity_penalty(self.exponent, lengths)
 
     def counted(
-        self, ends: Bool[Array, "batch top"], found: "Candidates", beams: "Beams"
+        self, ends: Bool[Array, "batch top"], found: "Candidates", beams: Beams
     ) -> Bool[Array, "batch top"]:
-        """The candidates, best first, that count as finished; ``ends`` are those that end."""
+        """Tells which candidates, best first, count as finished; ``ends`` are those that end."""
         return ends
 
-    def is_settled(self, beams: "Beams") -> Bool[Array, "batch"]:
+    def is_settled(self, beams: Beams) -> Bool[Array, "batch"]:
         """Tells, for each row, whether no live hypothesis can displace its worst finished one."""
-        # The largest penalty that T5X reckons with; its sequences count the start token.
+        # The largest penalty that T5X assumes; its sequences count the start token.
         longest = jnp.asarray(beams.live_sequences.shape[2])
         within_reach = beams.live_log_probs[:, -1] / brevity_penalty(self.exponent, longest)
         # False while there is an empty place.
@@ -109,26 +100,33 @@ class Ranking:
 
 @flax.struct.dataclass(kw_only=True)
 class TransformersRanking(Ranking):
-    """The rules of transformers; ``exponent`` is its ``length_penalty``."""
+    """The rules of transformers; ``exponent`` is its ``length_penalty``.
+
+    Only the ``beams`` likeliest candidates may end. A score is the log-probability divided by
+    ``generated tokens ** length_penalty``, and a row at its limit takes the likeliest candidates
+    as they are. A row also ends with its first ``beams`` finished hypotheses
+    (``early_stopping``), or once the likeliest live one would not displace the worst of them at
+    its present length.
+    """
 
     # True ends a row with its first ``beams`` finished hypotheses; "never" bounds what a live
     # hypothesis may reach by the row's limit, False by its present length.
     early_stopping: bool | str = flax.struct.field(pytree_node=False, default=False)
 
     def penalty(self, lengths, starts):
-        """A power of the number of generated tokens."""
+        """Returns a power of the number of generated tokens."""
         exponent = jnp.asarray(self.exponent, jnp.float32)
         return (lengths - starts).astype(jnp.float32) ** exponent
 
     def counted(self, ends, found, beams):
-        """The ``beams`` likeliest candidates alone, and at its limit a row's as they are."""
+        """Counts the ``beams`` likeliest candidates alone, and all of them at a row's limit."""
         num = beams.live_log_probs.shape[1]
         is_last = beams.lengths + 1 >= beams.limits
         ends = ends | (is_last[:, None] & (found.log_probs > -jnp.inf))
         return ends & (jnp.arange(ends.shape[1]) < num)[None, :]
 
     def is_settled(self, beams):
-        """By the penalty at the present length, unless ``early_stopping`` says otherwise."""
+        """Compares at the present length, unless ``early_stopping`` says otherwise."""
         is_full = jnp.all(beams.finished_lengths > 0, axis=1)
         if self.early_stopping is True:
             return is_full
@@ -146,15 +144,12 @@ class BeamStats:
 
     # Target calls before the row ended.
     target_calls: Int[Array, "batch"]
-    # Tokens that its live hypotheses grew by: one for each call of a plain search.
+    # Steps of the search, each of one token; plain search makes one in each call.
     steps: Int[Array, "batch"]
 
     @property
     def block_efficiency(self) -> Array:
-        """Tokens that the hypotheses grow by with each target call: 1 in a plain search.
-
-        A row that took 12 steps in 5 calls has 12 / 5 = 2.4.
-        """
+        """Steps for each target call: 1 in a plain search, 12 / 5 for 12 steps in 5 calls."""
         return self.steps / jnp.maximum(self.target_calls, 1)
 
 
@@ -162,15 +157,15 @@ class BeamStats:
 class BeamResult:
     """The hypotheses found, in T5X's order: by increasing score within an input.
 
-    A place that no hypothesis fills (fewer than ``beams`` have ended, but one has)
-    holds padding, length 0 and the score -1e7.
+    An empty place (fewer than ``beams`` hypotheses have ended, but one has) holds padding,
+    length 0 and the score -1e7.
     """
 
     # Prompt, generated tokens, the end-of-sequence token (if it was reached), padding.
     tokens: Int[Array, "batch beams length"]
-    # Log-probability of the generated tokens (natural logarithm) over the ranking's
-    # penalty; without the penalty where no hypothesis of the row has ended. NaN where the
-    # target's logits were not finite, and the tokens mean nothing.
+    # Log-probability of the generated tokens (natural logarithm) over the ranking's penalty;
+    # without the penalty where no hypothesis of the row has ended. NaN where the target's
+    # logits were not finite, and the tokens mean nothing.
     scores: Float32[Array, "batch beams"]
     # Number of tokens, the prompt and the end-of-sequence token included.
     lengths: Int[Array, "batch beams"]
@@ -189,10 +184,10 @@ class Continuations:
 class Candidates:
     """The likeliest continuations of all hypotheses of a row, best first."""
 
-    # Which hypothesis each continues, and by which token.
+    # The hypothesis that each continues, and the token that it adds.
     parents: Int[Array, "batch top"]
     tokens: Int[Array, "batch top"]
-    # Of the whole hypothesis; minus infinity for none.
+    # Log-probabilities of the whole hypotheses; minus infinity for none.
     log_probs: Float32[Array, "batch top"]
 
 
@@ -202,7 +197,7 @@ def start(
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None,
 ) -> Beams:
-    """One live hypothesis in each row, its prompt (``prompts[:, 0]`` is the start token)."""
+    """Returns one live hypothesis in each row, its prompt (``prompts[:, 0]`` starts it)."""
     rows = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=0)
     batch, width = rows.sequences.shape
     # The likeliest hypothesis is the last one.
@@ -223,12 +218,12 @@ def start(
 def brevity_penalty(
     alpha: float | Float[Array, ""], lengths: Int[Array, "*rows"]
 ) -> Float32[Array, "*rows"]:
-    """``((5 + length) / 6) ** alpha``; 1 for texts of one token (arXiv 1609.08144)."""
+    """Computes ``((5 + length) / 6) ** alpha``; 1 for texts of one token (arXiv 1609.08144)."""
     return ((5.0 + lengths) / 6.0) ** jnp.asarray(alpha, jnp.float32)
 
 
 def num_candidates(beams: int, eos_id: EndOfSequence) -> int:
-    """So many continuations that ``beams`` of them go on: of each hypothesis one or more end."""
+    """Returns the number of continuations of which at least ``beams`` do not end."""
     return (2 if not isinstance(eos_id, tuple) else 1 + len(eos_id)) * beams
 
 
@@ -238,7 +233,7 @@ def continuations(
     rules: Rules | None = None,
     places: Places | None = None,
 ) -> Continuations:
-    """The ``num_candidates`` likeliest tokens after each node: no other can be a candidate.
+    """Finds the ``num_candidates`` likeliest tokens after each node: no other is a candidate.
 
     Rules of decoding change log-probabilities, as in transformers, and not logits: the
     probabilities of the tokens that they leave do not sum to 1. ``places`` are the nodes'.
@@ -258,10 +253,10 @@ def continuations(
 
 
 def candidates(log_probs: Float32[Array, "batch nodes"], following: Continuations) -> Candidates:
-    """The ``num_candidates`` likeliest continuations in each row.
+    """Finds the ``num_candidates`` likeliest continuations in each row.
 
-    ``log_probs`` are of the hypotheses continued; minus infinity for an empty place, which has
-    no continuations.
+    ``log_probs`` are those of the hypotheses continued; minus infinity marks an empty place,
+    which has no continuations.
     """
     batch, _, num = following.tokens.shape
     totals = log_probs[:, :, None] + following.log_probs
@@ -273,89 +268,74 @@ def candidates(log_probs: Float32[Array, "batch nodes"], following: Continuation
 
 
 def going_on(found: Candidates, beams: int, eos_id: EndOfSequence) -> Candidates:
-    """The ``beams`` likeliest that do not end, by increasing log-probability."""
+    """Picks the ``beams`` likeliest that do not end, by increasing log-probability."""
     log_probs = jnp.where(outputs_lib.ends(found.tokens, eos_id), -jnp.inf, found.log_probs)
-    likeliest = _best(log_probs, beams)
-    return Candidates(
-        parents=pick(found.parents, likeliest),
-        tokens=pick(found.tokens, likeliest),
-        log_probs=pick(log_probs, likeliest),
-    )
+    return pick(found.replace(log_probs=log_probs), _best(log_probs, beams))
 
 
 def extend(
     beams: Beams, following: Continuations, ranking: Ranking, eos_id: EndOfSequence
 ) -> tuple[Beams, Int[Array, "batch beams"]]:
-    """One step of the search in every row that has not ended.
+    """Makes one step of the search in every row that has not ended.
 
     ``following`` are the continuations of the live hypotheses. Returns the hypotheses after the
-    step, and the place, before it, of the one that each live hypothesis continues.
+    step, and the index, before it, of the one that each live hypothesis continues.
     """
     num = beams.live_log_probs.shape[1]
-    found = candidates(beams.live_log_probs, following)
+    found, lengths = candidates(beams.live_log_probs, following), beams.lengths + 1
     live = going_on(found, num, eos_id)
-    lengths = beams.lengths + 1
+
+    ends = ranking.counted(outputs_lib.ends(found.tokens, eos_id), found, beams)
+    scores = found.log_probs / ranking.penalty(lengths, beams.starts)[:, None]
+    ending = (
+        continued(beams.live_sequences, found, lengths),
+        jnp.where(ends, scores, EMPTY_SCORE),
+        jnp.where(ends, lengths[:, None], 0),
+    )
+    finished = jax.tree.map(
+        lambda old, new: jnp.concatenate([old, new], axis=1), beams.finished, ending
+    )
+    # Top-k prefers the earlier of equals: a candidate that does not end never takes an empty
+    # place, nor does one of probability zero.
+    sequences, scores, finished_lengths = pick(finished, _best(finished[1], num))
+
     extended = beams.replace(
         live_sequences=continued(beams.live_sequences, live, lengths),
         live_log_probs=live.log_probs,
         lengths=lengths,
-        **_finished(beams, found, lengths, ranking, eos_id),
+        finished_sequences=sequences,
+        finished_scores=scores,
+        finished_lengths=finished_lengths,
     )
     settled = ranking.is_settled(extended) | (live.log_probs[:, -1] == -jnp.inf)
     extended = extended.replace(ended=(lengths >= extended.limits) | settled)
     return where_rows(beams.ended, beams, extended), live.parents
 
 
-def _finished(
-    beams: Beams, found: Candidates, lengths, ranking: Ranking, eos_id: EndOfSequence
-) -> dict[str, Array]:
-    """The best of the finished hypotheses and of the candidates that end."""
-    ends = ranking.counted(outputs_lib.ends(found.tokens, eos_id), found, beams)
-    penalty = ranking.penalty(lengths, beams.starts)[:, None]
-    new_scores = jnp.where(ends, found.log_probs / penalty, EMPTY_SCORE)
-    new_lengths = jnp.where(ends, lengths[:, None], 0)
-    scores = jnp.concatenate([beams.finished_scores, new_scores], axis=1)
-    # Of equals, the earlier: a candidate that goes on never takes an empty place, nor does
-    # one of probability zero.
-    best = _best(scores, beams.finished_scores.shape[1])
-    return {
-        "finished_scores": pick(scores, best),
-        "finished_lengths": pick(
-            jnp.concatenate([beams.finished_lengths, new_lengths], axis=1), best
-        ),
-        "finished_sequences": pick(
-            jnp.concatenate(
-                [beams.finished_sequences, continued(beams.live_sequences, found, lengths)], axis=1
-            ),
-            best,
-        ),
-    }
-
-
 def finish(beams: Beams, stats: BeamStats) -> BeamResult:
-    """The finished hypotheses of each row or, if there is none, the live ones."""
+    """Returns the finished hypotheses of each row or, if there is none, the live ones."""
     is_live = beams.live_log_probs > -jnp.inf
     live = (
         jnp.where(is_live[:, :, None], beams.live_sequences, PAD_ID),
         jnp.where(is_live, beams.live_log_probs, EMPTY_SCORE),
         jnp.where(is_live, beams.lengths[:, None], 0),
     )
-    finished = (beams.finished_sequences, beams.finished_scores, beams.finished_lengths)
     any_finished = jnp.any(beams.finished_lengths > 0, axis=1)
-    sequences, scores, lengths = where_rows(any_finished, finished, live)
-    # A NaN comes first in top-k (``continuations``): once there, it is there to the end.
+    sequences, scores, lengths = where_rows(any_finished, beams.finished, live)
+    # A NaN comes first in top-k (``continuations``), and stays there to the end.
     is_sound = ~jnp.any(jnp.isnan(beams.live_log_probs), axis=1, keepdims=True)
     scores = jnp.where(is_sound, scores, jnp.nan)
     return BeamResult(tokens=sequences[:, :, 1:], scores=scores, lengths=lengths, stats=stats)
 
 
-def pick(values: Array, indices: Int[Array, "batch picked"]) -> Array:
-    """``values[b, indices[b]]`` for each row b."""
-    return jax.vmap(lambda row, at: row[at])(values, indices)
+def pick(tree: PyTree, indices: Int[Array, "batch picked"]) -> PyTree:
+    """Returns ``values[b, indices[b]]`` for each row b of each leaf."""
+    pick_rows = jax.vmap(lambda row, at: row[at])
+    return jax.tree.map(lambda leaf: pick_rows(leaf, indices), tree)
 
 
-def where_rows(condition: Bool[Array, "batch"], chosen, other):
-    """The rows of one tree where the condition holds, those of another elsewhere."""
+def where_rows(condition: Bool[Array, "batch"], chosen: PyTree, other: PyTree) -> PyTree:
+    """Returns the rows of one tree where the condition holds, those of another elsewhere."""
 
     def select(one, two):
         return jnp.where(condition.reshape(-1, *[1] * (one.ndim - 1)), one, two)
@@ -364,23 +344,21 @@ def where_rows(condition: Bool[Array, "batch"], chosen, other):
 
 
 def continued(
-    sequences: Int[Array, "batch nodes width"],
-    tails: Candidates,
-    positions: Int[Array, "batch"],
+    sequences: Int[Array, "batch nodes width"], tails: Candidates, positions: Int[Array, "batch"]
 ) -> Int[Array, "batch top width"]:
-    """The sequences that the candidates continue, with their tokens at each row's position."""
+    """Returns the sequences that the candidates continue, with their tokens at ``positions``."""
     is_here = jnp.arange(sequences.shape[2])[None, :] == positions[:, None]
     sequences = pick(sequences, tails.parents)
     return jnp.where(is_here[:, None, :], tails.tokens[:, :, None], sequences)
 
 
 def _best(values: Float32[Array, "batch n"], num: int) -> Int[Array, "batch num"]:
-    """Indices of the largest values, by increasing value."""
+    """Returns the indices of the largest values, by increasing value."""
     return lax.top_k(values, num)[1][:, ::-1]
 
 
 def check_beams(name: str, beams: int, vocab_size: int, eos_id: EndOfSequence) -> None:
-    """Raises ``InputError`` unless all candidates can be had from one hypothesis."""
+    """Raises ``InputError`` unless one hypothesis has enough continuations for all candidates."""
     if beams < 1:
         raise InputError(f"{name} is {beams}: give at least 1")
     if num_candidates(beams, eos_id) > vocab_size:

@@ -1,11 +1,22 @@
-"""Plain beam search: one target call for each step of all hypotheses.
+"""Beam search, plain or speculative: T5X's result, in fewer target calls (section A.4).
 
-T5X's search (``hypotheses.py`` has its rules) over a cache of slots that is never copied
-(``cache_slots.py``). All hypotheses of an input are one row of the cache and share the
-encoder's side of it. The baseline of speculative beam search, and its oracle.
+One iteration, for all rows at once:
+
+    propose   the draft makes gamma steps of a beam search, from the true live hypotheses
+              and their true log-probabilities: gamma levels of a tree
+    score     ONE target call over the live hypotheses' last tokens and the whole tree
+    replay    the search's own update (``hypotheses.py``) from the target's scores, level by
+              level, while every live hypothesis is a node of the tree
+
+All hypotheses of an input share one row of the cache and the encoder's side of it; committed
+tokens stay where they are (``cache_slots.py``), and the next tree overwrites the others. The
+first step of the replay needs no draft: each call makes 1 to ``gamma + 1`` steps of the search,
+and gamma 0 is plain beam search. In the paper's words, a level is accepted if ``top_w(M_p)`` is
+a subset of ``top_u(M_q)``, where w is ``beams`` and u is ``draft_beams``; a call is over
+``w + u * gamma`` tokens.
 """
 
-import functools
+import dataclasses
 
 import flax.struct
 import jax
@@ -14,107 +25,66 @@ from jax import lax
 
 from spec_t5x.beams import cache_slots
 from spec_t5x.beams import hypotheses as beams_lib
-from spec_t5x.beams.hypotheses import BeamResult, Beams, BeamStats, Ranking
-from spec_t5x.interfaces import Cache, Target, check_positions
+from spec_t5x.beams.hypotheses import (
+    BeamResult,
+    Beams,
+    BeamStats,
+    Candidates,
+    Continuations,
+    Ranking,
+)
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Cache, Nodes, Target, check_positions, check_vocabularies
 from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.sampling.rules import Rules
-from spec_t5x.types import EOS_ID, Array, EndOfSequence, Float, Int, PyTree
+from spec_t5x.sampling.rules import Places, Rules
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
+
+# The parent of a live hypothesis's last token: no node.
+_NO_NODE = -1
 
 
 @flax.struct.dataclass(kw_only=True)
 class SearchState:
-    """All that one step, or one iteration of a speculative search, hands to the next."""
+    """The state between two iterations."""
 
     # Live and finished hypotheses.
     beams: Beams
-    # Where the live hypotheses' tokens are cached, all but their last ones: at the same
-    # places in both caches.
+    # The places of the live hypotheses' tokens, all but the last ones, in both caches.
     lineages: Int[Array, "batch beams positions"]
     target_cache: Cache
-    stats: BeamStats
     # None in a plain search.
-    draft_cache: Cache | None = None
+    draft_cache: Cache | None
+    stats: BeamStats
 
 
-def init(
-    target: Target,
-    inputs: PyTree,
-    prompts: Int[Array, "batch prompt"],
-    *,
-    beams: int,
-    max_decode_len: int,
-    max_decode_steps: Int[Array, "*steps"] | None = None,
-    draft_model: Target | None = None,
-    draft_beams: int | None = None,
-    gamma: int = 0,
-) -> SearchState:
-    """Encodes the inputs and feeds the prompts, for both models where there is a draft."""
-    batch = prompts.shape[0]
-    # A row that has ended may stand at position max_decode_len, and the last tree reaches
-    # gamma further.
-    num_positions = max_decode_len + gamma + 1
-    zeros = jnp.zeros(batch, jnp.int32)
+@flax.struct.dataclass(kw_only=True)
+class BeamTree:
+    """Hypotheses, each by its last token: one level of a tree, or the whole of it.
 
-    def prefill(model):
-        return cache_slots.prefill(model, inputs, prompts, num_positions, draft_beams or beams)
+    The whole has the live hypotheses first, then gamma levels of ``draft_beams`` nodes that the
+    draft expects to be live after 1, 2, … steps. (A scan stacks levels along a leading axis.)
+    """
 
-    return SearchState(
-        beams=beams_lib.start(prompts, beams, max_decode_len, max_decode_steps),
-        # A prompt's tokens are at the first places.
-        lineages=jnp.zeros((batch, beams, num_positions), jnp.int32),
-        target_cache=prefill(target),
-        stats=BeamStats(target_calls=zeros, steps=zeros),
-        draft_cache=None if draft_model is None else prefill(draft_model),
-    )
+    tokens: Int[Array, "*levels batch nodes"]
+    # The node of the whole tree that each continues; -1 for a live hypothesis and for an empty
+    # place.
+    parents: Int[Array, "*levels batch nodes"]
+    # The live hypotheses' true log-probability plus the draft's of the tokens that follow; minus
+    # infinity for an empty place.
+    log_probs: Float32[Array, "*levels batch nodes"]
+    # Each token's position in the text, its place there, and the whole hypothesis's places.
+    positions: Int[Array, "*levels batch nodes"]
+    places: Int[Array, "*levels batch nodes"]
+    lineages: Int[Array, "*levels batch nodes positions"]
+    # Start token and tokens of each hypothesis, for the rules of decoding; None without rules.
+    sequences: Int[Array, "*levels batch nodes width"] | None
+
+    def nodes(self, width: int) -> Nodes:
+        """Returns the argument of ``score_nodes``, for ``width`` places at a position."""
+        return cache_slots.nodes(self.tokens, self.positions, self.places, self.lineages, width)
 
 
-def step(
-    target: Target,
-    state: SearchState,
-    ranking: Ranking,
-    *,
-    rules: Rules | None = None,
-    eos_id: EndOfSequence = EOS_ID,
-) -> SearchState:
-    """One target call, one token more for the hypotheses of each row that goes on."""
-    beams = state.beams
-    batch, num = beams.live_log_probs.shape
-    places = jnp.arange(num)
-    lineages = cache_slots.settle(state.lineages, beams.lengths, places)
-    positions = jnp.tile(beams.lengths[:, None], (1, num))
-    nodes = cache_slots.nodes(
-        beams.last_tokens,
-        positions,
-        jnp.tile(places[None], (batch, 1)),
-        lineages,
-        width=num,
-    )
-    logits, _, cache = target.score_nodes(state.target_cache, nodes)
-    following = beams_lib.continuations(
-        logits,
-        beams_lib.num_candidates(num, eos_id),
-        rules,
-        beams.places(beams.live_sequences, positions),
-    )
-    extended, parents = beams_lib.extend(beams, following, ranking, eos_id)
-    return SearchState(
-        beams=extended,
-        lineages=beams_lib.pick(lineages, parents),
-        target_cache=cache,
-        stats=BeamStats(
-            target_calls=state.stats.target_calls + ~beams.ended,
-            steps=state.stats.steps + ~beams.ended,
-        ),
-    )
-
-
-def done(state: SearchState) -> Array:
-    """Whether every row has ended."""
-    return jnp.all(state.beams.ended)
-
-
-@outputs_lib.refuses_holes
-@functools.partial(jax.jit, static_argnames=("beams", "max_decode_len", "eos_id"))
+@outputs_lib.jit_with_prompts("beams", "gamma", "draft_beams", "max_decode_len", "eos_id")
 def beam_search(
     target: Target,
     inputs: PyTree,
@@ -127,48 +97,274 @@ def beam_search(
     eos_id: EndOfSequence = EOS_ID,
     ranking: Ranking | None = None,
     rules: Rules | None = None,
+    draft_model: Target | None = None,
+    gamma: int = 0,
+    draft_beams: int | None = None,
 ) -> BeamResult:
     """Searches the ``beams`` best texts for each input, as T5X does.
 
+    The hypotheses and their order do not depend on the draft, which decides how many steps of
+    the search each target call makes (``BeamResult.stats``).
+
     Args:
       target: the model, a pytree that has ``score_nodes``.
-      inputs: what ``target.prefill`` takes, e.g. encoder tokens ``[batch, source]``.
-      prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0
-        on the right; ``zeros([batch, 1])`` where nothing is forced.
+      inputs: the argument of the models' ``prefill``, e.g. encoder tokens ``[batch, source]``.
+      prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0 on the right;
+        ``zeros([batch, 1])`` where nothing is forced.
       beams: hypotheses kept, and returned, for each input.
-      alpha: exponent of the brevity penalty: 0 ranks texts by log-probability alone,
-        larger values prefer longer texts. Changing it compiles nothing.
+      alpha: exponent of the brevity penalty: 0 ranks texts by log-probability alone, larger
+        values prefer longer texts. Another value needs no compilation.
       max_decode_len: room for tokens, the prompt's included.
-      max_decode_steps: tokens to generate at most, after the prompt: one number, or one
-        for each input.
+      max_decode_steps: tokens to generate at most, after the prompt: one number, or one for each
+        input.
       eos_id: the token that ends a hypothesis, or several; in a prompt they do not.
-      ranking: by what hypotheses are ranked, in place of T5X's brevity penalty with ``alpha``.
+      ranking: the order of hypotheses, in place of T5X's brevity penalty with ``alpha``.
       rules: which tokens may follow a text (``sampling.rules.rules``).
+      draft_model: a smaller model with the same vocabulary; its own search keeps the same rules.
+      gamma: levels that the draft proposes in each iteration; 0 is plain beam search.
+      draft_beams: hypotheses in each level, at least ``beams`` (None takes as many). More of them
+        are more likely to include all of the target's.
 
     Raises:
-      InputError: ``beams`` below 1 or above half of the vocabulary, prompts longer than
-        ``max_decode_len``, or a target without ``score_nodes``.
+      InputError: ``beams`` below 1 or ``draft_beams`` below ``beams``, either above half of the
+        vocabulary, ``gamma`` below 0 or without a draft, vocabularies that differ, prompts
+        longer than ``max_decode_len``, or a model without ``score_nodes``.
     """
-    check_arguments(target, prompts, beams, max_decode_len, eos_id)
-    state = init(
-        target,
-        inputs,
-        prompts,
-        beams=beams,
-        max_decode_len=max_decode_len,
-        max_decode_steps=max_decode_steps,
+    width = beams if draft_beams is None or not gamma else draft_beams
+    _check_arguments(target, draft_model, prompts, beams, gamma, width, max_decode_len, eos_id)
+    search = _Search(
+        target=target,
+        draft_model=draft_model,
+        gamma=gamma,
+        width=width,
+        ranking=ranking or Ranking(exponent=alpha),
+        rules=rules,
+        eos_id=eos_id,
     )
-    ranking = ranking or Ranking(exponent=alpha)
-    body = functools.partial(step, target, ranking=ranking, rules=rules, eos_id=eos_id)
-    state = lax.while_loop(lambda state: ~done(state), body, state)
+    hypotheses = beams_lib.start(prompts, beams, max_decode_len, max_decode_steps)
+    state = search.init(inputs, prompts, hypotheses, max_decode_len)
+    state = lax.while_loop(lambda state: ~jnp.all(state.beams.ended), search.step, state)
     return beams_lib.finish(state.beams, state.stats)
 
 
-def check_arguments(
-    target: Target, prompts, beams: int, max_decode_len: int, eos_id: EndOfSequence
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Search:
+    """The settings of a search and its parts."""
+
+    target: Target
+    draft_model: Target | None
+    gamma: int
+    # Nodes of a level, and places at a position.
+    width: int
+    ranking: Ranking
+    rules: Rules | None
+    eos_id: EndOfSequence
+
+    def init(self, inputs: PyTree, prompts: Array, beams: Beams, max_decode_len: int):
+        """Encodes the inputs and feeds the prompts, for both models where there is a draft."""
+        batch, num = beams.live_log_probs.shape
+        # An ended row may be at position max_decode_len, and its last tree reaches gamma further.
+        num_positions = max_decode_len + self.gamma + 1
+        zeros = jnp.zeros(batch, jnp.int32)
+
+        def prefill(model):
+            return cache_slots.prefill(model, inputs, prompts, num_positions, self.width)
+
+        return SearchState(
+            beams=beams,
+            # A prompt's tokens are at the first places.
+            lineages=jnp.zeros((batch, num, num_positions), jnp.int32),
+            target_cache=prefill(self.target),
+            draft_cache=prefill(self.draft_model) if self.gamma else None,
+            stats=BeamStats(target_calls=zeros, steps=zeros),
+        )
+
+    def step(self, state: SearchState) -> SearchState:
+        """Makes one iteration: 1 to ``gamma + 1`` steps of the search for each live row."""
+        tree, draft_cache = self.propose(state)
+        logits, _, target_cache = self.target.score_nodes(
+            state.target_cache, tree.nodes(self.width)
+        )
+        num_live = state.beams.live_log_probs.shape[1]
+        following = self.continuations(state.beams, tree, logits, num_live)
+        beams, lineages, steps = self.replay(state, tree, following)
+        if self.gamma:
+            draft_cache = self.feed_last_level(draft_cache, tree, jnp.any(steps > self.gamma))
+        return SearchState(
+            beams=beams,
+            lineages=lineages,
+            target_cache=target_cache,
+            draft_cache=draft_cache,
+            stats=BeamStats(
+                target_calls=state.stats.target_calls + ~state.beams.ended,
+                steps=state.stats.steps + steps,
+            ),
+        )
+
+    def propose(self, state: SearchState) -> tuple[BeamTree, Cache | None]:
+        """Returns the live hypotheses and the ``gamma`` levels that the draft expects after them.
+
+        The draft's cache comes back with all levels but the last one in it.
+        """
+        batch, num_live = state.beams.live_log_probs.shape
+        live = self.live_hypotheses(state)
+        if not self.gamma:
+            return live, None
+
+        def grow(carry, first_parent):
+            level, cache = carry
+            logits, _, cache = self.draft_model.score_nodes(cache, level.nodes(self.width))
+            following = self.continuations(state.beams, level, logits, self.width)
+            found = beams_lib.candidates(level.log_probs, following)
+            found = beams_lib.going_on(found, self.width, self.eos_id)
+            level = _next_level(level, found, first_parent)
+            return (level, cache), level
+
+        # The number, in the whole tree, of the first node of each level that is grown from.
+        firsts = [0, *(num_live + self.width * depth for depth in range(self.gamma - 1))]
+        (_, cache), levels = lax.scan(grow, (live, state.draft_cache), jnp.asarray(firsts))
+
+        def join(live, levels):
+            levels = jnp.moveaxis(levels, 0, 1).reshape(batch, -1, *live.shape[2:])
+            return jnp.concatenate([live[:, :num_live], levels], axis=1)
+
+        return jax.tree.map(join, live, levels), cache
+
+    def live_hypotheses(self, state: SearchState) -> BeamTree:
+        """Returns a level of the live hypotheses, and empty places beyond them."""
+        beams, places = state.beams, jnp.arange(self.width)
+        batch, num = beams.live_log_probs.shape
+
+        def widen(values, fill):
+            extra = [(0, 0), (0, self.width - num), *[(0, 0)] * (values.ndim - 2)]
+            return jnp.pad(values, extra, constant_values=fill)
+
+        return BeamTree(
+            tokens=widen(beams.last_tokens, PAD_ID),
+            parents=jnp.full((batch, self.width), _NO_NODE),
+            log_probs=widen(beams.live_log_probs, -jnp.inf),
+            positions=jnp.tile(beams.lengths[:, None], (1, self.width)),
+            places=jnp.tile(places[None], (batch, 1)),
+            lineages=cache_slots.settle(widen(state.lineages, 0), beams.lengths, places),
+            sequences=None if self.rules is None else widen(beams.live_sequences, PAD_ID),
+        )
+
+    def continuations(
+        self, beams: Beams, nodes: BeamTree, logits: Array, num: int
+    ) -> Continuations:
+        """Finds the likeliest tokens after each node, by the rules, for ``num`` hypotheses."""
+        places = None
+        if self.rules is not None:
+            starts, limits = beams.starts, beams.limits
+            places = Places(
+                tokens=nodes.sequences, lengths=nodes.positions, starts=starts, limits=limits
+            )
+        num = beams_lib.num_candidates(num, self.eos_id)
+        return beams_lib.continuations(logits, num, self.rules, places)
+
+    def replay(
+        self, state: SearchState, tree: BeamTree, following: Continuations
+    ) -> tuple[Beams, Int[Array, "batch beams positions"], Int[Array, "batch"]]:
+        """Makes the steps of the plain search that the scored tree covers.
+
+        ``following`` are the target's continuations of all its nodes. Returns the hypotheses,
+        the live ones' lineages, and the number of steps of each row.
+        """
+
+        def one_step(carry):
+            beams, lineages, nodes, covered, steps = carry
+            extended, parents = beams_lib.extend(
+                beams, beams_lib.pick(following, nodes), self.ranking, self.eos_id
+            )
+            parents = beams_lib.pick(nodes, parents)
+            beams, lineages = beams_lib.where_rows(
+                covered, (extended, beams_lib.pick(tree.lineages, parents)), (beams, lineages)
+            )
+            nodes, found = _find(tree, parents, beams.last_tokens)
+            is_known = jnp.all(found | (beams.live_log_probs == -jnp.inf), axis=1)
+            return beams, lineages, nodes, covered & is_known & ~beams.ended, steps + covered
+
+        batch, num_live = state.beams.live_log_probs.shape
+        # The live hypotheses are the tree's first nodes; rows are covered while theirs are nodes.
+        nodes = jnp.tile(jnp.arange(num_live)[None], (batch, 1))
+        covered, steps = ~state.beams.ended, jnp.zeros(batch, jnp.int32)
+        carry = state.beams, state.lineages, nodes, covered, steps
+        if self.gamma:
+            # At most gamma + 1 steps: no node continues the tree's last level.
+            carry = lax.while_loop(lambda carry: jnp.any(carry[3]), one_step, carry)
+        else:
+            carry = one_step(carry)
+        beams, lineages, _, _, steps = carry
+        return beams, lineages, steps
+
+    def feed_last_level(self, cache: Cache, tree: BeamTree, is_reached: Bool[Array, ""]) -> Cache:
+        """Feeds the draft the last level that it proposed, if a row's text contains one of it."""
+        last = jax.tree.map(lambda leaf: leaf[:, -self.width :], tree)
+
+        def feed(cache):
+            return self.draft_model.score_nodes(cache, last.nodes(self.width))[2]
+
+        return lax.cond(is_reached, feed, lambda cache: cache, cache)
+
+
+def _next_level(level: BeamTree, expected: Candidates, first_parent: Int[Array, ""]) -> BeamTree:
+    """Returns the nodes that continue a level, whose own nodes start at ``first_parent``."""
+    batch, num = expected.tokens.shape
+    places = jnp.arange(num)
+    # All nodes of a level are at the same position.
+    positions = level.positions[:, 0] + 1
+    lineages = beams_lib.pick(level.lineages, expected.parents)
+    is_one = expected.log_probs > -jnp.inf
+    sequences = level.sequences
+    if sequences is not None:
+        sequences = beams_lib.continued(sequences, expected, positions)
+    return BeamTree(
+        tokens=expected.tokens,
+        # An empty place must not be taken for a child of another level's node.
+        parents=jnp.where(is_one, first_parent + expected.parents, _NO_NODE),
+        log_probs=expected.log_probs,
+        positions=jnp.tile(positions[:, None], (1, num)),
+        places=jnp.tile(places[None], (batch, 1)),
+        lineages=cache_slots.settle(lineages, positions, places),
+        sequences=sequences,
+    )
+
+
+def _find(
+    tree: BeamTree, parents: Int[Array, "batch beams"], tokens: Int[Array, "batch beams"]
+) -> tuple[Int[Array, "batch beams"], Bool[Array, "batch beams"]]:
+    """Finds the node that continues each parent with its token, and tells if there is one."""
+    is_it = (tree.parents[:, None, :] == parents[:, :, None]) & (
+        tree.tokens[:, None, :] == tokens[:, :, None]
+    )
+    return jnp.argmax(is_it, axis=2).astype(jnp.int32), jnp.any(is_it, axis=2)
+
+
+def _check_arguments(
+    target: Target,
+    draft_model: Target | None,
+    prompts: Array,
+    beams: int,
+    gamma: int,
+    draft_beams: int,
+    max_decode_len: int,
+    eos_id: EndOfSequence,
 ) -> None:
     """Raises ``InputError`` for arguments that cannot be searched with."""
     cache_slots.check_scores_nodes(target)
     beams_lib.check_beams("beams", beams, target.vocab_size, eos_id)
     outputs_lib.check_prompts(prompts, max_decode_len)
     check_positions(target, max_decode_len)
+    if gamma < 0:
+        raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain beam search)")
+    if not gamma:
+        return
+    if draft_model is None:
+        raise InputError(f"gamma is {gamma} and there is no draft_model: give one, or gamma 0")
+    cache_slots.check_scores_nodes(draft_model)
+    if draft_beams < beams:
+        raise InputError(
+            f"draft_beams is {draft_beams} and beams is {beams}: give at least as many"
+        )
+    check_vocabularies(draft_model, target)
+    beams_lib.check_beams("draft_beams", draft_beams, draft_model.vocab_size, eos_id)

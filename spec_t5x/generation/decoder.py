@@ -12,7 +12,6 @@ import numpy as np
 
 from spec_t5x.beams.hypotheses import BeamResult, Ranking, TransformersRanking
 from spec_t5x.beams.search import beam_search
-from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
@@ -338,9 +337,8 @@ class BatchDecoder:
                 f"beams is {options.beams} and the draft a {type(self.draft).__name__}: search "
                 "with a transformer draft, or with none"
             )
-        return speculative_beam_search(
-            self.target, self.draft.model, *arguments, gamma=options.gamma, **common
-        )
+        drafting = {"draft_model": self.draft.model, "gamma": options.gamma}
+        return beam_search(self.target, *arguments, **drafting, **common)
 
     def _ranking(self, options: GenerateOptions) -> Ranking:
         """The ranking of a search: by T5X's brevity penalty, or by transformers' rules."""

@@ -1,30 +1,21 @@
-"""Plain decoding: one target call for each token, which is the speculative loop at gamma 0.
+"""Plain decoding: one target call for each token, the speculative loop at gamma 0.
 
-The baseline that every speed-up is quoted against and the oracle of the tests. It
-shares all that decides the text (distributions, end of sequence, limits, keys)
-with speculative decoding, and gets the same care.
+It is the baseline of every speed-up and the oracle of the tests.
 """
 
-import functools
-
-import jax
+from typing import Any
 
 from spec_t5x.interfaces import Target
-from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.loops import speculative
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, NoDraft
-from spec_t5x.loops.outputs import Decoded
+from spec_t5x.loops.outputs import Decoded, jit_with_prompts
+from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import Stream
-from spec_t5x.types import EOS_ID, Array, EndOfSequence, Int, Key, PyTree
+from spec_t5x.types import Array, Int, Key, PyTree
 from spec_t5x.verifiers import CoupledVerifier
 
 
-@outputs_lib.refuses_holes
-@functools.partial(
-    jax.jit,
-    static_argnames=("max_decode_len", "num_decodes", "coupled", "eos_id", "rescale_log_probs"),
-)
+@jit_with_prompts("max_decode_len", "num_decodes", "coupled", "eos_id", "rescale_log_probs")
 def autoregressive_decode(
     target: Target,
     inputs: PyTree,
@@ -32,38 +23,24 @@ def autoregressive_decode(
     rng: Key[Array, "*batch"] | Stream,
     settings: Sampling,
     *,
-    max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
-    num_decodes: int = 1,
     coupled: bool = False,
-    eos_id: EndOfSequence = EOS_ID,
-    rescale_log_probs: bool = True,
+    **options: Any,
 ) -> Decoded:
     """Decodes with the target alone, in one compiled program.
 
     Args:
       target, inputs, prompts, rng, settings, max_decode_steps: as of ``speculative_decode``.
-      max_decode_len, num_decodes, eos_id, rescale_log_probs: fields of ``Loop``.
-      coupled: sample with the noise that the coupled verifier uses, which gives the
-        text that it gives (and T5X's, with T5X's stream).
+      coupled: sample with the noise that the coupled verifier uses, which gives the text that it
+        gives (and T5X's, with T5X's stream).
+      **options: ``max_decode_len``, ``num_decodes``, ``eos_id`` and ``rescale_log_probs``, as of
+        ``Loop``.
 
     Raises:
-      InputError: prompts longer than ``max_decode_len``, or T5X's stream without
-        ``coupled``.
+      InputError: prompts longer than ``max_decode_len``, or T5X's stream without ``coupled``.
     """
-    decoded = speculative.speculative_decode(
-        target,
-        NoDraft(target.vocab_size),
-        inputs,
-        prompts,
-        rng,
-        settings,
-        gamma=0,
-        max_decode_len=max_decode_len,
-        max_decode_steps=max_decode_steps,
-        num_decodes=num_decodes,
-        verifier=CoupledVerifier() if coupled else DEFAULT_VERIFIER,
-        eos_id=eos_id,
-        rescale_log_probs=rescale_log_probs,
-    )
+    verifier = CoupledVerifier() if coupled else DEFAULT_VERIFIER
+    options = {"gamma": 0, "verifier": verifier, "max_decode_steps": max_decode_steps, **options}
+    draft = NoDraft(target.vocab_size)
+    decoded = speculative_decode(target, draft, inputs, prompts, rng, settings, **options)
     return decoded.replace(stats=None)

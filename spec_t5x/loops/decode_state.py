@@ -1,4 +1,4 @@
-"""The state of speculative decoding: what one iteration hands to the next."""
+"""The state of speculative decoding, which one iteration hands to the next."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,14 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import (
-    Cache,
-    Context,
-    Draft,
-    DraftState,
-    Target,
-    shown_to,
-)
+from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Target, shown_to
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.outputs import Outputs
 from spec_t5x.loops.pace import Pace
@@ -53,12 +46,12 @@ class Loop:
 
     @property
     def num_nodes(self) -> int:
-        """Tokens that one target call is fed for each row."""
+        """Tokens of each row in one target call."""
         return self.verifier.num_nodes(self.gamma) if self.gamma else 1
 
     @property
     def max_length(self) -> int:
-        """The caches': the last call may start at max_decode_len (an ended row) and runs on."""
+        """The caches' length: an ended row's last call may start at ``max_decode_len``."""
         return self.max_decode_len + self.num_nodes
 
 
@@ -74,13 +67,12 @@ class DecodeStats:
     appended: Int[Array, "*rows"]
     # Draft tokens proposed: gamma in each iteration, or fewer.
     proposed: Int[Array, "*rows"]
-    # Draft tokens that are part of the output.
+    # Draft tokens that are part of the output, in all and by position in the block.
     accepted: Int[Array, "*rows"]
-    # The same by position in the block.
     accepted_by_position: Int[Array, "*rows gamma"]
-    # Iterations in which a draft stood for verification at the position, all before it
-    # accepted: not where fewer were proposed, nor beyond the end of the row. Divide by it
-    # for rates (``theory.conditional_acceptance``).
+    # Iterations in which the draft at the position was verified, all before it accepted: not
+    # where fewer were proposed, nor beyond the end of the row. The divisor of acceptance rates
+    # (``theory.conditional_acceptance``).
     verified_by_position: Int[Array, "*rows gamma"]
     # Sum over the verified positions of beta, the chance that the draft is accepted
     # (``Verifier.chances``).
@@ -88,7 +80,7 @@ class DecodeStats:
 
     @property
     def iterations(self) -> Array:
-        """Target calls that a draft was asked for."""
+        """Target calls over a draft's proposals."""
         return self.target_calls - self.plain_steps
 
     @property
@@ -100,9 +92,9 @@ class DecodeStats:
     def block_efficiency(self) -> Array:
         """Generated tokens for each target call, counted; 0 of a row without a call.
 
-        It is ``1 + accepted / target_calls`` only where every call brings a token of the
-        target's own. The last one often does not: a row of 11 tokens that got 9 drafts
-        accepted in 3 calls, the end of sequence among them, has 11 / 3.
+        It is ``1 + accepted / target_calls`` only where every call brings a token of the target's
+        own. The last one often does not: a row of 11 tokens that got 9 drafts accepted in 3
+        calls, the end of sequence among them, has 11 / 3.
         """
         return self.appended / self.target_calls.clip(min=1)
 
@@ -110,10 +102,20 @@ class DecodeStats:
     def alpha(self) -> Array:
         """Mean of beta over verified positions: the low-variance estimate of alpha.
 
-        The probability of accepting, in place of the count of acceptances
+        It averages the probability of accepting in place of the count of acceptances
         (Corollary 3.6). NaN where nothing was verified.
         """
         return self.beta_sum / self.verified
+
+    @classmethod
+    def zeros(cls, batch: int, gamma: int) -> "DecodeStats":
+        """Returns the counts before the first iteration."""
+        shapes = {"accepted_by_position": (batch, gamma), "verified_by_position": (batch, gamma)}
+        counts = {
+            field.name: jnp.zeros(shapes.get(field.name, batch), jnp.int32)
+            for field in dataclasses.fields(cls)
+        }
+        return cls(**counts | {"beta_sum": jnp.zeros(batch, jnp.float32)})
 
     def add(
         self, found: "Verified", iteration: "Iteration", live: Bool[Array, "batch"], is_plain: bool
@@ -140,20 +142,19 @@ class DecodeStats:
 
 @flax.struct.dataclass(kw_only=True)
 class DecodeState:
-    """All that one iteration hands to the next."""
+    """The state between two iterations."""
 
     # Sequences, lengths, limits, ended rows and scores.
     outputs: Outputs
     # The target's cache: every token of a row but its last one.
     target_cache: Cache
-    # Whatever the draft keeps.
     draft_state: DraftState
-    # Where the rows' random numbers come from.
+    # The source of the rows' random numbers.
     stream: Stream
     # The target's decoder states, for drafts that use them (see ``Context``).
     target_states: Float32[Array, "batch positions embed"] | None
     stats: DecodeStats
-    # How many tokens to draft next; None for gamma in every iteration.
+    # Decides how many tokens to draft next; None for gamma in every iteration.
     pace: Pace | None = None
 
 
@@ -161,15 +162,15 @@ class DecodeState:
 class Iteration:
     """The record of one iteration, a line of Figure 1; a plain step has no drafts."""
 
-    # What the draft proposed, and how many tokens of it count. Of a tree, the drafts that
+    # The draft's proposal, and the number of its tokens that count. Of a tree, the drafts that
     # were accepted and the first of those refused after them.
     proposed: Int[Array, "batch drafts"]
     num_proposed: Int[Array, "batch"]
-    # How many leading proposals entered the output; the next one was rejected,
-    # unless the row ended before it or all were accepted.
+    # Number of leading proposals that entered the output; the next one was rejected, unless the
+    # row ended before it or all were accepted.
     num_accepted: Int[Array, "batch"]
-    # Tokens appended, and how many of them count: the accepted proposals, then
-    # (unless the row ended before it) the target's own token.
+    # Tokens appended, and the number of them that count: the accepted proposals, then (unless the
+    # row ended before it) the target's own token.
     appended: Int[Array, "batch drafts+1"]
     num_appended: Int[Array, "batch"]
     ended: Array
@@ -177,14 +178,13 @@ class Iteration:
 
 @flax.struct.dataclass(kw_only=True)
 class Verified:
-    """The result of one target call over a proposal; for a tree, along the path that was taken.
+    """The result of one target call over a proposal; for a tree, along the accepted path.
 
     There are gamma drafts, or none in a plain step.
     """
 
-    # What was proposed; of a tree, the accepted drafts and then the first refused one.
+    # As of ``Iteration``.
     drafts: Int[Array, "batch drafts"]
-    # How many of these count.
     num_drafts: Int[Array, "batch"]
     # Tokens proposed, all of a tree's.
     num_proposed: Int[Array, "batch"]
@@ -199,6 +199,13 @@ class Verified:
     # Before the rollback, and before the draft's commit.
     target_cache: Cache
     draft_state: DraftState
+
+    @property
+    def emitted(self) -> Int[Array, "batch block"]:
+        """The accepted drafts, then the verifier's token (repeated to fill the block)."""
+        padded = jnp.pad(self.drafts, ((0, 0), (0, 1)))
+        is_draft = jnp.arange(padded.shape[1])[None, :] < self.verdict.num_accepted[:, None]
+        return jnp.where(is_draft, padded, self.verdict.next_token[:, None])
 
 
 @flax.struct.dataclass
@@ -222,35 +229,37 @@ def init(
     *,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     pace: Pace | None = None,
+    paced: bool = False,
     room: int | None = None,
 ) -> DecodeState:
     """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each.
 
-    At gamma 0 the draft's state is empty; with a pace it is zeros until ``prefill_draft``. The
-    caches have ``room`` for so many tokens; None for all that the loop may write.
+    At gamma 0 the draft's state is empty; with a pace, given or to come (``paced``), it is zeros
+    until ``prefill_draft``. The caches have ``room`` for so many tokens; None for all that the
+    loop may write.
     """
     outputs = outputs_lib.start(prompts, loop.max_decode_len, max_decode_steps, room=loop.gamma + 1)
     room = room or loop.max_length
     target_cache = prefill(target, inputs, prompts, outputs.lengths, room)
     target_states = None
     if loop.gamma and draft.traits.uses_target_states:
-        target_states = first_states(shown_to(draft, target), target_cache, prompts, room)
+        target_states = _first_states(shown_to(draft, target), target_cache, prompts, room)
     outputs, target_cache, target_states = outputs_lib.repeat_rows(
         (outputs, target_cache, target_states), loop.num_decodes
     )
-
-    def make_draft_state() -> DraftState:
-        return prefill_draft(draft, inputs, prompts, loop, room) if loop.gamma else ()
-
+    draft_state = prefill_draft(draft, inputs, prompts, loop, room) if loop.gamma else ()
+    if paced or pace is not None:
+        # XLA drops the draft's prefill.
+        draft_state = jax.tree.map(jnp.zeros_like, draft_state)
     return DecodeState(
         outputs=outputs,
         target_cache=target_cache,
-        draft_state=make_draft_state() if pace is None else _zeros_like(make_draft_state),
+        draft_state=draft_state,
         stream=stream,
         target_states=target_states,
-        stats=_no_stats(outputs.lengths.shape[0], loop.gamma),
-        # Copied: the stepper donates its state, and this pace is the caller's.
-        pace=None if pace is None else jax.tree.map(jnp.copy, pace.new_batch()),
+        stats=DecodeStats.zeros(outputs.lengths.shape[0], loop.gamma),
+        # A copy: the stepper donates its state, and this pace is the caller's.
+        pace=pace and jax.tree.map(jnp.copy, pace.new_batch()),
     )
 
 
@@ -261,7 +270,7 @@ def prefill(
     lengths: Int[Array, "batch"],
     max_length: int,
 ) -> Cache:
-    """The target's cache with every prompt token in it but each row's last one."""
+    """Returns the target's cache with every prompt token in it but each row's last one."""
     forced = prompts if prompts.shape[1] > 1 else None
     return target.rollback(target.prefill(inputs, max_length, forced), lengths)
 
@@ -273,7 +282,7 @@ def prefill_draft(
     loop: Loop,
     room: int | None = None,
 ) -> DraftState:
-    """The draft's first state, of ``num_decodes`` rows of each input; ``room`` as of ``init``."""
+    """Returns the draft's first state, for ``num_decodes`` rows of each input."""
     state = draft.prefill(inputs, prompts, room or loop.max_length)
     return outputs_lib.repeat_rows(state, loop.num_decodes)
 
@@ -281,9 +290,9 @@ def prefill_draft(
 def if_wanted(
     wanted: Bool[Array, ""], function: Callable[[PyTree], PyTree], kept: PyTree
 ) -> PyTree:
-    """``function(kept)`` where it is wanted, else ``kept``.
+    """Returns ``function(kept)`` if it is wanted, else ``kept``.
 
-    A loop of one round at most: a conditional would copy what it hands on.
+    A loop of one round at most, since a conditional would copy its results.
     """
     _, made = lax.while_loop(
         lambda carry: carry[0],
@@ -294,14 +303,14 @@ def if_wanted(
 
 
 def done(state: DecodeState) -> Array:
-    """Whether every row has ended."""
+    """Tells whether every row has ended."""
     return jnp.all(state.outputs.ended)
 
 
 def make_context(
     state: DecodeState, settings: Sampling, coupled: bool, limit: Int[Array, ""] | None = None
 ) -> Context:
-    """What the draft may look at in the coming iteration."""
+    """Returns what the draft may look at in the coming iteration."""
     outputs = state.outputs
     return Context(
         sequences=outputs.sequences,
@@ -317,17 +326,19 @@ def make_context(
     )
 
 
-def emitted(drafts: Int[Array, "batch gamma"], verdict) -> Int[Array, "batch gamma+1"]:
-    """The accepted drafts, then the verifier's token (and again, to fill the block)."""
-    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
-    is_draft = jnp.arange(padded.shape[1])[None, :] < verdict.num_accepted[:, None]
-    return jnp.where(is_draft, padded, verdict.next_token[:, None])
+def with_states(
+    kept: Float32[Array, "batch positions embed"] | None,
+    states: Float[Array, "batch new embed"],
+    starts: Int[Array, "batch"],
+) -> Float32[Array, "batch positions embed"] | None:
+    """Returns a text's states with those of new tokens; None where no draft uses states."""
+    return None if kept is None else write_rows(kept, states.astype(kept.dtype), starts + 1)
 
 
-def first_states(
+def _first_states(
     target: Target, cache: Cache, prompts: Int[Array, "batch width"], room: int
 ) -> Float32[Array, "batch room embed"]:
-    """``Context.target_states`` of the prompts, with room for so many tokens after the start."""
+    """Computes ``Context.target_states`` of the prompts, with room for ``room`` tokens."""
     batch, width = prompts.shape
     states = jnp.zeros((batch, 1 + room, target.state_size), jnp.float32)
     if width == 1:
@@ -335,44 +346,3 @@ def first_states(
     starts = jnp.zeros(batch, jnp.int32)
     _, of_prompts, _ = target.score(target.rollback(cache, starts), prompts[:, :-1])
     return with_states(states, of_prompts, starts)
-
-
-def with_states(
-    kept: Float32[Array, "batch positions embed"] | None,
-    states: Float[Array, "batch new embed"],
-    starts: Int[Array, "batch"],
-) -> Float32[Array, "batch positions embed"] | None:
-    """The states kept of a text, with those of new tokens, the first at each row's start.
-
-    None are kept where no draft uses them.
-    """
-    if kept is None:
-        return None
-    return write_rows(kept, states.astype(kept.dtype), starts + 1)
-
-
-def _zeros_like(make: Callable[[], PyTree]) -> PyTree:
-    """Zeros in the shapes of what ``make`` would have made."""
-    structures = []
-
-    def leaves():
-        flat, structure = jax.tree.flatten(make())
-        structures.append(structure)
-        return flat
-
-    shapes = jax.eval_shape(leaves)
-    return structures[0].unflatten([jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes])
-
-
-def _no_stats(batch: int, gamma: int) -> DecodeStats:
-    zeros, by_position = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, gamma), jnp.int32)
-    return DecodeStats(
-        target_calls=zeros,
-        plain_steps=zeros,
-        appended=zeros,
-        proposed=zeros,
-        accepted=zeros,
-        accepted_by_position=by_position,
-        verified_by_position=by_position,
-        beta_sum=jnp.zeros(batch, jnp.float32),
-    )

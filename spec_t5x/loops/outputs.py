@@ -1,12 +1,13 @@
-"""The rows being written: what every decoding loop shares.
+"""The rows being written: end of sequence, limits, prompts, scores and random keys.
 
-End of sequence, length limits, forced prompts, scores and the rows' random keys
-mean the same in the plain loop, in the speculative one and in T5X.
+They mean the same in every decoding loop and in T5X.
 """
 
 import functools
 import inspect
 import operator
+from collections.abc import Callable
+from typing import Any
 
 import flax.struct
 import jax
@@ -17,19 +18,18 @@ from jax import lax
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import write_rows
 from spec_t5x.sampling.draws import RowStream, Stream, T5XStream
-from spec_t5x.sampling.rules import Places
-from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key
+from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
 
-# What to do about logits that are not finite.
+# The remedy for logits that are not finite.
 UNSOUND = "check the weights, or compute in float32"
 
 
 @flax.struct.dataclass
 class Outputs:
-    """Sequences under way. ``room`` is the most tokens that one append may bring."""
+    """Sequences being written. ``room`` is the most tokens that one append may bring."""
 
-    # Start token, prompt, generated tokens, then padding. Wider than the longest
-    # output by ``room``: a block is written whole and cut by ``lengths``.
+    # Start token, prompt, generated tokens, then padding. Wider than the longest output by
+    # ``room``: a block is written whole and cut by ``lengths``.
     sequences: Int[Array, "batch width"]
     # Tokens after the start token, the prompt's included.
     lengths: Int[Array, "batch"]
@@ -37,25 +37,10 @@ class Outputs:
     starts: Int[Array, "batch"]
     # The length at which a row ends without an end-of-sequence token.
     limits: Int[Array, "batch"]
-    # Rows that are done; they append nothing more.
+    # Rows that have ended; they append nothing more.
     ended: Bool[Array, "batch"]
     # Sum of the log-probabilities of the generated tokens.
     scores: Float32[Array, "batch"]
-
-    @property
-    def last_tokens(self) -> Int[Array, "batch"]:
-        """The token at each row's end: the next one to feed to a model."""
-        return jnp.take_along_axis(self.sequences, self.lengths[:, None], axis=1)[:, 0]
-
-    @property
-    def ends(self) -> Places:
-        """The place at each row's end, for the rules of decoding."""
-        return Places(
-            tokens=self.sequences[:, None],
-            lengths=self.lengths[:, None],
-            starts=self.starts,
-            limits=self.limits,
-        )
 
 
 @flax.struct.dataclass
@@ -70,9 +55,9 @@ class Decoded:
     # Number of tokens, the prompt and the end-of-sequence token included.
     lengths: Int[Array, "inputs decodes"]
     # The loop's statistics for each sequence (None from the plain loop).
-    stats: object = None
-    # The pace as it is now, to decode the next batch with (None where there was none).
-    pace: object = None
+    stats: Any = None
+    # The pace after the batch, to decode the next one with (None where there was none).
+    pace: Any = None
 
 
 def start(
@@ -81,8 +66,8 @@ def start(
     max_decode_steps: Int[Array, "*steps"] | None,
     room: int,
 ) -> Outputs:
-    """Rows that hold their prompts (``prompts[:, 0]`` is the start token)."""
-    batch, width = prompts.shape
+    """Returns rows that hold their prompts (``prompts[:, 0]`` is the start token)."""
+    batch = prompts.shape[0]
     lengths = prompt_lengths(prompts)
     limits = jnp.full(batch, max_decode_len, jnp.int32)
     if max_decode_steps is not None:
@@ -99,12 +84,12 @@ def start(
 
 
 def prompt_lengths(prompts: Int[Array, "batch width"]) -> Int[Array, "batch"]:
-    """How many tokens follow each row's start token."""
+    """Counts the tokens that follow each row's start token."""
     return jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
 
 
 def ends(tokens: Int[Array, "*shape"], eos_id: EndOfSequence) -> Bool[Array, "*shape"]:
-    """Whether each token is ``eos_id``, or one of them."""
+    """Tells, for each token, whether it is ``eos_id``, or one of them."""
     ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)
     return functools.reduce(operator.or_, [tokens == one for one in ids])
 
@@ -118,8 +103,8 @@ def append(
 ) -> tuple[Outputs, Int[Array, "batch"]]:
     """Appends the first ``counts[b]`` tokens to each row that has not ended.
 
-    A row takes nothing after an end-of-sequence token or beyond its limit, and
-    ends there. Returns the rows and how many tokens each of them took.
+    A row takes nothing after an end-of-sequence token or beyond its limit, and ends there.
+    Returns the rows and the number of tokens that each of them took.
     """
     room = tokens.shape[1]
     offsets = jnp.arange(room)[None, :]
@@ -139,19 +124,18 @@ def append(
 def finish(
     outputs: Outputs, num_decodes: int, max_decode_len: int, stats=None, pace=None
 ) -> Decoded:
-    """Cuts the start token off, groups by input and sorts by increasing score."""
+    """Cuts the start token off, groups rows by input and sorts them by increasing score."""
 
     def group(rows):
         # Spelt out: an axis of size 0 (statistics at gamma 0) rules out -1.
         return rows.reshape(rows.shape[0] // num_decodes, num_decodes, *rows.shape[1:])
 
     scores = group(outputs.scores)
-    # The last is taken for the best: not one without a score.
+    # T5X takes the last decode as the best, so NaN scores sort first.
     order = jnp.argsort(jnp.where(jnp.isnan(scores), -jnp.inf, scores), axis=1, stable=True)
 
     def arrange(rows):
-        grouped = group(rows)
-        return jax.vmap(lambda row, indices: row[indices])(grouped, order)
+        return jax.vmap(lambda row, indices: row[indices])(group(rows), order)
 
     return Decoded(
         tokens=arrange(outputs.sequences[:, 1 : 1 + max_decode_len]),
@@ -162,10 +146,10 @@ def finish(
     )
 
 
-def repeat_rows(tree, times: int):
-    """Each row ``times`` times in a row: ``num_decodes`` samples for each input.
+def repeat_rows(tree: PyTree, times: int) -> PyTree:
+    """Repeats each row ``times`` times in a row: ``num_decodes`` samples for each input.
 
-    What has a ``repeat_rows(times)`` of its own, in the tree, sees to it itself.
+    A node of the tree with a method ``repeat_rows(times)`` repeats its rows itself.
     """
     if times == 1:
         return tree
@@ -178,11 +162,11 @@ def repeat_rows(tree, times: int):
 
 
 def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key[Array, "rows"]:
-    """A key for each row, in the order of ``repeat_rows``.
+    """Makes a key for each row, in the order of ``repeat_rows``.
 
     Args:
-      rng: one key, from which row b takes ``fold_in(rng, b)``; or ``[batch]`` keys
-        of the caller's, which make a row's output independent of its place in the batch.
+      rng: one key, from which row b takes ``fold_in(rng, b)``; or ``[batch]`` keys of the
+        caller's, which make a row's output independent of its index in the batch.
       batch: number of inputs.
       num_decodes: sequences for each input.
     """
@@ -195,53 +179,52 @@ def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key
 
 
 def row_stream(
-    rng: Key[Array, "*batch"] | Stream,
-    batch: int,
-    num_decodes: int,
-    coupled: bool,
-    num_steps: int,
+    rng: Key[Array, "*batch"] | Stream, batch: int, num_decodes: int, coupled: bool, num_steps: int
 ) -> Stream:
-    """The stream of a loop over ``batch * num_decodes`` rows, up to ``num_steps`` tokens.
+    """Makes the stream of a loop over ``batch * num_decodes`` rows, up to ``num_steps`` tokens.
 
     Raises:
-      InputError: T5X's chain of keys, without the coupled draws that it serves, for
-        another number of rows, or with too few steps.
+      InputError: T5X's chain of keys, without the coupled draws that it is for, for another
+        number of rows, or with too few steps.
     """
     if isinstance(rng, RowStream):
         return rng
-    if isinstance(rng, T5XStream):
-        if not coupled:
-            raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
-        rows, steps = rng.starts.shape[0], rng.steps.shape[0]
-        if rows != batch * num_decodes or steps < num_steps:
-            raise InputError(
-                f"T5X's chain of keys is for {rows} rows and {steps} steps: make it for "
-                f"{batch * num_decodes} rows and {num_steps} steps"
-            )
-        return rng
-    return RowStream(row_keys(rng, batch, num_decodes))
+    if not isinstance(rng, T5XStream):
+        return RowStream(row_keys(rng, batch, num_decodes))
+    if not coupled:
+        raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
+    rows, steps = rng.starts.shape[0], rng.steps.shape[0]
+    if rows != batch * num_decodes or steps < num_steps:
+        raise InputError(
+            f"T5X's chain of keys is for {rows} rows and {steps} steps: make it for "
+            f"{batch * num_decodes} rows and {num_steps} steps"
+        )
+    return rng
 
 
-def refuses_holes(jitted):
-    """The compiled function, called with ``prompts`` in which no token follows padding.
+def jit_with_prompts(*static_argnames: str) -> Callable:
+    """Decorates a function of ``prompts`` with ``jax.jit`` and, before it, ``check_whole``."""
 
-    Padding ends a prompt: what came after it would be lost. Only before compilation can
-    this be seen; prompts that are traced by an outer program are the caller's to check.
+    def decorate(function):
+        jitted = jax.jit(function, static_argnames=static_argnames)
+        place = list(inspect.signature(function).parameters).index("prompts")
+
+        @functools.wraps(function)
+        def checked(*args, **kwargs):
+            check_whole(kwargs["prompts"] if "prompts" in kwargs else args[place])
+            return jitted(*args, **kwargs)
+
+        checked.lower, checked.trace = jitted.lower, jitted.trace
+        return checked
+
+    return decorate
+
+
+def check_whole(prompts: Any) -> None:
+    """Raises ``InputError`` where padding, which ends a prompt, comes before one of its tokens.
+
+    Prompts whose values are not known, since an outer program traces them, are not checked.
     """
-    place = list(inspect.signature(jitted).parameters).index("prompts")
-
-    @functools.wraps(jitted)
-    def checked(*args, **kwargs):
-        prompts = kwargs["prompts"] if "prompts" in kwargs else args[place]
-        check_whole(prompts)
-        return jitted(*args, **kwargs)
-
-    checked.lower, checked.trace = jitted.lower, jitted.trace
-    return checked
-
-
-def check_whole(prompts) -> None:
-    """Raises ``InputError`` where padding comes before a token, if the tokens are known."""
     if isinstance(prompts, jax.core.Tracer) or not getattr(prompts, "is_fully_addressable", True):
         return
     hole = first_hole(prompts) if prompts.ndim == 2 else None
@@ -250,11 +233,10 @@ def check_whole(prompts) -> None:
         raise InputError(f"prompt {hole} is {row}: give padding (0) at its end alone")
 
 
-def first_hole(prompts) -> int | None:
-    """The first row of known prompts in which padding comes before a token; None without."""
+def first_hole(prompts: Any) -> int | None:
+    """Returns the first row of known prompts with padding before a token, or None."""
     is_token = np.asarray(prompts)[:, 1:] != PAD_ID
-    # A prefix never rises again.
-    holes = np.flatnonzero((np.diff(is_token.astype(np.int8), axis=1) > 0).any(axis=1))
+    holes = np.flatnonzero((~is_token[:, :-1] & is_token[:, 1:]).any(axis=1))
     return int(holes[0]) if holes.size else None
 
 
@@ -266,7 +248,7 @@ def check_sound(scores: Float32[np.ndarray, "rows"]) -> None:
         )
 
 
-def check_prompts(prompts, max_decode_len: int) -> None:
+def check_prompts(prompts: Any, max_decode_len: int) -> None:
     """Raises ``InputError`` unless ``prompts [batch, width]`` can be forced."""
     if prompts.ndim != 2 or prompts.shape[1] < 1:
         raise InputError(f"prompts have shape {prompts.shape}: give [batch, 1 + prompt length]")

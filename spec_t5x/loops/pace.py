@@ -1,26 +1,26 @@
-"""How many tokens to draft next: as many as pay here and now, none where none pay.
+"""The number of tokens to draft next: as many as pay at the time, and none where none pay.
 
-An iteration pays if it brings more tokens than plain steps would in its time. Measured in
-plain steps, and averaged over the rows that have not ended, an iteration with at most g drafts
-brings and costs
+An iteration pays if it brings more tokens than plain steps would in its time. Measured in plain
+steps, and averaged over the rows that have not ended, an iteration with at most g drafts brings
+and costs
 
     tokens(g) = 1 + b_1 + b_1 b_2 + … + b_1 … b_g        cost(g) = costs[longest proposal]
 
-where b_i is the acceptance rate of the i-th draft, given that those before it were accepted.
-The costs are measured once (``tuning.costs``). The rates are counted while decoding, over the
-last few dozen iterations, so that they follow the output; they start out optimistic. The
-*limit* of the next iteration is the g with the largest tokens(g) / cost(g), or 0, a plain step,
-where none is above 1.
+where b_i is the acceptance rate of the i-th draft, given that those before it were accepted. The
+costs are measured once (``tuning.costs``). The rates are counted while decoding, over the last
+few dozen iterations, so that they follow the output; they start out optimistic. The *limit* of
+the next iteration is the g with the largest tokens(g) / cost(g), or 0, a plain step, where none
+is above 1.
 
-The draft is looked at again on a fixed schedule: after ``pause`` plain steps the rates are
-forgotten and start out optimistic once more. A pause is so long that looking at a draft of no
-use takes about ``TOLERANCE`` of the time. The rows of a batch are judged together.
+A fixed schedule gives the draft further chances, *looks*: after ``pause`` plain steps the rates
+start out optimistic once more. The pause is so long that looks at a useless draft take about
+``TOLERANCE`` of the time. The rows of a batch are judged together.
 
-The decision depends on tokens already generated and on costs, never on drafts to come.
-Outputs therefore keep the target's law; greedy outputs and those of coupled draws keep every
-token. Other sampled outputs are other draws from the same law: the decisions, hence the costs
-and earlier batches, determine which random numbers are used. Bulk inference, where an output
-depends on its input alone, therefore decides once for all of such a run (``best_limit``).
+The decision depends on tokens already generated and on costs, never on drafts to come. Outputs
+therefore keep the target's law; greedy outputs and those of coupled draws keep every token.
+Other sampled outputs are other draws from the same law, since the decisions, hence the costs and
+earlier batches, determine which random numbers are used. Bulk inference, where an output depends
+on its input alone, decides once for a whole run (``best_limit``).
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ import math
 from typing import Any
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -35,21 +36,21 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import MAX_CHAIN
 from spec_t5x.types import Array, Bool, Float32, Int
 
-# The share of the time that looks at a draft of no use may take.
+# The share of the time that looks at a useless draft may take.
 TOLERANCE = 0.01
-# Iterations that such a look takes, about.
+# Iterations of a look, about.
 _LOOK = 6
-# A limit pays if it is faster by at least this much: costs are measured with noise.
+# A limit pays if it is faster by at least this much, since costs are measured with noise.
 _MARGIN = 0.02
-# The prior of the rates: its mean, and the number of observations it is worth. A draft that
-# would not pay at this mean is never tried.
+# The prior of the rates: its mean, and the number of observations it is worth. A draft that would
+# not pay at this mean is never tried.
 OPTIMISM = 0.8
 _WEIGHT = 2.0
 # The share of the counts that an iteration forgets.
 _FORGETTING = 1 / 32
 # Tokens of an output, before one has ended.
 _TYPICAL_LENGTH = 24.0
-# What a look forgets.
+# The counts that a look resets.
 _COUNTS = ("accepted", "reached", "offered", "asked")
 
 
@@ -57,10 +58,10 @@ _COUNTS = ("accepted", "reached", "offered", "asked")
 class Costs:
     """The costs of speculation with one draft and batch size on one machine, in plain steps."""
 
-    # Of an iteration whose longest proposal has 0, 1, … drafts. Infinite where the draft
+    # Costs of an iteration by its longest proposal, of 0, 1, … drafts. Infinite where the draft
     # cannot propose so many: a tree has all of its depth, or nothing.
     iteration: tuple[float, ...]
-    # What the draft does once for a batch before its first proposal: its encoder.
+    # Cost of the draft's encoder, which runs once for a batch, before its first proposal.
     prefill: float = 0.0
 
     def __post_init__(self):
@@ -74,26 +75,25 @@ class Costs:
 
     @classmethod
     def parse(cls, values: Any) -> "Costs":
-        """Reads what ``dataclasses.asdict`` gave, after JSON."""
+        """Reads the result of ``dataclasses.asdict``, after JSON."""
         return cls(**{**values, "iteration": tuple(map(float, values["iteration"]))})
 
     @classmethod
     def by_formula(
         cls, *, c: float, position: float = 0.0, largest: int = MAX_CHAIN, whole: bool = False
     ) -> "Costs":
-        """Gives those of section 3.4, for where nothing can be measured.
+        """Returns the costs of section 3.4, where nothing can be measured.
 
         Args:
           c: time of a draft step, in target steps (Definition 3.7).
-          position: of one more position in the target's call; the paper takes it to be 0.
+          position: time of one more position in the target's call; the paper takes it to be 0.
           largest: the most drafts of an iteration.
-          whole: whether it has as many or none, as with a tree.
+          whole: whether an iteration has as many or none, as with a tree.
         """
-        between = range(1, largest)
-        each = [
-            math.inf if whole and n in between else n * (c + position) for n in range(largest + 1)
-        ]
-        return cls(iteration=tuple(1 + cost for cost in each))
+        each = [1 + n * (c + position) for n in range(largest + 1)]
+        if whole:
+            each[1:-1] = [math.inf] * (largest - 1)
+        return cls(iteration=tuple(each))
 
     @property
     def largest(self) -> int:
@@ -102,14 +102,12 @@ class Costs:
 
     @property
     def needed(self) -> float:
-        """The rate of acceptance at which speculation begins to pay; above 1 where it never does.
+        """The acceptance rate at which speculation begins to pay; infinite where it never does.
 
-        The same at every position; the prefill does not count.
+        The rate is the same at every position; the prefill does not count.
         """
-        for percent in range(101):
-            if self._best_at(percent / 100)[1] > 1 + _MARGIN:
-                return percent / 100
-        return math.inf
+        rates = (percent / 100 for percent in range(101))
+        return next((rate for rate in rates if self._best_at(rate)[1] > 1 + _MARGIN), math.inf)
 
     @property
     def pause(self) -> int:
@@ -127,7 +125,7 @@ class Costs:
         return f"an iteration takes {one:.2f} plain steps and more, which no acceptance pays for"
 
     def _best_at(self, rate: float) -> tuple[int, float]:
-        """The limit from 1 that gains most where all drafts have this rate, and its factor."""
+        """Returns the limit from 1 that gains most at one rate of all drafts, and its factor."""
         factors = [
             sum(rate**i for i in range(g + 1)) / cost for g, cost in enumerate(self.iteration) if g
         ]
@@ -139,16 +137,16 @@ class Costs:
 class Pace:
     """Costs and rates; made with ``Pace.start``. A pytree of traced numbers."""
 
-    # By the drafts of the longest proposal, from 0.
+    # As of ``Costs``, by the drafts of the longest proposal.
     costs: Float32[Array, "limits"]
     prefill: Float32[Array, ""]
-    # Plain steps between two looks; those since the last iteration or look.
+    # Plain steps between two looks, and those since the last iteration or look.
     pause: Int[Array, ""]
     idle: Int[Array, ""]
-    # How often the draft at a position was accepted, and how often all before it were.
+    # Counts of drafts accepted at each position, and of those that came so far.
     accepted: Float32[Array, "gamma"]
     reached: Float32[Array, "gamma"]
-    # How often the longest proposal reached a position, and how often it might have.
+    # Iterations whose longest proposal reached a position, and those that allowed it.
     offered: Float32[Array, "gamma"]
     asked: Float32[Array, "gamma"]
     # Tokens of a batch's longest output, and of this batch so far.
@@ -156,31 +154,22 @@ class Pace:
     written: Float32[Array, ""]
     # Whether the draft's prefill has run.
     prefilled: Bool[Array, ""]
-    # Of all that was decoded: plain steps, iterations, and drafts of their longest proposals.
+    # Totals of all batches: plain steps, iterations, and drafts of their longest proposals.
     plain_steps: Int[Array, ""]
     iterations: Int[Array, ""]
     drafted: Int[Array, ""]
 
     @classmethod
     def start(cls, costs: Costs, *, pause: int | None = None) -> "Pace":
-        """Makes the pace before anything is decoded.
-
-        Args:
-          costs: of the draft.
-          pause: plain steps between two looks; None takes as many as the costs say.
-        """
-        numbers = {name: np.zeros(costs.largest) for name in _COUNTS}
-        numbers |= {"costs": costs.iteration, "prefill": costs.prefill}
-        numbers |= {"length": _TYPICAL_LENGTH, "written": 0}
+        """Returns the pace before anything is decoded, with the costs' own ``pause`` if None."""
         pause = costs.pause if pause is None else pause
+        numbers = {"costs": costs.iteration, "prefill": costs.prefill, "length": _TYPICAL_LENGTH}
+        numbers |= {"written": 0, **{name: [0] * costs.largest for name in _COUNTS}}
         totals = {"pause": pause, "idle": 0, "plain_steps": 0, "iterations": 0, "drafted": 0}
-
-        # Arrays of numpy's first: nothing is compiled.
-        def put(values, dtype):
-            return {name: jnp.asarray(np.asarray(each, dtype)) for name, each in values.items()}
-
-        whether = put({"prefilled": True}, np.bool_)
-        return cls(**put(numbers, np.float32), **put(totals, np.int32), **whether)
+        # Arrays of NumPy's: nothing is compiled.
+        values = {name: np.asarray(each, np.float32) for name, each in numbers.items()}
+        values |= {name: np.asarray(each, np.int32) for name, each in totals.items()}
+        return cls(**jax.tree.map(jnp.asarray, values | {"prefilled": np.asarray(True)}))
 
     @property
     def largest(self) -> int:
@@ -196,7 +185,7 @@ class Pace:
     def factors(self) -> Float32[Array, "gamma"]:
         """The gains tokens(g) / cost(g) of the limits from 1."""
         tokens = 1 + jnp.cumsum(jnp.cumprod(self.rates))
-        # A draft may propose less than it is asked for.
+        # A draft may propose fewer than the limit.
         share = (jnp.cumsum(self.offered) + _WEIGHT) / (jnp.cumsum(self.asked) + _WEIGHT)
         return tokens / (self.costs[0] + share * (self.costs[1:] - self.costs[0]))
 
@@ -213,7 +202,7 @@ class Pace:
         return best + 1 if factors[best] > 1 + _MARGIN else 0
 
     def limit(self) -> Int[Array, ""]:
-        """Gives the most drafts of the next iteration; 0 is a plain step."""
+        """Returns the most drafts of the next iteration; 0 is a plain step."""
         factors = self.factors
         best = jnp.argmax(factors)
         gain = (1 - 1 / factors[best]) * jnp.maximum(self.length - self.written, 1)
@@ -221,38 +210,35 @@ class Pace:
         return jnp.where(pays, best.astype(jnp.int32) + 1, 0)
 
     def new_batch(self) -> "Pace":
-        """The pace before the first step of a batch."""
+        """Returns the pace before the first step of a batch."""
         return self.replace(
             written=jnp.zeros_like(self.written), prefilled=jnp.zeros_like(self.prefilled)
         )
 
     def end_batch(self) -> "Pace":
-        """The pace after the last step of a batch."""
+        """Returns the pace after the last step of a batch."""
         length = self.length + (self.written - self.length) / 4
-        return self.replace(
-            # An empty batch shows nothing.
-            length=jnp.where(self.written > 0, length, self.length),
-            prefilled=jnp.ones_like(self.prefilled),
-        )
+        # An empty batch shows nothing.
+        length = jnp.where(self.written > 0, length, self.length)
+        return self.made_ready().replace(length=length)
 
     def made_ready(self) -> "Pace":
-        """The pace after the draft's prefill."""
+        """Returns the pace after the draft's prefill."""
         return self.replace(prefilled=jnp.ones_like(self.prefilled))
 
     def plain(self, tokens: Float32[Array, ""], steps: Int[Array, ""] | int = 1) -> "Pace":
-        """The pace after plain steps; ``tokens`` is what each live row got, on average."""
+        """Returns the pace after plain steps of ``tokens`` for each live row, on average."""
         idle = self.idle + steps
         looks = idle >= self.pause
-        kept = {name: jnp.where(looks, 0.0, getattr(self, name)) for name in _COUNTS}
         return self.replace(
             idle=jnp.where(looks, 0, idle),
             written=self.written + tokens,
             plain_steps=self.plain_steps + steps,
-            **kept,
+            **{name: jnp.where(looks, 0.0, getattr(self, name)) for name in _COUNTS},
         )
 
     def without_the_draft(self, steps: Int[Array, ""]) -> "Pace":
-        """The pace after a batch of plain steps, decoded by a program without the draft."""
+        """Returns the pace after a batch of plain steps, by a program without the draft."""
         return self.new_batch().plain(steps.astype(jnp.float32), steps).end_batch()
 
     def speculative(
@@ -263,12 +249,12 @@ class Pace:
         accepted: Int[Array, "gamma"],
         refused: Int[Array, "gamma"],
     ) -> "Pace":
-        """The pace after an iteration.
+        """Returns the pace after an iteration.
 
         Args:
-          tokens: that each live row got, on average.
+          tokens: tokens that each live row got, on average.
           longest: drafts of the longest proposal.
-          limit: drafts that there could have been.
+          limit: the most drafts that there could have been.
           accepted: rows whose draft at the position was accepted.
           refused: rows that got the target's own token at the position.
         """

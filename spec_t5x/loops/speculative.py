@@ -4,17 +4,16 @@ One iteration, for all rows at once:
 
     propose   the draft proposes up to gamma tokens
     score     ONE target call over the row's last token and the proposals
-    verify    how many proposals stand, and the token that follows them
-    commit    append them; set each row's length, which is all a rollback takes
+    verify    finds how many proposals are accepted, and the token that follows them
+    commit    appends them and sets each row's length, which is all that a rollback takes
 
-Shapes are fixed, rows advance by 1 … gamma + 1 tokens at their own pace, and the
-loop runs on the device until every row has ended.
+Shapes are fixed, rows advance by 1 … gamma + 1 tokens at their own pace, and the loop runs on the
+device until every row has ended.
 
-With a ``Pace`` an iteration has as many drafts as pay, and where none do, plain steps (one
-target call, no draft) take its place. That is two loops in a loop, in one program: a
-conditional would copy the caches. Between plain steps and iterations the draft is made
-ready: its prefill, which is its encoder, waits for the first iteration, and tokens that
-plain steps wrote are fed to it when it is asked again.
+With a ``Pace`` an iteration has as many drafts as pay, and plain steps (one target call, no
+draft) replace iterations where none do. The program has two loops in a loop, since a conditional
+would copy the caches. The draft's prefill, which is its encoder, is postponed to the first
+iteration, and tokens that plain steps wrote are fed to the draft before its next proposal.
 """
 
 import dataclasses
@@ -46,7 +45,6 @@ from spec_t5x.loops.decode_state import (
     Loop,
     Verified,
     done,
-    emitted,
     if_wanted,
     init,
     make_context,
@@ -72,7 +70,7 @@ def step(
     *,
     limit: Int[Array, ""] | None = None,
 ) -> tuple[DecodeState, Iteration]:
-    """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row.
+    """Makes one iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row.
 
     No row proposes more than ``limit``; at a pace the limit is the pace's, and the draft must be
     ready (``prepare``). At gamma 0 (``loop.plain``) it is a plain step, which asks no draft.
@@ -89,7 +87,7 @@ def step(
     else:
         found = tree_lib.verify(*given, tree)
 
-    tokens = emitted(found.drafts, found.verdict)
+    tokens = found.emitted
     log_probs = token_log_probs(found.logits, found.probs, tokens, settings, loop.rescale_log_probs)
     outputs, num_appended = outputs_lib.append(
         old, tokens, found.verdict.num_accepted + 1, log_probs, loop.eos_id
@@ -129,7 +127,7 @@ def draw(
     stream: Stream,
     coupled: bool,
 ) -> Verified:
-    """Scores each row's last token and draws the one after it; nothing is proposed."""
+    """Scores each row's last token and draws the one after it, without a proposal."""
     batch, settings = context.lengths.shape[0], context.settings
     block = context.last_tokens[:, None]
     logits, states, cache = shown_to(draft, target).score(context.target_cache, block)
@@ -167,7 +165,7 @@ def verify(
     if context.limit is not None:
         counts = jnp.minimum(proposal.num_proposed, context.limit)
         proposal = proposal.replace(counts=counts)
-    # An ended row shall not make the target's call longer.
+    # An ended row must not make the target's call longer.
     num_proposed = jnp.where(context.live, proposal.num_proposed, 0)
     block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
     cache = context.target_cache if proposal.target_cache is None else proposal.target_cache
@@ -205,9 +203,9 @@ def prepare(
     *,
     has_state: Bool[Array, ""] | bool = False,
 ) -> DecodeState:
-    """Brings the draft up to the text.
+    """Brings the draft up to the text, and makes its state first if neither exists.
 
-    ``has_state``: whether the draft's state is not to be made, though the pace asks for it.
+    ``has_state`` tells that the draft's state exists, although the pace's prefill has not run.
     """
     pace = state.pace
     draft_state = if_wanted(
@@ -221,7 +219,7 @@ def prepare(
 
 
 def _charged(pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit, longest) -> Pace:
-    """The pace after an iteration with proposals of ``longest`` tokens at most, or a plain step."""
+    """Returns the pace after an iteration whose longest proposal had ``longest`` tokens."""
     accepted, appended = iteration.num_accepted[:, None], iteration.num_appended[:, None]
     tokens = jnp.sum(appended) / jnp.maximum(jnp.sum(live), 1).astype(jnp.float32)
     if not iteration.proposed.shape[1]:
@@ -240,8 +238,7 @@ def _charged(pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit
 # The loops
 
 
-@outputs_lib.refuses_holes
-@functools.partial(jax.jit, static_argnames=[field.name for field in dataclasses.fields(Loop)])
+@outputs_lib.jit_with_prompts(*(field.name for field in dataclasses.fields(Loop)))
 def speculative_decode(
     target: Target,
     draft: Draft,
@@ -256,29 +253,29 @@ def speculative_decode(
 ) -> Decoded:
     """Decodes with the target's distribution, exactly, at the draft's pace.
 
-    The text at temperature 0 is that of ``autoregressive_decode``; at any other the
-    texts follow the same distribution. ``gamma=0`` is plain decoding, seed for
-    seed. Statistics come back for each sequence in ``Decoded.stats``.
+    The text at temperature 0 is that of ``autoregressive_decode``; at any other the texts follow
+    the same distribution. ``gamma=0`` is plain decoding, seed for seed. ``Decoded.stats`` has
+    statistics of each sequence.
 
     Args:
       target: the model whose output is wanted, a pytree.
-      draft: what proposes; it must share the target's vocabulary.
-      inputs: what both models' ``prefill`` take, e.g. tokens ``[batch, source]``.
-      prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0
-        on the right; ``zeros([batch, 1])`` where nothing is forced.
-      rng: one key, or one for each input (``outputs.row_keys``); or a stream made for
-        all rows (``draws.t5x_stream``).
+      draft: proposes tokens; it must share the target's vocabulary.
+      inputs: the argument of both models' ``prefill``, e.g. tokens ``[batch, source]``.
+      prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0 on the right;
+        ``zeros([batch, 1])`` where nothing is forced.
+      rng: one key, or one for each input (``outputs.row_keys``); or a stream made for all rows
+        (``draws.t5x_stream``).
       settings: the distribution to sample from (``distributions.sampling``).
       max_decode_steps: tokens to generate at most, after the prompt.
       pace: drafts as many tokens as pay, ``gamma`` at most, and none where none pay
-        (``loops/pace.py``); None drafts ``gamma`` to the end. ``Decoded.pace`` is what to decode
-        the next batch with.
+        (``loops/pace.py``); None drafts ``gamma`` to the end. ``Decoded.pace`` is the pace for
+        the next batch.
       **options: ``gamma``, ``max_decode_len`` and the other fields of ``Loop``.
 
     Raises:
       InputError: ``gamma`` below 0, vocabularies that differ, prompts longer than
-        ``max_decode_len``, a draft that needs more of the target than it shows, a stream
-        that the verifier cannot draw from, or a pace with the costs of another gamma.
+        ``max_decode_len``, a draft that needs more of the target than it shows, a stream that
+        the verifier cannot draw from, or a pace with the costs of another gamma.
     """
     loop = Loop(**options)
     stream, settings = _checked(target, draft, prompts, rng, settings, loop, pace)
@@ -299,15 +296,15 @@ def speculative_decode(
 def drive(
     carry: PyTree, going: Callable, pace: Callable, iterate: Callable, prepare: Callable, loop: Loop
 ) -> PyTree:
-    """Runs iterations while ``going``; at a pace, plain steps wherever its limit is 0.
+    """Runs iterations while ``going``; at a pace, plain steps where its limit is 0.
 
     Args:
-      carry: what the loop carries, and the others but the last take.
-      going: whether to go on.
-      pace: the pace of the loop; None for iterations alone.
-      iterate: an iteration, compiled for the loop that it is given, too.
+      carry: the state of the loop, the argument of the functions that follow.
+      going: tells whether to continue.
+      pace: returns the pace; None for iterations alone.
+      iterate: makes an iteration, compiled for its second argument, a ``Loop``.
       prepare: makes the draft ready after plain steps.
-      loop: what is compiled for.
+      loop: the settings of iterations.
     """
 
     def run(carry, drafting: bool):
@@ -339,17 +336,16 @@ def speculative_steps(
     pace: Pace | None = None,
     **options,
 ) -> Iterator[Iteration]:
-    """``speculative_decode``, driven from the host: yields after each iteration.
+    """Decodes as ``speculative_decode`` does, driven from the host: yields each iteration.
 
-    For streaming and for traces. Same arguments (``options`` are the fields of ``Loop``), same
-    text, same errors (at the call); slower by a round trip for each iteration. The prefill has
-    run when the call returns. A plain step, at gamma 0 or at a pace, is an iteration without
-    proposals. The generator's return value is the ``Decoded`` result; sent True, it ends all
-    rows where they are.
+    For streaming and traces: arguments, text and errors are the same, and each iteration takes a
+    round trip more. The prefill has run when the call returns. A plain step, at gamma 0 or at a
+    pace, is an iteration without proposals. The generator's return value is the ``Decoded``
+    result; sent True, it ends all rows where they are.
 
     Raises:
-      InputError: as of ``speculative_decode``, at the call; or a row's logits are not
-        finite, before its tokens are yielded.
+      InputError: as of ``speculative_decode``, at the call; or a row's logits are not finite,
+        before its tokens are yielded.
     """
     outputs_lib.check_whole(prompts)
     loop = Loop(**options)
@@ -370,7 +366,7 @@ def speculative_steps(
                 continue
             else:
                 state, iteration = iterate(target, draft, state, settings)
-            # All that is fetched.
+            # One transfer for each iteration.
             iteration, scores = jax.device_get((iteration, state.outputs.scores))
             outputs_lib.check_sound(scores)
             if (yield iteration):
@@ -389,12 +385,12 @@ _limit = jax.jit(Pace.limit)
 
 @functools.cache
 def _compiled(function: Callable, loop: Loop, donate: tuple[str, ...] = ("state",)) -> Callable:
-    """A program of the stepper's. The state is donated: its caches are updated in place."""
+    """Compiles a part of the stepper. The state is donated: its caches are updated in place."""
     return jax.jit(functools.partial(function, loop=loop), donate_argnames=donate)
 
 
 def _finish(state: DecodeState, loop: Loop) -> Decoded:
-    pace = None if state.pace is None else state.pace.end_batch()
+    pace = state.pace and state.pace.end_batch()
     return outputs_lib.finish(
         state.outputs, loop.num_decodes, loop.max_decode_len, state.stats, pace
     )
@@ -409,7 +405,7 @@ def _checked(
     loop: Loop,
     pace: Pace | None,
 ) -> tuple[Stream, Sampling]:
-    """The stream and settings of all rows, of arguments that can be decoded with."""
+    """Checks arguments and returns the stream and settings of all rows."""
     gamma, coupled = loop.gamma, loop.verifier.coupled
     check_arguments(target, draft, prompts, gamma, loop.max_decode_len)
     if pace is not None and pace.largest != gamma:

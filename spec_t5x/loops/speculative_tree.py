@@ -1,11 +1,11 @@
 """Speculative decoding with trees: several drafts for one position, one target call.
 
-As ``speculative.py``, but the draft proposes a static tree. All nodes are scored in ONE
-target call, each attending to the row's text and to its own path. The verifier walks
-down from the root: at each node the children are tested one after the other (``node_
-verification``; at temperature 0, for being the argmax), the first accepted one is gone
-to, and where none is, a token of the target's own follows. What the target cached for
-the nodes of the path is moved to where the text is kept; the rest is rolled back.
+It works as ``speculative.py`` does, but the draft proposes a static tree. ONE target call scores
+all nodes, each of which attends to the row's text and to its own path. The verifier walks down
+from the root: at each node it tests the children one after the other (``node_verification``; at
+temperature 0, whether one is the argmax) and moves to the first accepted one; where none is
+accepted, a token of the target's own follows. The target's cache entries of the path's nodes
+move to the end of the text, and the others are rolled back.
 """
 
 import functools
@@ -38,11 +38,11 @@ from spec_t5x.verifiers import overlap_chances
 
 @flax.struct.dataclass
 class TreeVerdict:
-    """What was decided for one row (or, after ``vmap``, for each row)."""
+    """The decision for one row (or, after ``vmap``, for each row)."""
 
-    # How far down the tree the accepted drafts go.
+    # Depth of the last accepted draft.
     num_accepted: Int[Array, "*batch"]
-    # The node at depth 0, 1, …; from the last accepted one on, that one again.
+    # The node at depth 0, 1, …; beyond the last accepted one, that one again.
     path: Int[Array, "*batch levels"]
     # The token that follows the accepted drafts.
     next_token: Int[Array, "*batch"]
@@ -57,25 +57,27 @@ def verify(
     tree: Tree,
 ) -> Verified:
     """Proposes, scores and verifies one tree of tokens for each row."""
-    lengths, settings = context.lengths, context.settings
+    lengths, settings, cache = context.lengths, context.settings, context.target_cache
     proposal, draft_state = draft.propose_tree(draft_state, context, tree)
     if proposal.probs is not None:
         check_float32(proposal.probs, "a tree's probs")
-    logits, states, cache = _score(target, draft, context, proposal, tree)
+    # ONE target call over the row's last token and all nodes.
+    tokens = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
+    nodes = tree_nodes(tree, tokens, lengths, target.num_slots(cache))
+    logits, states, cache = shown_to(draft, target).score_nodes(cache, nodes)
     logits = ruled_nodes(context, logits, tree, [proposal.tokens])
     probs = standardize(logits, settings)
     verdict = verify_tree(stream, lengths, proposal, logits, probs, settings, tree)
 
     path = verdict.path
-    on_path = functools.partial(_along, indices=path)
-    logits, probs, states = on_path(logits), on_path(probs), on_path(states)
+    logits, probs, states = (_along(values, path) for values in (logits, probs, states))
     # The first draft under each node of the path but its last one.
     inner = jnp.minimum(path[:, :-1], tree.num_inner - 1)
     firsts = jnp.asarray(tree.first_children)[inner]
     firsts = jnp.take_along_axis(proposal.tokens, firsts - 1, axis=1)
     accepted = jnp.take_along_axis(proposal.tokens, jnp.maximum(path[:, 1:] - 1, 0), axis=1)
     is_accepted = jnp.arange(tree.depth)[None, :] < verdict.num_accepted[:, None]
-    # Beta is that of a chain: of the first child of each node of the path.
+    # Beta is that of a chain of the first child of each node of the path.
     of_firsts = None if proposal.probs is None else _along(proposal.probs, inner)
     num_drafts = jnp.minimum(verdict.num_accepted + 1, proposal.depths)
     return Verified(
@@ -101,7 +103,7 @@ def verify_tree(
     settings: Sampling,
     tree: Tree,
 ) -> TreeVerdict:
-    """A verdict for each row; ``logits`` and ``probs`` are the target's at each node."""
+    """Returns a verdict for each row, of the target's ``logits`` and ``probs`` at each node."""
     if settings.greedy:
         walk = functools.partial(walk_argmax, tree=tree)
         return jax.vmap(walk)(proposal.tokens, argmax(logits), proposal.depths)
@@ -161,13 +163,13 @@ def walk_argmax(
 
 
 def _walk(tree: Tree, at_leaf: Array, children_verdict):
-    """The path to the last accepted node of one row, its depth, and what to emit from.
+    """Returns the path to the last accepted node of one row, its depth, and the emission.
 
     Args:
       tree: the tree.
-      at_leaf: for each node, what to emit from where it is a leaf.
-      children_verdict: ``(depth, node, children)`` to the index of the accepted child
-        (or their number) and what to emit from if there is none.
+      at_leaf: the emission after each node that is a leaf.
+      children_verdict: maps ``(depth, node, children)`` to the index of the accepted child (or
+        their number) and the emission if there is none.
     """
     first_children = jnp.asarray(tree.first_children)
     node, going = jnp.int32(0), jnp.asarray(True)
@@ -178,13 +180,13 @@ def _walk(tree: Tree, at_leaf: Array, children_verdict):
         inner = jnp.clip(node, level, level + tree.level_sizes[depth] - 1)
         children = first_children[inner] + jnp.arange(branching)
         chosen, otherwise = children_verdict(depth, inner, children)
-        goes_on = going & (chosen < branching)
-        emit_from = jnp.where(going & ~goes_on, otherwise, emit_from)
-        node = jnp.where(goes_on, children[jnp.minimum(chosen, branching - 1)], node)
+        moves = going & (chosen < branching)
+        emit_from = jnp.where(going & ~moves, otherwise, emit_from)
+        node = jnp.where(moves, children[jnp.minimum(chosen, branching - 1)], node)
         node = node.astype(jnp.int32)
-        accepted += goes_on
+        accepted += moves
         path.append(node)
-        going = goes_on
+        going = moves
     return jnp.stack(path), accepted, jnp.where(going, at_leaf[node], emit_from)
 
 
@@ -194,19 +196,11 @@ def check_tree(target, draft, stream) -> None:
         raise InputError(f"{type(target).__name__} has no score_nodes: use a verifier of chains")
     if not isinstance(draft, TreeDraft):
         raise InputError(
-            f"{type(draft).__name__} proposes no trees: use a transformer, eagle or medusa draft, "
-            "or a verifier of chains"
+            f"{type(draft).__name__} proposes no trees (it has no propose_tree): use another "
+            "draft, or a verifier of chains"
         )
     if not isinstance(stream, RowStream):
         raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
-
-
-def _score(target, draft, context: Context, proposal: TreeProposal, tree: Tree):
-    """ONE target call over the row's last token and all nodes."""
-    cache = context.target_cache
-    tokens = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
-    nodes = tree_nodes(tree, tokens, context.lengths, target.num_slots(cache))
-    return shown_to(draft, target).score_nodes(cache, nodes)
 
 
 def _along(values: Array, indices: Int[Array, "batch levels"]) -> Array:

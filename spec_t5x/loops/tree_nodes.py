@@ -1,4 +1,4 @@
-"""The nodes of a tree, or of some of its levels, as new tokens of a cache."""
+"""Nodes of a tree, or of some of its levels, as new tokens of a cache."""
 
 from collections.abc import Sequence
 
@@ -18,16 +18,10 @@ def tree_nodes(
     num_slots: int,
     first: int = 0,
 ) -> Nodes:
-    """The nodes ``first, first + 1, …`` of a tree whose root is at position ``lengths``.
+    """Returns the nodes ``first, first + 1, …`` of a tree whose root is at position ``lengths``.
 
-    Node n is kept in slot ``lengths + n``; the slots below hold the row's text.
-
-    Args:
-      tree: the tree.
-      tokens: one for each of the nodes.
-      lengths: position of each row's last token, the root.
-      num_slots: how many the cache has.
-      first: number of the first node.
+    The cache has ``num_slots`` slots for each row: slot ``lengths + n`` is node n's, and those
+    below hold the row's text. ``tokens`` are the nodes' own.
     """
     numbers = first + jnp.arange(tokens.shape[1])
     slots = jnp.arange(num_slots)
@@ -55,14 +49,9 @@ def ruled_nodes(
     tokens: Sequence[Int[Array, "batch _"]],
     first: int = 0,
 ) -> Float[Array, "batch nodes vocab"]:
-    """The logits after some nodes of a tree by the rules of decoding, each after its own path.
+    """Applies the rules of decoding to the logits after nodes ``first, first + 1, …`` of a tree.
 
-    Args:
-      context: the rows.
-      logits: after the nodes ``first, first + 1, …``.
-      tree: the tree.
-      tokens: one for each node but the root, in parts; those of the paths at least.
-      first: number of the first node.
+    ``tokens`` are those of all nodes but the root, in parts; those of the paths are enough.
     """
     if context.rules is None:
         return logits

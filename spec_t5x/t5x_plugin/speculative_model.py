@@ -20,7 +20,6 @@ from t5x import models, partitioning
 
 from spec_t5x.beams.hypotheses import BeamResult
 from spec_t5x.beams.search import beam_search
-from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.decode_state import DecodeStats
@@ -260,11 +259,9 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
             "max_decode_len": room,
             "eos_id": settings.eos_id,
         }
-        if self._gamma == 0:
-            return beam_search(target, inputs, prompts, **common)
-        return speculative_beam_search(
-            target, draft.model, inputs, prompts, gamma=self._gamma, **common
-        )
+        if self._gamma:
+            common |= {"draft_model": draft.model, "gamma": self._gamma}
+        return beam_search(target, inputs, prompts, **common)
 
 
 class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):

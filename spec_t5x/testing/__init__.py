@@ -1,1 +1,1 @@
-"""What tests of a target, a draft or a loop are made of; no part of decoding."""
+"""Parts of tests of a target, a draft or a loop; no part of decoding."""

@@ -1,15 +1,16 @@
-"""Tests for your own draft, verifier or target.
+"""Checks of a draft, a verifier or a target.
 
     check_draft(my_draft)
     check_verifier(MyVerifier())
     check_target(my_target, jnp.array([[5, 6, 1], [7, 1, 0]]))
 
-Each raises an ``InputError`` that says what is wrong. A draft and a verifier are tested by
-the law of thousands of texts. Their target is a table of four tokens, whose texts of up to
-four tokens are enumerated; rows of three kinds, of unequal sources, prompts and lengths,
-share a batch, so that they advance unequally. A target is tested call by call.
+Each raises an ``InputError`` that says what is wrong. A draft and a verifier are tested by the
+law of thousands of texts of a table of four tokens, whose texts of up to four tokens are
+enumerated; rows of three kinds, of unequal sources, prompts and lengths, share a batch, so that
+they advance unequally. A target is tested call by call.
 """
 
+import collections
 import dataclasses
 import functools
 
@@ -20,13 +21,7 @@ from scipy import stats
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import (
-    Cache,
-    Draft,
-    NodeTarget,
-    Target,
-    check_parts,
-)
+from spec_t5x.interfaces import Cache, Draft, NodeTarget, Target, check_parts
 from spec_t5x.loops import outputs
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER
 from spec_t5x.loops.outputs import Decoded
@@ -46,19 +41,19 @@ FED = 7
 ROWS = 12_000
 # Source, prompt and tokens to generate of each kind; kind k has rows k, k + 3, k + 6 …
 KINDS = [([2, 3], (), 4), ([3, 0], (2,), 2), ([2, 2], (EOS_ID, 3), 1)]
-# How often chance alone passes a threshold.
+# The probability that chance alone passes a threshold.
 CHANCE = 1e-6
 
 
 @functools.cache
 def target() -> TableTarget:
-    """The target whose law is known; a fifth of its probabilities are zero."""
+    """Returns the target whose law is known; a fifth of its probabilities are zero."""
     return TableTarget.create(seed=0, vocab_size=VOCAB_SIZE, zeros=0.2)
 
 
 @functools.cache
 def other_model() -> TableTarget:
-    """Another model of the same kind, to draft with."""
+    """Returns another model of the same kind, to draft with."""
     return TableTarget.create(seed=1, vocab_size=VOCAB_SIZE, zeros=0.2)
 
 
@@ -68,20 +63,20 @@ def check_draft(
     settings: Sampling | None = None,
     verifier: Verifier = DEFAULT_VERIFIER,
 ) -> None:
-    """Whether sampled texts follow the target's law with this draft.
+    """Checks that sampled texts follow the target's law with this draft.
 
-    Not so, for one: several tokens of one draw, a distribution that is not the one drawn
+    Mistakes that it finds: several tokens of one draw, a distribution other than the one drawn
     from, a count that depends on the very token that it leaves out.
 
     Args:
-      draft: of ``VOCAB_SIZE`` tokens. If it never proposes anything that is accepted,
-        nothing is tested, and that is an error.
+      draft: a draft of ``VOCAB_SIZE`` tokens. If none of them is ever accepted, nothing is
+        tested, and that is an error.
       gamma: tokens proposed in each iteration at most.
-      settings: of one temperature above 0; None is temperature 1.
-      verifier: lossless.
+      settings: one temperature above 0; None is temperature 1.
+      verifier: a lossless verifier.
 
     Raises:
-      InputError: what is wrong.
+      InputError: the draft breaks the law.
     """
     _check_law(
         decode_many(draft, gamma, settings, verifier),
@@ -93,10 +88,7 @@ def check_draft(
 
 
 def check_verifier(verifier: Verifier, gamma: int = 3, settings: Sampling | None = None) -> None:
-    """Whether sampled texts follow the target's law with this verifier.
-
-    The arguments and errors are ``check_draft``'s.
-    """
+    """Checks that sampled texts follow the target's law, as ``check_draft`` does."""
     _check_law(
         decode_many(TransformerDraft(other_model()), gamma, settings, verifier),
         settings,
@@ -117,18 +109,19 @@ def _check_law(decoded: Decoded, settings: Sampling | None, name: str, remedy: s
 
 
 def check_target(target: Target, inputs: PyTree, *, atol: float = 1e-3) -> None:
-    """Whether a target's calls agree with one another, as the loops rely on.
+    """Checks that a target's calls agree with one another, as the loops rely on.
 
-    However tokens are fed (one by one, in blocks, after a rollback, in a tree, in rows repeated for
-    several decodes, in the place of another input), the logits after them are the same.
+    The logits after some tokens must be the same however the tokens are fed: one by one, in
+    blocks, after a rollback, in a tree, in rows repeated for several decodes, in the place of
+    another input.
 
     Args:
-      target: of any vocabulary; what it can besides ``Target`` is tested, too.
-      inputs: what ``prefill`` takes, of at least 2 rows.
-      atol: how far two logits may be apart.
+      target: a target of any vocabulary; trees are tested if it scores nodes.
+      inputs: the argument of ``prefill``, of at least 2 rows.
+      atol: the largest difference between two logits.
 
     Raises:
-      InputError: what is wrong.
+      InputError: two calls disagree.
     """
     _TargetCheck(target, inputs, atol).run()
 
@@ -152,7 +145,7 @@ class _TargetCheck:
         if isinstance(self.target, NodeTarget):
             self.check_nodes(one_by_one)
 
-    # Of this check alone: JAX may take a class with the same fields for another.
+    # A program for this check alone: JAX may take a class with the same fields for another.
     @functools.cached_property
     def _call(self):
         def call(method, sizes, target, *args):
@@ -161,7 +154,7 @@ class _TargetCheck:
         return jax.jit(call, static_argnums=(0, 1))
 
     def score(self, cache: Cache, tokens: Int[Array, "batch new"], *num):
-        """Logits and cache; the states are checked here, wherever they are returned."""
+        """Returns logits and cache, and checks the shapes of logits and states."""
         logits, states, cache = self._call("score", (), self.target, cache, tokens, *num)
         self.same((*tokens.shape, self.target.vocab_size), logits, "logits")
         self.same((*tokens.shape, self.target.state_size), states, "states")
@@ -173,7 +166,7 @@ class _TargetCheck:
 
     @functools.cached_property
     def tokens(self) -> Int[np.ndarray, "batch fed"]:
-        """Random, the start token first."""
+        """Random tokens, the start token first."""
         shape, most = (self.batch, FED), self.target.vocab_size
         drawn = np.random.default_rng(0).integers(min(EOS_ID + 1, most - 1), most, shape)
         drawn[:, 0] = PAD_ID
@@ -181,8 +174,9 @@ class _TargetCheck:
 
     def prefill(self, inputs: PyTree = None) -> Cache:
         # The largest tree is as long as the text.
-        inputs = self.inputs if inputs is None else inputs
-        return self._call("prefill", (3 * FED,), self.target, inputs)
+        return self._call(
+            "prefill", (3 * FED,), self.target, self.inputs if inputs is None else inputs
+        )
 
     def check_leaves(self) -> None:
         if self.batch < 2:
@@ -214,7 +208,7 @@ class _TargetCheck:
             start = end
 
     def check_rollback(self, expected) -> None:
-        """Rejected tokens are fed, then other ones in their place, from row to row elsewhere."""
+        """Feeds rejected tokens, then others in their place, at another position in each row."""
         kept = 1 + np.arange(self.batch, dtype=np.int32) % (FED // 2)
         is_kept = np.arange(FED)[None, :] < kept[:, None]
         other = np.where(self.tokens + 1 < self.target.vocab_size, self.tokens + 1, EOS_ID)
@@ -232,7 +226,7 @@ class _TargetCheck:
         self.compare(logits, np.take_along_axis(expected, at[..., None], axis=1), what)
 
     def check_repeated_rows(self, expected) -> None:
-        """Two decodes of each input, which go on differently."""
+        """Feeds two decodes of each input, which continue differently."""
         half = FED // 2
         _, cache = self.score(self.prefill(), self.tokens[:, :half])
         cache, tokens = outputs.repeat_rows(cache, 2), np.repeat(self.tokens[:, half:], 2, axis=0)
@@ -243,7 +237,7 @@ class _TargetCheck:
         self.compare(logits[::2], expected[:, half:], what)
 
     def check_inserted_rows(self, expected) -> None:
-        """The last row makes room for the first input, from a cache with room for one token."""
+        """Replaces the last row by the first input, from a cache with room for one token."""
         half, last = FED // 2, self.batch - 1
         _, cache = self.score(self.prefill(), self.tokens[:, :half])
         waiting = self._call("prefill", (1,), self.target, self.inputs)
@@ -263,7 +257,7 @@ class _TargetCheck:
         self.compare(logits[last], expected[0, : FED - half], what)
 
     def check_beginnings(self, expected) -> None:
-        """A part of a block that matters, with tokens behind it that do not."""
+        """Feeds blocks of which only the beginning matters."""
         for num in (1, FED - 1):
             logits, _ = self.score(self.prefill(), self.tokens, jnp.int32(num))
             what = f"the first {num} tokens of a block get other logits if only they matter (num)"
@@ -281,7 +275,7 @@ class _TargetCheck:
         self.compare(logits, expected, "after prompts in prefill the logits are not those of score")
 
     def check_nodes(self, expected) -> None:
-        """The text as the second branch of a tree, moved to its place, and gone on with."""
+        """Feeds the text as a tree's second branch, moves it to its place and continues it."""
         tree, root = Tree((2, 1, 1)), np.full(self.batch, 1, np.int32)
         other = np.full((self.batch, tree.depth), EOS_ID, np.int32)
         ours = self.tokens[:, 2 : 2 + tree.depth]
@@ -303,12 +297,12 @@ class _TargetCheck:
         self.compare(logits, expected[:, 1 + len(path) :], what)
 
     def compare(self, found, expected, what: str) -> None:
-        # Minus infinities, of tokens without probability, may equal one another.
+        # Minus infinities, of tokens without probability, are equal.
         found, expected = np.asarray(found), np.asarray(expected)
         with np.errstate(invalid="ignore"):
             apart = np.where(found == expected, 0.0, np.abs(found - expected))
         difference = float(np.max(apart))
-        # NaN is no agreement.
+        # NaN never agrees.
         if not difference <= self.atol:
             raise InputError(
                 f"{type(self.target).__name__}: {what} (they differ by {difference:.3g})"
@@ -321,6 +315,13 @@ class _TargetCheck:
             )
 
 
+def rows(times: int = 1) -> tuple[Array, Array, Array]:
+    """Returns sources, prompts and tokens to generate of ``times`` rows of each kind."""
+    sources, prompts, steps = zip(*KINDS, strict=True)
+    padded = [(PAD_ID, *prompt, *[PAD_ID] * (2 - len(prompt))) for prompt in prompts]
+    return tuple(jnp.asarray(np.concatenate([rows] * times)) for rows in (sources, padded, steps))
+
+
 def decode_many(
     draft: Draft,
     gamma: int,
@@ -329,27 +330,22 @@ def decode_many(
     model: Target | None = None,
     eos_id: EndOfSequence = EOS_ID,
 ) -> Decoded:
-    """Speculative decoding of all rows, at temperature 1 unless told otherwise.
+    """Decodes all rows speculatively, by default at temperature 1.
 
-    ``model`` stands for the target; it has four tokens.
+    ``model``, of four tokens, replaces the target.
     """
-    sources, prompts, steps = [], np.zeros((len(KINDS), 3), np.int32), []
-    for row, (source, prompt, limit) in enumerate(KINDS):
-        sources.append(source)
-        prompts[row, 1 : 1 + len(prompt)] = prompt
-        steps.append(limit)
-    many = functools.partial(np.tile, reps=(ROWS // len(KINDS), 1))
+    sources, prompts, steps = rows(ROWS // len(KINDS))
     decoded = speculative_decode(
         model or target(),
         draft,
-        jnp.asarray(many(sources)),
-        jnp.asarray(many(prompts)),
+        sources,
+        prompts,
         jax.random.key(7),
         sampling(1.0) if settings is None else settings,
         gamma=gamma,
         verifier=verifier,
         max_decode_len=LENGTH,
-        max_decode_steps=jnp.asarray(many(np.array(steps)[:, None])[:, 0]),
+        max_decode_steps=steps,
         eos_id=eos_id,
     )
     return jax.device_get(decoded)
@@ -361,12 +357,14 @@ def chi_square(
     model: PrefixTarget | None = None,
     eos_id: EndOfSequence = EOS_ID,
 ) -> tuple[float, float]:
-    """The statistic of the texts against the target's law, and its threshold.
+    """Returns the statistic of the texts against the target's law, and its threshold.
 
-    The threshold is passed by chance once in a million times. A text of probability
-    zero makes the statistic infinite. ``model`` stands for the target.
+    Chance passes the threshold once in a million times. A text of probability zero makes the
+    statistic infinite. ``model`` replaces the target.
     """
-    statistic, freedom, found = 0.0, 0, _texts(decoded)
+    statistic, freedom, lengths = 0.0, 0, decoded.lengths[:, 0].tolist()
+    tokens = np.asarray(decoded.tokens[:, 0]).tolist()
+    found = [tuple(row[:length]) for row, length in zip(tokens, lengths, strict=True)]
     for kind, (source, prompt, steps) in enumerate(KINDS):
         law = sequence_law(
             model or target(),
@@ -376,19 +374,11 @@ def chi_square(
             prompt=prompt,
             eos_id=eos_id,
         )
-        counts = dict.fromkeys(law, 0)
-        for text in found[kind :: len(KINDS)]:
-            if text not in law:
-                return np.inf, 0.0
-            counts[text] += 1
-        observed = np.array(list(counts.values()), float)
+        counts = collections.Counter(found[kind :: len(KINDS)])
+        if not counts.keys() <= law.keys():
+            return np.inf, 0.0
+        observed = np.array([counts[text] for text in law], float)
         expected = np.array(list(law.values())) * ROWS / len(KINDS)
         statistic += np.sum((observed - expected) ** 2 / expected)
         freedom += len(law) - 1
     return float(statistic), float(stats.chi2.ppf(1 - CHANCE, freedom))
-
-
-def _texts(decoded: Decoded) -> list[tuple[int, ...]]:
-    lengths = decoded.lengths[:, 0].tolist()
-    rows = np.asarray(decoded.tokens[:, 0])
-    return [tuple(row[:length].tolist()) for row, length in zip(rows, lengths, strict=True)]

@@ -1,11 +1,10 @@
 """Tiny targets and drafts whose distributions are known exactly.
 
-``StubTarget`` wraps a function of three lines, ``TableTarget`` looks its logits up
-under a hash of the row's source and whole prefix. Both work from a cache that holds
-nothing but tokens by position: a token written to the wrong place, or one that
-outlives its rollback, shows as other logits. ``sequence_law`` enumerates what such a
-target generates, so that your own loop, verifier or draft can be checked
-against the exact law:
+``StubTarget`` wraps a function of three lines, ``TableTarget`` looks its logits up under a hash of
+the row's source and whole prefix. Their caches hold nothing but tokens by position: a token
+written to the wrong position, or one that outlives its rollback, shows as other logits.
+``sequence_law`` enumerates the texts of these targets, so that a loop, a verifier or a draft can
+be checked against the exact law:
 
     target = TableTarget.create(seed=0, vocab_size=4, zeros=0.2)
     draft = TableDraft.create(seed=1, vocab_size=4)
@@ -15,6 +14,7 @@ against the exact law:
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.struct
 import jax
@@ -25,6 +25,7 @@ from jaxtyping import UInt32
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Context, Draft, Nodes, Outcome, Proposal
+from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
 from spec_t5x.models.eagle import EagleConfig, first_head, head_config
 from spec_t5x.models.seq2seq import T5Model
@@ -32,7 +33,7 @@ from spec_t5x.models.t5 import T5Config
 from spec_t5x.sampling.distributions import Sampling, standardize, write_rows
 from spec_t5x.types import EOS_ID, PAD_ID, Array, EndOfSequence, Float32, Int, PyTree
 
-# What a cache holds where nothing was written; no token.
+# The content of a cache where nothing was written; no token.
 UNWRITTEN = -1
 
 
@@ -42,26 +43,24 @@ class PrefixCache:
 
     sources: Int[Array, "batch source"]
     tokens: Int[Array, "batch length"]
-    # How many tokens are cached for each row.
+    # Number of each row's tokens.
     lengths: Int[Array, "batch"]
 
 
 class PrefixTarget:
-    """A target that recomputes its logits from source and prefix.
+    """A target that recomputes its logits from source and prefix, without states or a limit.
 
-    Subclasses have a ``vocab_size`` and give the logits of whole sequences;
-    ``score`` reads them off at the rows' positions.
+    Subclasses have a ``vocab_size``.
     """
+
+    state_size = 0
+    max_positions = None
 
     def next_logits(
         self, sources: Int[Array, "batch source"], prefixes: Int[Array, "batch length"]
     ) -> Float32[Array, "batch length vocab"]:
-        """Logits after each token of ``prefixes``, start token first."""
+        """Computes the logits after each token of ``prefixes``, start token first."""
         raise NotImplementedError
-
-    # They have no states, nor a limit.
-    state_size = 0
-    max_positions = None
 
     def prefill(
         self,
@@ -69,7 +68,7 @@ class PrefixTarget:
         max_length: int,
         prompts: Int[Array, "batch width"] | None = None,
     ) -> PrefixCache:
-        """A cache for ``max_length`` tokens, with those of the prompts in it."""
+        """Returns a cache for ``max_length`` tokens, with those of the prompts in it."""
         batch = inputs.shape[0]
         tokens = jnp.full((batch, max_length), UNWRITTEN, jnp.int32)
         lengths = jnp.zeros(batch, jnp.int32)
@@ -78,15 +77,9 @@ class PrefixTarget:
         return PrefixCache(jnp.asarray(inputs, jnp.int32), tokens, lengths)
 
     def score(
-        self,
-        cache: PrefixCache,
-        tokens: Int[Array, "batch new"],
-        num: Int[Array, ""] | None = None,
+        self, cache: PrefixCache, tokens: Int[Array, "batch new"], num: Any = None
     ) -> tuple[Float32[Array, "batch new vocab"], Float32[Array, "batch new 0"], PrefixCache]:
-        """Feeds new tokens at each row's length: logits after each, longer cache.
-
-        Logits beyond the end of the cache are NaN.
-        """
+        """Feeds new tokens; logits beyond the end of the cache are NaN."""
         new = tokens.shape[1]
         written = write_rows(cache.tokens, tokens, cache.lengths)
         positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
@@ -96,13 +89,13 @@ class PrefixTarget:
         return logits, logits[..., :0], cache
 
     def num_slots(self, cache: PrefixCache) -> int:
-        """How many tokens of a row the cache has room for."""
+        """Returns the number of tokens of a row that the cache has room for."""
         return cache.tokens.shape[1]
 
     def score_nodes(
         self, cache: PrefixCache, nodes: Nodes
     ) -> tuple[Float32[Array, "batch nodes vocab"], Float32[Array, "batch nodes 0"], PrefixCache]:
-        """Feeds tokens of a tree to their slots: logits after each, written cache."""
+        """Feeds tokens of a tree to their slots."""
         slots = jax.vmap(lambda row, new, at: row.at[at].set(new))(
             cache.tokens, nodes.tokens, nodes.slots
         )
@@ -123,12 +116,12 @@ class PrefixTarget:
     def move(
         self, cache: PrefixCache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
     ) -> PrefixCache:
-        """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
+        """Returns the cache with ``slots`` copied to the slots from ``starts`` on."""
         moved = jnp.take_along_axis(cache.tokens, slots, axis=1)
         return cache.replace(tokens=write_rows(cache.tokens, moved, starts))
 
     def rollback(self, cache: PrefixCache, lengths: Int[Array, "batch"]) -> PrefixCache:
-        """The cache with each row's length set to ``lengths``; keeps the rest."""
+        """Returns the cache with each row's length set to ``lengths``; keeps the rest."""
         return cache.replace(lengths=lengths)
 
 
@@ -140,16 +133,16 @@ class StubTarget(PrefixTarget):
     vocab_size: int = flax.struct.field(pytree_node=False)
 
     def next_logits(self, sources, prefixes):
-        """What the function says."""
+        """Calls the function."""
         return self.function(sources, prefixes)
 
 
 @flax.struct.dataclass
 class TableTarget(PrefixTarget):
-    """Logits from a table, under a hash of the row's source and whole prefix.
+    """A target with a table of logits, under a hash of the row's source and whole prefix.
 
-    Padding of the source has no influence, as in a real model. Two targets of one
-    shape share a compiled program: the table is an array.
+    Padding of the source has no influence, as in a real model. Two targets of one shape share a
+    compiled program, since the table is an array.
     """
 
     # One row for each value of the hash; -inf for probability zero.
@@ -165,15 +158,15 @@ class TableTarget(PrefixTarget):
         scale: float = 1.5,
         zeros: float = 0.0,
     ) -> "TableTarget":
-        """Random logits.
+        """Draws random logits.
 
         Args:
-          seed: of the table.
+          seed: the table's.
           vocab_size: number of tokens, at least 2.
           contexts: rows of the table, 1 for a law that ignores the prefix.
           scale: standard deviation of the logits.
-          zeros: share of the tokens that have probability zero; one token of each
-            row, taken at random, is spared.
+          zeros: share of the tokens that have probability zero; one random token of each row has
+            not.
         """
         if vocab_size < 2:
             raise InputError(f"vocab_size is {vocab_size}: give at least 2")
@@ -189,54 +182,43 @@ class TableTarget(PrefixTarget):
         return self.table.shape[1]
 
     def next_logits(self, sources, prefixes):
-        """The table's rows; every token of the prefix and its place count."""
+        """Looks up the table's rows, by every token of the prefix and its position."""
         return self.table[_contexts(sources, prefixes, self.table.shape[0])]
 
 
 @flax.struct.dataclass
 class TableDraft(Draft):
-    """Proposes from a table like ``TableTarget``'s, read off the committed text.
+    """A draft with a table like ``TableTarget``'s, looked up by the committed text.
 
-    It keeps the sources and, at the lengths it was told, nothing else: a loop that
-    forgets ``commit``, or reports other lengths than it proposes from, gets the
-    proposals of another source.
+    Its state is the sources and the rows' lengths: a loop that forgets ``commit``, or reports
+    other lengths than it proposes from, gets the proposals of another source.
     """
 
     table: Float32[Array, "contexts vocab"]
-    # How this draft samples; None takes the target's settings.
-    settings: Sampling | None = None
 
     @classmethod
-    def create(
-        cls, seed: int, vocab_size: int, *, settings: Sampling | None = None, **law: int | float
-    ) -> "TableDraft":
-        """Random logits; the arguments are those of ``TableTarget.create``."""
-        return cls(TableTarget.create(seed, vocab_size, **law).table, settings)
+    def create(cls, seed: int, vocab_size: int, **law: int | float) -> "TableDraft":
+        """Draws random logits; the arguments are those of ``TableTarget.create``."""
+        return cls(TableTarget.create(seed, vocab_size, **law).table)
 
     @property
     def vocab_size(self) -> int:
         """Number of logits."""
         return self.table.shape[1]
 
-    def prefill(
-        self,
-        inputs: Int[Array, "batch source"],
-        prompts: Int[Array, "batch width"],
-        max_length: int,
-    ) -> PrefixCache:
-        """Remembers the sources and the prompts' lengths."""
+    def prefill(self, inputs, prompts, max_length) -> PrefixCache:
+        """Stores the sources and the prompts' lengths."""
         return PrefixCache(
             sources=jnp.asarray(inputs, jnp.int32),
             tokens=jnp.zeros((inputs.shape[0], 0), jnp.int32),
-            lengths=jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32),
+            lengths=prompt_lengths(prompts),
         )
 
     def propose(
         self, state: PrefixCache, context: Context, gamma: int
     ) -> tuple[Proposal, PrefixCache]:
-        """``gamma`` tokens, each sampled given the ones before it."""
-        settings = context.settings if self.settings is None else self.settings
-        lengths, text = context.lengths, context.sequences
+        """Draws ``gamma`` tokens, each given the ones before it."""
+        settings, lengths, text = context.settings, context.lengths, context.sequences
         agreed = (state.lengths == lengths)[:, None]
         sources = jnp.where(agreed, state.sources, state.sources + 1)
         tokens, probs, draws = [], [], context.draws
@@ -251,23 +233,23 @@ class TableDraft(Draft):
         return Proposal(jnp.stack(tokens, 1), jnp.stack(probs, 1), draws.drawn), state
 
     def commit(self, state: PrefixCache, outcome: Outcome) -> PrefixCache:
-        """Takes note of the rows' lengths."""
+        """Stores the rows' lengths."""
         return state.replace(lengths=outcome.lengths)
 
     def catch_up(self, state: PrefixCache, context: Context, width: int) -> PrefixCache:
-        """Takes note of the rows' lengths."""
+        """Stores the rows' lengths."""
         return state.replace(lengths=context.lengths)
 
 
 @flax.struct.dataclass
 class ConstantDraft(Draft):
-    """Proposes the same token for ever, and says so."""
+    """A draft that is certain of one token, always the same."""
 
     token: Int[Array, ""]
     vocab_size: int = flax.struct.field(pytree_node=False)
 
     def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
-        """``gamma`` times the token."""
+        """Proposes the token ``gamma`` times."""
         tokens = jnp.full((context.lengths.shape[0], gamma), self.token, jnp.int32)
         return Proposal(tokens), state
 
@@ -280,10 +262,10 @@ def conditionals(
     max_decode_len: int,
     prompt: Sequence[int] = (),
 ) -> dict[tuple[int, ...], np.ndarray]:
-    """Distribution of the next token after every text shorter than ``max_decode_len``.
+    """Computes the next token's distribution after every text shorter than ``max_decode_len``.
 
-    In float64, by text (the tokens after the start token). Nothing of the loops takes
-    part: logits come from whole prefixes. The arguments are ``sequence_law``'s.
+    Distributions are float64, by text (the tokens after the start token), from the logits of
+    whole prefixes: no code of the loops runs. The arguments are ``sequence_law``'s.
     """
     if settings.temperature.ndim:
         raise InputError("settings have a temperature for each row: give one for one row")
@@ -303,7 +285,7 @@ def conditionals(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _next_probs(kind, target, sources, prefixes, settings):
-    # By ``kind`` too: JAX takes classes with the same fields for one another.
+    # A program for each ``kind``: JAX takes classes with the same fields for one another.
     return standardize(target.next_logits(sources, prefixes), settings)
 
 
@@ -316,14 +298,13 @@ def sequence_law(
     prompt: Sequence[int] = (),
     eos_id: EndOfSequence = EOS_ID,
 ) -> dict[tuple[int, ...], float]:
-    """Probability of each text that a row can end with, by enumeration.
+    """Enumerates the texts that a row can end with, and the probability of each.
 
-    Texts are the tokens after the start token, the prompt's included, up to the
-    end-of-sequence token or ``max_decode_len`` tokens. Texts of probability zero are
-    left out.
+    Texts are the tokens after the start token, the prompt's included, up to the end-of-sequence
+    token or ``max_decode_len`` tokens. Texts of probability zero are left out.
 
     Args:
-      target: whose texts; of a small vocabulary.
+      target: a target of a small vocabulary.
       source: the row's source tokens.
       settings: the distribution sampled from, with one temperature.
       max_decode_len: length at which a text ends; more than the prompt's.
@@ -345,13 +326,10 @@ def sequence_law(
 
 
 def tiny_t5(seed: int, **changes) -> T5Model:
-    """A T5 1.1 of about 6,000 random parameters that writes varied texts.
+    """Makes a T5 1.1 of about 6,000 random parameters that writes varied texts.
 
-    Seed 0, at temperature 0, ends some of its texts within 16 tokens.
-
-    Args:
-      seed: of the parameters.
-      **changes: fields of ``T5Config`` to set otherwise.
+    Seed 0, at temperature 0, ends some of its texts within 16 tokens. ``changes`` are other
+    values of ``T5Config``'s fields.
     """
     sizes = {
         "vocab_size": 30,
@@ -388,7 +366,7 @@ def tiny_head(
     depths: Sequence[int] = (),
     **options: bool,
 ) -> tuple[PyTree, EagleConfig]:
-    """An EAGLE head's own parameters, which mix token and states at random, and its sizes.
+    """Makes an EAGLE head's parameters, which mix token and states at random, and its sizes.
 
     The arguments are those of ``head_config``.
     """
@@ -402,12 +380,9 @@ def tiny_head(
 
 
 def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
-    """A model that often agrees with another: the same parameters, with noise.
+    """Makes a model that often agrees with another: the same parameters, with noise.
 
-    Args:
-      model: the other.
-      amount: standard deviation of the noise, as a share of each parameter's size.
-      seed: of the noise.
+    ``amount`` is the noise's standard deviation, as a share of each parameter's size.
     """
     rng = np.random.default_rng(seed)
 
@@ -420,7 +395,7 @@ def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
 def random_params(
     config: ModelConfig, seed: int, scaled: Callable[[str, np.ndarray], np.ndarray]
 ) -> PyTree:
-    """Normal draws, each tensor as ``scaled(path, draws)``."""
+    """Draws normal parameters, each tensor as ``scaled(path, draws)``."""
     rng = np.random.default_rng(seed)
     shapes = sorted(expected_shapes(config).items())
     flat = {path: scaled(path, rng.normal(size=shape)) for path, shape in shapes}
@@ -430,7 +405,7 @@ def random_params(
 def _contexts(
     sources: Int[Array, "batch source"], prefixes: Int[Array, "batch length"], num: int
 ) -> Int[Array, "batch length"]:
-    """A number below ``num`` for the source and the prefix up to each position."""
+    """Hashes the source and the prefix up to each position, to a number below ``num``."""
     of_source = jnp.where(sources == PAD_ID, 0, _hash_tokens(sources))
     of_source = _mix(jnp.sum(of_source, axis=1, dtype=jnp.uint32))
     of_prefix = jnp.cumsum(_hash_tokens(prefixes), axis=1, dtype=jnp.uint32)
@@ -438,13 +413,13 @@ def _contexts(
 
 
 def _hash_tokens(tokens: Int[Array, "batch length"]) -> UInt32[Array, "batch length"]:
-    """A number for each token at its position; the sum of them tells texts apart."""
+    """Hashes each token and its position; the sum of the hashes tells texts apart."""
     positions = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.uint32)[None, :]
     return _mix(positions * jnp.uint32(1 << 16) + (tokens + 2).astype(jnp.uint32))
 
 
 def _mix(values: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """The finalizer of MurmurHash3: every bit of the input reaches every bit."""
+    """Applies the finalizer of MurmurHash3: every bit of the input changes every bit."""
     values = (values ^ (values >> 16)) * jnp.uint32(0x85EBCA6B)
     values = (values ^ (values >> 13)) * jnp.uint32(0xC2B2AE35)
     return values ^ (values >> 16)

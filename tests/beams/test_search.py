@@ -11,37 +11,22 @@ import pytest
 
 from spec_t5x.beams import cache_slots, hypotheses
 from spec_t5x.beams.search import beam_search
-from spec_t5x.beams.speculative_search import speculative_beam_search
-from spec_t5x.checkpoints.convert import convert
-from spec_t5x.checkpoints.loading import load
 from spec_t5x.errors import InputError
-from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.testing.toy_models import TableTarget, tiny_t5
+from tests.loops.stubs import teacher_forced
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 EOS = 1
-# No token has this id: hypotheses end at their limit alone.
-NO_EOS = -1
-
 # --- an independent search, over texts -----------------------------------------
 
 
 def search_texts(log_probs, prompt, *, beams, alpha, limit, max_decode_len, eos_id=EOS):
-    """T5X's search as its rules read: over tuples of tokens, for one input.
+    """Searches by T5X's rules over tuples of tokens, for one input.
 
-    Args:
-      log_probs: log-probabilities ``[vocab]`` of the token after a text.
-      prompt: what every text begins with.
-      beams: hypotheses kept.
-      alpha: of the brevity penalty.
-      limit: length at which the search ends.
-      max_decode_len: the longest text that T5X reckons with.
-      eos_id: what ends a text, or several tokens.
-
-    Returns:
-      Texts and their scores, by increasing score, and the number of steps made.
+    ``log_probs`` maps a text to the log-probabilities ``[vocab]`` of its next token. Returns texts
+    and their scores, by increasing score, and the number of steps.
     """
 
     def penalty(length):
@@ -80,14 +65,11 @@ def table_log_probs(target, source, prefix):
 
 @jax.jit
 def t5_log_probs(model, source, prefix):
-    """By the training path: no cache."""
-    inputs = (source[None], prefix[None], jnp.ones_like(prefix)[None])
-    logits = model.module.apply({"params": model.params}, *inputs, enable_dropout=False)
-    return jax.nn.log_softmax(logits[0])
+    return jax.nn.log_softmax(teacher_forced(model, source[None], prefix[None])[0])
 
 
 def after_each_text(model, source, max_decode_len):
-    """``log_probs`` for ``search_texts``."""
+    """Makes ``log_probs`` for ``search_texts``."""
     of_prefix = t5_log_probs if isinstance(model, T5Model) else table_log_probs
 
     @functools.cache
@@ -100,7 +82,7 @@ def after_each_text(model, source, max_decode_len):
 
 
 def assert_finds(result, row, expected, atol=1e-4):
-    """One row of a result holds these texts and scores, and nothing else."""
+    """Asserts that one row of a result holds these texts and scores, and nothing else."""
     texts_scores, steps = expected
     num_empty = result.tokens.shape[1] - len(texts_scores)
     for place, length in enumerate(result.lengths[row].tolist()):
@@ -120,12 +102,12 @@ def assert_finds(result, row, expected, atol=1e-4):
 
 
 def test_hypotheses_that_share_a_lineage_see_the_same_slots():
-    """The two of ``cache_slots.py``' docstring."""
+    """The example of ``cache_slots.py``."""
     nodes = cache_slots.nodes(
         tokens=jnp.array([[7, 8]]),
         positions=jnp.array([[3, 3]]),
         places=jnp.array([[0, 1]]),
-        # What stands at position 4 is not there yet.
+        # Position 4 is not written yet.
         lineages=jnp.array([[[0, 0, 1, 0, 1], [0, 0, 1, 1, 1]]]),
         width=2,
     )
@@ -135,7 +117,7 @@ def test_hypotheses_that_share_a_lineage_see_the_same_slots():
     assert seen == [[0, 2, 5, 6], [0, 2, 5, 7]]
 
 
-def test_an_empty_place_has_no_candidates_whatever_the_model_says_of_it():
+def test_an_empty_place_has_no_candidates():
     following = hypotheses.Continuations(
         tokens=jnp.array([[[3, 1], [4, 5]]]), log_probs=jnp.array([[[jnp.nan, 0.0], [-1.0, -2.0]]])
     )
@@ -150,7 +132,7 @@ def test_logits_that_are_not_finite_come_first_whatever_their_sign(sign):
     nan = np.copysign(np.float32(np.nan), np.float32(sign))
     for logits in (np.full(5, nan), np.float32([1, 0, nan, 2, 3])):
         following = hypotheses.continuations(jnp.asarray([[logits] * 2]), 4)
-        # Of which the first is an empty place.
+        # The first hypothesis is an empty place.
         found = hypotheses.candidates(jnp.array([[-jnp.inf, -0.5]]), following)
         assert np.isnan(hypotheses.going_on(found, 2, eos_id=4).log_probs[0, -1])
 
@@ -162,13 +144,13 @@ MAX_LEN = 9
 
 
 def ending(table, bonus):
-    """The table with another logit of the end of sequence."""
+    """Adds to the table's logits of the end of sequence."""
     return TableTarget(table.table.at[:, EOS].add(bonus))
 
 
 @functools.cache
 def tables():
-    """Targets of one shape: texts that end late, early and often; impossible tokens."""
+    """Makes targets of one shape: texts that end late, early and often; impossible tokens."""
     table = TableTarget.create(0, VOCAB)
     return {
         "late": table,
@@ -179,7 +161,7 @@ def tables():
 
 
 def rows():
-    """Sources, prompts and limits that differ by row; the last row may write nothing."""
+    """Makes sources, prompts and limits that differ by row; the last row may write nothing."""
     rng = np.random.default_rng(5)
     sources = jnp.asarray(rng.integers(2, VOCAB, (6, 3)), jnp.int32)
     # The fourth has the end of sequence in its prompt.
@@ -188,20 +170,11 @@ def rows():
     return sources, jnp.asarray(prompts, jnp.int32), jnp.asarray(steps, jnp.int32)
 
 
-def search_tables(target, width, alpha=0.6, **options):
+def search_tables(target, width, alpha=0.6, draft=None, **options):
     sources, prompts, steps = rows()
-    return jax.device_get(
-        beam_search(
-            target,
-            sources,
-            prompts,
-            beams=width,
-            alpha=alpha,
-            max_decode_len=MAX_LEN,
-            max_decode_steps=steps,
-            **options,
-        )
-    )
+    common = {"max_decode_len": MAX_LEN, "max_decode_steps": steps, "draft_model": draft}
+    common |= {"beams": width, "alpha": alpha} | options
+    return jax.device_get(beam_search(target, sources, prompts, **common))
 
 
 @pytest.mark.parametrize(("width", "ends"), [(1, EOS), (3, EOS), (8, EOS), (3, (EOS, 4))])
@@ -239,7 +212,7 @@ def test_plain_search_finds_what_a_search_over_texts_finds(width, ends):
 
 
 def test_results_equal_those_of_t5x():
-    """Where T5X is installed; prompts are forced there, which comes to the same."""
+    """T5X forces prompts, which has the same result."""
     t5x_decoding = pytest.importorskip("t5x.decoding", reason="needs T5X")
     sources, prompts, _ = rows()
     # An end of sequence inside a forced prompt ends it there.
@@ -283,7 +256,7 @@ def assert_same_result(found, plain, atol=1e-4):
 
 @functools.cache
 def table_drafts(name):
-    """Drafts of one shape for a target of ``tables``, by name."""
+    """Makes drafts of one shape for a target of ``tables``, by name."""
     target = tables()[name]
     noise = np.random.default_rng(8).normal(scale=0.3, size=target.table.shape)
     constant = jnp.full_like(target.table, -9.0)
@@ -308,22 +281,11 @@ def plain_of_tables(name, width, ends):
     [(1, 3, EOS), (2, 4, EOS), (4, 1, EOS), (2, 3, (EOS, 4))],
 )
 def test_speculative_search_finds_what_the_plain_one_finds_under_every_draft(width, gamma, ends):
-    sources, prompts, steps = rows()
     accepted = collections.Counter()
     for name, target in tables().items():
         plain = plain_of_tables(name, width, ends)
         for draft_name, draft in table_drafts(name).items():
-            found = speculative_beam_search(
-                target,
-                draft,
-                sources,
-                prompts,
-                beams=width,
-                gamma=gamma,
-                max_decode_len=MAX_LEN,
-                max_decode_steps=steps,
-                eos_id=ends,
-            )
+            found = search_tables(target, width, draft=draft, gamma=gamma, eos_id=ends)
             assert_same_result(found, plain)
             calls = np.asarray(found.stats.target_calls)
             assert np.all(calls <= plain.stats.steps)
@@ -339,67 +301,49 @@ def test_speculative_search_finds_what_the_plain_one_finds_under_every_draft(wid
 
 def test_more_draft_beams_cover_more_steps():
     """``top_w(M_p)`` is easier to have in a larger ``top_u(M_q)`` (A.4)."""
-    sources, prompts, steps = rows()
     calls = collections.Counter()
     for name in ("early", "impossible tokens"):
-        target = tables()[name]
         for draft_name in ("similar", "impossible tokens"):
-            for draft_beams in (None, 6):
-                found = speculative_beam_search(
-                    target,
-                    table_drafts(name)[draft_name],
-                    sources,
-                    prompts,
-                    beams=2,
-                    gamma=3,
-                    draft_beams=draft_beams,
-                    max_decode_len=MAX_LEN,
-                    max_decode_steps=steps,
-                )
+            draft = table_drafts(name)[draft_name]
+            for more in (None, 6):
+                found = search_tables(tables()[name], 2, draft=draft, gamma=3, draft_beams=more)
                 assert_same_result(found, plain_of_tables(name, 2, EOS))
-                calls[draft_beams] += int(np.sum(found.stats.target_calls))
+                calls[more] += int(np.sum(found.stats.target_calls))
     assert calls[6] < calls[None]
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():
-    """Neither its result nor its statistics, though rows advance at their own pace."""
-    sources, prompts, steps = rows()
-    target = tables()["early"]
-    draft = table_drafts("early")["similar"]
-    search = functools.partial(
-        speculative_beam_search, target, draft, beams=2, gamma=2, max_decode_len=MAX_LEN
-    )
-    together = search(sources, prompts, max_decode_steps=steps)
+    """Rows advance at their own pace; neither results nor statistics change."""
+    target, draft = tables()["early"], table_drafts("early")["similar"]
+    options = {"beams": 2, "draft_model": draft, "gamma": 2, "max_decode_len": MAX_LEN}
+
+    def search(sources, prompts, steps):
+        return beam_search(target, sources, prompts, max_decode_steps=steps, **options)
+
+    together = search(*rows())
     paces = set(np.asarray(together.stats.block_efficiency[:5]).round(3).tolist())
     assert len(paces) > 2
-    for row in range(len(sources)):
-        at = slice(row, row + 1)
-        alone = search(sources[at], prompts[at], max_decode_steps=steps[at])
+    for row in range(len(rows()[0])):
+        alone = search(*(leaf[row : row + 1] for leaf in rows()))
         for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
             np.testing.assert_allclose(one[0], other[row], rtol=1e-6)
 
 
-@functools.cache
-def t5_rows():
-    sources = np.random.default_rng(1).integers(2, 30, (4, 7)).astype(np.int32)
-    sources[1, 4:] = 0
-    prompts = jnp.asarray([[0, 0, 0], [0, 7, 0], [0, 8, 9], [0, 0, 0]], jnp.int32)
-    return jnp.asarray(sources), prompts
-
-
 def test_searches_with_a_t5_find_what_a_search_over_texts_finds():
-    """The oracle's log-probabilities are teacher-forced: nothing of the cache takes part."""
+    """The oracle's log-probabilities are teacher-forced, without a cache."""
     model, max_decode_len, width, gamma = tiny_t5(0), 11, 3, 3
     kernel = model.params["decoder"]["logits_dense"]["kernel"]
     noise = 0.15 * jax.random.normal(jax.random.key(0), kernel.shape)
     decoder = {**model.params["decoder"], "logits_dense": {"kernel": kernel + noise}}
     similar = model.with_params({**model.params, "decoder": decoder})
-    sources, prompts = t5_rows()
+    sources = np.random.default_rng(1).integers(2, 30, (4, 7)).astype(np.int32)
+    sources[1, 4:] = 0
+    prompts = np.array([[0, 0, 0], [0, 7, 0], [0, 8, 9], [0, 0, 0]], np.int32)
     options = {"beams": width, "max_decode_len": max_decode_len}
     plain = jax.device_get(beam_search(model, sources, prompts, **options))
-    for row, prompt in enumerate(np.asarray(prompts)):
+    for row, prompt in enumerate(prompts):
         expected = search_texts(
-            after_each_text(model, np.asarray(sources[row]), max_decode_len),
+            after_each_text(model, sources[row], max_decode_len),
             prompt[prompt > 0].tolist(),
             beams=width,
             alpha=0.6,
@@ -409,97 +353,21 @@ def test_searches_with_a_t5_find_what_a_search_over_texts_finds():
         assert_finds(plain, row, expected)
     calls = {}
     for name, draft in {"same": model, "similar": similar, "random": tiny_t5(1)}.items():
-        found = speculative_beam_search(model, draft, sources, prompts, gamma=gamma, **options)
+        drafting = {"draft_model": draft, "gamma": gamma}
+        found = beam_search(model, sources, prompts, **drafting, **options)
         assert_same_result(found, plain)
         calls[name] = np.asarray(found.stats.target_calls)
     np.testing.assert_array_equal(calls["same"], -(-plain.stats.steps // (gamma + 1)))
     assert calls["same"].sum() < calls["similar"].sum() < plain.stats.steps.sum()
 
 
-# --- transformers ------------------------------------------------------------------
-
-
-def test_hypotheses_equal_those_of_transformers(tiny_pair, tmp_path):
-    """With ``length_penalty=0``, our alpha of 0, and texts that do not end.
-
-    Where they do, two rules differ: transformers lets a candidate end only if it is among
-    the ``num_beams`` likeliest, and puts unfinished hypotheses beside finished ones at the
-    limit.
-    """
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
-    transformers = pytest.importorskip("transformers", reason="needs transformers")
-    # Of one number of layers in encoder and decoder: transformers 5.23 needs that.
-    loaded = load(tiny_pair / "draft")
-    convert(tiny_pair / "draft", tmp_path / "theirs", to="huggingface", dtype="float32")
-    theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "theirs").eval()
-    ours = T5Model.create(loaded.params, loaded.config)
-    sources = np.random.default_rng(2).integers(3, 120, (6, 8)).astype(np.int32)
-    sources[:, -1] = EOS
-    num_beams, length = 4, 8
-    output = theirs.generate(
-        torch.tensor(sources).long(),
-        attention_mask=torch.tensor(sources != 0).long(),
-        do_sample=False,
-        num_beams=num_beams,
-        num_return_sequences=num_beams,
-        length_penalty=0.0,
-        early_stopping="never",
-        max_new_tokens=length,
-        eos_token_id=None,
-        output_scores=True,
-        return_dict_in_generate=True,
-    )
-    found = beam_search(
-        ours,
-        jnp.asarray(sources),
-        jnp.zeros((6, 1), jnp.int32),
-        beams=num_beams,
-        alpha=0.0,
-        max_decode_len=length,
-        eos_id=NO_EOS,
-    )
-    # Theirs come best first.
-    texts = output.sequences.numpy()[:, 1:].reshape(6, num_beams, length)[:, ::-1]
-    scores = output.sequences_scores.numpy().reshape(6, num_beams)[:, ::-1]
-    np.testing.assert_array_equal(found.tokens, texts)
-    np.testing.assert_allclose(found.scores, scores, atol=5e-4)
-
-
-# --- the packaged pair -------------------------------------------------------------
-
-SENTENCES = [
-    "Where is the station?",
-    "The file could not be opened.",
-    "This package contains the documentation.",
-    "We will come back tomorrow with our friends.",
-    "Please enter your name and your address.",
-]
-
-
-def test_packaged_pair_finds_the_same_hypotheses():
-    generator = Generator.load("ende-target", "ende-draft")
-    (batch,) = generator.batches(SENTENCES, GenerateOptions(batch_size=len(SENTENCES)))
-    arguments = batch.tokens, jnp.zeros((len(SENTENCES), 1), jnp.int32)
-    options = {"beams": 4, "max_decode_len": 32}
-    plain = jax.device_get(beam_search(generator.target, *arguments, **options))
-    draft = generator.draft.model
-    found = speculative_beam_search(generator.target, draft, *arguments, gamma=3, **options)
-    assert_same_result(found, plain)
-    # Texts that ended, all different.
-    np.testing.assert_array_equal(np.sum(plain.tokens == EOS, axis=2), 1)
-    for texts in plain.tokens.tolist():
-        assert len(set(map(tuple, texts))) == 4
-    assert np.sum(found.stats.target_calls) < np.sum(plain.stats.target_calls)
-
-
 # --- refusals ----------------------------------------------------------------------
 
 
 class CannotScoreNodes:
-    """A target as far as the other loops are concerned."""
+    """A target of the other loops."""
 
-    vocab_size = VOCAB
-    state_size, max_positions = 0, None
+    vocab_size, state_size, max_positions = VOCAB, 0, None
 
     def prefill(self, inputs, max_length, prompts=None):
         raise AssertionError("refused before anything is run")
@@ -517,7 +385,8 @@ jax.tree_util.register_pytree_node(
     [
         ({"beams": 0}, "beams is 0: give at least 1"),
         ({"beams": 9}, "beams is 9 and the vocabulary has 17 tokens: give at most 8"),
-        ({"gamma": 0}, "gamma is 0: give at least 1"),
+        ({"gamma": -1}, "gamma is -1: give at least 0"),
+        ({"draft_model": None}, "gamma is 2 and there is no draft_model"),
         ({"draft_beams": 1}, "draft_beams is 1 and beams is 2"),
         ({"draft_beams": 9}, "draft_beams is 9 and the vocabulary has 17 tokens"),
         ({"max_decode_len": 2}, "prompts hold 3 tokens and max_decode_len is 2"),
@@ -530,23 +399,9 @@ jax.tree_util.register_pytree_node(
 def test_unusable_arguments_are_refused(changes, message):
     sources, prompts, _ = rows()
     target = tables()["late"]
-    arguments = {
-        "target": target,
-        "draft_model": target,
-        "inputs": sources,
-        "prompts": prompts,
-        "beams": 2,
-        "gamma": 2,
-        "max_decode_len": MAX_LEN,
-        **changes,
-    }
+    arguments = {"target": target, "draft_model": target, "inputs": sources, "prompts": prompts}
+    options = {"beams": 2, "gamma": 2, "max_decode_len": MAX_LEN}
     with pytest.raises(InputError) as raised:
-        speculative_beam_search(**arguments)
+        beam_search(**arguments | options | changes)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
-    if not {"gamma", "draft_beams", "draft_model"} & set(changes):
-        for name in ("gamma", "draft_model"):
-            del arguments[name]
-        with pytest.raises(InputError) as raised:
-            beam_search(**arguments)
-        assert message in str(raised.value)

@@ -1,5 +1,6 @@
-"""Run by ``test_refill.py`` with 2 devices: the arrays of caches that a burst gathers, and
-the number of those of the inputs that wait, as JSON.
+"""A program of two devices for ``test_refill.py``.
+
+It prints, as JSON, the number of cache arrays that a burst gathers, and of those that wait.
 """
 
 import json
@@ -17,12 +18,12 @@ from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import tiny_t5
 
 ROWS = 2
-# Of keys and values: batch, heads and two axes more.
+# An all-gather of keys or values: batch, heads and two axes more.
 CACHED = re.compile(r"\w+\[\d+,\d+,\d+,\d+\]\S* all-gather\(")
 
 
 def gathered(text: str) -> dict[str, int]:
-    """Arrays of caches that a program gathers, outside of its loops and in them."""
+    """Counts arrays of caches that a program gathers, outside of its loops and in them."""
     entry = text[text.index("\nENTRY ") :]
     entry = entry[: entry.index("\n}")]
     outside = len(CACHED.findall(entry))

@@ -1,4 +1,4 @@
-"""Models that say in advance what they write, and how the loops' tests read what was written."""
+"""Models that write known texts, and helpers that read what the loops wrote."""
 
 import functools
 
@@ -8,19 +8,29 @@ import numpy as np
 
 
 def no_prompts(batch):
-    """The start token alone."""
+    """Returns prompts of the start token alone."""
     return jnp.zeros((batch, 1), jnp.int32)
 
 
 def texts(decoded):
-    """The tokens of every row's only decode, by its length."""
+    """Returns the tokens of every row's only decode, by its length."""
     rows = zip(np.asarray(decoded.tokens[:, 0]), decoded.lengths[:, 0].tolist(), strict=True)
     return [row[:length].tolist() for row, length in rows]
 
 
+def drain(steps):
+    """Returns all iterations of a stepper and its result."""
+    iterations = []
+    while True:
+        try:
+            iterations.append(next(steps))
+        except StopIteration as stop:
+            return iterations, stop.value
+
+
 @functools.cache
 def writes_the_source(vocab):
-    """Token t of the text is token t of the source, from t = 1; then 0."""
+    """Makes logits under which token t of the text is token t of the source, then 0."""
 
     def next_logits(sources, prefixes):
         width = prefixes.shape[1]
@@ -31,13 +41,13 @@ def writes_the_source(vocab):
 
 
 @functools.cache
-def counts_upwards(vocab, step=1):
-    """The token after t is t + ``step``, by far the likeliest."""
-    return lambda sources, prefixes: 9.0 * jax.nn.one_hot(prefixes + step, vocab)
+def counts_upwards(vocab):
+    """Makes logits under which t + 1 follows token t."""
+    return lambda sources, prefixes: 9.0 * jax.nn.one_hot(prefixes + 1, vocab)
 
 
 @jax.jit
 def teacher_forced(model, sources, prefixes):
-    """A T5's logits of whole sequences, by the training path: no cache."""
+    """Computes a T5's logits of whole sequences by the training path, without a cache."""
     inputs = (sources, prefixes, jnp.ones_like(prefixes))
     return model.module.apply({"params": model.params}, *inputs, enable_dropout=False)

@@ -1,4 +1,4 @@
-"""The plain loop: the baseline of every comparison, checked against no cache at all."""
+"""Plain decoding, the baseline of every comparison, against decoding without a cache."""
 
 import functools
 
@@ -7,17 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.errors import InputError
-from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
-from spec_t5x.loops.decode_state import Loop, NoDraft
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.sampling.draws import RowStream
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import (
     StubTarget,
-    TableTarget,
     tiny_t5,
 )
 from tests.loops.stubs import (
@@ -84,7 +78,7 @@ def model():
 
 
 def greedy_by_hand(model, sources, prompts):
-    """Argmax decoding with the training path, one whole pass for each token."""
+    """Decodes by argmax with the training path, one whole pass for each token."""
     texts, scores = [], []
     for row, prompt in enumerate(prompts):
         text, score = list(prompt), 0.0
@@ -115,32 +109,18 @@ def test_greedy_decoding_equals_argmax_by_teacher_forcing():
     np.testing.assert_allclose(decoded.scores[:, 0], scores, atol=1e-4)
 
 
-@functools.cache
-def sampled():
-    """Texts of rows that mix temperatures, each with a key of its own."""
+def test_a_row_depends_neither_on_the_rows_beside_it_nor_on_padding():
+    def decoded(sources, keys, temperatures):
+        arguments = sources, no_prompts(len(sources)), keys, sampling(temperatures)
+        return texts(autoregressive_decode(model(), *arguments, max_decode_len=LENGTH))
+
     keys = jax.random.split(KEY, 6)
     temperatures = np.array([0.0, 1.0, 0.5, 1.0, 0.0, 1.5], np.float32)
-    return keys, temperatures, t5_texts(SOURCES, keys, temperatures)
-
-
-def t5_texts(sources, keys, temperatures):
-    arguments = sources, no_prompts(len(sources)), keys, sampling(temperatures)
-    return texts(autoregressive_decode(model(), *arguments, max_decode_len=LENGTH))
-
-
-def test_a_row_does_not_depend_on_the_rows_beside_it():
-    keys, temperatures, together = sampled()
+    together = decoded(SOURCES, keys, temperatures)
     order = np.array([4, 2, 5, 0, 3, 1])
-    moved = t5_texts(SOURCES[order], keys[order], temperatures[order])
+    wider = jnp.pad(SOURCES, ((0, 0), (0, 5)))[order]
+    moved = decoded(wider, keys[order], temperatures[order])
     assert moved == [together[row] for row in order]
-    pair = np.array([1, 2])
-    assert t5_texts(SOURCES[pair], keys[pair], temperatures[pair]) == together[1:3]
-
-
-def test_a_row_does_not_depend_on_the_padding_of_its_source():
-    keys, temperatures, together = sampled()
-    wider = jnp.pad(SOURCES, ((0, 0), (0, 5)))
-    assert t5_texts(wider, keys, temperatures) == together
 
 
 def test_scores_are_of_the_sampled_distribution_if_rescaled():
@@ -163,48 +143,9 @@ def test_scores_are_of_the_sampled_distribution_if_rescaled():
 
 
 def test_sampled_texts_follow_the_enumerated_law():
-    settings, many = sampling(1.2, top_p=0.9), functools.partial(np.tile, reps=(4000, 1))
-    sources, prompts, steps = zip(*laws.KINDS, strict=True)
-    padded = np.zeros((len(prompts), 3), np.int32)
-    for row, prompt in enumerate(prompts):
-        padded[row, 1 : 1 + len(prompt)] = prompt
-    decoded = autoregressive_decode(
-        laws.target(),
-        many(np.array(sources)),
-        many(padded),
-        KEY,
-        settings,
-        max_decode_len=laws.LENGTH,
-        max_decode_steps=jnp.asarray(many(np.array(steps)[:, None])[:, 0]),
-    )
+    settings = sampling(1.2, top_p=0.9)
+    sources, prompts, steps = laws.rows(laws.ROWS // len(laws.KINDS))
+    options = {"max_decode_len": laws.LENGTH, "max_decode_steps": steps}
+    decoded = autoregressive_decode(laws.target(), sources, prompts, KEY, settings, **options)
     statistic, threshold = laws.chi_square(jax.device_get(decoded), settings)
     assert statistic < threshold
-
-
-# The loop's parts
-
-
-def test_stepping_by_hand_is_the_compiled_loop():
-    target = TableTarget.create(seed=2, vocab_size=6)
-    sources, prompts = jnp.array([[2, 3], [4, 5]]), jnp.array([[0, 3], [0, 0]])
-    stream = RowStream(outputs_lib.row_keys(KEY, 2))
-    loop, draft = Loop(gamma=0, max_decode_len=6), NoDraft(target.vocab_size)
-    init = jax.jit(functools.partial(speculative.init, loop=loop))
-    step = jax.jit(functools.partial(speculative.step, loop=loop))
-    state = init(target, draft, sources, prompts, stream)
-    calls = 0
-    while not speculative.done(state):
-        np.testing.assert_array_equal(state.target_cache.lengths, state.outputs.lengths)
-        state, _ = step(target, draft, state, sampling(1.0))
-        calls += 1
-    whole = autoregressive_decode(target, sources, prompts, KEY, sampling(1.0), max_decode_len=6)
-    np.testing.assert_array_equal(state.outputs.sequences[:, 1:7], whole.tokens[:, 0])
-    # One target call for each token of the row that takes longest.
-    assert calls == np.max(np.asarray(whole.lengths[:, 0]) - np.array([1, 0]))
-
-
-def test_prompts_longer_than_the_output_are_refused():
-    with pytest.raises(InputError, match="7 tokens and max_decode_len is 6"):
-        autoregressive_decode(
-            COUNTER, no_prompts(1), jnp.zeros((1, 8), jnp.int32), KEY, GREEDY, max_decode_len=6
-        )

@@ -1,4 +1,4 @@
-"""Rows under way: end of sequence, limits, prompts, order, keys and scores."""
+"""Rows being written: end of sequence, limits, prompts, order, keys and scores."""
 
 import itertools
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from spec_t5x.beams.search import beam_search
-from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.errors import InputError
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -29,13 +28,13 @@ ROW_KEYS = jax.jit(outputs_lib.row_keys, static_argnums=(1, 2))
 
 
 def empty(batch, max_decode_len=10, max_decode_steps=None, room=ROOM):
-    """Rows that hold the start token only."""
+    """Makes rows that hold the start token only."""
     steps = None if max_decode_steps is None else jnp.asarray(max_decode_steps, jnp.int32)
     return START(jnp.zeros((batch, 1), jnp.int32), max_decode_len, steps, room)
 
 
 def append(outputs, tokens, counts=None, log_probs=None):
-    """``append`` of plain lists; by default whole blocks, of log-probability -1."""
+    """Appends plain lists; by default whole blocks, of log-probability -1."""
     tokens = jnp.asarray(tokens, jnp.int32)
     counts = [tokens.shape[1]] * len(tokens) if counts is None else counts
     log_probs = -np.ones(tokens.shape) if log_probs is None else log_probs
@@ -49,7 +48,7 @@ def append(outputs, tokens, counts=None, log_probs=None):
 
 
 def texts(outputs):
-    """The tokens after the start token of each row, by its length."""
+    """Returns the tokens after the start token of each row, by its length."""
     return [
         row[1 : 1 + length].tolist()
         for row, length in zip(np.asarray(outputs.sequences), outputs.lengths, strict=True)
@@ -59,11 +58,10 @@ def texts(outputs):
 # append
 
 
-def test_each_row_takes_as_many_tokens_as_it_is_told():
+def test_each_row_takes_its_count_of_tokens():
     outputs, taken = append(empty(5), [[5, 6, 7, 8]] * 5, counts=[0, 1, 2, 3, 4])
     np.testing.assert_array_equal(taken, [0, 1, 2, 3, 4])
     assert texts(outputs) == [[5, 6, 7, 8][:n] for n in range(5)]
-    np.testing.assert_array_equal(outputs.last_tokens, [0, 5, 6, 7, 8])
     np.testing.assert_array_equal(outputs.scores, [0, -1, -2, -3, -4])
     assert not np.any(outputs.ended)
 
@@ -83,20 +81,6 @@ def test_end_of_sequence_at_every_offset_ends_the_row_there(counts):
     np.testing.assert_array_equal(outputs.scores, -np.asarray(expected, np.float32))
 
 
-@pytest.mark.parametrize("before", [0, 2])
-def test_a_limit_at_every_offset_ends_the_row_there(before):
-    # The row of limit `before` has ended in the first block, or at the start.
-    limits = np.arange(before, before + ROOM + 2)
-    outputs = empty(len(limits), max_decode_steps=limits)
-    if before:
-        outputs, _ = append(outputs, [[3, 3, 3, 3]] * len(limits), [before] * len(limits))
-    np.testing.assert_array_equal(outputs.ended, limits == before)
-    outputs, taken = append(outputs, [[5, 6, 7, 8]] * len(limits))
-    np.testing.assert_array_equal(taken, np.minimum(limits - before, ROOM))
-    np.testing.assert_array_equal(outputs.ended, limits - before <= ROOM)
-    assert texts(outputs) == [[3] * before + [5, 6, 7, 8][: n - before] for n in limits]
-
-
 def test_end_of_sequence_against_limit_whichever_comes_first():
     pairs = list(itertools.product(range(ROOM), range(1, ROOM + 1)))
     block = np.full((len(pairs), ROOM), 7)
@@ -107,13 +91,17 @@ def test_end_of_sequence_against_limit_whichever_comes_first():
     )
     expected = [min(eos_at + 1, limit) for eos_at, limit in pairs]
     np.testing.assert_array_equal(taken, expected)
-    # Whichever it was (both at once in 4 of the rows), these rows are at an end.
+    # Both at once in 4 of the rows.
     assert np.all(outputs.ended)
     assert texts(outputs) == [row[:n].tolist() for row, n in zip(block, expected, strict=True)]
 
 
 def test_ended_rows_take_nothing_and_end_in_padding():
-    first, _ = append(empty(3, max_decode_len=5), [[5, EOS, 6, 6], [5, 6, 7, 8], [5, 5, 5, 5]])
+    log_probs = [[-1.0, -1.0, -np.inf, np.nan], [-1.0] * 4, [-1.0] * 4]
+    blocks = [[5, EOS, 6, 6], [5, 6, 7, 8], [5, 5, 5, 5]]
+    first, _ = append(empty(3, max_decode_len=5), blocks, log_probs=log_probs)
+    # Log-probabilities of refused tokens do not reach the score.
+    np.testing.assert_array_equal(first.scores, [-2, -4, -4])
     second, taken = append(first, [[9, 9, 9, 9]] * 3, counts=[4, 4, 0])
     np.testing.assert_array_equal(taken, [0, 1, 0])
     np.testing.assert_array_equal(second.ended, [True, True, False])
@@ -125,39 +113,20 @@ def test_ended_rows_take_nothing_and_end_in_padding():
     assert texts(third)[2] == [5, 5, 5, 5]
 
 
-def test_refused_log_probabilities_do_not_reach_the_score():
-    log_probs = [[-1.0, -2.0, -np.inf, np.nan]]
-    outputs, _ = append(empty(1), [[5, 6, 7, 8]], [2], log_probs)
-    assert outputs.scores[0] == -3.0
-
-
 # start
 
 
 def test_prompts_are_held_and_counted():
-    prompts = jnp.array([[0, 5, 6, 7], [0, 5, 0, 0], [0, 0, 0, 0], [0, 5, 6, 0]])
+    # An end of sequence in a prompt ends nothing.
+    prompts = jnp.array([[0, 5, 6, EOS], [0, 5, 0, 0], [0, 0, 0, 0], [0, 5, 6, 0]])
     outputs = START(prompts, 6, jnp.array([1, 2, 9, 0]), ROOM)
     np.testing.assert_array_equal(outputs.lengths, [3, 1, 0, 2])
-    np.testing.assert_array_equal(outputs.last_tokens, [7, 5, 0, 6])
     # Steps count from the prompt's end.
     np.testing.assert_array_equal(outputs.limits, [4, 3, 6, 2])
     np.testing.assert_array_equal(outputs.ended, [False, False, False, True])
-    assert texts(outputs) == [[5, 6, 7], [5], [], [5, 6]]
-
-
-def test_end_of_sequence_inside_a_prompt_does_not_end_the_row():
-    prompts = jnp.array([[0, EOS, 5, 0], [0, 5, 6, EOS]])
-    outputs = START(prompts, 8, None, ROOM)
-    assert not np.any(outputs.ended)
-    outputs, taken = append(outputs, [[7, 7, 7, 7], [8, EOS, 8, 8]], [2, 4])
-    np.testing.assert_array_equal(taken, [2, 2])
-    np.testing.assert_array_equal(outputs.ended, [False, True])
-    assert texts(outputs) == [[EOS, 5, 7, 7], [5, 6, EOS, 8, EOS]]
-
-
-def test_a_prompt_that_fills_the_output_ends_the_row():
-    outputs = START(jnp.array([[0, 5, 6], [0, 5, 0]]), 2, None, ROOM)
-    np.testing.assert_array_equal(outputs.ended, [True, False])
+    assert texts(outputs) == [[5, 6, EOS], [5], [], [5, 6]]
+    # So does a prompt that fills the output.
+    np.testing.assert_array_equal(START(prompts, 3, None, ROOM).ended, [True, False, False, False])
 
 
 @pytest.mark.parametrize(
@@ -175,14 +144,13 @@ HOLE = np.array([[0, 3, 4, 0], [0, 5, 0, 7]], np.int32)
 
 @pytest.mark.parametrize("prompts", [HOLE, jnp.asarray(HOLE)], ids=["numpy", "jax"])
 def test_a_prompt_with_padding_inside_is_refused_before_compilation(unchecked, prompts):
-    """Nothing else is looked at before: there is no model."""
+    """The check comes first: there is no model."""
     none, room = [None] * 4, {"max_decode_len": 8}
     for call in (
         lambda: autoregressive_decode(*none[:2], prompts, *none[:2], **room),
         lambda: speculative_decode(*none[:3], prompts, *none[:2], gamma=1, **room),
         lambda: next(speculative_steps(*none[:3], prompts, *none[:2], gamma=1, **room)),
         lambda: beam_search(*none[:2], prompts=prompts, beams=2, **room),
-        lambda: speculative_beam_search(*none[:3], prompts, beams=2, gamma=1, **room),
     ):
         with pytest.raises(InputError, match=r"prompt 1 is \[0, 5, 0, 7\]: give padding \(0\) at"):
             call()
@@ -192,7 +160,7 @@ def test_a_prompt_with_padding_inside_is_refused_before_compilation(unchecked, p
 
 
 def finished(scores, num_decodes, stats=None):
-    """Rows whose only token tells which they are, finished."""
+    """Finishes rows, each of which has its own token."""
     rows = len(scores)
     outputs, _ = append(empty(rows, 3), [[5 + row, EOS, 0, 0] for row in range(rows)], [2] * rows)
     outputs = outputs.replace(scores=jnp.asarray(scores, jnp.float32))
@@ -209,29 +177,20 @@ def test_decodes_come_by_increasing_score_within_their_input():
     np.testing.assert_array_equal(decoded.stats["positions"][0], [[2, 3], [4, 5], [0, 1]])
 
 
-def test_a_decode_without_a_score_is_never_the_best():
-    decoded = finished([-1.0, np.nan, -2.0], 3)
-    np.testing.assert_array_equal(decoded.scores, [[np.nan, -2, -1]])
-    np.testing.assert_array_equal(decoded.tokens[..., 0], [[6, 7, 5]])
-
-
-def test_decodes_of_equal_score_keep_their_order():
-    decoded = finished([0.0, -1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0], 4)
-    np.testing.assert_array_equal(decoded.tokens[..., 0], [[6, 8, 5, 7], [9, 10, 11, 12]])
-
-
-def test_the_start_token_and_the_room_are_cut_off():
-    decoded = finished([0.0, 0.0], 1)
-    np.testing.assert_array_equal(decoded.tokens, [[[5, EOS, 0]], [[6, EOS, 0]]])
-    np.testing.assert_array_equal(decoded.lengths, [[2], [2]])
-    assert decoded.stats is None
+def test_a_decode_without_a_score_is_never_the_best_and_equals_keep_their_order():
+    decoded = finished([-1.0, np.nan, -2.0, -1.0], 4)
+    np.testing.assert_array_equal(decoded.scores, [[np.nan, -2, -1, -1]])
+    # The start token and the room are cut off.
+    expected = [[token, EOS, 0] for token in (6, 7, 5, 8)]
+    np.testing.assert_array_equal(decoded.tokens, [expected])
+    np.testing.assert_array_equal(decoded.lengths, [[2] * 4])
 
 
 # keys
 
 
 def bits(keys):
-    """Keys as tuples, to compare and to put in sets."""
+    """Returns keys as tuples, to compare and to put in sets."""
     return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()]
 
 
@@ -264,15 +223,10 @@ def log_softmax(logits):
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def scored(settings, tokens, rescale_log_probs, logits=None):
+def scored(settings, tokens, rescale, logits=None):
     logits = jnp.asarray(LOGITS if logits is None else logits, jnp.float32)
-    return token_log_probs(
-        logits,
-        standardize(logits, settings),
-        jnp.asarray(tokens),
-        settings,
-        rescale_log_probs,
-    )
+    probs = standardize(logits, settings)
+    return token_log_probs(logits, probs, jnp.asarray(tokens), settings, rescale)
 
 
 LOGITS = np.random.default_rng(0).normal(size=(2, 3, 5)) * 2
@@ -286,14 +240,14 @@ GREEDY = np.argmax(LOGITS, axis=-1)
     [sampling(0.0), sampling(0.5), sampling(1.0, top_k=2), sampling([0.0, 1.0])],
 )
 def test_plain_scores_are_the_models_own_whatever_was_sampled_from(settings):
-    scores = scored(settings, TOKENS, rescale_log_probs=False)
+    scores = scored(settings, TOKENS, False)
     np.testing.assert_allclose(scores, log_softmax(LOGITS)[ROWS], atol=1e-5)
 
 
 def test_rescaled_scores_are_of_what_each_row_is_sampled_from():
     """At temperature 0 an argmax token scores 0."""
     tokens = np.stack([GREEDY[0], TOKENS[1]])
-    scores = scored(sampling([0.0, 2.0]), tokens, rescale_log_probs=True)
+    scores = scored(sampling([0.0, 2.0]), tokens, True)
     expected = np.take_along_axis(log_softmax(LOGITS[1] / 2), TOKENS[1][:, None], 1)[:, 0]
     np.testing.assert_allclose(scores, [[0, 0, 0], expected], atol=1e-5)
     np.testing.assert_array_equal(scored(sampling(0.0), GREEDY, True), np.zeros((2, 3)))
@@ -303,19 +257,19 @@ def test_rescaled_scores_see_what_top_k_keeps():
     second = np.argsort(LOGITS, axis=-1)[..., -2]
     smallest = np.take_along_axis(LOGITS, second[..., None], -1)
     kept = np.where(smallest <= LOGITS, LOGITS, -np.inf)
-    scores = scored(sampling(1.0, top_k=2), second, rescale_log_probs=True)
+    scores = scored(sampling(1.0, top_k=2), second, True)
     expected = np.take_along_axis(log_softmax(kept), second[..., None], -1)[..., 0]
     np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("rescale_log_probs", [True, False])
+@pytest.mark.parametrize("rescale", [True, False])
 @pytest.mark.parametrize("settings", [sampling(0.0), sampling(1.0, top_p=0.5)])
 @pytest.mark.parametrize(("value", "where"), [(np.nan, np.s_[3:4]), (np.inf, np.s_[:])])
-def test_logits_that_are_not_finite_have_no_finite_score(settings, rescale_log_probs, value, where):
+def test_logits_that_are_not_finite_have_no_finite_score(settings, rescale, value, where):
     logits = LOGITS.copy()
     logits[1, 2, where] = value
-    # A token that nothing can be said against, of one that is not finite.
-    scores = np.array(scored(settings, GREEDY, rescale_log_probs, logits))
+    # The argmax, beside one logit that is not finite.
+    scores = np.array(scored(settings, GREEDY, rescale, logits))
     assert not np.isfinite(scores[1, 2])
     scores[1, 2] = 0
     assert np.isfinite(scores).all()
@@ -323,7 +277,7 @@ def test_logits_that_are_not_finite_have_no_finite_score(settings, rescale_log_p
 
 def test_a_token_that_lenience_lets_pass_scores_as_it_does_without_sampled_rows():
     """At temperature 0 it is not the argmax, and has no probability."""
-    alone = scored(sampling(0.0), TOKENS, rescale_log_probs=True)
-    beside = scored(sampling([0.0, 1.0]), TOKENS, rescale_log_probs=True)
+    alone = scored(sampling(0.0), TOKENS, True)
+    beside = scored(sampling([0.0, 1.0]), TOKENS, True)
     assert np.any(TOKENS[0] != GREEDY[0])
     np.testing.assert_array_equal(beside[0], alone[0])

@@ -1,4 +1,4 @@
-"""Decoding at a pace: the same text and law, whatever is decided on the way."""
+"""Decoding at a pace: the same text and law, whatever the pace decides."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import ConstantDraft, StubTarget, TableDraft, TableTarget
 from spec_t5x.verifiers import CoupledVerifier
-from tests.loops.stubs import writes_the_source
+from tests.loops.stubs import drain, writes_the_source
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -26,7 +26,7 @@ NO_PROMPT = jnp.zeros((1, 1), jnp.int32)
 
 
 def says_2_at_first(sources, prefixes):
-    """Wrong about the first six tokens, right about the others."""
+    """Errs at the first six tokens, and at no others."""
     wrong = jnp.arange(prefixes.shape[1]) < 6
     right = writes_the_source(16)(sources, prefixes)
     return jnp.where(wrong[None, :, None], 9.0 * jax.nn.one_hot(2, 16), right)
@@ -40,7 +40,7 @@ OPTIONS = {"gamma": 3, "max_decode_len": 20}
 
 
 def pace():
-    """So eager to look again that a text of a few tokens shows it."""
+    """Makes a pace that looks again within a text of a few tokens."""
     return Pace.start(COSTS, pause=3)
 
 
@@ -60,35 +60,18 @@ def test_a_draft_that_becomes_good_is_asked_again():
     # All proposals were as long as they might be.
     assert int(after.drafted) == int(stats.proposed[0, 0])
     assert float(after.written) == 17
-    # A token for each plain step, and what the iterations brought; all at its price.
-    lengths = np.bincount(limits_of(pace()), minlength=4)
-    assert lengths.sum() == int(stats.target_calls[0, 0])
-
-
-def limits_of(pace):
-    """The drafts of each step, one by one."""
-    steps = speculative_steps(WRITER, LATE, SOURCE, NO_PROMPT, KEY, GREEDY, **OPTIONS, pace=pace)
-    return [int(step.num_proposed[0]) for step in steps]
-
-
-def test_stepping_at_a_pace_gives_the_same_trace():
-    def run():
-        decoded = yield from speculative_steps(
-            WRITER, LATE, SOURCE, NO_PROMPT, KEY, GREEDY, **OPTIONS, pace=pace()
-        )
-        results.append(decoded)
-
-    results = []
-    steps = list(run())
+    # Step by step.
+    arguments = WRITER, LATE, SOURCE, NO_PROMPT, KEY, GREEDY
+    steps, stepped = drain(speculative_steps(*arguments, **OPTIONS, pace=pace()))
     assert 0 in [int(step.num_proposed[0]) for step in steps]
+    assert len(steps) == int(stats.target_calls[0, 0])
     text = [token for step in steps for token in step.appended[0, : step.num_appended[0]].tolist()]
     assert text == SOURCE[0].tolist()
-    expected = decode(pace=pace())
-    for found, wanted in zip(jax.tree.leaves(results[0]), jax.tree.leaves(expected), strict=True):
+    for found, wanted in zip(jax.tree.leaves(stepped), jax.tree.leaves(decoded), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_what_one_batch_has_shown_the_next_one_knows():
+def test_a_draft_that_failed_in_one_batch_is_not_tried_in_the_next():
     """A hopeless draft is tried in the first text, and not in the second."""
     draft = ConstantDraft(jnp.int32(2), 16)
     now, iterations = Pace.start(Costs.by_formula(c=0.5, largest=3)), []
@@ -104,51 +87,32 @@ def test_a_pace_of_other_costs_is_refused():
         decode(pace=Pace.start(Costs.by_formula(c=0.1)))
 
 
-def test_without_a_pace_there_is_none_afterwards():
-    decoded = decode()
-    assert decoded.pace is None
-    assert int(decoded.stats.plain_steps[0, 0]) == 0
-
-
 # The law
 
 
 def on_and_off(gamma):
-    """A refusal or two forbid the next iteration, and a plain step allows it again."""
+    """Makes a pace that refusals turn to plain steps, and each plain step to iterations."""
     return Pace.start(Costs.by_formula(c=0.6, largest=gamma), pause=1)
 
 
 def decode_many_batches(draft, gamma):
-    """The rows of ``laws``, each kind of them once in a batch, with a pace for each."""
-    kinds, batches = len(laws.KINDS), laws.ROWS // len(laws.KINDS)
-    prompts = np.zeros((kinds, 3), np.int32)
-    for row, (_, prompt, _) in enumerate(laws.KINDS):
-        prompts[row, 1 : 1 + len(prompt)] = prompt
-    sources, _, steps = (np.array(column, object) for column in zip(*laws.KINDS, strict=True))
+    """Decodes the rows of ``laws``, each kind of them once in a batch, with a pace for each."""
+    sources, prompts, steps = laws.rows()
 
     def decode(key):
-        decoded = speculative_decode(
-            laws.target(),
-            draft,
-            jnp.asarray(np.stack(sources), jnp.int32),
-            jnp.asarray(prompts),
-            key,
-            sampling(1.0),
-            gamma=gamma,
-            max_decode_len=laws.LENGTH,
-            max_decode_steps=jnp.asarray(steps.astype(np.int32)),
-            pace=on_and_off(2),
-        )
+        arguments = laws.target(), draft, sources, prompts, key, sampling(1.0)
+        options = {"max_decode_len": laws.LENGTH, "max_decode_steps": steps}
+        decoded = speculative_decode(*arguments, gamma=gamma, pace=on_and_off(gamma), **options)
         return decoded.tokens, decoded.scores, decoded.lengths, decoded.stats.plain_steps
 
-    found = jax.vmap(decode)(jax.random.split(jax.random.key(11), batches))
+    found = jax.vmap(decode)(jax.random.split(jax.random.key(11), laws.ROWS // len(laws.KINDS)))
     *rows, plain_steps = (leaf.reshape(laws.ROWS, *leaf.shape[2:]) for leaf in found)
     return jax.device_get(Decoded(*rows)), np.asarray(plain_steps)
 
 
 def test_sampled_texts_follow_the_law_where_every_verdict_decides():
     decoded, plain_steps = decode_many_batches(TableDraft.create(seed=1, vocab_size=4), gamma=2)
-    # Batches went different ways, which their own drafts decided.
+    # The drafts of each batch decided on its plain steps.
     assert len(np.unique(plain_steps[:: len(laws.KINDS)])) > 2
     statistic, threshold = laws.chi_square(decoded, sampling(1.0))
     assert statistic < threshold

@@ -1,4 +1,4 @@
-"""In slots an input gets what it gets in any batch, whatever comes before, beside and after it."""
+"""Slots: each input gets the output that it gets in any batch, in any order and company."""
 
 import functools
 import types
@@ -50,7 +50,7 @@ def draft():
 
 
 def prepared(places, size, model, proposer, loop, *, paced=False, waits=True, width=8, steps=None):
-    """Members of these places, and padding."""
+    """Prepares inputs of these indices, and padding."""
     places = list(places)
     padded = np.array(places + [0] * (size - len(places)))
     limits = np.full(NUM, LENGTH, np.int32) if steps is None else steps
@@ -70,7 +70,7 @@ def prepared(places, size, model, proposer, loop, *, paced=False, waits=True, wi
 
 
 def one_of(decoded, row):
-    """The outputs of one input, and their statistics."""
+    """Returns the outputs of one input, and their statistics."""
     parts = {name: getattr(decoded, name) for name in ("tokens", "scores", "lengths")}
     if decoded.stats is not None:
         parts |= vars(decoded.stats)
@@ -90,7 +90,7 @@ def in_slots(
     steps=None,
     **options,
 ):
-    """What each place gets, and the number of target calls; the first group is the slots' own."""
+    """Decodes groups, of which the first is the slots' own: results by input, target calls."""
     model = model or target()
     options = {"gamma": 3, "verifier": TokenVerifier(), "max_decode_len": LENGTH} | options
     loop = Loop(**options | ({"gamma": 0} if proposer is None else {}))
@@ -111,22 +111,18 @@ def in_slots(
             if place != refill.EMPTY_SLOT:
                 assert place not in found
                 found[int(place)] = one_of(ended.decoded, row)
-    assert np.all(np.asarray(held.members.places) == refill.EMPTY_SLOT)
+    assert np.all(np.asarray(held.places) == refill.EMPTY_SLOT)
     return types.SimpleNamespace(found=found, calls=calls)
 
 
 def in_a_batch(proposer, model=None, temperature=0.0, **options):
-    """What all places get in one batch."""
-    options = {"max_decode_len": LENGTH, "verifier": TokenVerifier()} | options
-    arguments = SOURCES, PROMPTS, KEYS, sampling(temperature)
+    """Decodes all inputs in one batch."""
+    options, arguments = {"max_decode_len": LENGTH} | options, (SOURCES, PROMPTS, KEYS)
+    arguments = *arguments, sampling(temperature)
     if proposer is None:
-        verifier = options.pop("verifier")
-        decoded = autoregressive_decode(
-            model or target(), *arguments, coupled=verifier.coupled, **options
-        )
-    else:
-        decoded = speculative_decode(model or target(), proposer, *arguments, gamma=3, **options)
-    return jax.device_get(decoded)
+        return jax.device_get(autoregressive_decode(model or target(), *arguments, **options))
+    options = {"gamma": 3, "verifier": TokenVerifier()} | options
+    return jax.device_get(speculative_decode(model or target(), proposer, *arguments, **options))
 
 
 def check(found, expected):
@@ -136,7 +132,7 @@ def check(found, expected):
             np.testing.assert_array_equal(getattr(one, name), values, err_msg=name)
 
 
-# The first two have slots of their own; groups of three wait, one is not full, one is empty.
+# The first two are in slots; groups of three wait, one is not full, one is empty.
 GROUPS = [[0, 1], [2, 3, 4], [], [5, 6], [7, 8]]
 
 
@@ -152,7 +148,7 @@ GROUPS = [[0, 1], [2, 3, 4], [], [5, 6], [7, 8]]
     ids=["greedy", "decodes", "block", "coupled", "tree"],
 )
 def test_an_input_gets_what_it_gets_in_a_batch(options):
-    """Texts, scores and statistics, to the last bit."""
+    """Texts, scores and statistics are equal to the last bit."""
     expected = in_a_batch(draft(), **options)
     check(in_slots(draft(), GROUPS, **options).found, expected)
     assert np.ptp(expected.lengths) > 0 and np.sum(expected.stats.accepted) > 0
@@ -165,7 +161,7 @@ def test_plain_decoding_in_slots(decodes):
 
 
 def test_a_draft_that_copies_reads_its_own_source():
-    """Also where the group's sources are shorter than those of the slots."""
+    """A group's sources may be shorter than those of the slots."""
     groups, proposer = [[0, 1], [2, 3], [5, 6, 7], [4, 8]], CopyDraft(VOCAB)
     found = in_slots(proposer, groups, narrow=(1,)).found
     check(found, in_a_batch(proposer))
@@ -173,7 +169,7 @@ def test_a_draft_that_copies_reads_its_own_source():
 
 @pytest.mark.parametrize("c", [0.1, 0.5])
 def test_at_a_pace_texts_are_the_same_and_so_is_a_second_run(c):
-    """Costs under which the draft is asked always, and now and then."""
+    """At the lower cost the draft is always asked, at the higher one sometimes."""
     pace = Pace.start(Costs.by_formula(c=c, largest=3), pause=2)
     first, again = (in_slots(draft(), GROUPS, pace=pace) for _ in range(2))
     plain = in_a_batch(None)
@@ -195,8 +191,8 @@ def test_at_a_pace_texts_are_the_same_and_so_is_a_second_run(c):
     sizes=st.lists(st.integers(0, 3), max_size=8),
     steps=st.lists(st.integers(0, LENGTH), min_size=NUM, max_size=NUM),
 )
-def test_whatever_arrives_when_in_whatever_length(order, sizes, steps):
-    """Any order, any groups, any lengths: each input's text, once, and no call for nobody."""
+def test_inputs_in_any_order_groups_and_lengths(order, sizes, steps):
+    """Each input gets its text, once, and no call is for empty slots alone."""
     groups, rest, steps = [order[:2]], order[2:], np.array(steps)
     for size in (*sizes, *[3] * NUM):
         groups, rest = [*groups, rest[:size]], rest[size:]
@@ -214,12 +210,12 @@ def test_whatever_arrives_when_in_whatever_length(order, sizes, steps):
         assert np.all(found.tokens[0, max(length, prompt) :] == 0)
         longest = max(longest, int(found.target_calls[0]))
     needed = sum(int(found.target_calls[0]) for found in run.found.values())
-    # With two slots; while one is left over, the other may stand empty.
+    # Of two slots, one may be empty while the other's input is the last.
     assert needed / 2 <= run.calls <= needed / 2 + longest * len(groups)
 
 
 def test_slots_are_full_while_inputs_wait():
-    """Each call is of two rows that have not ended, but for the last input's."""
+    """Each call is of two rows that have not ended, except those for the last input."""
     groups = [[0, 1], [2, 3, 4], [5, 6, 7], [8]]
     run = in_slots(draft(), groups)
     calls = {place: int(found.target_calls[0]) for place, found in run.found.items()}
@@ -229,7 +225,7 @@ def test_slots_are_full_while_inputs_wait():
 
 @pytest.mark.parametrize("by_xla", [False, True])
 def test_numbers_that_are_not_finite_stay_in_their_input(by_xla):
-    """A token of the vocabulary is broken: later inputs in the same slot do not see it."""
+    """One token's embedding is NaN: later inputs in the same slot do not see it."""
     params = jax.tree.map(np.array, target().params)
     params["token_embedder"]["embedding"][int(SOURCES[0, 0])] = np.nan
     model = target().with_params(params)

@@ -1,6 +1,7 @@
-"""Rules of decoding in every loop: the text of plain decoding, whatever drafts and verifies."""
+"""Rules of decoding in every loop: the text of plain decoding for every draft and verifier."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,6 @@ import pytest
 
 from spec_t5x.beams.hypotheses import Ranking, TransformersRanking
 from spec_t5x.beams.search import beam_search
-from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
@@ -20,6 +20,7 @@ from spec_t5x.verifiers import verifier
 from tests.drafts import test_every_draft as every_draft
 from tests.drafts.test_every_draft import KEY, LENGTH, PROMPTS, SOURCES, T5_DRAFTS, VOCAB, target
 from tests.drafts.test_ngram import ngrams
+from tests.loops.stubs import drain
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked")
 
@@ -39,9 +40,7 @@ RULES = {
     "first": {"forced_bos_token_id": 12, "no_repeat_ngram_size": 1},
 }
 every_rule = pytest.mark.parametrize("name", RULES)
-DRAFTS = T5_DRAFTS | {
-    "ngram": lambda: ngrams(VOCAB),
-}
+DRAFTS = T5_DRAFTS | {"ngram": lambda: ngrams(VOCAB)}
 
 
 @functools.cache
@@ -82,21 +81,18 @@ def test_rules_are_kept_and_change_the_text(name):
             assert len(set(new) - set(text[:start])) == len(new)
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@every_rule
-def test_the_text_is_that_of_plain_decoding(name, draft):
-    decoded = every_draft.decode(DRAFTS[draft](), settings=settings(name))
+# Every draft under one of the rules, in turns, and one draft under all, with all verifiers.
+DIAGONAL = [
+    *((draft, rule, "block") for draft, rule in zip(DRAFTS, itertools.cycle(RULES), strict=False)),
+    *itertools.product(["transformer"], RULES, ["token", "coupled", "rejection", "multi", "tree"]),
+]
+
+
+@pytest.mark.parametrize(("draft", "name", "which"), DIAGONAL)
+def test_the_text_is_that_of_plain_decoding(draft, name, which):
+    decoded = every_draft.decode(DRAFTS[draft](), settings=settings(name), verifier=verifier(which))
     np.testing.assert_array_equal(decoded.tokens, plain(name).tokens)
     np.testing.assert_allclose(decoded.scores, plain(name).scores, atol=1e-4)
-
-
-@pytest.mark.parametrize("which", ["token", "coupled", "rejection", "multi", "tree"])
-@every_rule
-def test_with_every_verifier(name, which):
-    decoded = every_draft.decode(
-        DRAFTS["transformer"](), settings=settings(name), verifier=verifier(which)
-    )
-    np.testing.assert_array_equal(decoded.tokens, plain(name).tokens)
 
 
 @every_rule
@@ -116,31 +112,18 @@ def test_at_a_pace_and_step_by_step(name):
     decoded = every_draft.decode(DRAFTS["shared encoder"](), settings=settings(name), pace=pace)
     np.testing.assert_array_equal(decoded.tokens, plain(name).tokens)
     assert np.any(decoded.stats.plain_steps > 0)
-    steps = speculative_steps(
-        target(), DRAFTS["transformer"](), SOURCES, PROMPTS, KEY, settings(name), gamma=3,
-        max_decode_len=LENGTH,
-    )  # fmt: skip
-    decoded = None
-    while decoded is None:
-        try:
-            next(steps)
-        except StopIteration as end:
-            decoded = end.value
+    arguments = target(), DRAFTS["transformer"](), SOURCES, PROMPTS, KEY, settings(name)
+    _, decoded = drain(speculative_steps(*arguments, gamma=3, max_decode_len=LENGTH))
     np.testing.assert_array_equal(decoded.tokens, plain(name).tokens)
 
 
 @every_rule
 def test_coupled_samples_are_those_of_plain_decoding(name):
-    """Seed for seed."""
-    sampled = settings(name, 1.0)
+    rows = SOURCES, PROMPTS, KEY, settings(name, 1.0)
     options = {"max_decode_len": LENGTH, "num_decodes": 2}
-    expected = autoregressive_decode(
-        target(), SOURCES, PROMPTS, KEY, sampled, coupled=True, **options
-    )
-    found = speculative_decode(
-        target(), DRAFTS["transformer"](), SOURCES, PROMPTS, KEY, sampled, gamma=3,
-        verifier=verifier("coupled"), **options,
-    )  # fmt: skip
+    expected = autoregressive_decode(target(), *rows, coupled=True, **options)
+    options |= {"gamma": 3, "verifier": verifier("coupled")}
+    found = speculative_decode(target(), DRAFTS["transformer"](), *rows, **options)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
 
 
@@ -155,19 +138,15 @@ RANKINGS = {
 def test_a_speculative_search_finds_what_the_plain_one_does(name, ranking):
     found = []
     common = {"beams": 3, "max_decode_len": LENGTH, "ranking": ranking, "rules": made(name)}
-    for draft in (None, every_draft.near(), target()):
-        if draft is None:
-            found.append(beam_search(target(), SOURCES, PROMPTS, **common))
-        else:
-            found.append(
-                speculative_beam_search(target(), draft, SOURCES, PROMPTS, gamma=3, **common)
-            )
+    for gamma, draft in ((0, None), (3, every_draft.near()), (3, target())):
+        drafting = {"draft_model": draft, "gamma": gamma}
+        found.append(beam_search(target(), SOURCES, PROMPTS, **drafting, **common))
     unruled = beam_search(target(), SOURCES, PROMPTS, **common | {"rules": None})
     assert not np.array_equal(unruled.tokens, found[0].tokens)
     for speculative in found[1:]:
         np.testing.assert_array_equal(speculative.tokens, found[0].tokens)
         np.testing.assert_allclose(speculative.scores, found[0].scores, rtol=1e-5)
-    # The target drafts for itself, and knows the rules.
+    # The target is its own draft, and keeps the rules.
     assert np.all(found[2].stats.block_efficiency > 2)
 
 

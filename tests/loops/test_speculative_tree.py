@@ -1,4 +1,4 @@
-"""Trees of drafts: the target's text and law, whatever their shape."""
+"""Trees of drafts: the target's text and law for every shape."""
 
 import functools
 
@@ -11,19 +11,20 @@ import pytest
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Draft
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import make_context
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
+from spec_t5x.loops.speculative_tree import check_tree
 from spec_t5x.sampling.distributions import normalize, sampling
 from spec_t5x.sampling.draws import RowStream, t5x_stream
 from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import TableDraft, disturbed, tiny_t5
+from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.types import EOS_ID
 from spec_t5x.verifiers import TokenVerifier, TreeVerifier
+from tests.loops.stubs import drain
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -45,20 +46,9 @@ def near():
 
 
 def decode(draft, verifier, settings=GREEDY, gamma=3, rng=KEY, pace=None, rows=slice(None)):
-    return jax.device_get(
-        speculative_decode(
-            target(),
-            draft,
-            SOURCES[rows],
-            PROMPTS[rows],
-            rng,
-            settings,
-            gamma=gamma,
-            verifier=verifier,
-            max_decode_len=LENGTH,
-            pace=pace,
-        )
-    )
+    arguments = target(), draft, SOURCES[rows], PROMPTS[rows], rng, settings
+    options = {"gamma": gamma, "verifier": verifier, "max_decode_len": LENGTH, "pace": pace}
+    return jax.device_get(speculative_decode(*arguments, **options))
 
 
 @functools.cache
@@ -69,7 +59,7 @@ def plain():
 
 
 def check_appended(decoded):
-    """What was generated is counted: the prompts are not."""
+    """Asserts that generated tokens are counted, and prompts are not."""
     generated = decoded.lengths[:, 0] - np.sum(np.asarray(PROMPTS)[:, 1:] != 0, axis=1)
     stats = decoded.stats
     np.testing.assert_array_equal(stats.appended[:, 0], generated)
@@ -78,29 +68,25 @@ def check_appended(decoded):
     assert np.all(stats.accepted_by_position <= stats.verified_by_position)
 
 
-def test_the_greedy_text_is_that_of_plain_decoding():
-    verifier = TreeVerifier((2, 2))
-    decoded = decode(TransformerDraft(near()), verifier)
-    np.testing.assert_array_equal(decoded.tokens, plain().tokens)
-    np.testing.assert_allclose(decoded.scores, plain().scores, atol=1e-4)
-    nodes = verifier.tree(3).num_nodes - 1
-    np.testing.assert_array_equal(decoded.stats.proposed, nodes * decoded.stats.target_calls)
-    check_appended(decoded)
-
-
 def test_a_tree_of_one_branch_is_a_chain():
-    """At temperature 0 with the same calls, accepted drafts and all; children spare some."""
+    """At temperature 0 all results are the same; with more children the calls are fewer."""
     tree = decode(TransformerDraft(near()), TreeVerifier((1,)))
     chain = decode(TransformerDraft(near()), TokenVerifier())
     for found, expected in zip(jax.tree.leaves(tree), jax.tree.leaves(chain), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-4)
-    wide = decode(TransformerDraft(near()), TreeVerifier((2, 2)))
+    verifier = TreeVerifier((2, 2))
+    wide = decode(TransformerDraft(near()), verifier)
     assert np.sum(wide.stats.target_calls) < np.sum(tree.stats.target_calls)
+    np.testing.assert_array_equal(wide.tokens, plain().tokens)
+    np.testing.assert_allclose(wide.scores, plain().scores, atol=1e-4)
+    drafts = verifier.num_nodes(3) - 1
+    np.testing.assert_array_equal(wide.stats.proposed, drafts * wide.stats.target_calls)
+    check_appended(wide)
 
 
 @pytest.mark.parametrize("ends", [EOS_ID, (EOS_ID, 3)])
 def test_sampled_texts_follow_the_targets_law(ends):
-    """Also of top-2 drafts in a tree of threes, whose third child could not be drawn."""
+    """Top-2 drafts in a tree of threes have a third child that could not be drawn."""
     draft = TransformerDraft(laws.other_model(), sampling(1.0, top_k=2))
     decoded = laws.decode_many(draft, gamma=2, verifier=TreeVerifier((3, 2)), eos_id=ends)
     assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.verified)
@@ -109,31 +95,16 @@ def test_sampled_texts_follow_the_targets_law(ends):
 
 
 @flax.struct.dataclass
-class Misreporting(Draft):
-    """Draws from one draft and reports the probabilities of another temperature."""
-
-    draft: TransformerDraft
-
-    @property
-    def vocab_size(self):
-        return self.draft.vocab_size
-
-    def prefill(self, inputs, prompts, max_length):
-        return self.draft.prefill(inputs, prompts, max_length)
-
-    def propose(self, state, context, gamma):
-        return self.draft.propose(state, context, gamma)
+class Misreporting(TransformerDraft):
+    """Draws from one distribution and reports that of another temperature."""
 
     def propose_tree(self, state, context, tree):
-        proposal, state = self.draft.propose_tree(state, context, tree)
+        proposal, state = super().propose_tree(state, context, tree)
         return proposal.replace(probs=normalize(jnp.sqrt(proposal.probs))), state
-
-    def commit_tree(self, state, outcome, path):
-        return self.draft.commit_tree(state, outcome, path)
 
 
 def test_a_draft_that_misreports_its_probabilities_fails_the_chi_square():
-    draft = Misreporting(TransformerDraft(laws.other_model()))
+    draft = Misreporting(laws.other_model())
     decoded = laws.decode_many(draft, gamma=2, verifier=TreeVerifier((2,)))
     statistic, threshold = laws.chi_square(decoded, sampling(1.0))
     assert statistic > threshold
@@ -150,18 +121,14 @@ def test_a_row_decodes_as_it_does_beside_other_rows():
 
 
 def test_stepping_gives_the_same_text():
-    """And says what was accepted, and which draft was the first to be refused."""
+    """Iterations record accepted drafts and the first refused one."""
     verifier, draft = TreeVerifier((2, 2)), TransformerDraft(near())
     keys = outputs_lib.row_keys(KEY, 3)
     arguments = (target(), draft, SOURCES, PROMPTS, keys, sampling(1.0))
-    steps = speculative_steps(*arguments, gamma=3, verifier=verifier, max_decode_len=LENGTH)
+    options = {"gamma": 3, "verifier": verifier, "max_decode_len": LENGTH}
+    iterations, decoded = drain(speculative_steps(*arguments, **options))
     refused = 0
-    while True:
-        try:
-            iteration = next(steps)
-        except StopIteration as end:
-            decoded = end.value
-            break
+    for iteration in iterations:
         for row, accepted in enumerate(iteration.num_accepted.tolist()):
             proposed, appended = iteration.proposed[row], iteration.appended[row]
             assert accepted <= iteration.num_proposed[row] <= 3
@@ -208,7 +175,7 @@ def test_after_refusals_both_caches_are_those_of_a_fresh_prefill():
         np.testing.assert_allclose(kept.probs, fresh.probs, atol=1e-4)
         empty = target().prefill(SOURCES, LENGTH + tree.num_nodes)
         whole = score(target(), empty, text)
-        last = state.outputs.last_tokens[:, None]
+        last = context.last_tokens[:, None]
         np.testing.assert_allclose(
             score(target(), state.target_cache, last)[:, 0],
             jnp.take_along_axis(whole, lengths[:, None, None], axis=1)[:, 0],
@@ -217,34 +184,19 @@ def test_after_refusals_both_caches_are_those_of_a_fresh_prefill():
     assert np.any(np.asarray(state.stats.accepted) < np.asarray(state.stats.verified))
 
 
-def test_a_draft_without_trees_is_refused():
-    with pytest.raises(InputError, match="UniformDraft proposes no trees"):
-        decode(UniformDraft(30), TreeVerifier())
-
-
-def test_a_target_without_nodes_is_refused():
+def test_what_trees_cannot_be_used_with_is_refused():
     class Bare:
         vocab_size, state_size, max_positions = 4, 0, None
         prefill = score = rollback = None
 
-    from spec_t5x.loops.speculative_tree import check_tree
-
-    stream = RowStream(outputs_lib.row_keys(KEY, 1))
+    draft, tree = TransformerDraft(near()), TreeVerifier()
+    with pytest.raises(InputError, match="UniformDraft proposes no trees"):
+        decode(UniformDraft(30), tree)
     with pytest.raises(InputError, match="Bare has no score_nodes"):
-        check_tree(Bare(), TableDraft.create(0, 4), stream)
-
-
-def test_t5xs_stream_is_refused():
+        check_tree(Bare(), draft, RowStream(outputs_lib.row_keys(KEY, 1)))
     with pytest.raises(InputError, match="coupled"):
-        decode(
-            TransformerDraft(near()),
-            TreeVerifier(),
-            rng=t5x_stream(KEY, jnp.zeros(3, jnp.int32), 9),
-        )
-
-
-def test_gamma_0_and_oversized_trees_are_refused():
+        decode(draft, tree, rng=t5x_stream(KEY, jnp.zeros(3, jnp.int32), 9))
     with pytest.raises(InputError, match="gamma is 0"):
-        decode(TransformerDraft(near()), TreeVerifier(), gamma=0)
+        decode(draft, tree, gamma=0)
     with pytest.raises(InputError, match="at most 256"):
-        decode(TransformerDraft(near()), TreeVerifier((9, 9, 9)), gamma=3)
+        decode(draft, TreeVerifier((9, 9, 9)), gamma=3)

@@ -26,7 +26,6 @@ from spec_t5x.interfaces import (
     check_vocabularies,
 )
 from spec_t5x.loops import decode_state
-from spec_t5x.loops.decode_state import emitted
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.loops.speculative import verify
 from spec_t5x.models.weights import BITS
@@ -184,7 +183,7 @@ class CascadeDraft(Draft):
         accepted = found.verdict.num_accepted
         lengths = inner.lengths + jnp.where(live, accepted + 1, 0)
         outcome = Outcome(lengths=lengths, num_accepted=jnp.where(live, accepted, 0))
-        tokens = emitted(found.drafts, found.verdict)
+        tokens = found.emitted
         return _Inner(
             sequences=write_rows(inner.sequences, tokens, inner.lengths + 1),
             lengths=lengths,

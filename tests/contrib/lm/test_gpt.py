@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from spec_t5x.beams.search import beam_search
-from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.contrib.lm.gpt import GPTConfig, GPTModel
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.mixed import MixedDraft
@@ -99,7 +98,8 @@ def test_the_greedy_text_is_that_of_plain_decoding_up_to_the_last_position():
 def test_a_speculative_beam_search_finds_what_the_plain_one_does():
     options = {"beams": 2, "max_decode_len": 10}
     plain = beam_search(model(), SOURCES, PROMPTS, **options)
-    found = speculative_beam_search(model(), near(), SOURCES, PROMPTS, gamma=2, **options)
+    drafting = {"draft_model": near(), "gamma": 2}
+    found = beam_search(model(), SOURCES, PROMPTS, **drafting, **options)
     np.testing.assert_array_equal(plain.tokens, found.tokens)
     np.testing.assert_allclose(plain.scores, found.scores, rtol=1e-4)
 
