@@ -22,6 +22,7 @@ CORE = (
     ("sampling",),
     ("interfaces",),
     ("verifiers",),
+    ("options",),
     # They see Protocols only.
     ("loops",),
     ("beams",),

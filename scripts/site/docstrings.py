@@ -1,5 +1,6 @@
 """Griffe's extension: what the docstrings' style leaves to the reader's eye."""
 
+import ast
 import itertools
 import re
 
@@ -12,15 +13,16 @@ _DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
-    """Comments above fields and constants, arguments that share a description, examples."""
+    """Comments above fields and constants, help of options, shared descriptions, examples."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_) -> None:
-        """Gives an attribute the comment right above it, which Python does not keep."""
+        """Gives an attribute its help, or the comment right above it, which Python drops."""
         lines = attr.lines_collection[attr.filepath][: attr.lineno - 1]
         above = itertools.takewhile(lambda line: line.lstrip().startswith("#"), reversed(lines))
         comment = [line.lstrip(" #") for line in above]
-        if comment and not attr.docstring:
-            attr.docstring = griffe.Docstring("\n".join(reversed(comment)), parent=attr)
+        text = "\n".join(reversed(comment)) or _help(attr.value)
+        if text and not attr.docstring:
+            attr.docstring = griffe.Docstring(text, parent=attr)
 
     def on_function_instance(self, *, func: griffe.Function, **_) -> None:
         """Gives each argument an entry of its own, with its type."""
@@ -43,3 +45,12 @@ class Docstrings(griffe.Extension):
         """Marks examples as code."""
         if obj.docstring:
             obj.docstring.value = _DOCTEST.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
+
+
+def _help(value: str | griffe.Expr | None) -> str:
+    """Returns the help of a field that ``spec_t5x.options.option`` declares."""
+    call = ast.parse(str(value), mode="eval").body
+    if not isinstance(call, ast.Call) or getattr(call.func, "id", None) != "option":
+        return ""
+    parts = ast.walk(call.args[1])
+    return "".join(part.value for part in parts if isinstance(getattr(part, "value", None), str))

@@ -1,36 +1,60 @@
-"""Which checkpoints a run loads, by their names; cheap to import."""
+"""Names of the checkpoints that a run loads; imports no JAX, for ``--help``."""
 
 import dataclasses
 
+from spec_t5x import registry
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.names import AUTO, INT8, NO_DRAFT, WEIGHTS
+from spec_t5x.options import option
 
 DEFAULT_TARGET = "ende-target"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Models:
-    """Which checkpoints to load; names as on the command line."""
+    """Checkpoints to load; the names are those of the command line and of gin."""
 
-    target: str = DEFAULT_TARGET
-    # None is the packaged target's own, "none" is plain decoding.
-    draft: str | None = None
-    # Of a target that holds none, as T5X checkpoints.
-    vocabulary: str | None = None
-    # The task whose decoding settings the target's checkpoint is taken with
-    # (``task_specific_params``); None takes those that it has for all.
-    task: str | None = None
-    # What the networks compute in; "auto" is the fast type of the platform.
-    dtype: str = "auto"
-    # The target's and the draft's: "auto" is what the checkpoint has, at the width that it needs;
-    # "int8" and "int4" round all matrices but tables of embeddings, which makes another model,
-    # close to the first one.
-    weights: str = AUTO
-    draft_weights: str = AUTO
-    # How the draft samples; None takes the target's temperature, top_k and top_p.
-    draft_temperature: float | None = None
-    draft_top_k: int = 0
-    draft_top_p: float = 0.0
+    target: str = option(
+        DEFAULT_TARGET,
+        "checkpoint whose output is wanted: a directory, OWNER/NAME on the Hugging Face Hub, or a "
+        "packaged one",
+        "NAME_OR_DIR",
+    )
+    draft: str | None = option(
+        None,
+        f"draft: a checkpoint, or one of {', '.join(registry.names('draft'))}, with :ARGUMENT; "
+        f"{NO_DRAFT} is plain decoding (default: a packaged target's own small model)",
+        "NAME_OR_DIR",
+    )
+    vocabulary: str | None = option(
+        None,
+        "vocabulary of a T5X checkpoint, which has none: a SentencePiece model, FILE:100 with 100 "
+        "extra ids, bytes, tokenizer.json, or another checkpoint",
+        "FILE",
+    )
+    task: str | None = option(
+        None,
+        "name of the decoding settings in the target's config.json (task_specific_params) "
+        "(default: those of all tasks)",
+        "NAME",
+    )
+    dtype: str = option(
+        AUTO,
+        "type that the networks compute in; auto is float32 on a CPU, else bfloat16",
+        (AUTO, "float32", "bfloat16"),
+    )
+    weights: str = option(
+        AUTO,
+        "weights of the target; auto is the checkpoint's, the others round all matrices but tables "
+        "of embeddings, which makes another model",
+        WEIGHTS,
+    )
+    draft_weights: str = option(AUTO, "weights of a draft that is a model", WEIGHTS)
+    draft_temperature: float | None = option(
+        None, "temperature of the draft, with its own top_k and top_p (default: the target's)"
+    )
+    draft_top_k: int = option(0, "top_k of the draft")
+    draft_top_p: float = option(0.0, "top_p of the draft")
 
     def __post_init__(self):
         # gin hands over whatever a file binds.

@@ -1,36 +1,36 @@
-"""``spec-t5x acceptance``: how often the target accepts its drafts, as a table."""
+"""``spec-t5x acceptance``: acceptance rates of drafts, as a table."""
 
 import argparse
 import dataclasses
 
+from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import settings
 from spec_t5x.names import NO_DRAFT
 
 HELP = "measure acceptance rates (alpha) of drafts on text that the target generates"
 
 _MODELS = {
-    "target": ("NAME_OR_DIR", "checkpoint that generates"),
-    "vocabulary": ("FILE", "of a target that holds none"),
-    "draft": (["NAME_OR_DIR"], "as of generate; several are scored in one pass"),
+    **settings.flags_of(Models, "target", "vocabulary"),
+    "draft": (["NAME_OR_DIR"], "draft, as of generate; repeatable, scored in one pass"),
 }
 _MEASUREMENT = {
-    "temperature": ([float], "0 is argmax; once for each (0 and 1)"),
-    "top_k": ([int], "sample from the k likeliest tokens, 0 from all; once for each"),
-    "top_p": ([float], "sample from the nucleus of this mass, 0 from all; once for each"),
-    "lenience": ([float], "l of section A.5, 1 is lossless; once for each (1)"),
-    "num_tokens": (int, "tokens that the target generates, for each distribution (10000)"),
-    "max_decode_len": (int, "of each text at most (128)"),
-    "batch_size": (int, "texts generated together (16)"),
-    "seed": (int, "of the random draws (0)"),
-    "confidence": (float, "of the intervals (0.95)"),
-    "decoded_texts": (int, "texts that are also decoded with each draft; 0 for none (64)"),
-    "gamma": (int, "drafts per iteration there (7)"),
+    "temperature": ([float], "sampling temperature, 0 is argmax; repeatable (default: 0 and 1)"),
+    "top_k": ([int], "sample from the k likeliest tokens, 0 is all; repeatable"),
+    "top_p": ([float], "sample from the nucleus of this mass, 0 is all; repeatable"),
+    "lenience": ([float], "l of section A.5, 1 is lossless; repeatable (default: 1)"),
+    "num_tokens": (int, "tokens generated for each distribution (default: 10000)"),
+    "max_decode_len": (int, "tokens of each text at most (default: 128)"),
+    "batch_size": (int, "texts generated together (default: 16)"),
+    "seed": (int, "seed of the random draws (default: 0)"),
+    "confidence": (float, "confidence of the intervals (default: 0.95)"),
+    "decoded_texts": (int, "texts that are also decoded with each draft (default: 64)"),
+    "gamma": (int, "drafts per iteration of these (default: 7)"),
     "truncate": (bool, "cut longer inputs"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags. A flag that is left out takes its value from gin."""
+    """Adds the command's flags. A flag that is left out takes its value from gin."""
     settings.add_text(parser)
     settings.add_gin(parser)
     settings.add_flags(parser.add_argument_group("models"), _MODELS)
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a table, keeps the figures as JSON if asked to."""
+    """Measures, prints a table, and with ``--json`` keeps the figures."""
     from spec_t5x.errors import InputError
     from spec_t5x.labs.benchmark.acceptance import AcceptanceOptions
     from spec_t5x.labs.benchmark.text_source import TextSource

@@ -2,31 +2,31 @@
 
 import argparse
 
+from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import settings
 
 HELP = "measure speed-ups of drafts, verifiers, gammas and batch sizes against plain decoding"
 
 _MODELS = {
-    "target": ("NAME_OR_DIR", "as of generate; random:SIZE has random weights"),
-    "vocabulary": ("FILE", "of a target that holds none"),
-    "dtype": (("auto", "float32", "bfloat16"), "of the networks (auto)"),
+    "target": ("NAME_OR_DIR", "target, as of generate; random:SIZE has random weights"),
+    **settings.flags_of(Models, "vocabulary", "dtype"),
 }
 _MEASUREMENT = {
-    "gamma": ([settings.gamma], "drafts per iteration, or auto; once for each (4)"),
-    "temperature": ([float], "0 is argmax; once for each (0 and 1)"),
-    "batch_size": ([int], "inputs decoded together; once for each (1)"),
-    "max_decode_len": ([int], "tokens generated at most; once for each (128)"),
-    "num_inputs": (int, "texts to decode (60)"),
-    "repeats": (int, "of all that is measured (5)"),
+    "gamma": ([int | str], "drafts per iteration, or auto; repeatable (default: 4)"),
+    "temperature": ([float], "sampling temperature, 0 is argmax; repeatable (default: 0 and 1)"),
+    "batch_size": ([int], "inputs decoded together; repeatable (default: 1)"),
+    "max_decode_len": ([int], "tokens generated at most; repeatable (default: 128)"),
+    "num_inputs": (int, "texts to decode (default: 60)"),
+    "repeats": (int, "repetitions of each measurement (default: 5)"),
     "alpha": (float, "draw verdicts with this acceptance rate, for random sources, not texts"),
-    "source_len": (int, "tokens of a random source (64)"),
+    "source_len": (int, "tokens of a random source (default: 64)"),
     "table_2": (bool, "draw verdicts for the rows of the paper's Table 2"),
     "parts": (bool, "also time the parts of an iteration"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags. A flag that is left out takes its value from gin."""
+    """Adds the command's flags. A flag that is left out takes its value from gin."""
     settings.add_gin(parser)
     models = parser.add_argument_group("models")
     settings.add_flags(models, _MODELS)
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         dest="pairs",
         metavar="NAME[/VERIFIER]",
-        help="as of generate, or random:SIZE; once for each (a packaged target's own)",
+        help="draft, as of generate, or random:SIZE; repeatable (default: a packaged target's own)",
     )
     settings.add_texts(parser)
     settings.add_flags(parser.add_argument_group("measurement"), _MEASUREMENT)
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a table, keeps the figures as JSON if asked to."""
+    """Measures, prints a table, and with ``--json`` keeps the figures."""
     from spec_t5x.labs.benchmark import results, sweep
     from spec_t5x.labs.benchmark.reliability import caution
     from spec_t5x.labs.benchmark.text_source import TextSource

@@ -1,4 +1,4 @@
-"""``spec-t5x compile-tpu``: compiled for a TPU on a machine without one, and what it brings."""
+"""``spec-t5x compile-tpu``: compilation for a TPU on a machine without one."""
 
 import argparse
 
@@ -9,23 +9,26 @@ from spec_t5x.names import WEIGHTS
 HELP = "compile for a TPU without one: memory, costs, predicted speed-up"
 
 _FLAGS = {
-    "topology": ("CHIP:LAYOUT", "a slice of v4, v5e, v5p or v6e, such as v6e:2x2 (v4:2x2x1)"),
-    "target": ("SIZE", "a published size (t5_1_1_xxl)"),
-    "weights": (WEIGHTS, "the target's; auto is bfloat16 (auto)"),
+    "topology": (
+        "CHIP:LAYOUT",
+        "slice of v4, v5e, v5p or v6e, such as v6e:2x2 (default: v4:2x2x1)",
+    ),
+    "target": ("SIZE", "published size of the target (default: t5_1_1_xxl)"),
+    "weights": (WEIGHTS, "weights of the target; auto is bfloat16 (default: auto)"),
     "draft": (
         ["SIZE"],
-        "a published size, int8 or int4 of the target, or eagle or eagle:WIDTH, a head of it; once "
-        "for each (t5_1_1_small)",
+        "published size, int8 or int4 of the target, or a head of it, eagle or eagle:WIDTH; "
+        "repeatable (default: t5_1_1_small)",
     ),
-    "gamma": (int, "drafts in an iteration (7)"),
-    "batch": (int, "rows, over all replicas (1)"),
-    "source_len": (int, "encoder length (512)"),
-    "max_decode_len": (int, "room for output (128)"),
+    "gamma": (int, "drafts in an iteration (default: 7)"),
+    "batch": (int, "rows, over all replicas (default: 1)"),
+    "source_len": (int, "encoder length (default: 512)"),
+    "max_decode_len": (int, "room for output (default: 128)"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags."""
+    """Adds the command's flags."""
     settings.add_flags(parser, _FLAGS)
     parser.add_argument(
         "--mesh",
@@ -33,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_mesh,
         dest="meshes",
         metavar="DATA,MODEL",
-        help="chips for the batch and for each model; once for each (1,1)",
+        help="chips for the batch and for each model; repeatable (default: 1,1)",
     )
     settings.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compiles, prints tables, keeps the figures as JSON if asked to."""
+    """Compiles, prints tables, and with ``--json`` keeps the figures."""
     from spec_t5x.labs.benchmark.results import show
     from spec_t5x.labs.tpu import chips, compilation
 

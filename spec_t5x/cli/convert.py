@@ -1,9 +1,10 @@
-"""``spec-t5x convert``: a checkpoint of one format, written in another."""
+"""``spec-t5x convert``: a checkpoint of one format written in another."""
 
 import argparse
 import functools
 import json
 
+from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import settings
 from spec_t5x.names import AUTO, WEIGHTS
 
@@ -14,23 +15,23 @@ _FORMATS = ("t5x", "t5x_scanned", "huggingface", "native")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags."""
+    """Adds the command's flags."""
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="a checkpoint's directory, gs://… for T5X's, OWNER/NAME on the Hugging Face Hub, or "
-        "the name of a packaged model",
+        help="directory of a checkpoint, gs://… for T5X's, OWNER/NAME on the Hugging Face Hub, or "
+        "a packaged model",
     )
     parser.add_argument(
         "destination",
         metavar="DESTINATION",
-        help="a directory to write; for t5x it ends in checkpoint_STEP",
+        help="directory to write; for t5x it ends in checkpoint_STEP",
     )
-    parser.add_argument("--to", required=True, choices=_FORMATS, help="the format to write")
+    parser.add_argument("--to", required=True, choices=_FORMATS, help="format to write")
     flags = {
-        "dtype": (("float32", "bfloat16"), "of the stored weights (the source's)"),
-        "weights": (WEIGHTS, "int8 and int4 round the matrices, for native (auto: as they are)"),
-        "vocabulary": settings.VOCABULARY,
+        "dtype": (("float32", "bfloat16"), "type of the stored weights (default: the source's)"),
+        "weights": (WEIGHTS, "int8 and int4 round the matrices, for native (default: auto)"),
+        **settings.flags_of(Models, "vocabulary"),
         "overwrite": (bool, "replace an earlier checkpoint"),
     }
     settings.add_flags(parser, flags)

@@ -1,4 +1,4 @@
-"""``spec-t5x demo``: a page on this machine, on which plain and speculative decoding race."""
+"""``spec-t5x demo``: a page on which plain and speculative decoding race."""
 
 import argparse
 import dataclasses
@@ -8,16 +8,16 @@ from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 from spec_t5x.names import AUTO
 
-HELP = "a page in the browser: plain and speculative decoding race side by side"
+HELP = "show a page on which plain and speculative decoding race side by side"
 
 _PAGE = {
-    "host": ("ADDRESS", "of the page; 0.0.0.0 lets other machines in (127.0.0.1)"),
-    "port": (int, "of the page (7860)"),
+    "host": ("ADDRESS", "address of the page; 0.0.0.0 lets other machines in (default: 127.0.0.1)"),
+    "port": (int, "port of the page (default: 7860)"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags. A flag that is left out takes its value from gin."""
+    """Adds the command's flags. A flag that is left out takes its value from gin."""
     settings.add_flags(parser.add_argument_group("page"), _PAGE)
     settings.add_arguments(parser)
 

@@ -1,75 +1,151 @@
-"""``spec-t5x doctor``: what there is on this machine, what is missing, whether it would work."""
+"""``spec-t5x doctor``: devices, kernels, caches and versions, and whether ``generate`` works."""
 
 import argparse
-import dataclasses
+import importlib.metadata
+import importlib.util
 import json
-from collections.abc import Iterator
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import spec_t5x
+from spec_t5x.machine import accelerators
+from spec_t5x.machine.extras import EXTRAS
+from spec_t5x.machine.versions import requirements, unmet, version
 
 HELP = "show devices, kernels, caches and versions, and what is missing"
 
-_GIB, _MIB = 2**30, 2**20
+_SHOWN = (
+    *("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu", "flax", "numpy"),
+    *("tensorstore", "gin-config", "sentencepiece", "tokenizers", "safetensors", "rich"),
+    *("argcomplete", "seqio", "tensorflow", "protobuf", "transformers", "torch", "t5x", "gradio"),
+)
+_VARIABLES = (
+    *("XLA_FLAGS", "JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE"),
+    *("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "SPEC_T5X_CPU_KERNELS"),
+    *("CXX", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TPU_NAME"),
+)
+_TEXT = "Where is the station?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags."""
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    """Adds the command's flags."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     text = "also decode a short text with the packaged pair"
     parser.add_argument("--try", action="store_true", dest="decode", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 0 if ``generate`` would work, on the accelerator if there is one, else 1."""
-    from spec_t5x.generation.installation import inspect
-
+    """Returns 0 if ``generate`` works, on the accelerator if there is one, else 1."""
     found = inspect(args.decode)
     if args.json:
-        print(json.dumps(dataclasses.asdict(found), indent=2))
+        print(json.dumps(found, indent=2))
     else:
         from spec_t5x.labs.benchmark import results
 
-        lines = list(_lines(found))
-        columns = {"what": lambda line: line[0], "found": lambda line: line[1]}
-        results.show(results.table(columns, lines), _verdict(found))
-    return 1 if found.problems or found.accelerator else 0
+        columns = {"what": lambda line: line[0], "found": lambda line: _shown(line[1])}
+        results.show(results.table(columns, list(found.items())), _verdict(found))
+    return 1 if found["problems"] or found["accelerator"] else 0
 
 
-def _verdict(found) -> str:
-    if found.problems:
-        return f"generate would not work: {'; '.join(found.problems)}."
-    if found.accelerator:
-        device = found.machine["platform"].upper()
-        return f"generate works here, but on the {device} only: {found.accelerator}."
-    if found.cpu_kernels and not found.cpu_kernels[0]:
-        return f"generate works here, but slowly: {found.cpu_kernels[1]}."
-    return "generate works here." if found.tried else "generate would work here."
+def inspect(decode: bool = False) -> dict[str, Any]:
+    """Looks at versions, devices, kernels, caches and packaged models; raises nothing.
+
+    Args:
+      decode: also decodes a short text with the packaged pair, which may compile.
+
+    Returns:
+      What was found, as JSON can hold it; ``problems`` and ``accelerator`` with the remedy.
+    """
+    versions = {"spec_t5x": spec_t5x.__version__, "python": platform.python_version()}
+    versions |= {name: found for name in _SHOWN if (found := version(name))}
+    missing = [f"{x.purpose} ({x.remedy})" for m, x in EXTRAS.items() if not _is_there(m)]
+    try:
+        problems = list(filter(None, map(unmet, requirements("spec_t5x"))))
+    except importlib.metadata.PackageNotFoundError:
+        missing.insert(0, "spec_t5x itself, so its requirements are unknown (pip install .)")
+        problems = []
+    environment = {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
+    found = {"versions": versions, "environment": environment, "missing": missing}
+    found |= {"problems": problems, "accelerator": None}
+    for name, step in {"JAX": _machine, "decoding": _decoded}.items():
+        if not problems and (decode or step is _machine):
+            # Any failure is a finding.
+            try:
+                found |= step()
+            except Exception as error:
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                remedy = _remedy(error) if step is _machine else "see --debug of generate"
+                problems.append(f"{name} fails ({reason}): {remedy}")
+    return found
 
 
-def _lines(found) -> Iterator[tuple[str, str]]:
-    from spec_t5x.cli.gin_files import GIN_ROOT
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
-    installed = {name: version for name, version in found.versions.items() if version}
-    yield "versions", ", ".join(f"{name} {version}" for name, version in installed.items())
-    if machine := found.machine:
-        count, name = machine["num_devices"], machine["device"]
-        yield "devices", f"{count} x {name}, platform {machine['platform']}"
-        yield "processor", f"{machine['processor']}, {machine['threads']} threads"
-        host = machine["host_memory"]
-        memory = f"{host['free'] / _GIB:.1f} of {host['total'] / _GIB:.1f} GiB free"
-        if machine["platform"] != "cpu" and machine["free_memory"] is not None:
-            memory += f", {machine['free_memory'] / _GIB:.1f} GiB free on the device"
-        yield "memory", memory
-    if found.cpu_kernels:
-        used, why = found.cpu_kernels
-        yield "CPU kernels", why if used else f"not used: {why}"
-    for name, cache in found.caches.items():
-        size = "empty" if cache.num_bytes is None else f"{cache.num_bytes / _MIB:.1f} MiB"
-        locked = "" if cache.writable else ", cannot be written"
-        yield f"cache: {name}", f"{size}{locked}, {cache.path}"
-    yield "packaged models", ", ".join(found.packaged_models) or "none"
-    yield "gin files", str(GIN_ROOT / "gin_configs")
-    yield "not installed", "; ".join(found.missing) or "nothing"
-    set_ = ", ".join(f"{name}={value}" for name, value in found.environment.items())
-    yield "environment", set_ or "nothing that matters is set"
-    if found.tried:
-        tried = found.tried
-        yield "tried", f"{tried['input']} -> {tried['output']}, in {tried['seconds']:.1f} s"
+
+def _machine() -> dict[str, Any]:
+    """Finds devices, kernels, caches and packaged models."""
+    import psutil
+
+    from spec_t5x.checkpoints.loading import packaged_names
+    from spec_t5x.machine import description
+    from spec_t5x.machine.compilation_cache import user_cache
+    from spec_t5x.machine.operations import registered
+
+    machine, memory = description.machine(), psutil.virtual_memory()
+    hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface", "hub")
+    caches = {
+        "compiled programs": os.environ.get("JAX_COMPILATION_CACHE_DIR", user_cache() / "compiled"),
+        "CPU kernels and costs": user_cache(),
+        "Hugging Face": os.environ.get("HF_HUB_CACHE") or hub,
+    }
+    return {
+        "machine": machine | {"free_memory": description.free_memory()},
+        "host_memory": {"free": memory.available, "total": memory.total},
+        "accelerator": accelerators.unused(),
+        "cpu_kernels": registered()[0].state() if machine["platform"] == "cpu" else None,
+        "caches": {name: str(path) for name, path in caches.items()},
+        "packaged_models": packaged_names(),
+    }
+
+
+def _decoded() -> dict[str, Any]:
+    """Decodes a text with the packaged pair."""
+    from spec_t5x.checkpoints.named_models import Models
+    from spec_t5x.generation import GenerateOptions, Generator
+    from spec_t5x.machine.compilation_cache import enable
+
+    enable()
+    start = time.perf_counter()
+    ((output,),) = Generator.load_named(Models()).generate(_TEXT, GenerateOptions(gamma=4))
+    seconds = time.perf_counter() - start
+    return {"tried": {"input": _TEXT, "output": output.output, "seconds": round(seconds, 1)}}
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return "pip install spec_t5x again"
+    given = os.environ.get("JAX_PLATFORMS")
+    return f"JAX_PLATFORMS is {given!r}, unset it" if given else "set JAX_PLATFORMS=cpu"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    if found["problems"]:
+        return f"generate would not work: {'; '.join(found['problems'])}."
+    if found["accelerator"]:
+        device = found["machine"]["platform"].upper()
+        return f"generate works here, but on the {device} only: {found['accelerator']}."
+    if found["cpu_kernels"] and not found["cpu_kernels"][0]:
+        return f"generate works here, but slowly: {found['cpu_kernels'][1]}."
+    return "generate works here." if "tried" in found else "generate would work here."

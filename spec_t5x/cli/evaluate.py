@@ -6,14 +6,14 @@ import json
 
 from spec_t5x.cli import settings
 
-HELP = "BLEU or ROUGE, and acceptance, over a file of text pairs or a seqio task"
+HELP = "compute BLEU or ROUGE, and acceptance, over a file of text pairs or a seqio task"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags. A flag that is left out takes its value from gin."""
+    """Adds the command's flags. A flag that is left out takes its value from gin."""
     settings.add_texts(parser)
-    metric = "of a file: bleu, bleu_intl (BLEU as T5 reports it) or rouge (bleu)"
-    settings.add_flags(parser, {"metric": ("NAME", metric)})
+    metric = "metric of a file; bleu_intl is BLEU as T5 reports it (default: bleu)"
+    settings.add_flags(parser, {"metric": (("bleu", "bleu_intl", "rouge"), metric)})
     settings.add_arguments(parser)
 
 

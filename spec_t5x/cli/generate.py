@@ -25,34 +25,29 @@ HELP = "generate text with a target, sped up by a draft"
 
 _INPUTS = {
     "input": ("FILE", "one input a line, or JSON lines, gzipped or not; - is standard input"),
-    "field": ("NAME", "of JSON lines (inputs, input or text)"),
+    "field": ("NAME", "field of JSON lines (default: inputs, input or text)"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags. A flag that is left out takes its value from gin."""
+    """Adds the command's flags. A flag that is left out takes its value from gin."""
     settings.add_text(parser)
     settings.add_flags(parser, _INPUTS)
     shown = parser.add_argument_group("output").add_mutually_exclusive_group()
-    shown.add_argument("--json", action="store_true", help="one JSON object for each input")
-    shown.add_argument(
-        "--trace", action="store_true", help="a line for each iteration, coloured as in Figure 1"
-    )
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="also decode plainly; print both rates, the speed-up and whether the texts are equal",
-    )
+    shown.add_argument("--json", action="store_true", help="print one JSON object for each input")
+    text = "print a line for each iteration, coloured as in Figure 1"
+    shown.add_argument("--trace", action="store_true", help=text)
+    text = "also decode plainly; print both rates, the speed-up and whether the texts are equal"
+    parser.add_argument("--compare", action="store_true", help=text)
     settings.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generates; exit status 2 if any input was bad."""
+    """Generates; returns 2 if any input was bad."""
     from spec_t5x.machine.compilation_cache import enable
 
     models, options = settings.read(args)
-    draft = models.draft_name()
-    _check_flags(args, options, draft)
+    _check_flags(args, options, models.draft_name())
     source = _source(args)
     enable()
 
@@ -61,12 +56,6 @@ def run(args: argparse.Namespace) -> int:
     command = _Command(args, Generator.load_named(models), options)
     command.run(source)
     return 2 if command.failed else 0
-
-
-def _streams(args, options) -> bool:
-    """Whether texts appear as they are decoded."""
-    single = options.batch_size == options.num_decodes == 1 and not options.beams
-    return sys.stdout.isatty() and not args.json and single
 
 
 def _check_flags(args, options, draft: str | None) -> None:
@@ -94,11 +83,11 @@ def _check_flags(args, options, draft: str | None) -> None:
         raise InputError(f"num_decodes is {options.num_decodes}: --trace shows 1")
 
 
-# --- what is read ------------------------------------------------------------
+# --- input -------------------------------------------------------------------
 
 
 def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
-    """The inputs, in parts that are available together.
+    """Returns the inputs, in parts that are available together.
 
     Raises:
       InputError: there is none, or a file cannot be read.
@@ -116,14 +105,14 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
         return _lines(read, arriving(stream_lines(sys.stdin.buffer, name)))
     read = file_source(args.input, field=args.field)
     if next(read.raw(), None) is None:
-        # Told before anything is loaded.
+        # Raised before anything is loaded.
         raise no_inputs(read.name)
     # One part, read as it is decoded.
     return _lines(read, iter([read.raw()]))
 
 
 def _typed() -> Iterator[Iterable[Item]]:
-    """Lines as the user types them, until Ctrl-D or Ctrl-C; blank ones are none."""
+    """Yields lines as the user types them, until Ctrl-D or Ctrl-C; skips blank ones."""
     with contextlib.suppress(ImportError):
         # ``input`` then edits lines and remembers them.
         import readline  # noqa: F401
@@ -137,7 +126,7 @@ def _typed() -> Iterator[Iterable[Item]]:
 
 
 def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
-    """Yields lines of bytes, with what is wrong with them.
+    """Yields lines of bytes as inputs.
 
     Raises:
       InputError: after the lines before it, that no more can be read, or that there was none.
@@ -155,7 +144,7 @@ def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
         try:
             yield from map(line, part)
         except InputError as error:
-            # Raised here it would take the lines along that are to be decoded with it.
+            # Raised here, it would stop the decoding of the lines before it.
             failure = error
 
     for part in parts:
@@ -166,7 +155,7 @@ def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
         raise no_inputs(read.name)
 
 
-# --- what is printed ---------------------------------------------------------
+# --- output ------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -185,31 +174,32 @@ class _Command:
         Raises:
           InputError: an input that came as an argument cannot be decoded.
         """
-        if not (self.args.compare or self.args.trace or _streams(self.args, self.options)):
+        args, options = self.args, self.options
+        single = options.batch_size == options.num_decodes == 1 and not options.beams
+        streams = sys.stdout.isatty() and not args.json and single
+        if args.text:
+            # Arguments are refused before any is decoded.
+            source = iter([[self._checked(line) for part in source for line in part]])
+        if not (args.compare or args.trace or streams):
             self._generate(source)
             return
         lines = map(self._checked, itertools.chain.from_iterable(source))
-        if self.args.text:
-            # Arguments are refused before any is decoded.
-            lines = iter(list(lines))
-        if self.args.compare:
+        if args.compare:
             self._compare(list(lines))
-        elif self.args.trace:
-            self._trace(lines)
         else:
-            self._stream(lines)
+            self._show(lines)
 
     def _generate(self, source: Iterator[Iterable[Item]]) -> None:
         place = 0
         with _bar(self.args) as count:
             for part in source:
-                if self.args.text:
-                    # Arguments are refused before any is decoded.
-                    part = [self._checked(line) for line in part]
-                for line, answer in self._answers(part, place):
+                # The generator reads ahead.
+                lines, ahead = itertools.tee(part)
+                texts = (InputError(one.error) if one.error else one.text for one in ahead)
+                answers = self.generator.generate(texts, self.options, first=place)
+                for line, answer in zip(lines, answers, strict=True):
                     if answer.error is not None:
-                        line = dataclasses.replace(line, error=str(answer.error))
-                        self._refuse(line)
+                        line = self._refused(line, answer.error)
                     self._print(line, answer)
                     count(answer)
                     place += 1
@@ -217,32 +207,19 @@ class _Command:
         if verdict and place > 1:
             log.info(verdict)
 
-    def _answers(self, part: Iterable[Item], first: int) -> Iterator[tuple[Item, Any]]:
-        """Each line and its answer; ``first`` is the place of the first line."""
-        # The generator reads ahead.
-        lines, ahead = itertools.tee(part)
-        texts = (line.text if line.error is None else InputError(line.error) for line in ahead)
-        answers = self.generator.generate(texts, self.options, first=first)
-        return zip(lines, answers, strict=True)
-
-    def _stream(self, lines: Iterator[Item]) -> None:
-        """As ``_generate``, each text as it is decoded."""
-        for line in lines:
-            if line.error is None:
-                try:
-                    _stream_one(self.generator, line.text, self.options, line.index)
-                except InputError as error:
-                    line = dataclasses.replace(line, error=str(error))
-                    self._refuse(line)
-            if line.error is not None:
-                print(flush=True)
-
-    def _trace(self, lines: Iterator[Item]) -> None:
+    def _show(self, lines: Iterator[Item]) -> None:
+        """Shows each text as it is decoded, as text or as a trace."""
         from spec_t5x.cli.trace import print_trace
 
         for line in lines:
             if line.error is None:
-                print_trace(self.generator, line.text, self.options, place=line.index)
+                show = print_trace if self.args.trace else _print_stream
+                try:
+                    show(self.generator, line.text, self.options, place=line.index)
+                except InputError as error:
+                    line = self._refused(line, error)
+            if line.error is not None and not self.args.trace:
+                print(flush=True)
 
     def _compare(self, lines: list[Item]) -> None:
         from spec_t5x.cli.trace import print_comparison
@@ -262,29 +239,28 @@ class _Command:
             print_comparison(comparison)
 
     def _checked(self, line: Item) -> Item:
-        """The line, with the error that keeps it from being decoded, which is reported.
+        """Returns the line, with the error that keeps it from being decoded, which is reported.
 
         Raises:
           InputError: there is one, and the input came as an argument.
         """
-        if line.error is None:
-            try:
-                self.generator.tokenize(line.text, self.options)
-            except InputError as error:
-                line = dataclasses.replace(line, error=str(error))
-        if line.error is not None:
+        text = InputError(line.error) if line.error else line.text
+        try:
+            self.generator.tokenize(text, self.options)
+        except InputError as error:
             if self.args.text:
-                raise InputError(line.error)
-            self._refuse(line)
+                raise
+            return self._refused(line, error)
         return line
 
-    def _refuse(self, line: Item) -> None:
+    def _refused(self, line: Item, error: InputError) -> Item:
         """Reports why an input has no output."""
         self.failed = True
-        log.error(f"line {line.index + 1}: {line.error}")
+        log.error(f"line {line.index + 1}: {error}")
+        return dataclasses.replace(line, error=str(error))
 
     def _print(self, line: Item, outputs: Iterable[Any]) -> None:
-        """A line (or JSON object) for each output; an empty one (or the error) for a bad input."""
+        """Prints a line (or JSON object) for each output; an empty one (or the error) if none."""
         if line.error is not None:
             values = {"line": line.index + 1, "input": line.text, "error": line.error}
             print(json_line(values) if self.args.json else "", flush=True)
@@ -294,7 +270,7 @@ class _Command:
             print(json_line(values) if self.args.json else _one_line(output.output), flush=True)
 
 
-def _stream_one(generator, source: str, options, place: int) -> None:
+def _print_stream(generator, source: str, options, place: int) -> None:
     shown = ""
     for event in generator.stream(source, options, place=place):
         text = _one_line(event.text)

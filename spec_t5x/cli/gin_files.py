@@ -1,4 +1,4 @@
-"""Reading gin files and ``--gin.NAME=VALUE`` bindings, as T5X's programs take them.
+"""Gin files and ``--gin.NAME=VALUE`` bindings, read as T5X's programs read them.
 
 Includes are resolved here and not by gin, which ignores the including file's folder and fails
 on folders that could be Python packages.
@@ -15,17 +15,19 @@ import gin
 
 from spec_t5x.errors import InputError, did_you_mean
 
-# ``gin_configs`` lies in an installed package, and beside that of a checkout.
+# ``gin_configs`` is in an installed package, and beside that of a checkout.
 _PACKAGE = Path(__file__).parents[1]
 GIN_ROOT = _PACKAGE if (_PACKAGE / "gin_configs").is_dir() else _PACKAGE.parent
 
 _BINDING = re.compile(r"--gin\.([^=]+)=(.+)", re.DOTALL)
-# A file's name or the like, which gin would want in quotes.
+# A text such as a path, which gin would want in quotes.
 _BARE = re.compile(r"[\w./~:+-]+")
 _MACRO = re.compile(r"%([\w.]+)")
 _INCLUDE = re.compile(r"""include\s+(['"])(.+?)\1""")
 _IMPORT = re.compile(r"(import|from)\s")
 _STRING_OR_COMMENT = re.compile(r"""'[^'\n]*'|"[^"\n]*"|#.*""")
+# What gin raises for a file that it cannot use.
+_ERRORS = (ValueError, SyntaxError, AttributeError, ImportError, OSError, tokenize.TokenError)
 
 # Folders of ``--gin_search_paths``.
 _search_paths: list[str] = []
@@ -48,33 +50,36 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
     """
     parts = list(read_all(files))
     bindings = [_binding(flag) for flag in flags]
-    _check_used(bindings, [text for _, text in parts])
+    used = {macro for text in (*(text for _, text in parts), *bindings) for macro in _macros(text)}
+    for name in (binding.partition("=")[0] for binding in bindings):
+        # A dot makes it a parameter, a slash a scope's.
+        if name not in used and "." not in name and "/" not in name:
+            raise InputError(
+                f"nothing uses --gin.{name}{did_you_mean(name, used)}: leave it out, or give its "
+                "file"
+            )
     try:
         for name, text in parts:
-            gin.parse_config(_Part(text, name))
+            stream = io.StringIO(text)
+            # gin reports mistakes under this name.
+            stream.name = name
+            gin.parse_config(stream)
         gin.parse_config(bindings)
-    # Of a module of ours that the file imports.
+    # From a module of ours that the file imports.
     except InputError:
         raise
-    except (
-        ValueError,
-        SyntaxError,
-        AttributeError,
-        ImportError,
-        OSError,
-        tokenize.TokenError,
-    ) as error:
+    except _ERRORS as error:
         reason = " ".join(str(error).split())
         raise InputError(f"gin: {reason}: fix the file or the binding") from error
     for name, text in (*parts, *zip(flags, bindings, strict=True)):
         for macro in _macros(text):
             # A dot makes it one of gin's constants: %gin.REQUIRED.
-            if "." not in macro:
-                _check_bound(macro, name)
+            if "." not in macro and not _is_bound(macro):
+                raise InputError(f"{name} needs the macro {macro}: add --gin.{macro}=VALUE")
 
 
 def add_search_paths(paths: Sequence[str]) -> None:
-    """More folders to look for gin files in: T5X's ``--gin_search_paths``.
+    """Adds folders to look for gin files in: T5X's ``--gin_search_paths``.
 
     Raises:
       InputError: a path is no folder.
@@ -85,41 +90,32 @@ def add_search_paths(paths: Sequence[str]) -> None:
         _search_paths.append(path)
 
 
-def read_all(files: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The text of the files and of what they include, in the order of parsing.
+def read_all(files: Sequence[str], includers: tuple[Path, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Reads the files and what they include, in the order of parsing.
 
     Yields:
       A path, and the text between two of its includes; lines elsewhere are left empty, so
-      that a line keeps its number.
+      that a line keeps its number, but for imports, which hold in all of a file.
 
     Raises:
       InputError: a file is absent, cannot be read, or includes itself.
     """
     for name in files:
-        yield from _read(name, ())
-
-
-def _read(name: str, includers: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
-    path = _locate(name, includers)
-    if path in includers:
-        raise InputError(f"gin: {path} includes itself: remove an include")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"gin: cannot read {path} ({error}): fix the file") from error
-    start = 0
-    for number, line in enumerate(lines):
-        if match := _INCLUDE.match(line):
-            yield str(path), _part(lines, start, number)
-            yield from _read(match[2], (*includers, path))
-            start = number + 1
-    yield str(path), _part(lines, start, len(lines))
-
-
-def _part(lines: Sequence[str], start: int, stop: int) -> str:
-    """Lines ``start`` to ``stop``, and the imports before, which hold in all of a file."""
-    kept = [line if n >= start or _IMPORT.match(line) else "" for n, line in enumerate(lines)]
-    return "".join(f"{line}\n" for line in kept[:stop])
+        path = _locate(name, includers)
+        if path in includers:
+            raise InputError(f"gin: {path} includes itself: remove an include")
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"gin: cannot read {path} ({error}): fix the file") from error
+        kept: list[str] = []
+        for line in lines:
+            if match := _INCLUDE.match(line):
+                yield str(path), "".join(f"{each}\n" for each in kept)
+                yield from read_all([match[2]], (*includers, path))
+                kept = [each if _IMPORT.match(each) else "" for each in kept]
+            kept.append("" if match else line)
+        yield str(path), "".join(f"{each}\n" for each in kept)
 
 
 def _locate(name: str, includers: tuple[Path, ...]) -> Path:
@@ -136,53 +132,27 @@ def _locate(name: str, includers: tuple[Path, ...]) -> Path:
     raise InputError(f"no gin file {name}: give an existing one")
 
 
-class _Part(io.StringIO):
-    """Text whose mistakes gin reports under the file's name."""
-
-    def __init__(self, text: str, name: str):
-        super().__init__(text)
-        self.name = name
-
-
 def _binding(flag: str) -> str:
+    """Makes a flag a binding; quotes a text without quotes."""
     match = _BINDING.fullmatch(flag)
     if not match:
         raise InputError(f"unknown argument {flag!r}: write --gin.NAME=VALUE")
     name, value = match.groups()
-    return f"{name}={value!r}" if _is_bare(value) else f"{name}={value}"
-
-
-def _is_bare(value: str) -> bool:
-    """Whether a value is a text without its quotes."""
     try:
         ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        return _BARE.fullmatch(value) is not None
-    return False
-
-
-def _check_used(bindings: Sequence[str], texts: Sequence[str]) -> None:
-    """Raises ``InputError`` for a macro of a flag that no file and no other flag uses."""
-    used = {macro for text in (*texts, *bindings) for macro in _macros(text)}
-    for name in (binding.partition("=")[0] for binding in bindings):
-        # A dot makes it a parameter, a slash a scope's.
-        if name not in used and "." not in name and "/" not in name:
-            raise InputError(
-                f"nothing uses --gin.{name}{did_you_mean(name, used)}: leave it out, or give its "
-                "file"
-            )
+        value = repr(value) if _BARE.fullmatch(value) else value
+    return f"{name}={value}"
 
 
 def _macros(text: str) -> list[str]:
-    """The macros that some code uses."""
+    """Finds the macros that some code uses."""
     return _MACRO.findall(_STRING_OR_COMMENT.sub("", text))
 
 
-def _check_bound(macro: str, file: str) -> None:
+def _is_bound(macro: str) -> bool:
     try:
-        bound = repr(gin.query_parameter(f"%{macro}"))
+        # T5X's files bind macros without a default to this.
+        return repr(gin.query_parameter(f"%{macro}")) != "%gin.REQUIRED"
     except ValueError:
-        bound = None
-    # T5X's files bind macros without a default to this.
-    if bound in (None, "%gin.REQUIRED"):
-        raise InputError(f"{file} needs the macro {macro}: add --gin.{macro}=VALUE")
+        return False

@@ -1,7 +1,6 @@
 """``spec-t5x infer``: outputs for many inputs, in a directory; the same command resumes."""
 
 import argparse
-import ast
 import dataclasses
 import json
 import logging
@@ -11,91 +10,64 @@ from typing import Any
 import spec_t5x
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
+from spec_t5x.inference.infer_options import HostOptions, InferOptions
 
 log = logging.getLogger(__name__)
 
 HELP = "decode a file or a seqio task of inputs; the same command resumes an interrupted run"
 
-# Where neither a flag nor gin gives one.
+# The default unless a flag or gin gives one.
 _BATCH_SIZE = 16
-
-
-_INPUTS = {
-    "input": ("FILE", "JSON lines (.jsonl, .json), or a text on each line; gzipped or not"),
-    "field": ("NAME", "of a JSON line, with the text (inputs, input or text)"),
-    "mixture_or_task": ("NAME", "seqio's name, instead of a file"),
-    "split": ("NAME", "of the task (validation)"),
-    **settings.CACHES,
-}
-_OUTPUTS = {
-    "output_dir": ("DIR", "shards, and predictions.jsonl"),
-    "shard_size": (int, "inputs in a shard: a kill costs at most one shard (1024)"),
-    "overwrite": (bool, "delete an earlier run's outputs in the directory and start again"),
-}
-_WORKERS = {
-    "shard_index": (int, "of this worker: it answers every shard_count-th shard from there on"),
-    "shard_count": (int, "workers that need not know of one another; the last joins the shards"),
-    "merge": (bool, "nothing but join the shards in output_dir"),
-}
-_HOSTS = {
-    "model_parallel": (int, "devices that share one model (1)"),
-    "multiprocess": (
-        bool,
-        "one of several processes, which find each other (Cloud TPU, Slurm, Open MPI)",
-    ),
-    "coordinator_address": ("HOST:PORT", "of process 0"),
-    "process_count": (int, "processes of this run"),
-    "process_index": (int, "which of them this is"),
+_GROUPS = {
+    "inputs": ("input", "field", "mixture_or_task", "split", "task_feature_lengths"),
+    "cached tasks": settings.CACHES,
+    "outputs": ("output_dir", "shard_size", "overwrite"),
+    "workers of any scheduler": ("shard_index", "shard_count", "merge"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags. A flag that is left out takes its value from gin."""
-    inputs = parser.add_argument_group("inputs")
-    settings.add_flags(inputs, _INPUTS)
+    """Adds the command's flags. A flag that is left out takes its value from gin."""
+    for title, names in _GROUPS.items():
+        group = parser.add_argument_group(title)
+        settings.add_flags(group, settings.flags_of(InferOptions, *names))
     # T5X's name for it is --import.
-    inputs.add_argument(
+    parser.add_argument(
         "--task_module",
         "--import",
         action="append",
         dest="task_modules",
         metavar="MODULE",
-        help="imported first, for the tasks that it registers",
+        help="module to import first, which registers tasks; repeatable",
     )
-    inputs.add_argument(
-        "--task_feature_lengths",
-        type=_lengths,
-        metavar="{'inputs':N,'targets':N}",
-        help="cut inputs to N tokens; end outputs after N",
-    )
-    settings.add_flags(parser.add_argument_group("outputs"), _OUTPUTS)
-    settings.add_flags(parser.add_argument_group("workers of any scheduler"), _WORKERS)
-    settings.add_flags(parser.add_argument_group("devices and hosts"), _HOSTS)
+    flags = settings.flags_of(InferOptions, "model_parallel") | settings.flags_of(HostOptions)
+    settings.add_flags(parser.add_argument_group("devices and hosts"), flags)
     settings.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Infers. Exit status 128 + N after signal N; else ``_tell``'s."""
-    from spec_t5x.inference.processes import HostOptions, join
+    """Infers; returns 128 + N after signal N, else the status of ``_tell``."""
+    from spec_t5x.inference.processes import join
 
-    # Processes must join before anything asks JAX for a device, as reading the options does.
-    hosts = join(HostOptions(**settings.given(args, HostOptions)))
+    # Processes must join before JAX looks for devices, as it does when the options are read.
+    joined = join(HostOptions(**settings.given(args, HostOptions)))
 
     from spec_t5x.generation import Generator
     from spec_t5x.inference.bulk import infer, merge
-    from spec_t5x.inference.infer_options import InferOptions
     from spec_t5x.inference.signals import Interrupted
     from spec_t5x.machine.compilation_cache import enable
 
     models, decoding, options = settings.read(args, InferOptions)
+    if joined is not None:
+        if options.shard_count is not None:
+            raise InputError(
+                f"shard_count is {options.shard_count} and {joined[1]} processes have met: give "
+                "one or the other"
+            )
+        options = dataclasses.replace(options, shard_index=joined[0], shard_count=joined[1])
     options.check()
     if options.merge:
         return _tell(merge(Path(options.output_dir).expanduser()), "merged")
-    if options.shard_count is not None and hosts.count > 1:
-        raise InputError(
-            f"shard_count is {options.shard_count} and {hosts.count} processes have met: give one "
-            "or the other"
-        )
     decoding = options.decoding(_with_batch_size(args, decoding))
     enable()
 
@@ -103,24 +75,20 @@ def run(args: argparse.Namespace) -> int:
         shardings = placement.target if placement.mesh else None
         return Generator.load_named(models, shardings=shardings)
 
-    with hosts.together():
-        of_models, source = _settings(models, options), _source(options, models)
+    source, of_models = _source(options, models), _settings(models, options)
     try:
-        report = infer(options, decoding, source, load, settings=of_models, hosts=hosts)
+        report = infer(options, decoding, source, load, settings=of_models)
     except Interrupted as interrupted:
         log.error(f"stopped by {interrupted} {interrupted.how_far}")
         return 128 + interrupted.number
-    who = f"process {hosts.index} answered" if hosts.index else "answered"
-    if report.merged is None and options.shard_count is not None:
-        who = f"worker {options.shard_index} answered"
-    status = _tell(report, who)
-    # A scheduler takes another status for work to be done again. Of several processes the one that
-    # has joined the shards speaks for all.
-    return 0 if options.shard_count is not None or report.merged is None else status
+    is_part = options.shard_count is not None and report.merged is None
+    status = _tell(report, f"worker {options.shard_index} answered" if is_part else "answered")
+    # A scheduler takes another status for work to be done again.
+    return 0 if options.shard_count is not None else status
 
 
 def _with_batch_size(args: argparse.Namespace, decoding):
-    """The command's own default, where neither a flag nor gin gives a batch size."""
+    """Sets the command's own batch size, unless a flag or gin gives one."""
     import gin
 
     if args.batch_size is not None:
@@ -139,7 +107,7 @@ def _source(options, models):
         return file_source(options.input, options.field)
     from spec_t5x.checkpoints.loading import open_model
 
-    # Imported here: seqio brings TensorFlow along, seconds that a file does not need.
+    # seqio brings TensorFlow along, seconds that a file does not need.
     from spec_t5x.inference.task_source import task_source
 
     return task_source(
@@ -153,7 +121,7 @@ def _source(options, models):
 
 
 def _settings(models, options) -> dict[str, Any]:
-    """What the outputs depend on besides inputs and options, for the manifest."""
+    """Returns what the outputs depend on besides inputs and options, for the manifest."""
     from spec_t5x.checkpoints.digests import files_digest
 
     values = dataclasses.asdict(models)
@@ -165,7 +133,7 @@ def _settings(models, options) -> dict[str, Any]:
 
 
 def _tell(report, who: str) -> int:
-    """Says what is wrong and what was done, prints the figures, and returns the exit status.
+    """Logs the errors and the outcome, prints the figures, and returns the exit status.
 
     It is 1 if an input could not be decoded.
     """
@@ -194,12 +162,6 @@ def _tell(report, who: str) -> int:
         )
     figures = dataclasses.asdict(report) | {"tokens_per_second": rate}
     figures["merged"] = report.merged and str(report.merged)
-    print(json.dumps({name: value for name, value in figures.items() if name != "named"}))
+    del figures["named"]
+    print(json.dumps(figures))
     return 1 if report.errors else 0
-
-
-def _lengths(text: str) -> dict:
-    try:
-        return dict(ast.literal_eval(text))
-    except (ValueError, SyntaxError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not like {{'inputs': 512}}") from error

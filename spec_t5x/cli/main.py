@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import spec_t5x
-from spec_t5x.cli import completion, standard_streams
+from spec_t5x.cli import settings, standard_streams
 from spec_t5x.errors import InputError, did_you_mean
 from spec_t5x.machine import xla_flags
 from spec_t5x.names import ours
@@ -26,10 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    bindings = [item for item in arguments if item.startswith("--gin.")]
-    # Taken out first: argparse would read one that holds a space as a TEXT.
     parser = _parser()
-    completion.answer(parser)
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        # Answers a shell that completes a line, and exits.
+        argcomplete.autocomplete(parser)
+    # Taken out first: argparse would read one that holds a space as a TEXT.
+    bindings = [item for item in arguments if item.startswith("--gin.")]
     args, rest = parser.parse_known_args([a for a in arguments if a not in bindings])
     args.gin_bindings = bindings
     # TensorFlow, which reads data and writes TensorBoard's files, warns of GPUs it does not need.
@@ -41,7 +45,12 @@ def _main(arguments: Sequence[str]) -> int:
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
     try:
-        _check_known(rest, args.command, args.flags)
+        if rest:
+            name = rest[0].partition("=")[0]
+            hint = ours(name.lstrip("-"), args.flags).replace("is '", "is '--")
+            hint = hint or did_you_mean(name, [f"--{flag}" for flag in args.flags])
+            see = f"see spec-t5x {args.command} --help"
+            raise InputError(f"unknown argument {rest[0]!r}{hint}: {see}")
         if args.gin_search_paths:
             from spec_t5x.cli.gin_files import add_search_paths
 
@@ -59,7 +68,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line, without the usage before it."""
+    """Parser that reports a mistake in one line, without the usage before it."""
 
     def __init__(self, **options):
         super().__init__(**options, allow_abbrev=False)
@@ -74,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Once(argparse.Action):
-    """Keeps the value of a flag, which may be given once."""
+    """Action that keeps the value of a flag, which may be given once."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         given = namespace.__dict__.setdefault("_given", set())
@@ -91,7 +100,7 @@ class _Log(logging.Handler):
 
 @contextlib.contextmanager
 def _shown_log(level: int) -> Iterator[None]:
-    """The package's log goes to standard error from this level on, a line each."""
+    """Sends the package's log from this level on to standard error, a line each."""
     before, handler = (log.level, log.propagate), _Log()
     log.addHandler(handler)
     log.setLevel(level)
@@ -105,16 +114,8 @@ def _shown_log(level: int) -> Iterator[None]:
         log.propagate = before[1]
 
 
-def _check_known(rest: list[str], command: str, flags: Sequence[str]) -> None:
-    if rest:
-        name = rest[0].partition("=")[0]
-        hint = ours(name.lstrip("-"), flags).replace("is '", "is '--")
-        hint = hint or did_you_mean(name, [f"--{flag}" for flag in flags])
-        raise InputError(f"unknown argument {rest[0]!r}{hint}: see spec-t5x {command} --help")
-
-
 def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
-    """A message of the package, with options named as on the command line.
+    """Names options in a message of the package as on the command line.
 
     >>> speaking_of_flags("top_k is -1: raise top_k, or pass truncate", ["top_k", "truncate"])
     '--top_k is -1: raise --top_k, or pass --truncate'
@@ -128,10 +129,10 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
         if "_" in flag:
             message = re.sub(name, f"--{flag}", message)
         else:
-            # Also a word, unless it stands where options stand.
+            # Also a word, except for places of options.
             message = re.sub(rf"^{name}(?= is )", f"--{flag}", message)
             message = re.sub(rf"\b(pass|raise|lower) {name}", rf"\1 --{flag}", message)
-        # Of a flag that may be given several times the option is a list.
+        # The option of a repeatable flag is a list.
         message = re.sub(rf"^{flag}s(?= (is|hold) )", f"--{flag}", message)
     return message
 
@@ -158,40 +159,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"spec-t5x {spec_t5x.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    named = (
-        _by_name(generate, demo, infer, evaluate, acceptance, benchmark)
-        | train.TRAININGS
-        | _by_name(train_ngram, convert, compile_tpu, reproduce, doctor)
+    first, last = (
+        {module.__name__.rpartition(".")[2].replace("_", "-"): module for module in modules}
+        for modules in (
+            (generate, demo, infer, evaluate, acceptance, benchmark),
+            (train_ngram, convert, compile_tpu, reproduce, doctor),
+        )
     )
-    for name, module in named.items():
+    for name, module in (first | train.TRAININGS | last).items():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
-        _add_log_level(command)
-        command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+        levels = command.add_mutually_exclusive_group()
+        add = functools.partial(levels.add_argument, action="store_const", dest="log_level")
+        add("-q", "--quiet", const=logging.ERROR, help="print errors only, no progress")
+        text = "also print what is loaded, compiled and measured"
+        add("-v", "--verbose", const=logging.DEBUG, help=text)
+        command.add_argument("--debug", action="store_true", help="print tracebacks of errors")
         command.add_argument(
             "--gin_search_paths",
-            type=lambda text: [path for path in text.split(",") if path],
-            default=[],
+            type=settings.folders,
+            default=(),
             metavar="DIR,DIR",
-            help="where else to look for gin files",
+            help="further folders of gin files",
         )
-        completion.add_completers(command)
         options = command._option_string_actions
         flags = [option[2:] for option in options if option.startswith("--")]
-        command.set_defaults(run=module.run, flags=flags)
+        command.set_defaults(run=module.run, flags=flags, log_level=logging.INFO)
     return parser
-
-
-def _add_log_level(command: argparse.ArgumentParser) -> None:
-    levels = command.add_mutually_exclusive_group()
-    add = functools.partial(levels.add_argument, action="store_const", dest="log_level")
-    add("-q", "--quiet", const=logging.ERROR, help="errors only, no progress")
-    add("-v", "--verbose", const=logging.DEBUG, help="also what was loaded, compiled and measured")
-    command.set_defaults(log_level=logging.INFO)
-
-
-def _by_name(*modules):
-    return {module.__name__.rpartition(".")[2].replace("_", "-"): module for module in modules}
 
 
 if __name__ == "__main__":

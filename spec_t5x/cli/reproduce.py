@@ -1,4 +1,4 @@
-"""``spec-t5x reproduce``: the paper's tables and figures, again, as a report."""
+"""``spec-t5x reproduce``: the paper's tables and figures, reproduced as a report."""
 
 import argparse
 from pathlib import Path
@@ -11,22 +11,25 @@ HELP = "reproduce the paper's tables and figures: a report in HTML"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags; a setting that is left out takes its value from gin."""
+    """Adds the command's flags. A flag that is left out takes its value from gin."""
     add = parser.add_argument
-    add("items", nargs="*", metavar="ITEM", help="table1, figure2, …; all stands for every one")
-    add("--output", type=Path, metavar="DIR", help="of the report, and of what is kept")
+    add("items", nargs="*", metavar="ITEM", help="table1, figure2, …, or all")
+    add("--output", type=Path, metavar="DIR", help="directory of the report and of its figures")
     add("--list", action="store_true", help="list the items")
     flags = {
-        "quick": (bool, "fewer tokens: minutes, not an hour"),
-        "data_dir": ("DIR", "with ende/dev.tsv.gz and summarize/debian_dev.tsv.gz (the package's)"),
-        "seed": (int, "of all random draws (0)"),
+        "quick": (bool, "decode fewer tokens: minutes, not an hour"),
+        "data_dir": (
+            "DIR",
+            "folder of ende/dev.tsv.gz and summarize/debian_dev.tsv.gz (default: the package's)",
+        ),
+        "seed": (int, "seed of all random draws (default: 0)"),
     }
     settings.add_flags(parser, flags)
     settings.add_gin(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 0, 1 if something could not be computed, 2 for a mistake of the user's."""
+    """Returns 0, or 1 if an item could not be computed."""
     with needed("matplotlib"):
         from spec_t5x.labs.reproduction import run as running
         from spec_t5x.labs.reproduction.contents import ReproduceOptions

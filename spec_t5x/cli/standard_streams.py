@@ -7,15 +7,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# How each stream treats what is no UTF-8: bytes are kept, to be reported as their input's error;
-# half of a surrogate pair is written as an escape.
+# By stream: the treatment of what is no UTF-8. Bytes are kept, to be reported as their input's
+# error; half of a surrogate pair is written as an escape.
 _ERRORS = {"stdin": "surrogateescape", "stdout": "backslashreplace", "stderr": "backslashreplace"}
 
 
 def text(argument: str) -> str:
-    """Reads a command's argument as UTF-8, as files are, where the locale reads it otherwise.
+    """Reads a command's argument as UTF-8 in every locale, as files are read.
 
-    Not for paths, whose bytes are the file system's.
+    Paths keep the bytes of the file system and are not read so.
     """
     with contextlib.suppress(UnicodeError):
         return os.fsencode(argument).decode()
@@ -23,7 +23,7 @@ def text(argument: str) -> str:
 
 
 def complain(message: str) -> None:
-    """Prints a line to standard error; nothing happens where that cannot be written."""
+    """Prints a line to standard error, if that can be written."""
     with contextlib.suppress(OSError):
         print(f"spec-t5x: {message}", file=sys.stderr, flush=True)
 
@@ -43,7 +43,7 @@ def guarded(run: Callable[[], int]) -> int:
             try:
                 status = run()
             finally:
-                # What were left would fail at the interpreter's end, outside of any handler.
+                # Unwritten output would fail at the interpreter's end, outside of any handler.
                 sys.stdout.flush()
         return status
     except _OutputError as lost:
@@ -73,24 +73,14 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes a text.
-
-        Raises:
-          _OutputError: it cannot be written.
-        """
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            raise _OutputError from error
+        return self._attempt("write", text)
 
     def flush(self) -> None:
-        """Writes what is buffered.
+        self._attempt("flush")
 
-        Raises:
-          _OutputError: it cannot be written.
-        """
+    def _attempt(self, method: str, *arguments: str) -> Any:
         try:
-            self._stream.flush()
+            return getattr(self._stream, method)(*arguments)
         except OSError as error:
             raise _OutputError from error
 

@@ -1,4 +1,4 @@
-"""What ``generate`` shows on a terminal: Figure 1's trace, and comparisons."""
+"""Figure 1's trace, and comparisons, as ``generate`` prints them."""
 
 from rich.console import Console
 from rich.table import Table
@@ -14,8 +14,7 @@ def print_trace(
 ) -> None:
     """Decodes the input at ``place`` and prints a line for each iteration, as in Figure 1.
 
-    In the colours of ``traces``, or with its marks where there are none; what they mean is said
-    after the last.
+    Lines have the colours of ``traces``, or its marks if there are none; a legend is last.
     """
     console = console or Console(highlight=False)
     coloured, lines = console.is_terminal or console.is_jupyter, []
@@ -27,7 +26,7 @@ def print_trace(
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """The figures of ``--compare``, as a table."""
+    """Prints the figures of ``--compare`` as a table."""
     console = Console(highlight=False)
     times, count = comparison.step_times, comparison.num_inputs
     table = Table(
@@ -35,7 +34,7 @@ def print_comparison(comparison: Comparison) -> None:
         f"temperature {comparison.temperature:g}",
         show_header=False,
     )
-    rows = [
+    for row in (
         ("plain decoding", f"{comparison.plain_rate:.1f} tokens/s"),
         ("speculative decoding", f"{comparison.speculative_rate:.1f} tokens/s"),
         ("speed-up", f"{comparison.speed_up:.2f}x"),
@@ -52,8 +51,7 @@ def print_comparison(comparison: Comparison) -> None:
             f"{comparison.speculative_compile_seconds:.1f} s speculative (not counted)",
         ),
         ("outputs", _verdict(comparison)),
-    ]
-    for row in rows:
+    ):
         table.add_row(*row)
     console.print(table)
     if comparison.left_out is not None:

@@ -1,4 +1,4 @@
-"""``spec-t5x train``, ``train-lm``, ``train-heads`` and ``distill``: train as a gin file says."""
+"""``spec-t5x train``, ``train-lm``, ``train-heads``, ``distill``: training by a gin file."""
 
 import argparse
 import dataclasses
@@ -7,6 +7,7 @@ import pkgutil
 from collections.abc import Callable
 
 from spec_t5x import registry
+from spec_t5x.cli import settings
 from spec_t5x.machine.extras import needed
 
 # Exit status of a run that TrainOptions.max_minutes ended before its steps were taken: that of
@@ -16,18 +17,17 @@ OUT_OF_TIME = 75
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A command that calls a gin configurable; its other fields are those of a command's module."""
+    """A command that calls a gin configurable, which ``configurable`` imports."""
 
-    # Imports it.
     configurable: Callable[[], Callable]
     HELP: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """The command's flags; ``--gin.NAME=VALUE`` is taken by every command."""
-        parser.add_argument("--gin_file", action="append", required=True, metavar="FILE")
+        """Adds the command's flags; ``--gin.NAME=VALUE`` is taken by every command."""
+        parser.add_argument("--gin_file", required=True, **settings.GIN_FILE)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Trains with what files and flags bind. Exit status 0, or ``OUT_OF_TIME``."""
+        """Trains with what files and flags bind; returns 0 or ``OUT_OF_TIME``."""
         from spec_t5x.cli.gin_files import parse_gin
         from spec_t5x.errors import InputError
 
@@ -49,7 +49,7 @@ def _of_labs(place: str) -> Callable[[], Callable]:
 
 
 _AS = "as a gin file says; the same command resumes it"
-# What the commands train that folders of ``contrib`` bring.
+# By command of ``contrib``: the model that it trains.
 _TRAINED = {"train-lm": "a language model", "train-heads": "draft heads for a target"}
 TRAININGS = {
     "train": Training(_of_labs("run_train:train"), f"train a model {_AS}"),

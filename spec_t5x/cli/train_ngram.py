@@ -1,4 +1,4 @@
-"""``spec-t5x train-ngram``: counts n-grams, to draft with."""
+"""``spec-t5x train-ngram``: counts of n-grams as a draft."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ HELP = "count n-grams in text, as a draft for targets of the same vocabulary"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags."""
+    """Adds the command's flags."""
     parser.add_argument(
         "--data",
         required=True,
@@ -27,18 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vocabulary",
         required=True,
         metavar="MODEL",
-        help="the target: a directory or name, a SentencePiece file (FILE:100 with 100 "
-        "extra ids) or a tokenizer.json",
+        help="vocabulary of the target: its directory or name, a SentencePiece file (FILE:100 with "
+        "100 extra ids) or a tokenizer.json",
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="where to write")
+    parser.add_argument("--output", required=True, metavar="DIR", help="directory to write")
     numbers = {
-        "column": (0, "from 0 (0)"),
-        "num_columns": (1, "of each line (1)"),
-        "order": (3, "tokens of the longest n-grams (3)"),
-        "min_count": (2, "leave out rarer n-grams (2)"),
-        "max_successors": (64, "for each context (64)"),
+        "column": (0, "column of the texts, from 0"),
+        "num_columns": (1, "columns of each line"),
+        "order": (3, "tokens of the longest n-grams"),
+        "min_count": (2, "least count of an n-gram that is kept"),
+        "max_successors": (64, "most successors of a context"),
     }
     for name, (default, text) in numbers.items():
+        text = f"{text} (default: {default})"
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
     parser.add_argument("--overwrite", action="store_true", help="replace earlier n-grams")
 

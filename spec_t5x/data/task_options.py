@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import needed
+from spec_t5x.options import option
 
 Decoding = TypeVar("Decoding")
 
@@ -13,16 +14,17 @@ Decoding = TypeVar("Decoding")
 class TaskOptions:
     """Options of a seqio task, by T5X's names; the base class of whatever reads one."""
 
-    # A name in seqio's registry; a mixture's tasks follow each other.
-    mixture_or_task: str | None = None
+    mixture_or_task: str | None = option(
+        None,
+        "name in seqio's registry, instead of a file; a mixture's tasks follow each other",
+        "NAME",
+    )
     # Modules that register tasks when imported; the paper's tasks are known without.
     # T5X's macro holds one name or None.
     task_modules: tuple | list | str | None = ()
-    # As T5X's macro: sources are cut to ``inputs`` tokens, outputs end after ``targets``.
-    task_feature_lengths: dict | None = None
-    # As T5X's macro and flag: read the cached tasks, also those in these folders.
-    use_cached_tasks: bool = False
-    seqio_additional_cache_dirs: tuple | list | str = ()
+    task_feature_lengths: dict | None = option(None, "cut inputs to N tokens; end outputs after N")
+    use_cached_tasks: bool = option(False, "read what seqio's caching has written, not the data")
+    seqio_additional_cache_dirs: tuple | list | str = option((), "further folders of cached tasks")
 
     @property
     def modules(self) -> tuple[str, ...]:

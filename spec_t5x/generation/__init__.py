@@ -1,20 +1,19 @@
-"""Text in, text out: tokenising, batching and decoding with a target and a draft.
+"""Text in, text out: tokenizing, batching and decoding with a target and a draft.
 
-What the command line, the notebooks and the benchmarks call. Shapes are taken from
-a short list, so that few programs are compiled: sources and prompts are padded to a
-bucket, batches to ``batch_size``.
+Shapes are taken from a short list, so that few programs are compiled: sources and prompts are
+padded to a bucket, batches to ``batch_size``.
 
-To an encoder-decoder a text is the source. To a decoder alone it is the
-prompt, which may be empty, and what comes out is how the text goes on, without the prompt.
+To an encoder-decoder a text is the source. To a decoder alone it is the prompt, which may be
+empty, and the output is its continuation, without the prompt.
 """
 
 from spec_t5x.generation.answers import Answer, Answers, Generation, all_answered
 from spec_t5x.generation.batches import Batch, bucket
 from spec_t5x.generation.engine import Engine
-from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH, Generator
 from spec_t5x.generation.streaming import StreamEvent
 from spec_t5x.names import AUTO, NO_DRAFT
+from spec_t5x.options import GenerateOptions
 
 __all__ = [
     "AUTO",

@@ -1,4 +1,4 @@
-"""What comes out: an input's outputs with their scores and counts, or why there are none."""
+"""Outputs of an input with their scores and counts, or the error in their place."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -31,9 +31,9 @@ class Generation:
 
 
 class Answer(list[Generation]):
-    """An input's outputs, the best first; or why there are none.
+    """Outputs of an input, the best first.
 
-    Of an input that cannot be decoded ``error`` says why, and asking for an output raises that.
+    If the input cannot be decoded, ``error`` says why, and an index or iteration raises it.
     """
 
     def __init__(self, outputs: Iterable[Generation] = (), error: InputError | None = None):
@@ -58,25 +58,15 @@ class Answer(list[Generation]):
         return type(self), (list(super().__iter__()), self.error)
 
 
-class NoSequenceError(InputError, TypeError):
-    """Answers asked for what only a list of them has. As a ``TypeError``, ``list`` expects it."""
-
-
 class Answers(Iterator[Answer]):
-    """The answers to some inputs, in order.
+    """Answers to some inputs, in order.
 
-    Inputs are decoded, and answers forgotten, while somebody iterates over them. An index decodes
-    all of them, and keeps them for good.
+    Inputs are decoded, and answers forgotten, while they are iterated over. An index decodes all
+    inputs and keeps their answers.
     """
 
-    def __init__(self, coming: Iterator[Answer], count: int | None = None):
-        """Answers that are still to come.
-
-        Args:
-          coming: decodes them.
-          count: how many there will be; None where the inputs do not say.
-        """
-        self._coming, self._count = coming, count
+    def __init__(self, coming: Iterator[Answer]):
+        self._coming = coming
         self._kept: list[Answer] | None = None
         self._begun = self._over = False
 
@@ -84,10 +74,7 @@ class Answers(Iterator[Answer]):
         if self._kept is not None:
             return iter(self._kept)
         if self._over:
-            raise NoSequenceError(
-                "these answers were iterated over before and are not kept: make a list of them, as "
-                "in list(generator.generate(texts))"
-            )
+            raise _not_kept("these answers were iterated over before and are not kept")
         return self
 
     def __next__(self) -> Answer:
@@ -100,37 +87,18 @@ class Answers(Iterator[Answer]):
     def __getitem__(self, index):
         if self._kept is None:
             if self._begun:
-                raise NoSequenceError(
-                    f"answer {index!r} was asked for while iterating, which keeps none: make a "
-                    "list of them, as in list(generator.generate(texts))"
-                )
+                raise _not_kept(f"answer {index!r} is indexed while iterating, which keeps none")
             self._kept = list(self._coming)
             self._coming = iter(self._kept)
         return self._kept[index]
 
-    def __len__(self) -> int:
-        if self._kept is not None:
-            return len(self._kept)
-        if self._count is None:
-            raise NoSequenceError(
-                "the number of answers is not known, as the inputs are no list: make a list of the "
-                "answers, as in list(generator.generate(texts))"
-            )
-        return self._count
 
-    def __bool__(self) -> bool:
-        # Not by their number, which need not be known.
-        return True
-
-    def __repr__(self) -> str:
-        if self._kept is not None:
-            return repr(self._kept)
-        number = "the" if self._count is None else self._count
-        return f"<{number} answers, decoded while they are iterated over>"
+def _not_kept(reason: str) -> InputError:
+    return InputError(f"{reason}: make a list of them, as in list(generator.generate(texts))")
 
 
 def all_answered(answers: Iterable[Answer]) -> Iterator[Answer]:
-    """The outputs of each input; raises the first ``InputError`` among them."""
+    """Yields the outputs of each input; raises the first ``InputError`` among them."""
     for answer in answers:
         if answer.error is not None:
             raise answer.error

@@ -29,25 +29,23 @@ class Batch:
 
 
 def bucket(length: int, limit: int) -> int:
-    """The padded length of a source or prompt: the next power of two, at least 16.
+    """Pads the length of a source or prompt to the next power of two, at least 16.
 
     >>> [bucket(n, 96) for n in (3, 17, 60, 90)]
     [16, 32, 64, 96]
     """
-    size = _SMALLEST_BUCKET
-    while size < length:
-        size *= 2
+    size = max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
     return max(length, min(size, limit))
 
 
 @jax.jit
 def random_keys(seed, places):
-    """A random key for each input, by its place among all."""
+    """Returns a random key for each input, by its place among all."""
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.asarray(places))
 
 
 def padded(ids: Sequence[list[int]], rows: int, width: int) -> np.ndarray:
-    """The ids of each row, then padding, ``[rows, width]``."""
+    """Returns the ids of each row, then padding, ``[rows, width]``."""
     padded = np.full((rows, width), PAD_ID, np.int32)
     for row, row_ids in enumerate(ids):
         padded[row, : len(row_ids)] = row_ids
@@ -55,5 +53,5 @@ def padded(ids: Sequence[list[int]], rows: int, width: int) -> np.ndarray:
 
 
 def prompt_lengths(batch: Batch) -> list[int]:
-    """Tokens of each row's prompt after the start token."""
+    """Counts the tokens of each row's prompt after the start token."""
     return np.count_nonzero(np.asarray(batch.prompts)[:, 1:] != PAD_ID, axis=1).tolist()

@@ -1,4 +1,4 @@
-"""A target, its draft and their vocabulary: texts to batches, and what is decoded to texts."""
+"""Texts to batches, batches through the loops, and decoded tokens to texts."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,6 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import programs
 from spec_t5x.generation.answers import Answer, Generation
 from spec_t5x.generation.batches import Batch, Input, bucket, padded, prompt_lengths, random_keys
-from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.generation.stop_strings import first_stop
 from spec_t5x.interfaces import Draft, check_positions
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop, NoDraft
@@ -28,6 +27,7 @@ from spec_t5x.loops.speculative import Iteration, speculative_steps
 from spec_t5x.models.binding import Model
 from spec_t5x.models.cached_model import TextModel
 from spec_t5x.names import AUTO
+from spec_t5x.options import GenerateOptions
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.rules import Rules, rules
 from spec_t5x.types import EOS_ID, PAD_ID, EndOfSequence
@@ -37,31 +37,30 @@ Kind = TypeVar("Kind", bound="BatchDecoder")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BatchDecoder:
-    """A target, an optional draft and their vocabulary."""
+    """A target, an optional draft and their vocabulary: decodes batches."""
 
     target: Model
     vocabulary: Vocabulary
     max_source_len: int
     draft: Draft | None = None
-    # Options that the checkpoint sets where a user does not (``GenerateOptions.settled``).
+    # Options that the checkpoint sets unless a user does (``GenerateOptions.settled``).
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
-        sizes = {"target": _num_parameters(self.target)}
+        models = {"target": self.target}
         if self.draft is not None:
-            sizes[type(self.draft).__name__] = _num_parameters(self.draft)
-        models = ", ".join(
-            f"{name} of {size / 1e6:.1f}M parameters" for name, size in sizes.items()
-        )
-        return f"{type(self).__name__}({models}, {self.vocabulary.vocab_size} ids)"
+            models[type(self.draft).__name__] = self.draft
+        sizes = {name: sum(x.size for x in jax.tree.leaves(m)) for name, m in models.items()}
+        shown = (f"{name} of {size / 1e6:.1f}M parameters" for name, size in sizes.items())
+        return f"{type(self).__name__}({', '.join(shown)}, {self.vocabulary.vocab_size} ids)"
 
     def with_draft(self: Kind, draft: Draft | None) -> Kind:
-        """The same with another draft."""
+        """Returns the same with another draft."""
         return dataclasses.replace(self, draft=draft)
 
     def plain(self: Kind) -> Kind:
-        """The same without its draft."""
-        return dataclasses.replace(self, draft=None)
+        """Returns the same without its draft."""
+        return self.with_draft(None)
 
     @property
     def is_decoder_only(self) -> bool:
@@ -71,7 +70,7 @@ class BatchDecoder:
     # Texts to batches
 
     def tokenize(self, text: str | InputError, options: GenerateOptions) -> list[int]:
-        """Ids of one input: a source's in the vocabulary's frame, a prompt's without.
+        """Encodes one input: a source in the vocabulary's frame, a prompt without.
 
         Raises:
           InputError: no Unicode text, an empty source, or without ``options.truncate`` text
@@ -93,7 +92,7 @@ class BatchDecoder:
         return self.fit(self.vocabulary.framed(self.vocabulary.encode(text)), text, options)
 
     def fit(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
-        """A source's ids, cut where they are too many and ``options.truncate`` allows it.
+        """Returns a source's ids, cut if they are too many and ``options.truncate`` allows it.
 
         Raises:
           InputError: they are too many.
@@ -134,11 +133,10 @@ class BatchDecoder:
     def batches(
         self, texts: Sequence[str], options: GenerateOptions, first: int = 0
     ) -> list[Batch]:
-        """The inputs in order, in batches of ``options.batch_size``.
+        """Returns the inputs in order, in batches of ``options.batch_size``.
 
-        Each input has a random key of its own, by its place among ``texts`` (the first
-        of which is at place ``first``): a sampled text does not depend on the batch it
-        is in.
+        Each input has its own random key, by its place among ``texts`` (the first of which is
+        at place ``first``): a sampled text does not depend on the batch it is in.
         """
         ids = [self.tokenize(text, options) for text in texts]
         places, size = range(first, first + len(texts)), options.batch_size
@@ -150,10 +148,10 @@ class BatchDecoder:
     def by_length(
         self, inputs: Iterable[Input], options: GenerateOptions
     ) -> Iterator[tuple[tuple[int, ...], Batch]]:
-        """Batches of inputs of about one length: a batch takes as long as its longest row.
+        """Yields batches of inputs of similar length, each after the places of its inputs.
 
-        The longest inputs come first: what does not fit into memory fails early. Yields the
-        places of each batch's inputs, and the batch.
+        A batch takes as long as its longest row. The longest inputs are first: a batch that does
+        not fit into memory fails early.
         """
         ordered, size = sorted(inputs, key=lambda one: -len(one[2])), options.batch_size
         for start in range(0, len(ordered), size):
@@ -167,50 +165,41 @@ class BatchDecoder:
         places: Sequence[int],
         options: GenerateOptions,
     ) -> Batch:
-        """A batch of at most ``options.batch_size`` inputs.
+        """Makes a batch of at most ``options.batch_size`` inputs.
 
         ``places`` are those of the inputs among all, which their random keys depend on.
         """
+        rows, longest = options.batch_size, max(map(len, ids))
         if self.is_decoder_only:
-            tokens, prompts = self._prompts(ids, options)
+            # A source of one token.
+            tokens = np.full((rows, 1), EOS_ID, np.int32)
+            width = bucket(longest, self._longest_prompt(options)) if longest else 0
+            start = np.full((rows, 1), PAD_ID, np.int32)
+            prompts = np.hstack([start, padded(ids, rows, width)])
         else:
-            tokens, prompts = self._sources(ids, options)
-        steps = np.zeros(options.batch_size, np.int32)
+            limit = options.max_source_len or self.max_source_len
+            tokens = padded(ids, rows, bucket(longest, limit))
+            # A padding row needs something to attend to.
+            tokens[:, 0] = np.where(tokens[:, 0] == PAD_ID, EOS_ID, tokens[:, 0])
+            prompts = np.asarray([[PAD_ID, *self.prefix_ids(options)]] * rows, np.int32)
+        steps = np.zeros(rows, np.int32)
         steps[: len(ids)] = self.max_decode_len(options)
         # As many keys for every batch: their number is part of the program.
-        padded = np.zeros(options.batch_size, np.uint32)
-        padded[: len(places)] = places
+        numbers = np.zeros(rows, np.uint32)
+        numbers[: len(places)] = places
         return Batch(
             texts=list(texts),
             tokens=tokens,
             prompts=prompts,
-            keys=random_keys(np.uint32(options.seed), padded),
+            keys=random_keys(np.uint32(options.seed), numbers),
             max_decode_steps=steps,
         )
 
-    def _sources(self, ids: Sequence[list[int]], options: GenerateOptions):
-        """Sources, and prompts of nothing but the start token."""
-        limit = options.max_source_len or self.max_source_len
-        width = bucket(max(map(len, ids)), limit)
-        tokens = padded(ids, options.batch_size, width)
-        # A padding row needs something to attend to.
-        tokens[:, 0] = np.where(tokens[:, 0] == PAD_ID, EOS_ID, tokens[:, 0])
-        start = [PAD_ID, *self.prefix_ids(options)]
-        return tokens, np.tile(np.asarray(start, np.int32), (options.batch_size, 1))
-
     def prefix_ids(self, options: GenerateOptions) -> list[int]:
-        """Ids of the text that every output begins with; none of a decoder alone."""
+        """Encodes the text that every output begins with; no ids of a decoder alone."""
         if self.is_decoder_only or not options.output_prefix:
             return []
         return self.vocabulary.encode(options.output_prefix)
-
-    def _prompts(self, ids: Sequence[list[int]], options: GenerateOptions):
-        """A source of one token for each row, and prompts."""
-        longest = max(map(len, ids))
-        width = bucket(longest, self._longest_prompt(options)) if longest else 0
-        start = np.full((options.batch_size, 1), PAD_ID, np.int32)
-        prompts = np.hstack([start, padded(ids, options.batch_size, width)])
-        return np.full((options.batch_size, 1), EOS_ID, np.int32), prompts
 
     # The loops
 
@@ -221,17 +210,17 @@ class BatchDecoder:
         return ids if len(ids) > 1 else ids[0]
 
     def max_decode_len(self, options: GenerateOptions) -> int:
-        """Tokens generated at most."""
+        """Returns the most tokens that are generated."""
         return options.settled(self.defaults)["max_decode_len"]
 
     def longest(self, batch: Batch, options: GenerateOptions) -> int:
-        """Tokens of the longest row that a batch may come to, its prompt included."""
+        """Returns the most tokens of a batch's row, its prompt included."""
         return batch.prompts.shape[1] - 1 + self.max_decode_len(options)
 
     def room(self, batch: Batch, options: GenerateOptions) -> int:
-        """The loops' ``max_decode_len``, which counts the prompt.
+        """Returns the loops' ``max_decode_len``, which counts the prompt.
 
-        Limits that are near one another share a program: the exact one is ``max_decode_steps``.
+        Similar limits share a program: the exact one is ``max_decode_steps``.
         """
         with contextlib.suppress(InputError):
             room = batch.prompts.shape[1] - 1 + bucket(self.max_decode_len(options), sys.maxsize)
@@ -243,23 +232,24 @@ class BatchDecoder:
         return self.longest(batch, options)
 
     def loop(self, batch: Batch, options: GenerateOptions, gamma: int) -> Loop:
-        """The loop of a batch, with ``gamma`` drafts in an iteration at most."""
-        return Loop(
-            gamma=gamma,
-            eos_id=self.eos_id,
-            max_decode_len=self.room(batch, options),
-            num_decodes=options.num_decodes,
-            verifier=options.make_verifier(),
-            rescale_log_probs=options.rescale_log_probs,
-        )
+        """Returns the loop of a batch, with ``gamma`` drafts in an iteration at most."""
+        return Loop(gamma=gamma, verifier=options.make_verifier(), **self._of_loop(batch, options))
+
+    def _of_loop(self, batch: Batch, options: GenerateOptions) -> dict[str, Any]:
+        return {
+            "eos_id": self.eos_id,
+            "max_decode_len": self.room(batch, options),
+            "num_decodes": options.num_decodes,
+            "rescale_log_probs": options.rescale_log_probs,
+        }
 
     def sampling(self, options: GenerateOptions) -> Sampling:
-        """The distribution to sample from, by the rules of decoding."""
+        """Returns the distribution to sample from, by the rules of decoding."""
         settings, found = options.sampling(), self.rules(options)
         return settings if found is None else settings.replace(rules=found)
 
     def rules(self, options: GenerateOptions) -> Rules | None:
-        """The rules of decoding: the options', or the checkpoint's.
+        """Returns the rules of decoding: the options', or the checkpoint's.
 
         Raises:
           InputError: tokens that the model does not have.
@@ -271,58 +261,61 @@ class BatchDecoder:
             **options.rules(self.defaults),
         )
 
-    def _loop_arguments(self, batch: Batch, options: GenerateOptions) -> tuple[tuple, dict]:
-        """Returns the arguments of every loop, by place and by name."""
-        return (batch.tokens, batch.prompts, batch.keys, self.sampling(options)), {
-            "eos_id": self.eos_id,
-            "max_decode_len": self.room(batch, options),
-            "max_decode_steps": batch.max_decode_steps,
-            "num_decodes": options.num_decodes,
-            "rescale_log_probs": options.rescale_log_probs,
-        }
+    def _loop_arguments(
+        self, batch: Batch, options: GenerateOptions, pace: Pace | None
+    ) -> tuple[Draft | None, tuple, dict]:
+        """Returns the draft, None if it is left out, and further arguments by place and name."""
+        draft = None if options.gamma == AUTO and pace is None else self.draft
+        placed = batch.tokens, batch.prompts, batch.keys, self.sampling(options)
+        named = self._of_loop(batch, options) | {"max_decode_steps": batch.max_decode_steps}
+        if draft is not None:
+            gamma = options.gamma if pace is None else pace.largest
+            named |= {"gamma": gamma, "verifier": options.make_verifier(), "pace": pace}
+        return draft, placed, named
 
     def decode(self, batch: Batch, options: GenerateOptions, pace: Pace | None = None) -> Decoded:
         """Decodes one batch on the device; returns at once, before it is done.
 
-        With gamma "auto" it drafts at ``pace``, and decodes plainly where there is none.
+        With gamma "auto" it drafts at ``pace``, and decodes plainly without one.
 
         Raises:
           InputError: the batch cannot be decoded.
         """
-        rows, common = self._loop_arguments(batch, options)
-        if self.draft is None or (options.gamma == AUTO and pace is None):
+        draft, placed, named = self._loop_arguments(batch, options, pace)
+        if draft is None:
             coupled = options.make_verifier().coupled
-            return programs.decode_plainly(self.target, *rows, coupled=coupled, **common)
-        common |= _draft_options(options, pace)
-        return programs.decode_speculatively(self.target, self.draft, *rows, **common)
+            return programs.decode_plainly(self.target, *placed, coupled=coupled, **named)
+        return programs.decode_speculatively(self.target, draft, *placed, **named)
 
     def steps(
         self, batch: Batch, options: GenerateOptions, pace: Pace | None
     ) -> Iterator[Iteration]:
-        """``decode``, driven from the host: yields each iteration, returns what it decoded.
+        """Decodes as ``decode``, driven from the host: yields each iteration, returns the result.
 
-        With gamma "auto" and no ``pace`` it decodes plainly. Statistics are made even then.
+        Statistics are made even in plain decoding.
         """
-        rows, common = self._loop_arguments(batch, options)
-        if self.draft is None or (options.gamma == AUTO and pace is None):
-            verifier = options.make_verifier()
+        draft, placed, named = self._loop_arguments(batch, options, pace)
+        if draft is None:
+            draft, verifier = NoDraft(self.target.vocab_size), options.make_verifier()
             # A tree has no gamma 0.
-            common |= {"gamma": 0, "verifier": verifier if verifier.coupled else DEFAULT_VERIFIER}
-            none = NoDraft(self.target.vocab_size)
-            return speculative_steps(self.target, none, *rows, **common)
-        common |= _draft_options(options, pace)
-        return speculative_steps(self.target, self.draft, *rows, **common)
+            named |= {"gamma": 0, "verifier": verifier if verifier.coupled else DEFAULT_VERIFIER}
+        return speculative_steps(self.target, draft, *placed, **named)
 
     def search(self, batch: Batch, options: GenerateOptions) -> BeamResult:
-        """Beam search for one batch on the device; returns at once, before it is done.
+        """Searches for one batch on the device; returns at once, before it is done.
 
         Raises:
           InputError: a draft that is not a model.
         """
-        arguments, ranking = (batch.tokens, batch.prompts), self._ranking(options)
-        # When a search of T5X's ends depends on the longest text that it has room for.
-        room = self.room if isinstance(ranking, TransformersRanking) else self.longest
-        common = {
+        settled, ranking = options.settled(self.defaults), Ranking(exponent=options.beam_alpha)
+        # The end of a search by T5X's rules depends on the longest text that it has room for.
+        room = self.longest
+        if settled["length_penalty"] is not None:
+            ranking = TransformersRanking(
+                exponent=settled["length_penalty"], early_stopping=settled["early_stopping"]
+            )
+            room = self.room
+        named = {
             "beams": options.beams,
             "ranking": ranking,
             "rules": self.rules(options),
@@ -330,87 +323,89 @@ class BatchDecoder:
             "max_decode_len": room(batch, options),
             "max_decode_steps": batch.max_decode_steps,
         }
-        if self.draft is None or options.gamma in (0, AUTO):
-            return beam_search(self.target, *arguments, **common)
+        if not self._searches_speculatively(options):
+            return beam_search(self.target, batch.tokens, batch.prompts, **named)
         if type(self.draft) is not TransformerDraft:
             raise InputError(
                 f"beams is {options.beams} and the draft a {type(self.draft).__name__}: search "
                 "with a transformer draft, or with none"
             )
         drafting = {"draft_model": self.draft.model, "gamma": options.gamma}
-        return beam_search(self.target, *arguments, **drafting, **common)
+        return beam_search(self.target, batch.tokens, batch.prompts, **drafting, **named)
 
-    def _ranking(self, options: GenerateOptions) -> Ranking:
-        """The ranking of a search: by T5X's brevity penalty, or by transformers' rules."""
-        settled = options.settled(self.defaults)
-        if settled["length_penalty"] is None:
-            return Ranking(exponent=options.beam_alpha)
-        return TransformersRanking(
-            exponent=settled["length_penalty"],
-            early_stopping=settled["early_stopping"],
-        )
+    def _searches_speculatively(self, options: GenerateOptions) -> bool:
+        return self.draft is not None and options.gamma not in (0, AUTO)
 
     # Results to texts
 
     def collect(self, batch: Batch, decoded: Decoded, options: GenerateOptions) -> Iterator[Answer]:
-        """Fetches a batch's results and turns them into text."""
+        """Fetches a batch's results and yields their texts."""
         # The pace stays on the device.
         decoded = jax.device_get(decoded.replace(pace=None))
-        for row, (text, skipped) in enumerate(
-            zip(batch.texts, prompt_lengths(batch), strict=False)
-        ):
-            yield self.answer(text, skipped, decoded, row, options)
+        lengths = prompt_lengths(batch)
+        for row, text in enumerate(batch.texts):
+            yield self.answer(text, lengths[row], decoded, row, options)
 
     def answer(
         self, text: str, skipped: int, decoded: Decoded, row: int, options: GenerateOptions
     ) -> Answer:
-        """The answer to one input, without the ``skipped`` tokens of its prompt.
+        """Makes the answer to one input, without the ``skipped`` tokens of its prompt.
 
         ``decoded`` is on the host; ``row`` is the input's there.
         """
-        error = _unsound("target", text, decoded.scores[row])
-        if error is None and decoded.stats is not None:
-            error = _unsound("draft", text, decoded.stats.beta_sum[row])
+        error, stats = _unsound("target", text, decoded.scores[row]), decoded.stats
+        if error is None and stats is not None:
+            error = _unsound("draft", text, stats.beta_sum[row])
+        if error is not None:
+            return Answer(error=error)
+        answer = Answer()
         # The loops have T5X's order, by increasing score.
-        decodes = () if error else reversed(range(decoded.tokens.shape[1]))
-        return Answer(
-            [
-                self._generation(text, decoded, (row, decode), skipped, options.stop)
-                for decode in decodes
-            ],
-            error,
-        )
+        for at in ((row, decode) for decode in reversed(range(decoded.tokens.shape[1]))):
+            counts = {"target_calls": int(decoded.lengths[at]) - skipped}
+            if stats is not None:
+                verified = stats.verified[at]
+                counts = {
+                    "target_calls": int(stats.target_calls[at]),
+                    "proposed": int(stats.proposed[at]),
+                    "accepted": int(stats.accepted[at]),
+                    "accepted_by_position": stats.accepted_by_position[at].tolist(),
+                    "verified_by_position": stats.verified_by_position[at].tolist(),
+                    "block_efficiency": float(stats.block_efficiency[at]),
+                    "alpha": float(stats.beta_sum[at] / verified) if verified else None,
+                }
+            answer.append(self._generation(text, skipped, decoded, at, options.stop, **counts))
+        return answer
 
     def collect_beams(
         self, batch: Batch, result: BeamResult, options: GenerateOptions
     ) -> Iterator[Answer]:
-        """Fetches the results of a search, and turns them into text as ``collect`` does."""
+        """Fetches the results of a search and yields their texts."""
         result = jax.device_get(result)
-        speculative = self.draft is not None and options.gamma not in (0, AUTO)
-        skipped = prompt_lengths(batch)
+        speculative, lengths = self._searches_speculatively(options), prompt_lengths(batch)
+        best = range(options.beams - options.num_decodes, options.beams)
         for row, text in enumerate(batch.texts):
             error = _unsound("target", text, result.scores[row])
             efficiency = float(result.stats.block_efficiency[row]) if speculative else None
-            best = range(options.beams - options.num_decodes, options.beams)
-            outputs = [
-                Generation(
-                    **self._output(text, result, (row, beam), skipped[row]),
-                    target_calls=int(result.stats.target_calls[row]),
-                    block_efficiency=efficiency,
-                )
+            counts = {
+                "target_calls": int(result.stats.target_calls[row]),
+                "block_efficiency": efficiency,
+            }
+            outputs = (
+                self._generation(text, lengths[row], result, (row, beam), (), **counts)
                 for beam in reversed(() if error else best)
-            ]
+            )
             yield Answer(outputs, error)
 
-    def _output(
+    def _generation(
         self,
         text: str,
+        skipped: int,
         decoded: Decoded | BeamResult,
         at: tuple[int, int],
-        skipped: int,
-        stop: tuple[str, ...] = (),
-    ) -> dict:
-        """Gives the fields of every output, without the ``skipped`` tokens that it continues."""
+        stop: tuple[str, ...],
+        **counts,
+    ) -> Generation:
+        """Makes an output, without the ``skipped`` tokens that a decoder alone continues."""
         decode = self.vocabulary.decode
         # The prefix of an encoder-decoder's output is part of it.
         first = skipped if self.is_decoder_only else 0
@@ -418,54 +413,21 @@ class BatchDecoder:
         stopped = first_stop(decode, [], ids, stop)
         if stopped is not None:
             ids = ids[: stopped.count]
-        return {
-            "input": text,
-            "output": decode(ids) if stopped is None else stopped.text,
-            "output_ids": ids,
-            "score": float(decoded.scores[at]),
-        }
-
-    def _generation(
-        self,
-        text: str,
-        decoded: Decoded,
-        at: tuple[int, int],
-        skipped: int,
-        stop: tuple[str, ...],
-    ) -> Generation:
-        common = self._output(text, decoded, at, skipped, stop)
-        if decoded.stats is None:
-            return Generation(**common, target_calls=int(decoded.lengths[at]) - skipped)
-        stats = decoded.stats
-        verified = stats.verified[at]
         return Generation(
-            **common,
-            target_calls=int(stats.target_calls[at]),
-            proposed=int(stats.proposed[at]),
-            accepted=int(stats.accepted[at]),
-            accepted_by_position=stats.accepted_by_position[at].tolist(),
-            verified_by_position=stats.verified_by_position[at].tolist(),
-            block_efficiency=float(stats.block_efficiency[at]),
-            alpha=float(stats.beta_sum[at] / verified) if verified else None,
+            input=text,
+            output=decode(ids) if stopped is None else stopped.text,
+            output_ids=ids,
+            score=float(decoded.scores[at]),
+            **counts,
         )
 
 
 def _unsound(model: str, text: str, values: np.ndarray) -> InputError | None:
-    """Why an input has no text, where what a model computed for it is not finite."""
+    """Returns the error of an input for which a model computed values that are not finite."""
     if np.all(np.isfinite(values)):
         return None
     return InputError(f"the {model}'s logits are not finite for {text[:40]!r}: {UNSOUND}")
 
 
-def _num_parameters(tree) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-# Kept: they hold device arrays.
+# Cached, because rules hold device arrays.
 _rules = functools.lru_cache(rules)
-
-
-def _draft_options(options: GenerateOptions, pace: Pace | None) -> dict:
-    """Returns the further arguments of the loops with a draft."""
-    gamma = options.gamma if pace is None else pace.largest
-    return {"gamma": gamma, "verifier": options.make_verifier(), "pace": pace}

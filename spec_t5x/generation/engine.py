@@ -11,6 +11,7 @@ room for the next one. With gamma "auto" each batch is decoded at the pace of th
 import collections
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import jax
@@ -19,14 +20,14 @@ import numpy as np
 from spec_t5x.errors import InputError
 from spec_t5x.generation import programs
 from spec_t5x.generation.answers import Answer, all_answered
-from spec_t5x.generation.batches import Batch, prompt_lengths
+from spec_t5x.generation.batches import Batch, bucket, prompt_lengths
 from spec_t5x.generation.decoder import BatchDecoder
-from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.loops import refill
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import OPTIMISM, Costs, Pace
 from spec_t5x.loops.speculative import Iteration
 from spec_t5x.names import AUTO
+from spec_t5x.options import GenerateOptions
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.identity import identity, params_digest
 from spec_t5x.tuning.store import Store
@@ -35,6 +36,11 @@ from spec_t5x.tuning.store import Store
 Answered = tuple[tuple[int, ...], list[Answer]]
 # Share of plain steps from which the draft counts as left out.
 _LEFT_OUT = 0.8
+# Options that a step's cost depends on; the sampling and ``max_decode_len`` do so by classes.
+_COSTLY = (
+    *("batch_size", "no_repeat_ngram_size", "num_decodes", "repetition_penalty"),
+    *("rescale_log_probs", "top_k", "top_p", "verifier", "widths"),
+)
 
 
 class Engine:
@@ -56,48 +62,41 @@ class Engine:
           pace: with gamma "auto" that of earlier batches; None starts a new one.
         """
         self.decoder, self.options, self.pace = decoder, options, pace
-        # Whether an input that has ended makes room for the next one: a search has no slots, and of
-        # one row nobody waits for another.
+        # Whether an input that has ended makes room for the next one: a search has no slots, and
+        # one row makes no other wait.
         self.in_slots = options.batch_size > 1 and not options.beams
         # Target calls, times the rows that each was for.
         self.row_calls = 0
         self._costs = costs
-        # What is waited for by calling.
+        # Calls that wait for what the device decodes.
         self.under_way: collections.deque[Callable[[], Answered]] = collections.deque()
         # A batch that no other follows needs no slots.
         self._waiting: tuple[tuple[int, ...], Batch] | None = None
         self._slots: _Slots | None = None
-        # Sources that were decoded at a pace: each shape has a program of its own.
-        self._shapes: set[tuple[int, ...]] = set()
-        # Plain steps, by programs without the draft, that the pace does not know of yet.
-        self._uncredited = 0
-        # The pace that was last looked at, and whether it takes plain steps.
-        self._judged: tuple[Pace | None, bool] = (None, False)
 
     def submit(self, places: tuple[int, ...], batch: Batch) -> None:
         """Sets the device to work on a batch; ``places`` are those of its inputs among all."""
         if self.in_slots:
-            if self._slots is None and self._waiting is not None:
-                decoder = self._decoder(self._waiting[1])
-                self._slots = _Slots(decoder, self.options, *self._waiting, self.pace)
+            if self._waiting is not None:
+                self._slots = _Slots(self._for(self._waiting[1]), self.options, self.pace)
+                self._slots.fill(*self._waiting)
                 self._waiting = None
-            if self._slots is None:
-                self._waiting = places, batch
-            elif self._slots.takes(batch) and not (self._slots.is_plain and self._drafts(batch)):
+            if self._slots is not None and self._slots.takes(batch):
                 self._keep(self._slots, self._slots.burst(places, batch))
-            else:
+                return
+            if self._slots is not None:
                 self._keep(self._slots, self._slots.burst())
-                self._slots, self._waiting = None, (places, batch)
-        elif self.options.beams:
+            self._slots, self._waiting = None, (places, batch)
+            return
+        if self.options.beams:
             found = self.decoder.search(batch, self.options)
             answers = self.decoder.collect_beams(batch, found, self.options)
-            self.under_way.append(functools.partial(self._counted, places, answers))
         else:
-            answers = self._answers(batch, self.decode(batch))
-            self.under_way.append(functools.partial(self._counted, places, answers))
+            answers = self.decoder.collect(batch, self.decode(batch), self.options)
+        self.under_way.append(functools.partial(self._counted, places, answers))
 
     def collect(self) -> list[Answered]:
-        """Gives what was submitted before the last batch, which stays under way."""
+        """Returns what was submitted before the last batch, which stays under way."""
         return [self.under_way.popleft()() for _ in range(len(self.under_way) - 1)]
 
     def close(self) -> Iterator[Answered]:
@@ -120,44 +119,27 @@ class Engine:
 
     def decode(self, batch: Batch) -> Decoded:
         """Decodes a batch on the device until its last row has ended; returns at once."""
-        decoder = self._decoder(batch)
-        decoded = decoder.decode(batch, self.options, self.pace)
-        self._took(decoder, decoded)
+        decoded = self._for(batch).decode(batch, self.options, self.pace)
+        self.pace = decoded.pace
         return decoded
 
     def steps(self, batch: Batch) -> Generator[Iteration, bool, Answer]:
-        """``decode`` of one input, driven from the host; the return value is the answer.
+        """Decodes as ``decode`` one input, driven from the host; the return value is the answer.
 
         The prefill has run when the call returns. Sent True, it ends the input where it is.
         """
-        decoder = self._decoder(batch)
+        decoder = self._for(batch)
         steps = decoder.steps(batch, self.options, self.pace)
 
         def run() -> Generator[Iteration, bool, Answer]:
             decoded = yield from steps
-            self._took(decoder, decoded)
+            self.pace = decoded.pace
             if decoder.draft is None:
                 decoded = decoded.replace(stats=None)
-            (answer,) = all_answered(self._answers(batch, decoded))
+            (answer,) = all_answered(decoder.collect(batch, decoded, self.options))
             return answer
 
         return run()
-
-    def _decoder(self, batch: Batch) -> BatchDecoder:
-        """Gives the models for a batch: without the draft where it does not pay."""
-        return self.decoder if self._drafts(batch) else self.decoder.plain()
-
-    def _took(self, decoder: BatchDecoder, decoded: Decoded) -> None:
-        """Takes the pace that a batch ended at."""
-        if decoder.draft is not None:
-            self.pace = decoded.pace
-
-    def _answers(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
-        """Yields the answers; plain steps are kept for the pace."""
-        if decoded.stats is None:
-            decoded = jax.device_get(decoded)
-            self._uncredited += int(np.max(decoded.lengths)) - min(prompt_lengths(batch))
-        yield from self.decoder.collect(batch, decoded, self.options)
 
     def _counted(self, places: tuple[int, ...], answers: Iterable[Answer]) -> Answered:
         """Waits for a batch that has run until its last row had ended."""
@@ -169,88 +151,62 @@ class Engine:
         self.row_calls += calls * self.options.batch_size * each
         return places, answers
 
-    def _keep(self, held: "_Slots", ended: refill.Ended) -> None:
+    def _keep(self, slots: "_Slots", ended: refill.Ended) -> None:
         """Keeps a burst that has begun under way."""
-        if not held.is_plain:
-            self.pace = held.pace
+        self.pace = slots.pace
 
         def counted() -> Answered:
-            calls, places, answers = held.collected(ended)
+            calls, places, answers = slots.collected(ended)
             self.row_calls += calls * self.options.batch_size * self.options.num_decodes
-            if held.is_plain:
-                self._uncredited += calls
             return places, answers
 
         self.under_way.append(counted)
 
-    # What pays
+    # The draft's costs
 
     def costs(self, batch: Batch) -> Costs:
-        """Gives the costs of speculation for batches like this one: measured once, and remembered.
+        """Returns the costs of speculation for similar batches: measured once, and remembered.
 
         Raises:
           InputError: there is no draft, or the batch cannot be decoded.
         """
-        if self.decoder.draft is None:
-            raise InputError("there is no draft whose costs could be measured: give one")
-        if self.options not in self._costs:
-            self._costs[self.options] = self._measured_costs(batch)
-        return self._costs[self.options]
-
-    def _measured_costs(self, batch: Batch) -> Costs:
         decoder, options = self.decoder, self.options
-        largest = costs_lib.largest_limit(decoder.draft, options.make_verifier())
-        measure = functools.partial(
-            costs_lib.measure,
-            decoder.target,
-            decoder.draft,
-            batch.tokens,
-            decoder.sampling(options),
-            decoder.loop(batch, options, largest),
-        )
-        key = identity(
-            target=params_digest(decoder.target),
-            draft=params_digest(decoder.draft),
-            settings={**options.costly, "max_source_len": decoder.max_source_len},
-        )
-        return costs_lib.remembered(key, measure, Store.of_user())
+        if decoder.draft is None:
+            raise InputError("there is no draft whose costs could be measured: give one")
+        if options not in self._costs:
+            largest = costs_lib.largest_limit(decoder.draft, options.make_verifier())
+            measure = functools.partial(
+                costs_lib.measure,
+                decoder.target,
+                decoder.draft,
+                batch.tokens,
+                decoder.sampling(options),
+                decoder.loop(batch, options, largest),
+            )
+            key = identity(
+                target=params_digest(decoder.target),
+                draft=params_digest(decoder.draft),
+                settings={**costly(options), "max_source_len": decoder.max_source_len},
+            )
+            self._costs[options] = costs_lib.remembered(key, measure, Store.of_user())
+        return self._costs[options]
 
     def first_pace(self, batch: Batch) -> Pace | None:
-        """Gives the pace to begin with where gamma is "auto"; None where the draft cannot pay."""
+        """Returns the first pace for gamma "auto"; None if the draft cannot pay."""
         costs = self.costs(batch)
         return Pace.start(costs) if costs.needed <= OPTIMISM else None
 
-    def _drafts(self, batch: Batch) -> bool:
-        """Tells whether inputs that are to be decoded now are decoded with the draft."""
+    def _for(self, batch: Batch) -> BatchDecoder:
+        """Returns the models for a batch: without the draft if it cannot pay."""
         if self.decoder.draft is None or self.options.gamma != AUTO:
-            return self.decoder.draft is not None
-        if self._leaves_out_the_draft(batch):
-            return False
+            return self.decoder
         if self.pace is None:
             self.pace = self.first_pace(batch)
-        return self.pace is not None
-
-    def _leaves_out_the_draft(self, batch: Batch) -> bool:
-        """Tells whether the pace would decode plainly, in a program still to be made.
-
-        To make or load one with the draft takes longer than one without.
-        """
-        shape = batch.tokens.shape
-        if self.pace is not None and shape not in self._shapes:
-            if self._uncredited:
-                steps, self._uncredited = np.int32(self._uncredited), 0
-                self.pace = programs.without_the_draft(self.pace, steps)
-            if self._judged[0] is not self.pace:
-                # Waits for the batch that the pace is of.
-                self._judged = self.pace, not programs.limit(self.pace)
-            if self._judged[1]:
-                return True
-        self._shapes.add(shape)
-        return False
+        return self.decoder.plain() if self.pace is None else self.decoder
 
     @property
     def verdict(self) -> str | None:
-        """The reason why the draft was left out, where it mostly was."""
+        """The reason why the draft was left out of most steps; None if it was not."""
         costs = self._costs.get(self.options)
         if costs is None:
             return None
@@ -271,51 +227,45 @@ class Engine:
         )
 
 
+def costly(options: GenerateOptions) -> dict:
+    """Returns the options that the time of a step depends on, as JSON can hold them."""
+    values = {name: getattr(options, name) for name in _COSTLY}
+    # Programs are shared by similar limits.
+    room = options.max_decode_len and bucket(options.max_decode_len, sys.maxsize)
+    return values | {"greedy": options.sampling().greedy, "max_decode_len": room}
+
+
 class _Slots:
     """Inputs in slots (``loops/refill.py``), to which groups of others are added."""
 
-    def __init__(
-        self,
-        decoder: BatchDecoder,
-        options: GenerateOptions,
-        places: Sequence[int],
-        batch: Batch,
-        pace: Pace | None = None,
-    ):
-        """Puts the first inputs, which have the longest sources and prompts, into slots.
-
-        ``pace`` is what a draft is asked at; None is ``options.gamma`` in every iteration.
-        """
+    def __init__(self, decoder: BatchDecoder, options: GenerateOptions, pace: Pace | None):
+        """Begins empty; drafts at ``pace``, or ``options.gamma`` tokens if it is None."""
         self._decoder, self._options = decoder, options
         self.pace = None if decoder.draft is None else pace
-        gamma = 0 if self.is_plain else options.gamma
-        self._loop = decoder.loop(batch, options, gamma if self.pace is None else self.pace.largest)
         # The text of each input that has not ended, and the tokens of its prompt.
         self._inputs: dict[int, tuple[str, int]] = {}
-        self._first = batch
-        self._slots = refill.fill(self._prepared(places, batch, waits=False), self.pace)
         self._group: refill.Members | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """The absence of a draft."""
-        return self._decoder.draft is None
+    def fill(self, places: Sequence[int], batch: Batch) -> None:
+        """Puts the first inputs, which have the longest sources and prompts, into slots."""
+        gamma = self._options.gamma if self.pace is None else self.pace.largest
+        gamma = 0 if self._decoder.draft is None else gamma
+        self._loop = self._decoder.loop(batch, self._options, gamma)
+        self._first = batch
+        self._slots = refill.fill(self._prepared(places, batch, waits=False), self.pace)
 
     def takes(self, batch: Batch) -> bool:
-        """Tells whether no input of the batch is longer than those that were the first."""
-        first = self._first
-        return (
-            batch.tokens.shape[1] <= first.tokens.shape[1]
-            and batch.prompts.shape[1] <= first.prompts.shape[1]
-        )
+        """Returns whether no input of the batch is longer than the first ones."""
+        pairs = (batch.tokens, self._first.tokens), (batch.prompts, self._first.prompts)
+        return all(new.shape[1] <= first.shape[1] for new, first in pairs)
 
     def burst(self, places: Sequence[int] = (), batch: Batch | None = None) -> refill.Ended:
         """Sets the device to decode until all of a batch have slots; without one, to the end."""
         if batch is not None or self._group is None:
             self._group = self._prepared(places, batch or self._first, waits=True)
         if batch is None:
-            nobody = np.full_like(self._group.places, refill.EMPTY_SLOT)
-            self._group = self._group.replace(places=nobody)
+            empty = np.full_like(self._group.places, refill.EMPTY_SLOT)
+            self._group = self._group.replace(places=empty)
         self._slots, ended = programs.burst(
             *(self._decoder.target, self._decoder.draft),
             self._slots,
@@ -324,8 +274,7 @@ class _Slots:
             np.bool_(batch is None),
             loop=self._loop,
         )
-        if self.pace is not None:
-            self.pace = ended.decoded.pace
+        self.pace = ended.decoded.pace
         return ended
 
     def _prepared(self, places: Sequence[int], batch: Batch, *, waits: bool) -> refill.Members:
@@ -340,20 +289,19 @@ class _Slots:
             paced=self.pace is not None,
             waits=waits,
         )
-        # Of the host, as those of ``drain``: for another sharding a burst is compiled again.
+        # Of the host, as the empty ones of ``burst``: another sharding is another program.
         return members.replace(places=numbers) if waits else members
 
     def collected(self, ended: refill.Ended) -> tuple[int, tuple[int, ...], list[Answer]]:
         """Waits for a burst: its target calls, and the places and answers of what has ended."""
         # The pace stays on the device.
         ended = jax.device_get(ended.replace(decoded=ended.decoded.replace(pace=None)))
-        rows = [row for row, place in enumerate(ended.places) if place != refill.EMPTY_SLOT]
-        places = tuple(int(ended.places[row]) for row in rows)
+        rows = {int(p): row for row, p in enumerate(ended.places) if p != refill.EMPTY_SLOT}
         answers = [
             self._decoder.answer(*self._inputs.pop(place), ended.decoded, row, self._options)
-            for place, row in zip(places, rows, strict=True)
+            for place, row in rows.items()
         ]
-        return int(ended.calls), places, answers
+        return int(ended.calls), tuple(rows), answers
 
 
 def bytes_needed(decoder: BatchDecoder, options: GenerateOptions, batch: Batch) -> int:
@@ -372,6 +320,6 @@ def bytes_needed(decoder: BatchDecoder, options: GenerateOptions, batch: Batch) 
     held = jax.eval_shape(hold, decoder.target, decoder.draft, *inputs)
     rows = len(batch.tokens) * options.num_decodes
     logits = 4 * rows * loop.num_nodes * decoder.target.vocab_size
-    # And what is sampled from, of either model.
+    # With the distributions of both models that are sampled from.
     logits *= 1 if options.sampling().greedy else 3
     return logits + sum(leaf.size * leaf.dtype.itemsize for leaf in held)

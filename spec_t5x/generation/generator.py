@@ -1,11 +1,12 @@
-"""A target, its draft and their vocabulary: texts to batches, and what is decoded to texts."""
+"""Text in, text out: where a user starts."""
 
 import dataclasses
+import functools
 import itertools
 import logging
 import numbers
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ from spec_t5x.generation.answers import Answer, Answers
 from spec_t5x.generation.batches import Batch
 from spec_t5x.generation.decoder import BatchDecoder
 from spec_t5x.generation.engine import Engine
-from spec_t5x.generation.generate_options import GenerateOptions, options_with
 from spec_t5x.generation.streaming import StreamEvent, stream
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.names import AUTO, NO_DRAFT
+from spec_t5x.options import GenerateOptions, options_with
 
 log = logging.getLogger(__name__)
 
-# Where a checkpoint does not say how long its sources were in training.
+# For checkpoints that do not say how long their sources were in training.
 DEFAULT_MAX_SOURCE_LENGTH = 512
 # Batches that inputs are sorted by length for: more means less padding, and a longer wait.
 _SORTED = 16
@@ -59,30 +60,35 @@ class Generator(BatchDecoder):
 
         A name on the Hub is ``OWNER/NAME`` or ``OWNER/NAME@REVISION``, as in
         ``Generator.load("google/flan-t5-xl", "google/flan-t5-small")``; it is downloaded once.
-        Whatever is named is found, and downloaded, before anything is loaded.
+        All models are found, and downloaded, before any is loaded. The decoding settings of a
+        Hugging Face checkpoint hold unless an option replaces them; a warning names the
+        unsupported ones.
 
         Args:
           target: the model whose output is wanted.
           draft: what ``checkpoints.make_draft`` makes a draft of; None or "none" decodes plainly.
           options: settings of the draft; the target computes in its ``dtype`` too.
           vocabulary: of a target that holds none (``checkpoints.vocabularies``).
-          shardings: where the target's parameters are to lie (``checkpoints.loading``).
+          shardings: of the target's parameters (``checkpoints.loading``).
           weights: "int8" and "int4" round the target's matrices: another model, whose output it
             then is.
-          task: whose decoding settings the target's checkpoint is to be taken with
-            (``task_specific_params`` of its config.json).
-
-        What a Hugging Face checkpoint says of decoding holds where no option says otherwise; a
-        warning names what is left out.
+          task: name of the decoding settings in the target's config.json
+            (``task_specific_params``).
 
         Raises:
           InputError: a checkpoint that cannot be found, downloaded or read, or a draft whose
             vocabulary is not the target's.
         """
         for name, model in {"target": target, "draft": draft or NO_DRAFT}.items():
-            _check_named(name, model)
+            if not isinstance(model, str | os.PathLike):
+                raise InputError(
+                    f"{name} is a {type(model).__name__}: give a directory (save_pretrained makes "
+                    "one of a model of transformers) or a name; a draft made here goes to "
+                    "with_draft"
+                )
         options = options or DraftOptions()
-        find_models(target, () if draft in (None, NO_DRAFT) else (draft,))
+        drafts = () if draft in (None, NO_DRAFT) else (draft,)
+        find_models(target, drafts)
         loaded = load(
             target,
             dtype=options.dtype,
@@ -91,22 +97,21 @@ class Generator(BatchDecoder):
             for_decoding=True,
         )
         generator = cls.of(loaded, weights, task)
-        model = generator.target
-        if draft in (None, NO_DRAFT):
+        if not drafts:
             return generator
         # The parameters are held once, as the model has them.
-        loaded = dataclasses.replace(loaded, params=model.weights)
-        return generator.with_draft(make_draft(draft, loaded, model, options))
+        loaded = dataclasses.replace(loaded, params=generator.target.weights)
+        return generator.with_draft(make_draft(draft, loaded, generator.target, options))
 
     @classmethod
     def load_named(cls, models: Models, **options) -> "Generator":
-        """``load`` of what a command was given; ``options`` are more of its arguments."""
+        """Loads what a command was given; ``options`` are further arguments of ``load``."""
         named = models.target, models.draft_name(), models.draft_options(), models.vocabulary
         return cls.load(*named, weights=models.weights, task=models.task, **options)
 
     @classmethod
     def of(cls, target: LoadedModel, weights: str = AUTO, task: str | None = None) -> "Generator":
-        """A target that was loaded, without a draft; ``weights`` and ``task`` as of ``load``."""
+        """Makes one of a loaded target, without a draft; the others are as of ``load``."""
         return cls(
             target=target.bind(weights),
             vocabulary=target.vocabulary,
@@ -131,7 +136,7 @@ class Generator(BatchDecoder):
             error in place of an input is its answer.
           options: how to decode.
           first: the place of the first input, which its random numbers depend on.
-          changes: options that are to be other than in ``options``.
+          changes: options that replace those in ``options``.
 
         Raises:
           InputError: options that do not fit together.
@@ -140,8 +145,8 @@ class Generator(BatchDecoder):
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping):
             raise InputError(f"texts are {repr(texts)[:40]}: give a string, or a list of strings")
-        inputs = ((text, None) for text in texts)
-        return Answers(self._answers(inputs, options, first), _count(texts))
+        encode = functools.partial(self.tokenize, options=options)
+        return Answers(self._answers(texts, encode, options, first))
 
     def generate_ids(
         self,
@@ -151,13 +156,13 @@ class Generator(BatchDecoder):
         first: int = 0,
         **changes,
     ) -> Answers:
-        """``generate`` for inputs that are ids already: sources with EOS, prompts without.
+        """Generates as ``generate`` for inputs that are ids: sources with EOS, prompts without.
 
         The other arguments are those of ``generate``. An input without ids, or with one that the
         target does not have, is its answer's ``error``.
         """
-        inputs = (("", row) for row in ids)
-        return Answers(self._answers(inputs, options_with(options, changes), first), _count(ids))
+        options = options_with(options, changes)
+        return Answers(self._answers(ids, self._checked_ids, options, first))
 
     def _checked_ids(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         size = self.target.vocab_size
@@ -172,12 +177,9 @@ class Generator(BatchDecoder):
         return [int(one) for one in ids]
 
     def _answers(
-        self,
-        inputs: Iterable[tuple[str | InputError, Sequence[int] | np.ndarray | None]],
-        options: GenerateOptions,
-        first: int,
+        self, inputs: Iterable, encode: Callable, options: GenerateOptions, first: int
     ) -> Iterator[Answer]:
-        """Yields the answer to each input (text, and ids if known) in order, decoded by length."""
+        """Yields the answer to each input in order; decodes by length what ``encode`` gives."""
         engine, answers = self.engine(options, self._paces.get(options)), {}
         size = options.batch_size * (_SORTED if options.batch_size > 1 else 1)
 
@@ -185,12 +187,9 @@ class Generator(BatchDecoder):
             numbered = enumerate(inputs, first)
             while window := list(itertools.islice(numbered, size)):
                 good = []
-                for place, (text, ids) in window:
+                for place, one in window:
                     try:
-                        known = (
-                            self.tokenize(text, options) if ids is None else self._checked_ids(ids)
-                        )
-                        good.append((place, text, known))
+                        good.append((place, one if isinstance(one, str) else "", encode(one)))
                     except InputError as error:
                         answers[place] = Answer(error=error)
                 yield from self.by_length(good, options)
@@ -207,7 +206,7 @@ class Generator(BatchDecoder):
     def stream(
         self, text: str, options: GenerateOptions | None = None, *, place: int = 0, **changes
     ) -> Iterator[StreamEvent]:
-        """Decodes one input, yielding after each call of the target what it brought.
+        """Decodes one input; yields an event after each call of the target.
 
         The output is the one that ``generate`` gives to this input alone at ``place``. Driven
         from the host, call by call, it takes longer. Without a draft each event has one token.
@@ -216,7 +215,7 @@ class Generator(BatchDecoder):
           text: the input.
           options: how to decode; ``batch_size`` does not matter.
           place: of the input, which its random numbers depend on.
-          changes: options that are to be other than in ``options``.
+          changes: options that replace those in ``options``.
 
         Raises:
           InputError: at the call, an input or options that cannot be decoded, several decodes
@@ -233,16 +232,16 @@ class Generator(BatchDecoder):
         return stream(engine, batch, lambda: self._remember(engine))
 
     def engine(self, options: GenerateOptions, pace: Pace | None = None) -> Engine:
-        """Makes what decodes batch after batch; ``pace`` is that of earlier ones."""
+        """Makes an engine, which decodes batch after batch; ``pace`` is that of earlier ones."""
         return Engine(self, options, self._costs, pace if options.repeats else None)
 
     def _remember(self, engine: Engine) -> None:
-        """Begins the next call with these options at the pace of this one."""
+        """Keeps the pace for the next call with these options."""
         if engine.pace is not None and engine.options.repeats:
             self._paces[engine.options] = engine.pace
 
     def verdict(self, options: GenerateOptions) -> str | None:
-        """Says why the draft was left out of what was decoded last, where it mostly was."""
+        """Returns why the draft was left out of most steps of the last call; None if it was not."""
         return self.engine(options, self._paces.get(options)).verdict
 
     def assume(self, options: GenerateOptions, costs: Costs) -> None:
@@ -250,22 +249,8 @@ class Generator(BatchDecoder):
         self._costs[options] = costs
 
 
-def _count(inputs: Iterable) -> int | None:
-    """How many there are; None where they do not say."""
-    return len(inputs) if isinstance(inputs, Sized) else None
-
-
-def _check_named(name: str, model: Any) -> None:
-    """Raises ``InputError`` for a model in place of the name of one."""
-    if not isinstance(model, str | os.PathLike):
-        raise InputError(
-            f"{name} is a {type(model).__name__}: give a directory (save_pretrained makes one of a "
-            "model of transformers) or a name; a draft made here goes to with_draft"
-        )
-
-
 def _defaults(target: LoadedModel, task: str | None) -> dict[str, Any]:
-    """The options that a checkpoint sets; warns of what it asks for and does not get."""
+    """Returns the options that a checkpoint sets; warns of unsupported ones."""
     vocabulary = target.vocabulary
     decoding = generation_config.understood(
         target.metadata.get(generation_config.GENERATION, {}),

@@ -1,10 +1,7 @@
 """The programs that decode, each loaded whole where an earlier process has made it."""
 
-import jax
-
 from spec_t5x.loops import refill
 from spec_t5x.loops.autoregressive import autoregressive_decode
-from spec_t5x.loops.pace import Pace
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.programs import Kept
 
@@ -15,5 +12,3 @@ decode_speculatively = Kept(speculative_decode, (*_OF_A_LOOP, "gamma", "verifier
 prepare_slots = Kept(refill.prepare, ("loop", "paced", "waits"))
 # The slots are updated in place.
 burst = Kept(refill.burst, ("loop",), donated=2)
-limit = Kept(jax.jit(Pace.limit), ())
-without_the_draft = Kept(jax.jit(Pace.without_the_draft), ())

@@ -1,18 +1,18 @@
-"""Where an output ends because of what it says, and not by its end of sequence."""
+"""The end of an output at a text that it contains, before its end of sequence."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-# What a decoder shows of a character whose last bytes are still to come.
+# The character that a decoder shows for one whose last bytes are to come.
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class Stopped(NamedTuple):
-    """Where the first stop string was completed."""
+    """The place at which the first stop string was completed."""
 
-    # Of the new ids, those up to the one that completed it.
+    # The number of new ids, up to the one that completed it.
     count: int
-    # What stands before it.
+    # The text before it.
     text: str
 
 
@@ -22,7 +22,7 @@ def first_stop(
     new: Sequence[int],
     stop: Sequence[str],
 ) -> Stopped | None:
-    """Where ``new`` ids after ``ids`` complete the first of the stop strings; None if nowhere."""
+    """Finds where ``new`` ids after ``ids`` complete the first stop string; None if nowhere."""
     for count in range(1, len(new) + 1 if stop else 0):
         text = decode([*ids, *new[:count]])
         if places := [text.index(string) for string in stop if string in text]:
@@ -31,7 +31,7 @@ def first_stop(
 
 
 def settled(text: str, stop: Sequence[str]) -> str:
-    """An output under way, without what may still change at its end.
+    """Returns the part of an unfinished output that later tokens cannot change.
 
     >>> settled("Wo ist der Bahnhof?\\n", ["\\n\\n"])
     'Wo ist der Bahnhof?'

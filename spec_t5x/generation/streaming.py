@@ -1,34 +1,33 @@
-"""One input decoded call by call: what each call of the target brought, as soon as it has."""
+"""One input decoded call by call: an event for each call of the target."""
 
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 
-from spec_t5x.generation.answers import Answer, Generation
+from spec_t5x.generation.answers import Generation
 from spec_t5x.generation.batches import Batch
 from spec_t5x.generation.engine import Engine
 from spec_t5x.generation.stop_strings import first_stop, settled
-from spec_t5x.loops.speculative import Iteration
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamEvent:
-    """What one target call brought: a line of Figure 1."""
+    """The tokens of one target call: a line of Figure 1."""
 
     # The output so far, without what may still change at its end: a character whose last bytes
     # are to come, or the beginning of a stop string. The last event has all of it.
     text: str
     # Ids that the draft proposed; none in a plain step.
     proposed: list[int]
-    # How many of them, from the first, entered the output.
+    # The number of proposals, from the first, that entered the output.
     num_accepted: int
     # The target's own token that follows: the correction of the first refused proposal, or one
-    # more where all were accepted. None where the output ended inside the accepted proposals.
+    # more if all were accepted. None if the output ended inside the accepted proposals.
     own: int | None
-    # So far, this one included.
+    # The number of calls so far, with this one.
     target_calls: int
-    # Spent on decoding so far, not on what the caller does between events; and how much of it
-    # on the prefill. Programs that have to be compiled count.
+    # Time of decoding so far, without the caller's time between events, and the prefill's part of
+    # it. Compilation counts.
     seconds: float
     prefill_seconds: float
     # The whole output and its counts, in the last event.
@@ -46,12 +45,12 @@ class StreamEvent:
 
     @property
     def appended(self) -> list[int]:
-        """What the output grew by."""
+        """The tokens that the output grew by."""
         return self.accepted if self.own is None else [*self.accepted, self.own]
 
 
 def stream(engine: Engine, batch: Batch, ended: Callable[[], None]) -> Iterator[StreamEvent]:
-    """The events of ``Generator.stream``; the batch is of one input, ``ended`` is called last."""
+    """Yields the events of ``Generator.stream`` for a batch of one input; calls ``ended`` last."""
     stop, vocabulary = engine.options.stop, engine.decoder.vocabulary
     decode = vocabulary.decode
     began = time.perf_counter()
@@ -69,7 +68,10 @@ def stream(engine: Engine, batch: Batch, ended: Callable[[], None]) -> Iterator[
             new = new[: stopped.count]
         ids.extend(new)
         if stopped is not None or iteration.ended[0]:
-            generation = _ended(steps)[0]
+            try:
+                steps.send(True)
+            except StopIteration as end:
+                (generation,) = end.value
             ended()
         text = settled(decode(ids), stop)
         if vocabulary.cleans_up:
@@ -86,12 +88,3 @@ def stream(engine: Engine, batch: Batch, ended: Callable[[], None]) -> Iterator[
             prefill_seconds=prefill,
             generation=generation,
         )
-
-
-def _ended(steps: Generator[Iteration, bool, Answer]) -> Answer:
-    """The answer of a decode that goes no further."""
-    try:
-        steps.send(True)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("a decode went on after its end")

@@ -1,7 +1,7 @@
 """Shards of inputs decoded: a JSON line for each input, in order.
 
-What an input gets depends on the input, the settings and its position alone, and what is drafted
-when on its shard: a shard has the same lines whenever, by whichever process and after however many
+The line of an input depends on the input, the settings and its position alone, and on the pace of
+its shard: a shard has the same lines whenever, by whichever process and after however many
 interruptions it is decoded.
 """
 
@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import jax
 
 from spec_t5x.data.text_files import json_line
 from spec_t5x.errors import InputError
-from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generation, Generator
+from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generator
 from spec_t5x.generation.batches import Batch, Input
 from spec_t5x.generation.engine import Engine, bytes_needed
 from spec_t5x.inference.placement import Placement
@@ -28,14 +29,14 @@ from spec_t5x.machine.description import free_memory
 
 @dataclasses.dataclass(kw_only=True)
 class Tally:
-    """Counts of what was decoded."""
+    """Counts of decoded inputs."""
 
     inputs: int = 0
     errors: int = 0
-    # Generated, end of sequence included.
+    # Generated tokens, end of sequence included.
     tokens: int = 0
     target_calls: int = 0
-    # The same with the calls that ended rows were beside in.
+    # Target calls times the rows of each, ended ones included.
     row_calls: int = 0
     # Tokens that these calls gave a sequence, or that they grew a search's hypotheses by.
     advance: float = 0.0
@@ -52,12 +53,12 @@ class Tally:
 
     @property
     def occupancy(self) -> float:
-        """The share of the rows in all target calls that had not ended."""
+        """Share of the rows in all target calls that had not ended."""
         return self.target_calls / self.row_calls if self.row_calls else 1.0
 
 
 def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
-    """The counts of some answers; ``searched`` where they are a beam search's."""
+    """Counts some answers; ``searched`` if they are a beam search's."""
     tally = Tally()
     for answer in answers:
         tally.inputs += 1
@@ -74,11 +75,11 @@ def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learned:
-    """The findings about a draft that a run begins with."""
+    """Findings about a draft that a run begins with."""
 
     costs: Costs
-    # Drafts per iteration for all of the run, where texts depend on when they are drafted; None
-    # where they do not, and the pace decides.
+    # Drafts per iteration for all of the run, if texts depend on it; else None, and the pace
+    # decides.
     gamma: int | None = None
 
     @classmethod
@@ -94,17 +95,10 @@ class Answerer:
     generator: Generator
     options: GenerateOptions
     placement: Placement = Placement()
-    # Why the draft was left out of the lines made last, where it mostly was.
+    # The reason why the draft was left out of most steps of the last shards.
     verdict: str | None = dataclasses.field(default=None, init=False)
-    # What was read last, to say what would fit.
+    # The inputs that were read last, from which a fitting batch size is computed.
     _window: list[Input] = dataclasses.field(default_factory=list, init=False)
-
-    def lines(
-        self, items: Sequence[Item], progress: Callable[[Tally], None] = lambda tally: None
-    ) -> list[bytes]:
-        """``shards`` of one shard."""
-        ((_, lines),) = self.shards([(0, items)], progress)
-        return lines
 
     def shards(
         self,
@@ -113,9 +107,8 @@ class Answerer:
     ) -> Iterator[tuple[int, list[bytes]]]:
         """Yields, for each numbered shard, the line of each input, in order.
 
-        Inputs of the next shard take the slots of those that have ended. Not with gamma "auto":
-        there the pace starts again with every shard, so that its bytes are the same whenever it is
-        decoded.
+        Inputs of the next shard take the slots of those that have ended. With gamma "auto" each
+        shard has its own pace and slots, so that its bytes are the same whenever it is decoded.
 
         Args:
           shards: numbers and inputs, read when there is room for them.
@@ -135,7 +128,7 @@ class Answerer:
         shards: Iterable[tuple[int, Sequence[Item]]],
         progress: Callable[[Tally], None],
     ) -> Iterator[tuple[int, list[bytes]]]:
-        """The lines of each shard, once all are there."""
+        """Yields the lines of each shard, once all are there."""
         # By number: the inputs of each shard, and the lines that are there.
         begun: dict[int, tuple[Sequence[Item], dict[int, bytes]]] = {}
         # By index: the shard and the input.
@@ -161,7 +154,7 @@ class Answerer:
             progress(tally)
 
         with self._on_devices():
-            # Inputs that come to no text may be the last.
+            # The last inputs may be errors.
             for indices, answers in itertools.chain(engine.answers(batches()), [((), [])]):
                 record(indices, answers)
                 for shard, (items, lines) in list(begun.items()):
@@ -170,15 +163,14 @@ class Answerer:
                         yield shard, [lines[item.index] for item in items]
 
     def learned(self, items: Sequence[Item]) -> Learned | None:
-        """What a run of such inputs begins with; None if none of them can be decoded.
+        """Measures what a run of similar inputs begins with; None if none of them can be decoded.
 
-        Where texts depend on how many tokens are drafted when, a batch is decoded to see how many
+        If texts depend on how many tokens are drafted when, a batch is decoded to see how many
         pay, for all of the run.
         """
-        good, _ = self._prepared(items)
-        self._window = good
+        self._window, _ = self._prepared(items)
         with self._on_devices():
-            for _, batch in self.generator.by_length(good, self.options):
+            for _, batch in self.generator.by_length(self._window, self.options):
                 batch = self.placement.batch(batch)
                 engine = self.generator.engine(self.options)
                 costs = engine.costs(batch)
@@ -189,7 +181,7 @@ class Answerer:
         return None
 
     def assume(self, learned: Learned) -> None:
-        """Takes for known what another process has learned."""
+        """Takes for known what this or another process has learned."""
         self.generator.assume(self.options, learned.costs)
         if learned.gamma is not None:
             self.options = dataclasses.replace(self.options, gamma=learned.gamma)
@@ -197,10 +189,10 @@ class Answerer:
             self.generator = self.generator.plain()
 
     def ids(self, item: Item) -> list[int]:
-        """An input's ids, end of sequence included.
+        """Returns an input's ids, end of sequence included.
 
         Raises:
-          InputError: why it cannot be decoded.
+          InputError: the input cannot be decoded.
         """
         if item.error:
             raise InputError(item.error)
@@ -210,10 +202,8 @@ class Answerer:
             raise InputError("the example has no ids: give at least one word")
         return self.generator.fit(item.ids, item.text, self.options)
 
-    def _prepared(
-        self, items: Sequence[Item]
-    ) -> tuple[list[tuple[int, str, list[int]]], dict[int, Answer]]:
-        """Index, text and ids of those that can be decoded, and the others' errors by index."""
+    def _prepared(self, items: Sequence[Item]) -> tuple[list[Input], dict[int, Answer]]:
+        """Returns the inputs that can be decoded, and the others' errors by index."""
         good, refused = [], {}
         for item in items:
             try:
@@ -224,37 +214,31 @@ class Answerer:
 
     @contextlib.contextmanager
     def _on_devices(self) -> Iterator[None]:
-        """What is decoded within it is decoded on ``placement``; says what would fit."""
+        """Decodes on ``placement`` within the ``with``; an error says how many rows would fit."""
         try:
             with self.placement.within():
                 yield
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            size, fits = self.options.batch_size, self._fitting()
+            size, fits, free = self.options.batch_size, 0, free_memory()
+            if free is not None:
+                _, batch = next(self.generator.by_length(self._window, self.options))
+                needed = bytes_needed(self.generator, self.options, batch)
+                fits = int(size * free * math.prod(self.placement.shape) / needed)
             remedy = f"about {fits} would" if 0 < fits < size else "give a smaller one"
             raise InputError(
                 f"batch_size is {size}, which does not fit into the devices' memory: {remedy}, or "
                 "give a larger model_parallel"
             ) from error
 
-    def _fitting(self) -> int:
-        """How many rows there is room for beside the weights; 0 where that is not known."""
-        free = free_memory()
-        if free is None:
-            return 0
-        _, batch = next(self.generator.by_length(self._window, self.options))
-        models, devices = self.placement.shape
-        needed = bytes_needed(self.generator, self.options, batch)
-        return int(self.options.batch_size * free * models * devices / needed)
-
 
 def line_of(item: Item, answer: Answer) -> bytes:
-    """The line of JSON for an input.
+    """Writes the line of JSON for an input.
 
     Args:
       item: the input.
-      answer: its outputs, the best first, or why there are none.
+      answer: its outputs, the best first, or its error.
 
     Returns:
       T5X's fields ``inputs`` (the texts, and what else the input came with) and
@@ -270,24 +254,20 @@ def line_of(item: Item, answer: Answer) -> bytes:
     values = {"index": item.index, **task, "inputs": item.fields, "prediction": best.output}
     values |= dataclasses.asdict(best)
     if others:
-        values["decodes"] = [_without_input(generation) for generation in answer]
+        values["decodes"] = [dataclasses.asdict(generation) for generation in answer]
+        for decode in values["decodes"]:
+            del decode["input"]
     return _encoded(values)
 
 
 def error_of(line: bytes) -> str | None:
-    """The error that a line reports: "line 8: the text is empty ..."; None for an answer."""
-    # Cheap for the many lines that are answers: only a report has its error this early.
+    """Returns the error of a line, as "line 8: the text is empty ..."; None for an answer."""
+    # Cheap for the many lines that are answers: only an error is this early in its line.
     if not re.match(rb'\{"index": \d+, "\w+": \d+, "error": ', line):
         return None
     values = json.loads(line)
     place = list(values)[1]
     return f"{place} {values[place]}: {values['error']}"
-
-
-def _without_input(generation: Generation) -> dict[str, Any]:
-    values = dataclasses.asdict(generation)
-    del values["input"]
-    return values
 
 
 def _encoded(values: dict[str, Any]) -> bytes:

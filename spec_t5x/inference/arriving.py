@@ -1,11 +1,11 @@
-"""Lines of a stream as they are written to it, for answers before its end."""
+"""Lines of a stream as they arrive, for answers before its end."""
 
 import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
 
-# Lines that are read ahead, and seconds in which lines that were written together arrive.
+# Lines that are read ahead, and seconds within which lines written together arrive.
 _READ_AHEAD = 4096
 _TOGETHER = 0.02
 

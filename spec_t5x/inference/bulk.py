@@ -1,18 +1,17 @@
 """A run from its inputs to one file of answers.
 
     start     the lock; one reading of the inputs; the manifest, written or compared
-    decode    the shards that are not there yet, each written whole
-    finish    process 0 waits for the other processes and joins all shards; of workers that know
-              nothing of one another, the last
+    decode    the missing shards of this worker, each written whole
+    finish    the last worker joins all shards
 
 The directory is all the state that there is. A shard is there under its name or is decoded
-again, which gives the same bytes; so a run may be killed between any two system calls.
+again, which gives the same bytes; so a run may be killed between any two system calls. A process
+alone is the one worker of its run.
 """
 
 import contextlib
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,37 +25,34 @@ from spec_t5x.inference.answering import Answerer, Learned, Tally, error_of
 from spec_t5x.inference.decoding_progress import DecodingProgress
 from spec_t5x.inference.infer_options import InferOptions
 from spec_t5x.inference.placement import Placement
-from spec_t5x.inference.processes import Hosts
 from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, read_manifest
 from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.inference.sources import Item, Source, digest, read_shards, survey
 from spec_t5x.machine import atomic
 
-# Seconds in which every process sees what another has written.
-_LATE = 2.0
 # Bad inputs that a report names one by one.
 _NAMED = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """How a run ended, for this process."""
+    """The end of a run, for this process."""
 
-    # All answers; None where another process joins them.
+    # All answers; None if another worker joins them.
     merged: Path | None
     inputs: int
-    # Inputs without an answer, and what is wrong with the first of them.
+    # Inputs without an answer, and the errors of the first of them.
     errors: int
     named: list[str]
-    # Of this process, since it was started.
+    # Counts of this process since it was started.
     tokens: int
     block_efficiency: float
-    # The share of the rows in all target calls that had not ended.
+    # Share of the rows in all target calls that had not ended.
     occupancy: float
     seconds: float
     # Shards that other workers have not written yet.
     shards_left: int = 0
-    # Why the draft was left out, where it mostly was.
+    # The reason why the draft was left out of most steps.
     verdict: str | None = None
 
 
@@ -67,7 +63,6 @@ def infer(
     load: Callable[[Placement], Generator],
     *,
     settings: dict[str, Any],
-    hosts: Hosts | None = None,
 ) -> Report:
     """Answers every input of ``source`` in ``options.output_dir``.
 
@@ -76,8 +71,7 @@ def infer(
       decoding: how to decode.
       source: the inputs.
       load: reads the pair for some devices; not called when all shards are there.
-      settings: what else decides the answers, above all the checkpoints.
-      hosts: this process among those of the run.
+      settings: further settings that the answers depend on, above all the checkpoints.
 
     Raises:
       InputError: an option, an input or a file that cannot be used. Finished shards stay.
@@ -85,13 +79,17 @@ def infer(
     """
     options.check()
     progress = DecodingProgress()
-    run = _Run(options, decoding, source, hosts or Hosts(), progress)
+    run = _Run(options, decoding, source, progress)
     with stopping():
         try:
             with contextlib.ExitStack() as held, progress:
                 shards, unfinished = run.start(settings, held)
                 verdict = run.decode(shards, unfinished, load)
-                return dataclasses.replace(run.finish(shards, unfinished), verdict=verdict)
+                left = len(shards.unfinished())
+                if not left:
+                    _merge_once(shards)
+                report = _report(shards, progress.tally, progress.seconds, left=left)
+                return dataclasses.replace(report, verdict=verdict)
         except Interrupted as interrupted:
             raise Interrupted(interrupted.number, run.how_far()) from interrupted
 
@@ -113,7 +111,7 @@ def merge(directory: Path) -> Report:
             "count)"
         )
     _merge_once(shards)
-    return _report_of_all(shards, Tally(), 0.0)
+    return _report(shards, Tally(), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +119,6 @@ class _Run:
     options: InferOptions
     decoding: GenerateOptions
     source: Source
-    hosts: Hosts
     progress: DecodingProgress
 
     @property
@@ -131,58 +128,33 @@ class _Run:
     def start(
         self, settings: dict[str, Any], held: contextlib.ExitStack
     ) -> tuple[Shards, list[int]]:
-        """The run's shards, and those that are not there yet.
+        """Returns the run's shards, and the numbers of the missing ones.
 
-        The manifest is written by process 0, and compared by all the others. ``held``
-        gets this process's lock on the directory.
+        The first worker writes the manifest, and the others compare it. ``held`` gets this
+        process's lock on the directory.
         """
-        with self.hosts.together():
-            settings = json.loads(json.dumps(self._settings(settings)))
-            try:
-                self.directory.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise InputError(
-                    f"cannot make {self.directory} ({error.strerror}): give another --output_dir"
-                ) from error
-            number = self.options.shard_index if self._is_worker else self.hosts.index
-            held.enter_context(processes.locked(self.directory, number))
-        if self._is_worker:
-            with processes.one_at_a_time(self.directory):
-                manifest = read_manifest(self.directory)
-                if manifest is None:
-                    manifest = self._begin(settings)
-            manifest.check_same(dataclasses.replace(manifest, settings=settings), self.directory)
-            shards = _shards(self.directory, manifest)
-            return shards, shards.unfinished()
-        with self.hosts.together():
-            if self.hosts.index == 0:
-                processes.check_alone(self.directory, self.hosts.count)
-                self._begin(settings)
-        with self.hosts.together():
-            manifest = read_manifest(self.directory)
-            if manifest is None:
-                raise InputError(
-                    f"{self.directory} has no {MANIFEST} in this process: give all "
-                    "processes one directory that they share"
-                )
-            if self.hosts.index > 0:
-                now = dataclasses.replace(manifest, settings=settings)
-                manifest.check_same(now, self.directory)
-            shards = _shards(self.directory, manifest)
-            # Before any process writes one: all of them see the same.
-            return shards, shards.unfinished()
-
-    @property
-    def _is_worker(self) -> bool:
-        """Whether this process knows nothing of the others."""
-        return self.options.shard_count is not None
-
-    def _begin(self, settings: dict[str, Any]) -> Manifest:
-        """Reads the inputs once, and writes the manifest or compares it."""
-        count, digests = survey(self.source, self.options.shard_size, self.progress.reading)
-        now = Manifest(source=self.source.name, count=count, digests=digests, settings=settings)
-        run_directory.start(self.directory, now, overwrite=self.options.overwrite)
-        return now
+        settings = json.loads(json.dumps(self._settings(settings)))
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot make {self.directory} ({error.strerror}): give another --output_dir"
+            ) from error
+        index, count = self.options.workers
+        held.enter_context(processes.locked(self.directory, index))
+        if count == 1:
+            processes.check_alone(self.directory)
+        inputs, digests = survey(self.source, self.options.shard_size, self.progress.reading)
+        now = Manifest(source=self.source.name, count=inputs, digests=digests, settings=settings)
+        with processes.one_at_a_time(self.directory):
+            # Of a worker that may be at work.
+            before = read_manifest(self.directory) if count > 1 else None
+            if before is None:
+                run_directory.start(self.directory, now, overwrite=self.options.overwrite)
+            else:
+                before.check_same(now, self.directory)
+        shards = _shards(self.directory, now)
+        return shards, shards.unfinished()
 
     def _settings(self, settings: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -206,22 +178,22 @@ class _Run:
         unfinished: list[int],
         load: Callable[[Placement], Generator],
     ) -> str | None:
-        """Decodes and writes this process's part of the unfinished shards.
+        """Decodes and writes this worker's part of the missing shards.
+
+        The part does not depend on what other workers have finished.
 
         Returns:
-          Why the draft was left out of the last of them, where it mostly was.
+          The reason why the draft was left out of most steps.
         """
-        mine = self._mine(unfinished)
-        if not (mine if self._is_worker else unfinished):
-            self.hosts.part()
+        index, count = self.options.workers
+        mine = [shard for shard in unfinished if shard % count == index]
+        if not mine:
             return None
-        with self.hosts.together():
-            placement = self._placement()
-            generator = placement.generator(load(placement))
-            answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
+        placement = self._placement()
+        generator = placement.generator(load(placement))
+        answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
         if self.decoding.gamma == AUTO and generator.draft is not None:
             self._share_costs(answerer, shards, unfinished[0])
-        self.hosts.part()
         left = sum(len(shards.indices(shard)) for shard in unfinished)
         self.progress.decoding(sum(len(shards.indices(s)) for s in mine), shards.total - left)
         for shard, lines in answerer.shards(self._read(shards, mine), self.progress.count):
@@ -229,7 +201,7 @@ class _Run:
         return answerer.verdict
 
     def _read(self, shards: Shards, numbers: list[int]) -> Iterator[tuple[int, list[Item]]]:
-        """The inputs of some shards, which are those that the run started with."""
+        """Yields the inputs of some shards; checks that they are those of the manifest."""
         digests = read_manifest(self.directory).digests
         for shard, raws in read_shards(self.source, shards.size, numbers):
             if digest(raws) != digests[shard]:
@@ -239,77 +211,28 @@ class _Run:
                 )
             yield shard, list(map(self.source.item, shards.indices(shard), raws))
 
-    def _mine(self, unfinished: list[int]) -> list[int]:
-        """This process's part. A worker's does not depend on what others have finished."""
-        if self._is_worker:
-            index, count = self.options.shard_index, self.options.shard_count
-            return [shard for shard in unfinished if shard % count == index]
-        return unfinished[self.hosts.index :: self.hosts.count]
-
-    def _learned(self) -> Learned | None:
-        """What this run knows of its draft since it began."""
-        path = self.directory / COSTS
-        if not path.exists():
-            return None
-        try:
-            return Learned.parse(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{path} cannot be read ({error}): give --overwrite") from error
-
     def _share_costs(self, answerer: Answerer, shards: Shards, shard: int) -> None:
-        """What speculation costs, for all processes and all of the run the same.
+        """Measures what speculation costs once for all of the run.
 
         Together with the inputs it decides how many tokens are drafted, and so the bytes.
         """
-        alone = contextlib.nullcontext()
-        if self._is_worker:
-            alone = processes.one_at_a_time(self.directory)
-        with self.hosts.together(), alone:
-            if self.hosts.index == 0 and self._learned() is None:
-                ((_, raws),) = read_shards(self.source, shards.size, [shard])
-                items = map(self.source.item, shards.indices(shard), raws)
-                learned = answerer.learned(list(items))
-                if learned is not None:
-                    content = json.dumps(dataclasses.asdict(learned)).encode() + b"\n"
-                    run_directory.write(self.directory / COSTS, [content], COSTS)
-        with self.hosts.together():
-            learned = self._learned()
-            if learned is not None:
-                answerer.assume(learned)
-
-    def finish(self, shards: Shards, unfinished: list[int]) -> Report:
-        """The report; process 0 first waits for the other processes and joins all shards.
-
-        Of workers the last one does, whichever that is.
-        """
-        tally, seconds = self.progress.tally, self.progress.seconds
-        left = len(shards.unfinished()) if self._is_worker else 0
-        if left or self.hosts.index:
-            return dataclasses.replace(_report(tally, seconds), shards_left=left)
-        if self._is_worker:
-            _merge_once(shards)
-        else:
-            self._wait(shards, unfinished)
-            if not shards.merged.exists():
-                shards.merge()
-        return _report_of_all(shards, tally, seconds)
-
-    def _wait(self, shards: Shards, unfinished: list[int]) -> None:
-        """Until the other processes have ended."""
-        for process in range(1, self.hosts.count):
-            processes.wait_for(self.directory, process)
-        if shards.unfinished():
-            # A shared file system may show a new file late.
-            time.sleep(_LATE)
-        if missing := shards.unfinished():
-            owner = unfinished.index(missing[0]) % self.hosts.count
-            raise InputError(
-                f"process {owner} ended before shard {missing[0]} was written ({len(missing)} are "
-                "missing): see its message, and give the same command again"
-            )
+        path = self.directory / COSTS
+        with processes.one_at_a_time(self.directory):
+            if not path.exists():
+                ((_, items),) = self._read(shards, [shard])
+                learned = answerer.learned(items)
+                if learned is None:
+                    return
+                content = json.dumps(dataclasses.asdict(learned)).encode() + b"\n"
+                run_directory.write(path, [content], COSTS)
+        try:
+            learned = Learned.parse(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path} cannot be read ({error}): give --overwrite") from error
+        answerer.assume(learned)
 
     def how_far(self) -> str:
-        """Of a run that was stopped."""
+        """Describes how far a stopped run is."""
         manifest = read_manifest(self.directory)
         if manifest is None:
             return "before anything was written"
@@ -327,34 +250,24 @@ def _shards(directory: Path, manifest: Manifest) -> Shards:
 
 
 def _merge_once(shards: Shards) -> None:
-    """Joins the shards of workers, unless another has."""
+    """Joins the shards, unless another worker has."""
     with processes.one_at_a_time(shards.directory):
         if not shards.merged.exists():
             atomic.remove_unfinished(shards.directory)
             shards.merge()
 
 
-def _report_of_all(shards: Shards, tally: Tally, seconds: float) -> Report:
-    """Of a run whose shards are joined, of which this process decoded a part."""
-    errors = [error for line in shards.lines() if (error := error_of(line))]
-    return dataclasses.replace(
-        _report(tally, seconds),
-        merged=shards.merged,
-        inputs=shards.total,
-        errors=len(errors),
-        named=errors[:_NAMED],
-    )
-
-
-def _report(tally: Tally, seconds: float) -> Report:
-    """Of this process alone."""
+def _report(shards: Shards, tally: Tally, seconds: float, left: int = 0) -> Report:
+    """Reports all inputs once the shards are joined, before that those of this process."""
+    errors = [] if left else [error for line in shards.lines() if (error := error_of(line))]
     return Report(
-        merged=None,
-        inputs=tally.inputs,
-        errors=tally.errors,
-        named=[],
+        merged=None if left else shards.merged,
+        inputs=tally.inputs if left else shards.total,
+        errors=tally.errors if left else len(errors),
+        named=errors[:_NAMED],
         tokens=tally.tokens,
         block_efficiency=tally.block_efficiency,
         occupancy=tally.occupancy,
         seconds=seconds,
+        shards_left=left,
     )

@@ -1,4 +1,4 @@
-"""What a run of inference shows: inputs, tokens a second, block efficiency, occupancy."""
+"""Progress of bulk inference: inputs, tokens a second, block efficiency, occupancy."""
 
 import datetime
 import io
@@ -18,11 +18,11 @@ class DecodingProgress(Progress):
         self._started = time.monotonic()
 
     def reading(self, count: int) -> None:
-        """So many inputs are counted."""
+        """Shows how many inputs are counted."""
         self.update(count, None, "reading")
 
     def decoding(self, total: int, finished: int = 0) -> None:
-        """Decoding starts, of ``total`` inputs; ``finished`` more have their answers."""
+        """Starts with ``total`` inputs; ``finished`` more have their answers."""
         self._total, self._started = total, time.monotonic()
         if finished:
             self.say(f"resuming: {finished:,} inputs have answers, {total:,} are left")
@@ -30,7 +30,7 @@ class DecodingProgress(Progress):
             self.update(0, total, "compiling")
 
     def count(self, tally: Tally) -> None:
-        """Some more inputs have answers."""
+        """Adds inputs that have answers."""
         self.tally.add(tally)
         rate = self.tally.tokens / max(self.seconds, 1e-9)
         text = f"{rate:,.0f} tokens/s, block efficiency {self.tally.block_efficiency:.2f}"
@@ -43,5 +43,5 @@ class DecodingProgress(Progress):
 
     @property
     def seconds(self) -> float:
-        """Since decoding started, compilation included."""
+        """Time since decoding started, compilation included."""
         return time.monotonic() - self._started

@@ -1,4 +1,4 @@
-"""Options of bulk inference, besides models and decoding."""
+"""Options of bulk inference, besides models and decoding; imports no JAX, for ``--help``."""
 
 import dataclasses
 
@@ -6,36 +6,60 @@ import gin
 
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.options import option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """Address and numbers of a run's processes; the names are T5X's."""
+
+    multiprocess: bool = option(
+        False, "find the other processes by the environment (Cloud TPU, Slurm, Open MPI)"
+    )
+    coordinator_address: str | None = option(None, "address of process 0", "HOST:PORT")
+    process_count: int | None = option(None, "number of processes")
+    process_index: int | None = option(None, "number of this process, from 0")
+
+    def __post_init__(self):
+        given = (self.coordinator_address, self.process_count, self.process_index)
+        if given.count(None) in (1, 2) or (
+            self.process_count and not 0 <= self.process_index < self.process_count
+        ):
+            raise InputError(
+                f"coordinator_address is {given[0]}, process_count {given[1]} and process_index "
+                f"{given[2]}: give all three, and an index from 0 to below the count"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InferOptions(TaskOptions):
-    """Where the inputs are and where the answers go.
+    """The place of the inputs, a file or a seqio task, and of the answers."""
 
-    Inputs are those of a file (``input``) or of a seqio task (``mixture_or_task``).
-    """
+    input: str | None = option(
+        None, "JSON lines (.jsonl, .json), or a text on each line; gzipped or not", "FILE"
+    )
+    field: str | None = option(
+        None, "field of a JSON line that holds the text (default: inputs, input or text)", "NAME"
+    )
+    split: str = option("validation", "split of the task", "NAME")
+    output_dir: str | None = option(None, "directory of shards and predictions.jsonl", "DIR")
+    shard_size: int = option(1024, "inputs in a shard: a kill costs at most one shard")
+    overwrite: bool = option(
+        False, "delete an earlier run's outputs in the directory and start again"
+    )
+    shard_index: int | None = option(
+        None, "number of this worker: it answers every shard_count-th shard from there on"
+    )
+    shard_count: int | None = option(
+        None, "number of independent workers; the last one joins the shards"
+    )
+    merge: bool = option(False, "only join the shards in output_dir")
+    model_parallel: int = option(1, "devices of this machine that share one model")
 
-    # A directory for the answers; it is made if it is not there.
-    output_dir: str | None = None
-    # JSON lines or plain lines, gzipped or not.
-    input: str | None = None
-    # The field of a JSON line that holds the text; None takes inputs, input or text, where the
-    # file's name ends in .jsonl, .json or .ndjson.
-    field: str | None = None
-    # Of a task.
-    split: str = "validation"
-    # Inputs in a shard: what a kill costs at most.
-    shard_size: int = 1024
-    # Delete an earlier run's answers and start over.
-    overwrite: bool = False
-    # This worker among several that know nothing of one another: it answers the shards whose
-    # number, modulo the count, is the index.
-    shard_index: int | None = None
-    shard_count: int | None = None
-    # Nothing but joining the shards of such workers.
-    merge: bool = False
-    # Devices of this machine that share one model; the others hold replicas.
-    model_parallel: int = 1
+    @property
+    def workers(self) -> tuple[int, int]:
+        """The number of this worker, and how many there are; ``(0, 1)`` alone."""
+        return (0, 1) if self.shard_count is None else (self.shard_index, self.shard_count)
 
     def check(self) -> None:
         """Raises ``InputError`` for a value of the wrong kind, or two that exclude each other."""

@@ -23,13 +23,13 @@ from spec_t5x.types import PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Which devices decode together. None is JAX's default device alone."""
+    """Devices that decode together. None is JAX's default device alone."""
 
     mesh: Mesh | None = None
 
     @classmethod
     def create(cls, model_parallel: int, batch_size: int) -> "Placement":
-        """All devices of this machine, ``model_parallel`` of them to each model.
+        """Takes all devices of this machine, ``model_parallel`` of them to each model.
 
         Raises:
           InputError: they cannot be shared out like this, or the batch cannot.
@@ -52,19 +52,19 @@ class Placement:
 
     @property
     def shape(self) -> list[int]:
-        """Models at work at once, and devices of each."""
+        """Number of models at work at once, and devices of each."""
         return [1, 1] if self.mesh is None else [self.mesh.shape["data"], self.mesh.shape["model"]]
 
     def within(self) -> contextlib.AbstractContextManager:
-        """What is decoded within it is decoded on these devices."""
+        """Makes a context in which these devices decode."""
         return contextlib.nullcontext() if self.mesh is None else partitioned(self.mesh)
 
     def target(self, config: ModelConfig) -> PyTree:
-        """Where the parameters of a target are to lie: it is never whole on one device."""
+        """Returns the shardings of a target's parameters, which are never whole on one device."""
         return param_shardings(config, self.mesh)
 
     def generator(self, generator: Generator) -> Generator:
-        """The pair with its parameters on these devices: models sharded, all else on each."""
+        """Puts the pair's parameters on these devices: models sharded, all else on each."""
         if self.mesh is None:
             return generator
         # Arrays that two models share are placed once. The old one is held beside the new, so
@@ -100,7 +100,7 @@ class Placement:
         )
 
     def batch(self, batch: Batch) -> Batch:
-        """A batch with its rows on these devices."""
+        """Puts the rows of a batch on these devices."""
         if self.mesh is None:
             return batch
         tokens, keys, steps = shard_batch(

@@ -1,4 +1,4 @@
-"""The directory of a run: what it was started with, numbered shards, and one file of all.
+"""The directory of a run: its manifest, numbered shards, and one file of all.
 
     manifest.json                        inputs and settings, so that no two runs are mixed
     costs.json                           what speculation costs, where gamma is "auto"
@@ -10,6 +10,7 @@ Each file is written whole or not at all, so the files are all the state that th
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import re
@@ -30,17 +31,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Manifest:
     """A run's inputs and settings."""
 
-    # Where the inputs were read from; not compared: a file may be moved.
+    # The place of the inputs; not compared: a file may be moved.
     source: str
     # Number of inputs, and the SHA-256 (hex) of each shard's.
     count: int
     digests: list[str]
-    # All that decides the answers, as JSON holds it; a checkpoint is
+    # Settings that decide the answers, as JSON holds them; a checkpoint is
     # {"name": ..., "content": ...}, of which the content is compared.
     settings: dict[str, Any]
 
     def check_same(self, now: "Manifest", directory: Path) -> None:
-        """Raises ``InputError`` that names all that differs from ``now``."""
+        """Raises an ``InputError`` that names all differences from ``now``."""
         differences = []
         for name in {**self.settings, **now.settings}:
             was, now_is = (each.settings.get(name) for each in (self, now))
@@ -59,7 +60,7 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """The manifest of the run in a directory, None if there is none.
+    """Reads the manifest of the run in a directory; returns None if there is none.
 
     Raises:
       InputError: it is not one that this release writes.
@@ -80,7 +81,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:
-    """Writes the manifest of a run, or compares the one of a run that is resumed.
+    """Writes the manifest of a run, or compares that of a resumed run.
 
     No process may be at work in the directory.
 
@@ -93,7 +94,7 @@ def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:
         for name in (*sorted(_answers(directory)), COSTS, MANIFEST):
             (directory / name).unlink(missing_ok=True)
     if not _answers(directory):
-        # Nothing to be mixed with: a run that wrote no shard may start again with others.
+        # A run that wrote no shard may start again with other settings.
         values = _HEADER | dataclasses.asdict(now)
         write(directory / MANIFEST, [json.dumps(values, indent=1).encode() + b"\n"], MANIFEST)
         return
@@ -108,10 +109,10 @@ def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shards:
-    """The files of answers. Shards are numbered from 0."""
+    """Files of answers, numbered from 0."""
 
     directory: Path
-    # Inputs in all, and in each shard but the last.
+    # Number of all inputs, and of those in each shard but the last.
     total: int
     size: int
 
@@ -126,17 +127,17 @@ class Shards:
         return self.directory / MERGED
 
     def path(self, shard: int) -> Path:
-        """``predictions-00003-of-00017.jsonl``."""
+        """Returns the path of a shard, as ``predictions-00003-of-00017.jsonl``."""
         return self.directory / f"predictions-{shard:05}-of-{self.count:05}.jsonl"
 
     def indices(self, shard: int) -> range:
-        """The positions of a shard's inputs among all."""
+        """Returns the positions of a shard's inputs among all."""
         return range(shard * self.size, min((shard + 1) * self.size, self.total))
 
     def unfinished(self) -> list[int]:
-        """Shards whose files are not there yet, in order.
+        """Lists the missing shards in order.
 
-        None once they are merged: the merged file may be kept and the shards deleted.
+        Once all are merged none is missing: a user may delete them.
         """
         there = _answers(self.directory)
         if MERGED in there:
@@ -156,12 +157,12 @@ class Shards:
         """Joins all shards.
 
         Raises:
-          InputError: as ``write`` and ``lines``.
+          InputError: a shard is damaged, or the file cannot be written.
         """
         write(self.merged, self.lines(), f"{MERGED}, the {self.count} shards in one file")
 
     def lines(self) -> Iterator[bytes]:
-        """All lines in order, each the answer to the input at its position.
+        """Yields all lines in order, each the answer to the input at its position.
 
         Raises:
           InputError: a file is damaged.
@@ -190,23 +191,21 @@ def write(path: Path, lines: Iterable[bytes], what: str) -> None:
 
 
 def _answers(directory: Path) -> set[str]:
-    """Names of the files of answers."""
+    """Returns the names of the files of answers."""
     names = {entry.name for entry in os.scandir(directory)}
     return {name for name in names if name == MERGED or _SHARD.fullmatch(name)}
 
 
 def _lines(path: Path, indices: range) -> Iterator[bytes]:
-    """The lines of a file, which are the answers to the inputs at ``indices``."""
-    expected = iter(indices)
-    damaged = f"{path} is not as it was written: delete it and give the same command again"
+    """Yields the lines of a file; checks that they are the answers to the inputs at ``indices``."""
     with path.open("rb") as file:
-        for line in file:
-            start = b'{"index": %d, ' % next(expected, -1)
-            if not (line.startswith(start) and line.endswith(b"}\n")):
-                raise InputError(damaged)
+        for index, line in itertools.zip_longest(indices, file):
+            start = b'{"index": %d, ' % (-1 if index is None else index)
+            if line is None or not (line.startswith(start) and line.endswith(b"}\n")):
+                raise InputError(
+                    f"{path} is not as it was written: delete it and give the same command again"
+                )
             yield line
-    if next(expected, None) is not None:
-        raise InputError(damaged)
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Stopping on SIGTERM and SIGINT: at once, and cleanly."""
+"""A stop on SIGTERM and SIGINT, at once and cleanly."""
 
 import contextlib
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 class Interrupted(BaseException):
-    """A signal asked the run to end. No ``Exception``: nothing else is to catch it."""
+    """The end of a run by a signal. No ``Exception``, so that nothing else catches it."""
 
     def __init__(self, number: int, how_far: str = ""):
         super().__init__(signal.Signals(number).name)
@@ -16,7 +16,7 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Within it, SIGTERM and SIGINT raise ``Interrupted`` in the main thread."""
+    """Makes SIGTERM and SIGINT raise ``Interrupted`` in the main thread within the ``with``."""
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread gets signals.
         yield

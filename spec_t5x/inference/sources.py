@@ -1,6 +1,6 @@
 """Inputs as a stream, of which one shard is in memory at a time.
 
-A source is read twice, first to count and fingerprint the inputs, then to decode them, so it
+A source is read twice, first to count and fingerprint the inputs, then to decode them, so that it
 must give the same bytes each time.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from spec_t5x.data.text_files import is_gzip, is_jsonl, json_object, raw_lines, text_of
 from spec_t5x.errors import InputError
 
-# Where the text of a JSON line is, unless its field is named.
+# Fields of a JSON line that may hold its text, in order.
 TEXT_FIELDS = ("inputs", "input", "text")
 # T5X's name for an input's text in its files of predictions.
 PRETOKENIZED = "inputs_pretokenized"
@@ -22,18 +22,18 @@ PRETOKENIZED = "inputs_pretokenized"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Item:
-    """One input, or why it cannot be used."""
+    """One input, or its error."""
 
-    # Its position among all inputs, from 0.
+    # Position among all inputs, from 0.
     index: int
-    # What a person calls that position: ("line", 1).
+    # Name of the position for a user: ("line", 1).
     place: tuple[str, int]
     text: str = ""
     # Ids that the source made itself; None leaves that to the model's vocabulary.
     ids: list[int] | None = None
-    # All else that the source says of it, for the output.
+    # Further fields for the output.
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # The seqio task that it is from.
+    # Name of its seqio task.
     task: str | None = None
     error: str | None = None
 
@@ -44,21 +44,21 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages and the manifest."""
+        """Name for messages and the manifest."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What else decides what the inputs are, as JSON holds it, for the manifest."""
+        """Settings that decide the inputs, as JSON holds them, for the manifest."""
 
     def raw(self) -> Iterator[bytes]:
-        """Each input's bytes, in order; the same each time.
+        """Yields each input's bytes, in order; the same each time.
 
         Raises:
           InputError: it cannot be read.
         """
 
     def item(self, index: int, raw: bytes) -> Item:
-        """The input at ``index``, given its bytes. Never raises."""
+        """Makes the input at ``index`` from its bytes; never raises."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,23 +76,24 @@ class FileSource:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """How lines are read."""
+        """Settings of reading a line."""
         return {"jsonl": self.jsonl, "field": self.field}
 
     def raw(self) -> Iterator[bytes]:
-        """As ``text_files.raw_lines``."""
+        """Yields the lines of the file (``text_files.raw_lines``)."""
         return raw_lines(self.path)
 
     def item(self, index: int, raw: bytes) -> Item:
-        """The line at ``index``."""
+        """Makes the input of a line."""
+        item = Item(index=index, place=("line", index + 1))
         try:
             text, fields = self._read(raw)
         except InputError as error:
-            return Item(index=index, place=("line", index + 1), error=str(error))
-        return Item(index=index, place=("line", index + 1), text=text, fields=fields)
+            return dataclasses.replace(item, error=str(error))
+        return dataclasses.replace(item, text=text, fields=fields)
 
     def _read(self, raw: bytes) -> tuple[str, dict[str, Any]]:
-        """Text and fields of a line, the text's field under T5X's name."""
+        """Parses the text and fields of a line, the text's field under T5X's name."""
         line = text_of(raw)
         if not line.strip():
             raise InputError("the line is empty: give at least one word")
@@ -109,19 +110,19 @@ class FileSource:
         text = values.pop(name)
         if not isinstance(text, str):
             raise InputError(f"field {name!r} is {repr(text)[:40]}, not a text: fix the line")
-        # The text's own name comes first, and is no other field's.
+        # The text's name is first, and no other field's.
         return text, {PRETOKENIZED: text} | values | {PRETOKENIZED: text}
 
 
 def file_source(path: str, field: str | None = None) -> FileSource:
-    """The source for a file.
+    """Opens a file as a source.
 
     Args:
       path: of text lines, or of JSON lines (.jsonl, .json, .ndjson); gzipped or not.
       field: of a JSON line; naming one makes any file JSON lines.
 
     Raises:
-      InputError: there is no such file.
+      InputError: the file does not exist.
     """
     found = Path(path).expanduser()
     is_gzip(found)  # checks that it is there
@@ -129,14 +130,14 @@ def file_source(path: str, field: str | None = None) -> FileSource:
 
 
 def no_inputs(name: str) -> InputError:
-    """The error of a source without inputs."""
+    """Makes the error of a source without inputs."""
     return InputError(f"{name} holds no inputs: give at least one")
 
 
 def survey(
     source: Source, shard_size: int, progress: Callable[[int], None] = lambda count: None
 ) -> tuple[int, list[str]]:
-    """The number of inputs and the digest of each shard; the source is read to its end.
+    """Counts the inputs and digests each shard; reads the source to its end.
 
     Raises:
       InputError: it cannot be read, or has no inputs.
@@ -152,7 +153,7 @@ def survey(
 
 
 def digest(raws: Iterable[bytes]) -> str:
-    """SHA-256 (hex) of some inputs' bytes."""
+    """Returns the SHA-256 (hex) of some inputs' bytes."""
     total = hashlib.sha256()
     for raw in raws:
         total.update(raw)
@@ -162,9 +163,9 @@ def digest(raws: Iterable[bytes]) -> str:
 def read_shards(
     source: Source, shard_size: int, wanted: Sequence[int]
 ) -> Iterator[tuple[int, list[bytes]]]:
-    """Each wanted shard's number and inputs, in increasing order as ``wanted`` is.
+    """Yields the number and inputs of each wanted shard; ``wanted`` is in increasing order.
 
-    Other shards are skipped, and nothing is read behind the last.
+    Other shards are skipped, and nothing after the last is read.
     """
     raws, at = source.raw(), 0
     for shard in wanted:

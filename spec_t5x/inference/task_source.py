@@ -24,7 +24,7 @@ _PRETOKENIZED = "_pretokenized"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSource:
-    """The examples of a task's split; a mixture's tasks follow each other, as in T5X.
+    """Examples of a task's split; a mixture's tasks follow each other, as in T5X.
 
     The ids are the task's own preprocessors', with the model's vocabulary.
     """
@@ -33,24 +33,24 @@ class TaskSource:
     split: str
     lengths: Mapping[str, int] | None
     vocabulary: Vocabulary
-    # The cached tasks are read.
+    # Whether the cached tasks are read.
     cached: bool = False
 
     @property
     def name(self) -> str:
-        """The tasks' names."""
+        """Names of the tasks and of their split."""
         return f"{', '.join(task.name for task in self.tasks)} ({self.split})"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Names, and lengths that the task's preprocessors ask for."""
+        """Names, split and lengths of the tasks."""
         lengths = None if self.lengths is None else dict(self.lengths)
         names = [task.name for task in self.tasks]
         found = {"tasks": names, "split": self.split, "task_feature_lengths": lengths}
         return found | ({"use_cached_tasks": True} if self.cached else {})
 
     def raw(self) -> Iterator[bytes]:
-        """Each example as a line of JSON.
+        """Yields each example as a line of JSON.
 
         Raises:
           InputError: the data cannot be read, or have no ids.
@@ -62,7 +62,7 @@ class TaskSource:
             yield from (_to_line(task, example) for example in examples)
 
     def item(self, index: int, raw: bytes) -> Item:
-        """The example at ``index``."""
+        """Makes the input of an example."""
         values = json.loads(raw)
         fields = values["fields"]
         return Item(
@@ -84,16 +84,15 @@ def task_source(
     modules: tuple[str, ...] = (),
     caches: tuple[str, ...] | None = None,
 ) -> TaskSource:
-    """The source for a task or mixture of seqio's registry, with the model's vocabulary.
+    """Opens a task or mixture of seqio's registry as a source, with the model's vocabulary.
 
     Features are cut to ``lengths``; ``modules`` and ``caches`` are those of ``task_or_mixture``.
 
     Raises:
-      InputError: as of ``task_or_mixture``.
+      InputError: the task is unknown or cannot be read.
     """
-    tasks = list(seqio.get_subtasks(task_or_mixture(name, vocabulary, modules, caches)))
     return TaskSource(
-        tasks=tasks,
+        tasks=list(seqio.get_subtasks(task_or_mixture(name, vocabulary, modules, caches))),
         split=split,
         lengths=lengths,
         vocabulary=vocabulary,
@@ -102,7 +101,7 @@ def task_source(
 
 
 def _to_line(task: seqio.Task, example: dict[str, Any]) -> bytes:
-    """What an example's output says of it: its texts, as T5X's own files of predictions."""
+    """Writes an example's ids and texts, the latter as in T5X's files of predictions."""
     fields = {
         key: _plain(value) for key, value in sorted(example.items()) if key.endswith(_PRETOKENIZED)
     }

@@ -226,20 +226,16 @@ class Pace:
         """Returns the pace after the draft's prefill."""
         return self.replace(prefilled=jnp.ones_like(self.prefilled))
 
-    def plain(self, tokens: Float32[Array, ""], steps: Int[Array, ""] | int = 1) -> "Pace":
-        """Returns the pace after plain steps of ``tokens`` for each live row, on average."""
-        idle = self.idle + steps
+    def plain(self, tokens: Float32[Array, ""]) -> "Pace":
+        """Returns the pace after a plain step of ``tokens`` for each live row, on average."""
+        idle = self.idle + 1
         looks = idle >= self.pause
         return self.replace(
             idle=jnp.where(looks, 0, idle),
             written=self.written + tokens,
-            plain_steps=self.plain_steps + steps,
+            plain_steps=self.plain_steps + 1,
             **{name: jnp.where(looks, 0.0, getattr(self, name)) for name in _COUNTS},
         )
-
-    def without_the_draft(self, steps: Int[Array, ""]) -> "Pace":
-        """Returns the pace after a batch of plain steps, by a program without the draft."""
-        return self.new_batch().plain(steps.astype(jnp.float32), steps).end_batch()
 
     def speculative(
         self,

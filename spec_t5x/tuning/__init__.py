@@ -1,1 +1,1 @@
-"""What speculation costs on this device, measured once and kept."""
+"""Costs of speculation on this device, measured once and kept."""

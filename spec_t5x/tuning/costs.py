@@ -1,8 +1,8 @@
 """The cost of an iteration here, in plain steps: measured once, and remembered.
 
 Iterations with 1, 4 and 8 drafts (and 16 of a draft whose tokens cost nothing), plain steps and
-the draft's prefill are timed in turn (``tuning.step_times``); between these limits costs are
-interpolated. That takes a few seconds beside compilation, and is remembered for the machine, the
+the draft's prefill are timed in turn (``tuning.step_times``); costs are interpolated between these
+limits. That takes a few seconds beside compilation, and is remembered for the machine, the
 models and the settings.
 """
 
@@ -39,7 +39,7 @@ _MAX_NODES = 64
 
 
 def largest_limit(draft: Draft, verifier: Verifier) -> int:
-    """The most drafts that an iteration may have where their number follows what pays."""
+    """Returns the most drafts of an iteration whose number follows the measured costs."""
     if verifier.tree(1) is None:
         return draft.traits.max_worthwhile
     for depth in range(_MAX_DEPTH, 1, -1):
@@ -53,7 +53,7 @@ def largest_limit(draft: Draft, verifier: Verifier) -> int:
 
 
 def remembered(key: Mapping[str, Any], measure: Callable[[], Costs], store: Store) -> Costs:
-    """The stored costs for a key of ``identity.py``; measured and stored where there are none."""
+    """Returns the stored costs for a key of ``identity.py``; measures and stores missing ones."""
     costs = store.load(key, Costs.parse)
     if costs is not None:
         log.debug("what speculation costs here was measured before: %s", costs)
@@ -77,7 +77,7 @@ def measure(target: Target, draft: Draft, inputs: PyTree, settings: Sampling, lo
     whole, largest = loop.verifier.tree(loop.gamma) is not None, loop.gamma
     limits = [limit for limit in (() if whole else (1, 4, 8)) if limit < largest] + [largest]
     timed = step_times.Timed.half_way(target, draft, inputs, settings, loop)
-    programs = [timed.plain_steps, timed.prefills, *map(timed.iterations, limits)]
+    programs = [timed.iterations(0), timed.prefills, *map(timed.iterations, limits)]
     # A timing is a difference of two, so that noise makes the least of several too small.
     plain, prefill, *iterations = np.median(
         interleaved(programs, _MOST_ROUNDS, budget=_BUDGET), axis=0
@@ -93,7 +93,7 @@ def of_seconds(
     *,
     whole: bool = False,
 ) -> Costs:
-    """Gives the costs where a plain step, the prefill, and iterations of some limits take so long.
+    """Returns the costs for the seconds of a plain step, the prefill, and iterations by limit.
 
     ``whole``: an iteration has the one limit's drafts, or none.
     """
@@ -104,11 +104,11 @@ def of_seconds(
     if whole:
         between = [math.inf] * (largest - 1)
         return Costs(iteration=(1.0, *between, float(timed[-1])), prefill=prefill)
-    # A first draft costs no less than a later one, on average: what was timed as less is noise,
-    # and would have a draft asked for that does not pay.
+    # A first draft costs no less than a later one, on average: a smaller timing is noise, which
+    # would make a draft that does not pay look as if it did.
     for i in range(len(limits) - 2, -1, -1):
         timed[i] = max(timed[i], 1 + (timed[i + 1] - 1) * limits[i] / limits[i + 1])
     points = np.interp(np.arange(1, largest + 1), limits, timed)
-    # An empty proposal lies on the line of the first two.
+    # An empty proposal is on the line of the first two.
     empty = max(1.0, 2 * points[0] - points[1]) if largest > 1 else 1.0
     return Costs(iteration=(float(min(empty, points[0])), *points.tolist()), prefill=prefill)

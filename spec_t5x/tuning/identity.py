@@ -1,4 +1,4 @@
-"""What measured costs are valid for: this machine and program, these models and settings."""
+"""The key of measured costs: this machine and program, these models and settings."""
 
 import hashlib
 from typing import Any
@@ -11,17 +11,17 @@ from spec_t5x.machine import programs
 from spec_t5x.machine.description import machine
 from spec_t5x.types import PyTree
 
-# Numbers of each axis of a parameter that a digest takes in.
+# Samples of each axis of a parameter in a digest.
 _SAMPLES = 8
 
 
 def identity(**parts: Any) -> dict[str, Any]:
-    """What is measured depends on machine and program, and on ``parts``, as JSON can hold them."""
+    """Returns a key of machine, program and ``parts``, as JSON can hold them."""
     return {"machine": machine(), "program": programs.source(), **parts}
 
 
 def params_digest(model: PyTree) -> str:
-    """A hash (hex) of a model's or draft's structure, settings, shapes and parameters.
+    """Returns a hash (hex) of a model's or draft's structure, settings, shapes and parameters.
 
     Large parameters are sampled on a grid: further training changes weights everywhere.
 
@@ -38,7 +38,7 @@ def params_digest(model: PyTree) -> str:
 
 
 def _samples(leaf: jax.Array | np.ndarray) -> tuple[np.ndarray, str]:
-    """Some of the numbers, and how the parameter is sharded."""
+    """Returns some of a parameter's numbers, and its sharding in words."""
     where = ""
     if isinstance(leaf, jax.Array):
         shard = leaf.addressable_shards[0].data

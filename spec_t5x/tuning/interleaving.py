@@ -11,7 +11,7 @@ import numpy as np
 from spec_t5x.types import Float
 
 Clock = Callable[[], float]
-# ``run(calls)`` does something ``calls`` times; 0 is allowed.
+# ``run(calls)`` repeats a program ``calls`` times; 0 is allowed.
 Calls = Callable[[int], object]
 
 # Seconds that one timing takes at least: a thousand times what starting it costs.
@@ -26,11 +26,11 @@ def interleaved(
     *,
     budget: float = math.inf,
 ) -> Float[np.ndarray, "rounds programs"]:
-    """Seconds of a call of each program, in rounds: all of them in turn, then again.
+    """Measures the seconds of a call of each program, in rounds: all in turn, then again.
 
-    Each is compiled first, and called so often that a timing is long enough. Only the time
-    beyond that of 0 calls counts: a compiled loop may do work before its first iteration, such
-    as laying out weights, that decoding does once for a whole text.
+    Each is compiled first, and repeated until a timing is long enough. Only the time beyond that
+    of 0 calls counts: a compiled loop may do work before its first iteration, such as laying out
+    weights, that decoding does once for a whole text.
 
     Args:
       programs: what to time.
@@ -50,7 +50,7 @@ def interleaved(
 
 
 def elapsed(run: Callable[[], Any], clock: Clock = time.perf_counter) -> tuple[float, Any]:
-    """Seconds of a run, the device's work included, and its result."""
+    """Returns the seconds of a run, the device's work included, and its result."""
     start = clock()
     result = jax.block_until_ready(run())
     return clock() - start, result
@@ -63,7 +63,7 @@ def _seconds(run: Calls, calls: int, clock: Clock) -> float:
 
 
 def _enough_calls(run: Calls, clock: Clock) -> int:
-    """How many calls take long enough to be timed, found by doubling."""
+    """Finds by doubling how many calls take long enough to be timed."""
     calls = 1
     seconds = _seconds(run, calls, clock)
     while calls < _MOST_CALLS and calls * seconds < _LONG_ENOUGH / 4:

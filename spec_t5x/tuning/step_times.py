@@ -1,4 +1,4 @@
-"""How long one call of a model, one step or one iteration takes: c, T(m) and their overhead."""
+"""The time of one call of a model, one step or one iteration: c, T(m) and their overhead."""
 
 import dataclasses
 import functools
@@ -44,12 +44,12 @@ class StepTimes:
         return self.verification / self.target
 
     def speed_up(self, alpha: float, gamma: int, *, as_paper: bool = False) -> float:
-        """Theorem 3.8 at these times; ``as_paper`` takes verification as one target step."""
+        """Evaluates Theorem 3.8; ``as_paper`` takes verification as one target step."""
         cost = 1.0 if as_paper else self.verification_cost
         return formulas.wall_time_improvement(alpha, gamma, self.c, cost)
 
     def batch_speed_up(self, alpha: float, gamma: int, *, rows: int, length: int) -> float:
-        """The same for a batch whose rows have ``length`` tokens each, until the last is done."""
+        """Returns the speed-up of a batch whose rows have ``length`` tokens each."""
         iterations = formulas.expected_iterations(alpha, gamma, length, rows)
         return length / (
             iterations * formulas.iteration_time(gamma, self.c, self.verification_cost)
@@ -103,16 +103,11 @@ class Timed:
         """Makes a state whose rows hold varied tokens, half of ``loop.max_decode_len``.
 
         The target's caches are empty: a call's time does not depend on their content. The draft
-        is up to the text.
+        has seen the text.
         """
         batch, coupled = jax.tree.leaves(inputs)[0].shape[0], loop.verifier.coupled
-        stream = row_stream(
-            row_keys(jax.random.key(0), batch),
-            batch,
-            loop.num_decodes,
-            coupled,
-            loop.max_decode_len,
-        )
+        keys = row_keys(jax.random.key(0), batch)
+        stream = row_stream(keys, batch, loop.num_decodes, coupled, loop.max_decode_len)
         settings = settings.repeat(loop.num_decodes)
         if coupled:
             settings = settings.keep_ties()
@@ -123,13 +118,13 @@ class Timed:
         )
 
     def target_calls(self, new: int) -> Calls:
-        """Gives target calls over ``new`` tokens per row, at the cache's length."""
+        """Returns target calls over ``new`` tokens per row, at the cache's length."""
         return lambda calls: _call_target(self.target, self.state.target_cache, new, calls)
 
     def proposals(self, *, scored: bool = False) -> Calls:
-        """Gives proposals of ``gamma`` drafts after the state's rows, none of them accepted.
+        """Returns proposals of ``gamma`` drafts after the state's rows, none of them accepted.
 
-        They include the distributions that the verifier needs. ``scored`` has the target score
+        They include the distributions that the verifier needs. If ``scored``, the target scores
         each proposal, and the next one follows the target's token; chains only.
         """
         if scored and self.loop.verifier.tree(self.loop.gamma) is not None:
@@ -140,19 +135,17 @@ class Timed:
         )
 
     def iterations(self, limit: int | None = None) -> Calls:
-        """Gives iterations of ``limit`` drafts, or of as many as the draft proposes."""
-        return lambda calls: _iterate(
-            self.target, self.draft, self.state, self.settings, limit, calls, loop=self.loop
-        )
+        """Returns iterations of ``limit`` drafts, or of as many as the draft proposes.
 
-    def plain_steps(self, calls: int) -> DecodeState:
-        """Makes plain steps."""
-        return _step_plainly(
-            self.target, self.draft, self.state, self.settings, calls, loop=self.loop
+        With a limit of 0 they are plain steps.
+        """
+        loop, limit = (self.loop.plain, None) if limit == 0 else (self.loop, limit)
+        return lambda calls: _iterate(
+            self.target, self.draft, self.state, self.settings, limit, calls, loop=loop
         )
 
     def prefills(self, calls: int) -> PyTree:
-        """Makes the draft's first state, again and again."""
+        """Makes the draft's first state ``calls`` times."""
         state = None
         for _ in range(calls):
             state = _prefill(self.draft, self.inputs, loop=self.loop)
@@ -160,7 +153,7 @@ class Timed:
 
 
 class _Full:
-    """A draft whose proposals are as long as they may be, whatever stands there."""
+    """A draft whose proposals are of full length for any text."""
 
     def __init__(self, draft: Draft):
         self._draft = draft
@@ -169,7 +162,7 @@ class _Full:
         return getattr(self._draft, name)
 
     def propose(self, state, context, gamma: int):
-        """Proposes as the draft, and counts all of it."""
+        """Proposes as the draft, and counts the whole proposal."""
         proposal, state = self._draft.propose(state, context, gamma)
         return proposal.replace(counts=jnp.full_like(context.lengths, context.limit)), state
 
@@ -195,7 +188,7 @@ def _half_way(target, draft, inputs, stream, settings, *, loop: Loop) -> DecodeS
 
 @functools.partial(jax.jit, static_argnames="new")
 def _call_target(model: Target, cache: Cache, new: int, calls: Int[Array, ""] | int):
-    """``calls`` calls in a row, each fed with what depends on the one before it."""
+    """Runs ``calls`` calls in a row, each fed with what depends on the one before it."""
     lengths = cache.lengths
 
     def call(_, carry):
@@ -217,7 +210,7 @@ def _call_draft(
     target: Target | None,
     loop: Loop,
 ):
-    """``calls`` proposals in a row, each following the first token of the one before it."""
+    """Runs ``calls`` proposals in a row, each after the first token of the one before it."""
     gamma, tree, coupled = loop.gamma, loop.verifier.tree(loop.gamma), loop.verifier.coupled
     batch = state.outputs.lengths.shape[0]
     none_accepted = jnp.zeros(batch, jnp.int32)
@@ -259,34 +252,13 @@ def _call_draft(
 
 @functools.partial(jax.jit, static_argnames="loop")
 def _iterate(target, draft, state, settings, limit, calls, *, loop: Loop) -> DecodeState:
-    """Iterations in a row, each at the state's lengths."""
+    """Runs iterations in a row, each at the state's lengths."""
     if limit is not None and draft.traits.varies:
         draft = _Full(draft)
-    return _again(
-        target,
-        state,
-        lambda state: speculative.step(target, draft, state, settings, loop, limit=limit),
-        calls,
-    )
-
-
-@functools.partial(jax.jit, static_argnames="loop")
-def _step_plainly(target, draft, state, settings, calls, *, loop: Loop) -> DecodeState:
-    """Plain steps in a row, each at the state's lengths."""
-    return _again(
-        target,
-        state,
-        lambda state: speculative.step(target, draft, state, settings, loop.plain),
-        calls,
-    )
-
-
-def _again(target, state, step, calls) -> DecodeState:
-    """Repeats a step, each time at the state's lengths."""
     lengths = state.outputs.lengths
 
     def call(_, state):
-        state, _ = step(state)
+        state, _ = speculative.step(target, draft, state, settings, loop, limit=limit)
         # Rows of these lengths, whose last token is the first one that was appended.
         tokens = state.outputs.sequences[jnp.arange(lengths.shape[0]), lengths + 1]
         outputs = state.outputs
@@ -307,13 +279,13 @@ def _prefill(draft, inputs, *, loop: Loop) -> PyTree:
 
 
 def _after(logits, tokens, vocab_size: int):
-    """Tokens to feed next: uses all logits, at the least cost."""
+    """Returns tokens to feed next, which depend on all logits, at the least cost."""
     largest = jnp.max(logits, axis=-1)
     return jnp.where(jnp.isnan(largest), tokens, tokens + 1) % vocab_size
 
 
 def _with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:
-    """The same rows with another last token, for a loop at a fixed length."""
+    """Replaces the last token of each row, for a loop at a fixed length."""
     rows = jnp.arange(tokens.shape[0])
     return outputs.replace(
         sequences=outputs.sequences.at[rows, outputs.lengths].set(tokens),

@@ -1,7 +1,8 @@
-"""What was measured, kept in the user's cache.
+"""Measurements kept in the user's cache.
 
-One small file for each combination of machine, models and settings, named after their hash. Of
-two processes that measure the same, the last one's result is kept; a damaged file counts as none.
+There is one small file for each combination of machine, models and settings, named after their
+hash. Of two processes that measure the same, the last one's result is kept; a damaged file counts
+as none.
 """
 
 import dataclasses
@@ -28,11 +29,11 @@ class Store:
 
     @classmethod
     def of_user(cls) -> "Store":
-        """The one beside the compiled programs."""
+        """Returns the one beside the compiled programs."""
         return cls(user_cache() / "costs")
 
     def load(self, key: Mapping[str, Any], parse: Callable[[Any], T]) -> T | None:
-        """What ``parse`` makes of the value for ``key``; None if there is none that it takes."""
+        """Parses the value for ``key``; returns None if there is none, or none that parses."""
         try:
             content = json.loads(self._path(key).read_text(encoding="utf-8"))
             return parse(content["value"]) if content["key"] == _plain(key) else None
@@ -40,7 +41,7 @@ class Store:
             return None
 
     def save(self, key: Mapping[str, Any], value: Any) -> str | None:
-        """Keeps a value; returns the reason where that fails."""
+        """Keeps a value; returns the reason if that fails."""
         text = json.dumps({"key": _plain(key), "value": value}, indent=2) + "\n"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -55,5 +56,5 @@ class Store:
 
 
 def _plain(key: Mapping[str, Any]) -> Any:
-    """The key as it comes back from JSON."""
+    """Returns the key as it comes back from JSON."""
     return json.loads(json.dumps({"format": _FORMAT, **key}))

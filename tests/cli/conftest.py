@@ -1,4 +1,4 @@
-"""What the tests of commands share."""
+"""Fixtures that tests of commands share."""
 
 import gin
 import pytest
@@ -9,7 +9,7 @@ from tests.cli.results import Result
 
 @pytest.fixture(autouse=True)
 def nothing_bound():
-    """No binding of another test."""
+    """Removes the bindings of other tests."""
     gin.clear_config()
     yield
     gin.clear_config()
@@ -17,7 +17,7 @@ def nothing_bound():
 
 @pytest.fixture
 def run(capsys):
-    """``run(*arguments)``: a command in this process."""
+    """Provides ``run(*arguments)``: a command in this process."""
 
     def run_main(*arguments) -> Result:
         try:

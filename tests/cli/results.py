@@ -1,4 +1,4 @@
-"""What a command did, and how it refuses."""
+"""Results of commands, and their refusals."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ class Result(NamedTuple):
 
 
 def assert_refused(result: Result, *expected: str):
-    """Status 2, nothing on standard output, one line that holds the values."""
+    """Checks for status 2, nothing on standard output, and one line that holds the values."""
     assert result.status == 2
     assert result.lines == []
     (line,) = result.errors

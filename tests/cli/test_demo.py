@@ -39,7 +39,7 @@ def generator(tiny_pair) -> Generator:
 
 @pytest.fixture
 def streams(monkeypatch):
-    """The draft of each decode that was begun; two at once are an error."""
+    """Collects the draft of each decode; two at once are an error."""
     begun, alone, stream = [], threading.Lock(), Generator.stream
 
     def recorded(self, *args, **kwargs):
@@ -184,7 +184,7 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def address(tiny_pair, kept_programs):
-    """Where the page of the tiny pair is. Nothing but that is printed, and Ctrl-C ends it."""
+    """Provides the address of the tiny pair's page, the only output; Ctrl-C ends the page."""
     port = free_port()
     command = [sys.executable, "-c", PROGRAM, "demo", "--port", str(port)]
     command += ["--target", str(tiny_pair / "target"), "--draft", str(tiny_pair / "draft")]
@@ -210,7 +210,7 @@ def address(tiny_pair, kept_programs):
             try:
                 rest = process.communicate(timeout=30)
             finally:
-                # One that goes on would be waited for.
+                # A process that does not end would be waited for.
                 process.kill()
     assert (process.returncode, rest) == (0, ("", ""))
 
@@ -241,7 +241,7 @@ def send(browser, text: str) -> str:
 
 
 def said(browser) -> str:
-    # At one go: the element is replaced while the race goes on.
+    # At one go: the element is replaced during the race.
     return browser.execute_script("return document.querySelector('.verdict')?.textContent ?? ''")
 
 

@@ -58,7 +58,7 @@ def task(tsv, spiece):
 
 @pytest.fixture
 def run(tiny_pair, capsys):
-    """``run(*arguments)``: the objects that the command prints."""
+    """Provides ``run(*arguments)``: the objects that the command prints."""
 
     def run_evaluate(*arguments):
         models = ("--target", tiny_pair / "target", "--draft", tiny_pair / "draft")

@@ -1,4 +1,4 @@
-"""Where gin files are looked for, and what is said of those that cannot be used."""
+"""Places of gin files, and errors of those that cannot be used."""
 
 import sys
 
@@ -17,7 +17,7 @@ def search_paths_as_they_were(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """``top/top.gin`` includes ``parts/part.gin``, which includes ``inner.gin``."""
+    """Writes ``top/top.gin``, which includes ``parts/part.gin``, which includes ``inner.gin``."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "top" / "top.gin", "include 'parts/part.gin'\nTOP = 1")
     write(tmp_path / "top" / "parts" / "part.gin", 'include "inner.gin"  # beside it\nPART = %TOP')
@@ -98,7 +98,7 @@ def test_a_required_macro_may_be_bound_by_a_flag(tmp_path):
         # A path needs no quotes.
         *((path, path) for path in ("dev.tsv.gz", "/data/dev.tsv", "../x-1/dev.tsv")),
         *((path, path) for path in ("gs://bucket/run", "some:task")),
-        # What gin understands is left as it is.
+        # Values of gin are left as they are.
         *(("'x'", "x"), ("6", 6), ("None", None), ("True", True)),
         *(("1e-3", 1e-3), ("(1, 2)", (1, 2))),
     ],

@@ -11,7 +11,7 @@ from spec_t5x.labs.reproduction.contents import Exhibit
 
 @pytest.fixture
 def reproduce(capsys):
-    """``reproduce(*arguments)``: exit status, standard output, standard error."""
+    """Provides ``reproduce(*arguments)``: exit status, standard output, standard error."""
 
     def run(*arguments):
         status = main(["reproduce", *map(str, arguments)])
@@ -23,7 +23,7 @@ def reproduce(capsys):
 
 @pytest.fixture
 def only(monkeypatch):
-    """``only(name=item)`` are known."""
+    """Provides ``only(name=item)``, which makes these the only known items."""
 
     def replace(**items):
         monkeypatch.setattr(running, "ITEMS", items)

@@ -20,7 +20,7 @@ LINES = ["Wir gehen in den Garten.", "Wir gehen in den Wald.", "Der Film beginnt
 
 @pytest.fixture
 def count(run, tiny_pair, tmp_path):
-    """``count(*files, **flags)``: the command, for the tiny target."""
+    """Provides ``count(*files, **flags)``: the command, for the tiny target."""
 
     def run_command(*files, **flags) -> Result:
         usual = {"vocabulary": tiny_pair / "target", "output": tmp_path / "ngrams", "min_count": 1}
@@ -52,7 +52,7 @@ def test_counts_text_and_drafts_for_the_target(count, text_file, tiny_pair, tmp_
 
     draft = load_ngram(tmp_path / "ngrams", target)
     assert (draft.order, draft.vocab_size) == (3, target.config.vocab_size)
-    # The only text that begins so goes on so.
+    # Only one text begins like this.
     assert np.argmax(draft.next_probs(jnp.array(ids[2][:2]))) == ids[2][2]
     generator = Generator.load(tiny_pair / "target", tmp_path / "ngrams")
     options = GenerateOptions(gamma=2, max_decode_len=10)

@@ -24,7 +24,7 @@ def dev_pairs(shared_data, generator):
 
 @pytest.fixture(scope="module")
 def evaluation(generator, dev_pairs):
-    """The first pairs of the dev set, decoded speculatively; the card has figures of all."""
+    """Decodes the first pairs of the dev set speculatively; the card has figures of all."""
     return evaluate(generator, dev_pairs, BATCH_32)
 
 
@@ -44,7 +44,6 @@ def test_more_than_two_tokens_for_each_target_call(evaluation):
 
 
 def test_same_text_as_plain_decoding(generator, dev_pairs):
-    """Of sources that are padded to one length: each program is compiled once."""
     lengths = {source: len(generator.vocabulary.encode(source)) + 1 for source, _ in dev_pairs}
     texts = [source for source, length in lengths.items() if 16 < length <= 32][:10]
     options = GenerateOptions(gamma=4)

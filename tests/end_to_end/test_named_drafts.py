@@ -18,7 +18,7 @@ OPTIONS = GenerateOptions(gamma=2, max_decode_len=12, batch_size=2)
 
 @pytest.fixture(scope="module")
 def plain(drafts_of_pair):
-    """What the target writes."""
+    """Decodes the texts with the target alone."""
     generator = Generator.load(drafts_of_pair / "target")
     tokens = tokens_of(generator, dataclasses.replace(OPTIONS, batch_size=len(TEXTS)))
     assert len({len(each) for each in tokens}) > 1 and len(set(map(tuple, tokens))) == len(TEXTS)
@@ -31,7 +31,7 @@ def tokens_of(generator, options=OPTIONS):
 
 @pytest.fixture(scope="module", params=[(2, 1), (4, 2)], ids=["data 2", "data 2 x model 2"])
 def runs(drafts_of_pair, tmp_path_factory, request):
-    """What ``infer`` does on several devices, by draft, twice; and JAX's cache of programs."""
+    """Runs ``infer`` on several devices, with each draft, twice; and returns JAX's cache, too."""
     devices, model_parallel = request.param
     source = tmp_path_factory.mktemp("inputs") / "lines.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))

@@ -51,7 +51,7 @@ TOY = {
 
 
 def commands():
-    """The ``spec-t5x`` commands of the section, as lists of arguments."""
+    """Returns the ``spec-t5x`` commands of the section, as lists of arguments."""
     text = TRAINING.read_text(encoding="utf-8")
     (block,) = re.findall(rf"{HEADING}\n.*?```bash\n(.*?)```", text, re.DOTALL)
     lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
@@ -60,7 +60,7 @@ def commands():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """``run(arguments)``: the command at toy size, in a folder with the two files."""
+    """Provides ``run(arguments)``: the command at toy size, in a folder with the two files."""
     pairs = [
         (" ".join(words), " ".join(NUMBERS[word] for word in words))
         for length in (1, 2, 3, 4)

@@ -1,4 +1,4 @@
-"""What a process of the tests runs: a command, with a log of what it says.
+"""A command in a process of the tests, with a log of its output.
 
 In a process forked from one that has imported JAX but asked it for nothing yet, so that a
 start costs no seconds.

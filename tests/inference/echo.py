@@ -1,4 +1,4 @@
-"""A pair that answers at once, and runs of it."""
+"""A pair that answers at once, and its runs."""
 
 import dataclasses
 import functools
@@ -16,15 +16,13 @@ OPTIONS = GenerateOptions(batch_size=2, gamma=4)
 
 
 class Echo(Generator):
-    """Answers each text with itself and the widths of the batch that it was in."""
+    """Pair that answers each text with itself and the width of its batch."""
 
     def __init__(self):
-        # No model: nothing of the parent's is called but what is overridden here.
-        object.__setattr__(self, "max_source_len", 32)
-        object.__setattr__(self, "target", None)
-        object.__setattr__(self, "draft", None)
-        object.__setattr__(self, "defaults", {})
-        object.__setattr__(self, "_costs", {})
+        # There is no model: of the parent's methods that need one, none is called.
+        fields = {"max_source_len": 32, "target": None, "draft": None, "defaults": {}, "_costs": {}}
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
 
     def tokenize(self, text, options):
         if len(text) >= self.max_source_len:
@@ -51,7 +49,7 @@ class Echo(Generator):
 
 
 class Echoing(Engine):
-    """What ``Echo`` answers."""
+    """Engine of ``Echo``."""
 
     def submit(self, places, batch):
         answers = self.decoder.collect(batch, batch, self.options)
@@ -63,7 +61,7 @@ class Echoing(Engine):
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """Runs in ``directory``; each call is a process that starts."""
+    """Runs in ``directory``; each call is a new process."""
 
     directory: Path
     source: Path
@@ -72,27 +70,27 @@ class Runner:
     def output(self) -> Path:
         return self.directory / "out"
 
-    def __call__(self, decoding=OPTIONS, settings=None, load=Echo, hosts=None, **options):
+    def __call__(self, decoding=OPTIONS, settings=None, load=Echo, **options):
         options = {"output_dir": str(self.output), "shard_size": 3} | options
         options = InferOptions(input=str(self.source), **options)
         source = file_source(options.input, options.field)
         settings = settings or {"target": "echo"}
-        return infer(options, decoding, source, lambda *_: load(), settings=settings, hosts=hosts)
+        return infer(options, decoding, source, lambda *_: load(), settings=settings)
 
     def files(self) -> dict[str, bytes]:
-        """What a run leaves for its user."""
+        """Reads what a run leaves for its user."""
         return {path.name: path.read_bytes() for path in sorted(self.output.glob("[!.]*"))}
 
     def inodes(self) -> dict[str, tuple]:
-        """Which of a user's files were written anew since."""
+        """Returns the identity of each file of answers."""
         paths = sorted(self.output.glob("predictions-*"))
         return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in paths}
 
     def left_over(self) -> list[str]:
-        """Files that a finished run should not leave."""
+        """Lists files that a finished run should not leave."""
         return [path.name for path in self.output.glob(".*") if "lock" not in path.name]
 
     def elsewhere(self, name: str) -> "Runner":
-        """The same inputs, another directory."""
+        """Returns runs of the same inputs in another directory."""
         (self.directory / name).mkdir()
         return dataclasses.replace(self, directory=self.directory / name)

@@ -19,7 +19,7 @@ compiled: list[str] = []
 
 
 def infer(directory: Path, draft: str, flags: list[str]) -> list[list[int]] | str:
-    """The tokens of each answer, or what went wrong."""
+    """Returns the tokens of each answer, or the error."""
     with tempfile.TemporaryDirectory() as output:
         models = ["--target", str(directory / "target"), "--draft", named(draft, directory)]
         try:

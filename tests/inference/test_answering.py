@@ -1,10 +1,9 @@
-"""A shard's texts are those of ``spec-t5x generate``, whatever batches it makes of them."""
+"""Lines of a shard have the texts of ``generate``, in any batches."""
 
 import dataclasses
 import json
 
 import jax
-import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
@@ -34,49 +33,31 @@ def items(first: int = 0) -> list[Item]:
     ]
 
 
-@pytest.mark.parametrize(
-    "change", [{"temperature": 1.0, "num_decodes": 2}, {"beams": 2}], ids=["sampled", "beams"]
-)
-def test_texts_are_those_of_generate(generator, change):
-    options = dataclasses.replace(OPTIONS, **change)
-    tally = Tally()
-    lines = Answerer(generator=generator, options=options).lines(items(), tally.add)
-    found = [json.loads(line) for line in lines]
-    expected = list(generator.generate(TEXTS, options))
-    assert [line["output_ids"] for line in found] == [e[0].output_ids for e in expected]
-    assert [line["input"] for line in found] == TEXTS
-    np.testing.assert_allclose(
-        [line["score"] for line in found], [e[0].score for e in expected], rtol=1e-4
-    )
+def lines_of(generator, options, some: list[Item], progress=lambda tally: None) -> list[bytes]:
+    answerer = Answerer(generator=generator, options=options)
+    ((_, lines),) = answerer.shards([(0, some)], progress)
+    return lines
+
+
+@pytest.mark.parametrize("change", [{"temperature": 1.0, "num_decodes": 2}, {"beams": 2}])
+def test_lines_have_the_texts_of_generate_at_any_batch_size(generator, change):
+    """Texts are the same in slots or alone, and with any other inputs."""
+    options, tally = dataclasses.replace(OPTIONS, **change), Tally()
+    one = lines_of(generator, dataclasses.replace(options, batch_size=1), items(), tally.add)
+    found, expected = list(map(json.loads, one)), list(generator.generate(TEXTS, options))
     for line, outputs in zip(found, expected, strict=True):
         decodes = line.get("decodes", [line])
         assert [decode["output_ids"] for decode in decodes] == [o.output_ids for o in outputs]
+    assert [line["input"] for line in found] == TEXTS
     assert (tally.inputs, tally.errors) == (len(TEXTS), 0)
     assert tally.tokens == sum(len(o.output_ids) for e in expected for o in e)
     counted = [o for e in expected for o in (e[:1] if options.beams else e)]
     assert tally.target_calls == sum(o.target_calls for o in counted)
-    if not options.beams:
-        assert tally.block_efficiency == pytest.approx(tally.tokens / tally.target_calls)
-        for line, outputs in zip(found, expected, strict=True):
-            efficiency = len(line["output_ids"]) / outputs[0].target_calls
-            assert line["block_efficiency"] == pytest.approx(efficiency)
     advance = sum(o.target_calls * o.block_efficiency for o in counted)
     assert tally.block_efficiency == pytest.approx(advance / tally.target_calls)
-
-
-@pytest.mark.parametrize("change", [{}, {"temperature": 1.0, "num_decodes": 2}])
-def test_lines_are_the_same_bytes_at_any_batch_size(generator, change):
-    """In slots or alone, and whatever else is there."""
-    options = dataclasses.replace(OPTIONS, **change)
-    one, two, three = (
-        Answerer(generator=generator, options=dataclasses.replace(options, batch_size=size)).lines(
-            items()
-        )
-        for size in (1, 2, 3)
-    )
-    assert one == two == three
-    some = Answerer(generator=generator, options=options).lines(items()[2:])
-    assert some == one[2:]
+    if not options.beams:
+        assert lines_of(generator, dataclasses.replace(options, batch_size=3), items()) == one
+        assert lines_of(generator, options, items()[2:]) == one[2:]
 
 
 @pytest.mark.parametrize(("temperature", "verifier"), [(0.0, "block"), (1.0, "coupled")])
@@ -94,7 +75,7 @@ def test_with_auto_the_pace_decides_where_texts_do_not_depend_on_it(
 
 @pytest.mark.parametrize("c", [0.01, 3.0])
 def test_with_auto_a_sampled_text_depends_on_nothing_beside_it(generator, c):
-    """How many tokens are drafted is decided once, and told to whoever goes on."""
+    """The number of drafts is decided once for all of a run."""
     options = dataclasses.replace(OPTIONS, gamma="auto", temperature=1.0)
     own = dataclasses.replace(generator)
     own.assume(options, Costs.by_formula(c=c))
@@ -105,7 +86,7 @@ def test_with_auto_a_sampled_text_depends_on_nothing_beside_it(generator, c):
         sized = dataclasses.replace(options, batch_size=size)
         answerer = Answerer(generator=dataclasses.replace(generator), options=sized)
         answerer.assume(learned)
-        found.append(answerer.lines(items()))
+        found.append(lines_of(answerer.generator, answerer.options, items()))
     assert found[0] == found[1]
 
 
@@ -119,7 +100,7 @@ def test_an_input_that_comes_to_no_text_is_a_line_with_the_reason(generator, mon
 
     monkeypatch.setattr(Generator, "answer", some)
     tally = Tally()
-    lines = Answerer(generator=generator, options=OPTIONS).lines(items(), tally.add)
+    lines = lines_of(generator, OPTIONS, items(), tally.add)
     assert json.loads(lines[2]) == {"index": 2, "line": 3, "error": "not finite", "inputs": {}}
     assert (tally.inputs, tally.errors) == (len(TEXTS), 1)
 
@@ -130,11 +111,11 @@ def test_ids_that_come_with_an_input_are_taken(generator):
     item = Item(index=0, place=place, text="shown", ids=[5, 6, 1])
     assert answerer.ids(item) == [5, 6, 1]
     long = dataclasses.replace(item, ids=list(range(3, 60)))
-    (line,) = answerer.lines([long])
+    (line,) = lines_of(generator, OPTIONS, [long])
     assert "has 57 tokens and the encoder takes 48" in json.loads(line)["error"]
     cut = Answerer(generator=generator, options=dataclasses.replace(OPTIONS, truncate=True))
     assert cut.ids(long) == [*range(3, 50), EOS_ID]
-    (line,) = answerer.lines([dataclasses.replace(item, ids=[])])
+    (line,) = lines_of(generator, OPTIONS, [dataclasses.replace(item, ids=[])])
     assert "no ids" in json.loads(line)["error"]
 
 
@@ -150,4 +131,4 @@ def test_a_batch_that_does_not_fit_into_memory_is_one_line(generator, monkeypatc
     for free, remedy in ((None, "give a smaller one"), (needed * 2 // 3, "about 1 would")):
         monkeypatch.setattr(answering, "free_memory", lambda free=free: free)
         with pytest.raises(Exception, match=f"^batch_size is 2, which does not fit .*: {remedy}"):
-            Answerer(generator=generator, options=OPTIONS).lines(items())
+            lines_of(generator, OPTIONS, items())

@@ -1,9 +1,8 @@
-"""A run's answers, and what it refuses to mix or to go on with."""
+"""A run's answers, and what it refuses to mix or to continue."""
 
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
@@ -103,7 +102,7 @@ def test_a_checkpoint_is_known_by_its_content(runner):
 
 
 def test_costs_are_measured_once_for_all_of_a_run(runner):
-    """What is sampled depends on gamma, and gamma on what was measured."""
+    """Sampled texts depend on gamma, and gamma on the costs."""
     measured, assumed = [], []
 
     class Costly(Echo):
@@ -187,6 +186,18 @@ def test_damaged_files_are_found(runner):
     assert runner.files()["predictions.jsonl"] == whole
 
 
+def test_each_worker_takes_its_part_and_the_last_joins_all(runner):
+    runner()
+    before, alone = runner.files(), runner.elsewhere("workers")
+    first = alone(shard_index=1, shard_count=2)
+    assert (first.merged, first.inputs, first.shards_left) == (None, 5, 2)
+    with pytest.raises(InputError, match="gamma was 4 and is 7"):
+        alone(dataclasses.replace(OPTIONS, gamma=7), shard_index=0, shard_count=2)
+    last = alone(shard_index=0, shard_count=2)
+    assert (last.inputs, last.shards_left) == (11, 0)
+    assert alone.files() == before
+
+
 def test_two_runs_in_one_directory_are_one_too_many(runner):
     runner.output.mkdir()
     for process in (0, 3):
@@ -197,54 +208,6 @@ def test_two_runs_in_one_directory_are_one_too_many(runner):
             runner()
     # What is left of one that was killed does not matter.
     assert runner().errors == 0
-
-
-@pytest.fixture
-def agreed(monkeypatch) -> list[bool]:
-    """What this process said at each step of the start; the other always agrees."""
-    said = []
-
-    def allgather(value):
-        said.append(bool(value))
-        return np.array([1, value])
-
-    monkeypatch.setattr(processes.multihost_utils, "process_allgather", allgather)
-    monkeypatch.setattr(processes.jax.distributed, "shutdown", lambda: None)
-    return said
-
-
-def test_a_process_that_cannot_begin_keeps_no_other_waiting(runner, agreed):
-    runner.output.mkdir()
-    with processes.locked(runner.output, 1), pytest.raises(InputError, match="in use by"):
-        runner(hosts=processes.Hosts(index=1, count=2))
-    assert agreed == [False]
-    with pytest.raises(InputError, match="has no manifest.json in this process"):
-        runner(hosts=processes.Hosts(index=1, count=2))
-    assert agreed == [False, True, True, False]
-
-
-def test_a_process_stops_if_another_cannot_begin(runner, monkeypatch):
-    monkeypatch.setattr(processes.multihost_utils, "process_allgather", lambda _: np.array([1, 0]))
-    with pytest.raises(InputError, match="^another process of this run could not start"):
-        runner(hosts=processes.Hosts(index=0, count=2))
-
-
-def test_each_process_takes_its_part_of_what_is_left(runner, agreed):
-    runner()
-    before = runner.files()
-    names = [f"predictions-{n:05}-of-00004.jsonl" for n in (0, 2, 3)]
-    for name in ("predictions.jsonl", *names):
-        (runner.output / name).unlink()
-    report = runner(hosts=processes.Hosts(index=1, count=2))
-    # The second of the three.
-    assert (report.merged, report.inputs) == (None, 3)
-    assert set(before) - set(runner.files()) == {"predictions.jsonl", names[0], names[2]}
-    # Nobody is there to write what is another's.
-    (runner.output / names[1]).unlink()
-    with pytest.raises(
-        InputError, match="process 1 ended before shard 2 was written .2 are missing"
-    ):
-        runner(hosts=processes.Hosts(index=0, count=3))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
-"""``spec-t5x infer``: files, tasks and gin files; what it says and how it exits."""
+"""``spec-t5x infer``: files, tasks and gin files, messages and exit statuses."""
 
-import dataclasses
 import itertools
 import json
 import runpy
@@ -14,7 +13,7 @@ import pytest
 from spec_t5x.checkpoints.digests import files_digest
 from spec_t5x.cli.main import main
 from spec_t5x.generation import Generator
-from spec_t5x.inference import bulk, processes
+from spec_t5x.inference import processes
 from tests.inference.echo import Echo
 
 seqio = pytest.importorskip("seqio")
@@ -27,7 +26,7 @@ _names = (f"infer_test_{n}" for n in itertools.count())
 
 @pytest.fixture(autouse=True)
 def own_state(monkeypatch):
-    """No binding of another test; a pair that answers at once."""
+    """Removes the bindings of other tests; replaces models by a pair that answers at once."""
     gin.clear_config()
     monkeypatch.setattr(Generator, "load", lambda *args, **kwargs: Echo())
     yield
@@ -36,7 +35,7 @@ def own_state(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, tiny_pair, capsys):
-    """``run(*flags)``: exit status, lines of output, what was said."""
+    """Provides ``run(*flags)``: exit status, lines of output and of the log."""
 
     def run_main(*flags, pair=True):
         models = ["--target", tiny_pair / "target", "--draft", tiny_pair / "draft"] * pair
@@ -45,7 +44,7 @@ def run(tmp_path, tiny_pair, capsys):
         merged = tmp_path / "out" / "predictions.jsonl"
         lines = merged.read_text().splitlines() if merged.exists() else []
         said = capsys.readouterr()
-        # A run that comes to its end prints its figures, and nothing else is printed.
+        # A finished run prints its figures, and nothing else is printed.
         assert (len(said.out.splitlines()) == 1) == (status < 2)
         if said.out and merged.exists():
             assert json.loads(said.out)["errors"] == sum("error" in json.loads(x) for x in lines)
@@ -93,7 +92,7 @@ def test_exit_status_1_and_a_clear_report_if_a_line_is_bad(run, lines):
 
 
 def test_a_worker_has_done_its_work_whatever_its_inputs_are(run, lines):
-    """Of a scheduler another exit status would ask to do it again; who joins them tells."""
+    """A scheduler takes another status for work to be done again; the joining worker reports."""
     lines.write_text("good\n\n" + "long " * 20 + "\ngood\n")
     flags = ("--input", lines, "--shard_size", "1", "--shard_count", "2", "--shard_index")
     status, found, said = run(*flags, "1")
@@ -108,21 +107,11 @@ def test_a_worker_has_done_its_work_whatever_its_inputs_are(run, lines):
     assert run("--input", lines, "--overwrite")[0] == 1
 
 
-def test_of_several_processes_the_one_that_joins_speaks_for_all(run, lines, monkeypatch):
-    lines.write_text("good\n\n")
-    joined = dataclasses.replace
-    monkeypatch.setattr(
-        "spec_t5x.inference.bulk.infer",
-        lambda *args, infer=bulk.infer, **named: joined(infer(*args, **named), merged=None),
-    )
-    assert run("--input", lines)[0] == 0
-
-
-@pytest.mark.parametrize("name", ["inputs_pretokenized", "prediction", "index", "error", "inputs"])
-@pytest.mark.parametrize("text", ["text", "inputs", "theirs"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("inputs_pretokenized", "text"), ("prediction", "text"), ("error", "theirs"), ("index", "x")],
+)
 def test_no_field_of_an_input_replaces_what_its_answer_says(run, tmp_path, name, text):
-    if name == text:
-        pytest.skip("one field has one name")
     path = tmp_path / "lines.jsonl"
     path.write_text(json.dumps({name: "theirs, and long", text: "the text"}) + "\n")
     status, (line,), _ = run("--input", path, "--field", text)
@@ -231,7 +220,7 @@ def test_a_copied_checkpoint_is_the_same_and_a_trained_one_is_not(tiny_pair, tmp
     assert mixed["content"] == f"mixed:{before['content']}"
     assert files_digest("copy:3") == {"name": "copy:3", "content": "copy:3"}
     assert files_digest("ende-draft")["content"] != "ende-draft"
-    # A run's own directory may lie below a checkpoint.
+    # The run's directory may be below a checkpoint.
     answers = copied / "answers"
     answers.mkdir()
     (answers / "manifest.json").write_text("{}")

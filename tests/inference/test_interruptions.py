@@ -1,6 +1,5 @@
 """A run that is stopped between any two of the system's calls, and started again."""
 
-import contextlib
 import errno
 import io
 import os
@@ -16,11 +15,11 @@ from tests.inference.echo import Echo
 
 
 class Killed(BaseException):
-    """No code catches it."""
+    """Exception that no code catches."""
 
 
 class Machine:
-    """Counts the calls that change the disk, and dies at one of them.
+    """Counter of the calls that change the disk, which dies at one of them.
 
     Dead, it answers no call more, so that no cleaning up takes place.
     """
@@ -59,7 +58,7 @@ class Machine:
 
 
 class TornFile:
-    """A file each of whose writes reaches the disk, the last one by half."""
+    """File each of whose writes reaches the disk, the last one by half."""
 
     def __init__(self, machine, file):
         self.machine = machine
@@ -105,22 +104,6 @@ def test_killed_at_every_call_it_ends_with_the_same_bytes(runner, monkeypatch):
         assert killed.files() == undisturbed
         assert killed.left_over() == []
         assert finished.items() <= killed.inodes().items()
-
-
-def test_killed_at_every_restart_it_still_comes_to_its_end(runner, monkeypatch):
-    runner()
-    undisturbed = runner.files()
-    killed = runner.elsewhere("killed")
-    machine = Machine(killed.directory, monkeypatch)
-    restarts = 0
-    # Enough for a shard or two, or for joining them.
-    while machine.calls == 0 or machine.calls >= 19:
-        machine.calls, machine.dies_at = 0, 19
-        restarts += 1
-        with contextlib.suppress(Killed):
-            killed()
-    assert restarts >= 3
-    assert killed.files() == undisturbed
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])

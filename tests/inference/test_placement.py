@@ -1,4 +1,4 @@
-"""Where the weights of a pair lie, in the forms that they have."""
+"""Shardings of a pair's weights, in each of their forms."""
 
 import jax
 import jax.numpy as jnp

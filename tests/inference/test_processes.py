@@ -1,4 +1,4 @@
-"""Real processes: killed, two at once."""
+"""Real processes, killed and at the same time."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ class Command:
     output: Path
 
     def start(self, *flags, log="log"):
-        """A process that runs it."""
+        """Starts a process that runs it."""
         arguments = {
             "--input": self.folder / "lines.jsonl",
             "--output_dir": self.output,
@@ -53,38 +53,38 @@ class Command:
         return process
 
     def run(self, *flags) -> int:
-        """Its exit status."""
+        """Runs it and returns its exit status."""
         process = self.start(*flags)
         process.join()
         return process.exitcode
 
     def said(self, log="log") -> list[str]:
-        """What the last process said beside its figures."""
+        """Returns the log of the last process without its figures."""
         lines = (self.folder / log).read_text().splitlines()
         return [line for line in lines if not line.startswith('{"merged"')]
 
     def shards(self) -> dict[str, tuple]:
-        """The finished shards, and which files they are."""
+        """Returns the identity of each finished shard."""
         found = self.output.glob("predictions-*")
         return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in found}
 
     def files(self) -> dict[str, bytes]:
-        """All that a user sees."""
+        """Reads the files for the user."""
         return {path.name: path.read_bytes() for path in self.output.glob("[!.]*")}
 
     def wait_for_shards(self, process, count) -> None:
-        """Until so many are there, or the process has ended."""
+        """Waits until ``count`` shards are there, or the process has ended."""
         while process.is_alive() and len(self.shards()) < count:
             time.sleep(0.001)
 
     def into(self, name: str) -> "Command":
-        """The same into another directory."""
+        """Returns the same into another directory."""
         return dataclasses.replace(self, output=self.folder / name)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, tiny_pair) -> Command:
-    """A run that was left alone."""
+    """Provides a run that was left alone."""
     folder = tmp_path_factory.mktemp("infer")
     rng = random.Random(0)
     lines = [
@@ -98,7 +98,7 @@ def undisturbed(tmp_path_factory, tiny_pair) -> Command:
 
 
 def coordinator() -> list[str]:
-    """Flags for two processes that meet."""
+    """Returns flags for two processes that meet."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -112,7 +112,7 @@ def test_what_a_run_leaves(undisturbed):
     assert [line["inputs"]["id"] for line in found] == list(range(NUM_INPUTS))
     assert len(undisturbed.shards()) == -(-NUM_INPUTS // SHARD_SIZE)
     assert len({line["output"] for line in found}) > NUM_INPUTS / 3
-    # What takes long is said before.
+    # Progress is logged before.
     *_, said = undisturbed.said()
     assert f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in {undisturbed.output}" in said
 
@@ -141,68 +141,43 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(undisturbed):
     assert killed.run() == 0, killed.said()
     assert killed.files() == undisturbed.files()
     assert kept.items() <= killed.shards().items()
-    assert [path.name for path in killed.output.glob(".*")] == [".lock-00000"]
+    assert {path.name for path in killed.output.glob(".*")} == {".lock-00000", ".lock-step"}
 
 
-def test_two_processes_share_the_shards_and_one_joins_them(undisturbed):
+def test_two_processes_that_meet_are_workers(undisturbed):
     shared = undisturbed.into("shared")
-
-    def start():
-        flags = (*coordinator(), "--process_index")
-        return [shared.start(*flags, n, log=f"log{n}") for n in range(2)]
-
-    first, second = start()
-    shared.wait_for_shards(second, 1)
-    # One that is lost stops no other, which says so at its end.
-    second.kill()
-    first.join()
-    said = shared.said("log0")[-1]
-    assert first.exitcode == 2 and "process 1 ended before" in said
-    assert said.endswith("see its message, and give the same command again")
-    kept = shared.shards()
-    assert len(undisturbed.shards()) // 2 <= len(kept) < len(undisturbed.shards())
-
-    for process in (processes := start()):
+    flags = (*coordinator(), "--process_index")
+    processes = [shared.start(*flags, n, log=f"log{n}") for n in range(2)]
+    for process in processes:
         process.join()
     said = [shared.said(f"log{n}")[-1] for n in range(2)]
     assert [process.exitcode for process in processes] == [0, 0], said
-    assert kept.items() <= shared.shards().items()
     assert shared.files() == undisturbed.files()
-    assert f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in" in said[0]
-    assert "process 1 answered" in said[1]
+    assert any(f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in" in text for text in said)
 
 
-def test_workers_that_know_nothing_of_one_another(undisturbed):
-    """Five, as a scheduler starts them, of which two are killed and started again."""
-    apart, count = undisturbed.into("apart"), 5
+def test_independent_workers(undisturbed):
+    """Three workers, as a scheduler starts them, of which one is killed and started again."""
+    apart, count = undisturbed.into("apart"), 3
 
     def start(n):
         flags = ("--shard_index", n, "--shard_count", count)
         return apart.start(*flags, log=f"worker{n}")
 
     processes = [start(n) for n in range(count)]
-    for n in (1, 3):
-        apart.wait_for_shards(processes[n], n)
-        processes[n].kill()
-        processes[n].join()
-        processes[n] = start(n)
+    apart.wait_for_shards(processes[1], 2)
+    processes[1].kill()
+    processes[1].join()
+    processes[1] = start(1)
     for process in processes:
         process.join()
     said = [apart.said(f"worker{n}")[-1] for n in range(count)]
     assert [process.exitcode for process in processes] == [0] * count, said
     assert apart.files() == undisturbed.files()
-    # Whoever was last.
     assert sum(f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in" in text for text in said) >= 1
-    # The same again finds nothing to do, a worker with other settings is refused.
-    again = start(2)
-    again.join()
-    assert "nothing was left to decode" in apart.said("worker2")[-1]
-    other = apart.start("--shard_index", 0, "--shard_count", count, "--seed", 4)
-    other.join()
-    assert other.exitcode == 2 and "seed was 3 and is 4" in apart.said()[-1]
 
 
-def test_the_shards_of_workers_are_joined_by_whoever_asks(undisturbed):
+def test_merge_joins_the_shards_of_workers(undisturbed):
     parts = undisturbed.into("parts")
     assert parts.run("--shard_index", 1, "--shard_count", 2) == 0
     assert parts.said()[-1] == (

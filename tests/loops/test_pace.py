@@ -65,10 +65,6 @@ def _write(pace, right):
     return jax.lax.scan(step, pace, right)
 
 
-_without_the_draft = jax.jit(lambda pace: pace.without_the_draft(jnp.int32(20)))
-_limit = jax.jit(Pace.limit)
-
-
 def best_fixed(costs: Costs, rate: float) -> tuple[int, float]:
     """Returns the limit that is best for one rate, and its speed-up (Theorem 3.8)."""
     factors = [sum(rate**i for i in range(g + 1)) / cost for g, cost in enumerate(costs.iteration)]
@@ -98,18 +94,6 @@ def test_where_nothing_pays_plain_steps_are_taken(rate, rows):
 def test_where_no_acceptance_pays_nothing_is_ever_drafted():
     assert math.isinf(DEAR.needed)
     assert Text(DEAR).write(1.0, 300).limits == [0] * 300
-
-
-def test_batches_decoded_without_the_draft_pay_for_looking_at_it():
-    """A program without the draft counts its steps; enough of them, and the draft is asked."""
-    text = Text(CHEAP).write(0.0, 200)
-    pace, steps = text.pace, 0
-    while int(_limit(pace)) == 0:
-        pace, steps = _without_the_draft(pace), steps + 20
-    assert 20 < steps < 1000
-    assert int(pace.plain_steps) == int(text.pace.plain_steps) + steps
-    assert float(pace.written) == 20
-    assert float(pace.length) == pytest.approx(20, abs=2)
 
 
 def test_positions_that_are_easy_after_the_first_are_found_out():

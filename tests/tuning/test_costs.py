@@ -1,4 +1,4 @@
-"""What an iteration costs, of timings that are given: by a clock that the decoding moves."""
+"""Costs of an iteration, from given timings."""
 
 import math
 
@@ -16,7 +16,7 @@ from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.store import Store
 from spec_t5x.verifiers import verifier
 
-# The tests' own stands in its place elsewhere (``conftest.known_costs``).
+# Other tests replace them (``conftest.known_costs``).
 measure, remembered = costs_lib.measure, costs_lib.remembered
 LIMITS = (1, 4, 8)
 

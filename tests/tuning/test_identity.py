@@ -1,4 +1,4 @@
-"""What costs hold for."""
+"""Keys of measured costs."""
 
 import dataclasses
 import json

@@ -39,7 +39,7 @@ def measure_parts(
         "networks": timed.proposals(scored=True),
         "proposal": timed.proposals(),
         "verification": timed.target_calls(loop.gamma + 1),
-        "plain_step": timed.plain_steps,
+        "plain_step": timed.iterations(0),
         "target_call": timed.target_calls(1),
     }
     rounds = 1e3 * interleaved(list(programs.values()), repeats)

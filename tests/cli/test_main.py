@@ -1,0 +1,91 @@
+"""``spec-t5x`` as a whole: levels of its log, completion, and imports of ``--help``."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("unchecked", "quick_compilation", "kept_programs")
+
+REPOSITORY = Path(__file__).parents[2]
+# Runs a command, then prints which heavy modules it has imported.
+PROGRAM = """
+import atexit, os, sys
+exit, os._exit = os._exit, lambda status: (print(*loaded()), sys.stdout.flush(), exit(status))
+loaded = lambda: [name for name in ("jax", "flax", "tensorflow") if name in sys.modules]
+atexit.register(lambda: print(*loaded()))
+from spec_t5x.cli.main import main
+main()
+"""
+
+
+def program(*arguments, **environment) -> str:
+    values = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, env=values | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_shell_completes_commands_and_flags_without_jax(tmp_path):
+    pytest.importorskip("argcomplete")
+    for line, expected in (
+        ("spec-t5x ", {"generate", "infer", "doctor"}),
+        ("spec-t5x generate --draft", {"--draft", "--draft_top_k"}),
+        ("spec-t5x generate --verifier t", {"token", "tree"}),
+    ):
+        protocol = {
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_IFS": "\n",
+            "_ARGCOMPLETE_SHELL": "bash",
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answers"),
+            "COMP_LINE": line,
+            "COMP_POINT": str(len(line)),
+        }
+        assert program(**protocol).strip() == ""
+        offered = {word.strip() for word in (tmp_path / "answers").read_text().split("\n")}
+        assert expected <= offered
+
+
+def test_help_shows_defaults_and_imports_no_jax():
+    shown = " ".join(program("infer", "--help").split())
+    assert "inputs in a shard: a kill costs at most one shard (default: 1024)" in shown
+    assert "(default: the checkpoint's, or 128)" in shown
+    assert not shown.endswith("jax")
+
+
+@pytest.fixture
+def generate(run, tiny_pair, tmp_path):
+    """Provides ``generate(*flags)`` for a good text, one that is too long, and a good one."""
+    path = tmp_path / "texts"
+    path.write_text(f"Es regnet.\n{'Es regnet. ' * 20}\nMy sister\n", encoding="utf-8")
+    pair = ("--target", tiny_pair / "target", "--draft", tiny_pair / "draft")
+    flags = (*pair, "--gamma", 2, "--max_decode_len", 16, "--input", path)
+    return lambda *more: run("generate", *flags, *more)
+
+
+def test_quiet_is_errors_alone_and_verbose_tells_what_was_loaded(generate, tiny_pair):
+    usual, quiet, verbose = generate(), generate("-q"), generate("--verbose")
+    assert usual.status == quiet.status == verbose.status == 2
+    assert usual.lines == quiet.lines == verbose.lines
+    (error,) = quiet.errors
+    assert error.startswith("spec-t5x: line 2: ")
+    assert error in usual.errors and error in verbose.errors
+    loaded = f"spec-t5x: loading {tiny_pair / 'target'}: "
+    assert [line.startswith(loaded) for line in verbose.errors].count(True) == 1
+    assert not any("loading" in line for line in usual.errors)
+
+
+def test_a_line_comes_once_and_logging_is_left_as_it_was(run, monkeypatch):
+    """Another library may have configured logging."""
+    log, root = logging.getLogger("spec_t5x"), logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [*root.handlers, logging.StreamHandler()])
+    before = (log.level, log.propagate, list(log.handlers))
+    result = run("generate", "--gamma", "x", "text")
+    assert (result.status, len(result.errors)) == (2, 1)
+    assert result.errors[0].startswith("spec-t5x: error: --gamma is 'x'")
+    assert (log.level, log.propagate, list(log.handlers)) == before
+    assert "not allowed with" in run("generate", "-q", "-v", "x").errors[0]
