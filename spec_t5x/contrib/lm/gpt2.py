@@ -90,7 +90,6 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
             tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
         )
     return StoredModel(
-        names={path: (name, path == "logits_dense/kernel") for path, (name, _) in names.items()},
         # What belongs to no parameter is refused by its own name.
         tensors=tensors | {name: left[name] for name in left if name not in used},
         config=config,
