@@ -50,8 +50,6 @@ def run(args: argparse.Namespace) -> int:
     if Path(args.output).exists() and not args.overwrite:
         raise InputError(f"{args.output} exists: choose another directory or pass --overwrite")
 
-    import numpy as np
-
     from spec_t5x.checkpoints.loading import named_vocabulary
     from spec_t5x.checkpoints.native.ngram_tables import save_ngram
     from spec_t5x.data.tsv import read_lines
@@ -68,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         )
     with doing(log, f"tokenizing {len(texts):,} texts"):
         tokenised = tokenise(((None, text) for text in texts), vocabulary, (0, sys.maxsize))
-        corpus = join_texts(np.split(tokenised.target_ids, tokenised.target_ends[:-1]))
+        corpus = join_texts(tokenised.target.split())
     limits = {"min_count": args.min_count, "max_successors": args.max_successors}
     with doing(log, f"counting n-grams of {corpus.num_predicted:,} tokens"):
         draft = count_ngrams(corpus, vocabulary.vocab_size, order=args.order, **limits)

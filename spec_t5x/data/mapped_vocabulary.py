@@ -1,8 +1,8 @@
-"""A tokenizer of the ``tokenizers`` library whose ids are other than ours, as GPT-2's.
+"""A tokenizer of the ``tokenizers`` library with other ids than ours, as GPT-2's.
 
-Here id 0 starts (and pads) and id 1 ends a text. There both may be one token, and anything
-may have id 0. So the ids are renumbered: 0 is a second copy of the token that starts, 1 is
-the one that ends, and from 2 on come all others in their order.
+Here id 0 starts (and pads) and id 1 ends a text. There both may be one token, and any token may
+have id 0. So the ids are renumbered: 0 is a second copy of the token that starts, 1 is the one that
+ends, and the others follow from 2 on in their order.
 
     theirs      0    1    2   …   50255   50256 <|endoftext|>
     ours        2    3    4   …   50257   1 (and 0, as the start)
@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary
-from spec_t5x.data.vocabulary import ids_before_eos, sha256
+from spec_t5x.data.vocabulary import ids_before_eos
 from spec_t5x.errors import InputError
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, Array, Int
@@ -28,7 +28,7 @@ VOCAB_NAME, MERGES_NAME = "vocab.json", "merges.txt"
 
 
 def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:
-    """The id there of each of our ``num_ids + 1``.
+    """Returns the tokenizer's id of each of our ``num_ids + 1``.
 
     Raises:
         InputError: an id that is not below ``num_ids``.
@@ -59,12 +59,12 @@ class MappedVocabulary(TokenizerVocabulary):
         self.num_ids, self.start_id, self.eos_id = num_ids, start_id, eos_id
         self.more_eos_ids = tuple(more_eos_ids)
         self._theirs = their_ids(num_ids, start_id, eos_id)
-        # The copy at 0 is not what a token of a text becomes.
+        # A token of a text never becomes the copy at 0.
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
         self._original = tokenizer
         super().__init__(of_text(json.loads(tokenizer.to_str()), {start_id, eos_id}))
         frame = frame_of(tokenizer, self.from_theirs)
-        # Whether the tokenizer puts something around a text.
+        # Says whether the tokenizer frames a text.
         self.has_frame = frame is not None
         self.source_frame = frame or self.source_frame
         self.eos_ids = (EOS_ID, *self.from_theirs(self.more_eos_ids))
@@ -75,7 +75,7 @@ class MappedVocabulary(TokenizerVocabulary):
         return len(self._theirs)
 
     def from_theirs(self, ids: Sequence[int]) -> list[int]:
-        """Our ids of the tokenizer's.
+        """Returns our ids of the tokenizer's.
 
         Raises:
             InputError: an id that the model has no row for.
@@ -88,11 +88,11 @@ class MappedVocabulary(TokenizerVocabulary):
         return self._ours[np.asarray(ids, np.int64)].tolist()
 
     def to_theirs(self, ids: Iterable[int]) -> list[int]:
-        """The tokenizer's ids of ours."""
+        """Returns the tokenizer's ids of ours."""
         return self._theirs[np.asarray(list(ids), np.int64)].tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decodes as the protocol says, without special tokens, as transformers does."""
+        """Returns the text without special tokens, as transformers does."""
         theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size, self.eos_ids))
         return self.cleaned(self._original.decode(theirs, skip_special_tokens=True))
 
@@ -108,7 +108,7 @@ class MappedVocabulary(TokenizerVocabulary):
         return {number: token.content for number, token in added.items() if token.special}
 
     def named_pieces(self) -> list[str]:
-        """The pieces of our ids without those after the last that the tokenizer names."""
+        """Returns the pieces of our ids up to the last that the tokenizer names."""
         names = map(self._original.id_to_token, self._theirs.tolist())
         named = [name is not None for name in names]
         return [self.piece(token) for token in range(len(named) - named[::-1].index(True))]
@@ -117,16 +117,11 @@ class MappedVocabulary(TokenizerVocabulary):
         """Writes ``directory/tokenizer.json`` as it was read."""
         TokenizerVocabulary(self._original).save(directory)
 
-    def segmentation_fingerprint(self) -> str:
-        ids = self.num_ids, self.start_id, self.eos_id, *self.more_eos_ids
-        content = (self._tokenizer.to_str(), *ids)
-        return sha256(repr(content).encode())
-
 
 def frame_of(
     tokenizer: tokenizers.Tokenizer, ours: Callable[[list[int]], list[int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The ids that a tokenizer puts around a text, by ``ours``; None where it puts nothing."""
+    """Returns the ids that a tokenizer adds around a text, by ``ours``; None if it adds none."""
     around = tokenizer.encode("a")
     if not any(around.special_tokens_mask) or all(around.special_tokens_mask):
         return None
@@ -136,9 +131,9 @@ def frame_of(
 
 
 def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Tokenizer:
-    """The tokenizer of a ``tokenizer.json``, for text: in it names of special tokens are text."""
+    """Makes the tokenizer of a ``tokenizer.json`` that reads names of special tokens as text."""
     others = [token for token in values["added_tokens"] if token["id"] not in special]
-    # What too long a text is, and what pads it, are decided elsewhere.
+    # The callers truncate and pad.
     changed, model = {"added_tokens": others, "truncation": None, "padding": None}, values["model"]
     if model["type"] == "Unigram":
         # A space is in no word.
@@ -151,9 +146,7 @@ def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Toke
 
 
 def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
-    """The tokenizer of a Hugging Face directory: ``tokenizer.json``, or GPT-2's two files.
-
-    Of a ``tokenizer.json`` itself, that one. None where there is none.
+    """Reads a ``tokenizer.json``, or that or GPT-2's two files of a directory; None without any.
 
     Raises:
         InputError: it cannot be read.

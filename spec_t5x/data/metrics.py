@@ -1,11 +1,10 @@
 """BLEU and ROUGE as metrics by name, with 95 % intervals and signatures.
 
-A metric is ``metric(targets, predictions) -> {name: value in 0..100}``: the arguments' names
-are those that seqio asks of a task's metric functions.
+A metric is ``metric(targets, predictions) -> {name: value in 0..100}``: the arguments have the
+names of seqio's metric functions.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,13 @@ from spec_t5x.machine.extras import needed
 
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
 
-# What T5 reports of summaries.
+# The figures that T5 reports for summaries.
 ROUGE_KEYS = ("rouge1", "rouge2", "rougeLsum")
 _RESAMPLINGS = 1000
 
 
 def bleu_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """sacreBLEU (cased, exponential smoothing) with WMT's tokenisation.
+    """Computes sacreBLEU (cased, exponential smoothing) with WMT's tokenisation.
 
     Raises:
         InputError: there is nothing to score or the numbers differ.
@@ -30,17 +29,16 @@ def bleu_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str,
 
 
 def bleu_intl_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """``bleu_metric`` with sacreBLEU's international tokenisation, which T5 reports."""
+    """Computes sacreBLEU with its international tokenisation, which T5 reports."""
     return {"bleu": _bleu(targets, predictions, "intl").score}
 
 
 def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """ROUGE as T5 reports it: F1 of 1-grams, 2-grams and sentences' common subsequences
-    (``rougeLsum``, one sentence a line).
+    """Computes ROUGE as T5 reports it: F1 of 1-grams, 2-grams and sentences' common subsequences.
 
-    Each figure is the median of 1000 resamplings of the corpus, by the rouge-score
-    package without stemming. T5 draws new ones each time; here the same texts always
-    score the same.
+    The last (``rougeLsum``) takes one sentence a line. Each figure is the median of 1000
+    resamplings of the corpus, by the rouge-score package without stemming. T5 draws new ones each
+    time; here the same texts always score the same.
 
     Raises:
         InputError: there is nothing to score or the numbers differ.
@@ -57,17 +55,17 @@ _TOKENIZERS = {bleu_metric: "13a", bleu_intl_metric: "intl"}
 
 
 def metric_by_name(name: str) -> Metric:
-    """One of ``METRICS``.
+    """Returns one of ``METRICS``.
 
     Raises:
-        InputError: no such name.
+        InputError: an unknown name.
     """
     check_choice("metric", name, METRICS)
     return METRICS[name]
 
 
 def check_installed(metrics: Iterable[Callable]) -> None:
-    """Raises ``InputError`` where a package that one of the metrics takes is not installed."""
+    """Raises ``InputError`` where a package that one of the metrics uses is not installed."""
     for metric in metrics:
         if metric in _TOKENIZERS:
             _sacrebleu()
@@ -78,10 +76,10 @@ def check_installed(metrics: Iterable[Callable]) -> None:
 def metric_intervals(
     metric: Callable, targets: Sequence[Any], predictions: Sequence[str]
 ) -> dict[str, tuple[float, float]]:
-    """95 % intervals of a metric's figures, over resamplings of the texts.
+    """Computes 95 % intervals of a metric's figures, over resamplings of the texts.
 
-    BLEU's are sacreBLEU's own and ROUGE's rouge-score's, both from 1000 resamplings.
-    Other metrics than ``METRICS`` have none, nor has a single text.
+    BLEU's are sacreBLEU's own and ROUGE's rouge-score's, both from 1000 resamplings. Other metrics
+    than ``METRICS`` have none, nor has a single text.
     """
     if len(targets) < 2:
         return {}
@@ -89,13 +87,13 @@ def metric_intervals(
         return {name: (low, high) for name, (low, _, high) in _rouge(targets, predictions).items()}
     if metric in _TOKENIZERS:
         score = _bleu(targets, predictions, _TOKENIZERS[metric], n_bootstrap=_RESAMPLINGS)
-        # Public is only how it prints them.
+        # Only the printed form is public.
         return {"bleu": (score._mean - score._ci, score._mean + score._ci)}
     return {}
 
 
 def signature(metric: Callable) -> str | None:
-    """What it takes to reproduce a metric: sacreBLEU's signature, None for any other."""
+    """Returns sacreBLEU's signature, which makes a figure reproducible; None for other metrics."""
     if metric not in _TOKENIZERS:
         return None
     scorer = _sacrebleu().metrics.BLEU(tokenize=_TOKENIZERS[metric])
@@ -118,22 +116,27 @@ def _rouge_score():
 
 
 def _bleu(targets, predictions, tokenize: str, **options):
-    """sacreBLEU's score."""
     _check_numbers(targets, predictions)
     scorer = _sacrebleu().metrics.BLEU(tokenize=tokenize)
     return scorer.corpus_score(list(predictions), [list(targets)], **options)
 
 
 def _rouge(targets, predictions) -> dict[str, tuple[float, float, float]]:
-    """Lower end, median and upper end of each figure."""
+    """Computes lower end, median and upper end of each figure."""
     _check_numbers(targets, predictions)
     rouge_scorer, scoring = _rouge_score()
     scorer = rouge_scorer.RougeScorer(list(ROUGE_KEYS))
     aggregator = scoring.BootstrapAggregator()
-    for target, prediction in zip(targets, predictions, strict=True):
-        aggregator.add_scores(scorer.score(_as_lines(target), _as_lines(prediction)))
-    with _numpy_seed(0):
+    for pair in zip(targets, predictions, strict=True):
+        # A sentence a line, where spaces around a full stop show its end.
+        aggregator.add_scores(scorer.score(*(text.replace(" . ", " .\n") for text in pair)))
+    # rouge-score draws from numpy's global generator.
+    state = np.random.get_state()
+    np.random.seed(0)
+    try:
         found = aggregator.aggregate()
+    finally:
+        np.random.set_state(state)
     return {
         key: tuple(
             100.0 * float(score.fmeasure)
@@ -148,19 +151,3 @@ def _check_numbers(targets: Sequence[Any], predictions: Sequence[str]) -> None:
         raise InputError(
             f"{len(predictions)} hypotheses for {len(targets)} references: give one for each"
         )
-
-
-def _as_lines(summary: str) -> str:
-    """A sentence a line, where spaces around a full stop show its end."""
-    return summary.replace(" . ", " .\n")
-
-
-@contextlib.contextmanager
-def _numpy_seed(seed: int) -> Iterator[None]:
-    """Seeds numpy's global generator, which rouge-score draws from, and restores it."""
-    state = np.random.get_state()
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        np.random.set_state(state)

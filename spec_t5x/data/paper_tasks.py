@@ -3,12 +3,11 @@
     wmt_t2t_ende_v003   WMT14 English to German, BLEU
     cnn_dailymail_v002  CNN/DailyMail article to highlights, ROUGE
 
-As the ``t5`` library registers them: the same names, TFDS versions, prefixes,
-features and metrics. Importing this module registers those names that are still free, so that the
-library's own tasks are used where they were imported first; it will not be imported
-after this module (seqio refuses a name twice). TFDS downloads a data set when it is
-first read, not before. The same tasks over local files: ``tasks.register_tsv_task``
-and ``register_jsonl_task`` with the prefixes below.
+They have the names, TFDS versions, prefixes, features and metrics of the ``t5`` library. Importing
+this module registers those names that are still free, so that the library's own tasks are used if
+they were imported first; importing the library after this module fails (seqio refuses a name
+twice). TFDS downloads a data set when it is first read, not before. The same tasks over local
+files: ``tasks.register_tsv_task`` and ``register_jsonl_task`` with the prefixes below.
 """
 
 import dataclasses
@@ -32,13 +31,13 @@ SUMMARIZE_PREFIX = "summarize: "
 WMT_ENDE = "wmt_t2t_ende_v003"
 CNN_DAILYMAIL = "cnn_dailymail_v002"
 
-# Tasks of this module's making: only they may be replaced.
+# Names that this module registered: only they may be replaced.
 _ours: set[str] = set()
 
 
 @gin.configurable(module="spec_t5x.data.paper_tasks")
 def register_paper_tasks(vocabulary_path: str = VOCABULARY_PATH, extra_ids: int = 0) -> list[str]:
-    """Registers the paper's tasks; again, with another vocabulary.
+    """Registers the paper's tasks, also again with another vocabulary.
 
     Args:
         vocabulary_path: a SentencePiece model, here or in ``gs://``; not read until a

@@ -1,8 +1,8 @@
 """Reading a seqio task by name, and scoring texts with the task's own metrics.
 
-The texts are the task's, after its preprocessors; the ids are the model's: a task is read
-with the model's vocabulary in the place of its own, so that a T5 task also serves an mT5,
-and no vocabulary is fetched from the task's address.
+The texts are the task's, after its preprocessors; the ids are the model's: a task is read with the
+model's vocabulary in place of the task's, so that a T5 task also serves an mT5, and no vocabulary
+is fetched from the task's address.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ with needed("seqio"):
 # Imported after the modules that a user names, so that their tasks come first.
 PAPER_TASKS = "spec_t5x.data.paper_tasks"
 
-# seqio's evaluator's: of preprocessors that draw, as span corruption.
+# seqio's evaluator's, for preprocessors that draw, as span corruption.
 _EVALUATION_SEED = 42
 
-# Data are read on the host; the accelerator's memory is JAX's. Where TensorFlow computes
-# already, whoever made it do so has decided.
+# Data are read on the host; the accelerator's memory is JAX's. A program that already computes
+# with TensorFlow has made its choice.
 with contextlib.suppress(RuntimeError):
     tf.config.set_visible_devices([], "GPU")
 
@@ -38,7 +38,7 @@ with contextlib.suppress(RuntimeError):
 class TaskExample:
     """One example of a task."""
 
-    # What the model reads, prefix included.
+    # The model's text, prefix included.
     source: str
     # The reference as the data set has it.
     target: str
@@ -55,7 +55,7 @@ class TaskExamples:
     task: seqio.Task
 
     def score(self, targets: Sequence[TaskExample], predictions: Sequence[str]) -> dict[str, float]:
-        """The task's metrics of one text for each of ``targets``, as T5X computes them.
+        """Computes the task's metrics of one text for each of ``targets``, as T5X does.
 
         Both sides pass the task's postprocessor. Metrics of log-likelihoods are left out.
         """
@@ -73,24 +73,22 @@ class TaskExamples:
     def intervals(
         self, targets: Sequence[TaskExample], predictions: Sequence[str]
     ) -> dict[str, tuple[float, float]]:
-        """The 95 % intervals of ``score``'s figures, of those metrics that are the package's."""
-        references, outputs = self._postprocessed(targets, predictions)
+        """Computes 95 % intervals of ``score``'s figures, for metrics of this package."""
+        given = self._postprocessed(targets, predictions)
         values: dict[str, tuple[float, float]] = {}
         for metric in self.task.predict_metric_fns:
-            values |= metric_intervals(metric, references, outputs)
+            values |= metric_intervals(metric, *given)
         return values
 
     def _postprocessed(
         self, targets: Sequence[TaskExample], predictions: Sequence[str]
     ) -> tuple[list[Any], list[Any]]:
-        references = [
-            self.task.postprocess_fn(e.target, example=e.features, is_target=True) for e in targets
-        ]
-        outputs = [
-            self.task.postprocess_fn(text, example=e.features, is_target=False)
-            for e, text in zip(targets, predictions, strict=True)
-        ]
-        return references, outputs
+        def processed(texts, is_target: bool) -> list[Any]:
+            pairs = zip(targets, texts, strict=True)
+            process = self.task.postprocess_fn
+            return [process(text, example=e.features, is_target=is_target) for e, text in pairs]
+
+        return processed([e.target for e in targets], True), processed(predictions, False)
 
 
 def read_task(
@@ -106,15 +104,15 @@ def read_task(
     """Reads a split of a task, or of every task of a mixture, in order.
 
     Args:
-        name: of a task or mixture in seqio's registry.
-        split: "train", "validation", "test", or what the task has.
+        name: a task or mixture in seqio's registry.
+        split: "train", "validation", "test", or another split of the task.
         vocabulary: the model's.
-        lengths: tokens for each feature, for preprocessors that ask for them.
-        limit: take the first so many examples of each task.
-        modules, caches: as of ``task_or_mixture``.
+        lengths: tokens for each feature, for preprocessors that use them.
+        limit: examples to read of each task, the first ones.
+        modules, caches: as for ``task_or_mixture``.
 
     Raises:
-        InputError: as of ``task_or_mixture``, or nothing to read, a task without texts, or
+        InputError: as ``task_or_mixture``, or nothing to read, a task without texts, or
             without a metric of texts.
     """
     tasks = seqio.get_subtasks(task_or_mixture(name, vocabulary, modules, caches))
@@ -122,7 +120,7 @@ def read_task(
 
 
 def seqio_vocabulary(vocabulary: Vocabulary) -> seqio.Vocabulary:
-    """The same ids in seqio's terms."""
+    """Returns seqio's vocabulary with the same ids."""
     if isinstance(vocabulary, ByteVocabulary):
         return seqio.ByteVocabulary(vocabulary.extra_ids)
     if not isinstance(vocabulary, SentencePieceVocabulary):
@@ -139,17 +137,17 @@ def task_or_mixture(
     modules: Sequence[str] = (),
     caches: Sequence[str] | None = None,
 ) -> seqio.Task | seqio.Mixture:
-    """The task or mixture of a name, with the model's ids; rates are kept.
+    """Returns the task or mixture of a name, with the model's ids and its own rates.
 
     Args:
-        name: in seqio's registry.
+        name: a name in seqio's registry.
         vocabulary: the model's.
-        modules: imported first; they register tasks. The paper's are there without.
-        caches: folders of cached tasks beside seqio's own; None where no cache is to be read.
+        modules: imported first, to register tasks. The paper's tasks need none.
+        caches: folders of cached tasks beside seqio's own; None reads no cache.
 
     Raises:
-        InputError: a module cannot be imported, no such name, seqio has no such vocabulary, or a
-            cache has other ids.
+        InputError: a module cannot be imported, an unknown name, a vocabulary that seqio lacks,
+            or a cache with other ids.
     """
     seqio.add_global_cache_dirs(caches or ())
     for module in (*modules, PAPER_TASKS):
@@ -184,7 +182,7 @@ def task_or_mixture(
 
 
 def _check_cache(task: seqio.Task, caches: Sequence[str] | None, ids: seqio.Vocabulary) -> None:
-    """Checks that a task's cache is there where it is to be read, and has the model's ids.
+    """Checks that a task's cache is there if it is to be read, and has the model's ids.
 
     Raises:
       InputError: it is not, or the task cannot be read without.
@@ -218,7 +216,7 @@ def _has_ids_of(ids: seqio.Vocabulary, others: seqio.Vocabulary) -> bool:
         return False
     if not isinstance(ids, seqio.SentencePieceVocabulary):
         return True
-    # T5's own file holds the sentinels that elsewhere come after it.
+    # T5's own file holds the sentinels that others append.
     number = min(each.vocab_size - each.extra_ids for each in (ids, others))
     ours, theirs = (each.tokenizer.id_to_piece(list(range(number))) for each in (ids, others))
     return ours == theirs
@@ -231,10 +229,10 @@ def read_features(
     limit: int | None = None,
     cached: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """All features of each example of a split, as numpy arrays, always in one order.
+    """Yields all features of each example of a split, as numpy arrays, always in one order.
 
-    ``lengths`` are tokens for each feature; ``limit`` takes the first so many examples;
-    ``cached`` reads the task's cache.
+    ``lengths`` are tokens for each feature; ``limit`` takes the first examples; ``cached`` reads
+    the task's cache.
 
     Raises:
         InputError: the data cannot be read.
@@ -253,7 +251,7 @@ def read_features(
 
 
 def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same examples, always in one order."""
+    """Returns the same examples, always in one order."""
     options = tf.data.Options()
     options.deterministic = True
     return dataset.with_options(options)
@@ -261,7 +259,7 @@ def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @contextlib.contextmanager
 def reading(name: str, split: str) -> Iterator[None]:
-    """Whatever goes wrong within is an ``InputError`` that names the task and the split."""
+    """Raises any error within as an ``InputError`` that names the task and the split."""
     try:
         yield
     except (GeneratorExit, KeyboardInterrupt, InputError):
@@ -281,29 +279,24 @@ def read_examples(
     limit: int | None,
     cached: bool = False,
 ) -> TaskExamples:
-    """The examples of a split; arguments and errors as of ``read_task``."""
+    """Reads the examples of a split; arguments and errors are those of ``read_task``."""
     if not task.predict_metric_fns:
         raise InputError(
             f"task {task.name} has no metric of texts: give another task, or in training leave "
             "train.metrics out"
         )
     check_installed(task.predict_metric_fns)
-    found = list(read_features(task, split, lengths, limit, cached))
-    if not found:
+    examples = []
+    for features in read_features(task, split, lengths, limit, cached):
+        texts = []
+        for key in ("inputs_pretokenized", "targets_pretokenized"):
+            if not isinstance(features.get(key), bytes):
+                raise InputError(
+                    f"task {task.name} has no feature {key}, its text: give a task that keeps it "
+                    "(seqio.preprocessors.tokenize does)"
+                )
+            texts.append(features[key].decode())
+        examples.append(TaskExample(source=texts[0], target=texts[1], features=features))
+    if not examples:
         raise InputError(f"split {split!r} of task {task.name} is empty: give another")
-    examples = [_example(task, features) for features in found]
     return TaskExamples(name=task.name, examples=examples, task=task)
-
-
-def _example(task: seqio.Task, features: Mapping[str, Any]) -> TaskExample:
-    for key in ("inputs_pretokenized", "targets_pretokenized"):
-        if not isinstance(features.get(key), bytes):
-            raise InputError(
-                f"task {task.name} has no feature {key}, its text: give a task that keeps it "
-                "(seqio.preprocessors.tokenize does)"
-            )
-    return TaskExample(
-        source=features["inputs_pretokenized"].decode(),
-        target=features["targets_pretokenized"].decode(),
-        features=features,
-    )

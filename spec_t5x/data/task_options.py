@@ -1,4 +1,4 @@
-"""What options of a seqio task mean, wherever a task may be given."""
+"""Options of a seqio task for every part of the package that reads one."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ Decoding = TypeVar("Decoding")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """Options of a seqio task, by T5X's names; the base class of whatever reads one."""
+    """Options of a seqio task, by T5X's names; a base class."""
 
     mixture_or_task: str | None = option(
         None,
@@ -28,7 +28,7 @@ class TaskOptions:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Modules to import before a task is looked for."""
+        """Modules to import before a task is looked up."""
         return _names(self.task_modules)
 
     @property
@@ -37,7 +37,7 @@ class TaskOptions:
         return _names(self.seqio_additional_cache_dirs) if self.use_cached_tasks else None
 
     def check_task(self) -> None:
-        """Raises ``InputError`` for a task without seqio, lengths or caches that are none."""
+        """Raises ``InputError`` without seqio, or for lengths or caches that cannot be used."""
         folders = _names(self.seqio_additional_cache_dirs)
         if folders and not self.use_cached_tasks:
             raise InputError(
@@ -48,9 +48,7 @@ class TaskOptions:
             # Now, and not when a model has been loaded or fetched.
             with needed("seqio"):
                 import seqio  # noqa: F401
-        lengths = self.task_feature_lengths
-        if lengths is None:
-            return
+        lengths = {} if self.task_feature_lengths is None else self.task_feature_lengths
         if not isinstance(lengths, dict) or set(lengths) - {"inputs", "targets"}:
             raise InputError(
                 f"task_feature_lengths is {lengths!r}: give {{'inputs': N, 'targets': N}}"
@@ -60,7 +58,7 @@ class TaskOptions:
                 raise InputError(f"task_feature_lengths has {name} {value!r}: give at least 2")
 
     def decoding(self, options: Decoding) -> Decoding:
-        """``generation.GenerateOptions`` with the task's lengths, where these are given."""
+        """Returns ``generation.GenerateOptions`` with the task's lengths, where there are any."""
         lengths = self.task_feature_lengths or {}
         if "inputs" in lengths:
             options = dataclasses.replace(options, max_source_len=lengths["inputs"], truncate=True)
@@ -70,5 +68,5 @@ class TaskOptions:
 
 
 def _names(given: Any) -> tuple[str, ...]:
-    """One name, several, or None for none."""
+    """Returns the names of one name, several, or None."""
     return (given,) if isinstance(given, str) else tuple(given or ())

@@ -1,6 +1,6 @@
 """seqio tasks over local files, for T5X and for evaluation.
 
-Of the modules of ``data`` that import seqio, and with it TensorFlow (see there).
+The module imports seqio, and with it TensorFlow (see the package).
 """
 
 import functools
@@ -41,12 +41,11 @@ def register_tsv_task(
     prefix: str = "",
     metric: str = "bleu",
 ) -> seqio.Task:
-    """Registers a text-to-text task with splits train, validation and test.
+    """Registers a text-to-text task with splits train, validation and test, and returns it.
 
     Its features are ``inputs`` and ``targets`` (int32 ids that end in EOS) and
-    ``inputs_pretokenized`` and ``targets_pretokenized`` (texts, stripped). Every file
-    is read through once here, so that a bad line is found now and not hours into a
-    training.
+    ``inputs_pretokenized`` and ``targets_pretokenized`` (texts, stripped). Every file is read
+    through once here, so that a bad line is found now and not hours into a training.
 
     Args:
         name: the task's name in ``seqio.TaskRegistry``.
@@ -56,11 +55,8 @@ def register_tsv_task(
         source_column, target_column: from 0.
         num_columns: the number that every line must have.
         extra_ids: sentinels that the model adds to the vocabulary.
-        prefix: put before every source ("translate English to German: ").
+        prefix: added in front of every source ("translate English to German: ").
         metric: "bleu", "bleu_intl" (BLEU as T5 reports it) or "rouge".
-
-    Returns:
-        The registered task.
 
     Raises:
         InputError: the name is taken, a file is absent, empty, or has a line with
@@ -99,7 +95,7 @@ def register_jsonl_task(
     prefix: str = "summarize: ",
     metric: str = "rouge",
 ) -> seqio.Task:
-    """``register_tsv_task`` for files of JSON objects, one a line.
+    """Registers a task as ``register_tsv_task``, over files of JSON objects, one a line.
 
     The texts are in ``source_field`` and ``target_field``; the defaults are those of
     CNN/DailyMail.
@@ -119,8 +115,8 @@ def register_jsonl_task(
 
 
 def prefixed(dataset: tf.data.Dataset, *, source: str, target: str, prefix: str):
-    """A preprocessor: ``inputs`` are ``prefix`` and the feature ``source``, ``targets``
-    are the feature ``target``."""
+    """Preprocesses: ``inputs`` are ``prefix`` and the feature ``source``, ``targets`` is
+    ``target``."""
 
     def to_text_pair(example):
         return {"inputs": tf.strings.join([prefix, example[source]]), "targets": example[target]}
@@ -143,8 +139,8 @@ def _register(
         raise InputError(f"a task {name!r} is registered already: give another name")
     SentencePieceVocabulary(vocabulary_path, extra_ids)  # checks it
     scored = metric_by_name(metric)
-    paths = dict(zip(("train", "validation", "test"), files, strict=True))
-    paths = {split: path for split, path in paths.items() if path is not None}
+    splits = zip(("train", "validation", "test"), files, strict=True)
+    paths = {split: path for split, path in splits if path is not None}
     feature = seqio.Feature(
         vocabulary=seqio.SentencePieceVocabulary(vocabulary_path, extra_ids), add_eos=True
     )

@@ -1,8 +1,7 @@
 """Lines of text files, gzipped or not: the bytes, the text of a line, a line's JSON object.
 
-``text_of`` and ``json_object`` look at one line and raise what is wrong with it, without the
-place. Training data stop at the first such line; bulk inference reports it as that input's
-error.
+``text_of`` and ``json_object`` read one line, and their errors do not name its place. Training
+data stop at the first bad line; bulk inference reports it as that input's error.
 """
 
 import codecs
@@ -22,17 +21,17 @@ _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 
 
 def is_gzip(path: str | Path) -> bool:
-    """Whether the file is gzip, by its content.
+    """Says whether the file is gzip, by its content.
 
     Raises:
-        InputError: there is no such file, or it cannot be read.
+        InputError: the file is absent, or cannot be read.
     """
     with _opened(path) as stream:
         return _holds_gzip(stream)
 
 
 def is_jsonl(path: str | Path) -> bool:
-    """Whether the file's name says that it holds JSON lines."""
+    """Says whether the file holds JSON lines, by its name."""
     return str(path).removesuffix(".gz").endswith(_JSON_SUFFIXES)
 
 
@@ -40,14 +39,14 @@ def raw_lines(path: str | Path) -> Iterator[bytes]:
     """Yields the lines of a file with their ends, decompressed if it is gzip.
 
     Raises:
-        InputError: there is no such file, it cannot be read, or it is cut short.
+        InputError: the file is absent, cannot be read, or is cut short.
     """
     with _opened(path) as stream:
         yield from stream_lines(stream, str(path))
 
 
 def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
-    """Yields the lines of a stream as they arrive, as ``raw_lines`` does; errors say ``name``."""
+    """Yields the lines of a stream as they arrive, as ``raw_lines`` does; errors give ``name``."""
     if not isinstance(stream, io.BufferedReader):
         stream = io.BufferedReader(stream)
     number = 0
@@ -80,7 +79,7 @@ def _holds_gzip(stream: io.BufferedReader) -> bool:
 
 
 def text_of(line: bytes) -> str:
-    """The text of a line, without its end and without a byte order mark.
+    """Returns the text of a line, without its end and without a byte order mark.
 
     Raises:
         InputError: it is not UTF-8.
@@ -99,7 +98,7 @@ def text_lines(path: str | Path) -> Iterator[str]:
     """Yields the texts of a file's lines.
 
     Raises:
-        InputError: there is no such file, it is empty or cut short, or a line is not UTF-8.
+        InputError: the file is absent, empty or cut short, or a line is not UTF-8.
     """
     number = 0
     for number, line in enumerate(raw_lines(path), start=1):
@@ -113,7 +112,7 @@ def text_lines(path: str | Path) -> Iterator[str]:
 
 
 def json_object(line: str) -> dict[str, Any]:
-    """The JSON object of a line.
+    """Returns the JSON object of a line.
 
     Raises:
         InputError: it is no JSON object, or holds numbers that JSON cannot write again.
@@ -138,15 +137,11 @@ def _refuse(text: str) -> float:
 
 
 def json_line(values: Any) -> str:
-    """A value as a line of JSON that UTF-8 can hold."""
+    """Returns a value as a line of JSON that UTF-8 can hold."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False)
-    # JSON can hold half of a surrogate pair, UTF-8 its escape alone.
-    return text if _is_unicode(text) else json.dumps(values)
-
-
-def _is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        # JSON can hold half of a surrogate pair, UTF-8 its escape alone.
+        return json.dumps(values)
+    return text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tokenizers
 
-from spec_t5x.data.vocabulary import Vocabulary, ids_before_eos, sha256
+from spec_t5x.data.vocabulary import Vocabulary, ids_before_eos
 from spec_t5x.errors import InputError
 from spec_t5x.machine.git_lfs import check_fetched
 
@@ -33,11 +33,11 @@ class TokenizerVocabulary(Vocabulary):
         return [self.from_theirs(encoding.ids) for encoding in encodings]
 
     def from_theirs(self, ids: list[int]) -> list[int]:
-        """Our ids of the tokenizer's."""
+        """Returns our ids of the tokenizer's."""
         return ids
 
     def to_theirs(self, ids: Iterable[int]) -> list[int]:
-        """The tokenizer's ids of ours."""
+        """Returns the tokenizer's ids of ours."""
         return list(ids)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -48,9 +48,6 @@ class TokenizerVocabulary(Vocabulary):
         (theirs,) = self.to_theirs([token])
         return self._tokenizer.id_to_token(theirs) or f"<{theirs}>"
 
-    def segmentation_fingerprint(self) -> str:
-        return sha256(self._tokenizer.to_str().encode())
-
     def save(self, directory: str | Path) -> None:
         """Writes ``directory/tokenizer.json``."""
         directory = Path(directory)
@@ -59,10 +56,10 @@ class TokenizerVocabulary(Vocabulary):
 
 
 def kind_of_tokenizer(path: Path) -> str:
-    """The kind of model in a ``tokenizer.json``, as the registry has it: ``unigram``, ….
+    """Returns the kind of model in a ``tokenizer.json``, as the registry has it: ``unigram``, ….
 
     Raises:
-        InputError: there is no such file, or no model in it.
+        InputError: the file is absent, or holds no model.
     """
     if not path.is_file():
         raise InputError(f"no vocabulary at {path}: give a {TOKENIZER_NAME}")

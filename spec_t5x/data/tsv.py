@@ -7,11 +7,11 @@ from pathlib import Path
 from spec_t5x.data.text_files import json_object, text_lines
 from spec_t5x.errors import InputError
 
-# What tf.strings.strip removes, so that seqio tasks see the same texts. str.strip
-# alone would also take no-break spaces away.
+# The characters that tf.strings.strip removes, so that seqio tasks read the same texts. str.strip
+# alone would also remove no-break spaces.
 _BLANKS = string.whitespace
-# Where source and target are, by the number of columns: a text alone, a pair, and a tag, a
-# name or the like before the pair.
+# Columns of source and target by the number of columns: a text alone, a pair, and a tag, a name or
+# the like before the pair.
 _USUAL = {1: (0, 0), 2: (0, 1)}
 _TAGGED = (1, 2)
 
@@ -22,7 +22,7 @@ def read_pairs(
     target_column: int | None = None,
     num_columns: int | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """The (source, target) of every line, stripped of surrounding spaces.
+    """Yields (source, target) of every line, stripped of surrounding spaces.
 
     Args:
         path: a tab-separated file, gzipped or not, without header or quoting.
@@ -37,9 +37,9 @@ def read_pairs(
     if num_columns is None:
         num_columns = next(text_lines(path)).count("\t") + 1
     usual = _USUAL.get(num_columns, _TAGGED)
-    source_column = usual[0] if source_column is None else source_column
-    target_column = usual[1] if target_column is None else target_column
-    return read_columns(path, (source_column, target_column), num_columns)
+    given = zip((source_column, target_column), usual, strict=True)
+    columns = [default if column is None else column for column, default in given]
+    return read_columns(path, columns, num_columns)
 
 
 def read_columns(
@@ -66,7 +66,7 @@ def read_lines(
 
     Args:
         files: plain text, one example a line, or tab-separated; gzipped or not.
-        columns: which of a line's columns are texts, from 0, each of them an example.
+        columns: the columns of a line that are texts, from 0, each of them an example.
         num_columns: the number that every line must have.
 
     Raises:

@@ -1,24 +1,23 @@
 """T5's vocabulary as transformers 5 writes it: the Unigram model of a ``tokenizer.json``.
 
 The ids of a text and the text of ids are those of the SentencePiece model that the file was made
-of. Of the file its pieces, normalisation and split into words count; what the ``tokenizers``
-library does beside them is left out:
+from. Its pieces, normalisation and split into words count; these settings of the file do not:
 
 - ``</s>`` and ``<pad>`` in a text are text, not an end in its middle.
-- A sentinel is a word's beginning, ``▁<extra_id_0>``, as T5 was trained with.
-- Truncation and padding, which transformers saves with a tokenizer, are decided elsewhere.
+- A sentinel begins a word, ``▁<extra_id_0>``, as T5 was trained with.
+- The callers truncate and pad.
 
-Where tokens were added, with ids of their own or as pieces of the model, the file is read as
-transformers reads it but for the first and the third of these: a token is found wherever its flags
-allow it, sentinels among them, what is after it is a word of its own, and special tokens are left
-out of a text (``skip_special_tokens``).
+Where tokens were added, with own ids or as pieces of the model, the file is read as transformers
+reads it but for the first and the third of these: a token is found wherever its flags allow it,
+sentinels among them, the text after it begins a word, and special tokens are left out of a text
+(``skip_special_tokens``).
 
 Four differences to SentencePiece remain. White space of any kind and length is one space, as
 transformers has it; T5's own model has the same but for U+0085, and a vocabulary of
-``train_sentencepiece`` tells spaces apart. U+2581, which stands for a space within pieces, is no
-piece of its own where a word of a text begins with it. Of two segmentations with one score ("....."
-and "." for six dots, or the other way round) rounding chooses, which is in float64 here. As in
-transformers, a combining mark is lost after a character that NFKC rewrites ("²" and U+0304).
+``train_sentencepiece`` tells spaces apart. A word that begins with U+2581, the space within pieces,
+has no separate piece for it. Of two segmentations with one score ("....." and "." for six dots, or
+the other way round) rounding chooses, which is in float64 here. As in transformers, a combining
+mark is lost after a character that NFKC rewrites ("²" and U+0304).
 """
 
 import json
@@ -31,7 +30,7 @@ import tokenizers
 
 from spec_t5x.data.mapped_vocabulary import frame_of, of_text
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary
-from spec_t5x.data.vocabulary import ids_before_eos, sha256
+from spec_t5x.data.vocabulary import ids_before_eos
 from spec_t5x.errors import InputError
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import UNK_ID
@@ -52,7 +51,7 @@ class UnigramVocabulary(TokenizerVocabulary):
     """
 
     def __init__(self, path: str | Path, content: bytes | None = None):
-        """Loads the file, or takes what it is to hold.
+        """Loads the file, or ``content`` in its place.
 
         Raises:
             InputError: it is absent or holds no Unigram model, or its special ids are not pad 0,
@@ -104,9 +103,6 @@ class UnigramVocabulary(TokenizerVocabulary):
     def piece(self, token: int) -> str:
         return self._pieces[token]
 
-    def segmentation_fingerprint(self) -> str:
-        return sha256(self._content)
-
     def save(self, directory: str | Path) -> None:
         """Writes ``directory/tokenizer.json`` as it was read."""
         directory = Path(directory)
@@ -115,13 +111,13 @@ class UnigramVocabulary(TokenizerVocabulary):
 
 
 def pieces_of(values: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The pieces of a ``tokenizer.json``, named as SentencePiece's, and tokens added to them."""
+    """Returns a ``tokenizer.json``'s pieces, named as SentencePiece's, and its added tokens."""
     names, foreign = _names(values)
     return [_with_space(name) for name in names], foreign
 
 
 def _names(values: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The file's names of all ids, and the added tokens that are neither special nor sentinels."""
+    """Returns the names of all ids, and added tokens that are neither special nor sentinels."""
     names = [name for name, _ in values["model"]["vocab"]]
     known = set(names)
     # Older releases have the sentinels beside the model.
@@ -158,9 +154,9 @@ def _with_space(name: str) -> str:
 
 
 def _text_tokenizer(values: dict[str, Any], names: list[str]) -> tokenizers.Tokenizer:
-    """The tokenizer of a file, for text, with sentinels as words' beginnings."""
+    """Makes the tokenizer of a file, for text; sentinels begin words."""
     scores = [score for _, score in values["model"]["vocab"]]
-    # The best score, which sentinels have where they are in the model: they are never spelled.
+    # The best score, as of sentinels in the model: their names are never spelled by pieces.
     scores += [0.0] * (len(names) - len(scores))
     pieces = list(zip(map(_with_space, names), scores, strict=True))
     model = values["model"] | {"vocab": pieces}

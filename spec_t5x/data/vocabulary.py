@@ -1,8 +1,7 @@
 """Vocabularies with T5's conventions: SentencePiece and bytes.
 
-Both reserve pad 0, eos 1 and unk 2, encode without EOS, and decode up to the
-first EOS. A target and its draft must share the ids; ``fingerprint`` says
-whether they do.
+Both reserve pad 0, eos 1 and unk 2, encode without EOS, and decode up to the first EOS. A target
+and its draft must share the ids: their ``fingerprint`` is then equal.
 """
 
 import base64
@@ -23,13 +22,13 @@ from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID, Bool
 
 SPIECE_NAME = "spiece.model"
 
-# SentencePiece sums expected counts thread by thread, so that the result depends
-# on the number of threads: a constant, not the number of cores.
+# SentencePiece sums expected counts thread by thread, so that the result depends on the number of
+# threads: a constant, not the number of cores.
 _TRAINER_THREADS = 4
 
-# How pieces begin that begin a word (SentencePiece, byte-level BPE), or that do not (WordPiece).
-_BEGINS, _GOES_ON = ("▁", "Ġ"), "##"
-# What transformers' ``clean_up_tokenization_spaces`` takes spaces from, one after another.
+# Prefixes of pieces that begin a word (SentencePiece, byte-level BPE), or that do not (WordPiece).
+_BEGINS, _CONTINUES = ("▁", "Ġ"), "##"
+# Where transformers' ``clean_up_tokenization_spaces`` removes spaces, one after another.
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 _BYTE_OFFSET = 3  # ids 0, 1, 2 are pad, eos, unk
 _NUM_BYTES = 256
@@ -39,21 +38,21 @@ _SENTINEL = re.compile(r"<extra_id_(0|[1-9]\d*)>")
 
 @runtime_checkable
 class Vocabulary(Protocol):
-    """What maps between texts and ids; ids 0, 1 and 2 are pad (and start), eos and unk."""
+    """A map between texts and ids; ids 0, 1 and 2 are pad (and start), eos and unk."""
 
-    # Sentinels among the ids.
+    # Number of sentinels among the ids.
     extra_ids: int
-    # What ends an output.
+    # Ids that end an output.
     eos_ids: tuple[int, ...] = (EOS_ID,)
     # The id, within a text, of the token that starts every output.
     start_in_text: int = PAD_ID
-    # Whether a text of ids loses spaces before marks, as a tokenizer of transformers may say.
+    # Says whether decoding removes spaces before marks, a setting of transformers' tokenizers.
     cleans_up: bool = False
-    # What stands before a source and after it.
+    # Ids before a source and after it.
     source_frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), (EOS_ID,))
 
     def framed(self, ids: Sequence[int], limit: int | None = None) -> list[int]:
-        """A source as models take it, its ids cut so that there are at most ``limit`` in all."""
+        """Frames a source as models take it, its ids cut so that there are at most ``limit``."""
         before, after = self.source_frame
         room = None if limit is None else max(limit - len(before) - len(after), 0)
         return [*before, *ids[:room], *after]
@@ -63,51 +62,44 @@ class Vocabulary(Protocol):
         """Number of ids, special ids and sentinels included."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, without EOS."""
+        """Returns the ids of the text, without EOS."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """``encode`` of many texts, on all processors where the library takes them."""
+        """Encodes many texts, on all processors where the library can."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids up to the first EOS; padding and foreign ids are skipped."""
+        """Returns the text of the ids up to the first EOS; padding and foreign ids are skipped."""
 
     def cleaned(self, text: str) -> str:
-        """A text that was decoded, as it is to be shown: see ``cleans_up``."""
+        """Removes spaces from a decoded text if ``cleans_up``."""
         for spaced in _SPACED if self.cleans_up else ():
             text = text.replace(spaced, spaced.strip(" "))
         return text
 
     def piece(self, token: int) -> str:
-        """The piece of an id, to be shown ("▁Haus")."""
+        """Returns the piece of an id as it is shown ("▁Haus")."""
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
+        """Returns SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
         pieces = [self.piece(token) for token in range(self.vocab_size)]
         return sha256(json.dumps(pieces).encode())
 
     def word_starts(self) -> Bool[np.ndarray, "vocab"]:
-        """Which ids begin a word, are punctuation, or end the text; all, if no piece says so."""
+        """Marks ids that begin a word, are punctuation, or end the text; all, if no piece says."""
         pieces = [self.piece(token) for token in range(self.vocab_size)]
-        goes_on = np.array([piece.startswith(_GOES_ON) for piece in pieces])
+        continues = np.array([piece.startswith(_CONTINUES) for piece in pieces])
         begins = np.array([piece.startswith(_BEGINS) for piece in pieces])
-        starts = begins if begins.any() else ~goes_on
+        starts = begins if begins.any() else ~continues
         marks = [not any(map(str.isalnum, piece)) for piece in pieces]
         return starts | marks | (np.arange(self.vocab_size) == EOS_ID)
 
-    def segmentation_fingerprint(self) -> str:
-        """SHA-256 (hex) that also covers how texts are segmented: scores, normalisation.
-
-        Vocabularies with one ``fingerprint`` may still segment a text differently;
-        tokenised data is cached under this one.
-        """
-
     def save(self, directory: str | Path) -> None:
-        """Writes what the vocabulary is read from."""
+        """Writes the file that the vocabulary is read from."""
 
 
 def sha256(content: bytes) -> str:
-    """Its digest in hex."""
+    """Returns its digest in hex."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -134,7 +126,6 @@ class SentencePieceVocabulary(Vocabulary):
         if not self.path.is_file():
             raise InputError(f"no vocabulary at {self.path}: give a SentencePiece model file")
         content = self.path.read_bytes()
-        self._content_hash = sha256(content)
         try:
             if extra_ids:
                 content = _append_sentinels(content, extra_ids)
@@ -144,11 +135,7 @@ class SentencePieceVocabulary(Vocabulary):
             raise InputError(
                 f"{self.path} is not a SentencePiece model: give a spiece.model file"
             ) from error
-        self._check_special_ids()
-
-    def _check_special_ids(self) -> None:
-        processor = self._processor
-        found = (processor.pad_id(), processor.eos_id(), processor.unk_id())
+        found = self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id()
         if found != (PAD_ID, EOS_ID, UNK_ID):
             raise InputError(
                 f"{self.path} has pad, eos, unk = {found}, T5 needs (0, 1, 2): "
@@ -166,15 +153,11 @@ class SentencePieceVocabulary(Vocabulary):
         return self._processor.encode(list(texts))
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self.cleaned(
-            self._processor.decode(ids_before_eos(ids, self.vocab_size, self.eos_ids))
-        )
+        kept = ids_before_eos(ids, self.vocab_size, self.eos_ids)
+        return self.cleaned(self._processor.decode(kept))
 
     def piece(self, token: int) -> str:
         return self._processor.id_to_piece(token)
-
-    def segmentation_fingerprint(self) -> str:
-        return sha256(f"{self._content_hash} {self.extra_ids}".encode())
 
     def save(self, directory: str | Path) -> None:
         """Copies the model file to ``directory/spiece.model``."""
@@ -217,28 +200,24 @@ class ByteVocabulary(Vocabulary):
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """As the protocol; sentinels and bytes that do not form UTF-8 are skipped, too."""
+        """Returns the text; sentinels and bytes that do not form UTF-8 are skipped, too."""
         kept = ids_before_eos(ids, _BYTE_OFFSET + _NUM_BYTES, self.eos_ids)
         data = bytes(i - _BYTE_OFFSET for i in kept if i >= _BYTE_OFFSET)
         return self.cleaned(data.decode("utf-8", errors="ignore"))
 
     def piece(self, token: int) -> str:
-        """The byte of an id as an ASCII character or as ``<0xE4>``."""
+        """Returns the byte of an id as an ASCII character or as ``<0xE4>``."""
         byte = token - _BYTE_OFFSET
         if not 0 <= byte < _NUM_BYTES:
             return f"<{token}>"
         return chr(byte) if 32 < byte < 127 else f"<0x{byte:02X}>"
 
     def word_starts(self) -> Bool[np.ndarray, "vocab"]:
-        """As the protocol: a word begins with its space."""
+        """Marks the space, which begins a word, and EOS."""
         return np.isin(np.arange(self.vocab_size), [EOS_ID, ord(" ") + _BYTE_OFFSET])
 
     def fingerprint(self) -> str:
         return sha256(f"bytes offset={_BYTE_OFFSET} extra_ids={self.extra_ids}".encode())
-
-    def segmentation_fingerprint(self) -> str:
-        own = self.fingerprint()
-        return sha256(f"{own} with sentinels".encode()) if self.reads_sentinels else own
 
     def save(self, directory: str | Path) -> None:
         """Writes nothing: ``extra_ids`` is all that there is."""
@@ -253,10 +232,9 @@ def train_sentencepiece(
 ) -> Path:
     """Trains a unigram vocabulary with T5's special ids and no BOS.
 
-    Normalisation is the identity and runs of spaces are kept: T5's own
-    ``nmt_nfkc`` rewrites characters ("…" to "...", "²" to "2") that the decoder
-    could then never produce. The price is that a rare character is unknown, and
-    decodes to " ⁇ ", where NFKC would have found a relative.
+    Normalisation is the identity and runs of spaces are kept: T5's own ``nmt_nfkc`` rewrites
+    characters ("…" to "...", "²" to "2") that the decoder could then never produce. The price is
+    that a rare character is unknown, and decodes to " ⁇ ", where NFKC would have found a relative.
 
     Args:
         text_iterator: sentences of every language the vocabulary is to hold.
@@ -292,21 +270,24 @@ def train_sentencepiece(
             minloglevel=2,
         )
     except RuntimeError as error:
-        # What follows the place in its source and the condition that failed.
+        # The part after the place in SentencePiece's source and the condition that failed.
         reason = str(error).splitlines()[-1].rpartition("] ")[2].strip(" .")
         raise InputError(
             f"no vocabulary of {vocab_size} pieces from these texts ({reason}): "
             "change vocab_size or give more text"
         ) from error
     path = prefix.with_name(prefix.name + ".model")
-    _forget_paths(path)
+    # Without where it was trained: a vocabulary is shared, a path is not.
+    model = _model_proto().FromString(path.read_bytes())
+    model.trainer_spec.ClearField("model_prefix")
+    path.write_bytes(model.SerializeToString(deterministic=True))
     return path
 
 
 def ids_before_eos(
     ids: Iterable[int], limit: int, eos_ids: Collection[int] = (EOS_ID,)
 ) -> list[int]:
-    """The ids up to the first that ends, without padding and what is not below ``limit``."""
+    """Returns the ids up to the first that ends, without padding and ids not below ``limit``."""
     kept = []
     for token in map(int, ids):
         if token in eos_ids:
@@ -316,19 +297,10 @@ def ids_before_eos(
     return kept
 
 
-def _forget_paths(path: Path) -> None:
-    """Removes where the model was trained: a vocabulary is shared, a path is not."""
-    from sentencepiece import sentencepiece_model_pb2
-
-    model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
-    model.trainer_spec.ClearField("model_prefix")
-    path.write_bytes(model.SerializeToString(deterministic=True))
-
-
 def read_spiece(
     path: Path,
 ) -> tuple[list[tuple[str, float]], str | None, list[dict[str, Any]]]:
-    """A SentencePiece model's pieces, with their scores, and two parts of a ``tokenizer.json``.
+    """Reads a SentencePiece model's pieces, with their scores, and parts of a ``tokenizer.json``.
 
     These are its normalisation, in base 64, and its control and user-defined pieces as added
     tokens.
@@ -336,16 +308,14 @@ def read_spiece(
     Raises:
         InputError: the file is no SentencePiece model.
     """
-    from sentencepiece import sentencepiece_model_pb2
-
-    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
     try:
-        model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+        model = _model_proto().FromString(path.read_bytes())
     except Exception as error:  # protobuf's releases raise different types
         check_fetched(path)
         raise InputError(
             f"{path} is not a SentencePiece model: give a spiece.model file"
         ) from error
+    kinds = _model_proto().SentencePiece
     added = [
         {"id": i, "content": piece.piece, "special": piece.type == kinds.CONTROL}
         for i, piece in enumerate(model.pieces)
@@ -356,17 +326,21 @@ def read_spiece(
 
 
 def _append_sentinels(content: bytes, extra_ids: int) -> bytes:
-    """The model with ``<extra_id_{n-1}>`` .. ``<extra_id_0>`` as its last pieces."""
-    # The protocol buffer is needed for this only; plain models load without.
-    from sentencepiece import sentencepiece_model_pb2
-
-    model = sentencepiece_model_pb2.ModelProto.FromString(content)
+    """Appends ``<extra_id_{n-1}>`` .. ``<extra_id_0>`` as the model's last pieces."""
+    model = _model_proto().FromString(content)
     for i in reversed(range(extra_ids)):
         # With the word boundary in front, as seqio has it: "a <extra_id_0> b" gets
         # no lone boundary piece.
         model.pieces.add(
             piece=f"\u2581<extra_id_{i}>",
             score=0.0,
-            type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
+            type=_model_proto().SentencePiece.USER_DEFINED,
         )
     return model.SerializeToString()
+
+
+def _model_proto():
+    # Imported here: plain models load without.
+    from sentencepiece import sentencepiece_model_pb2
+
+    return sentencepiece_model_pb2.ModelProto

@@ -118,7 +118,7 @@ def test_every_reader_reads_the_cache(tmp_path):
     paired = PairedTask(name, BYTES, lengths=LENGTHS, caches=caches)
     expected = [*BYTES.encode(CACHED[0]), 1]
     for found in (paired.pairs("validation"), paired.shuffled_pairs("train", 0)):
-        np.testing.assert_array_equal(found.source_ids, expected)
+        np.testing.assert_array_equal(found.source.ids, expected)
     source = task_source(name, "validation", BYTES, caches=caches)
     (line,) = source.raw()
     assert json.loads(line)["ids"] == expected

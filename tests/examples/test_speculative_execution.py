@@ -1,4 +1,4 @@
-"""Speculative execution of two functions: the law of the outcome, and who runs when."""
+"""Speculative execution of two functions: the law of the outcome, and the order of the calls."""
 
 import concurrent.futures
 import threading
@@ -32,38 +32,21 @@ class Inline(concurrent.futures.Executor):
         return future
 
 
-def true_probs(x):
-    return PROBS
-
-
-def guessed_probs(x):
-    return GUESSED
-
-
 def squared(x, y):
     return x, y * y
 
 
-def execute(key, f=true_probs, g=squared, approximate_f=guessed_probs, executor=None):
+def execute(key, f=lambda x: PROBS, g=squared, approximate_f=lambda x: GUESSED, executor=None):
     return execute_speculatively(key, "x", f, g, approximate_f, executor or Inline())
 
 
-@pytest.mark.parametrize("which", ["f", "approximate_f"])
-def test_fewer_bits_than_float32_are_refused(which, unchecked):
-    with pytest.raises(InputError, match="gives? are bfloat16: work them out in float32"):
-        execute(jax.random.key(0), **{which: lambda x: PROBS.astype(jnp.bfloat16)})
+def executions(draws=DRAWS, **functions):
+    return [execute(key, **functions) for key in jax.random.split(jax.random.key(0), draws)]
 
 
-def executions(approximate_f=guessed_probs, draws=DRAWS):
-    return [
-        execute(key, approximate_f=approximate_f)
-        for key in jax.random.split(jax.random.key(0), draws)
-    ]
-
-
-def chi_square(counts, probs):
+def chi_square(found):
     """The statistic, and the threshold that is passed by chance once in a million times."""
-    counts, probs = np.asarray(counts), np.asarray(probs, np.float64)
+    counts, probs = np.bincount([one.draw for one in found], minlength=4), np.asarray(PROBS)
     if counts[probs == 0].any():
         return np.inf, 0.0
     counts, expected = counts[probs > 0], counts.sum() * probs[probs > 0]
@@ -71,19 +54,14 @@ def chi_square(counts, probs):
     return np.sum((counts - expected) ** 2 / expected), threshold
 
 
-def count(draws):
-    return np.bincount(draws, minlength=4)
-
-
 def test_the_draw_follows_fs_distribution_and_g_is_of_the_draw():
     found = executions()
-    statistic, threshold = chi_square(count([one.draw for one in found]), PROBS)
+    statistic, threshold = chi_square(found)
     assert statistic < threshold
     assert all(one.result == ("x", one.draw**2) for one in found)
     # alpha = sum min(p, q) = 0.1 + 0.3.
-    accepted = sum(one.accepted for one in found)
-    assert stats.binomtest(accepted, DRAWS, 0.4).pvalue > 1e-6
-    # What was accepted was proposed, and the rest is where f has more than its guess.
+    assert stats.binomtest(sum(one.accepted for one in found), DRAWS, 0.4).pvalue > 1e-6
+    # An accepted draw was proposed, and the others are where f has more than its guess.
     assert {one.draw for one in found if one.accepted} == {0, 1}
     assert {one.draw for one in found if not one.accepted} == {1, 2}
 
@@ -97,27 +75,16 @@ def test_a_correction_from_f_itself_fails_the_check(monkeypatch):
 
     verify_one = speculative_execution._verify_one
     monkeypatch.setattr(speculative_execution, "_verify_one", emit_from_the_target)
-    statistic, threshold = chi_square(count([one.draw for one in executions()]), PROBS)
+    statistic, threshold = chi_square(executions())
     assert statistic > threshold
 
 
 def test_a_right_guess_is_always_accepted():
-    assert all(one.accepted for one in executions(true_probs, draws=100))
+    assert all(one.accepted for one in executions(100, approximate_f=lambda x: PROBS))
 
 
-@pytest.fixture
-def calls():
-    """A g that notes what it is called with."""
-
-    def g(x, y):
-        g.seen.append((threading.current_thread(), y))
-        return y
-
-    g.seen = []
-    return g
-
-
-def keys_of_both_kinds():
+@pytest.fixture(scope="module")
+def keys():
     """A key under which the guess is accepted, and one under which it is not."""
     by_kind = {}
     for key in jax.random.split(jax.random.key(1), 100):
@@ -125,19 +92,21 @@ def keys_of_both_kinds():
     return by_kind[True], by_kind[False]
 
 
-def test_g_runs_once_for_an_accepted_guess_and_twice_for_a_refused_one(calls):
-    accepted, refused = keys_of_both_kinds()
-    with concurrent.futures.ThreadPoolExecutor(2) as executor:
-        execution = execute(accepted, g=calls, executor=executor)
-        assert execution.accepted
-        assert [y for _, y in calls.seen] == [execution.draw] == [execution.result]
+def test_g_runs_once_for_an_accepted_guess_and_twice_for_a_refused_one(keys):
+    seen = []
 
-        calls.seen.clear()
-        execution = execute(refused, g=calls, executor=executor)
-    assert not execution.accepted
-    (_, guess), (thread, draw) = calls.seen
-    assert draw == execution.draw == execution.result
-    assert guess != draw
+    def g(x, y):
+        seen.append((threading.current_thread(), y))
+        return y
+
+    with concurrent.futures.ThreadPoolExecutor(2) as executor:
+        accepted = execute(keys[0], g=g, executor=executor)
+        assert [y for _, y in seen] == [accepted.draw] == [accepted.result]
+        seen.clear()
+        refused = execute(keys[1], g=g, executor=executor)
+    assert (accepted.accepted, refused.accepted) == (True, False)
+    (_, guess), (thread, draw) = seen
+    assert guess != draw == refused.draw == refused.result
     assert thread is threading.current_thread()
 
 
@@ -158,27 +127,19 @@ def test_f_and_g_run_at_the_same_time():
     assert execution.accepted and execution.result == execution.draw
 
 
-def test_what_f_raises_is_raised():
-    def f(x):
-        raise ArithmeticError("f of x")
+def test_errors_of_f_and_of_g_for_the_final_draw_are_raised(keys):
+    def fails(x, y=None):
+        raise ArithmeticError(f"of {y}")
 
-    with pytest.raises(ArithmeticError, match="f of x"):
-        execute(jax.random.key(0), f=f)
-
-
-def test_what_g_raises_for_the_draw_that_stands_is_raised():
-    def g(x, y):
-        raise ArithmeticError(f"g of {y}")
-
-    for key in keys_of_both_kinds():
-        draw = execute(key).draw
-        with pytest.raises(ArithmeticError, match=f"g of {draw}"):
-            execute(key, g=g)
+    with pytest.raises(ArithmeticError, match="of None"):
+        execute(keys[0], f=fails)
+    for key in keys:
+        with pytest.raises(ArithmeticError, match=f"of {execute(key).draw}"):
+            execute(key, g=fails)
 
 
-def test_what_g_raises_for_a_refused_guess_is_nobodys_concern():
-    _, refused = keys_of_both_kinds()
-    draw, called = execute(refused).draw, []
+def test_an_error_of_g_for_a_refused_guess_is_dropped(keys):
+    called = []
 
     def g(x, y):
         called.append(y)
@@ -186,10 +147,22 @@ def test_what_g_raises_for_a_refused_guess_is_nobodys_concern():
             raise ArithmeticError("of a draw that was not wanted")
         return y
 
-    assert execute(refused, g=g).result == draw
+    draw = execute(keys[1]).draw
+    assert execute(keys[1], g=g).result == draw
     assert len(called) == 2
 
 
-def test_distributions_over_different_outcomes_are_refused():
-    with pytest.raises(InputError, match=r"f gives \(4,\).*\(2,\).*same outcomes"):
-        execute(jax.random.key(0), approximate_f=lambda x: jnp.array([0.5, 0.5]))
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        ({"approximate_f": lambda x: jnp.full(2, 0.5)}, r"f gives \(4,\).*\(2,\).*same outcomes"),
+        ({"f": lambda x: PROBS.astype(jnp.bfloat16)}, "are bfloat16: work them out in float32"),
+        (
+            {"approximate_f": lambda x: GUESSED.astype(jnp.bfloat16)},
+            "are bfloat16: work them out in float32",
+        ),
+    ],
+)
+def test_distributions_that_cannot_be_used(functions, message, unchecked):
+    with pytest.raises(InputError, match=message):
+        execute(jax.random.key(0), **functions)

@@ -17,7 +17,7 @@ from spec_t5x.labs.training.run_data import TrainingData, sample
 
 log = logging.getLogger(__name__)
 
-# Lines that are sampled to train a vocabulary on.
+# Number of lines that a vocabulary is trained on, sampled from all.
 _SAMPLED_LINES = 400_000
 
 
@@ -44,17 +44,20 @@ class TextOptions(TrainingData):
         if not self.train_files:
             raise InputError("train_files are (): give at least one file")
 
+    def _names(self, part: str) -> Sequence[str]:
+        return self.train_files if part == "train" else self.dev_files
+
     def name(self, part: str) -> str | None:
-        """The files."""
-        return ", ".join(self.train_files if part == "train" else self.dev_files) or None
+        """Names the files."""
+        return ", ".join(self._names(part)) or None
 
     @property
     def longest(self) -> tuple[int, int]:
-        """No source."""
+        """No source, and lines of ``max_length``."""
         return 0, self.max_length
 
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """A WordPiece vocabulary."""
+        """Trains a WordPiece vocabulary."""
         path = directory / TOKENIZER_NAME
         if not path.is_file():
             lines = sample(self._lines("train"), _SAMPLED_LINES)
@@ -63,24 +66,15 @@ class TextOptions(TrainingData):
         return WordPieceVocabulary(path)
 
     def read(
-        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+        self, part: str, vocabulary: Vocabulary, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """The lines, as pairs without a source."""
-        return tokenise(
-            ((None, line) for line in self._lines(part)),
-            vocabulary,
-            self.longest,
-            files=self._files(part),
-            key=(tuple(self.columns), self.num_columns),
-            cache_dir=cache_dir,
-        )
-
-    def _files(self, part: str) -> list[Path]:
-        names = self.train_files if part == "train" else self.dev_files
-        return [Path(self.directory) / name for name in names]
+        """Reads the lines, as pairs without a source."""
+        lines = ((None, line) for line in self._lines(part))
+        return tokenise(lines, vocabulary, self.longest, name=self.name(part))
 
     def _lines(self, part: str) -> Iterator[str]:
-        return read_lines(self._files(part), self.columns, self.num_columns)
+        files = [Path(self.directory) / name for name in self._names(part)]
+        return read_lines(files, self.columns, self.num_columns)
 
 
 gin.external_configurable(TextOptions, module="spec_t5x")

@@ -27,7 +27,7 @@ from spec_t5x.labs.training.learners import read_target
 from spec_t5x.labs.training.losses import LossSums, token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
-from spec_t5x.labs.training.run_train import check_settings, figures_of, say_exported
+from spec_t5x.labs.training.run_train import check_settings, figures_of, log_exported
 from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions, TrainResult, fit
 from spec_t5x.models.partitioning import declared_shardings
 from spec_t5x.models.seq2seq import T5Model
@@ -75,12 +75,12 @@ def train_heads(
     result = fit(
         HeadsLearner(config, options, T5Model.create(loaded.params, loaded.config)),
         *optimizer.build(options.steps),
-        *data.train_and_dev(loaded.vocabulary, directory, options.seed),
+        *data.train_and_dev(loaded.vocabulary, options.seed),
         directory,
     )
     export = {"dtype": export_dtype, "extra": figures_of(result), "overwrite": True}
     save_heads(directory / "heads", result.state.params, loaded, **export)
-    say_exported(result, f"heads in {directory / 'heads'}")
+    log_exported(result, f"heads in {directory / 'heads'}")
     return result
 
 

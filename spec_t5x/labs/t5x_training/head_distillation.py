@@ -131,7 +131,7 @@ class HeadDistillationModel(DistillationModel):
         reading = jax.tree.map(jax.lax.stop_gradient, reading)
         key = None if dropout_rng is None else _typed(dropout_rng)
         given = params, target_params, inputs, reading, key
-        return reading.logits, self._student.drafted_logits(*given)
+        return reading.logits, self._student.logits(*given)
 
     def save(self, directory: str | Path, params: PyTree, target_params: PyTree, step: int) -> None:
         """Writes a head as ``spec-t5x distill`` does.

@@ -1,8 +1,7 @@
-"""The gradient of a batch, a part of its rows at a time.
+"""The gradient of a batch, computed from a part of its rows at a time to save memory.
 
-What a step holds for its derivative grows with the rows that it reads at once. Read in
-parts it is as little as one part needs, and the gradient is the same: of the sums over all
-tokens, divided by their number at the end, and not a mean of the parts' means.
+It is the gradient of the sums over all tokens, divided by the number of tokens at the end, and not
+a mean of the parts' means.
 """
 
 from collections.abc import Callable
@@ -14,22 +13,21 @@ from spec_t5x.labs.training.losses import LossSums
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import PAD_ID, Array, Key, PyTree
 
-# Of parameters, a batch's arrays, the dropout key and parameters that are not trained.
+# Takes parameters, a batch's arrays, the dropout key and parameters that are not trained.
 LossFn = Callable[[PyTree, PyTree, Key[Array, ""], PyTree | None], LossSums]
 
 
 def mean_gradient(
     loss_fn: LossFn, parts: int
 ) -> Callable[[PyTree, PyTree, Key[Array, ""], PyTree | None], tuple[PyTree, LossSums]]:
-    """The gradient of the mean loss of a batch's tokens, and its sums.
+    """Returns the function that computes the gradient of the mean loss of a batch's tokens.
 
-    Args:
-        loss_fn: gives sums over the tokens of the rows that it is given.
-        parts: the rows are read in so many turns.
+    It takes what ``loss_fn`` takes, reads the rows in ``parts`` turns, and returns the gradient
+    and the sums over the tokens of all rows.
     """
 
-    def summed(params, inputs, key, frozen):
-        sums = loss_fn(params, inputs, key, frozen)
+    def summed(*given):
+        sums = loss_fn(*given)
         return sums.loss, sums
 
     gradient_of_sum = jax.grad(summed, has_aux=True)
@@ -41,15 +39,14 @@ def mean_gradient(
             found = gradient_of_sum(params, part, part_key, frozen)
             return jax.tree.map(jnp.add, total, found), None
 
-        turns = (jnp.arange(parts), jax.tree.map(lambda rows: _shared_out(rows, parts), inputs))
-        first = jax.tree.map(lambda turn: turn[0], turns[1])
+        dealt = jax.tree.map(lambda rows: _dealt(rows, parts), inputs)
+        first = jax.tree.map(lambda rows: rows[0], dealt)
         shapes = jax.eval_shape(gradient_of_sum, params, first, key, frozen)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return jax.lax.scan(add_part, zeros, turns)[0]
+        return jax.lax.scan(add_part, zeros, (jnp.arange(parts), dealt))[0]
 
-    def mean(params, inputs, key, frozen):
-        found = (gradient_of_sum if parts == 1 else in_parts)(params, inputs, key, frozen)
-        gradients, sums = found
+    def mean(*given):
+        gradients, sums = (gradient_of_sum if parts == 1 else in_parts)(*given)
         scale = 1.0 / jnp.maximum(sums.num_tokens, 1.0)
         return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients), sums
 
@@ -57,15 +54,15 @@ def mean_gradient(
 
 
 def padded_rows(rows: Array, multiple: int) -> Array:
-    """The rows and, where ``multiple`` does not divide their number, empty ones after them."""
+    """Appends empty rows up to the next multiple of ``multiple``."""
     missing = -rows.shape[0] % multiple
     if not missing:
         return rows
     return jnp.pad(rows, ((0, missing), (0, 0)), constant_values=PAD_ID)
 
 
-def _shared_out(rows: Array, parts: int) -> Array:
-    """``[batch, length]`` as ``[parts, batch / parts, length]``, dealt out one by one.
+def _dealt(rows: Array, parts: int) -> Array:
+    """Deals out rows, ``[batch, length]``, as ``[parts, batch / parts, length]``, one by one.
 
     So every device of a mesh has its share of each part, and no part has all the padding.
     """

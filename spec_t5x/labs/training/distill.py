@@ -1,8 +1,8 @@
 """Distillation: a draft learns its target's distributions, and is evaluated by alpha.
 
-The draft is trained on the target's outputs, on the references of the data, or on its own
-outputs, which show it the positions that its own tokens lead to (on-policy; Agarwal et al. 2023,
-GKD, arXiv 2306.13649, and DistillSpec, arXiv 2310.08461). At each position it minimizes one of
+The draft is trained on the target's outputs, on the references of the data, or on its own outputs,
+which contain the positions that its own tokens lead to (on-policy; Agarwal et al. 2023, GKD, arXiv
+2306.13649, and DistillSpec, arXiv 2310.08461). At each position it minimizes one of
 ``distillation_losses.OBJECTIVES``.
 """
 
@@ -39,17 +39,17 @@ OUTPUTS = ("target", "references")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillOptions:
-    """What a draft is trained and measured on."""
+    """Texts that a draft is trained and measured on."""
 
     # "target": its outputs, sampled once; or the "references" of the data.
     outputs: str = "target"
-    # Of the outputs that target and draft are sampled for training. 0 is argmax.
+    # Temperature at which target and draft are sampled for training. 0 is argmax.
     temperature: float = 1.0
     # Share of the steps that use outputs of the draft itself, sampled in that step.
     on_policy: float = 0.0
-    # Train on the first so many pairs; None takes all.
+    # Train on this many pairs, the first ones; None takes all.
     train_texts: int | None = None
-    # Evaluate on the first so many held-out sources, with the target's outputs at each of the
+    # Evaluate on this many held-out sources, with the target's outputs at each of the
     # temperatures. alpha at the first temperature says which draft is the best.
     dev_texts: int = 500
     eval_temperatures: tuple = (0.0, 1.0)
@@ -70,21 +70,21 @@ class DistillOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Student:
-    """The draft's network, and which of its parameters are trained."""
+    """The draft's network and its trained parameters."""
 
     config: ModelConfig
     # Trained: all, or ``models.kept_layers.own_params`` of a draft that shares the rest.
     params: PyTree
-    # Of a draft that shares the target's frozen encoder and embedding: the layer of the
-    # target's decoder that each of its decoder layers was.
+    # For a draft that shares the target's frozen encoder and embedding: the layer of the target's
+    # decoder that each of its decoder layers was.
     shared_layers: tuple[int, ...] | None = None
     # The tokens of a pruned output layer.
     head: NarrowHead | None = None
-    # Of a draft that goes on from the target's states: how many of its steps are learnt.
+    # For a draft that continues from the target's states: the number of learnt drafting steps.
     unrolled_steps: int = 0
 
     def narrowed(self, target_params: PyTree, ids: np.ndarray) -> "Student":
-        """The same with an output layer for these tokens, with its present weights."""
+        """Returns a student whose output layer has these tokens, with its present weights."""
         whole = self.whole(self.params, target_params)
         params = narrowed_params(self.params, whole, self.config, ids)
         # The draft's own from now on, if it was the target's embedding.
@@ -93,7 +93,7 @@ class Student:
         return dataclasses.replace(self, params=params, head=head)
 
     def param_shardings(self, mesh: Mesh) -> PyTree:
-        """A ``NamedSharding`` for each of ``params``."""
+        """Returns a ``NamedSharding`` for each of ``params``."""
         shardings = partitioning.param_shardings(self.config, mesh)
         if self.shared_layers is not None:
             shardings = own_params(shardings)
@@ -108,13 +108,13 @@ class Student:
         return shardings
 
     def whole(self, params: PyTree, target_params: PyTree) -> PyTree:
-        """All parameters of the network."""
+        """Returns all parameters of the network."""
         if self.shared_layers is None:
             return params
         return with_shared(params, target_params, self.shared_layers)
 
     def model(self, params: PyTree, target_params: PyTree) -> T5Model:
-        """The network, bound to all its parameters."""
+        """Binds the network to all its parameters."""
         model = T5Model.create(self.whole(params, target_params), self.config)
         if self.head is None:
             return model
@@ -125,67 +125,42 @@ class Student:
         params: PyTree,
         target_params: PyTree,
         inputs: Inputs,
+        read_by_target: TargetReading | None = None,
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float32[Array, "batch length vocab"]:
-        """``network_logits`` of the draft."""
+        """Computes the draft's logits of each token of a text, as a step of drafting has them.
+
+        Steps differ for a draft that continues from the target's states, ``read_by_target``. The
+        tokens of a text take them in turn, which costs one output layer and trains all steps.
+        """
         if self.shared_layers is None and self.head is None:
             return network_logits(self.config, params, inputs, dropout_key)
         source, shifted, text = inputs
-        learns = dropout_key is not None
+        learns, steps = dropout_key is not None, self.unrolled_steps
 
-        def read(network: Transformer):
-            # What is shared is computed as in the target, also while the rest is trained.
-            own_encoder = learns and self.shared_layers is None
-            encoded = network.encode(source, enable_dropout=own_encoder)
-            states = network.decode_states(encoded, source, shifted, text, enable_dropout=learns)
-            return self._output(network, params, states)
+        def read(network: CachedNetwork):
+            if steps:
+                given = read_by_target.encoded, source, shifted, read_by_target.states, steps
+                unrolled = network.unroll(*given, enable_dropout=learns)
+                in_turn = _steps_in_turn(shifted.shape, steps)[..., None]
+                states = unrolled[0]
+                for step in range(1, steps):
+                    states = jnp.where(in_turn == step, unrolled[step], states)
+            else:
+                # The shared part is computed as in the target, also while the rest is trained.
+                own_encoder = learns and self.shared_layers is None
+                encoded = network.encode(source, enable_dropout=own_encoder)
+                given = encoded, source, shifted, text
+                states = network.decode_states(*given, enable_dropout=learns)
+            if self.head is None:
+                return network.logits(states)
+            return self.head.logits(params["narrow_head"]["kernel"], states)
 
-        return Transformer(self.config).apply(
-            {"params": self.whole(params, target_params)},
-            method=read,
-            rngs={"dropout": dropout_key} if learns else None,
+        network = EagleNetwork(self.config) if steps else Transformer(self.config)
+        variables = {"params": self.whole(params, target_params)}
+        return network.apply(
+            variables, method=read, rngs={"dropout": dropout_key} if learns else None
         )
-
-    def drafted_logits(
-        self,
-        params: PyTree,
-        target_params: PyTree,
-        inputs: Inputs,
-        read_by_target: TargetReading | None,
-        dropout_key: Key[Array, ""] | None = None,
-    ) -> Float32[Array, "batch length vocab"]:
-        """The draft's logits of each token of a text, as one of its steps of drafting has them.
-
-        Steps differ where the draft goes on from the target's states. The tokens of a text take
-        them in turn, which costs one output layer and shows a draft all of its steps.
-        """
-        if not self.unrolled_steps:
-            return self.logits(params, target_params, inputs, dropout_key)
-        source, shifted, _ = inputs
-        learns = dropout_key is not None
-
-        def read(network: EagleNetwork):
-            of_target = read_by_target.encoded, source, shifted, read_by_target.states
-            given = *of_target, self.unrolled_steps
-            unrolled = network.unroll(*given, enable_dropout=learns)
-            in_turn = _steps_in_turn(shifted.shape, self.unrolled_steps)[..., None]
-            states = functools.reduce(
-                lambda states, step: jnp.where(in_turn == step, unrolled[step], states),
-                range(1, self.unrolled_steps),
-                unrolled[0],
-            )
-            return self._output(network, params, states)
-
-        return EagleNetwork(self.config).apply(
-            {"params": self.whole(params, target_params)},
-            method=read,
-            rngs={"dropout": dropout_key} if learns else None,
-        )
-
-    def _output(self, network: CachedNetwork, params: PyTree, states) -> Array:
-        if self.head is None:
-            return network.logits(states)
-        return self.head.logits(params["narrow_head"]["kernel"], states)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,11 +184,11 @@ class DraftLearner(Learner):
         return self.distillation.patience * self.options.eval_period
 
     def init(self, key: Key[Array, ""]) -> PyTree:
-        """The student's own."""
+        """Returns the student's parameters."""
         return self.student.params
 
     def shardings(self, mesh: Mesh) -> PyTree:
-        """See ``Student.param_shardings``."""
+        """Returns the student's shardings."""
         return self.student.param_shardings(mesh)
 
     def loss(
@@ -223,17 +198,17 @@ class DraftLearner(Learner):
         key: Key[Array, ""] | None,
         target_params: PyTree,
     ) -> LossSums:
-        """Of the objective, with label smoothing and z-loss of the cross-entropy's share."""
+        """Sums the objective, with label smoothing and z-loss of the cross-entropy's share."""
         options, read_by_target = self.options, None
         if options.uses_target or self.student.unrolled_steps:
             read_by_target = self._read_target(target_params, inputs)
-        logits = self.student.drafted_logits(params, target_params, inputs, read_by_target, key)
+        logits = self.student.logits(params, target_params, inputs, read_by_target, key)
         target_logits = read_by_target.logits if options.uses_target else None
         regularizers = {"label_smoothing": options.label_smoothing, "z_loss": options.z_loss}
         return self.losses(logits, target_logits, inputs[2], **regularizers)
 
     def _read_target(self, target_params: PyTree, inputs: Inputs) -> TargetReading:
-        """With the states only where the draft goes on from them."""
+        """Runs the target, which returns states only for a draft that continues from them."""
         if self.student.unrolled_steps:
             return read_target(self.target.with_params(target_params), inputs)
         return TargetReading(logits=network_logits(self.target.config, target_params, inputs))
@@ -245,7 +220,7 @@ class DraftLearner(Learner):
         text: Int[Array, "batch length"],
         **regularizers: float,
     ) -> LossSums:
-        """The objective, summed over the tokens that the draft has."""
+        """Sums the objective over the tokens that the draft has."""
         options, head = self.options, self.student.head
         if head is not None:
             if options.objective in ("forward_kl", "jeffreys") and target_logits is not None:
@@ -265,10 +240,10 @@ class DraftLearner(Learner):
         )
 
     def inputs(self, params: PyTree, target_params: PyTree, step: int, batch: PairBatch) -> Inputs:
-        """The batch; in a share of the steps, with texts that the draft samples itself.
+        """Returns the batch; in a share of the steps, with texts that the draft samples itself.
 
-        Which steps these are, and what is sampled, follows from seed, step and parameters, so
-        that a resumed run reads the same texts.
+        The choice of these steps and their samples follow from seed, step and parameters, so that
+        a resumed run reads the same texts.
         """
         seed = self.options.seed
         if np.random.default_rng([seed, step]).random() >= self.distillation.on_policy:
@@ -292,30 +267,27 @@ class DraftLearner(Learner):
         dev: Mapping[float, Batches],
         place: Callable[[Inputs], Inputs],
     ) -> list[HeldOutAlpha]:
-        """alpha at each temperature."""
-        found = []
+        """Measures alpha at each temperature."""
+        found, given = [], (params, target_params)
         for temperature, batches in dev.items():
             batches, settings = list(batches.one_pass()), sampling(temperature)
             # The device works ahead; the scores are fetched at the end.
-            scores = [
-                self.score(params, target_params, model_inputs(batch), settings)
-                for batch in batches
-            ]
+            scores = [self.score(*given, model_inputs(batch), settings) for batch in batches]
             options = {"temperature": temperature, "gamma": self.distillation.gamma}
             found.append(HeldOutAlpha.of(batches, jax.device_get(scores), **options))
         return found
 
     @functools.cached_property
     def score(self):
-        """``score(params, target_params, inputs, settings)``: what ``HeldOutAlpha.of`` takes."""
+        """``score(params, target_params, inputs, settings)``, as ``HeldOutAlpha.of`` takes it."""
 
         @jax.jit
         def score(params, target_params, inputs, settings):
             read_by_target = self._read_target(target_params, inputs)
-            logits = self.student.drafted_logits(params, target_params, inputs, read_by_target)
+            logits = self.student.logits(params, target_params, inputs, read_by_target)
             given = read_by_target.logits, inputs[2]
             betas = overlap(*(standardize(each, settings) for each in (given[0], logits)))
-            # Sums of probabilities, rounded.
+            # Sums of probabilities may exceed 1 by rounding.
             betas = jnp.where(inputs[2] != PAD_ID, jnp.minimum(betas, 1.0), 0.0)
             return self.losses(logits, *given), betas
 
@@ -323,7 +295,7 @@ class DraftLearner(Learner):
 
 
 def _steps_in_turn(shape: tuple[int, int], num_steps: int) -> Int[Array, "batch length"]:
-    """Of each token of some texts a step that may draft it, counted from 0: not one after it."""
+    """Assigns a drafting step to each token, from 0; never one later than the token's position."""
     rows, positions = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
     return jnp.minimum((rows + positions) % num_steps, positions)
 
@@ -338,14 +310,14 @@ def sample_outputs(
     *,
     max_length: int,
 ) -> Int[Array, "batch length"]:
-    """Outputs in the form of a batch's targets: up to padding, which a model may generate too.
+    """Samples outputs in the form of a batch's targets, cut at padding that the model generates.
 
     Args:
         model: any T5.
         sources: tokens.
         keys: a random key for each row.
         settings: the distribution to sample from.
-        is_row: which rows are wanted; the others stay empty.
+        is_row: the rows to decode; the others stay empty.
         max_length: width of the outputs.
     """
     # A padding row needs something to attend to.

@@ -1,4 +1,4 @@
-"""Parameters that are not finite numbers: what a run that diverges stops with."""
+"""The check for parameters that are not finite numbers, which stops a run that diverges."""
 
 import jax
 import jax.numpy as jnp
@@ -6,32 +6,30 @@ from flax.traverse_util import flatten_dict
 
 from spec_t5x.types import PyTree
 
-# So many of the parameters that are not finite are named.
+# Number of parameters that are named.
 _NAMED = 3
+_FINITE = "all parameters finite"
 
 
 class DivergedError(Exception):
-    """A loss, a gradient, parameters or a measurement are not finite."""
+    """A loss, a gradient, parameters or a measurement that are not finite."""
 
 
 def check_params(params: PyTree, step: int) -> None:
     """Raises ``DivergedError`` before parameters that are not finite are written or measured."""
-    state = state_of(params)
+    state = describe(params)
     if state != _FINITE:
         raise DivergedError(f"{state} after step {step}")
 
 
-def state_of(params: PyTree) -> str:
-    """Which of the parameters are not finite, in words."""
+def describe(params: PyTree) -> str:
+    """Names the parameters that are not finite."""
     finite = flatten_dict(jax.device_get(_finite_leaves(params)), sep="/")
     names = sorted(name for name, is_finite in finite.items() if not is_finite)
     if not names:
         return _FINITE
     more = ", ..." if len(names) > _NAMED else ""
     return f"{len(names)} of {len(finite)} parameters not finite: {', '.join(names[:_NAMED])}{more}"
-
-
-_FINITE = "all parameters finite"
 
 
 @jax.jit

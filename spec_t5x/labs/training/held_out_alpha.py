@@ -1,4 +1,4 @@
-"""alpha of a draft in training, on its target's outputs for held-out sources.
+"""Alpha of a draft in training, on its target's outputs for held-out sources.
 
 Both models read the outputs teacher-forced. The acceptance probability at a position is
 ``sum min(p, q)``, and its mean is alpha (Corollary 3.6), from which the expected tokens per
@@ -19,7 +19,7 @@ from spec_t5x.theory.estimates import Bootstrap, Estimate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeldOutAlpha:
-    """A draft on the texts of one temperature."""
+    """A draft's figures on the texts of one temperature."""
 
     temperature: float
     loss: float  # the objective, per token, without regularizers
@@ -35,11 +35,11 @@ class HeldOutAlpha:
         temperature: float,
         gamma: int,
     ) -> "HeldOutAlpha":
-        """alpha over all tokens, with an interval bootstrapped over texts.
+        """Computes alpha over all tokens, with an interval bootstrapped over texts.
 
         Args:
-            batches: of texts that the target wrote at ``temperature``.
-            scores: of each batch, fetched: the objective's sums, and acceptance probabilities
+            batches: texts that the target wrote at ``temperature``.
+            scores: for each batch, fetched: the objective's sums, and acceptance probabilities
                 ``[batch, length]``, 0 at padding.
             temperature, gamma: see the class.
 
@@ -57,12 +57,12 @@ class HeldOutAlpha:
 
     @property
     def name(self) -> str:
-        """Of ``value``."""
+        """The name of ``value`` in messages."""
         return f"alpha at temperature {self.temperature:g}"
 
     @property
     def value(self) -> float:
-        """alpha."""
+        """The mean acceptance probability."""
         return self.alpha.value
 
     @property
@@ -79,16 +79,20 @@ class HeldOutAlpha:
         )
 
     def to_dict(self) -> dict:
-        """All of it as JSON can hold it."""
+        """Returns all figures as JSON can hold them."""
         return dataclasses.asdict(self) | {"expected_tokens": self.expected_tokens}
 
     def record(self) -> dict[str, dict]:
-        """A line of ``metrics.jsonl``."""
+        """Returns the values of a line of ``metrics.jsonl``."""
         return {"held_out": self.to_dict()}
 
     def curves(self) -> dict[str, float]:
-        """The figures, by the names of their curves over the steps."""
-        names = ("loss", "alpha", "expected_tokens")
-        values = (self.loss, self.alpha.value, self.expected_tokens)
-        at = f"_T{self.temperature:g}"
-        return {f"held_out/{name}{at}": each for name, each in zip(names, values, strict=True)}
+        """Returns the figures by the names of their curves over the steps."""
+        return {
+            f"held_out/{name}_T{self.temperature:g}": value
+            for name, value in (
+                ("loss", self.loss),
+                ("alpha", self.alpha.value),
+                ("expected_tokens", self.expected_tokens),
+            )
+        }

@@ -1,16 +1,15 @@
 """A run over many devices: how its state and the rows of its batches are sharded.
 
 Parameters are sharded by the network's logical axes, as in inference (``models.partitioning``),
-and the optimizer's state as the parameters that it belongs to.
+and the optimizer's averages of gradients as the parameters that they belong to.
 """
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.accumulation import padded_rows
@@ -39,15 +38,15 @@ class Layout:
         model_parallel: int,
         param_shardings: Callable[[Mesh], PyTree],
     ) -> "Layout":
-        """The layout of so many replicas, each of so many devices.
+        """Makes the layout of ``data_parallel`` replicas of ``model_parallel`` devices each.
 
         Args:
             data_parallel: None takes as many as there are devices for.
             model_parallel: devices that share one copy of the parameters.
-            param_shardings: shardings of the trained parameters on a mesh.
+            param_shardings: returns the shardings of the trained parameters on a mesh.
 
         Raises:
-            InputError: there are too few devices, or they cannot be shared out.
+            InputError: there are too few devices, or their number is no multiple.
         """
         replicas = count_replicas(data_parallel, model_parallel)
         wanted = replicas * model_parallel
@@ -57,19 +56,18 @@ class Layout:
         return cls(mesh=mesh, params=param_shardings(mesh))
 
     def within(self) -> contextlib.AbstractContextManager:
-        """A context that computes on these devices."""
+        """Returns a context that computes on these devices."""
         return contextlib.nullcontext() if self.mesh is None else partitioned(self.mesh)
 
     def frozen(self, model: Model) -> PyTree:
-        """The parameters of a model that is not trained, on these devices."""
-        if self.mesh is None:
-            return jax.device_put(model.params)
-        return jax.device_put(model.params, param_shardings(model.config, self.mesh))
+        """Returns the parameters of a model that is not trained, on these devices."""
+        shardings = None if self.mesh is None else param_shardings(model.config, self.mesh)
+        return jax.device_put(model.params, shardings)
 
     def rows(self, inputs: PyTree, parts: int = 1) -> PyTree:
-        """A batch's arrays, their rows over the replicas.
+        """Puts a batch's arrays on the devices, their rows over the replicas.
 
-        Where the rows do not divide by replicas times ``parts``, empty ones are added.
+        Empty rows fill up the last multiple of replicas times ``parts``.
         """
         if self.mesh is None:
             return inputs
@@ -78,34 +76,35 @@ class Layout:
         return jax.device_put(inputs, batch_sharding(self.mesh))
 
     def initial(self, make: Callable[[PyTree], PyTree], params: PyTree) -> PyTree:
-        """The ``trainer.TrainState`` that ``make(params)`` returns; never whole on one device."""
+        """Returns ``make(params)``, a ``trainer.TrainState`` that no device holds whole."""
         if self.mesh is None:
             return jax.jit(make)(params)
         return jax.jit(make, out_shardings=self.state(jax.eval_shape(make, params)))(params)
 
     def state(self, state: PyTree) -> PyTree:
-        """A ``NamedSharding`` for every array of a ``trainer.TrainState``, or its shapes.
+        """Returns a ``NamedSharding`` for every array of a ``trainer.TrainState``, or its shapes.
 
-        A subtree with the structure of the parameters belongs to them: averages of gradients
-        are sharded as the parameters, and Adafactor's, which are averages over one axis, as
-        the other axes. All else is replicated.
+        A subtree with the structure of the parameters belongs to them: its arrays with a
+        parameter's shape are sharded as the parameter. All else is replicated, as Adafactor's
+        averages over one axis.
         """
-        structure = jax.tree.structure(state.params)
+        structure, everywhere = jax.tree.structure(state.params), replicated(self.mesh)
 
         def is_of_params(subtree) -> bool:
             return jax.tree.structure(subtree) == structure
 
         def shardings(subtree):
             if not is_of_params(subtree):
-                return replicated(self.mesh)
+                return everywhere
             return jax.tree.map(
-                functools.partial(_as_param, mesh=self.mesh), subtree, state.params, self.params
+                lambda leaf, param, sharding: sharding if leaf.shape == param.shape else everywhere,
+                *(subtree, state.params, self.params),
             )
 
         return jax.tree.map(shardings, state, is_leaf=is_of_params)
 
     def step(self, train_step: Callable, state: PyTree) -> Callable:
-        """The jitted step, whose new state is sharded as the old one."""
+        """Returns the jitted step, whose new state is sharded as the old one."""
         if self.mesh is None:
             return train_step
         out_shardings = (self.state(state), replicated(self.mesh))
@@ -113,7 +112,7 @@ class Layout:
 
 
 def count_replicas(data_parallel: int | None, model_parallel: int) -> int:
-    """How many copies of the parameters there are, of ``model_parallel`` devices each.
+    """Returns the number of copies of the parameters, of ``model_parallel`` devices each.
 
     Raises:
         InputError: as ``Layout.create``.
@@ -133,21 +132,3 @@ def count_replicas(data_parallel: int | None, model_parallel: int) -> int:
             f"{wanted} devices and there are {devices}: lower one of them"
         )
     return data_parallel
-
-
-def _as_param(leaf, param, sharding: NamedSharding, mesh: Mesh) -> NamedSharding:
-    """The sharding of an array that belongs to a parameter."""
-    if leaf.shape == param.shape:
-        return sharding
-    spec = [*sharding.spec, *[None] * (len(param.shape) - len(sharding.spec))]
-    # Averaged over one axis: of a square matrix, over which is not known.
-    averaged = {
-        tuple(spec[:axis] + spec[axis + 1 :])
-        for axis in range(len(param.shape))
-        if leaf.shape == param.shape[:axis] + param.shape[axis + 1 :]
-    }
-    return (
-        NamedSharding(mesh, PartitionSpec(*averaged.pop()))
-        if len(averaged) == 1
-        else replicated(mesh)
-    )

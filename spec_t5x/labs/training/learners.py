@@ -1,4 +1,4 @@
-"""The learner of plain training, and what a network makes of whole texts."""
+"""The learner of plain training, and networks' calls over whole texts."""
 
 import dataclasses
 from typing import NamedTuple
@@ -25,13 +25,12 @@ class Network(Learner):
     target = None
 
     def init(self, key: Key[Array, ""]) -> PyTree:
-        """Random parameters."""
-        tokens = jnp.zeros((1, 8), jnp.int32)
-        inputs = _inputs_of(self.config, (tokens, tokens, tokens))
+        """Returns random parameters."""
+        inputs = _inputs_of(self.config, (jnp.zeros((1, 8), jnp.int32),) * 3)
         return network_of(self.config).init(key, *inputs, enable_dropout=False)["params"]
 
     def shardings(self, mesh: Mesh) -> PyTree:
-        """By the network's logical axes."""
+        """Returns shardings by the network's logical axes."""
         return param_shardings(self.config, mesh)
 
     def loss(
@@ -41,7 +40,7 @@ class Network(Learner):
         key: Key[Array, ""] | None,
         target_params: PyTree | None = None,
     ) -> LossSums:
-        """Cross-entropy, with label smoothing and z-loss."""
+        """Sums the cross-entropy, with label smoothing and z-loss."""
         return token_losses(
             network_logits(self.config, params, inputs, key),
             inputs[2],
@@ -53,7 +52,7 @@ class Network(Learner):
 def network_logits(
     config: ModelConfig, params: PyTree, inputs: Inputs, dropout_key: Key[Array, ""] | None = None
 ) -> Float32[Array, "batch length vocab"]:
-    """Logits of each token of a text, teacher-forced; without a key there is no dropout."""
+    """Computes the logits of each token of a text, teacher-forced; without a key, no dropout."""
     dropout = {"enable_dropout": dropout_key is not None}
     if dropout_key is not None:
         dropout["rngs"] = {"dropout": dropout_key}
@@ -74,7 +73,7 @@ class TargetReading(NamedTuple):
 
 
 def read_target(target: T5Model, inputs: Inputs) -> TargetReading:
-    """The target over a text, teacher-forced."""
+    """Runs the target over a text, teacher-forced."""
 
     def read(network: Transformer):
         source, shifted, text = inputs

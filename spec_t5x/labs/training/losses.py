@@ -1,11 +1,6 @@
-"""Token losses, summed over the tokens of a batch, of a log line, of a held-out set.
-
-The vocabulary axis is by far the largest array of a small model's step, so the cross-entropy has
-a hand-written derivative, which stores nothing of the logits' size but itself.
-"""
+"""Token losses, summed over the tokens of a batch, of a log line or of a held-out set."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,14 +18,14 @@ from spec_t5x.types import PAD_ID, Array, Float32, Int
 class LossSums:
     """Sums over tokens, float32 scalars; divide by ``num_tokens`` for means.
 
-    On the device or, once fetched, numpy's: hence no array type here.
+    They are on the device or, once fetched, numpy's: hence no array type here.
     """
 
-    loss: Any  # what is minimized, regularizers included
+    loss: Any  # the minimized quantity, regularizers included
     cross_entropy: Any  # nats, without smoothing and z-loss
     num_correct: Any  # tokens whose largest logit is the target's
     num_tokens: Any
-    # Of a training step, the global norm of its gradient before clipping.
+    # The global norm of a training step's gradient before clipping.
     gradient_norm: Any = None
 
 
@@ -46,21 +41,16 @@ class DevMetrics:
 
     @classmethod
     def of(cls, sums: Sequence) -> "DevMetrics":
-        """Of cross-entropy, correct tokens and tokens of each batch.
+        """Adds up the cross-entropy, correct tokens and tokens of each batch.
 
         Raises:
             InputError: the batches hold no token.
         """
-        cross_entropy, num_correct, num_tokens = np.reshape(sums, (-1, 3)).sum(
-            axis=0, dtype=np.float64
-        )
+        total, num_correct, num_tokens = np.reshape(sums, (-1, 3)).sum(axis=0, dtype=np.float64)
         if not num_tokens:
             raise InputError("0 tokens to evaluate on: give a dev file with text")
-        return cls(
-            cross_entropy=float(cross_entropy / num_tokens),
-            accuracy=float(num_correct / num_tokens),
-            num_tokens=int(num_tokens),
-        )
+        means = float(total / num_tokens), float(num_correct / num_tokens)
+        return cls(cross_entropy=means[0], accuracy=means[1], num_tokens=int(num_tokens))
 
     @property
     def value(self) -> float:
@@ -76,60 +66,44 @@ class DevMetrics:
         return f"dev loss {self.cross_entropy:.4f}  dev acc {self.accuracy:.3f}"
 
     def curves(self) -> dict[str, float]:
-        """Loss and accuracy."""
+        """Returns loss and accuracy by the names of their curves."""
         return {"dev_loss": self.cross_entropy, "dev_accuracy": self.accuracy}
 
     record = curves
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def cross_entropy(
     logits: Float32[Array, "batch length vocab"],
     targets: Int[Array, "batch length"],
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> tuple[Float32[Array, "batch length"], Float32[Array, "batch length"]]:
-    """Cross-entropy of every token, in nats.
+    """Computes the cross-entropy of every token, in nats, with and without regularizers.
 
     Args:
         logits: unnormalized scores.
         targets: the right tokens.
-        label_smoothing: share of the target distribution spread evenly over the
-            whole vocabulary, the right token included.
-        z_loss: weight of ``logsumexp(logits) ** 2``, which keeps the logits from
-            drifting (T5X uses 1e-4).
-
-    Returns:
-        The smoothed cross-entropy with the z-loss added, and the plain
-        cross-entropy. Only the first has a gradient.
+        label_smoothing: share of the target distribution spread evenly over the whole vocabulary,
+            the right token included.
+        z_loss: weight of ``logsumexp(logits) ** 2``, which keeps the logits from drifting (T5X
+            uses 1e-4).
     """
-    return _cross_entropy_forward(logits, targets, label_smoothing, z_loss)[0]
 
+    # Recomputed for the derivative, so that nothing of the logits' size is stored for it: they are
+    # by far the largest array of a small model's step.
+    @jax.checkpoint
+    def both(logits):
+        log_z = jax.nn.logsumexp(logits, axis=-1)
+        # A comparison: the derivative of an index would be a scatter, which fuses with nothing.
+        is_right = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
+        right = jnp.sum(logits, axis=-1, where=is_right)
+        plain = log_z - right
+        loss = plain + z_loss * jnp.square(log_z)
+        if label_smoothing:
+            loss += label_smoothing * (right - jnp.mean(logits, axis=-1))
+        return loss, plain
 
-def _cross_entropy_forward(logits, targets, label_smoothing, z_loss):
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    right = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    plain = log_z - right
-    loss = plain + z_loss * jnp.square(log_z)
-    if label_smoothing:
-        loss += label_smoothing * (right - jnp.mean(logits, axis=-1))
-    return (loss, plain), (logits, targets, log_z)
-
-
-def _cross_entropy_backward(label_smoothing, z_loss, residuals, cotangents):
-    logits, targets, log_z = residuals
-    scale = cotangents[0][..., None]
-    probs = jnp.exp(logits - log_z[..., None])
-    # A comparison, not a scatter: it fuses with the rest into a single pass.
-    tokens = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
-    is_right = tokens == targets[..., None]
-    smooth = label_smoothing / logits.shape[-1]
-    gradient = probs * (1.0 + 2.0 * z_loss * log_z[..., None])
-    gradient -= jnp.where(is_right, 1.0 - label_smoothing + smooth, smooth)
-    return gradient * scale, None
-
-
-cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+    return both(logits)
 
 
 def token_losses(
@@ -142,7 +116,7 @@ def token_losses(
     distillation_weight: float = 0.0,
     objective: str = "forward_kl",
 ) -> LossSums:
-    """Loss summed over the tokens of a batch; padding does not count.
+    """Sums the losses of a batch's tokens; padding does not count.
 
     With a target's logits the loss of a token is ``(1 - w) * cross_entropy + w * divergence``,
     w being ``distillation_weight`` and the divergence ``DIVERGENCES[objective]``. The objective
@@ -153,7 +127,7 @@ def token_losses(
     if target_logits is not None and objective != CROSS_ENTROPY:
         divergence = DIVERGENCES[objective](target_logits, logits)
         if distillation_weight == 1.0:
-            # Not 0 times the other, whose gradient would take a pass of its own.
+            # Without the other's term, whose gradient would take another pass.
             loss = divergence
         else:
             loss = (1.0 - distillation_weight) * loss + distillation_weight * divergence
@@ -162,7 +136,7 @@ def token_losses(
     correct = right >= jnp.max(logits, axis=-1)
 
     def total(values: Array) -> Array:
-        # Chosen, not multiplied: a model may give padding no chance at all.
+        # Selected, not multiplied: padding may have probability 0, and an infinite loss.
         return jnp.sum(jnp.where(counts, values, 0.0))
 
     return LossSums(

@@ -1,17 +1,17 @@
 """Counting n-grams: from token ids to the tables of ``drafts.ngram.NgramDraft``.
 
-Absolute discounting (Ney, Essen and Kneser 1994): of what was counted, a constant share
-of one occurrence is taken from every n-gram, and what was taken goes to the shorter
-context. Rare n-grams are left out, with all of their mass.
+Absolute discounting (Ney, Essen and Kneser 1994) takes a constant share of one occurrence from
+every counted n-gram and gives it to the shorter context. Rare n-grams are left out, with all of
+their mass.
 
     mass_h(w) = (count(h w) - 3/4) / count(h), rounded down
 
-Every order is counted as it stands in the text, so the lower orders of a table are good
-drafts of their own (Kneser and Ney's counts of continuations would not be).
+Every order is counted as it occurs in the text, so that the lower orders of a table are good
+drafts too (Kneser and Ney's counts of continuations would not be).
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -21,8 +21,8 @@ from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.labs.training.batching import Ids, join_pairs
 from spec_t5x.types import PAD_ID, Bool, Float32, Int
 
-# What is taken from every count, in quarters. Estimates from counts of counts lie between
-# 0.6 and 0.9 for all orders of natural text.
+# The share that every count loses, in quarters. Estimates from counts of counts are between 0.6
+# and 0.9 for all orders of natural text.
 _DISCOUNT_QUARTERS = 3
 
 
@@ -41,27 +41,19 @@ class Corpus:
 
     @property
     def num_predicted(self) -> int:
-        """Tokens to count: all but the start tokens."""
+        """Number of tokens to count: all but the start tokens."""
         return len(self.tokens) - self.num_texts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Counts:
-    """All contexts of one length, and what followed them, before anything is left out."""
+    """All contexts of one length, and the n-grams of which some are stored."""
 
-    # Of each context: index of the shorter one, and the token in front of that.
+    # For each context: index of the shorter one, and the token in front of that.
     shorter: Int[np.ndarray, "contexts"]
     tokens: Int[np.ndarray, "contexts"]
-    # Of each n-gram: index of its context, its last token, and how often it occurred.
-    contexts: Int[np.ndarray, "ngrams"]
-    successors: Int[np.ndarray, "ngrams"]
-    counts: Int[np.ndarray, "ngrams"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Entries:
-    """The n-grams that are stored; those of a context stand together, likeliest first."""
-
+    # For each stored n-gram, by context and the likeliest first: index of its context, its last
+    # token, and its mass.
     contexts: Int[np.ndarray, "entries"]
     successors: Int[np.ndarray, "entries"]
     masses: Int[np.ndarray, "entries"]
@@ -69,11 +61,10 @@ class _Entries:
 
 def join_texts(texts: Iterable[Ids]) -> Corpus:
     """Concatenates texts: token ids without a start token, with an end-of-sequence token."""
-    pairs = join_pairs(((), text) for text in texts)
-    lengths = pairs.target_lengths
-    starts = pairs.target_ends - lengths
-    tokens = np.insert(pairs.target_ids.astype(np.int64), starts, PAD_ID)
-    # Each start token moves what follows by one.
+    joined = join_pairs(((), text) for text in texts).target
+    lengths, starts = joined.lengths, joined.ends - joined.lengths
+    tokens = np.insert(joined.ids.astype(np.int64), starts, PAD_ID)
+    # Each start token moves the tokens after it by one.
     starts = np.repeat(starts + np.arange(len(starts)), lengths + 1)
     return Corpus(tokens=tokens, positions=np.arange(len(tokens)) - starts)
 
@@ -86,7 +77,7 @@ def count_ngrams(
     min_count: int = 2,
     max_successors: int = 64,
 ) -> NgramDraft:
-    """The draft with the tables of a corpus. Equal arguments give equal tables.
+    """Makes the draft with the tables of a corpus. Equal arguments give equal tables.
 
     Args:
       corpus: the texts (``join_texts``).
@@ -101,120 +92,96 @@ def count_ngrams(
         of an order.
     """
     check_numbers(1, order=order, min_count=min_count, max_successors=max_successors)
-    _check_ids(corpus, vocab_size)
-    counts, entries = [], []
-    for length, counted in enumerate(_count_by_length(corpus, vocab_size, order), start=1):
-        counts.append(counted)
-        entries.append(_entries(counted, min_count, max_successors))
-        if not len(entries[-1].masses):
+    for token in (corpus.tokens.min(), corpus.tokens.max()):
+        if not 0 <= token < vocab_size:
             raise InputError(
-                f"no {length + 1} tokens occur together {min_count} times: "
+                f"token {token} is outside a vocabulary of {vocab_size}: "
+                "give the vocabulary that the texts were tokenised with"
+            )
+    counts = []
+    for counted in _count_by_length(corpus, vocab_size, order, min_count, max_successors):
+        counts.append(counted)
+        if not len(counted.masses):
+            raise InputError(
+                f"no {len(counts) + 1} tokens occur together {min_count} times: "
                 "lower order or min_count, or give more text"
             )
     draft = NgramDraft(
         unigram=_unigram(corpus, vocab_size),
-        levels=_levels(counts, entries, vocab_size),
-        max_successors=max((_longest_run(entry.contexts) for entry in entries), default=0),
+        levels=_levels(counts, vocab_size),
+        max_successors=max((int(np.bincount(each.contexts).max()) for each in counts), default=0),
     )
     return jax.device_put(draft)
 
 
-def _check_ids(corpus: Corpus, vocab_size: int) -> None:
-    lowest, highest = corpus.tokens.min(), corpus.tokens.max()
-    if lowest < 0 or highest >= vocab_size:
-        token = lowest if lowest < 0 else highest
-        raise InputError(
-            f"token {token} is outside a vocabulary of {vocab_size}: "
-            "give the vocabulary that the texts were tokenised with"
-        )
-
-
-def _count_by_length(corpus: Corpus, vocab_size: int, order: int) -> Iterable[_Counts]:
-    """What followed contexts of 1 … order - 1 tokens."""
+def _count_by_length(
+    corpus: Corpus, vocab_size: int, order: int, min_count: int, max_successors: int
+) -> Iterable[_Counts]:
+    """Yields the counts of contexts of 1 … order - 1 tokens."""
     tokens, positions = corpus.tokens, corpus.positions
-    # Where the contexts end that a token of the same text follows, and which shorter
-    # context ends there: at first the empty one.
+    # Ends of the contexts that a token of the same text follows, and the index of the shorter
+    # context that ends there: at first the empty one.
     ends = np.flatnonzero(positions[1:] > 0)
     shorter = np.zeros(len(ends), np.int64)
     for length in range(1, order):
         reaches = positions[ends] >= length - 1
         ends, shorter = ends[reaches], shorter[reaches]
         keys = shorter * vocab_size + tokens[ends - (length - 1)]
-        of_contexts, contexts = np.unique(keys, return_inverse=True)
-        of_ngrams, counts = np.unique(contexts * vocab_size + tokens[ends + 1], return_counts=True)
+        of_contexts, shorter = np.unique(keys, return_inverse=True)
+        of_ngrams, counts = np.unique(shorter * vocab_size + tokens[ends + 1], return_counts=True)
+        contexts, successors = np.divmod(of_ngrams, vocab_size)
+        # Exact: sums of integers below 2**53.
+        totals = np.bincount(contexts, weights=counts).astype(np.int64)
+        masses = (4 * counts - _DISCOUNT_QUARTERS) * (MASS_UNITS // 4) // totals[contexts]
+        order_of = np.lexsort((successors, -masses, contexts))
+        order_of = order_of[(counts[order_of] >= min_count) & (masses[order_of] > 0)]
+        contexts, successors, masses = contexts[order_of], successors[order_of], masses[order_of]
+        likely = np.arange(len(contexts)) - np.searchsorted(contexts, contexts) < max_successors
         yield _Counts(
             shorter=of_contexts // vocab_size,
             tokens=of_contexts % vocab_size,
-            contexts=of_ngrams // vocab_size,
-            successors=of_ngrams % vocab_size,
-            counts=counts,
+            contexts=contexts[likely],
+            successors=successors[likely],
+            masses=masses[likely],
         )
-        shorter = contexts
 
 
-def _entries(counted: _Counts, min_count: int, max_successors: int) -> _Entries:
-    """The n-grams that are common enough, with their masses."""
-    # Exact: sums of integers below 2**53.
-    totals = np.bincount(counted.contexts, weights=counted.counts).astype(np.int64)
-    quarters = 4 * counted.counts - _DISCOUNT_QUARTERS
-    masses = quarters * (MASS_UNITS // 4) // totals[counted.contexts]
-    kept = np.flatnonzero((counted.counts >= min_count) & (masses > 0))
-    contexts, successors = counted.contexts[kept], counted.successors[kept]
-    masses = masses[kept]
-
-    by_mass = np.lexsort((successors, -masses, contexts))
-    contexts, successors, masses = contexts[by_mass], successors[by_mass], masses[by_mass]
-    ranks = np.arange(len(contexts)) - np.searchsorted(contexts, contexts)
-    likely = ranks < max_successors
-    return _Entries(contexts=contexts[likely], successors=successors[likely], masses=masses[likely])
-
-
-def _levels(
-    counts: list[_Counts], entries: list[_Entries], vocab_size: int
-) -> tuple[ContextLevel, ...]:
-    """The trie of the contexts that anything is stored for, renumbered."""
+def _levels(counts: Sequence[_Counts], vocab_size: int) -> tuple[ContextLevel, ...]:
+    """Makes the trie of the contexts that anything is stored for, renumbered."""
     token_type = np.uint16 if vocab_size <= 1 << 16 else np.int32
+    # A context is kept if it has entries, or is part of a longer one that is kept.
+    all_kept, of_longer = [], np.zeros(0, np.int64)
+    for counted in reversed(counts):
+        kept = np.zeros(len(counted.tokens), bool)
+        kept[counted.contexts] = True
+        kept[of_longer] = True
+        all_kept.insert(0, kept)
+        of_longer = counted.shorter[kept]
     levels, above = [], np.ones(1, bool)
-    for counted, entry, kept in zip(counts, entries, _kept(counts, entries), strict=True):
+    for counted, kept in zip(counts, all_kept, strict=True):
         levels.append(
             ContextLevel(
                 first=_offsets(counted.shorter[kept], above),
                 tokens=counted.tokens[kept].astype(token_type),
-                starts=_offsets(entry.contexts, kept),
-                successors=entry.successors.astype(token_type),
-                masses=entry.masses.astype(np.uint16),
+                starts=_offsets(counted.contexts, kept),
+                successors=counted.successors.astype(token_type),
+                masses=counted.masses.astype(np.uint16),
             )
         )
         above = kept
     return tuple(levels)
 
 
-def _kept(counts: list[_Counts], entries: list[_Entries]) -> list[Bool[np.ndarray, "contexts"]]:
-    """Which contexts have entries, or are part of a longer one that is kept."""
-    levels, of_longer = [], np.zeros(0, np.int64)
-    for counted, entry in zip(reversed(counts), reversed(entries), strict=True):
-        kept = np.zeros(len(counted.tokens), bool)
-        kept[entry.contexts] = True
-        kept[of_longer] = True
-        levels.append(kept)
-        of_longer = counted.shorter[kept]
-    return levels[::-1]
-
-
 def _offsets(
     owners: Int[np.ndarray, "items"], kept: Bool[np.ndarray, "contexts"]
 ) -> Int[np.ndarray, "kept_and_one"]:
-    """Where the items of each kept context begin, given the sorted owners of all items."""
+    """Returns where the items of each kept context begin, from the sorted owners of all items."""
     bounds = np.append(np.flatnonzero(kept), len(kept))
     return np.searchsorted(owners, bounds).astype(np.int32)
 
 
-def _longest_run(owners: Int[np.ndarray, "items"]) -> int:
-    return int(np.bincount(owners).max())
-
-
 def _unigram(corpus: Corpus, vocab_size: int) -> Float32[np.ndarray, "vocab"]:
-    """Discounted frequencies; what was taken is shared out among all tokens."""
+    """Computes discounted frequencies; all tokens share the discount."""
     counts = np.bincount(corpus.tokens[corpus.positions > 0], minlength=vocab_size)
     discounted = np.maximum(counts - _DISCOUNT_QUARTERS / 4, 0)
     rest = counts.sum() - discounted.sum()

@@ -28,14 +28,14 @@ class OptimizerOptions:
     warmup_steps: int = 1000
     # After the warm-up the rate stays, or falls as sqrt(warmup_steps / step) ('rsqrt').
     decay: str = "constant"
-    # Over the last steps it goes linearly to 0, which it would reach after the last one.
+    # Over the last steps the rate falls linearly to 0, which it would reach after the last one.
     cooldown_steps: int = 0
     clip_norm: float = 1.0
     # AdamW's, of matrices only; Adafactor ignores it.
     weight_decay: float = 0.0
 
     def build(self, steps: int) -> tuple[optax.GradientTransformation, Schedule]:
-        """The optimizer and its schedule, for a training of ``steps`` steps.
+        """Returns the optimizer and its schedule, for a training of ``steps`` steps.
 
         Raises:
             InputError: an unknown name, or numbers out of range.
@@ -44,10 +44,10 @@ class OptimizerOptions:
         return self.optimizer(schedule), schedule
 
     def optimizer(self, schedule: Schedule) -> optax.GradientTransformation:
-        """Clipping, then the optimizer, with the learning rates of ``schedule``.
+        """Chains clipping and the optimizer, with the learning rates of ``schedule``.
 
-        Adafactor keeps averages of squares by rows and columns of matrices that are at least
-        128 large both ways, and of smaller ones whole.
+        Adafactor keeps averages of squares by rows and columns for matrices that are at least
+        128 large both ways, and whole for smaller ones.
         """
         check_choice("optimizer", self.name, OPTIMIZERS)
         if self.clip_norm <= 0:
@@ -60,7 +60,7 @@ class OptimizerOptions:
         return optax.chain(optax.clip_by_global_norm(self.clip_norm), optimizer)
 
     def schedule(self, steps: int) -> Schedule:
-        """The learning rate as a function of the step, counted from 0."""
+        """Returns the learning rate as a function of the step, counted from 0."""
         peak, warmup, cooldown = self.learning_rate, self.warmup_steps, self.cooldown_steps
         check_choice("decay", self.decay, DECAYS)
         if peak <= 0:

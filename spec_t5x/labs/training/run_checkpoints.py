@@ -1,9 +1,9 @@
 """The checkpoints of a run: each appears whole, with all that belongs to its step, or not.
 
-A step's directory holds the state, the sums of the unfinished log line, and the position of
-the data: where a stream stands, or a hash of the pairs that the step counts through. Orbax
-writes it under another name, which is no checkpoint, and renames it in the end. The newest
-checkpoints are kept, and the one with the highest score.
+A step's directory holds the state, the sums of the unfinished log line, and the position of the
+data: a stream's state, or a hash of the pairs that the step counts through. Orbax writes it under
+another name, which is no checkpoint, and renames it in the end. The newest checkpoints are kept,
+and the one with the highest score.
 """
 
 import contextlib
@@ -71,11 +71,11 @@ class RunCheckpoints:
 
     @property
     def latest_step(self) -> int | None:
-        """The newest checkpoint's; None before the first."""
+        """Step of the newest checkpoint; None before the first."""
         return self._manager.latest_step()
 
     def describe_latest(self) -> str:
-        """Which checkpoint a run would resume from, in words."""
+        """Names the checkpoint that a run would resume from."""
         with contextlib.suppress(InputError):
             # One may be on its way.
             self.finish()
@@ -98,14 +98,13 @@ class RunCheckpoints:
     ) -> None:
         """Begins to write a checkpoint, once the one before is written.
 
-        What is to be written has been copied when this returns: the next step may take over
-        the state's buffers.
+        The state has been copied when this returns: the next step may take over its buffers.
 
         Args:
-            step: its number.
+            step: the checkpoint's number.
             state: arrays.
             window: numbers that JSON can hold.
-            save_position: writes into a directory where the data stands, or what it is.
+            save_position: writes the data's position into a directory.
             score: keeps the checkpoint until one with a larger score is saved.
 
         Raises:
@@ -117,9 +116,9 @@ class RunCheckpoints:
             POSITION: _SavePosition(save_position),
         }
         metrics = None if score is None else {"score": score}
+        # The one before may still be on its way, and so not be deleted.
+        self.finish()
         with self._writing():
-            # The one before may still be on its way, and so not be deleted.
-            self._manager.wait_until_finished()
             if step == self.latest_step:
                 # Without its score.
                 self._manager.delete(step)
@@ -139,11 +138,11 @@ class RunCheckpoints:
     def restore(
         self, like: PyTree, step: int | None = None
     ) -> tuple[PyTree, dict[str, float], Path]:
-        """State, window and the directory of the position; of a step, or the newest.
+        """Reads state and window of a step, or the newest; returns the position's directory too.
 
         Args:
             like: a state of the same shapes and types.
-            step: of a checkpoint that is kept.
+            step: the step of a checkpoint that is kept.
 
         Raises:
             InputError: the checkpoint is of another model.
@@ -161,12 +160,16 @@ class RunCheckpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Around what writes checkpoints: a full disk ends the run in one line."""
+        """Reports errors of the operating system, as a full disk, in one line."""
         try:
             yield
         except (OSError, ValueError) as error:
-            reason = _reason(error)
-            if reason is None:
+            if isinstance(error, OSError):
+                reason = error.strerror or str(error)
+            elif code := re.search(r"os_error_code='(\d+)'", str(error)):
+                # TensorStore's errors, of which Python has the text only.
+                reason = os.strerror(int(code[1]))
+            else:
                 raise
             raise InputError(
                 f"cannot write a checkpoint to {self._directory}: {reason}; "
@@ -175,21 +178,11 @@ class RunCheckpoints:
             ) from error
 
 
-def _reason(error: OSError | ValueError) -> str | None:
-    """What the operating system said; None if it is not its error."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    # TensorStore's, of which Python sees the text only.
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    return code and os.strerror(int(code[1]))
-
-
 @contextlib.contextmanager
 def _quiet_orbax() -> Iterator[None]:
-    """Silences what Orbax's threads print about errors that ``finish`` raises anyway.
+    """Silences messages of Orbax's threads about errors that ``finish`` raises anyway.
 
-    They log each several times; and Python reports writes that end after one that failed, for
-    which nobody waits.
+    Each is logged several times; and Python reports writes that end after one that failed.
     """
     logger, hook = logging.getLogger("absl"), sys.unraisablehook
 
@@ -210,7 +203,7 @@ def _quiet_orbax() -> Iterator[None]:
 
 
 class _PositionHandler(ocp.CheckpointHandler):
-    """Has a position written among a checkpoint's items, before ``save`` returns.
+    """A handler that writes a position before ``save`` returns.
 
     Batches that are drawn while the rest is written do not move it.
     """

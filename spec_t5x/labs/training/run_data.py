@@ -1,7 +1,7 @@
 """The data of a run, as a gin file says: text pairs from files or seqio's tasks.
 
-``DataOptions`` and ``TaskDataOptions``, and what is registered as training data, may stand wherever
-there is a ``TrainingData``: ``train.data = @TaskDataOptions()``.
+A ``TrainingData`` is ``DataOptions``, ``TaskDataOptions`` or a kind that contrib registers:
+``train.data = @TaskDataOptions()``.
 """
 
 import abc
@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,7 +35,7 @@ from spec_t5x.machine.progress import doing
 
 log = logging.getLogger(__name__)
 
-# Pairs that are sampled to train a vocabulary on.
+# Number of pairs that a vocabulary is trained on, sampled from all.
 _VOCABULARY_PAIRS = 100_000
 
 
@@ -63,7 +63,7 @@ class TrainingData(abc.ABC):
 
     @abc.abstractmethod
     def name(self, part: str) -> str | None:
-        """The data of "train" or "dev", in words; None without."""
+        """Names the data of "train" or "dev"; None without."""
 
     @property
     @abc.abstractmethod
@@ -72,15 +72,15 @@ class TrainingData(abc.ABC):
 
     @abc.abstractmethod
     def read(
-        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+        self, part: str, vocabulary: Vocabulary, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """The tokens of "train" or "dev", which files keep in ``cache_dir``.
+        """Reads the tokens of "train" or "dev", of a task those of an epoch.
 
-        Of ``first`` pairs no more need be read; of a task, "train" is an epoch.
+        Only the ``first`` pairs need be read.
         """
 
     def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
-        """The first held-out sources, to score what is generated for them.
+        """Reads the first held-out sources, to score the texts that are generated for them.
 
         Raises:
             InputError: the data have no sources.
@@ -99,7 +99,7 @@ class TrainingData(abc.ABC):
         )
 
     def own_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """The given vocabulary, or one that is trained, for a model of ``vocab_size``."""
+        """Loads the given vocabulary, or trains one, for a model of ``vocab_size``."""
         if self.vocabulary:
             vocabulary = named_vocabulary(self.vocabulary, vocab_size)
         else:
@@ -112,46 +112,37 @@ class TrainingData(abc.ABC):
         return vocabulary
 
     def pairs(
-        self,
-        part: str,
-        vocabulary: Vocabulary,
-        cache_dir: Path,
-        seed: int,
-        first: int | None = None,
+        self, part: str, vocabulary: Vocabulary, seed: int, first: int | None = None
     ) -> TokenisedPairs:
-        """The first pairs of "train" or "dev", or all; reports how many there are."""
+        """Returns the first pairs of "train" or "dev", or all; logs how many there are."""
         with doing(log, f"reading and tokenizing {self.name(part)}"):
-            pairs = self.read(part, vocabulary, cache_dir, seed, first)
-        size = f"{len(pairs):,} lines of {pairs.target_lengths.mean():.1f} tokens"
-        if len(pairs.source_ids):
-            lengths = f"{pairs.source_lengths.mean():.1f} and {pairs.target_lengths.mean():.1f}"
-            size = f"{len(pairs):,} pairs of {lengths} tokens"
-        log.info(f"{self.name(part)}: {size}; {pairs.num_dropped:,} dropped (too long, or empty)")
+            pairs = self.read(part, vocabulary, seed, first)
+        source, target = (texts.lengths.mean() for texts in (pairs.source, pairs.target))
+        lengths = f"pairs of {source:.1f} and {target:.1f}" if source else f"lines of {target:.1f}"
+        dropped = f"{pairs.num_dropped:,} dropped (too long, or empty)"
+        log.info(f"{self.name(part)}: {len(pairs):,} {lengths} tokens; {dropped}")
         return pairs if first is None else pairs.first(first)
 
-    def train_batches(self, vocabulary: Vocabulary, cache_dir: Path, seed: int) -> Positioned:
-        """The training batches."""
-        batches = self.batches(self.pairs("train", vocabulary, cache_dir, seed), seed)
+    def train_batches(self, vocabulary: Vocabulary, seed: int) -> Positioned:
+        """Returns the training batches."""
+        batches = self.batches(self.pairs("train", vocabulary, seed), seed)
         log.info(f"{batches.batches_per_epoch:,} batches an epoch")
         return batches
 
-    def train_and_dev(
-        self, vocabulary: Vocabulary, directory: Path, seed: int
-    ) -> tuple[Positioned, Batches | None]:
-        """Training and held-out batches; tokens are kept in ``directory/cache``."""
-        cache_dir = directory / "cache"
-        train = self.train_batches(vocabulary, cache_dir, seed)
+    def train_and_dev(self, vocabulary: Vocabulary, seed: int) -> tuple[Positioned, Batches | None]:
+        """Returns training and held-out batches."""
+        train = self.train_batches(vocabulary, seed)
         if self.name("dev") is None:
             return train, None
-        return train, self.batches(self.pairs("dev", vocabulary, cache_dir, seed), seed)
+        return train, self.batches(self.pairs("dev", vocabulary, seed), seed)
 
     def batches(self, pairs: TokenisedPairs, seed: int) -> Batches:
-        """The batches of the data's pairs, or of others with the same sources."""
+        """Makes the batches of the data's pairs, or of others with the same sources."""
         options = {"tokens_per_batch": self.tokens_per_batch, "buckets": self.buckets}
         return Batches(pairs, seed=seed, **options)
 
     def check_inherits_vocabulary(self) -> None:
-        """Raises ``InputError`` where a vocabulary is given and the target's is to be taken."""
+        """Raises ``InputError`` where a vocabulary is given in place of the target's."""
         if self.vocabulary is not None:
             raise InputError(
                 f"{type(self).__name__}.vocabulary is {self.vocabulary!r}: leave it out, it is the "
@@ -170,10 +161,10 @@ class DataOptions(TrainingData):
     source_column: int | None = None
     target_column: int | None = None
     num_columns: int | None = None
-    # Put before every source, as T5's tasks do ("summarize: ").
+    # Added in front of every source, as in T5's tasks ("summarize: ").
     source_prefix: str = ""
-    # Of the texts that are written for the dev file's sources, where these are scored: a name
-    # of ``data.metrics.METRICS``.
+    # Scores the texts that are generated for the dev file's sources: a name of
+    # ``data.metrics.METRICS``.
     metric: str = "bleu"
     max_source_length: int = 96  # tokens, EOS included
     max_target_length: int = 96
@@ -191,27 +182,27 @@ class DataOptions(TrainingData):
     def _columns(self) -> tuple[int | None, int | None, int | None]:
         return self.source_column, self.target_column, self.num_columns
 
-    def _prefixed(self, part: str) -> Iterable[tuple[str, str]]:
-        """The pairs of a file; an empty source stays empty."""
+    def _prefixed(self, part: str) -> Iterator[tuple[str, str]]:
+        """Yields the pairs of a file; an empty source stays empty."""
         for source, target in read_pairs(self._path(part), *self._columns):
             yield source and self.source_prefix + source, target
 
     def name(self, part: str) -> str | None:
-        """The file."""
+        """Returns the file's name."""
         return self.train_file if part == "train" else self.dev_file
 
     @property
     def longest(self) -> tuple[int, int]:
-        """As the options say."""
+        """The options' maximal lengths."""
         return self.max_source_length, self.max_target_length
 
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """A SentencePiece vocabulary of both sides."""
+        """Trains a SentencePiece vocabulary of both sides."""
         path = directory / SPIECE_NAME
         if not path.is_file():
             log.info(f"training a vocabulary of {vocab_size} pieces")
             pairs = list(read_pairs(self._path("train"), *self._columns))
-            # A generator of its own: the sample does not depend on the training seed.
+            # A separate generator: the sample does not depend on the training seed.
             pairs = random.Random(0).sample(pairs, min(_VOCABULARY_PAIRS, len(pairs)))
             # Trained aside and renamed, so that a kill leaves no half file behind.
             trained = train_sentencepiece(
@@ -222,22 +213,21 @@ class DataOptions(TrainingData):
         return SentencePieceVocabulary(path)
 
     def read(
-        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+        self, part: str, vocabulary: Vocabulary, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """All pairs of the file."""
+        """Reads all pairs of the file."""
         return tokenise(
             self._prefixed(part),
             vocabulary,
             self.longest,
             truncate_sources=self.truncate_sources,
-            files=[self._path(part)],
-            key=(self._columns, self.source_prefix),
-            cache_dir=cache_dir,
+            name=str(self._path(part)),
         )
 
     def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
-        """The dev file, by ``metric``; sources that are too long are cut, empty ones skipped."""
-        check_installed([metric_by_name(self.metric)])
+        """Reads the dev file; sources that are too long are cut, empty ones skipped."""
+        metric = metric_by_name(self.metric)
+        check_installed([metric])
         given = (pair for pair in self._prefixed("dev") if pair[0])
         pairs = list(itertools.islice(given, examples))
         if not pairs:
@@ -252,19 +242,19 @@ class DataOptions(TrainingData):
                 sources=sources,
                 ids=[vocabulary.framed(vocabulary.encode(text), longest) for text in sources],
                 targets=targets,
-                score=functools.partial(metric_by_name(self.metric), targets),
+                score=functools.partial(metric, targets),
             )
         ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskDataOptions(TrainingData, TaskOptions):
-    """A seqio task or mixture, whose own vocabularies are not looked at."""
+    """A seqio task or mixture, read with the model's vocabulary."""
 
     mixture_or_task: str = dataclasses.field()
     train_split: str = "train"
     dev_split: str | None = "validation"
-    # Take the first so many of each task's dev split; None takes all.
+    # Take this many of each task's dev split, the first ones; None takes all.
     dev_examples: int | None = None
 
     def __post_init__(self):
@@ -278,20 +268,20 @@ class TaskDataOptions(TrainingData, TaskOptions):
         check_at_least(self, dev_examples=1)
 
     def name(self, part: str) -> str | None:
-        """The task and its split."""
+        """Names the task and its split."""
         split = self.train_split if part == "train" else self.dev_split
         return split and f"{self.mixture_or_task} ({split})"
 
     @property
     def longest(self) -> tuple[int, int]:
-        """As the options say."""
+        """The lengths of the task's features."""
         return self.task_feature_lengths["inputs"], self.task_feature_lengths["targets"]
 
     def task(self, vocabulary: Vocabulary) -> Any:
-        """The task or mixture with the model's ids, a ``task_streams.PairedTask``.
+        """Looks up the task or mixture, a ``task_streams.PairedTask``, with the model's ids.
 
         Raises:
-            InputError: no such task, or one that cannot be trained on.
+            InputError: an unknown task, or one that cannot be trained on.
         """
         # Imported here: seqio brings TensorFlow along, seconds that a file does not need.
         from spec_t5x.labs.training.task_streams import PairedTask
@@ -304,17 +294,17 @@ class TaskDataOptions(TrainingData, TaskOptions):
             caches=self.caches,
         )
 
-    def train_batches(self, vocabulary: Vocabulary, cache_dir: Path, seed: int) -> Positioned:
-        """A stream that mixes, shuffles and repeats as seqio does."""
+    def train_batches(self, vocabulary: Vocabulary, seed: int) -> Positioned:
+        """Returns a stream that mixes, shuffles and repeats as seqio does."""
         from spec_t5x.labs.training.task_streams import TaskStream
 
         options = {"buckets": self.buckets, "tokens_per_batch": self.tokens_per_batch}
         return TaskStream(self.task(vocabulary), split=self.train_split, seed=seed, **options)
 
     def read(
-        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+        self, part: str, vocabulary: Vocabulary, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """For "train", what ``train_batches`` would read; for "dev", as many of each task.
+        """Reads for "train" what ``train_batches`` would, and for "dev" as many of each task.
 
         A mixture's epoch ends with the first of its tasks.
         """
@@ -328,26 +318,27 @@ class TaskDataOptions(TrainingData, TaskOptions):
         return task.pairs(self.dev_split, limit=min(given, default=None))
 
     def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
-        """The dev split of each task, by the task's own metrics."""
+        """Reads the dev split of each task, which the task's own metrics score."""
         from spec_t5x.data.task_examples import read_examples
 
-        lengths, split = self.task_feature_lengths, self.dev_split
-        tasks, cached = self.task(vocabulary).tasks_with(split), self.use_cached_tasks
-        return [
-            ScoredTexts(
-                name=task.name,
-                sources=[each.source for each in task.examples],
-                ids=[each.features["inputs"].tolist() for each in task.examples],
-                targets=[each.target for each in task.examples],
-                score=functools.partial(task.score, task.examples),
+        found, given = [], (self.task_feature_lengths, examples, self.use_cached_tasks)
+        for each in self.task(vocabulary).tasks_with(self.dev_split):
+            task = read_examples(each, self.dev_split, *given)
+            found.append(
+                ScoredTexts(
+                    name=task.name,
+                    sources=[each.source for each in task.examples],
+                    ids=[each.features["inputs"].tolist() for each in task.examples],
+                    targets=[each.target for each in task.examples],
+                    score=functools.partial(task.score, task.examples),
+                )
             )
-            for task in (read_examples(each, split, lengths, examples, cached) for each in tasks)
-        ]
+        return found
 
 
 def sample(texts: Iterable[str], size: int) -> list[str]:
-    """So many of the texts, each as likely as any other, without keeping them all."""
-    # A generator of its own: the sample does not depend on the training seed.
+    """Draws ``size`` of the texts, each as likely as any other, without holding them all."""
+    # A separate generator: the sample does not depend on the training seed.
     rng, sample = random.Random(0), []
     for number, text in enumerate(texts):
         if number < size:
@@ -358,7 +349,7 @@ def sample(texts: Iterable[str], size: int) -> list[str]:
 
 
 def kinds_of_data() -> dict[str, type[TrainingData]]:
-    """The data that there are, by the names that gin has for them."""
+    """Returns the kinds of data by the names that gin has for them."""
     own = {each.__name__: each for each in (DataOptions, TaskDataOptions)}
     return own | registry.find_all("training data")
 

@@ -2,7 +2,7 @@
 
     spec-t5x distill --gin_file=FILE.gin --gin.NAME=VALUE ...
 
-The output directory gets ``cache/`` (tokenized files, and the target's outputs), ``checkpoints/``,
+The output directory gets ``cache/`` (the target's outputs), ``checkpoints/``,
 ``metrics.jsonl`` and, at the end, ``draft/``: the draft of the highest alpha on held-out data, for
 ``--draft``. The same command resumes a run that was interrupted.
 """
@@ -26,7 +26,7 @@ from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
-from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, say_exported
+from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, log_exported
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
 from spec_t5x.machine.dtypes import resolve_dtype
@@ -36,7 +36,7 @@ from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
 from spec_t5x.models.t5 import T5Config
 
-# Of the encoder: the draft uses the target's, and has none of its own.
+# The rule for an encoder: the draft uses the target's.
 SHARED = "shared"
 
 
@@ -48,17 +48,18 @@ class KeptLayers:
     # Or "shared": encoder, embedding and the projections to keys and values of the source are
     # the target's, frozen.
     encoder: str = SHARED
-    # With a shared encoder: the output layer has the so many most frequent tokens of the
-    # training texts only. None has all.
+    # With a shared encoder: the number of tokens, the most frequent ones of the training texts,
+    # that the output layer has. None has all.
     draft_vocab_size: int | None = None
-    # With a shared encoder: the draft goes on from the target's states (``models/eagle.py``), and
-    # learns so many steps of drafting. 0 is a draft that reads texts alone.
+    # With a shared encoder: the number of drafting steps that a draft learns that continues from
+    # the target's states (``models/eagle.py``). 0 is a draft that reads texts alone.
     unrolled_steps: int = 0
-    # Then of its states; None is the target's. A narrower layer is faster and starts at random.
+    # Then the width of its states; None is the target's. A narrower layer is faster and starts at
+    # random.
     width: int | None = None
-    # And layers of the target's decoder, from 0, whose outputs it is fed beside the last one's.
+    # And layers of the target's decoder, from 0, whose outputs it reads beside the last one's.
     depths: Sequence[int] = ()
-    # Whether it attends to the source, too.
+    # Says whether it attends to the source, too.
     reads_source: bool = True
     dropout_rate: float = 0.0
 
@@ -68,13 +69,13 @@ class KeptLayers:
         if self.unrolled_steps and self.encoder != SHARED:
             raise InputError(
                 f"unrolled_steps is {self.unrolled_steps} and encoder {self.encoder!r}: a draft "
-                f"that goes on from the target's states needs the {SHARED!r} encoder"
+                f"that continues from the target's states needs the {SHARED!r} encoder"
             )
         for name, default in (("width", None), ("depths", ()), ("reads_source", True)):
             value = getattr(self, name)
             if value != default and not self.unrolled_steps:
                 raise InputError(
-                    f"{name} is {value} and unrolled_steps 0: it is of a draft that goes on from "
+                    f"{name} is {value} and unrolled_steps 0: it is of a draft that continues from "
                     "the target's states, give unrolled_steps or leave it out"
                 )
         if self.draft_vocab_size is not None and self.encoder != SHARED:
@@ -84,11 +85,11 @@ class KeptLayers:
             )
 
     def of(self, target: ModelConfig) -> tuple[int, ...]:
-        """The layers of a target's decoder, from 0."""
+        """Returns the layers of a target's decoder, from 0."""
         return kept_layers(self.decoder, target.num_decoder_layers)
 
     def head_config(self, target: T5Config) -> EagleConfig:
-        """Sizes of the EAGLE head that ``unrolled_steps`` asks for."""
+        """Returns the sizes of an EAGLE head, a draft with ``unrolled_steps``."""
         sizes = head_config(target, self.of(target), self.width, self.depths, self.reads_source)
         return dataclasses.replace(sizes, dropout_rate=self.dropout_rate)
 
@@ -120,28 +121,34 @@ def distill(
         target: directory or name of the model that the draft is for (``loading.load``): a T5, or
             a language model, whose draft learns from the references.
         data: its vocabulary must be left out: the target's is taken.
-        optimizer, options: see the classes; ``options.objective`` is what is minimized.
-        distillation: on which texts.
+        optimizer, options: see the classes; ``options.objective`` is minimized.
+        distillation: the texts to train and measure on.
         layers: the draft is made of the target's layers, or
         model: it has these sizes, and starts with random parameters, or with those of
         initial_checkpoint: a model of these very sizes, of any format.
-        vocabulary: of a target without one, as T5X's checkpoints are: a SentencePiece model, or
+        vocabulary: for a target without one, as T5X's checkpoints are: a SentencePiece model, or
             "bytes".
-        export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
-        cache_dir: where tokenized files and the target's outputs are kept, which drafts for one
-            target may share; None is ``cache`` in ``output_dir``.
+        export_dtype: dtype of the exported parameters, 'bfloat16' or 'float32'.
+        cache_dir: folder of the target's outputs, which drafts for one target may share; None is
+            ``cache`` in ``output_dir``.
 
     Raises:
         InputError: files, target or settings that cannot be used.
     """
     directory = Path(output_dir)
-    check_settings(optimizer, options, export_dtype, directory / "draft")
-    _check(data, layers, model, initial_checkpoint)
-    _check_objective(options, distillation, layers)
+    draft = directory / "draft"
+    check_settings(optimizer, options, export_dtype, draft)
+    _check(data, layers, model, initial_checkpoint, options, distillation)
     loaded = load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto"))
-    check_kind(loaded.config, data)
-    if not loaded.config.has_source:
-        _check_language_model(options, distillation)
+    check_kind(loaded.config, data, options)
+    if not loaded.config.has_source and (
+        distillation.outputs == "target" or distillation.on_policy
+    ):
+        raise InputError(
+            f"DistillOptions.outputs is {distillation.outputs!r} and on_policy "
+            f"{distillation.on_policy}: give 'references' and 0 for a language model, which has no "
+            "source to write an output for"
+        )
     student = _student(loaded, layers, model, initial_checkpoint, options)
     bound = loaded.bind()
     if layers is not None and layers.depths:
@@ -154,7 +161,7 @@ def distill(
     train_pairs, held_out = _texts(data, generator, cache, options, distillation)
     if layers is not None and layers.draft_vocab_size is not None:
         sizes = layers.draft_vocab_size, loaded.config.vocab_size
-        ids = likeliest_ids(train_pairs.target_ids, *sizes)
+        ids = likeliest_ids(train_pairs.target.ids, *sizes)
         student = student.narrowed(loaded.params, ids)
     result = fit(
         DraftLearner(student=student, target=bound, distillation=distillation, options=options),
@@ -164,7 +171,7 @@ def distill(
         directory,
         initial_params=student.params,
     )
-    draft, best = directory / "draft", result.best
+    best = result.best
     figures = {"step": best.step, "held_out": [each.to_dict() for each in best.dev]}
     # Replaces the export of an earlier, shorter run.
     export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
@@ -173,7 +180,7 @@ def distill(
     else:
         shared = (student.config, student.shared_layers, loaded)
         save_shared_draft(draft, best.params, *shared, head=student.head, **export)
-    say_exported(result, f"draft in {draft}")
+    log_exported(result, f"draft in {draft}")
     return result
 
 
@@ -182,54 +189,44 @@ def _check(
     layers: KeptLayers | None,
     model: ModelConfig | None,
     initial_checkpoint: str | None,
+    options: TrainOptions,
+    distillation: DistillOptions,
 ) -> None:
+    """Checks the settings before a target is loaded."""
     data.check_inherits_vocabulary()
-    if data.name("dev") is None:
-        raise InputError(
-            f"{type(data).__name__} has no dev file or split: give held-out data to measure alpha"
-        )
-    if (layers is None) == (model is None):
-        given = "neither" if layers is None else "both"
-        raise InputError(f"{given} of distill.layers and distill.model given: give one of them")
-    if initial_checkpoint and model is None:
-        raise InputError(
+    kept, given = layers or KeptLayers(), "neither" if layers is None else "both"
+    mistakes = (
+        (
+            data.name("dev") is None,
+            f"{type(data).__name__} has no dev file or split: give held-out data to measure alpha",
+        ),
+        (
+            (layers is None) == (model is None),
+            f"{given} of distill.layers and distill.model given: give one of them",
+        ),
+        (
+            initial_checkpoint and model is None,
             f"initial_checkpoint is {initial_checkpoint!r} and the draft starts as layers of its "
-            "target: give distill.model instead of distill.layers, or leave it out"
-        )
-
-
-def _check_objective(
-    options: TrainOptions, distillation: DistillOptions, layers: KeptLayers | None
-) -> None:
-    if distillation.patience and not options.eval_period:
-        raise InputError(
-            f"patience is {distillation.patience} and eval_period 0: give a period of evaluations"
-        )
-    if layers is None:
-        return
-    if options.label_smoothing and layers.draft_vocab_size:
-        raise InputError(
+            "target: give distill.model instead of distill.layers, or leave it out",
+        ),
+        (
+            distillation.patience and not options.eval_period,
+            f"patience is {distillation.patience} and eval_period 0: give a period of evaluations",
+        ),
+        (
+            options.label_smoothing and kept.draft_vocab_size,
             f"label_smoothing is {options.label_smoothing}: leave it 0 for a draft that does not "
-            "have all tokens"
-        )
-    if layers.unrolled_steps and distillation.on_policy:
-        raise InputError(
-            f"on_policy is {distillation.on_policy} and unrolled_steps {layers.unrolled_steps}: a "
-            "draft that goes on from the target's states writes no texts, leave one of them 0"
-        )
-
-
-def _check_language_model(options: TrainOptions, distillation: DistillOptions) -> None:
-    if options.label_smoothing:
-        raise InputError(
-            f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model"
-        )
-    if distillation.outputs == "target" or distillation.on_policy:
-        raise InputError(
-            f"DistillOptions.outputs is {distillation.outputs!r} and on_policy "
-            f"{distillation.on_policy}: give 'references' and 0 for a language model, which has no "
-            "source to write an output for"
-        )
+            "have all tokens",
+        ),
+        (
+            kept.unrolled_steps and distillation.on_policy,
+            f"on_policy is {distillation.on_policy} and unrolled_steps {kept.unrolled_steps}: a "
+            "draft that continues from the target's states writes no texts, leave one of them 0",
+        ),
+    )
+    for is_made, message in mistakes:
+        if is_made:
+            raise InputError(message)
 
 
 def _student(
@@ -239,7 +236,7 @@ def _student(
     initial_checkpoint: str | None,
     options: TrainOptions,
 ) -> Student:
-    """The draft at its start, in float32."""
+    """Makes the draft at its start, in float32."""
     kind = type(target.config).__name__
     if layers is not None:
         if not target.config.has_source:
@@ -267,6 +264,7 @@ def _student(
 
 
 def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -> Student:
+    """Makes a draft of layers of its target."""
     config = target.config
     if layers.draft_vocab_size is not None:
         check_number(layers.draft_vocab_size, config.vocab_size)
@@ -276,14 +274,14 @@ def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -
             f"{target.directory} is a {type(config).__name__}, whose encoder no draft shares: give "
             "KeptLayers.encoder='all' or another rule"
         )
-    encoder_rule = "all" if is_shared else layers.encoder
     decoder = layers.of(config)
     if layers.unrolled_steps:
         config = layers.head_config(config)
         key = jax.random.key(options.seed)
         own = first_head(key, target.params, target.config, config, decoder)
     else:
-        encoder = kept_layers(encoder_rule, config.num_encoder_layers)
+        rule = "all" if is_shared else layers.encoder
+        encoder = kept_layers(rule, config.num_encoder_layers)
         own, config = keep_layers(target.params, config, encoder=encoder, decoder=decoder)
         config = dataclasses.replace(config, dropout_rate=layers.dropout_rate)
         own = own_params(own) if is_shared else own
@@ -302,7 +300,10 @@ def _texts(
     options: TrainOptions,
     distillation: DistillOptions,
 ) -> tuple[TokenisedPairs, dict[float, Batches]]:
-    """What is trained on, and by temperature what alpha is measured on."""
+    """Returns the training texts, and the held-out batches by the temperature of their texts."""
+
+    def pairs(part: str, first: int | None) -> TokenisedPairs:
+        return data.pairs(part, target.vocabulary, options.seed, first)
 
     def sampled(pairs: TokenisedPairs, part: str, temperature: float, seed: int) -> TokenisedPairs:
         settings = SampleOptions(
@@ -314,20 +315,16 @@ def _texts(
         )
         return sample_targets(target, pairs, settings, cache, data.name(part))
 
-    seed = options.seed
-    train_pairs, dev_pairs = (
-        data.pairs(part, target.vocabulary, cache, seed, first)
-        for part, first in (("train", distillation.train_texts), ("dev", distillation.dev_texts))
-    )
-    held_out = {}
-    for temperature in distillation.eval_temperatures:
-        pairs = dev_pairs
-        # A language model has no sources to write for: alpha is that on the held-out lines.
-        if not target.is_decoder_only:
-            # Other random numbers than those of the training outputs.
-            pairs = sampled(dev_pairs, "dev", temperature, seed + 1)
-        held_out[temperature] = data.batches(pairs, seed)
+    train, dev = pairs("train", distillation.train_texts), pairs("dev", distillation.dev_texts)
+    # A language model has no sources to write for: its alpha is that on the held-out lines. Other
+    # random numbers than those of the training outputs.
+    held_out = {
+        temperature: dev
+        if target.is_decoder_only
+        else sampled(dev, "dev", temperature, options.seed + 1)
+        for temperature in distillation.eval_temperatures
+    }
     # If the draft samples all outputs itself, the target's would not be used.
     if distillation.outputs == "target" and distillation.on_policy < 1:
-        train_pairs = sampled(train_pairs, "train", distillation.temperature, seed)
-    return train_pairs, held_out
+        train = sampled(train, "train", distillation.temperature, options.seed)
+    return train, {t: data.batches(each, options.seed) for t, each in held_out.items()}

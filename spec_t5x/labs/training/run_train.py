@@ -2,9 +2,9 @@
 
     spec-t5x train --gin_file=FILE.gin --gin.NAME=VALUE ...
 
-The output directory gets ``vocabulary/`` (if one is trained), ``cache/`` (tokenized files),
-``checkpoints/``, ``metrics.jsonl``, ``predictions/`` (if outputs are scored) and, at the end,
-``model/``, which ``checkpoints.native`` reads. The same command resumes a run that was interrupted.
+The output directory gets ``vocabulary/`` (if one is trained), ``checkpoints/``, ``metrics.jsonl``,
+``predictions/`` (if outputs are scored) and, at the end, ``model/``, which ``checkpoints.native``
+reads. The same command resumes a run that was interrupted.
 """
 
 import dataclasses
@@ -34,22 +34,21 @@ from spec_t5x.names import STORED_DTYPES
 
 log = logging.getLogger(__name__)
 
-for _settings in (TrainOptions, OptimizerOptions):
-    gin.external_configurable(_settings, module="spec_t5x")
-# Those of contrib are known to gin once they are imported.
+# Importing contrib's kinds of data registers them with gin.
 kinds_of_data()
-for _family in registry.find_all("family").values():
-    # Gin's ``T5Config`` takes a size, see below.
-    if _family.config is not T5Config:
-        gin.external_configurable(_family.config, module="spec_t5x")
+# Gin's ``T5Config`` takes a size, see below.
+_FAMILIES = [family.config for family in registry.find_all("family").values()]
+for _settings in (TrainOptions, OptimizerOptions, *_FAMILIES):
+    if _settings is not T5Config:
+        gin.external_configurable(_settings, module="spec_t5x")
 
 
 @gin.configurable("T5Config", module="spec_t5x")
 def t5_config(size: str = "t5_1_0_small", **changes) -> T5Config:
-    """A published size, with the fields of ``T5Config`` that gin binds in place of its own.
+    """Returns a published size, with the fields of ``T5Config`` that gin binds replaced.
 
     Raises:
-        InputError: no such size, or no such field.
+        InputError: unknown size or field.
     """
     config = published_size(size)
     check_names(type(config), changes, type(config).__name__.removesuffix("Config"))
@@ -77,21 +76,16 @@ def train(
         optimizer, options: see the classes.
         initial_checkpoint: a model of these very sizes to start from, of any format; its
             vocabulary is taken over.
-        export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
+        export_dtype: dtype of the exported parameters, 'bfloat16' or 'float32'.
         metrics: scores the texts that a T5 generates for the held-out sources; None does not.
 
     Raises:
         InputError: files, vocabulary or settings that cannot be used.
     """
     directory = Path(output_dir)
-    check_settings(optimizer, options, export_dtype, directory / "model")
-    check_kind(model, data)
-    is_lm = not model.has_source
-    if is_lm and options.label_smoothing:
-        # Its mean would take in the start token's logit, which is masked.
-        raise InputError(
-            f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model"
-        )
+    exported = directory / "model"
+    check_settings(optimizer, options, export_dtype, exported)
+    check_kind(model, data, options)
     if metrics and data.name("dev") is None:
         raise InputError(
             "train.metrics score held-out texts and there are none: give a dev file or split, or "
@@ -112,25 +106,25 @@ def train(
     result = fit(
         Network(model, options),
         *optimizer.build(options.steps),
-        *data.train_and_dev(vocabulary, directory, options.seed),
+        *data.train_and_dev(vocabulary, options.seed),
         directory,
         initial_params=initial and initial.params,
         scorer=scorer,
     )
     figures = figures_of(result)
-    if result.dev and is_lm:
+    if result.dev and not model.has_source:
         figures["perplexity"] = result.dev[0].perplexity
     # Replaces the export of an earlier, shorter run.
     export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
-    save_model(directory / "model", result.state.params, model, vocabulary, **export)
-    say_exported(result, f"model in {directory / 'model'}")
+    save_model(exported, result.state.params, model, vocabulary, **export)
+    log_exported(result, f"model in {exported}")
     return result
 
 
 def check_settings(
     optimizer: OptimizerOptions, options: TrainOptions, export_dtype: str, exported: Path
 ) -> None:
-    """Checks what does not depend on data, before any is read.
+    """Checks the settings that do not depend on data, before any is read.
 
     Raises:
         InputError: a schedule longer than the training, too few devices, an unknown optimizer or
@@ -142,8 +136,8 @@ def check_settings(
     count_replicas(options.data_parallel, options.model_parallel)
 
 
-def check_kind(config: ModelConfig, data: TrainingData) -> None:
-    """Raises ``InputError`` where network and data do not go together."""
+def check_kind(config: ModelConfig, data: TrainingData, options: TrainOptions) -> None:
+    """Raises ``InputError`` where the data or the loss do not fit the network."""
     kind, given = type(config).__name__, type(data).__name__
     if config.has_source != data.has_source:
         every = kinds_of_data().items()
@@ -155,12 +149,17 @@ def check_kind(config: ModelConfig, data: TrainingData) -> None:
             f"lines have up to {data.longest[1]} tokens and the model {most} positions: raise "
             f"{kind}.max_length or lower {given}.max_length"
         )
+    if options.label_smoothing and not config.has_source:
+        # Its mean would include the start token's logit, which is masked.
+        raise InputError(
+            f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model"
+        )
 
 
 def load_initial(
     name: str | None, vocabulary: VocabularyLike | None, model: ModelConfig
 ) -> LoadedModel | None:
-    """The model to start from, in float32, which must have the sizes of ``model``."""
+    """Loads the model to start from, in float32; it must have the sizes of ``model``."""
     if name is None:
         return None
     loaded = load(name, vocabulary=vocabulary, dtype="float32")
@@ -181,19 +180,17 @@ def load_initial(
 
 
 def figures_of(result: TrainResult) -> dict[str, Any]:
-    """Step and figures of a model, as its export holds them."""
+    """Returns step and figures of a model, as its export holds them."""
     figures = {"step": int(result.state.step)}
     for each in result.dev:
         figures |= dataclasses.asdict(each)
-    if result.metrics is not None:
-        figures["metrics"] = result.metrics
-    return figures
+    return figures if result.metrics is None else figures | {"metrics": result.metrics}
 
 
-def say_exported(result: TrainResult, what: str) -> None:
-    """The last lines of a run."""
+def log_exported(result: TrainResult, exported: str) -> None:
+    """Logs the last lines of a run."""
     ending = "finished" if result.finished else "out of time"
-    log.info(f"{ending} at step {int(result.state.step)}; {what}")
+    log.info(f"{ending} at step {int(result.state.step)}; {exported}")
     if result.best:
         log.info(f"the best was step {result.best.step}:")
         for each in result.best.dev:

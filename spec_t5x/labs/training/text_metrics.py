@@ -1,7 +1,7 @@
 """BLEU, ROUGE, or a task's own metrics, of the texts that a model in training generates.
 
 They are decoded greedily by the package's plain loop, with the parameters as they would be
-exported, so that ``spec-t5x evaluate`` finds the same figures for the exported model.
+exported, so that ``spec-t5x evaluate`` computes the same figures for the exported model.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ from spec_t5x.types import EOS_ID, PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
-    """When the outputs of a model in training are scored, and how many."""
+    """Period and number of the outputs of a model in training that are scored."""
 
     period: int = 0  # in steps; 0 scores at the end only
-    examples: int | None = None  # the first so many held-out sources of each task; None is all
+    examples: int | None = None  # held-out sources of each task, the first ones; None is all
     batch_size: int = 32  # sources decoded together
 
     def __post_init__(self):
@@ -42,7 +42,7 @@ gin.external_configurable(MetricsOptions, module="spec_t5x")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredTexts:
-    """Held-out sources of a file or of a task, and what a text for each is worth."""
+    """Held-out sources of a file or of a task, and the score of a text for each."""
 
     name: str
     sources: Sequence[str]
@@ -53,7 +53,7 @@ class ScoredTexts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextMetrics:
-    """Has a model's outputs scored, and keeps them in ``predictions/`` of a directory."""
+    """Scores of a model's outputs, which ``predictions/`` of a directory stores."""
 
     sets: Sequence[ScoredTexts]
     directory: Path
@@ -67,7 +67,7 @@ class TextMetrics:
     def score(
         self, step: int, params: PyTree, progress: TrainingProgress
     ) -> dict[str, dict[str, float]]:
-        """Scores by task and name after ``step`` steps; shows and records them.
+        """Computes scores by task and name after ``step`` steps; shows and records them.
 
         Raises:
             InputError: the predictions cannot be written.
@@ -85,23 +85,19 @@ class TextMetrics:
             max_source_len=self.longest[0],
             max_decode_len=self.longest[1],
         )
-        found = {}
+        found, curves = {}, {}
         for each in self.sets:
-            # An empty source is one that says nothing.
+            # An empty source is EOS alone.
             answers = generator.generate_ids((ids or [EOS_ID] for ids in each.ids), options)
             texts = [output.output for (output,) in all_answered(answers)]
             found[each.name] = each.score(texts)
-            self._keep(step, each, texts)
-        curves = {
-            f"{task} {name}": value
-            for task, values in found.items()
-            for name, value in values.items()
-        }
+            curves |= {f"{each.name} {name}": value for name, value in found[each.name].items()}
+            self._write(step, each, texts)
         text = "  ".join(f"{name} {value:.2f}" for name, value in curves.items())
         progress.note(step, text, curves, metrics=found)
         return found
 
-    def _keep(self, step: int, scored: ScoredTexts, texts: Sequence[str]) -> None:
+    def _write(self, step: int, scored: ScoredTexts, texts: Sequence[str]) -> None:
         path = self.directory / "predictions" / f"{scored.name}-{step:06}.jsonl"
         lines = (
             # As seqio's JSONLogger names them.
@@ -115,5 +111,5 @@ class TextMetrics:
 
 @functools.partial(jax.jit, static_argnames=("stored", "computed"))
 def _rounded(params: PyTree, stored: str, computed: str) -> PyTree:
-    """The parameters as if they were stored in one type and read in another."""
+    """Rounds parameters as if they were stored in one type and read in another."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(stored)).astype(computed), params)

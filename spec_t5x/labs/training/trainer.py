@@ -1,8 +1,7 @@
 """The training loop: one jitted step, checkpoints, exact resumption.
 
-A run is a function of its options and seed alone: batch and dropout key follow from the
-step, so that a run that was killed and restarted ends with the same parameters as one that
-was not.
+A run is a function of its options and seed alone: batch and dropout key follow from the step, so
+that a run that was killed and restarted ends with the same parameters as an undisturbed one.
 """
 
 import abc
@@ -24,7 +23,8 @@ from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.labs.training.accumulation import mean_gradient
 from spec_t5x.labs.training.batching import PairBatch
 from spec_t5x.labs.training.distillation_losses import CROSS_ENTROPY, OBJECTIVES
-from spec_t5x.labs.training.finite import DivergedError, check_params, state_of
+from spec_t5x.labs.training.finite import DivergedError, check_params, describe
+from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.labs.training.layout import Layout
 from spec_t5x.labs.training.losses import DevMetrics, LossSums
 from spec_t5x.labs.training.optimizers import Schedule
@@ -39,7 +39,7 @@ _NO_SUMS = {"loss": 0.0, "num_correct": 0.0, "num_tokens": 0.0}
 
 @flax.struct.dataclass
 class TrainState:
-    """All that changes from step to step."""
+    """The arrays that change from step to step."""
 
     step: Any  # steps taken, int32 scalar
     params: PyTree  # float32
@@ -63,7 +63,7 @@ class TrainOptions:
     eval_period: int = 1000
     checkpoint_period: int = 1000
     keep_checkpoints: int = 2
-    # A batch is read in this many parts, to save memory; the step is that of the whole batch.
+    # Parts in which a batch is read, to save memory; the step is that of the whole batch.
     accumulation_steps: int = 1
     # Devices that share one copy of the parameters, and copies, each with its share of a
     # batch's rows. None takes as many copies as there are devices for.
@@ -71,7 +71,7 @@ class TrainOptions:
     data_parallel: int | None = None
     # Also write curves to OUTPUT_DIR/tensorboard. Needs TensorFlow.
     tensorboard: bool = False
-    # After so many minutes of this process the run stops, and exports what it has.
+    # Minutes of this process after which the run stops and exports the parameters that it has.
     max_minutes: float | None = None
 
     def __post_init__(self):
@@ -83,66 +83,52 @@ class TrainOptions:
 
     @property
     def uses_target(self) -> bool:
-        """Whether the target's distributions enter the loss of a draft or of heads."""
+        """Says whether the loss of a draft or of heads uses the target's distributions."""
         return self.objective != CROSS_ENTROPY and self.distillation_weight > 0
 
 
 # The source, the target text shifted right, the target text.
 Inputs = tuple[Int[Array, "batch source"], Int[Array, "batch length"], Int[Array, "batch length"]]
-
-
-@runtime_checkable
-class Measurement(Protocol):
-    """A result on held-out data: ``DevMetrics``, ``HeldOutAlpha``."""
-
-    # The main figure, which must be finite, and its name for messages. Where the best is kept,
-    # larger is better.
-    name: str
-    value: float
-
-    def curves(self) -> dict[str, float]:
-        """The figures, by the names of their curves over the steps."""
-
-    def record(self) -> dict[str, Any]:
-        """What a line of ``metrics.jsonl`` holds of it."""
+# A result on held-out data. Its ``value`` must be finite; where the best is kept, larger is better.
+Measurement = DevMetrics | HeldOutAlpha
 
 
 @runtime_checkable
 class Positioned(Protocol):
-    """Training batches: ``data.batching.Batches``, ``data.task_streams.TaskStream``.
+    """Training batches: ``batching.Batches``, ``task_streams.TaskStream``.
 
     Every checkpoint holds their position, since the order of some does not follow from the step.
     """
 
     def save_position(self, directory: Path) -> None:
-        """Writes into an empty directory what comes after the batches that were drawn."""
+        """Writes the position after the batches that were drawn into an empty directory."""
 
     def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[PairBatch]:
-        """Batch ``start_step``, ``start_step + 1``, ... without end.
+        """Yields batch ``start_step``, ``start_step + 1``, ... without end.
 
-        ``position`` is a directory that ``save_position`` wrote after so many batches; it may
-        be gone once a second batch is drawn.
+        ``position`` is a directory of ``save_position`` after as many batches; it may be gone once
+        a second batch is drawn.
         """
 
 
 class Learner(abc.ABC):
-    """What a run trains: parameters, their loss on a batch, and how they are evaluated."""
+    """The part of a run that is trained: parameters, their loss and their evaluation."""
 
     options: TrainOptions
     # A model that the loss reads and does not train. Its parameters come as ``target_params``.
     target: Model | None
-    # Evaluates the start too, and keeps the checkpoint of the largest first measurement;
-    # steps after the best that end the run, 0 never does.
+    # Evaluates the start too, and keeps the checkpoint of the largest first measurement.
     keeps_best = False
+    # Steps after the best that end the run; 0 never does.
     patience: int = 0
 
     @abc.abstractmethod
     def init(self, key: Key[Array, ""]) -> PyTree:
-        """Parameters at step 0."""
+        """Returns the parameters at step 0."""
 
     @abc.abstractmethod
     def shardings(self, mesh: Mesh) -> PyTree:
-        """A ``NamedSharding`` for each parameter."""
+        """Returns a ``NamedSharding`` for each parameter."""
 
     @abc.abstractmethod
     def loss(
@@ -152,12 +138,12 @@ class Learner(abc.ABC):
         key: Key[Array, ""] | None,
         target_params: PyTree | None,
     ) -> LossSums:
-        """Sums over the tokens of a batch; without a dropout key, as in evaluation."""
+        """Sums the loss over a batch's tokens; without a dropout key, as in evaluation."""
 
     def inputs(
         self, params: PyTree, target_params: PyTree | None, step: int, batch: PairBatch
     ) -> Inputs:
-        """The arrays that step ``step`` is trained on."""
+        """Returns the arrays that step ``step`` is trained on."""
         return model_inputs(batch)
 
     def evaluate(
@@ -169,7 +155,7 @@ class Learner(abc.ABC):
     ) -> Sequence[Measurement]:
         """Measures on the held-out data that ``fit`` was given, here ``Batches``.
 
-        ``place`` lays a batch's rows on the devices.
+        ``place`` puts a batch's rows on the devices.
         """
         # The device works ahead; the sums are fetched at the end.
         sums = [
@@ -182,7 +168,7 @@ class Learner(abc.ABC):
     def _eval_step(self):
         def eval_step(params, inputs, target_params):
             sums = self.loss(params, inputs, None, target_params)
-            # Not the loss: regularizers are not measured, and not computed either.
+            # Without the loss: XLA drops the regularizers, which are not measured.
             return sums.cross_entropy, sums.num_correct, sums.num_tokens
 
         return jax.jit(eval_step)
@@ -199,7 +185,7 @@ class Best:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """Where a run ended."""
+    """The final state of a run and its results."""
 
     state: TrainState
     dev: Sequence[Measurement]  # of the last step; empty without held-out data or if unfinished
@@ -215,7 +201,7 @@ def init_state(
     layout: Layout | None = None,
     params: PyTree | None = None,
 ) -> TrainState:
-    """The state at step 0, with fresh parameters or a copy of ``params``."""
+    """Returns the state at step 0, with fresh parameters or a copy of ``params``."""
 
     def make(params):
         if params is None:
@@ -229,7 +215,7 @@ def init_state(
 def make_train_step(
     learner: Learner, optimizer: optax.GradientTransformation
 ) -> Callable[[TrainState, Inputs, Key[Array, ""], PyTree | None], tuple[TrainState, LossSums]]:
-    """The jitted step down the mean loss of a batch; it donates the state that it is given.
+    """Returns the jitted step down the mean loss of a batch; it donates the state.
 
     Its arguments are the state, the three arrays of a batch, the run's key (folded with the
     step) and the parameters of the learner's target or None.
@@ -241,7 +227,7 @@ def make_train_step(
         gradients, sums = gradient_fn(state.params, inputs, key, target_params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        # The one that clipping needs, which XLA computes once.
+        # The norm that clipping needs too: XLA computes it once.
         sums = sums.replace(gradient_norm=optax.global_norm(gradients))
         return TrainState(state.step + 1, params, opt_state), sums
 
@@ -249,7 +235,7 @@ def make_train_step(
 
 
 def model_inputs(batch: PairBatch) -> Inputs:
-    """The arrays of a batch in the model's order."""
+    """Returns the arrays of a batch in the model's order."""
     return (
         batch.encoder_input_tokens,
         batch.decoder_input_tokens,
@@ -271,9 +257,9 @@ def fit(
     """Trains to ``learner.options.steps``, from the newest checkpoint if there is one.
 
     Args:
-        learner: what is trained.
+        learner: the parameters and their loss.
         optimizer, schedule: the schedule is only shown; the optimizer has its own.
-        stream: gives batch N to step N; its position is kept with every checkpoint.
+        stream: yields batch N for step N; its position is stored with every checkpoint.
         dev: held-out data for ``learner.evaluate`` each ``eval_period`` and at the end, or
             None.
         directory: ``checkpoints/`` and ``metrics.jsonl`` are written in it.
@@ -314,10 +300,11 @@ def fit(
                 target_params=learner.target and layout.frozen(learner.target),
                 layout=layout,
                 scorer=scorer,
+                state=state,
                 window=window,
             )
             try:
-                return loop.run(state, stream.batches(start, position), deadline)
+                return loop.run(stream.batches(start, position), deadline)
             except DivergedError as error:
                 raise InputError(
                     f"{error}; {checkpoints.describe_latest()}: lower "
@@ -340,68 +327,73 @@ class _Loop:
     target_params: PyTree | None
     layout: Layout
     scorer: TextMetrics | None
+    state: TrainState
     # Sums over the steps since the last log line. Every checkpoint holds them: a run that is
     # killed between two lines writes the same ones.
     window: dict[str, float]
-    # Sums of the newest step, which the device may still be computing, and what it was.
+    # Sums of the newest step, which the device may still be computing, with its number and inputs.
     pending: tuple[LossSums, int, Inputs] | None = None
 
-    def run(self, state: TrainState, batches: Iterator[PairBatch], deadline: float) -> TrainResult:
-        options, step = self.learner.options, int(state.step)
+    def run(self, batches: Iterator[PairBatch], deadline: float) -> TrainResult:
+        options, step = self.learner.options, self.step
         # Another stream than the initialization's; on CPUs, dropout masks several times faster
         # than by JAX's default.
         run_key = jax.random.key(options.seed + 1, impl="rbg")
+        # The newest results, and the steps that they are of.
         dev, evaluated, metrics, scored = [], None, None, None
         if step == 0 and self.learner.keeps_best:
-            dev, evaluated = self._evaluate(state), step
+            dev, evaluated = self._evaluate(), step
         while not self._is_over(step) and time.monotonic() < deadline:
-            state, step = self._step(state, step, next(batches), run_key), step + 1
+            self._step(step, next(batches), run_key)
+            step += 1
             if _is_due(step, options.log_period):
-                self._log(state)
-            # Before the checkpoint: what cannot be evaluated is not kept.
+                self._log()
+            # Before the checkpoint: parameters that cannot be evaluated are not kept.
             if _is_due(step, options.eval_period) or self._is_over(step):
-                dev, evaluated = self._evaluate(state), step
+                dev, evaluated = self._evaluate(), step
             if self.scorer and _is_due(step, self.scorer.options.period):
-                metrics, scored = self._score(state), step
+                metrics, scored = self._score(), step
             if _is_due(step, options.checkpoint_period):
-                self._save(state)
+                self._save()
         finished = self._is_over(step)
-        # It resumed at its end. (A run out of time will resume as if it had not stopped, and is
-        # not evaluated.)
+        # If the run resumed at its end. (A run out of time will resume as if it had not stopped,
+        # and is not evaluated.)
         if finished and evaluated != step:
-            dev, evaluated = self._evaluate(state), step
-        self._save(state)
+            dev, evaluated = self._evaluate(), step
+        self._save()
         # After the checkpoint: the training does not depend on it, and it may take long.
         if finished and self.scorer and scored != step:
-            metrics, scored = self._score(state), step
+            metrics, scored = self._score(), step
         # A checkpoint that cannot be written ends the run before anything is exported.
         self.checkpoints.finish()
         return TrainResult(
-            state=state,
+            state=self.state,
             dev=dev if evaluated == step else [],
             finished=finished,
             metrics=metrics if scored == step else None,
-            best=self._best(state) if self.learner.keeps_best else None,
+            best=self._best() if self.learner.keeps_best else None,
         )
+
+    @property
+    def step(self) -> int:
+        """Number of steps taken; waits for the device."""
+        return int(self.state.step)
 
     def _is_over(self, step: int) -> bool:
         best, patience = self.checkpoints.best_step, self.learner.patience
         is_stale = patience > 0 and best is not None and step - best >= patience
         return step >= self.learner.options.steps or is_stale
 
-    def _step(
-        self, state: TrainState, step: int, batch: PairBatch, run_key: Key[Array, ""]
-    ) -> TrainState:
-        inputs = self.learner.inputs(state.params, self.target_params, step, batch)
+    def _step(self, step: int, batch: PairBatch, run_key: Key[Array, ""]) -> None:
+        inputs = self.learner.inputs(self.state.params, self.target_params, step, batch)
         placed = self.layout.rows(inputs, self.learner.options.accumulation_steps)
-        state, sums = self.train_step(state, placed, run_key, self.target_params)
+        self.state, sums = self.train_step(self.state, placed, run_key, self.target_params)
         # For the step before: the host is at most one step ahead of the device.
-        self._wait(state)
+        self._wait()
         self.pending = sums, step + 1, inputs
         self.progress.count(step + 1, batch.num_tokens, batch.num_pairs)
-        return state
 
-    def _wait(self, state: TrainState) -> None:
+    def _wait(self) -> None:
         """Waits for the pending step and adds its sums to the window, or stops the run."""
         if self.pending is None:
             return
@@ -413,60 +405,58 @@ class _Loop:
                 f"gradient of norm {sums.gradient_norm:.3g} (learning rate "
                 f"{float(self.schedule(step - 1)):.3g}, batch {step - 1} of {len(source)} rows of "
                 f"{source.shape[1]} source and {target.shape[1]} target tokens; "
-                f"{state_of(state.params)})"
+                f"{describe(self.state.params)})"
             )
         self.window = {
             name: total + float(getattr(sums, name)) for name, total in self.window.items()
         }
 
-    def _log(self, state: TrainState) -> None:
-        self._wait(state)
-        step, window = int(state.step), self.window
-        tokens = max(window["num_tokens"], 1.0)
+    def _log(self) -> None:
+        self._wait()
+        window, tokens = self.window, max(self.window["num_tokens"], 1.0)
         means = {"loss": window["loss"] / tokens, "accuracy": window["num_correct"] / tokens}
-        self.progress.report(step, **means, rate=float(self.schedule(step - 1)))
+        self.progress.report(self.step, **means, rate=float(self.schedule(self.step - 1)))
         self.window = _NO_SUMS
 
-    def _score(self, state: TrainState) -> dict[str, dict[str, float]]:
-        self._wait(state)
+    def _score(self) -> dict[str, dict[str, float]]:
+        self._wait()
         with self.progress.pause():
-            return self.scorer.score(int(state.step), state.params, self.progress)
+            return self.scorer.score(self.step, self.state.params, self.progress)
 
-    def _evaluate(self, state: TrainState) -> Sequence[Measurement]:
-        self._wait(state)
-        step = int(state.step)
-        check_params(state.params, step)
+    def _evaluate(self) -> Sequence[Measurement]:
+        self._wait()
+        check_params(self.state.params, self.step)
         if self.dev is None:
             return []
         with self.progress.pause():
-            found = self._measure(state.params)
+            found = self._measure(self.state.params)
         for each in found:
             if not math.isfinite(each.value):
-                raise DivergedError(f"the {each.name} after step {step} is {each.value:.3g}")
+                raise DivergedError(f"the {each.name} after step {self.step} is {each.value:.3g}")
         best = self.checkpoints.best_score
         is_best = self.learner.keeps_best and (best is None or found[0].value > best)
         for each in found:
             mark = "  best" if is_best and each is found[0] else ""
-            self.progress.note(step, f"{each}{mark}", each.curves(), **each.record())
+            self.progress.note(self.step, f"{each}{mark}", each.curves(), **each.record())
         if is_best:
-            self._save(state, score=found[0].value)
+            self._save(score=found[0].value)
         return found
 
     def _measure(self, params: PyTree) -> Sequence[Measurement]:
         return self.learner.evaluate(params, self.target_params, self.dev, self.layout.rows)
 
-    def _save(self, state: TrainState, score: float | None = None) -> None:
-        self._wait(state)
-        step = int(state.step)
-        if self.checkpoints.latest_step == step and score is None:
+    def _save(self, score: float | None = None) -> None:
+        self._wait()
+        if self.checkpoints.latest_step == self.step and score is None:
             return
-        check_params(state.params, step)
+        check_params(self.state.params, self.step)
+        given = self.step, self.state, self.window, self.stream.save_position
         with self.progress.pause():
-            self.checkpoints.save(step, state, self.window, self.stream.save_position, score)
+            self.checkpoints.save(*given, score)
 
-    def _best(self, state: TrainState) -> Best:
+    def _best(self) -> Best:
         step = self.checkpoints.best_step
-        params = self.checkpoints.restore(state, step)[0].params
+        params = self.checkpoints.restore(self.state, step)[0].params
         return Best(step=step, params=params, dev=self._measure(params))
 
 

@@ -17,9 +17,9 @@ from spec_t5x.machine.progress import Progress
 class MetricsFile:
     """``metrics.jsonl``: each line has a ``step``, and no line is there twice.
 
-    A run that was killed resumes from a checkpoint and repeats the steps after it: their lines
-    are removed, and so is what a crash left of a line. Lines about the checkpoint's own step are
-    not added again.
+    A run that was killed resumes from a checkpoint and repeats the steps after it: their lines are
+    removed, and so is a line that a crash cut short. Lines about the checkpoint's own step are not
+    added again.
     """
 
     def __init__(self, path: Path, start_step: int):
@@ -43,14 +43,13 @@ class MetricsFile:
             InputError: it cannot be written.
         """
         line = json.dumps(values) + "\n"
-        if line in self._written:
-            return
-        with reported(self._path), self._path.open("a", encoding="utf-8") as stream:
-            stream.write(line)
+        if line not in self._written:
+            with reported(self._path), self._path.open("a", encoding="utf-8") as stream:
+                stream.write(line)
 
 
 def _step(line: bytes) -> float:
-    """The step of a line; infinity if it is not whole."""
+    """Returns the step of a line; infinity if it is not whole."""
     try:
         return float(json.loads(line)["step"]) if line.endswith(b"\n") else float("inf")
     except (ValueError, TypeError, KeyError):
@@ -58,10 +57,9 @@ def _step(line: bytes) -> float:
 
 
 class TrainingProgress(Progress):
-    """Reports the steps of a run; a context manager.
+    """Reports of a run's steps, each also a line of ``metrics.jsonl``; a context manager.
 
-    Every report is also a line of ``metrics.jsonl``. Rates are those since the last report,
-    without evaluation and checkpoints.
+    Rates are those since the last report, without evaluation and checkpoints.
     """
 
     def __init__(
@@ -75,7 +73,7 @@ class TrainingProgress(Progress):
     ):
         """Reports on steps ``start_step`` .. ``steps`` to ``stream`` (stderr).
 
-        With ``tensorboard`` the same figures go to ``tensorboard/``.
+        With ``tensorboard``, curves of the same figures are written to ``tensorboard/``.
         """
         super().__init__("steps", stream, every=0)
         self._metrics = MetricsFile(directory / "metrics.jsonl", start_step)
@@ -85,8 +83,7 @@ class TrainingProgress(Progress):
 
     def _restart(self) -> None:
         self._started = time.monotonic()
-        # Since then.
-        self._counted = {"steps": 0, "tokens": 0, "pairs": 0}
+        self._num_steps = self._num_tokens = self._num_pairs = 0
 
     def __exit__(self, *error):
         super().__exit__(*error)
@@ -95,8 +92,9 @@ class TrainingProgress(Progress):
 
     def count(self, step: int, tokens: int, pairs: int) -> None:
         """Counts a step; ``step`` is the number of steps now taken."""
-        for name, number in (("steps", 1), ("tokens", tokens), ("pairs", pairs)):
-            self._counted[name] += number
+        self._num_steps += 1
+        self._num_tokens += tokens
+        self._num_pairs += pairs
         if self._bar:
             self.update(step, self._steps, self._text)
 
@@ -107,14 +105,14 @@ class TrainingProgress(Progress):
             "loss": loss,
             "accuracy": accuracy,
             "learning_rate": rate,
-            "tokens_per_s": self._counted["tokens"] / seconds,
-            "pairs_per_s": self._counted["pairs"] / seconds,
+            "tokens_per_s": self._num_tokens / seconds,
+            "pairs_per_s": self._num_pairs / seconds,
         }
         self._text = (
             f"loss {loss:.4f}  acc {accuracy:.3f}  lr {rate:.2e}  "
             f"{values['tokens_per_s']:,.0f} tokens/s  {values['pairs_per_s']:,.0f} pairs/s"
         )
-        left = (self._steps - step) * seconds / max(self._counted["steps"], 1)
+        left = (self._steps - step) * seconds / max(self._num_steps, 1)
         ending = "" if self._bar else f"  {datetime.timedelta(seconds=round(left))} left"
         self.update(step, self._steps, self._text + ending)
         self._record(step, values, values)
@@ -129,7 +127,7 @@ class TrainingProgress(Progress):
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """A context whose duration does not count for the rates."""
+        """Excludes the time within from the rates."""
         started = time.monotonic()
         yield
         self._started += time.monotonic() - started
@@ -138,18 +136,18 @@ class TrainingProgress(Progress):
         self._metrics.add(step=step, **values)
         if self._curves:
             self._curves.write_scalars(step, curves)
-            # A run that is killed has written the curves of what it reported.
+            # Also a run that is killed has the curves of its reports.
             self._curves.flush()
 
 
 def _curves(directory: Path):
-    """A ``clu`` writer of TensorBoard's files."""
+    """Opens a ``clu`` writer of TensorBoard's files."""
     # It imports TensorFlow, which takes seconds.
     with needed("clu"):
         import tensorflow as tf
         from clu.metric_writers import SummaryWriter
 
     if tf.config.get_visible_devices("GPU"):
-        # All of whose memory TensorFlow would take.
+        # TensorFlow would take all of their memory.
         tf.config.set_visible_devices([], "GPU")
     return SummaryWriter(str(directory))

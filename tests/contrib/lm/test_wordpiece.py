@@ -51,7 +51,6 @@ def test_one_training_gives_one_vocabulary(path, tmp_path, vocabulary):
     vocabulary.save(tmp_path / "copy")
     copy = WordPieceVocabulary(tmp_path / "copy" / "tokenizer.json")
     assert copy.fingerprint() == vocabulary.fingerprint()
-    assert copy.segmentation_fingerprint() == vocabulary.segmentation_fingerprint()
     assert make_vocabulary(str(path), 60).fingerprint() == vocabulary.fingerprint()
     other = train_wordpiece(TEXTS, tmp_path / "other.json", 50)
     assert WordPieceVocabulary(other).fingerprint() != vocabulary.fingerprint()

@@ -1,7 +1,6 @@
-"""Run by ``test_layout.py`` with 4 simulated devices: trains on one of them and on meshes,
-and prints what is to be compared as JSON."""
+"""The program of ``test_layout.py``: trains on one of 4 simulated devices and on meshes, and prints
+the results to compare as JSON."""
 
-import functools
 import json
 import tempfile
 from pathlib import Path
@@ -14,11 +13,10 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
-from spec_t5x.labs.training.layout import Layout
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.text_metrics import MetricsOptions, ScoredTexts, TextMetrics
-from spec_t5x.labs.training.trainer import TrainOptions, fit, init_state
+from spec_t5x.labs.training.trainer import TrainOptions, fit
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.seq2seq import T5Model
 from tests.labs.training.toys import copy_batches, toy_config
@@ -64,10 +62,10 @@ def logged(file: Path, name: str) -> list:
 
 
 def specs(tree) -> dict[str, list]:
-    """How each array lies, as a list of axes."""
+    """The axes of each array's sharding."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        axes = list(getattr(leaf, "sharding", leaf).spec)
+        axes = list(leaf.sharding.spec)
         while axes and axes[-1] is None:
             axes.pop()
         found[jax.tree_util.keystr(path, simple=True, separator="/")] = axes
@@ -88,19 +86,11 @@ def main(folder: Path) -> dict:
     report["texts"] = [logged(file, "prediction") for file in texts]
     report["adamw_specs"] = specs(result.state)
 
-    # What was trained there is read anywhere.
     save_model(folder / "model", result.state.params, CONFIG, ByteVocabulary(), dtype="float32")
     read, written = load(folder / "model").params, jax.device_get(result.state.params)
     report["exported"] = all(
         jax.tree.leaves(jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), read, written))
     )
-
-    # Large enough to be averaged by rows and columns.
-    learner = Network(toy_config(384, 128), options(1))
-    adafactor = OptimizerOptions(name="adafactor").optimizer(lambda step: RATE)
-    state = jax.eval_shape(functools.partial(init_state, learner, adafactor))
-    layout = Layout.create(*MESH.values(), learner.shardings)
-    report["adafactor_specs"] = specs(layout.state(state))
 
     target = T5Model.create(Network(CONFIG, options(1)).init(jax.random.key(7)), CONFIG)
     # Layers that are not the target's: those have nothing to learn.

@@ -230,7 +230,7 @@ def test_the_tokens_of_a_text_take_the_steps_of_drafting_in_turn():
         whole = {"params": student.whole(own, params)}
         unrolled = network.apply(whole, *given, method="unroll")
         steps = [network.apply(whole, states, method="logits") for states in unrolled]
-        return student.drafted_logits(own, params, inputs, found), jnp.stack(steps)
+        return student.logits(own, params, inputs, found), jnp.stack(steps)
 
     logits, steps = read()
     assert np.std(steps, axis=0)[:, 2:].mean() > 0.01

@@ -1,4 +1,4 @@
-"""Texts of a target: what plain decoding gives, whatever the batch, kept in parts."""
+"""Texts of a target: those of plain decoding, whatever the batch, stored in parts."""
 
 import dataclasses
 
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
 from spec_t5x.labs.training import target_outputs
-from spec_t5x.labs.training.batching import TokenisedPairs, join_pairs
+from spec_t5x.labs.training.batching import join_pairs
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.sampling.distributions import sampling
@@ -31,12 +32,7 @@ def make_pairs(lengths=(3, 8, 4, 2, 6, 5, 8, 3, 7)):
     """Sources that end in EOS, and targets of one token."""
     rng = np.random.default_rng(0)
     sources = [[*rng.integers(3, 30, length - 1).tolist(), 1] for length in lengths]
-    return join_pairs(((source, [1]) for source in sources), num_dropped=2)
-
-
-def each_side(pairs, side):
-    ids, ends = getattr(pairs, f"{side}_ids"), getattr(pairs, f"{side}_ends")
-    return np.split(ids, ends[:-1])
+    return join_pairs([*((source, [1]) for source in sources), None, None])
 
 
 def expected_text(source, place, temperature):
@@ -56,18 +52,13 @@ def expected_text(source, place, temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_source_gets_the_text_that_it_gets_alone(temperature):
-    pairs = make_pairs()
-    texts = sample_targets(
-        TARGET, pairs, dataclasses.replace(OPTIONS, temperature=temperature), None
-    )
-    np.testing.assert_array_equal(texts.source_ids, pairs.source_ids)
-    np.testing.assert_array_equal(texts.source_ends, pairs.source_ends)
-    assert texts.num_dropped == 2
-    for place, (source, text) in enumerate(
-        zip(each_side(texts, "source"), each_side(texts, "target"), strict=True)
-    ):
+    pairs, options = make_pairs(), dataclasses.replace(OPTIONS, temperature=temperature)
+    texts = sample_targets(TARGET, pairs, options, None)
+    assert texts.source is pairs.source and texts.num_dropped == 2
+    given = zip(texts.source.split(), texts.target.split(), strict=True)
+    for place, (source, text) in enumerate(given):
         np.testing.assert_array_equal(text, expected_text(source, place, temperature))
-    lengths = texts.target_lengths
+    lengths = texts.target.lengths
     assert lengths.max() == OPTIONS.max_length
     # This target's greedy texts do not end; of the others some do.
     assert (lengths.min() < OPTIONS.max_length) == (temperature > 0)
@@ -90,22 +81,33 @@ def test_a_run_that_was_killed_resumes_with_the_next_part(tmp_path, monkeypatch,
     caplog.clear()
     resumed = sample_targets(TARGET, pairs, OPTIONS, tmp_path, "dev.tsv")
     assert written == [8]
-    said = caplog.messages
-    assert len(said) == 3 and said[1] == "dev.tsv: the target has written 8 of 9 texts (T=1)"
+    logged = caplog.messages
+    assert len(logged) == 3 and logged[1] == "dev.tsv: the target has written 8 of 9 texts (T=1)"
     monkeypatch.undo()
     whole = sample_targets(TARGET, pairs, OPTIONS, None)
-    for field in dataclasses.fields(TokenisedPairs):
-        np.testing.assert_array_equal(getattr(resumed, field.name), getattr(whole, field.name))
+    np.testing.assert_array_equal(resumed.target.ids, whole.target.ids)
+    np.testing.assert_array_equal(resumed.target.ends, whole.target.ends)
 
 
 def test_texts_of_another_target_or_setting_are_not_taken_for_these(tmp_path):
-    pairs = make_pairs()
-    sample_targets(TARGET, pairs, OPTIONS, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 1
-    sample_targets(TARGET, pairs, OPTIONS, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 1
     another = dataclasses.replace(TARGET, target=disturbed(TARGET.target, 0.1))
-    sample_targets(another, pairs, OPTIONS, tmp_path)
-    sample_targets(TARGET, pairs, dataclasses.replace(OPTIONS, seed=1), tmp_path)
-    sample_targets(TARGET, make_pairs((3, 4)), OPTIONS, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 4
+    pairs, other_seed = make_pairs(), dataclasses.replace(OPTIONS, seed=1)
+    for number, given in (
+        (1, (TARGET, pairs, OPTIONS)),
+        (1, (TARGET, pairs, OPTIONS)),
+        (2, (another, pairs, OPTIONS)),
+        (3, (TARGET, pairs, other_seed)),
+        (4, (TARGET, make_pairs((3, 4)), OPTIONS)),
+    ):
+        sample_targets(*given, tmp_path)
+        assert len(list(tmp_path.iterdir())) == number
+
+
+def test_outputs_that_find_no_room(tmp_path, disk):
+    texts = join_pairs([((), [5] * 2000)]).target
+    path = tmp_path / "cache" / "000000000.npz"
+    disk.fill()
+    with pytest.raises(InputError, match=f"cannot write {path}: File too large: free some space"):
+        target_outputs._store(path, texts)
+    disk.clear()
+    assert not list(path.parent.iterdir())
