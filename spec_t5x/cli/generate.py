@@ -1,13 +1,12 @@
 """``spec-t5x generate``: text in, the target's text out, faster."""
 
 import argparse
-import contextlib
 import dataclasses
 import itertools
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +94,9 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
     if args.text and args.text != ["-"]:
         items = enumerate(args.text)
         return iter([[Item(index=n, place=("line", n + 1), text=text) for n, text in items]])
-    if args.input is None and not args.text and sys.stdin.isatty():
-        if args.compare or not sys.stdout.isatty():
-            raise InputError("no input: give TEXT, --input FILE, or pipe lines in")
-        return _typed()
     if args.input in (None, "-"):
+        if sys.stdin.isatty():
+            log.info("one input a line; Ctrl-D ends")
         name = "standard input"
         read = FileSource(path=Path(name), jsonl=args.field is not None, field=args.field)
         return _lines(read, arriving(stream_lines(sys.stdin.buffer, name)))
@@ -109,20 +106,6 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
         raise no_inputs(read.name)
     # One part, read as it is decoded.
     return _lines(read, iter([read.raw()]))
-
-
-def _typed() -> Iterator[Iterable[Item]]:
-    """Yields lines as the user types them, until Ctrl-D or Ctrl-C; skips blank ones."""
-    with contextlib.suppress(ImportError):
-        # ``input`` then edits lines and remembers them.
-        import readline  # noqa: F401
-    log.info("one input a line; Ctrl-D ends")
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
-        for n in itertools.count():
-            while not (text := input("> ")).strip():
-                pass
-            yield [Item(index=n, place=("line", n + 1), text=text)]
-    print()
 
 
 def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
@@ -191,18 +174,16 @@ class _Command:
 
     def _generate(self, source: Iterator[Iterable[Item]]) -> None:
         place = 0
-        with _bar(self.args) as count:
-            for part in source:
-                # The generator reads ahead.
-                lines, ahead = itertools.tee(part)
-                texts = (InputError(one.error) if one.error else one.text for one in ahead)
-                answers = self.generator.generate(texts, self.options, first=place)
-                for line, answer in zip(lines, answers, strict=True):
-                    if answer.error is not None:
-                        line = self._refused(line, answer.error)
-                    self._print(line, answer)
-                    count(answer)
-                    place += 1
+        for part in source:
+            # The generator reads ahead.
+            lines, ahead = itertools.tee(part)
+            texts = (InputError(one.error) if one.error else one.text for one in ahead)
+            answers = self.generator.generate(texts, self.options, first=place)
+            for line, answer in zip(lines, answers, strict=True):
+                if answer.error is not None:
+                    line = self._refused(line, answer.error)
+                self._print(line, answer)
+                place += 1
         verdict = self.generator.verdict(self.options)
         if verdict and place > 1:
             log.info(verdict)
@@ -282,17 +263,3 @@ def _print_stream(generator, source: str, options, place: int) -> None:
 
 def _one_line(text: str) -> str:
     return " ".join(text.splitlines())
-
-
-@contextlib.contextmanager
-def _bar(args: argparse.Namespace) -> Iterator[Callable[[Any], None]]:
-    """Counts answers; shows a bar for a file whose outputs do not go to the terminal."""
-    if args.input in (None, "-") or not sys.stderr.isatty() or sys.stdout.isatty():
-        yield lambda answer: None
-        return
-    from spec_t5x.inference.answering import tally_of
-    from spec_t5x.inference.decoding_progress import DecodingProgress
-
-    with DecodingProgress() as progress:
-        progress.decoding(sum(1 for _ in file_source(args.input).raw()))
-        yield lambda answer: progress.count(tally_of([answer]))

@@ -302,24 +302,3 @@ class _Slots:
             for place, row in rows.items()
         ]
         return int(ended.calls), tuple(rows), answers
-
-
-def bytes_needed(decoder: BatchDecoder, options: GenerateOptions, batch: Batch) -> int:
-    """Counts the bytes of slots and a group of this size, and of a call's logits; weights apart."""
-    gamma = 0
-    if decoder.draft is not None:
-        gamma = decoder.draft.traits.max_worthwhile if options.gamma == AUTO else options.gamma
-    places = np.zeros(len(batch.tokens), np.int32)
-    inputs = batch.tokens, batch.prompts, batch.keys, batch.max_decode_steps, places
-    loop = decoder.loop(batch, options, gamma)
-
-    def hold(target, draft, *inputs) -> list[jax.Array]:
-        prepare = functools.partial(refill.prepare, target, draft, *inputs, loop=loop)
-        return jax.tree.leaves([prepare(waits=False), prepare(waits=True)])
-
-    held = jax.eval_shape(hold, decoder.target, decoder.draft, *inputs)
-    rows = len(batch.tokens) * options.num_decodes
-    logits = 4 * rows * loop.num_nodes * decoder.target.vocab_size
-    # With the distributions of both models that are sampled from.
-    logits *= 1 if options.sampling().greedy else 3
-    return logits + sum(leaf.size * leaf.dtype.itemsize for leaf in held)

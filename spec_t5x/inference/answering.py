@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -20,11 +19,10 @@ from spec_t5x.data.text_files import json_line
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generator
 from spec_t5x.generation.batches import Batch, Input
-from spec_t5x.generation.engine import Engine, bytes_needed
+from spec_t5x.generation.engine import Engine
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.sources import Item
 from spec_t5x.loops.pace import Costs
-from spec_t5x.machine.description import free_memory
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -97,8 +95,6 @@ class Answerer:
     placement: Placement = Placement()
     # The reason why the draft was left out of most steps of the last shards.
     verdict: str | None = dataclasses.field(default=None, init=False)
-    # The inputs that were read last, from which a fitting batch size is computed.
-    _window: list[Input] = dataclasses.field(default_factory=list, init=False)
 
     def shards(
         self,
@@ -139,9 +135,9 @@ class Answerer:
             for shard, items in shards:
                 begun[shard] = items, {}
                 left.update((item.index, (shard, item)) for item in items)
-                self._window, refused = self._prepared(items)
+                good, refused = self._prepared(items)
                 record(refused.keys(), list(refused.values()))
-                for places, batch in self.generator.by_length(self._window, self.options):
+                for places, batch in self.generator.by_length(good, self.options):
                     yield places, self.placement.batch(batch)
 
         def record(indices: Iterable[int], answers: list[Answer]) -> None:
@@ -168,9 +164,9 @@ class Answerer:
         If texts depend on how many tokens are drafted when, a batch is decoded to see how many
         pay, for all of the run.
         """
-        self._window, _ = self._prepared(items)
+        good, _ = self._prepared(items)
         with self._on_devices():
-            for _, batch in self.generator.by_length(self._window, self.options):
+            for _, batch in self.generator.by_length(good, self.options):
                 batch = self.placement.batch(batch)
                 engine = self.generator.engine(self.options)
                 costs = engine.costs(batch)
@@ -214,22 +210,16 @@ class Answerer:
 
     @contextlib.contextmanager
     def _on_devices(self) -> Iterator[None]:
-        """Decodes on ``placement`` within the ``with``; an error says how many rows would fit."""
+        """Decodes on ``placement`` within the ``with``; names the batch size if memory is short."""
         try:
             with self.placement.within():
                 yield
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            size, fits, free = self.options.batch_size, 0, free_memory()
-            if free is not None:
-                _, batch = next(self.generator.by_length(self._window, self.options))
-                needed = bytes_needed(self.generator, self.options, batch)
-                fits = int(size * free * math.prod(self.placement.shape) / needed)
-            remedy = f"about {fits} would" if 0 < fits < size else "give a smaller one"
             raise InputError(
-                f"batch_size is {size}, which does not fit into the devices' memory: {remedy}, or "
-                "give a larger model_parallel"
+                f"batch_size is {self.options.batch_size}, which does not fit into the devices' "
+                "memory: give a smaller one, or a larger model_parallel"
             ) from error
 
 

@@ -116,22 +116,19 @@ def test_the_verdict_says_what_the_texts_are(generator):
         assert expected in demo.verdict((slow, fast[:-1]), (1.0, 1.0), options)
 
 
-@pytest.mark.parametrize(
-    ("beside", "ratio", "doubts"),
-    [
+def test_the_verdict_ends_with_what_cannot_be_relied_on(generator):
+    sides = tuple(
+        [dataclasses.replace(event, seconds=1.0) for event in way]
+        for way in demo.race(generator, TEXT, OPTIONS)
+    )
+    for beside, ratio, doubts in (
         (0.1, 1.0, ""),
         (0.4, 1.0, "other programs used up to 40% of the processors."),
         (0.1, 99.0, "a speed-up above the block efficiency is noise."),
-    ],
-)
-def test_the_verdict_ends_with_what_cannot_be_relied_on(generator, beside, ratio, doubts):
-    plain, drafted = demo.race(generator, TEXT, OPTIONS)
-    plain, drafted = (
-        [dataclasses.replace(event, seconds=1.0) for event in way] for way in (plain, drafted)
-    )
-    said = demo.verdict((plain, drafted), (ratio, 1.0), OPTIONS, beside=beside)
-    assert said.endswith(doubts and f"Not to be relied on: {doubts}")
-    assert ("Not to be relied on" in said) == bool(doubts)
+    ):
+        said = demo.verdict(sides, (ratio, 1.0), OPTIONS, beside=beside)
+        assert said.endswith(doubts and f"Not to be relied on: {doubts}")
+        assert ("Not to be relied on" in said) == bool(doubts)
 
 
 def test_whole_decodes_are_timed_apart(generator, monkeypatch):
@@ -158,11 +155,6 @@ def test_what_cannot_race_is_refused(generator):
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
-
-
-def test_without_gradio_a_line_says_what_to_install(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    assert_refused(run("demo"), "gradio is not installed: pip install 'spec_t5x[demo]'")
 
 
 def test_a_port_that_is_taken_is_named(run):

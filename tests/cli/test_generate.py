@@ -72,13 +72,6 @@ def sampled(generator, quick_compilation):
     return [group[0] for group in generator.generate(TEXTS, SAMPLED)]
 
 
-@pytest.fixture
-def file_of_texts(tmp_path) -> Path:
-    path = tmp_path / "texts.txt"
-    path.write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
-    return path
-
-
 def outputs_of(generations) -> list[str]:
     return [generation.output for generation in generations]
 
@@ -91,54 +84,45 @@ def with_stdin(monkeypatch, data: bytes):
 
 
 def test_texts_come_as_arguments_from_a_file_or_from_standard_input(
-    generate, greedy, file_of_texts, monkeypatch
+    generate, greedy, tmp_path, monkeypatch
 ):
     expected = Result(0, outputs_of(greedy), [])
     assert generate(*TEXTS) == expected
-    assert generate("--input", file_of_texts) == expected
-    file_of_texts.write_text("\n".join(TEXTS), encoding="utf-8-sig")
-    assert generate("--input", file_of_texts) == expected
-    with_stdin(monkeypatch, "\n".join([*TEXTS, ""]).encode())
-    assert generate() == expected
-    for flags in (("--input", "-"), ("-",)):
+    objects = "".join(json.dumps({"id": n, "said": text}) + "\n" for n, text in enumerate(TEXTS))
+    files = {
+        "utf8.txt": "\n".join(TEXTS).encode("utf-8-sig"),
+        "zipped.txt.gz": gzip.compress("".join(f"{text}\n" for text in TEXTS).encode()),
+        "lines.jsonl": objects.replace("said", "text").encode(),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        assert generate("--input", tmp_path / name) == expected
+    (tmp_path / "named.json").write_text(objects)
+    assert generate("--input", tmp_path / "named.json", "--field", "said") == expected
+    for flags in ((), ("--input", "-"), ("-",)):
         with_stdin(monkeypatch, "\r\n".join(TEXTS).encode())
         assert generate(*flags) == expected
+    with_stdin(monkeypatch, "\n".join(TEXTS).encode())
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert generate() == expected._replace(errors=["spec-t5x: one input a line; Ctrl-D ends"])
 
 
 def test_json_holds_the_documented_keys_with_the_generators_values(generate, greedy):
-    result = generate("--json", *TEXTS)
-    assert (result.status, result.errors) == (0, [])
-    for line, generation in zip(result.lines, greedy, strict=True):
-        values = json.loads(line)
-        assert list(values) == KEYS
-        assert values == dataclasses.asdict(generation)
-
-
-def test_without_a_draft_the_text_is_the_same_and_nothing_is_accepted(generate, greedy):
-    result = generate("--json", "--draft", "none", *TEXTS)
-    assert result.status == 0
-    for line, generation in zip(result.lines, greedy, strict=True):
-        values = json.loads(line)
-        assert list(values) == KEYS
+    result, plain = generate("--json", *TEXTS), generate("--json", "--draft", "none", *TEXTS)
+    assert (result.status, result.errors) == (plain.status, plain.errors) == (0, [])
+    for line, without, generation in zip(result.lines, plain.lines, greedy, strict=True):
+        assert list(json.loads(line)) == KEYS
+        assert json.loads(line) == dataclasses.asdict(generation)
+        values = json.loads(without)
+        assert list(values) == KEYS and {values[key] for key in KEYS[5:]} == {None}
         assert values["output_ids"] == generation.output_ids
         assert values["target_calls"] == len(generation.output_ids)
-        assert {values[key] for key in KEYS[5:]} == {None}
 
 
 def test_several_decodes_of_an_input_are_as_many_lines(generate):
-    flags = ("--num_decodes", 3, *SAMPLED_FLAGS)
-    lines = generate(*flags, *TEXTS[:2]).lines
-    assert len(lines) == 6
-    objects = [json.loads(line) for line in generate("--json", *flags, *TEXTS[:2]).lines]
-    assert [o["output"] for o in objects] == lines
-    for first in (0, 3):
-        scores = [o["score"] for o in objects[first : first + 3]]
-        assert scores == sorted(scores, reverse=True)
-
-
-def test_a_seed_gives_its_text_again_and_another_one_another_text(generate, sampled):
-    assert generate(*SAMPLED_FLAGS, *TEXTS).lines == outputs_of(sampled)
-    assert generate("--temperature", 1, "--seed", 4, *TEXTS).lines != outputs_of(sampled)
+    flags = ("--num_decodes", 3, *SAMPLED_FLAGS, *TEXTS[:2])
+    lines, objects = generate(*flags).lines, map(json.loads, generate("--json", *flags).lines)
+    assert [each["output"] for each in objects] == lines and len(lines) == 6
 
 
 def test_outputs_end_before_any_of_the_texts_to_stop_at(generate, greedy):
@@ -194,48 +178,6 @@ def test_an_input_that_comes_to_no_text_costs_the_others_nothing(
     assert line == {"line": 2, "input": TEXTS[1], "error": "not finite"}
 
 
-@pytest.fixture
-def typing(monkeypatch):
-    """Provides ``typing(*lines)``: a user at a terminal; it returns prompts and outputs."""
-
-    def begin(*lines):
-        shown, waiting, write = [], iter(lines), sys.stdout.write
-
-        def read(prompt):
-            shown.append(prompt)
-            for line in waiting:
-                return line
-            raise EOFError
-
-        monkeypatch.setattr("builtins.input", read)
-        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-        monkeypatch.setattr(sys.stdout, "write", lambda text: (shown.append(text), write(text))[1])
-        return shown
-
-    return begin
-
-
-@pytest.mark.parametrize("flags", [(), ("--draft", "none"), ("--batch_size", 2)], ids=str)
-def test_a_user_types_a_line_at_a_time(generate, greedy, typing, flags):
-    shown = typing(TEXTS[0], "", " ", TEXTS[1] * 20, TEXTS[2])
-    result = generate(*flags)
-    first, _, third = outputs_of(greedy)
-    assert "".join(shown) == f"> {first}\n> > > \n> {third}\n> \n"
-    begun, refused = result.errors
-    assert begun == "spec-t5x: one input a line; Ctrl-D ends"
-    assert refused.startswith("spec-t5x: line 2: the text has")
-
-
-def test_each_line_that_is_typed_is_traced_at_once(generate, greedy, typing):
-    shown = typing(*TEXTS[:2])
-    generate("--trace")
-    prompts = [n for n, piece in enumerate(shown) if piece == "> "]
-    for (start, end), generation in zip(itertools.pairwise(prompts), greedy[:2], strict=True):
-        trace = "".join(shown[start + 1 : end]).splitlines()
-        assert len(trace) >= generation.target_calls
-
-
 # --- traces and comparisons --------------------------------------------------
 
 
@@ -262,31 +204,21 @@ def piece_of(vocabulary, token: int) -> str:
     return vocabulary.piece(token) if token < vocabulary.vocab_size else f"<{token}>"
 
 
-def test_a_comparison_is_a_table(generate, greedy):
-    result = generate("--compare", "--batch_size", 2, *TEXTS)
+def test_a_comparison_is_a_table_or_the_last_json_object(generate, greedy, tmp_path):
+    flags = ("--compare", "--batch_size", 2)
+    result = generate(*flags, *TEXTS)
     assert (result.status, result.errors) == (0, [])
     assert result.lines[:3] == outputs_of(greedy)
     (verdict,) = [line for line in result.lines if "outputs" in line]
     assert "identical" in verdict
-
-
-def test_a_comparison_is_the_last_json_object_and_goes_on_without_bad_lines(
-    generate, greedy, tmp_path
-):
     path = tmp_path / "texts"
     path.write_text("\n".join(["", *TEXTS]))
-    result = generate("--compare", "--json", "--batch_size", 2, "--input", path)
+    result = generate(*flags, "--json", "--input", path)
     assert (result.status, len(result.errors)) == (2, 1)
     bad, *outputs, last = map(json.loads, result.lines)
     assert bad["line"] == 1
     assert [o["output_ids"] for o in outputs] == [g.output_ids for g in greedy]
-    assert list(last) == ["comparison"]
-    comparison = last["comparison"]
-    assert comparison["identical"] is True
-    assert comparison["num_inputs"] == 3
-    assert comparison["target_calls"] == sum(g.target_calls for g in greedy)
-    ratio = comparison["speculative_tokens_per_second"] / comparison["plain_tokens_per_second"]
-    assert comparison["speed_up"] == pytest.approx(ratio)
+    assert list(last) == ["comparison"] and last["comparison"]["identical"] is True
     path.write_text("\n")
     result = generate("--compare", "--input", path)
     assert (result.status, result.lines, len(result.errors)) == (2, [], 2)
@@ -372,41 +304,18 @@ def test_arguments_that_cannot_be_are_refused_in_one_line(generate, arguments, e
     assert_refused(generate(*arguments), expected)
 
 
-def test_a_line_that_is_not_utf_8_is_an_error_of_its_own(generate, greedy, tmp_path, monkeypatch):
-    path, (first, second, _) = tmp_path / "latin", TEXTS
-    path.write_bytes(f"{first}\nStra\xdfe\n{second}\n".encode("latin-1"))
-    expected = [greedy[0].output, "", greedy[1].output]
-    said = [
-        "spec-t5x: line 2: byte 5 is 0xdf, not UTF-8: convert the file (iconv -t utf-8), or fix "
-        "the line"
-    ]
-    assert generate("--input", path) == Result(2, expected, said)
-    with_stdin(monkeypatch, path.read_bytes())
-    assert generate() == Result(2, expected, said)
-
-
-def test_a_file_may_be_gzipped_and_of_json_lines(generate, greedy, tmp_path):
-    objects = [{"id": n, "text": text} for n, text in enumerate(TEXTS)]
-    lines = "".join(json.dumps(each) + "\n" for each in objects).encode()
-    (tmp_path / "texts.jsonl").write_bytes(lines)
-    (tmp_path / "texts.txt.gz").write_bytes(gzip.compress("\n".join(TEXTS).encode()))
-    named = lines.replace(b'"text"', b'"said"')
-    (tmp_path / "named.json").write_bytes(named)
-    expected = Result(0, outputs_of(greedy), [])
-    assert generate("--input", tmp_path / "texts.jsonl") == expected
-    assert generate("--input", tmp_path / "texts.txt.gz", "--batch_size", 2) == expected
-    assert generate("--input", tmp_path / "named.json", "--field", "said") == expected
-
-
-def test_lines_are_answered_before_standard_input_ends(program, greedy, tiny_pair):
-    command, env = program
+def test_lines_are_answered_before_standard_input_ends(greedy, tiny_pair, kept_programs):
+    command = [sys.executable, "-m", "spec_t5x.cli.main", "generate", "--gamma", "3"]
+    command += ["--target", str(tiny_pair / "target"), "--draft", str(tiny_pair / "draft")]
+    environment = {
+        "PYTHONPATH": str(REPOSITORY),
+        # As in this process, so that it finds the programs that were compiled here.
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_COMPILATION_CACHE_DIR": kept_programs,
+    }
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(
-        [*command, "--draft", str(tiny_pair / "draft")],
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*command, "--max_decode_len", "16"], env=os.environ | environment, text=True, **pipes
     ) as process:
         process.stdin.write("\n")
         for text, generation in zip(TEXTS, greedy, strict=True):
@@ -421,30 +330,6 @@ def test_lines_are_answered_before_standard_input_ends(program, greedy, tiny_pai
         assert process.wait() == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("genrate", "x"), "there is no 'genrate', did you mean 'generate'?"),
-        (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
-        (("generate", "x", "--max_new_tokens", "9"), "unknown argument '--max_new_tokens'"),
-        (("convert", "a", "b", "--to", "nativ"), "there is no 'nativ', did you mean 'native'?"),
-    ],
-)
-def test_the_likeliest_meant_is_named(run, arguments, expected):
-    assert_refused(run(*arguments), expected)
-
-
-def test_a_terminal_with_nothing_to_say_is_told_what_to_give(generate, monkeypatch):
-    with_stdin(monkeypatch, b"")
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert_refused(generate(), "give TEXT")
-
-
-def test_a_command_is_needed(run):
-    assert_refused(run(), "COMMAND")
-    assert_refused(run("translate", "x"), "'translate'")
-
-
 @pytest.mark.parametrize("flag", ["--target", "--draft"])
 def test_missing_and_damaged_checkpoints_are_refused(generate, tiny_pair, tmp_path, flag):
     assert_refused(generate("x", flag, tmp_path / "absent"), str(tmp_path / "absent"))
@@ -456,74 +341,46 @@ def test_missing_and_damaged_checkpoints_are_refused(generate, tiny_pair, tmp_pa
     assert_refused(generate("x", flag, directory), str(directory))
 
 
-def test_another_target_needs_a_draft_of_its_own(run, tiny_pair):
-    result = run("generate", "x", "--target", tiny_pair / "target")
-    message = f"no --draft was given for --target {tiny_pair / 'target'}: give --draft int8, which"
-    assert_refused(result, message, "or --draft none")
-
-
-def test_bad_lines_of_a_file_are_reported_and_the_others_answered(generate, greedy, tmp_path):
-    path = tmp_path / "texts"
-    path.write_text("\n".join([TEXTS[0], "", TEXTS[1], "Es regnet. " * 20, TEXTS[2]]))
+def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
+    generate, greedy, tmp_path, monkeypatch
+):
+    path, (first, second, third) = tmp_path / "texts", outputs_of(greedy)
+    lines = [TEXTS[0], "", TEXTS[1], "Es regnet. " * 20, TEXTS[2], "Stra\xdfe"]
+    path.write_bytes("\n".join(lines).encode("latin-1"))
     result = generate("--input", path, "--batch_size", 2)
-    empty, long = result.errors
-    assert "line 2: the text is empty" in empty
-    assert "line 4: the text has" in long
-    first, second, third = outputs_of(greedy)
-    assert (result.status, result.lines) == (2, [first, "", second, "", third])
+    empty, long, latin = result.errors
+    assert "line 2: the text is empty" in empty and "line 4: the text has" in long
+    assert "line 6: byte 5 is 0xdf, not UTF-8: convert the file (iconv -t utf-8)" in latin
+    assert (result.status, result.lines) == (2, [first, "", second, "", third, ""])
+    with_stdin(monkeypatch, path.read_bytes())
+    assert generate() == result
     result = generate("--input", path, "--batch_size", 2, "--json")
     values = [json.loads(line) for line in result.lines]
-    assert [v.get("output") for v in values] == [first, None, second, None, third]
+    assert [v.get("output") for v in values] == [first, None, second, None, third, None]
     assert [list(values[n]) for n in (1, 3)] == [["line", "input", "error"]] * 2
     assert values[1]["line"] == 2 and values[1]["error"] in empty
 
 
-@pytest.mark.parametrize("command", ["generate", "infer", "evaluate"])
 @pytest.mark.parametrize(
-    ("flag", "hint"),
+    ("arguments", "hint"),
     [
-        (("--num_beams", "4"), "'--num_beams': it is '--beams' here"),
-        (("--max-new-tokens=4",), "'--max-new-tokens=4': it is '--max_decode_len' here"),
-        (("--num_return_sequences", "2"), "it is '--num_decodes' here"),
-        (("--do_sample",), "'--do_sample': it is '--temperature' here"),
-        (("--assistant_model", "x"), "it is '--draft' here"),
-        (("--logprobs",), "'--logprobs': an output has a score, its tokens have none"),
-        (("--batch_sizes", "2"), "'--batch_sizes', did you mean '--batch_size'?"),
+        ((), "COMMAND"),
+        (("translate", "x"), "'translate'"),
+        (("genrate", "x"), "there is no 'genrate', did you mean 'generate'?"),
+        (("convert", "a", "b", "--to", "nativ"), "there is no 'nativ', did you mean 'native'?"),
+        (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
+        (("generate", "--num_beams", "4"), "'--num_beams': it is '--beams' here"),
+        (("infer", "--max-new-tokens=4"), "'--max-new-tokens=4': it is '--max_decode_len' here"),
+        (("infer", "--logprobs"), "an output has a score, its tokens have none"),
+        (("evaluate", "--batch_sizes", "2"), "did you mean '--batch_size'?: see spec-t5x evaluate"),
+        (("generate", "x", "--target", "{pair}"), "for --target {pair}: give --draft int8, which"),
+        (("train", "--gin_file", "/dev/null"), "'output_dir'"),
     ],
 )
-def test_a_flag_of_another_program_is_refused_with_ours(run, command, flag, hint):
-    result = run(command, *flag)
-    assert_refused(result, "unknown argument", hint, f": see spec-t5x {command} --help")
-
-
-def test_train_names_the_settings_that_nothing_binds(run, tmp_path, unchecked):
-    (tmp_path / "empty.gin").touch()
-    assert_refused(run("train", "--gin_file", tmp_path / "empty.gin"), "'output_dir'")
+def test_mistakes_are_refused_with_what_is_meant(run, tiny_pair, unchecked, arguments, hint):
+    pair = str(tiny_pair / "target")
+    result = run(*[argument.format(pair=pair) for argument in arguments])
+    assert_refused(result, hint.format(pair=pair))
 
 
 # --- as a program ------------------------------------------------------------
-
-
-@pytest.fixture
-def program(tiny_pair, kept_programs):
-    """Provides arguments and environment of ``spec-t5x generate`` in another process."""
-    command = [sys.executable, "-m", "spec_t5x.cli.main", "generate"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "JAX_PLATFORMS": "cpu",
-        # As in this process, so that it finds the programs that were compiled here.
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_COMPILATION_CACHE_DIR": kept_programs,
-    }
-    command += ["--target", tiny_pair / "target", "--gamma", "3", "--max_decode_len", "16"]
-    return [*map(str, command)], environment
-
-
-def test_a_reader_that_leaves_is_no_error(monkeypatch, generate, tmp_path):
-    """``spec-t5x generate … | head -1``"""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "w") as closed:
-        monkeypatch.setattr(sys, "stdout", closed)
-        assert generate(*TEXTS).status == 0

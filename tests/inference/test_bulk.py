@@ -74,7 +74,6 @@ def test_bad_lines_are_reported_in_their_places_and_the_others_answered(runner):
     ("change", "message"),
     [
         ({"decoding": dataclasses.replace(OPTIONS, gamma=7)}, r"gamma was 4 and is 7\)"),
-        ({"decoding": dataclasses.replace(OPTIONS, batch_size=4)}, "batch_size was 2 and is 4"),
         ({"shard_size": 4}, "shard_size was 3 and is 4"),
         ({"settings": {"target": "echo", "more": 1}}, "more was null and is 1"),
     ],
