@@ -86,11 +86,7 @@ def _check_flags(args, options, draft: str | None) -> None:
 
 
 def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
-    """Returns the inputs, in parts that are available together.
-
-    Raises:
-      InputError: there is none, or a file cannot be read.
-    """
+    """Returns the inputs, in parts that are available together."""
     if args.text and args.text != ["-"]:
         items = enumerate(args.text)
         return iter([[Item(index=n, place=("line", n + 1), text=text) for n, text in items]])
@@ -109,11 +105,7 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
 
 
 def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
-    """Yields lines of bytes as inputs.
-
-    Raises:
-      InputError: after the lines before it, that no more can be read, or that there was none.
-    """
+    """Yields lines of bytes as inputs."""
     numbers = itertools.count()
     failure = None
 
@@ -152,11 +144,7 @@ class _Command:
     failed: bool = False
 
     def run(self, source: Iterator[Iterable[Item]]) -> None:
-        """Decodes all inputs.
-
-        Raises:
-          InputError: an input that came as an argument cannot be decoded.
-        """
+        """Decodes all inputs."""
         args, options = self.args, self.options
         single = options.batch_size == options.num_decodes == 1 and not options.beams
         streams = sys.stdout.isatty() and not args.json and single
@@ -220,11 +208,7 @@ class _Command:
             print_comparison(comparison)
 
     def _checked(self, line: Item) -> Item:
-        """Returns the line, with the error that keeps it from being decoded, which is reported.
-
-        Raises:
-          InputError: there is one, and the input came as an argument.
-        """
+        """Returns the line, with the error that keeps it from being decoded, which is reported."""
         text = InputError(line.error) if line.error else line.text
         try:
             self.generator.tokenize(text, self.options)

@@ -79,11 +79,7 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
 
 
 def add_search_paths(paths: Sequence[str]) -> None:
-    """Adds folders to look for gin files in: T5X's ``--gin_search_paths``.
-
-    Raises:
-      InputError: a path is no folder.
-    """
+    """Adds folders to look for gin files in: T5X's ``--gin_search_paths``."""
     for path in paths:
         if not Path(path).is_dir():
             raise InputError(f"no folder {path}: give --gin_search_paths existing ones")
@@ -96,9 +92,6 @@ def read_all(files: Sequence[str], includers: tuple[Path, ...] = ()) -> Iterator
     Yields:
       A path, and the text between two of its includes; lines elsewhere are left empty, so
       that a line keeps its number, but for imports, which hold in all of a file.
-
-    Raises:
-      InputError: a file is absent, cannot be read, or includes itself.
     """
     for name in files:
         path = _locate(name, includers)

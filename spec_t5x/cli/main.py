@@ -72,7 +72,6 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **options):
         super().__init__(**options, allow_abbrev=False)
-        self.register("action", None, _Once)
 
     def error(self, message: str):
         if match := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
@@ -80,17 +79,6 @@ class _Parser(argparse.ArgumentParser):
             hint = did_you_mean(match[1], choices) or f": choose from {', '.join(choices)}"
             message = f"there is no {match[1]!r}{hint}"
         self.exit(2, f"spec-t5x: error: {message}: see {self.prog} --help\n")
-
-
-class _Once(argparse.Action):
-    """Action that keeps the value of a flag, which may be given once."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        given = namespace.__dict__.setdefault("_given", set())
-        if option_string and self.dest in given:
-            parser.error(f"{option_string} was given twice: give it once")
-        given.add(self.dest)
-        setattr(namespace, self.dest, values)
 
 
 class _Log(logging.Handler):

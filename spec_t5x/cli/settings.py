@@ -151,11 +151,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
-    """Makes an object of each dataclass: its defaults, then what gin binds, then the flags.
-
-    Raises:
-      InputError: gin files or bindings that cannot be parsed, or values that cannot be.
-    """
+    """Makes an object of each dataclass: its defaults, then what gin binds, then the flags."""
     import gin
 
     from spec_t5x.cli.gin_files import parse_gin

@@ -185,11 +185,7 @@ class Answerer:
             self.generator = self.generator.plain()
 
     def ids(self, item: Item) -> list[int]:
-        """Returns an input's ids, end of sequence included.
-
-        Raises:
-          InputError: the input cannot be decoded.
-        """
+        """Returns an input's ids, end of sequence included."""
         if item.error:
             raise InputError(item.error)
         if item.ids is None:

@@ -11,11 +11,7 @@ _TOGETHER = 0.02
 
 
 def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yields the lines of a stream: those that are there, then those that arrived meanwhile.
-
-    Raises:
-      Exception: the stream's own, after the lines before it.
-    """
+    """Yields the lines of a stream: those there, then those arrived meanwhile; raises its error."""
     # None is the end.
     waiting: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=_READ_AHEAD)
 

@@ -29,11 +29,7 @@ class Placement:
 
     @classmethod
     def create(cls, model_parallel: int, batch_size: int) -> "Placement":
-        """Takes all devices of this machine, ``model_parallel`` of them to each model.
-
-        Raises:
-          InputError: they cannot be shared out like this, or the batch cannot.
-        """
+        """Takes all devices of this machine, ``model_parallel`` of them to each model."""
         devices = jax.local_devices()
         if len(devices) == 1 and model_parallel == 1:
             return cls()

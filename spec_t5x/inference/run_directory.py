@@ -60,11 +60,7 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Reads the manifest of the run in a directory; returns None if there is none.
-
-    Raises:
-      InputError: it is not one that this release writes.
-    """
+    """Reads the manifest of the run in a directory; returns None if there is none."""
     path = directory / MANIFEST
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -84,9 +80,6 @@ def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:
     """Writes the manifest of a run, or compares that of a resumed run.
 
     No process may be at work in the directory.
-
-    Raises:
-      InputError: the directory holds another run, or it cannot be written.
     """
     atomic.remove_unfinished(directory)
     if overwrite:
@@ -145,28 +138,16 @@ class Shards:
         return [shard for shard in range(self.count) if self.path(shard).name not in there]
 
     def write(self, shard: int, lines: list[bytes]) -> None:
-        """Writes a shard, whole or not at all.
-
-        Raises:
-          InputError: it cannot be written; the finished ones stay as they are.
-        """
+        """Writes a shard, whole or not at all."""
         path = self.path(shard)
         write(path, lines, f"shard {shard} of {self.count} ({path.name})")
 
     def merge(self) -> None:
-        """Joins all shards.
-
-        Raises:
-          InputError: a shard is damaged, or the file cannot be written.
-        """
+        """Joins all shards."""
         write(self.merged, self.lines(), f"{MERGED}, the {self.count} shards in one file")
 
     def lines(self) -> Iterator[bytes]:
-        """Yields all lines in order, each the answer to the input at its position.
-
-        Raises:
-          InputError: a file is damaged.
-        """
+        """Yields all lines in order, each the answer to the input at its position."""
         if self.merged.exists():
             yield from _lines(self.merged, range(self.total))
             return
@@ -175,11 +156,7 @@ class Shards:
 
 
 def write(path: Path, lines: Iterable[bytes], what: str) -> None:
-    """Writes a file of a run, whole or not at all.
-
-    Raises:
-      InputError: the disk is full or cannot be written.
-    """
+    """Writes a file of a run, whole or not at all."""
     try:
         atomic.write_whole(path, lines)
     except OSError as error:

@@ -51,11 +51,7 @@ class Source(Protocol):
         """Settings that decide the inputs, as JSON holds them, for the manifest."""
 
     def raw(self) -> Iterator[bytes]:
-        """Yields each input's bytes, in order; the same each time.
-
-        Raises:
-          InputError: it cannot be read.
-        """
+        """Yields each input's bytes, in order; the same each time."""
 
     def item(self, index: int, raw: bytes) -> Item:
         """Makes the input at ``index`` from its bytes; never raises."""
@@ -120,9 +116,6 @@ def file_source(path: str, field: str | None = None) -> FileSource:
     Args:
       path: of text lines, or of JSON lines (.jsonl, .json, .ndjson); gzipped or not.
       field: of a JSON line; naming one makes any file JSON lines.
-
-    Raises:
-      InputError: the file does not exist.
     """
     found = Path(path).expanduser()
     is_gzip(found)  # checks that it is there
@@ -137,11 +130,7 @@ def no_inputs(name: str) -> InputError:
 def survey(
     source: Source, shard_size: int, progress: Callable[[int], None] = lambda count: None
 ) -> tuple[int, list[str]]:
-    """Counts the inputs and digests each shard; reads the source to its end.
-
-    Raises:
-      InputError: it cannot be read, or has no inputs.
-    """
+    """Counts the inputs and digests each shard; reads the source to its end."""
     count, digests, raws = 0, [], source.raw()
     while shard := list(itertools.islice(raws, shard_size)):
         count += len(shard)

@@ -50,11 +50,7 @@ class TaskSource:
         return found | ({"use_cached_tasks": True} if self.cached else {})
 
     def raw(self) -> Iterator[bytes]:
-        """Yields each example as a line of JSON.
-
-        Raises:
-          InputError: the data cannot be read, or have no ids.
-        """
+        """Yields each example as a line of JSON."""
         for task in self.tasks:
             if "inputs" not in task.output_features:
                 raise InputError(f"task {task.name} has no feature inputs: give another task")
@@ -87,9 +83,6 @@ def task_source(
     """Opens a task or mixture of seqio's registry as a source, with the model's vocabulary.
 
     Features are cut to ``lengths``; ``modules`` and ``caches`` are those of ``task_or_mixture``.
-
-    Raises:
-      InputError: the task is unknown or cannot be read.
     """
     return TaskSource(
         tasks=list(seqio.get_subtasks(task_or_mixture(name, vocabulary, modules, caches))),

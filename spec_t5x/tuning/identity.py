@@ -24,9 +24,6 @@ def params_digest(model: PyTree) -> str:
     """Returns a hash (hex) of a model's or draft's structure, settings, shapes and parameters.
 
     Large parameters are sampled on a grid: further training changes weights everywhere.
-
-    Raises:
-      InputError: a leaf that is not an array.
     """
     total = hashlib.sha256(str(jax.tree.structure(model)).encode())
     for leaf in jax.tree.leaves(model):

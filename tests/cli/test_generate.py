@@ -286,7 +286,6 @@ def test_bindings_that_cannot_be_are_refused(run, unchecked, binding, expected):
             ("x", "--top_k", 3, "--top_p", 0.5),
             "--top_k is 3 and --top_p is 0.5: set one",
         ),
-        (("x", "--gamma", 3, "--gamma", 3), "--gamma was given twice"),
         (("x", "--gamma", 100), "--gamma is 100 and --max_decode_len 16"),
         (("x", "--dtype", "int8"), "'int8'"),
         (("x", "--compare", "--trace"), "both --trace and --compare"),
