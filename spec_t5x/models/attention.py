@@ -2,7 +2,7 @@
 
 T5 does not rescale the scores by ``head_dim ** -0.5`` (the query's initializer
 holds the factor) and adds a learned bias by relative position, shared by all
-layers of a stack or, in umT5, each layer's own. ``Traits`` has what others do instead.
+layers of a stack or, in umT5, separate for each layer. ``Traits`` has the choices of other models.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from spec_t5x.types import Array, Bool, Float, Float32, Int
 
 # Added where attention is not allowed; large enough that exp underflows to zero.
 MASKED = -1e10
-# Bytes of scores above which whole sequences are attended from in parts, and the fewest
-# queries of a part: as many as a TPU multiplies at a time.
+# Bytes of scores above which whole sequences attend in parts, and the fewest queries of a part,
+# a TPU's tile.
 LARGE_SCORES, FEWEST_QUERIES = 1 << 28, 128
 
 # Keys, values, and the bias of the queries over them.
@@ -50,7 +50,7 @@ class Rotary:
         heads: Float[Array, "batch heads length head_dim"],
         positions: Int[Array, "#batch length"],
     ) -> Float[Array, "batch heads length head_dim"]:
-        """Queries or keys at these positions; angles in float32."""
+        """Rotates queries or keys by their positions; angles in float32."""
         width = heads.shape[-1]
         frequencies = self.base ** -(np.arange(0, width, 2, dtype=np.float32) / width) / self.factor
         frequencies = frequencies.astype(np.float32)[None, None, None]
@@ -62,67 +62,50 @@ class Rotary:
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """How an attention differs from T5's."""
+    """Differences of an attention from T5's."""
 
-    # Heads of keys and values, each read by as many heads of queries; None for as many as those.
+    # Heads of keys and values, each read by as many heads of queries; None for ``num_heads``.
     num_kv_heads: int | None = None
-    # What queries are multiplied by.
+    # Factor of the queries.
     scale: float = 1.0
     use_bias: bool = False
     rotary: Rotary | None = None
-    # Positions before its own, that one included, which a query of a decoder sees; None for all.
+    # Positions that a decoder's query sees, its own and those before it; None for all.
     window: int | None = None
-    # Positions to either side that a query of an encoder sees.
+    # Positions before and after its own that an encoder's query sees; None for all.
     reach: tuple[int, int] | None = None
-    # Scores are bent to lie between this and its negative; 0 leaves them.
+    # Bound of the scores, by a tanh; 0 for none.
     softcap: float = 0.0
-    # The epsilon of Gemma's norm of each head of queries and keys; None for no norm.
+    # Epsilon of Gemma's norm of each head of queries and keys; None for no norm.
     head_norm: float | None = None
 
 
 @flax.struct.dataclass
 class PairBias:
-    """What is added to the scores of whole sequences, as its two parts.
+    """Bias of all scores of whole sequences, in two parts: their sum is as large as the scores."""
 
-    Their sum is as large as the scores of all rows.
-    """
-
-    # None where positions are no matter of a bias.
+    # Bias by relative position; None for none.
     by_position: Float32[Array, "1 heads new length"] | None
     allowed: Bool[Array, "batch 1 new length"]
     num_heads: int = flax.struct.field(pytree_node=False)
 
     @functools.cached_property
     def sum(self) -> Float32[Array, "batch #heads new length"]:
-        """Bias of all pairs, made once for all layers that share it."""
+        """Bias of all pairs, computed once for all layers that share it."""
         mask = mask_bias(self.allowed)
         return mask if self.by_position is None else self.by_position + mask
 
     @property
-    def is_large(self) -> bool:
-        """Whether the scores are too many to be held at once."""
-        return self._num_parts > 1
-
-    @property
-    def part_starts(self) -> np.ndarray:
-        """Where each part's queries start; the last one overlaps what is before it."""
-        new = self.allowed.shape[2]
-        return np.minimum(np.arange(0, new, self.part_size), new - self.part_size)
-
-    @property
     def part_size(self) -> int:
-        """Queries of a part."""
-        return math.ceil(self.allowed.shape[2] / self._num_parts)
-
-    @property
-    def _num_parts(self) -> int:
+        """Number of queries whose scores are computed at a time."""
         batch, _, new, length = self.allowed.shape
         num_bytes = 4 * batch * self.num_heads * new * length
-        return max(1, min(math.ceil(num_bytes / LARGE_SCORES), new // FEWEST_QUERIES))
+        num_parts = max(1, min(math.ceil(num_bytes / LARGE_SCORES), new // FEWEST_QUERIES))
+        return math.ceil(new / num_parts)
 
 
 class Attention(nn.Module):
-    """Queries from one sequence, keys and values from another (or the same)."""
+    """Multi-head attention: queries from one sequence, keys and values from any."""
 
     emb_dim: int
     num_heads: int
@@ -162,34 +145,19 @@ class Attention(nn.Module):
 
         Args:
           inputs: normed states.
-          *sources: keys and values ``[batch kv_heads length head_dim]``, and their bias
-            ``[#batch #heads #new length]``. Of a source that several rows of the batch, which
-            follow one another, read, keys and values are there once.
+          *sources: keys and values ``[#batch kv_heads length head_dim]``, and their bias
+            ``[#batch #heads #new length]``. Consecutive rows of the batch may share a source.
           deterministic: False drops weights out.
-          positions: of the inputs, where these are rotated.
+          positions: of the inputs, for rotary positions.
         """
         queries = self._queries(inputs, positions)
         return self._joined(self._contexts(queries, sources, deterministic))
 
-    def attend_to_sources(
-        self,
-        inputs: Float[Array, "batch new embed"],
-        keys: Float[Array, "inputs kv_heads source head_dim"],
-        values: Float[Array, "inputs kv_heads source head_dim"],
-        bias: Float32[Array, "inputs 1 1 source"],
-    ) -> Float[Array, "batch new embed"]:
-        """Attends from normed states; rows that follow one another read one source.
-
-        They are its queries together, so that it need not be there for each of them.
-        """
-        together = inputs.reshape(keys.shape[0], -1, inputs.shape[2])
-        return self.attend(together, (keys, values, bias)).reshape(inputs.shape)
-
     def _queries(self, inputs, positions=None):
-        return self._placed(self.query(inputs), "query_norm", positions) * self.traits.scale
+        return self._heads(self.query(inputs), "query_norm", positions) * self.traits.scale
 
-    def _placed(self, joined, norm: str, positions):
-        """Queries or keys, head by head, normed and rotated where they are so."""
+    def _heads(self, joined, norm: str, positions):
+        """Splits queries or keys into heads, which are normed and rotated by the traits."""
         heads = self._split_heads(joined)
         if self.traits.head_norm is not None:
             heads = getattr(self, norm)(heads)
@@ -198,7 +166,7 @@ class Attention(nn.Module):
         return heads
 
     def _contexts(self, queries, sources: Sequence[Source], deterministic):
-        """What each query reads, head by head, of all sources together."""
+        """Averages the values of all sources, by one softmax for each head and query."""
         scores = [self._scores(queries, keys) + bias for keys, _, bias in sources]
         lengths = [keys.shape[2] for keys, _, _ in sources]
         joined = scores[0] if len(scores) == 1 else jnp.concatenate(scores, axis=-1)
@@ -221,30 +189,6 @@ class Attention(nn.Module):
         contexts = contexts.swapaxes(1, 2)
         return self.out(contexts.reshape(*contexts.shape[:2], -1))
 
-    def attend_in_parts(
-        self,
-        inputs: Float[Array, "batch new embed"],
-        keys: Float[Array, "batch kv_heads length head_dim"],
-        values: Float[Array, "batch kv_heads length head_dim"],
-        bias: PairBias,
-        positions: Int[Array, "1 new"] | None,
-    ) -> Float[Array, "batch new embed"]:
-        """``attend``, from some of the queries at a time: their scores alone take memory."""
-        queries = self._queries(inputs, positions)
-
-        def of_part(start):
-            part = jax.tree.map(
-                lambda array: lax.dynamic_slice_in_dim(array, start, bias.part_size, axis=2),
-                (queries, bias),
-            )
-            return self._contexts(part[0], [(keys, values, part[1].sum)], True)
-
-        starts = bias.part_starts
-        parts = lax.map(of_part, jnp.asarray(starts))
-        whole = jnp.moveaxis(parts[:-1], 0, 2).reshape(*queries.shape[:2], -1, queries.shape[3])
-        rest = parts[-1][:, :, whole.shape[2] - starts[-1] :]
-        return self._joined(jnp.concatenate([whole, rest], axis=2))
-
     def keys_values(
         self,
         inputs: Float[Array, "batch length embed"],
@@ -253,25 +197,43 @@ class Attention(nn.Module):
         Float[Array, "batch kv_heads length head_dim"],
         Float[Array, "batch kv_heads length head_dim"],
     ]:
-        """Keys and values of ``inputs``, in the cache's layout; a source's have no positions."""
-        keys = self._placed(self.key(inputs), "key_norm", positions)
+        """Returns keys and values in the cache's layout; those of a source have no positions."""
+        keys = self._heads(self.key(inputs), "key_norm", positions)
         return keys, self._split_heads(self.value(inputs))
 
     def __call__(self, inputs, sources, bias, deterministic: bool = True):
-        """Attention over whole sequences: ``inputs`` attend to ``sources``."""
+        """Attends from ``inputs`` to ``sources``, whole sequences both."""
         return self.attend(inputs, (*self.keys_values(sources), bias), deterministic=deterministic)
 
     def attend_to_itself(self, inputs, bias, deterministic, *sources: tuple[Array, Array]):
-        """Self-attention over whole sequences; and to sources and their biases beside it."""
+        """Attends from a whole sequence to itself and, in the same softmax, to ``sources``."""
         positions = jnp.arange(inputs.shape[1])[None]
         keys, values = self.keys_values(inputs, positions)
         if isinstance(bias, PairBias):
-            if deterministic and bias.is_large:
-                return self.attend_in_parts(inputs, keys, values, bias, positions)
+            if deterministic and bias.part_size < inputs.shape[1]:
+                return self._attend_in_parts(self._queries(inputs, positions), keys, values, bias)
             bias = bias.sum
         others = [(*self.keys_values(encoded), of_source) for encoded, of_source in sources]
         given = {"deterministic": deterministic, "positions": positions}
         return self.attend(inputs, (keys, values, bias), *others, **given)
+
+    def _attend_in_parts(self, queries, keys, values, bias: PairBias):
+        """Attends from ``bias.part_size`` queries at a time, whose scores alone take memory."""
+        size, new = bias.part_size, queries.shape[2]
+
+        def in_parts(array):
+            padded = jnp.pad(array, ((0, 0), (0, 0), (0, -new % size), (0, 0)))
+            return jnp.moveaxis(padded.reshape(*array.shape[:2], -1, size, array.shape[3]), 2, 0)
+
+        def contexts_of(part):
+            part_queries, *of_bias = part
+            part_bias = PairBias(*of_bias, bias.num_heads).sum
+            return self._contexts(part_queries, [(keys, values, part_bias)], True)
+
+        arrays = queries, bias.by_position, bias.allowed
+        parts = lax.map(contexts_of, jax.tree.map(in_parts, arrays))
+        contexts = jnp.moveaxis(parts, 0, 2).reshape(*queries.shape[:2], -1, queries.shape[3])
+        return self._joined(contexts[:, :, :new])
 
     def extend(
         self,
@@ -281,17 +243,14 @@ class Attention(nn.Module):
         relpos: "RelativeBias | None" = None,
         source: Source | None = None,
     ) -> tuple[Float[Array, "batch new embed"], KeysValues]:
-        """Writes new tokens into the cache, then attends to all of it.
+        """Writes new tokens into the layer's cache, then attends to all of it.
 
         Args:
           inputs: normed states of the tokens.
-          cache: the layer's.
-          tokens: where they go, and what they see.
-          relpos: the layer's own bias by relative position; None for the one of all layers.
-          source: attended to as well, in one softmax.
-
-        Returns:
-          What the tokens attend to, and the cache.
+          cache: keys and values of the layer.
+          tokens: their places, and what they see.
+          relpos: the layer's own relative bias; None for the one that all layers share.
+          source: attended to in the same softmax.
         """
         keys, values = self.keys_values(inputs, tokens.positions)
         write, bias = tokens.write, tokens.bias(relpos, self.traits.window)
@@ -310,7 +269,7 @@ class Attention(nn.Module):
 
 
 def _read(weights, values):
-    """Sums of values, by the weights of each query."""
+    """Sums values by the weights of each query."""
     grouped, ungroup = _by_group(weights, values)
     return ungroup(jnp.matmul(grouped, values))
 
@@ -319,9 +278,9 @@ def _by_group(
     queries: Float[Array, "batch heads new width"],
     keys: Float[Array, "inputs kv_heads length head_dim"],
 ) -> tuple[Float[Array, "inputs kv_heads queries width"], Callable[[Array], Array]]:
-    """The queries that read the same keys together, and what takes their results apart.
+    """Groups the queries that read the same keys, and returns the inverse for their results.
 
-    Those are of the rows of one input, and of the heads that share a head of keys.
+    A group has the rows of one input, and the heads that share a head of keys.
     """
     (batch, heads, new, width), (inputs, kv_heads) = queries.shape, keys.shape[:2]
     if (batch, heads) == (inputs, kv_heads):
@@ -345,28 +304,22 @@ class RelativeBias(nn.Module):
     max_distance: int
 
     def setup(self):
-        self.rel_embedding = param_with_axes(
-            self,
-            "rel_embedding",
-            nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
-            (self.num_heads, self.num_buckets),
-            jnp.float32,
-            axes=("heads", "relpos_buckets"),
-        )
+        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        shape, axes = (self.num_heads, self.num_buckets), ("heads", "relpos_buckets")
+        self.rel_embedding = param_with_axes(self, "rel_embedding", init, shape, axes)
 
     def full(self, length: int, bidirectional: bool) -> Float32[Array, "1 heads length length"]:
-        """Bias between all pairs of positions; rows are queries."""
+        """Returns the bias between all pairs of positions; rows are queries."""
         positions = np.arange(length)
-        relative = positions[None, :] - positions[:, None]
-        buckets = self._bucket(relative, bidirectional)
+        buckets = self._bucket(positions[None, :] - positions[:, None], bidirectional)
         return jnp.take(self.rel_embedding, buckets, axis=1)[None]
 
     def by_distance(self, length: int) -> Float32[Array, "heads length"]:
-        """Bias of a key that lies 0, 1, … ``length - 1`` places before its query."""
+        """Returns the bias of keys 0, 1, … ``length - 1`` positions before their query."""
         return jnp.take(self.rel_embedding, self._bucket(-np.arange(length), False), axis=1)
 
     def _bucket(self, relative: np.ndarray, bidirectional: bool) -> np.ndarray:
-        """Bucket of ``key position - query position``, a constant of the program.
+        """Returns the buckets of ``key position - query position``, constants of the program.
 
         Half of the buckets hold exact distances, the other half grow
         logarithmically up to ``max_distance`` (Raffel et al. 2020, section 2.1).
@@ -388,12 +341,12 @@ class RelativeBias(nn.Module):
 
 
 class NewTokens:
-    """Tokens that enter a cache: where they go, where they stand, and what they see of it.
+    """Tokens that enter a cache: their slots, their positions, and what they see of it.
 
     Attributes:
-      places: slots of each row's first token, which others follow; or the nodes that they are.
+      places: slot of each row's first token, which the others follow; or the tokens as ``Nodes``.
       positions: of the tokens, in their texts.
-      is_causal: whether each sees all that stands before it, and nothing else.
+      is_causal: whether each token sees all earlier positions, and nothing else.
     """
 
     def __init__(
@@ -404,11 +357,11 @@ class NewTokens:
         visible: Bool[Array, "batch new length"] | None,
         relpos: RelativeBias | None,
     ):
-        """Takes what the attributes say, and of each slot of the cache:
+        """Takes ``places`` and ``positions`` as the attributes, and further:
 
-        slot_positions: where its token stands.
-        visible: which tokens see it; None for those that do not stand before it.
-        relpos: the bias by relative position of all layers; None for none.
+        slot_positions: position of each slot's token.
+        visible: slots that each token sees; None for those of earlier positions and its own.
+        relpos: the relative bias that all layers share; None for none.
         """
         self.places, self.positions, self.is_causal = places, positions, visible is None
         self._relpos = relpos
@@ -420,23 +373,22 @@ class NewTokens:
         cached: Float[Array, "batch heads length head_dim"],
         new: Float[Array, "batch heads new head_dim"],
     ) -> Float[Array, "batch heads length head_dim"]:
-        """Cached keys, or values, with those of the tokens in their places."""
+        """Writes the tokens' keys, or values, to their slots."""
         write = cache_lib.write_nodes if isinstance(self.places, Nodes) else cache_lib.write
         return write(cached, new, self.places)
 
     def bias(self, own: RelativeBias | None, window: int | None) -> Float32[Array, "..."]:
-        """Of a layer whose tokens see ``window`` positions, with a relative bias of its own."""
+        """Returns the bias of a layer with a window and its ``own`` relative bias, or without."""
         if own is None and window is None:
             return self._shared
         return self._bias(own, window)
 
     def by_distance(self, own: RelativeBias | None) -> Float32[Array, "heads length"] | None:
-        """Bias by relative position, of a layer with its own or of all others, as a table."""
+        """Returns the relative bias of a layer by distance, its ``own`` or the shared one."""
         return self._shared_table if own is None else own.by_distance(self._distances.shape[2])
 
     @functools.cached_property
     def _shared(self) -> Array:
-        """The bias of all layers without a window, made once."""
         return self._bias(None, None)
 
     @functools.cached_property
@@ -461,10 +413,10 @@ def after_texts(
     relpos: RelativeBias | None = None,
     bidirectional: Bool[Array, "batch new"] | None = None,
 ) -> NewTokens:
-    """``new`` tokens after each row's length, with a bias by relative position or without.
+    """Places ``new`` tokens after each row's length, with a relative bias or without.
 
-    What the cache holds beyond a row's length has no influence. Tokens that are
-    ``bidirectional`` see one another whatever their order; they are given to an empty cache.
+    The cache's contents beyond a row's length have no influence. ``bidirectional`` tokens, which
+    are for an empty cache, see one another in any order.
     """
     length = cache.max_length
     positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
@@ -477,10 +429,10 @@ def after_texts(
 
 
 def in_slots(nodes: Nodes, relpos: RelativeBias | None = None) -> NewTokens:
-    """New tokens in slots of their own, as ``after_texts``."""
+    """Places new tokens in the slots of ``nodes``, with a relative bias or without."""
     return NewTokens(nodes, nodes.positions, nodes.slot_positions, nodes.visible, relpos)
 
 
 def mask_bias(allowed: Bool[Array, "*shape"]) -> Float32[Array, "*shape"]:
-    """Zero where attention is allowed, a large negative number where it is not."""
+    """Returns zero where attention is allowed, a large negative number elsewhere."""
     return jnp.where(allowed, 0.0, MASKED)

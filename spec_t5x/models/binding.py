@@ -1,4 +1,4 @@
-"""Families of networks: what a ``T5Config``, or a configuration of another kind, is of."""
+"""Families of networks: the kinds of network that a configuration may describe."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from spec_t5x.types import PyTree
 ModelConfig = NetworkConfig
 Model = CachedModel
 
-# Sizes that are numbers of layers, and the first layer in a path.
+# Fields with numbers of layers, and the first layer in a path.
 _LAYERS = re.compile("num_(.*_)?layers")
 _FIRST_LAYER = re.compile(r"\blayers_0\b")
 
@@ -31,7 +31,7 @@ _FIRST_LAYER = re.compile(r"\blayers_0\b")
 class Family:
     """Networks of one kind, of any size: an entry of the registry."""
 
-    # The sizes of one of them; JSON and gin make it.
+    # Class of the sizes, which JSON and gin make.
     config: type[ModelConfig]
     # Binds parameters to a configuration as the loops' ``Target``; has the ``network``.
     model: type[Model]
@@ -40,29 +40,29 @@ class Family:
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The family that a configuration belongs to."""
+    """Returns the family of a configuration."""
     families = registry.find_all("family").values()
     return next(family for family in families if isinstance(config, family.config))
 
 
 def known_families() -> str:
-    """The families that are registered, for messages: ``T5, T5Gemma or GPT``."""
+    """Lists the registered families for messages: ``T5, T5Gemma or GPT``."""
     families = registry.find_all("family").values()
     *others, last = [family.config.__name__.removesuffix("Config") for family in families]
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def network_of(config: ModelConfig) -> nn.Module:
-    """The network without parameters.
+    """Returns the network without parameters.
 
-    It is called with the tokens of sources, those fed to the decoder and those to predict, or with
-    the second alone where there is no source.
+    Its inputs are the tokens of sources, those fed to the decoder and those to predict; without
+    a source, the second alone.
     """
     return family_of(config).model.network(config)
 
 
 def bind(params: PyTree, config: ModelConfig, weights: str = AUTO) -> Model:
-    """Parameters and their configuration as the loops' ``Target``.
+    """Binds parameters to their configuration as the loops' ``Target``.
 
     Args:
       params: the tree of the network.
@@ -74,36 +74,31 @@ def bind(params: PyTree, config: ModelConfig, weights: str = AUTO) -> Model:
 
 
 def abstract_variables(config: ModelConfig) -> PyTree:
-    """Shapes of what the network initializes: ``params`` and ``params_axes``, float32.
+    """Returns shapes of the network's variables, ``params`` and ``params_axes``, in float32.
 
-    From the network's code alone: no weight is drawn and no memory taken.
+    The network's code determines them: no weight is drawn and no memory taken.
     """
     return {name: unflatten_dict(flat, sep="/") for name, flat in _variables(config).items()}
 
 
 def abstract_params(config: ModelConfig) -> PyTree:
-    """The ``params`` of ``abstract_variables``: nested dicts of ``jax.ShapeDtypeStruct``."""
+    """Returns the ``params`` of ``abstract_variables``: nested dicts of shapes."""
     return abstract_variables(config)["params"]
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter by its path, such as ``encoder/encoder_norm/scale``."""
+    """Returns every parameter's shape by its path (``encoder/encoder_norm/scale``)."""
     return {path: leaf.shape for path, leaf in _variables(config)["params"].items()}
 
 
 def _variables(config: ModelConfig) -> dict[str, dict[str, Any]]:
-    """``abstract_variables`` by collection and path."""
-    # Whatever the layers compute in, the parameters are float32.
+    """Returns ``abstract_variables`` by collection and path; any ``dtype`` has the same."""
     return _traced(dataclasses.replace(config, dtype="float32"))
 
 
 @functools.lru_cache(maxsize=16)
 def _traced(config: ModelConfig) -> dict[str, dict[str, Any]]:
-    """The variables of a network, found by tracing it.
-
-    The layers of a stack are alike: a network with one layer in each is traced, in a
-    fraction of the time that all of them would take.
-    """
+    """Finds a network's variables by tracing one layer of each stack, whose layers are alike."""
     names = [field.name for field in dataclasses.fields(config)]
     shallow = dataclasses.replace(config, **{n: 1 for n in names if _LAYERS.fullmatch(n)})
     is_head = isinstance(config, EagleConfig)
@@ -121,7 +116,7 @@ def _traced(config: ModelConfig) -> dict[str, dict[str, Any]]:
 
 
 def _every_layer(config: ModelConfig, flat: dict[str, Any]) -> dict[str, Any]:
-    """What is in the first layer of a stack for each of its layers, in a tree's order."""
+    """Repeats the variables of each stack's first layer for all its layers, in a tree's order."""
     repeated = {}
     for path, leaf in flat.items():
         stack = path.partition("/")[0]

@@ -23,21 +23,16 @@ from spec_t5x.models.logical_axes import constrain
 from spec_t5x.sampling.distributions import write_rows
 from spec_t5x.types import Array, Bool, Float, Int
 
-# What the axes of a layer's keys and values mean, for a mesh: the rows lie with the rest
-# of the batch, the heads where their projections are.
+# Logical axes of a layer's keys and values.
 AXES = ("batch", "heads", "length", "kv")
 
 
 @flax.struct.dataclass
 class KeysValues:
-    """What self-attention of one decoder layer has cached, written as decoding goes on."""
+    """Keys and values of one decoder layer's self-attention."""
 
     keys: Float[Array, "batch heads length head_dim"]
     values: Float[Array, "batch heads length head_dim"]
-
-    def map(self, function: Callable[[Array], Array]) -> "KeysValues":
-        """The same with a function applied to keys and values."""
-        return self.replace(keys=function(self.keys), values=function(self.values))
 
 
 @flax.struct.dataclass
@@ -50,23 +45,27 @@ class LayerCache(KeysValues):
 
 
 class Cache:
-    """What a decoder remembers of a batch: ``layers``, and ``lengths`` of its rows."""
+    """Memory of a decoder for a batch: its ``layers``, and the ``lengths`` of the rows."""
 
     @property
     def max_length(self) -> int:
-        """Number of decoder positions there is room for."""
+        """Number of decoder positions that fit."""
         return self.layers[0].keys.shape[2]
 
     def at(self, lengths: Int[Array, "batch"]) -> "Cache":
-        """The same cache with each row cut back (rolled back) to ``lengths``."""
+        """Cuts (rolls) each row back to ``lengths``."""
         return self.replace(lengths=lengths)
 
     def map(self, function: Callable[[Array], Array]) -> "Cache":
-        """The same cache with a function applied to the keys and values of each layer."""
-        return self.replace(layers=tuple(layer.map(function) for layer in self.layers))
+        """Applies a function to the keys and values of each layer."""
+        layers = (
+            layer.replace(keys=function(layer.keys), values=function(layer.values))
+            for layer in self.layers
+        )
+        return self.replace(layers=tuple(layers))
 
     def through(self, layers, states: Array, *args) -> tuple[list[Array], "Cache"]:
-        """New tokens' states after each of a decoder's layers, and the cache with them."""
+        """Runs new tokens through decoder layers; returns each one's states, and the cache."""
         outputs, caches = [], []
         for layer, layer_cache in zip(layers, self.layers, strict=True):
             states, layer_cache = layer.extend(states, layer_cache, *args)
@@ -75,22 +74,23 @@ class Cache:
         return outputs, self.replace(layers=tuple(caches))
 
     def move(self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]) -> "Cache":
-        """The same cache, with the contents of ``slots`` copied to follow ``starts``."""
-        return self.map(lambda cached: move(cached, slots, starts))
+        """Copies the contents of ``slots[b]`` to consecutive slots from ``starts[b]``."""
+
+        def moved(cached):
+            return write(cached, jnp.take_along_axis(cached, slots[:, None, :, None], 2), starts)
+
+        return self.map(moved)
 
     def insert_rows(self, new: "Cache", move: Move) -> "Cache":
-        """The cache with a row of another in it, which may have less room.
-
-        What is beyond that stays, and is not looked at.
-        """
+        """Inserts a row of another cache, which may be shorter; the slots beyond keep theirs."""
         layers = jax.tree.map(move.beginning, self.layers, new.layers)
         return self.replace(layers=layers, lengths=move.beginning(self.lengths, new.lengths))
 
     def laid_out(self) -> "Cache":
-        """The same cache in the layout that XLA for TPUs gives a target's, length along lanes.
+        """Fixes the layout that XLA for TPUs gives a target's cache, length along lanes.
 
-        For a loop over single tokens it would choose another one: where a draft writes to
-        its target's cache, all of it would be copied on the way in and on the way out.
+        For a loop over single tokens XLA would choose another layout, and where a draft writes to
+        its target's cache it would copy all of it on the way in and on the way out.
         """
 
         def lay_out(array):
@@ -105,40 +105,40 @@ class Cache:
 
 @flax.struct.dataclass
 class DecoderCache(Cache):
-    """All that a decoder remembers of a batch and its sources.
+    """Memory of a decoder for a batch and its sources.
 
-    What is of the texts leads with the batch axis; what is of the sources is there once for
-    each input, whose rows (one, or ``num_decodes``) follow one another in the batch.
+    Arrays of texts lead with the batch axis. Arrays of sources have one entry for each input,
+    whose rows (one, or ``num_decodes``) are consecutive in the batch.
     """
 
     layers: tuple[LayerCache, ...]
-    # True where the encoder's input is a token, False where it is padding.
+    # True for tokens of the encoder's input, False for padding.
     source_mask: Bool[Array, "inputs source"]
-    # How many decoder tokens, the start token included, are cached for each row.
+    # Number of decoder tokens, the start token included, that are cached for each row.
     lengths: Int[Array, "batch"]
 
     def repeat_rows(self, times: int) -> "DecoderCache":
-        """The cache of ``times`` rows of each row, which read the same sources."""
+        """Repeats each row; the copies read the same sources."""
         repeated = self.map(lambda cached: jnp.repeat(cached, times, axis=0))
         return repeated.at(jnp.repeat(self.lengths, times))
 
     def insert_rows(self, new: "DecoderCache", move: Move) -> "DecoderCache":
-        """The cache with an input of another in it, whose texts and sources may be shorter."""
+        """Inserts an input of another cache, whose texts and sources may be shorter."""
         inserted = super().insert_rows(new, move)
         return inserted.replace(source_mask=move.whole(self.source_mask, new.source_mask))
 
 
 @flax.struct.dataclass
 class DecoderOnlyCache(Cache):
-    """All that a decoder without a source remembers. Every leaf leads with the batch axis."""
+    """Memory of a decoder without a source. Every leaf leads with the batch axis."""
 
     layers: tuple[KeysValues, ...]
-    # How many tokens, the start token included, are cached for each row.
+    # Number of tokens, the start token included, that are cached for each row.
     lengths: Int[Array, "batch"]
 
     @classmethod
     def empty(cls, config: Any, layers: int, batch: int, max_length: int) -> "DecoderOnlyCache":
-        """Room for ``max_length`` tokens in each of ``batch`` rows, for layers of ``config``."""
+        """Makes room for ``max_length`` tokens in each of ``batch`` rows."""
         shape = (batch, config.num_heads, max_length, config.head_dim)
         room = constrain(jnp.zeros(shape, config.dtype), AXES)
         return cls((KeysValues(room, room),) * layers, jnp.zeros(batch, jnp.int32))
@@ -169,13 +169,3 @@ def write_nodes(
         return write(cached, new, slots[:, 0])
     written = jax.vmap(lambda row, update, at: row.at[:, at].set(update))(cached, new, slots)
     return constrain(written, AXES)
-
-
-def move(
-    cached: Float[Array, "batch heads length head_dim"],
-    slots: Int[Array, "batch nodes"],
-    starts: Int[Array, "batch"],
-) -> Float[Array, "batch heads length head_dim"]:
-    """Copies what is in ``slots[b]`` to consecutive slots from ``starts[b]`` on."""
-    moved = jnp.take_along_axis(cached, slots[:, None, :, None], axis=2)
-    return write(cached, moved, starts)

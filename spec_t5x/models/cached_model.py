@@ -19,38 +19,38 @@ from spec_t5x.types import Array, Float, Float32, Int, PyTree
 
 @flax.struct.dataclass
 class CachedModel:
-    """Scores tokens against a cache; ``T5Model`` and ``GPTModel`` say how one begins.
+    """Model that scores tokens against a cache; a subclass has ``prefill``, which makes one.
 
     A pytree whose leaves are the weights, so that it is passed into compiled
     functions. Serves as a target, and as the model inside a ``TransformerDraft``.
     """
 
-    # The parameters, as ``operations`` read them.
+    # The parameters, as packed for ``operations``.
     weights: PyTree
     # Has a ``config``, ``extend``, ``extend_nodes`` and ``logits``.
     module: nn.Module = flax.struct.field(pytree_node=False)
-    # What the network is computed with.
     operations: Operations = flax.struct.field(pytree_node=False, default=XLA)
     # Whether ``score`` writes to the cache of another model, whose layout it keeps.
     in_targets_cache: bool = flax.struct.field(pytree_node=False, default=False)
 
-    # What ``create`` makes of a configuration.
+    # Class of ``module``.
     network: ClassVar[type[nn.Module]]
+    # Number of learnt positions; None for relative or rotary ones.
+    max_positions: ClassVar[int | None] = None
 
     @classmethod
     def create(cls, params: PyTree, config: Any) -> "CachedModel":
         """Binds a parameter tree (T5X's names) to its configuration."""
-        module = cls.network(config)
         weights, operations = pack(params, config.dtype)
-        return cls(weights, module, operations=operations)
+        return cls(weights, cls.network(config), operations=operations)
 
     def with_params(self, params: PyTree) -> "CachedModel":
-        """The same with other parameters."""
+        """Returns the model with other parameters."""
         weights, operations = pack(params, self.config.dtype)
         return self.replace(weights=weights, operations=operations)
 
     def rounded(self, bits: int = 8) -> "CachedModel":
-        """The same with its matrices in 8 or 4 bits: another model, close to this one."""
+        """Returns the model with its matrices in 8 or 4 bits: another model, close to this one."""
         tied = self.config.logits_via_embedding
         return self.replace(weights=weights_lib.rounded(self.weights, bits, tied=tied))
 
@@ -74,21 +74,16 @@ class CachedModel:
         """Width of a decoder state."""
         return self.config.emb_dim * (1 + len(getattr(self.module, "depths", ())))
 
-    @property
-    def max_positions(self) -> int | None:
-        """Number of learnt positions; None, as T5's are relative."""
-        return None
-
     def score(
         self,
         cache: Cache,
         tokens: Int[Array, "batch new"],
         num: Int[Array, ""] | None = None,
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
-        """Feeds new tokens at each row's length: logits and normed states after each.
+        """Feeds new tokens at each row's length; returns logits and normed states after each.
 
-        Where only ``num`` of them matter, the rest is skipped; XLA compiles the call for blocks of
-        several lengths.
+        If only the first ``num`` matter, the others are skipped; XLA compiles the call for blocks
+        of several lengths.
         """
         if num is None:
             found = self._extended("extend", cache, tokens)
@@ -101,35 +96,35 @@ class CachedModel:
         return logits, states, cache.laid_out() if self.in_targets_cache else cache
 
     def first(self, num: Int[Array, ""]) -> "CachedModel":
-        """The same model, which may leave out all but the first ``num`` tokens of each row."""
+        """Returns the model, which may skip all but the first ``num`` tokens of each row."""
         return self.operations.first(self, num)
 
     def num_slots(self, cache: Cache) -> int:
-        """How many tokens of a row the cache has room for."""
+        """Returns the number of tokens of a row that fit the cache."""
         return cache.max_length
 
     def score_nodes(
         self, cache: Cache, nodes: Nodes
     ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], Cache]:
-        """Feeds tokens of a tree to their slots: logits and states after each, written cache."""
+        """Feeds tokens of a tree to their slots; returns logits and states after each."""
         return self._extended("extend_nodes", cache, nodes)
 
     def logits(self, states: Float[Array, "batch new embed"]) -> Float32[Array, "batch new vocab"]:
-        """Of normed states; on a mesh, the vocabulary is gathered once, here.
+        """Returns the logits of normed states; on a mesh, gathers the vocabulary once, here.
 
-        What samples takes maxima, sums and single tokens of it, each of which would be
-        a collective of its own, and sums in parts would round otherwise.
+        Sampling takes maxima, sums and single tokens of it, each of which would be a separate
+        collective, and sums in parts would round otherwise.
         """
         return constrain(self.apply(states, method="logits"), ("batch", "length", None))
 
     def move(
         self, cache: Cache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
     ) -> Cache:
-        """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
+        """Copies the contents of ``slots`` to the slots from ``starts`` on."""
         return cache.move(slots, starts)
 
     def rollback(self, cache: Cache, lengths: Int[Array, "batch"]) -> Cache:
-        """The cache with each row's length set to ``lengths``."""
+        """Sets each row's length to ``lengths``."""
         return cache.at(lengths)
 
     def _extended(self, method: str, *args):
@@ -137,20 +132,20 @@ class CachedModel:
         return self.logits(states), states, cache
 
     def apply(self, *args, method: str):
-        """A method of the network, with the weights."""
+        """Calls a method of the network with the weights."""
         return self.operations.apply(self.module, self.weights, *args, method=method)
 
 
 @flax.struct.dataclass
 class TextModel(CachedModel):
-    """A decoder alone. It has no source: it continues the prompt.
+    """Decoder without a source, which continues the prompt.
 
     Of its inputs only the number of rows counts.
     """
 
     @property
     def num_layers(self) -> int:
-        """Layers of the decoder."""
+        """Number of decoder layers."""
         return self.config.num_layers
 
     def prefill(
@@ -159,24 +154,23 @@ class TextModel(CachedModel):
         max_length: int,
         prompts: Int[Array, "batch width"] | None = None,
     ) -> DecoderOnlyCache:
-        """A cache with room for ``max_length`` tokens, and ``prompts`` in it, read in one call."""
-        config, batch = self.config, inputs.shape[0]
-        cache = DecoderOnlyCache.empty(config, self.num_layers, batch, max_length)
+        """Makes a cache for ``max_length`` tokens, and reads ``prompts`` into it in one call."""
+        cache = DecoderOnlyCache.empty(self.config, self.num_layers, inputs.shape[0], max_length)
         return cache if prompts is None else self.read_prompts(cache, prompts)
 
     def read_prompts(
         self, cache: DecoderOnlyCache, prompts: Int[Array, "batch width"]
     ) -> DecoderOnlyCache:
-        """An empty cache with prompts of two tokens or more in it."""
+        """Reads prompts of two tokens or more into an empty cache."""
         return self.score(cache, prompts)[2]
 
 
 def by_width(
     score: Callable, cache: PyTree, tokens: Int[Array, "batch new"], num: Int[Array, ""]
 ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], PyTree]:
-    """``score`` of the first ``num`` tokens or a few more; the results for others are zeros.
+    """Runs ``score`` on the first ``num`` tokens or a few more; other results are zeros.
 
-    A program for each of ``call_widths``, of which one runs.
+    Compiles a branch for each of ``call_widths``.
     """
 
     def call(width, cache, tokens):
@@ -191,7 +185,7 @@ def by_width(
 
 
 def call_widths(largest: int) -> tuple[int, ...]:
-    """Numbers of positions that the target is compiled for where proposals vary.
+    """Returns the numbers of positions that the target is compiled for if proposals vary.
 
     >>> call_widths(6)
     (1, 2, 4, 6)

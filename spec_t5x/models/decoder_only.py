@@ -33,23 +33,23 @@ class DecoderOnlyConfig(NetworkConfig):
     mlp_activations: Sequence[str] = ("relu",)
     logits_via_embedding: bool = False
     dropout_rate: float = 0.1
-    # What the layers compute in; parameters and logits are float32 regardless.
+    # Type of the layers; parameters and logits are float32 regardless.
     dtype: str = "float32"
 
     has_source: ClassVar[bool] = False
-    # T5X's example has these as constants.
+    # Constants of T5X's example.
     relpos_num_buckets: ClassVar[int] = 32
     relpos_max_distance: ClassVar[int] = 128
     layer_norm_epsilon: ClassVar[float] = 1e-6
 
     @property
     def num_decoder_layers(self) -> int:
-        """All layers."""
+        """Number of layers."""
         return self.num_layers
 
 
 class _Decoder(Decoder):
-    """T5's, with the embedding in it, as T5X has it."""
+    """T5's decoder with the embedding inside, where T5X has it."""
 
     def setup(self):
         super().setup()
@@ -57,7 +57,7 @@ class _Decoder(Decoder):
 
 
 class DecoderOnlyTransformer(CachedNetwork):
-    """The decoder-only T5, to be called over a static cache."""
+    """Decoder-only T5 over a static cache."""
 
     config: DecoderOnlyConfig
 
@@ -66,19 +66,19 @@ class DecoderOnlyTransformer(CachedNetwork):
 
     @property
     def token_embedder(self) -> Embed:
-        """The decoder's."""
+        """The decoder's embedding."""
         return self.decoder.token_embedder
 
     def __call__(
         self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
     ) -> Float32[Array, "batch new vocab"]:
-        """Logits after new tokens, by which all parameters are initialized."""
+        """Returns logits after new tokens; a call initializes all parameters."""
         return self.logits(self.extend(cache, tokens)[0])
 
 
 @flax.struct.dataclass
 class DecoderOnlyModel(TextModel):
-    """A decoder-only T5 that scores tokens against a static cache; T5X gives its parameters."""
+    """Decoder-only T5 that scores tokens against a static cache; T5X gives its parameters."""
 
     network = DecoderOnlyTransformer
     # Whether a prompt's tokens see one another in both directions.
@@ -87,7 +87,7 @@ class DecoderOnlyModel(TextModel):
     def read_prompts(
         self, cache: DecoderOnlyCache, prompts: Int[Array, "batch width"]
     ) -> DecoderOnlyCache:
-        """The cache after ``prompts``, whose tokens see one another in a prefix model."""
+        """Reads prompts, whose tokens see one another in a prefix model, into the cache."""
         if not self.prefix_lm:
             return super().read_prompts(cache, prompts)
         known = jnp.pad(prompts[:, 1:] != PAD_ID, ((0, 0), (1, 0)), constant_values=True)
@@ -95,6 +95,6 @@ class DecoderOnlyModel(TextModel):
 
 
 def init_variables(module: DecoderOnlyTransformer, rng: jax.Array) -> PyTree:
-    """Initial variables of a network, ``params`` and ``params_axes``."""
+    """Returns initial variables of a network, ``params`` and ``params_axes``."""
     cache = DecoderOnlyCache.empty(module.config, module.config.num_layers, 1, 1)
     return module.init(rng, cache, jnp.zeros((1, 1), jnp.int32))

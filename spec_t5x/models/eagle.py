@@ -1,4 +1,4 @@
-"""A decoder layer that goes on from its target's states: the network of an EAGLE head.
+"""A decoder layer that continues from its target's states: the network of an EAGLE head.
 
 EAGLE (Li et al. 2024, arXiv 2401.15077) drafts with one decoder layer over the last token's
 embedding and the target's state that the token was predicted from, fused by a linear map; from
@@ -6,9 +6,9 @@ its second token on, its own state takes the place of the target's. Here the lay
 the source, too, with the keys and values of one of the target's decoder layers. It may be
 narrower than the target: then a map reduces the target's states first.
 
-Training follows what drafting does ("training-time test" of EAGLE-3, Li et al. 2025, arXiv
-2503.01840): the network is unrolled over steps of its own, and at each step attends to what it
-would have cached by then.
+Training imitates drafting ("training-time test" of EAGLE-3, Li et al. 2025, arXiv
+2503.01840): the network is unrolled over several draft steps, and each step attends to the
+inputs that it would have cached by then.
 """
 
 import dataclasses
@@ -32,62 +32,61 @@ from spec_t5x.types import Array, Float, Float32, Int, Key, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class EagleConfig(T5Config):
-    """Sizes of a head: those of its target, but for the layers and their width."""
+    """Sizes of a head; all but layers and width are the target's."""
 
-    # Width of the target: of its states, its embeddings and its encoder's output.
+    # Width of the target's states, embeddings and encoder output.
     target_dim: int = 512
-    # Layers of the target's decoder, from 0, whose outputs the head is fed beside the last one's.
+    # The target's decoder layers, counted from 0, whose outputs are inputs beside the last one's.
     depths: Sequence[int] = ()
     # Whether the head attends to the source.
     reads_source: bool = True
 
     @property
     def has_source(self) -> bool:
-        """Whether the layers have attention to a source."""
+        """True if the layers attend to a source."""
         return self.reads_source
 
     @property
     def state_size(self) -> int:
-        """Width of what the head is fed."""
+        """Width of the target's states that the head reads."""
         return self.target_dim * (1 + len(self.depths))
 
 
 @flax.struct.dataclass
 class DraftingCache(DecoderCache):
-    """A decoder's cache while it drafts: with its states after the latest tokens, by slot."""
+    """Cache of a decoder while it drafts, with its states after the latest tokens, by slot."""
 
     states: Float[Array, "batch nodes embed"]
-    # The slot that the first of them is of.
+    # Slot of the first state.
     first: Int[Array, "batch"]
 
     @classmethod
     def after(
         cls, cache: DecoderCache, states: Float[Array, "batch embed"], room: int
     ) -> "DraftingCache":
-        """The cache after a row's last token, whose states are given, with room for so many."""
-        room = jnp.zeros((states.shape[0], room, states.shape[1]), states.dtype)
-        first = cache.lengths - 1
-        states = room.at[:, 0].set(states)
-        return cls(cache.layers, cache.source_mask, cache.lengths, states=states, first=first)
+        """Makes the cache after each row's last token, whose states are given, with room."""
+        empty = jnp.zeros((states.shape[0], room, states.shape[1]), states.dtype)
+        added = {"states": empty.at[:, 0].set(states), "first": cache.lengths - 1}
+        return cls(cache.layers, cache.source_mask, cache.lengths, **added)
 
     def states_at(self, slots: Int[Array, "batch new"]) -> Float[Array, "batch new embed"]:
-        """The states after what these slots hold."""
+        """Returns the states after the tokens in these slots."""
         return jnp.take_along_axis(self.states, (slots - self.first[:, None])[..., None], axis=1)
 
     def with_states(self, states: Float[Array, "batch new embed"], slots: Int[Array, "batch new"]):
-        """The cache with the states after tokens whose slots follow one another."""
+        """Writes the states after tokens in consecutive slots."""
         return self.replace(states=write_rows(self.states, states, slots[:, 0] - self.first))
 
 
 class EagleNetwork(CachedNetwork):
-    """A decoder that takes a token and the state before it."""
+    """Decoder that takes a token and the state before it."""
 
     config: EagleConfig
 
     def setup(self):
         cfg = self.config
         self.token_embedder = embed(dataclasses.replace(cfg, emb_dim=cfg.target_dim))
-        # Names of axes that no rules share out: each device has all of these two.
+        # No rule shards these axes: each device has both maps whole.
         self.reduction = Dense(cfg.emb_dim, ("embed", "kv"), cfg.dtype)
         self.fusion = Dense(cfg.emb_dim, ("embed", "kv"), cfg.dtype)
         self.decoder = Decoder(cfg)
@@ -95,7 +94,7 @@ class EagleNetwork(CachedNetwork):
     def __call__(
         self, tokens: Int[Array, "batch length"], *, enable_dropout: bool = False
     ) -> Float32[Array, "batch length vocab"]:
-        """Logits of a first step after states of zeros: what a text would begin with."""
+        """Returns logits of a first draft step after states of zeros."""
         zeros = jnp.zeros((*tokens.shape, self.config.state_size), self.config.dtype)
         given = zeros[..., : self.config.target_dim], tokens, tokens, zeros, 1
         return self.logits(self.unroll(*given, enable_dropout=enable_dropout)[0])
@@ -113,24 +112,22 @@ class EagleNetwork(CachedNetwork):
         states: Float[Array, "batch new target_states"],
     ) -> tuple[Float[Array, "batch new embed"], DecoderCache]:
         """Feeds tokens and the target's states that they were predicted from."""
-        # Another draft may want states of more layers.
-        return self._follow(cache, tokens, self.reduction(states[..., : self.config.state_size]))
-
-    def _follow(self, cache, tokens, states):
-        return self.decoder.extend(self._fused(tokens, states), cache)
+        # The states of more layers may follow, for another draft.
+        reduced = self.reduction(states[..., : self.config.state_size])
+        return self.decoder.extend(self._fused(tokens, reduced), cache)
 
     def extend(
         self, cache: DraftingCache, tokens: Int[Array, "batch 1"]
     ) -> tuple[Float[Array, "batch 1 embed"], DraftingCache]:
-        """Feeds a token of its own, after its own state."""
+        """Feeds a token of the draft after the draft's state."""
         slots = cache.lengths[:, None]
-        states, cache = self._follow(cache, tokens, cache.states_at(slots - 1))
+        states, cache = self.decoder.extend(self._fused(tokens, cache.states_at(slots - 1)), cache)
         return states, cache.with_states(states, slots)
 
     def extend_nodes(
         self, cache: DraftingCache, nodes: Nodes
     ) -> tuple[Float[Array, "batch nodes embed"], DraftingCache]:
-        """Feeds nodes of a tree, each after its own state at the node that it follows."""
+        """Feeds nodes of a tree, each after the draft's state at its parent."""
         before = nodes.slot_positions[:, None] == nodes.positions[..., None] - 1
         parents = jnp.argmax(nodes.visible & before, axis=-1)
         fused = self._fused(nodes.tokens, cache.states_at(parents))
@@ -147,13 +144,13 @@ class EagleNetwork(CachedNetwork):
         *,
         enable_dropout: bool = False,
     ) -> list[Float[Array, "batch length embed"]]:
-        """States at all positions of a text as its first, second, … step of drafting has them.
+        """Returns the states at all positions of a text in its first, second, … draft step.
 
-        Those of step i mean nothing at the first i positions, counted from 0.
+        Those of step i are undefined at the first i positions; both count from 0.
 
         Args:
-          encoded: the target's encoder's output.
-          source: what was encoded.
+          encoded: output of the target's encoder.
+          source: the encoded tokens.
           shifted: the text from its start token on.
           states: the target's at each position.
           num_steps: steps to unroll.
@@ -164,7 +161,7 @@ class EagleNetwork(CachedNetwork):
         earlier: list[list[Array]] = [[] for _ in self.decoder.layers]
         unrolled, states = [], self.reduction(states)
         for step in range(num_steps):
-            # Text that is older than the draft was fed with the target's states.
+            # Text before the draft was fed with the target's states.
             seen = [distances >= step, *(distances == step - i for i in range(1, step + 1))]
             masks = [mask_bias(each)[None, None] for each in seen]
             states = self._fused(shifted, jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0))))
@@ -187,13 +184,13 @@ def head_config(
     depths: Sequence[int] = (),
     reads_source: bool = True,
 ) -> EagleConfig:
-    """Sizes of a head for a target.
+    """Returns the sizes of a head for a target.
 
     Args:
       target: the target's sizes.
-      layers: of the target's decoder, whose keys and values of the source the head attends to.
-      width: of its states; None is the target's.
-      depths: layers of the target's decoder that are to be shown beside the last, from 0.
+      layers: the target's decoder layers whose keys and values of the source the head reads.
+      width: of the head's states; None for the target's.
+      depths: the target's decoder layers to read beside the last, counted from 0.
       reads_source: whether the head attends to the source.
 
     Raises:
@@ -220,21 +217,21 @@ def first_head(
     config: EagleConfig,
     layers: Sequence[int],
 ) -> PyTree:
-    """A head's own parameters (``kept_layers.own_params``) where training starts.
+    """Initializes a head's own parameters (``kept_layers.own_params``).
 
-    As wide as the target it starts as layers of the target's decoder that are fed the tokens
+    A head as wide as the target starts as layers of the target's decoder that read the tokens
     alone. A narrower one starts with random layers among the principal components of the
-    target's output layer: its state is the target's state there, which the layers add to.
+    target's output layer: its state is the target's state there, to which the layers add.
 
     Args:
-      key: of the random parameters.
+      key: for the random parameters.
       params, target: the target's parameters and sizes.
-      config: the head's, of ``head_config``.
-      layers: see there.
+      config: the head's sizes, from ``head_config``.
+      layers: as of ``head_config``.
     """
     own = own_params(EagleNetwork(config).init(key, jnp.zeros((1, 1), jnp.int32))["params"])
     target_dim, width = config.target_dim, config.emb_dim
-    # Of the last states; those of other depths count for nothing at first.
+    # Selects the last layer's states; those of other depths start with weight zero.
     last = jnp.eye(config.state_size, target_dim)
     if width == target_dim:
         encoder = range(target.num_encoder_layers)
@@ -244,9 +241,9 @@ def first_head(
         reduction, fusion = last, jnp.eye(2 * target_dim, target_dim)
     else:
         kernel = jnp.asarray(output_kernel(params, target), jnp.float32)
-        # The largest come last.
+        # eigh sorts the largest to the end.
         components = jnp.linalg.eigh(kernel @ kernel.T)[1][:, -width:]
-        # So large are the target's states, and so large should be the head's.
+        # The head's states should be as large as the target's.
         scale = params["decoder"]["decoder_norm"]["scale"]
         size = jnp.sqrt(jnp.mean(jnp.square(scale)))
         decoder = {

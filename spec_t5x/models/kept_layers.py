@@ -1,13 +1,12 @@
-"""A smaller T5 made of layers of a larger one: what a draft for it can start from.
+"""A smaller T5 made of layers of a larger one, from which a draft for it can start.
 
-Keeping every k-th layer is how DistilBERT starts (Sanh et al. 2019, arXiv 1910.01108).
-The output of the kept layers is poor before training, and learnt far faster than from
-random parameters: embedding, output layer and widths are the larger model's.
+DistilBERT starts from every k-th layer (Sanh et al. 2019, arXiv 1910.01108). The output of the
+kept layers is poor before training, and learnt far faster than from random parameters:
+embedding, output layer and widths are the larger model's.
 
-Such a draft may also *share* parameters with its target: embedding, encoder, and the maps
-to keys and values of the source in each kept decoder layer. Shared, they stay as they are,
-and what the target computes of a source with them serves the draft as well. The rest is
-the draft's *own*.
+A draft may also *share* parameters with its target: embedding, encoder, and the maps
+to keys and values of the source in each kept decoder layer. Shared parameters are not trained,
+and the target's results for a source serve the draft as well. The rest is the draft's *own*.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ _RULES = {
 
 
 def kept_layers(rule: str, total: int) -> tuple[int, ...]:
-    """The layers, from 0, that a rule keeps of ``total``.
+    """Returns the layers, counted from 0, that a rule keeps of ``total``.
 
     >>> kept_layers("all", 3), kept_layers("first:2", 6), kept_layers("last:1", 6)
     ((0, 1, 2), (0, 1), (5,))
@@ -35,7 +34,7 @@ def kept_layers(rule: str, total: int) -> tuple[int, ...]:
     (0, 3, 6)
 
     Raises:
-        InputError: no such rule, or a number that is not from 1 to ``total``.
+        InputError: an unknown rule, or a number that is not from 1 to ``total``.
     """
     if rule == "all":
         return tuple(range(total))
@@ -50,49 +49,43 @@ def kept_layers(rule: str, total: int) -> tuple[int, ...]:
 def keep_layers(
     params: PyTree, config: T5Config, *, encoder: Sequence[int], decoder: Sequence[int]
 ) -> tuple[PyTree, T5Config]:
-    """The T5 of these layers alone, and all that is no layer.
-
-    Args:
-        params, config: the larger model.
-        encoder, decoder: numbers of the layers to keep, in their order there.
-    """
-    smaller = config.with_layers(encoder=encoder, decoder=decoder)
-    return {
-        **params,
-        "encoder": _with_layers(params["encoder"], encoder),
-        "decoder": _with_layers(params["decoder"], decoder),
-    }, smaller
+    """Returns the T5 of these layers of each stack, in this order, and of all shared parts."""
+    kept = {"encoder": encoder, "decoder": decoder}
+    smaller = {name: _with_layers(params[name], layers) for name, layers in kept.items()}
+    return {**params, **smaller}, config.with_layers(**kept)
 
 
 def own_params(params: PyTree) -> PyTree:
-    """What a draft has for itself of its parameters, where it shares the rest."""
-    decoder, own = {}, {name: v for name, v in params.items() if name not in _SHARED}
-    for name, module in params["decoder"].items():
-        # An EAGLE head may leave the source out.
-        if _CROSS in module:
-            cross = {map_: v for map_, v in module[_CROSS].items() if map_ not in _SHARED_MAPS}
-            module = {**module, _CROSS: cross}
-        decoder[name] = module
+    """Returns the parameters that a draft does not share with its target."""
+    decoder = {name: _without_shared(module) for name, module in params["decoder"].items()}
+    own = {name: module for name, module in params.items() if name not in _SHARED}
     return {**own, "decoder": decoder}
 
 
 def with_shared(own: PyTree, target_params: PyTree, layers: Sequence[int]) -> PyTree:
-    """All parameters of a draft: its own, and those that it shares with its target.
+    """Returns all parameters of a draft: its own, and those that it shares with its target.
 
     Args:
         own: see ``own_params``.
         target_params: the target's.
-        layers: which decoder layer of the target's each of the draft's was.
+        layers: the target's decoder layer from which each of the draft's was made.
     """
     decoder = dict(own["decoder"])
     for number, layer in enumerate(layers):
         module = decoder[f"layers_{number}"]
-        if _CROSS not in module:
-            continue
-        theirs = target_params["decoder"][f"layers_{layer}"][_CROSS]
-        shared = {name: theirs[name] for name in _SHARED_MAPS}
-        decoder[f"layers_{number}"] = {**module, _CROSS: {**module[_CROSS], **shared}}
+        # An EAGLE head may leave the source out.
+        if _CROSS in module:
+            theirs = target_params["decoder"][f"layers_{layer}"][_CROSS]
+            shared = {name: theirs[name] for name in _SHARED_MAPS}
+            decoder[f"layers_{number}"] = {**module, _CROSS: {**module[_CROSS], **shared}}
     return {**target_params, **own, "decoder": decoder}
+
+
+def _without_shared(module: PyTree) -> PyTree:
+    if _CROSS not in module:
+        return module
+    cross = {name: map_ for name, map_ in module[_CROSS].items() if name not in _SHARED_MAPS}
+    return {**module, _CROSS: cross}
 
 
 def _with_layers(stack: PyTree, layers: Sequence[int]) -> PyTree:

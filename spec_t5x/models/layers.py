@@ -1,4 +1,4 @@
-"""The layers: dense, embedding, norms, feed-forward; T5's, and the variants of GPT-2 and Gemma.
+"""Dense, embedding, norms and feed-forward: T5's layers, and GPT-2's and Gemma's variants.
 
 Parameter names and logical axes are those of T5X's ``examples/t5``, so that its
 checkpoints restore without a map and its partitioning rules apply.
@@ -6,7 +6,7 @@ checkpoints restore without a map and its partitioning rules apply.
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import flax.linen as nn
@@ -21,9 +21,10 @@ from spec_t5x.types import Array, Float, Float32, Int
 Initializer = Callable[..., Array]
 
 fan_in_normal = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+_ZEROS = nn.initializers.zeros
 fan_in_truncated = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
-# Of the feed-forward layers, by T5X's names.
+# Activations of feed-forward layers, by T5X's names.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "linear": lambda inputs: inputs,
     **{name: getattr(nn, name) for name in ("relu", "gelu", "silu", "swish", "tanh", "sigmoid")},
@@ -31,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class Dense(nn.Module):
-    """A linear map on the last axis; ``kernel [inputs, features]``, T5's without a bias."""
+    """Linear map on the last axis: ``kernel [inputs, features]``; T5's has no bias."""
 
     features: int
     kernel_axes: tuple[str, str]
@@ -41,20 +42,17 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
-        shape, init = (inputs.shape[-1], self.features), self.kernel_init
-        kernel = param_with_axes(self, "kernel", init, shape, jnp.float32, axes=self.kernel_axes)
-        bias = None
-        if self.use_bias:
-            init, axes = nn.initializers.zeros, self.kernel_axes[1:]
-            bias = param_with_axes(self, "bias", init, (self.features,), jnp.float32, axes=axes)
+        shape = inputs.shape[-1], self.features
+        kernel = param_with_axes(self, "kernel", self.kernel_init, shape, self.kernel_axes)
         if isinstance(kernel, Form):
             outputs = kernel.times(inputs.astype(self.dtype))
         elif self.dtype == "float32":
             outputs = jnp.dot(*_for_float32(inputs, kernel), preferred_element_type=jnp.float32)
         else:
             outputs = jnp.dot(inputs.astype(self.dtype), kernel.astype(self.dtype))
-        if bias is None:
+        if not self.use_bias:
             return outputs
+        bias = param_with_axes(self, "bias", _ZEROS, shape[1:], self.kernel_axes[1:])
         return outputs + _along_last_axis(bias.astype(self.dtype), outputs.ndim)
 
 
@@ -64,22 +62,17 @@ class Embed(nn.Module):
     num_embeddings: int
     features: int
     dtype: str = "float32"
-    # What an embedding is multiplied by, and what its scores are.
+    # Factors of the embeddings and of the scores.
     input_scale: float = 1.0
     output_scale: float = 1.0
-    # The token whose embedding is a parameter of its own, where an image ends; 0 for none.
+    # Token that ends an image, whose embedding is a separate parameter; 0 for none.
     image_end_id: int = 0
 
     def setup(self):
         shape, init = (self.num_embeddings, self.features), nn.initializers.normal(stddev=1.0)
-        self.embedding = param_with_axes(
-            self, "embedding", init, shape, jnp.float32, axes=("vocab", "embed")
-        )
+        self.embedding = param_with_axes(self, "embedding", init, shape, ("vocab", "embed"))
         if self.image_end_id:
-            shape, init = shape[1:], nn.initializers.zeros
-            self.image_end = param_with_axes(
-                self, "image_end", init, shape, jnp.float32, axes=("embed",)
-            )
+            self.image_end = param_with_axes(self, "image_end", _ZEROS, shape[1:], ("embed",))
 
     def __call__(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
         embedded = rows(self.embedding, tokens).astype(self.dtype)
@@ -94,12 +87,12 @@ class Embed(nn.Module):
     def attend(
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
-        """Scores of every token, in float32."""
+        """Scores every token, in float32."""
         scale = self.output_scale
         if scale == 1:
             return times_table(states, self.embedding)
         if states.dtype == getattr(self.embedding, "dtype", None) == jnp.bfloat16:
-            # Which has no room for a rescaled state.
+            # bfloat16 has no room for a rescaled state.
             return times_table(states, self.embedding) * scale
         # Rescaling the states is the same map and touches fewer numbers.
         return times_table(states.astype(jnp.float32) * scale, self.embedding)
@@ -108,7 +101,7 @@ class Embed(nn.Module):
 def times_table(
     states: Float[Array, "*rows embed"], table: Float[Array, "vocab embed"] | Form
 ) -> Float32[Array, "*rows vocab"]:
-    """``states @ table.T`` in float32: a table of embeddings as the output layer."""
+    """Computes ``states @ table.T`` in float32: a table of embeddings as the output layer."""
     if isinstance(table, Form):
         return table.scores(states)
     states, table = _for_float32(states, table)
@@ -123,9 +116,9 @@ def times_table(
 def _for_float32(
     inputs: Float[Array, "..."], weights: Float[Array, "..."]
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """Both as they go into a product in float32.
+    """Widens the factors of a product in float32.
 
-    The product of two numbers in bfloat16 is a float32: such arrays stay as they are, and no
+    The product of two numbers in bfloat16 is a float32, so both are left in bfloat16: no
     table is copied in twice its size.
     """
     if inputs.dtype == weights.dtype == jnp.bfloat16:
@@ -134,19 +127,19 @@ def _for_float32(
 
 
 class RMSNorm(nn.Module):
-    """T5's layer norm: no mean, no bias; statistics in float32."""
+    """T5's layer norm, without mean and bias; statistics in float32."""
 
     epsilon: float = 1e-6
     dtype: str = "float32"
-    # GPT-2's: less their mean first, and with a bias.
+    # Whether the mean is subtracted first and a bias added, as in GPT-2.
     centred: ClassVar[bool] = False
-    # Gemma's: what is stored is the scale less this.
+    # Added to the stored scale, as in Gemma.
     offset: ClassVar[float] = 0.0
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows embed"]) -> Float[Array, "*rows embed"]:
-        init = nn.initializers.constant(1 - self.offset)
-        scale = self._vector("scale", init, inputs)
+        shape, init = inputs.shape[-1:], nn.initializers.constant(1 - self.offset)
+        scale = param_with_axes(self, "scale", init, shape, ("embed",))
         inputs = inputs.astype(jnp.float32)
         if self.centred:
             inputs = inputs - _mean(inputs)
@@ -158,12 +151,8 @@ class RMSNorm(nn.Module):
         normed = normed.astype(self.dtype) * scale
         if not self.centred:
             return normed
-        bias = self._vector("bias", nn.initializers.zeros, inputs)
+        bias = param_with_axes(self, "bias", _ZEROS, shape, ("embed",))
         return normed + _along_last_axis(bias.astype(self.dtype), inputs.ndim)
-
-    def _vector(self, name: str, init: Initializer, inputs: Array) -> Float[Array, "embed"]:
-        shape = (inputs.shape[-1],)
-        return param_with_axes(self, name, init, shape, jnp.float32, axes=("embed",))
 
 
 class LayerNorm(RMSNorm):
@@ -190,7 +179,7 @@ def _mean(values: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows 1"]:
 
 
 class Mlp(nn.Module):
-    """Feed-forward block; several activations multiply (gated GELU is two)."""
+    """Feed-forward block; several activations multiply (gated GELU has two)."""
 
     mlp_dim: int
     activations: tuple[str, ...] = ("relu",)
@@ -202,26 +191,33 @@ class Mlp(nn.Module):
     def __call__(
         self, inputs: Float[Array, "batch length embed"], deterministic: bool = True
     ) -> Float[Array, "batch length embed"]:
-        count = len(self.activations)
-        names = ["wi"] if count == 1 else [f"wi_{index}" for index in range(count)]
-        maps = [self._dense(self.mlp_dim, ("embed", "mlp"), name) for name in names]
-        branches = zip(self.activations, maps, strict=True)
-        hidden = functools.reduce(
-            operator.mul, (ACTIVATIONS[name](dense(inputs)) for name, dense in branches)
-        )
+        maps = [self._dense(self.mlp_dim, ("embed", "mlp"), name) for name in self.map_names]
+        hidden = activated(self.activations, [dense(inputs) for dense in maps])
         hidden = dropout(self.dropout_rate)(hidden, deterministic=deterministic)
         hidden = constrain(hidden, ("batch", "length", "mlp"))
         return self._dense(inputs.shape[-1], ("mlp", "embed"), "wo")(hidden)
+
+    @property
+    def map_names(self) -> list[str]:
+        """Names of the input maps, one for each activation."""
+        count = len(self.activations)
+        return ["wi"] if count == 1 else [f"wi_{index}" for index in range(count)]
 
     def _dense(self, features: int, axes: tuple[str, str], name: str) -> Dense:
         return Dense(features, axes, self.dtype, use_bias=self.use_bias, name=name)
 
 
+def activated(activations: Sequence[str], branches: Sequence[Array]) -> Array:
+    """Multiplies the branches, each after its activation."""
+    named = zip(activations, branches, strict=True)
+    return functools.reduce(operator.mul, (ACTIVATIONS[name](branch) for name, branch in named))
+
+
 def dropout(rate: float) -> nn.Dropout:
-    """T5's dropout: one mask for all positions of a row."""
+    """Returns T5's dropout, with one mask for all positions of a row."""
     return nn.Dropout(rate, broadcast_dims=(-2,))
 
 
 def _along_last_axis(vector: Float[Array, "features"], rank: int) -> Array:
-    """The vector with axes before it: strict rank promotion is an error in the tests."""
+    """Adds leading axes: strict rank promotion is an error in the tests."""
     return vector.reshape((1,) * (rank - 1) + (-1,))

@@ -1,4 +1,4 @@
-"""Logical axes: what each axis of a parameter or of an activation means.
+"""Logical axes: the meaning of each axis of a parameter or of an activation.
 
 The network names its axes (``embed``, ``heads``, ``batch``, …) as T5X's does and knows no
 mesh. Rules map the names to the axes of a mesh (``partitioning.RULES``). Without rules or
@@ -17,7 +17,6 @@ from flax.core import meta
 from flax.errors import ScopeParamShapeError
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
-from jax.typing import DTypeLike
 
 from spec_t5x.models.weights import Form
 from spec_t5x.types import Array
@@ -31,18 +30,16 @@ def param_with_axes(
     name: str,
     init: Callable[..., Array],
     shape: Sequence[int],
-    dtype: DTypeLike,
-    *,
     axes: Sequence[str],
 ) -> Array | Form:
-    """A parameter of a module, its axes declared in ``params_axes``, or in a form of its own.
+    """Returns a float32 parameter of a module, and declares its axes in ``params_axes``.
 
-    As Flax's function of this name, which would also have heads that the mesh does not
-    divide sharded unevenly, and which traces ``init`` for the shape of every parameter that is
-    there: 40 % of what tracing a decoding loop takes.
+    Flax's function of this name would also shard heads that the mesh does not divide unevenly,
+    and traces ``init`` for the shape of every existing parameter: 40 % of what tracing a decoding
+    loop takes.
 
     Raises:
-      flax.errors.ScopeParamShapeError: the parameter that is there has another shape.
+      flax.errors.ScopeParamShapeError: an existing parameter of another shape.
     """
     if module.has_variable("params", name) and not module.is_mutable_collection("params_axes"):
         value = module.get_variable("params", name)
@@ -55,18 +52,13 @@ def param_with_axes(
     else:
         with flax_partitioning.axis_rules(()):
             value = flax_partitioning.param_with_axes(
-                name, init, shape, dtype, axes=tuple(axes), module=module
+                name, init, shape, jnp.float32, axes=tuple(axes), module=module
             )
     return constrain(value, axes)
 
 
 def constrain(array: Array, axes: Sequence[str | None]) -> Array:
-    """The array, sharded as the rules in force say for these axes.
-
-    Args:
-      array: any activation.
-      axes: a logical name for each axis; None, and a name without a rule, is not sharded.
-    """
+    """Shards an activation as the rules in force map its logical axes; None is not sharded."""
     rules = flax_partitioning.get_axis_rules()
     mesh = jax.sharding.get_abstract_mesh()
     if not rules or mesh.empty:
@@ -75,25 +67,20 @@ def constrain(array: Array, axes: Sequence[str | None]) -> Array:
 
 
 def partition_spec(
-    shape: Sequence[int],
-    axes: Sequence[str | None],
-    rules: Rules,
-    mesh: Mesh | AbstractMesh,
+    shape: Sequence[int], axes: Sequence[str | None], rules: Rules, mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
-    """Where an array's axes lie on a mesh.
+    """Maps an array's logical axes to a mesh.
 
-    An axis whose size the mesh does not divide is replicated: 6 heads stay whole on 4
-    chips, while the 384 columns that make them are 96 to a chip.
+    An axis whose size the mesh does not divide is replicated: 6 heads are whole on each of 4
+    chips, which share their 384 columns, 96 each.
 
     >>> partition_spec((6, 32), ("heads", "relpos_buckets"), RULES, mesh)  # model = 4
     PartitionSpec(None, None)
     """
     on_mesh = flax_partitioning.logical_to_mesh_axes(tuple(axes), rules)
+    sized = zip(on_mesh, shape, strict=True)
     return PartitionSpec(
-        *(
-            name if size % extent(name, mesh) == 0 else None
-            for name, size in zip(on_mesh, shape, strict=True)
-        )
+        *(name if size % extent(name, mesh) == 0 else None for name, size in sized)
     )
 
 

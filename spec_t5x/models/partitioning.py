@@ -1,9 +1,8 @@
 """Parameters and batches over many devices: a mesh, rules, shardings.
 
-A mesh has two axes, as T5X's: ``data``, over which the rows of a batch are spread, and
-``model``, over which each matrix is. The rules are T5X's for its simplest layout
-(activations and parameters sharded in one dimension), so that a checkpoint lies on
-devices as it does there.
+A mesh has two axes, as T5X's: ``data`` for the rows of a batch, ``model`` for each matrix.
+The rules are T5X's for its simplest layout (activations and parameters sharded in one
+dimension), so that a checkpoint is spread over devices as it is there.
 
     mesh = make_mesh(model=4)
     params = shard_params(params, config, mesh)
@@ -29,31 +28,23 @@ from spec_t5x.types import PyTree
 # Logical axis to axis of the mesh, in order of precedence; None is not sharded.
 RULES = (
     ("batch", "data"),
-    ("vocab", "model"),
-    ("mlp", "model"),
-    ("heads", "model"),
-    ("joined_kv", "model"),
-    ("embed", None),
-    ("kv", None),
-    ("length", None),
-    ("relpos_buckets", None),
-    ("draft_heads", None),
+    *((axis, "model") for axis in ("vocab", "mlp", "heads", "joined_kv")),
+    *((axis, None) for axis in ("embed", "kv", "length", "relpos_buckets", "draft_heads")),
 )
 
 
 def make_mesh(
     data: int | None = None, model: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """A mesh of ``data`` by ``model`` devices, neighbours in ``model`` near each other.
+    """Arranges devices in a mesh of ``data`` by ``model``, neighbours in ``model`` close together.
 
     Args:
-      data: replicas of the model, each with its part of the batch; by default as many
-        as there are devices for.
+      data: replicas of the model, each with its part of the batch; by default as many as fit.
       model: devices that share one model.
       devices: by default all.
 
     Raises:
-      InputError: sizes that the devices cannot be arranged in.
+      InputError: sizes whose product is not the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
     if model < 1 or (data is not None and data < 1):
@@ -70,7 +61,7 @@ def make_mesh(
 
 @contextlib.contextmanager
 def partitioned(mesh: Mesh) -> Iterator[Mesh]:
-    """Within it, what is traced obeys the rules, and arrays are made on the mesh.
+    """Applies the rules to all that is traced within it, and makes arrays on the mesh.
 
     Not to be entered inside a compiled function. Programs of several CPU devices are compiled
     anew in each process.
@@ -86,16 +77,13 @@ def partitioned(mesh: Mesh) -> Iterator[Mesh]:
 
 
 def param_shardings(config: ModelConfig, mesh: Mesh) -> PyTree:
-    """A ``NamedSharding`` for every parameter of ``Transformer(config)``.
-
-    From shapes and declared axes alone: nothing is allocated.
-    """
+    """Returns the ``NamedSharding`` of every parameter of a network; allocates nothing."""
     variables = abstract_variables(config)
     return declared_shardings(variables["params"], variables["params_axes"], mesh)
 
 
 def declared_shardings(params: PyTree, params_axes: PyTree, mesh: Mesh) -> PyTree:
-    """A ``NamedSharding`` for every parameter of any network that declares its axes.
+    """Returns the ``NamedSharding`` of every parameter of any network that declares its axes.
 
     Args:
       params: arrays or shapes, the collection ``params`` of the network's ``init``.
@@ -111,22 +99,22 @@ def declared_shardings(params: PyTree, params_axes: PyTree, mesh: Mesh) -> PyTre
 
 
 def shard_params(params: PyTree, config: ModelConfig, mesh: Mesh) -> PyTree:
-    """The parameters, each device holding its shard."""
+    """Places the parameters on a mesh, a shard on each device."""
     return jax.device_put(params, param_shardings(config, mesh))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The rows of an array spread over ``data``, each whole on its devices."""
+    """Spreads the rows of an array over ``data``."""
     return NamedSharding(mesh, PartitionSpec("data"))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """An array that every device has whole."""
+    """Keeps an array whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:
-    """Arrays that lead with the batch, spread over ``data``.
+    """Spreads arrays that lead with the batch over ``data``.
 
     Raises:
       InputError: rows that ``data`` does not divide.
@@ -141,7 +129,7 @@ def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:
 
 
 def bytes_per_device(tree: PyTree) -> int:
-    """What one device holds of a tree of arrays, or of shapes with shardings, in bytes."""
+    """Returns the bytes on one device of a tree of arrays, or of shapes with shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * jax.dtypes.itemsize_bits(leaf.dtype) // 8
         for leaf in jax.tree.leaves(tree)

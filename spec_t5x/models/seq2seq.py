@@ -12,17 +12,17 @@ from spec_t5x.types import Array, Int
 
 @flax.struct.dataclass
 class T5Model(CachedModel):
-    """An encoder-decoder T5 that scores tokens against a static cache."""
+    """Encoder-decoder T5 that scores tokens against a static cache."""
 
     network = Transformer
 
     @property
     def num_layers(self) -> int:
-        """Layers of the decoder."""
+        """Number of decoder layers."""
         return self.config.num_decoder_layers
 
     def showing(self, depths: tuple[int, ...]) -> "T5Model":
-        """The same model, with the outputs of these decoder layers, from 0, behind its states.
+        """Appends the outputs of these decoder layers, counted from 0, to the model's states.
 
         Raises:
           InputError: layers that the decoder does not have.
@@ -40,11 +40,11 @@ class T5Model(CachedModel):
         max_length: int,
         prompts: Int[Array, "batch width"] | None = None,
     ) -> DecoderCache:
-        """Encodes the source; the cache has room for ``max_length`` tokens, and the prompts' in it.
+        """Encodes the source into a cache for ``max_length`` tokens, and reads the prompts.
 
-        All but the last of each prompt, which decoding starts with.
+        The last token of each prompt is left out: decoding starts with it.
         """
-        # Nothing attends to what is padding of all rows.
+        # Nothing attends to the padding that all rows share.
         places = jnp.arange(1, inputs.shape[1] + 1, dtype=jnp.int32)
         longest = jnp.max(jnp.where(inputs > 0, places, 0))
         cache = self.first(longest).apply(inputs, max_length, method="empty_cache")

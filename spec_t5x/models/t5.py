@@ -1,17 +1,18 @@
 """The encoder-decoder: T5 1.0 and 1.1 (Flan, mT5, umT5, ByT5), and T5Gemma by its parts.
 
-The parameter tree and its logical axes are those of T5X's ``examples/t5``. What a network has of
-its own is in its configuration: norms, traits of attention, where the source is attended to. Three
-ways to call it:
+The parameter tree and its logical axes are those of T5X's ``examples/t5``. A configuration says
+how a network differs: norms, traits of attention, place of the source. There are three ways to
+call it:
 
 * ``encode`` the source;
 * ``decode`` a whole target sequence, teacher-forced (with ``encode`` this is
   ``__call__``, the training path);
 * ``extend`` a static cache by any number of tokens, each row at its own position
-  (``extend_nodes`` by tokens that need not follow one another).
+  (``extend_nodes`` by tokens of any positions).
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -35,80 +36,71 @@ from spec_t5x.models.attention import (
     mask_bias,
 )
 from spec_t5x.models.cache import Cache, DecoderCache, KeysValues, LayerCache
-from spec_t5x.models.layers import (
-    ACTIVATIONS,
-    Dense,
-    Embed,
-    Mlp,
-    RMSNorm,
-    dropout,
-)
+from spec_t5x.models.layers import ACTIVATIONS, Dense, Embed, Mlp, RMSNorm, dropout
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 
 
 class NetworkConfig:
-    """Of a frozen dataclass with the sizes of a network: what is checked of it, and JSON."""
+    """Base class of network configurations, frozen dataclasses: validation and JSON."""
 
-    # Whether the decoder attends to a source, too: after its text, or in one softmax with it.
+    # Whether the decoder attends to a source: after its text, or in one softmax with it.
     has_source: ClassVar[bool] = True
     merges_source: ClassVar[bool] = False
-    # Of all layers; and whether what a block adds is normed as well.
+    # Class of all norms; and whether the output of each block is normed too.
     norm: ClassVar[type[RMSNorm]] = RMSNorm
     has_post_norms: ClassVar[bool] = False
     # Whether all maps have biases.
     use_bias: ClassVar[bool] = False
-    # Whether there are biases by relative position.
+    # Whether there are biases by relative position, and whether each layer has a separate one.
     has_relpos: ClassVar[bool] = True
-    # Whether each layer has a bias by relative position of its own.
     relpos_per_layer: ClassVar[bool] = False
     # Rows of the vocabulary that no text holds: id 0, which starts it, and those after all others.
     added_rows: ClassVar[int] = 0
-    # Whether the encoder looks tokens up in a table of its own.
+    # Whether the encoder has a separate embedding.
     has_source_embedder: ClassVar[bool] = False
-    # A token whose embedding is not of the table; 0 for none.
+    # Token that ends an image, whose embedding is not in the table; 0 for none.
     image_end_id: ClassVar[int] = 0
-    # What embeddings are multiplied by.
+    # Factor of the embeddings.
     input_scale: ClassVar[float] = 1.0
-    # Logits are bent to lie between this and its negative; 0 leaves them.
+    # Bound of the logits, by a tanh; 0 for none.
     logits_softcap: ClassVar[float] = 0.0
 
     @property
     def output_scale(self) -> float:
-        """What the scores of the embeddings as the output layer are multiplied by."""
+        """Factor of the logits if the embedding is the output layer."""
         return self.emb_dim**-0.5
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of heads of keys and values."""
         return self.num_heads
 
     @property
     def of_encoder(self) -> "NetworkConfig":
-        """The configuration with the encoder's sizes as its own."""
+        """The encoder's configuration."""
         return self
 
     def attention_traits(self, layer: int) -> Traits:
-        """Of self-attention in a layer of the decoder; of ``of_encoder``, of the encoder."""
+        """Returns the traits of a layer's self-attention."""
         return Traits(use_bias=self.use_bias)
 
     @property
     def source_traits(self) -> Traits:
-        """Of attention to the source."""
+        """Traits of attention to the source."""
         return Traits(use_bias=self.use_bias)
 
     def with_layers(self, *, encoder: Sequence[int], decoder: Sequence[int]):
-        """The configuration of these layers alone."""
-        return dataclasses.replace(
-            self, num_encoder_layers=len(encoder), num_decoder_layers=len(decoder)
-        )
+        """Returns the configuration of these layers alone."""
+        numbers = {"num_encoder_layers": len(encoder), "num_decoder_layers": len(decoder)}
+        return dataclasses.replace(self, **numbers)
 
     def __post_init__(self):
         name = type(self).__name__
         sizes = [field for field in dataclasses.fields(self) if field.type is int]
         check_at_least(self, **{field.name: int(field.default != 0) for field in sizes})
         for field in dataclasses.fields(self):
-            # gin and JSON hand lists over; the config must stay hashable.
+            # gin and JSON give lists; the configuration must be hashable.
             if isinstance(getattr(self, field.name), list):
                 object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
         if hasattr(self, "mlp_activations"):
@@ -119,13 +111,13 @@ class NetworkConfig:
             raise InputError(f"{name}.dtype is {self.dtype!r}: choose float32 or bfloat16")
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON can hold it."""
+        """Returns the configuration as values of JSON."""
         values = dataclasses.asdict(self)
         return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]):
-        """The inverse of ``to_dict``; unknown names are an ``InputError``."""
+        """Inverts ``to_dict``; raises ``InputError`` for unknown names."""
         check_names(cls, values, cls.__name__.removesuffix("Config"))
         return cls(**values)
 
@@ -156,20 +148,19 @@ class T5Config(NetworkConfig):
     # T5 1.0 ties its output layer to the embedding, 1.1 does not.
     logits_via_embedding: bool = True
     dropout_rate: float = 0.1
-    # What the layers compute in; parameters and logits are float32 regardless.
+    # Type of the layers; parameters and logits are float32 regardless.
     dtype: str = "float32"
     relpos_num_buckets: int = 32
     relpos_max_distance: int = 128
-    # A table for each layer, as umT5 and T5X's ``scalable_t5`` have it, instead of each stack.
+    # Whether each layer has a table, as in umT5 and T5X's ``scalable_t5``, or each stack.
     relpos_per_layer: bool = False
-    # Where the checkpoint has other ids than T5's 0 that starts and pads and 1 that ends a text
-    # (``data.mapped_vocabulary``).
+    # For checkpoints whose special ids are not T5's (``data.mapped_vocabulary``).
     added_rows: int = 0
     layer_norm_epsilon: float = 1e-6
 
 
 class Layer(nn.Module):
-    """The common base of layers: each block adds to the states, and the last is feed-forward."""
+    """Base class of layers: each block adds to the states, and the last is feed-forward."""
 
     config: NetworkConfig
     number: int
@@ -178,17 +169,17 @@ class Layer(nn.Module):
         cfg = self.config
         self.relpos_bias = _relative_bias(cfg) if cfg.relpos_per_layer else None
         self.pre_mlp_layer_norm = _norm(cfg)
-        self.mlp = _mlp(cfg)
+        self.mlp = Mlp(cfg.mlp_dim, cfg.mlp_activations, cfg.dropout_rate, cfg.dtype, cfg.use_bias)
         self.post_mlp_layer_norm = _post_norm(cfg)
         self.residual_dropout = dropout(cfg.dropout_rate)
 
     def add(self, states, update, norm: RMSNorm | None, deterministic: bool = True):
-        """``states`` and what a block adds to them, normed where there is a norm."""
+        """Adds a block's output, normed if there is a norm, to the states."""
         update = update if norm is None else norm(update)
         return states + self.residual_dropout(update, deterministic=deterministic)
 
     def feed_forward(self, states, deterministic: bool = True):
-        """``states`` and what the feed-forward block makes of them."""
+        """Adds the feed-forward block to the states."""
         update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
         return self.add(states, update, self.post_mlp_layer_norm, deterministic)
 
@@ -204,29 +195,28 @@ class SelfAttentionLayer(Layer):
         self.post_attention_layer_norm = _post_norm(cfg)
 
     def __call__(self, states, bias, deterministic):
-        """The layer over whole sequences."""
         return self.feed_forward(self.attend(states, bias, deterministic), deterministic)
 
     def attend(self, states, bias, deterministic):
-        """Self-attention over whole sequences."""
+        """Adds self-attention over whole sequences to the states."""
         normed = self.pre_attention_layer_norm(states)
         attended = self.attention.attend_to_itself(normed, bias, deterministic)
         return self.add(states, attended, self.post_attention_layer_norm, deterministic)
 
     def extend(self, states, cache: KeysValues, tokens: NewTokens):
-        """The layer over new tokens: their states and the cache."""
+        """Computes the layer for new tokens; returns their states and the cache."""
         states, cache = self.attend_to_cache(states, cache, tokens)
         return self.feed_forward(states), cache
 
     def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens):
-        """Self-attention of new tokens."""
+        """Adds self-attention of new tokens to their states."""
         normed = self.pre_attention_layer_norm(states)
         attended, cache = self.attention.extend(normed, cache, tokens, self.relpos_bias)
         return self.add(states, attended, self.post_attention_layer_norm), cache
 
 
 class DecoderLayer(Layer):
-    """Causal self-attention, attention to the source where there is one, feed-forward."""
+    """Causal self-attention, attention to a source if there is one, feed-forward."""
 
     def setup(self):
         super().setup()
@@ -241,14 +231,14 @@ class DecoderLayer(Layer):
 
     @property
     def source_attention(self) -> Attention:
-        """What attends to the source."""
+        """The attention that reads the source."""
         merges = self.config.merges_source
         return self.self_attention if merges else self.encoder_decoder_attention
 
     def __call__(self, inputs, encoded, bias, cross_bias, deterministic, earlier=()):
-        """The layer over a whole sequence, teacher-forced.
+        """Computes the layer over a whole sequence, teacher-forced.
 
-        ``earlier`` are other inputs that it attends to as to its own, each with a bias.
+        It attends to ``earlier`` inputs, each with a bias, as to its own.
         """
         norm, merges = self.pre_self_attention_layer_norm, self.config.merges_source
         sources = [(norm(each), its_bias) for each, its_bias in earlier]
@@ -262,7 +252,7 @@ class DecoderLayer(Layer):
         return self.feed_forward(states, deterministic)
 
     def empty_cache(self, encoded, max_length: int) -> LayerCache:
-        """Room for ``max_length`` tokens, and the source's keys and values."""
+        """Makes room for ``max_length`` tokens, and computes the source's keys and values."""
         cfg = self.config
         cross_keys, cross_values = self.source_attention.keys_values(encoded)
         shape = encoded.shape[0], cfg.num_kv_heads, max_length, cfg.head_dim
@@ -270,14 +260,14 @@ class DecoderLayer(Layer):
         return LayerCache(room, room, cross_keys, cross_values)
 
     def extend(self, states, cache: KeysValues, tokens: NewTokens, cross_bias):
-        """The layer over new tokens: their states and the cache."""
+        """Computes the layer for new tokens; returns their states and the cache."""
         states, cache = self.attend_to_cache(states, cache, tokens, cross_bias)
         if self.config.has_source and not self.config.merges_source:
             states = self.attend_to_source(states, cache, cross_bias)
         return self.feed_forward(states), cache
 
     def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens, cross_bias):
-        """Self-attention of new tokens; to the source as well, where one softmax has both."""
+        """Adds self-attention of new tokens, and of a merged source, to their states."""
         source = None
         if self.config.merges_source:
             source = cache.cross_keys, cache.cross_values, cross_bias
@@ -287,15 +277,17 @@ class DecoderLayer(Layer):
         return self.add(states, attended, self.post_self_attention_layer_norm), cache
 
     def attend_to_source(self, states, cache: LayerCache, cross_bias):
-        """Attention of new tokens to the source."""
-        normed = self.pre_cross_attention_layer_norm(states)
+        """Adds attention of new tokens to the source to their states."""
         source = cache.cross_keys, cache.cross_values, cross_bias
-        attended = self.encoder_decoder_attention.attend_to_sources(normed, *source)
+        # The rows that read one source are its queries together: it is not repeated for them.
+        normed = self.pre_cross_attention_layer_norm(states)
+        together = normed.reshape(source[0].shape[0], -1, states.shape[2])
+        attended = self.encoder_decoder_attention.attend(together, source).reshape(states.shape)
         return self.add(states, attended, self.post_cross_attention_layer_norm)
 
 
 class Encoder(nn.Module):
-    """The encoder stack, from embedded tokens to its normed output."""
+    """Encoder stack, from embedded tokens to its normed output."""
 
     config: NetworkConfig
 
@@ -322,10 +314,10 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The decoder stack, from embedded tokens to its normed output."""
+    """Decoder stack, from embedded tokens to its normed output."""
 
     config: NetworkConfig
-    # Layers, from 0, whose outputs stand beside that of the last.
+    # Layers, counted from 0, whose outputs follow that of the last.
     depths: Sequence[int] = ()
 
     def setup(self):
@@ -335,7 +327,7 @@ class Decoder(nn.Module):
         self.decoder_norm = _norm(cfg)
         self.stack_dropout = dropout(cfg.dropout_rate)
         if not cfg.logits_via_embedding:
-            # In float32 for stability, whatever the layers compute in.
+            # In float32 for stability, even if the layers compute in bfloat16.
             self.logits_dense = Dense(cfg.vocab_size, ("embed", "vocab"))
 
     def __call__(self, embedded, encoded, allowed, cross_allowed, deterministic):
@@ -355,7 +347,7 @@ class Decoder(nn.Module):
         return self.stack_dropout(self._normed(outputs), deterministic=deterministic)
 
     def _normed(self, outputs: Sequence[Array]) -> Array:
-        """The last layer's output, as the output layer takes it; and those of ``depths``."""
+        """Norms the last layer's output, and appends those of ``depths``, normed without scale."""
         normed = self.decoder_norm(outputs[-1])
         if not self.depths:
             return normed
@@ -382,7 +374,7 @@ class Decoder(nn.Module):
         if self.config.has_source:
             cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
         if self.config.merges_source:
-            # Where scores of the text stand beside those of the source, each row has both.
+            # One softmax over text and source: each row needs the bias of both.
             rows = states.shape[0] // cross_bias.shape[0]
             cross_bias = jnp.repeat(cross_bias, rows, axis=0)
         outputs, cache = cache.through(self.layers, states, tokens, cross_bias)
@@ -390,11 +382,11 @@ class Decoder(nn.Module):
 
 
 class CachedNetwork(nn.Module):
-    """Calls over a static cache, of a network with a ``token_embedder`` and a ``decoder``."""
+    """Network over a static cache, with a ``token_embedder`` and a ``decoder``."""
 
     config: NetworkConfig
-    # Decoder layers, from 0, whose outputs the states hold beside that of the last: what a
-    # draft that goes on from the states may learn from.
+    # Decoder layers, counted from 0, whose outputs the states hold after that of the last: inputs
+    # of a draft that continues from the states.
     depths: tuple[int, ...] = ()
 
     def extend(
@@ -406,21 +398,21 @@ class CachedNetwork(nn.Module):
         """Feeds ``tokens[b]`` to the decoder at position ``cache.lengths[b]``.
 
         Returns the normed states after each, which ``logits`` takes, and the cache, longer by
-        ``new``. The caller makes sure that ``lengths + new`` stays within the cache. Which
-        tokens are ``bidirectional``: see ``attention.after_texts``.
+        ``new``. The caller ensures that ``lengths + new`` is within the cache.
+        ``attention.after_texts`` describes ``bidirectional``.
         """
         return self.decoder.extend(self.token_embedder(tokens), cache, bidirectional)
 
     def extend_nodes(
         self, cache: Cache, nodes: Nodes
     ) -> tuple[Float[Array, "batch nodes embed"], Cache]:
-        """Feeds tokens that need not follow one another, each to a slot of the cache."""
+        """Feeds tokens of any positions, each to a slot of the cache."""
         return self.decoder.extend_nodes(self.token_embedder(nodes.tokens), cache, nodes)
 
     def logits(
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
-        """The output layer: logits of the decoder's normed states."""
+        """Computes the output layer: logits of the decoder's normed states."""
         states = states[..., : self.config.emb_dim]
         if self.config.logits_via_embedding:
             logits = self.token_embedder.attend(states)
@@ -431,7 +423,7 @@ class CachedNetwork(nn.Module):
 
 
 class Transformer(CachedNetwork):
-    """The encoder-decoder."""
+    """Encoder-decoder."""
 
     config: NetworkConfig
 
@@ -453,23 +445,16 @@ class Transformer(CachedNetwork):
         *,
         enable_dropout: bool = True,
     ) -> Float32[Array, "batch length vocab"]:
-        """Logits of every target token given the ones before it (training).
+        """Returns logits of every target token given those before it (training).
 
         Dropout draws from the ``dropout`` rng stream. ``decoder_target_tokens``
         serves only to mask padding; segment ids keep packed examples apart.
         """
-        encoded = self.encode(
-            encoder_input_tokens, encoder_segment_ids, enable_dropout=enable_dropout
-        )
-        return self.decode(
-            encoded,
-            encoder_input_tokens,
-            decoder_input_tokens,
-            decoder_target_tokens,
-            encoder_segment_ids,
-            decoder_segment_ids,
-            enable_dropout=enable_dropout,
-        )
+        source, dropped = encoder_input_tokens, {"enable_dropout": enable_dropout}
+        encoded = self.encode(source, encoder_segment_ids, **dropped)
+        tokens = decoder_input_tokens, decoder_target_tokens
+        segments = encoder_segment_ids, decoder_segment_ids
+        return self.decode(encoded, source, *tokens, *segments, **dropped)
 
     def encode(
         self,
@@ -478,18 +463,17 @@ class Transformer(CachedNetwork):
         *,
         enable_dropout: bool = False,
     ) -> Float[Array, "batch source embed"]:
-        """The encoder's output. Padding (0) is neither attended to nor meaningful."""
+        """Encodes the source. Padding (0) is not attended to, and its output has no meaning."""
         is_token = encoder_input_tokens > 0
-        allowed = _pairs(is_token, is_token)
+        allowed = _pairs(operator.and_, is_token, is_token)
         if encoder_segment_ids is not None:
-            allowed &= _same_segment(encoder_segment_ids, encoder_segment_ids)
+            allowed &= _pairs(operator.eq, encoder_segment_ids, encoder_segment_ids)
         has_own = self.config.has_source_embedder
         embedder = self.source_embedder if has_own else self.token_embedder
-        embedded = embedder(encoder_input_tokens)
-        return self.encoder(embedded, allowed, not enable_dropout)
+        return self.encoder(embedder(encoder_input_tokens), allowed, not enable_dropout)
 
     def decode(self, *args, **options) -> Float32[Array, "batch length vocab"]:
-        """Logits of a whole target sequence, teacher-forced: of ``decode_states``."""
+        """Returns the logits of ``decode_states``."""
         return self.logits(self.decode_states(*args, **options))
 
     def decode_states(
@@ -503,14 +487,15 @@ class Transformer(CachedNetwork):
         *,
         enable_dropout: bool = False,
     ) -> Float[Array, "batch length embed"]:
-        """The decoder's normed states, which ``logits`` takes, of a whole target sequence."""
+        """Returns the normed states of a whole target sequence, teacher-forced."""
         is_target = decoder_target_tokens > 0
         length = decoder_input_tokens.shape[1]
-        allowed = jnp.tril(jnp.ones((1, 1, length, length), bool)) & _pairs(is_target, is_target)
-        cross_allowed = _pairs(is_target, encoder_input_tokens > 0)
+        allowed = jnp.tril(jnp.ones((1, 1, length, length), bool))
+        allowed &= _pairs(operator.and_, is_target, is_target)
+        cross_allowed = _pairs(operator.and_, is_target, encoder_input_tokens > 0)
         if encoder_segment_ids is not None:
-            allowed &= _same_segment(decoder_segment_ids, decoder_segment_ids)
-            cross_allowed &= _same_segment(decoder_segment_ids, encoder_segment_ids)
+            allowed &= _pairs(operator.eq, decoder_segment_ids, decoder_segment_ids)
+            cross_allowed &= _pairs(operator.eq, decoder_segment_ids, encoder_segment_ids)
         embedded = self.token_embedder(decoder_input_tokens)
         return self.decoder(embedded, encoded, allowed, cross_allowed, not enable_dropout)
 
@@ -525,7 +510,7 @@ class Transformer(CachedNetwork):
 def without_added(
     logits: Float32[Array, "batch length vocab"], config: NetworkConfig
 ) -> Float32[Array, "batch length vocab"]:
-    """The logits with those of ``added_rows`` masked: none of them is ever written."""
+    """Masks the logits of ``added_rows``, which are never generated."""
     if not config.added_rows:
         return logits
     ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
@@ -534,7 +519,7 @@ def without_added(
 
 
 def embed(cfg: NetworkConfig) -> Embed:
-    """The embedding of a network, which may be its output layer."""
+    """Makes the embedding of a network, which may be its output layer."""
     scales = cfg.input_scale, cfg.output_scale
     return Embed(cfg.vocab_size, cfg.emb_dim, cfg.dtype, *scales, cfg.image_end_id)
 
@@ -551,23 +536,19 @@ def _attention(cfg: NetworkConfig, traits: Traits) -> Attention:
     return Attention(cfg.emb_dim, cfg.num_heads, cfg.head_dim, cfg.dropout_rate, cfg.dtype, traits)
 
 
-def _mlp(cfg: NetworkConfig) -> Mlp:
-    return Mlp(cfg.mlp_dim, cfg.mlp_activations, cfg.dropout_rate, cfg.dtype, cfg.use_bias)
-
-
 def _relative_bias(cfg: NetworkConfig) -> RelativeBias:
     return RelativeBias(cfg.num_heads, cfg.relpos_num_buckets, cfg.relpos_max_distance)
 
 
 def _shared_bias(cfg: NetworkConfig) -> RelativeBias | None:
-    """The bias of all layers of a stack; None where there is none, or each has its own."""
+    """Makes the relative bias that all layers of a stack share; None if they share none."""
     return _relative_bias(cfg) if cfg.has_relpos and not cfg.relpos_per_layer else None
 
 
 def _with_bias(
     stack: Encoder | Decoder, bias_of: Callable[[RelativeBias | None, Traits], Any]
 ) -> Iterator[tuple[nn.Module, Any]]:
-    """Each layer of a stack and its bias, which is made once for all layers that share it."""
+    """Yields each layer of a stack and its bias, made once for all layers that share it."""
     made = {}
     for number, layer in enumerate(stack.layers):
         traits = stack.config.attention_traits(number)
@@ -580,19 +561,16 @@ def _with_bias(
 
 
 def _within(length: int, before: int, after: int) -> Bool[np.ndarray, "1 1 length length"]:
-    """Which pairs of positions are at most so far apart; rows are queries."""
+    """Tells which keys are at most so far before or after their query; rows are queries."""
     positions = np.arange(length)
     distances = positions[:, None] - positions[None, :]
     return ((distances <= before) & (distances >= -after))[None, None]
 
 
 def _pairs(
-    queries: Bool[Array, "batch length"], keys: Bool[Array, "batch source"]
+    relation: Callable[[Array, Array], Array],
+    queries: Array,
+    keys: Array,
 ) -> Bool[Array, "batch 1 length source"]:
-    return queries[:, None, :, None] & keys[:, None, None, :]
-
-
-def _same_segment(
-    queries: Int[Array, "batch length"], keys: Int[Array, "batch source"]
-) -> Bool[Array, "batch 1 length source"]:
-    return queries[:, None, :, None] == keys[:, None, None, :]
+    """Applies a relation to each query ``[batch length]`` and key ``[batch source]``."""
+    return relation(queries[:, None, :, None], keys[:, None, None, :])

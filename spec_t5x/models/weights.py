@@ -1,7 +1,7 @@
-"""The forms in which parameters are kept: arrays, or others that compute for themselves.
+"""Forms of parameters: arrays, or objects with their own products.
 
-A decoder step reads every matrix once, so bytes are its time. A matrix rounded to int8 or int4
-takes a half or a quarter of bfloat16's: it makes another model.
+A decoder step reads every matrix once, so its time grows with their bytes. A matrix rounded to
+int8 or int4 takes a half or a quarter of bfloat16's, and makes another model.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,19 @@ from jax import lax
 from spec_t5x.names import INT4, INT8
 from spec_t5x.types import Array, Float, Float32, Int, Integer, PyTree
 
-# Tables of embeddings, which are read row by row.
+# Names of embeddings, which are read row by row.
 TABLES = ("embedding", "token_embedding")
-# An encoder's own embedding, which is no output layer.
+# An encoder's separate embedding, which is no output layer.
 _OF_SOURCES = "source_embedder"
 
-# Bits of rounded weights, by the names that options have for them.
+# Bits of rounded weights, by their names in options.
 BITS = {INT8: 8, INT4: 4}
-# Rows that share a scale in int4. In int8 all of them do.
+# Number of rows that share a scale in int4; in int8 all do.
 GROUP = 64
 
 
 class Form:
-    """A parameter that is no array: a network asks it for what it would compute with one.
+    """Parameter that is no array, and computes what a network would compute with one.
 
     A matrix ``[inner, features]`` has ``times(inputs)`` and ``rounded(bits)``. A table of
     embeddings ``[vocab, embed]`` has ``rows(tokens)``, ``scores(states)`` (as the output layer, in
@@ -36,25 +36,22 @@ class Form:
     """
 
     def unpacked(self) -> "Array | Form":
-        """The parameter as it was given."""
+        """Returns the parameter as it was given."""
         return self
 
 
 @flax.struct.dataclass
 class Rounded(Form):
-    """A matrix ``[inner, features]`` in int8 or int4, with a scale for each group of a column."""
+    """Matrix ``[inner, features]`` in int8 or int4, with a scale for each group of a column."""
 
     values: Integer[Array, "inner features"] | jax.ShapeDtypeStruct
     scales: Float32[Array, "groups features"] | jax.ShapeDtypeStruct
 
     @classmethod
     def of(cls, matrix: Float[Array, "inner features"], bits: int = 8) -> "Rounded":
-        """The matrix with the largest value of every group rounded to 127, in 4 bits to 7.
+        """Rounds a matrix; the largest value of every group becomes 127, in 4 bits 7.
 
-        Args:
-          matrix: in any type of floats.
-          bits: 8, for which a column is one group, or 4, for groups of ``GROUP`` rows (of the
-            last one there may be fewer).
+        A group is a column in 8 bits, ``GROUP`` rows of it in 4 bits (the last may have fewer).
         """
         inner, features = matrix.shape
         group = inner if bits == 8 else GROUP
@@ -62,19 +59,19 @@ class Rounded(Form):
         grouped = padded.reshape(-1, group, features)
         largest = jnp.max(jnp.abs(grouped), axis=1)
         scales = jnp.where(largest > 0, largest, 1.0) / (2 ** (bits - 1) - 1)
-        # Of 12 bits: products with the values are exact, so that rounding twice is rounding once.
+        # 12 bits make products with the values exact, so that rounding twice is rounding once.
         scales = lax.reduce_precision(scales, exponent_bits=8, mantissa_bits=11)
         values = jnp.round(grouped / scales[:, None]).reshape(padded.shape)[:inner]
         return cls(values.astype(jnp.int8 if bits == 8 else jnp.int4), scales)
 
     def matrix(self) -> Float32[Array, "inner features"]:
-        """What was rounded, in float32."""
+        """Returns the rounded matrix in float32."""
         inner = self.values.shape[0]
         group = GROUP if self.values.dtype == jnp.int4 else inner
         return self.values.astype(jnp.float32) * jnp.repeat(self.scales, group, axis=0)[:inner]
 
     def times(self, inputs: Float[Array, "*rows inner"]) -> Float[Array, "*rows features"]:
-        """``inputs @ matrix``, in the inputs' type; no widened copy of the matrix is made."""
+        """Computes ``inputs @ matrix`` in the inputs' type; copies no widened matrix."""
         if self.values.dtype == jnp.int4:
             return jnp.dot(inputs, self.matrix().astype(inputs.dtype))
         product = jnp.dot(
@@ -84,41 +81,41 @@ class Rounded(Form):
         return (product * scales).astype(inputs.dtype)
 
     def rounded(self, bits: int) -> "Rounded":
-        """The matrix in fewer bits, or in as many; shapes give shapes."""
+        """Rounds the matrix again; shapes give shapes."""
         return _rounded(self, bits)
 
 
 @flax.struct.dataclass
 class TiedTable(Form):
-    """Embeddings that are looked up as they are and, as the output layer, are rounded."""
+    """Tied embeddings: exact for look-up, rounded as the output layer."""
 
     table: Form | Array | jax.ShapeDtypeStruct
     output: Form  # [embed, vocab]
 
     def rows(self, tokens: Int[Array, "*shape"]) -> Float[Array, "*shape embed"]:
-        """The embeddings of some tokens, which are not rounded."""
+        """Looks tokens up; the embeddings are not rounded."""
         return rows(self.table, tokens)
 
     def scores(self, states: Float[Array, "*rows embed"]) -> Float32[Array, "*rows vocab"]:
-        """The product with the rounded output layer."""
+        """Computes the product with the rounded output layer."""
         return self.output.times(states.astype(jnp.float32))
 
     def output_layer(self, bits: int) -> Form:
-        """The output layer in few bits, from the embeddings: it is not rounded twice."""
+        """Rounds the embeddings as the output layer, which is not rounded twice."""
         return _output_layer(self.table, bits)
 
     def unpacked(self) -> Array | Form:
-        """The embeddings."""
+        """Returns the embeddings."""
         return self.table.unpacked() if isinstance(self.table, Form) else self.table
 
 
 def rows(table: Form | Array, tokens: Int[Array, "*shape"]) -> Float[Array, "*shape embed"]:
-    """The embeddings of some tokens, of a table in any form."""
+    """Looks tokens up in a table of any form."""
     return table.rows(tokens) if isinstance(table, Form) else jnp.take(table, tokens, axis=0)
 
 
 def map_forms(function: Callable[[Form], Any], tree: PyTree) -> PyTree:
-    """A tree, such as a model, with a function applied to its parameters that are no arrays."""
+    """Applies a function to the parameters of a tree (a model, too) that are no arrays."""
     return jax.tree.map(
         lambda leaf: function(leaf) if isinstance(leaf, Form) else leaf,
         tree,
@@ -127,12 +124,9 @@ def map_forms(function: Callable[[Form], Any], tree: PyTree) -> PyTree:
 
 
 def rounded(weights: PyTree, bits: int = 8, *, tied: bool) -> PyTree:
-    """Weights with every matrix in few bits. Shapes give shapes.
+    """Rounds every matrix of a model's weights to 8 or 4 bits; shapes give shapes.
 
-    Args:
-      weights: of a model.
-      bits: 8 or 4.
-      tied: whether the embeddings are its output layer, which is rounded beside them then.
+    ``tied`` embeddings are the output layer, which is rounded beside them.
     """
 
     def round_one(path: tuple[str, ...], leaf: Any) -> Any:
@@ -153,10 +147,10 @@ def placed(
     sharding: jax.NamedSharding,
     place: Callable[[Array | jax.ShapeDtypeStruct, jax.NamedSharding], Any],
 ) -> Any:
-    """A weight with its arrays, or shapes, placed by ``place(array, sharding)``.
+    """Places a weight's arrays, or shapes, by ``place(array, sharding)``.
 
-    ``sharding`` is the parameter's: rounded values lie as it does, a tied output layer as its
-    transpose does, and scales are whole on every device.
+    Rounded values have the parameter's ``sharding``, a tied output layer its transpose, and
+    scales are whole on every device.
     """
     if isinstance(weight, TiedTable):
         output = placed(weight.output, _transposed_sharding(sharding), place)
@@ -168,7 +162,7 @@ def placed(
 
 
 def _rounded(matrix: Any, bits: int) -> Rounded:
-    """A matrix, rounded; of shapes, shapes that lie as it does."""
+    """Rounds a matrix; shapes give shapes with the same sharding."""
 
     def of(matrix: Any) -> Rounded:
         return Rounded.of(matrix.matrix() if isinstance(matrix, Rounded) else matrix, bits)
@@ -183,7 +177,7 @@ def _rounded(matrix: Any, bits: int) -> Rounded:
 
 
 def _output_layer(table: Form | Array | jax.ShapeDtypeStruct, bits: int) -> Form:
-    """The output layer of a table of embeddings, rounded; of a shape, shapes."""
+    """Rounds the output layer of a table of embeddings; a shape gives shapes."""
     if isinstance(table, Form):
         return table.output_layer(bits)
     if not isinstance(table, jax.ShapeDtypeStruct):
@@ -193,6 +187,5 @@ def _output_layer(table: Form | Array | jax.ShapeDtypeStruct, bits: int) -> Form
 
 
 def _transposed_sharding(sharding: jax.NamedSharding) -> jax.NamedSharding:
-    """Of a transposed matrix."""
     rows, columns = (*sharding.spec, None, None)[:2]
     return jax.NamedSharding(sharding.mesh, jax.P(columns, rows))

@@ -110,14 +110,19 @@ class FewBytes(ByteVocabulary):
     vocab_size = VOCAB
 
 
-def law(model, directory, format_of=t5, processors=lambda ids, logits: logits):
+def law(model, directory, **options):
+    """Writes a T5 for transformers; returns its ``law_of``."""
+    stored = StoredModel.of_params(directory, model.params, model.config, FewBytes())
+    stored.write(directory, t5.write_model, dtype="float32")
+    return law_of(directory, **options)
+
+
+def law_of(directory, processors=lambda ids, logits: logits):
     """Computes the probability of every text ``[sources, first, second, third token]``.
 
     Tokens after the end of a text are 0, as in the loop's output. ``processors`` are
     transformers' logits processors.
     """
-    stored = StoredModel.of_params(directory, model.params, model.config, FewBytes())
-    stored.write(directory, format_of.write_model, dtype="float32")
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory).double().eval()
     prefixes = torch.tensor([[0, *prefix] for prefix in np.ndindex(VOCAB, VOCAB)])
     texts = np.zeros((len(SOURCES), VOCAB, VOCAB, VOCAB))

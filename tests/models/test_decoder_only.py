@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import prefill
 from spec_t5x.loops.speculative import speculative_decode
@@ -83,10 +82,3 @@ def test_speculative_text_is_the_plain_text():
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     np.testing.assert_allclose(found.scores, plain.scores, atol=1e-3)
     assert len(np.unique(np.asarray(plain.tokens).reshape(-1, LENGTH), axis=0)) > 2
-
-
-def test_sizes_are_checked():
-    with pytest.raises(InputError, match="num_layers is 0"):
-        DecoderOnlyConfig(num_layers=0)
-    with pytest.raises(InputError, match="float16"):
-        DecoderOnlyConfig(dtype="float16")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def with_dtype(model, dtype):
-    """The model with parameters of a type, which its layers compute in too."""
+    """Returns the model with parameters and layers of a type."""
     config = dataclasses.replace(model.config, dtype=dtype)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
     return model.replace(weights=params, module=type(model.module)(config), operations=XLA)
@@ -25,11 +25,7 @@ def with_dtype(model, dtype):
 
 @pytest.mark.parametrize(
     ("model", "method"),
-    [
-        (tiny_t5(0, logits_via_embedding=True), Transformer.logits),
-        (tiny_t5(0, logits_via_embedding=False), Transformer.logits),
-    ],
-    ids=["t5, tied", "t5"],
+    [(tiny_t5(0, logits_via_embedding=tied), Transformer.logits) for tied in (True, False)],
 )
 def test_logits_of_bfloat16_are_float32_without_a_copy_of_the_table(model, method):
     vocab, width = model.config.vocab_size, model.config.emb_dim

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,15 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import sampling
+from spec_t5x.testing.toy_models import disturbed
 from spec_t5x.types import EOS_ID
-from tests.torch_t5 import SIZES, enlivened
+from tests.torch_t5 import SIZES, TOLERANCE, enlivened
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-# Differences in float32 between two implementations of one network.
-TOLERANCE = 2e-4
 VOCAB_SIZE = 160
 # T5 1.0 is ("relu", tied), T5 1.1 ("gated-gelu", untied).
 VERSIONS = [("relu", True), ("gated-gelu", False), ("relu", False), ("gated-gelu", True)]
@@ -38,13 +37,6 @@ NUM_NEW = 16
 GAMMA = 3
 # No token has this id: rows end at their limit alone.
 NO_EOS = -1
-
-
-class Pair(NamedTuple):
-    """One model, theirs and ours."""
-
-    theirs: Any
-    ours: T5Model
 
 
 def torch_model(activation: str, tied: bool, kind: str = "t5", *, seed: int):
@@ -74,43 +66,40 @@ def torch_model(activation: str, tied: bool, kind: str = "t5", *, seed: int):
 
 @pytest.fixture(scope="module")
 def spiece(tmp_path_factory) -> Path:
-    """Some SentencePiece model; the tests work on ids."""
+    """Provides any SentencePiece model; the tests use ids."""
     words = ["zwölf", "Boxkämpfer", "jagen", "Viktor", "quer", "über", "den", "Sylter", "Deich"]
     lines = [" ".join(words[i:] + words[:i]) for i in range(len(words))] * 5
     return train_sentencepiece(lines, tmp_path_factory.mktemp("vocabulary") / "tiny", 40)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory, spiece) -> Callable[..., Pair]:
-    """``pair(version, seed=0)``: a model of transformers', and what ``load`` makes of it."""
+def pair(tmp_path_factory, spiece) -> Callable[..., tuple[Any, T5Model]]:
+    """Provides ``pair(version, seed=0)``: a model of transformers, and the same loaded by us."""
 
     @functools.cache
-    def make(version: tuple, seed: int = 0) -> Pair:
+    def make(version: tuple, seed: int = 0) -> tuple[Any, T5Model]:
         theirs = torch_model(*version, seed=seed)
         directory = tmp_path_factory.mktemp("theirs")
         theirs.generation_config.eos_token_id = EOS_ID
         theirs.save_pretrained(directory)
-        # Each test says which token ends a row.
+        # Each test gives the token that ends a row.
         theirs.generation_config.eos_token_id = None
         (directory / "spiece.model").write_bytes(spiece.read_bytes())
         loaded = load(directory)
         # A T5 1.0 rescales its logits, which T5X knows for a tied embedding only.
         assert loaded.config.logits_via_embedding == version[1]
-        return Pair(theirs, T5Model.create(loaded.params, loaded.config))
+        return theirs, T5Model.create(loaded.params, loaded.config)
 
     return make
 
 
 def sources(length: int) -> np.ndarray:
-    """Four rows that end in EOS at lengths of their own, padded."""
+    """Returns four rows that end in EOS at several lengths, padded."""
     tokens = np.random.default_rng(length).integers(3, VOCAB_SIZE, (4, length))
     for row, end in enumerate((length, length // 2, length - 1, 4)):
         tokens[row, end - 1] = 1
         tokens[row, end:] = 0
     return tokens.astype(np.int32)
-
-
-# --- logits ------------------------------------------------------------------
 
 
 def their_logits(theirs, tokens: np.ndarray, decoder_inputs: np.ndarray) -> np.ndarray:
@@ -133,7 +122,7 @@ def test_teacher_forced_logits_equal_those_of_transformers(pair, version):
     """Beyond the exact buckets of distances; ``test_cache.py`` has every way to cache a text."""
     theirs, ours = pair(version)
     tokens, inputs = sources(40), decoder_inputs(28)
-    # Rows of targets that end at lengths of their own.
+    # Rows of targets end at several lengths.
     targets = np.where(np.arange(28) < np.array([[28], [5], [12], [1]]), 7, 0)
     forward = functools.partial(Transformer(ours.config).apply, enable_dropout=False)
     logits = jax.jit(forward)({"params": ours.params}, tokens, inputs, targets)
@@ -143,11 +132,8 @@ def test_teacher_forced_logits_equal_those_of_transformers(pair, version):
     np.testing.assert_allclose(np.asarray(logits)[real], expected[real], rtol=0, atol=TOLERANCE)
 
 
-# --- text --------------------------------------------------------------------
-
-
 def their_text(theirs, tokens: np.ndarray, eos_id: int, prompts=None) -> np.ndarray:
-    """What ``generate`` appends to start token and prompt, padded to ``NUM_NEW``."""
+    """Returns the tokens after start token and prompt, padded to ``NUM_NEW``."""
     start = np.zeros((len(tokens), 1), np.int64) if prompts is None else prompts
     generated = theirs.generate(
         torch.tensor(tokens).long(),
@@ -162,7 +148,7 @@ def their_text(theirs, tokens: np.ndarray, eos_id: int, prompts=None) -> np.ndar
 
 
 def end_token(text: np.ndarray) -> int:
-    """A token that ends some rows of a text early and leaves another one alone."""
+    """Finds a token that ends some rows of a text early and is not in another one."""
     for token in np.unique(text):
         in_rows = (text == token).any(axis=1)
         early = (text[:, 1 : NUM_NEW // 2] == token).any()
@@ -171,16 +157,8 @@ def end_token(text: np.ndarray) -> int:
     raise AssertionError("no such token: take another seed")
 
 
-def near_copy(model: T5Model) -> T5Model:
-    """The model with noise on its weights: it agrees with it now and then."""
-    leaves, structure = jax.tree.flatten(model.params)
-    rng = np.random.default_rng(0)
-    noisy = [leaf + 0.03 * rng.normal(size=leaf.shape).astype(np.float32) for leaf in leaves]
-    return model.with_params(jax.tree.unflatten(structure, noisy))
-
-
 def decode_ours(model, draft, tokens, eos_id, prompts=None):
-    """What the plain loop (no draft) or the speculative one makes of the sources."""
+    """Decodes the sources by the plain loop (no draft) or the speculative one."""
     prompts = np.zeros((len(tokens), 1), np.int32) if prompts is None else prompts
     arguments = (tokens, prompts, jax.random.key(0), sampling(0.0))
     options = {
@@ -205,14 +183,14 @@ def test_greedy_text_equals_that_of_transformers(pair, version):
     # Some rows end by themselves, and some do not.
     assert (expected[:, -1] == 0).any()
     assert (expected[:, -1] != 0).any()
-    drafts = {"random": pair(version, seed=1).ours, "similar": near_copy(ours), "same": ours}
+    drafts = {"random": pair(version, seed=1)[1], "similar": disturbed(ours, 0.1), "same": ours}
     decoded = {
         name: decode_ours(ours, draft, tokens, eos_id)
         for name, draft in ({"plain": None} | drafts).items()
     }
     for name in decoded:
         np.testing.assert_array_equal(decoded[name].tokens[:, 0], expected, err_msg=name)
-    # Both ways through the verifier were taken, and one alone where there is one.
+    # Drafts were accepted and rejected, and never rejected if both models are the same.
     accepted = int(decoded["similar"].stats.accepted.sum())
     assert 0 < accepted < 3 / 4 * int(decoded["similar"].lengths.sum())
     np.testing.assert_array_equal(
@@ -239,6 +217,6 @@ def test_text_after_forced_prompts_equals_that_of_transformers(pair):
     expected = np.zeros((4, 3 + NUM_NEW), np.int64)
     for row, (width, text) in enumerate(zip(widths, their_texts(eos_id), strict=True)):
         expected[row, : width - 1 + NUM_NEW] = [*prompts[row, 1:width], *text]
-    for draft in (None, near_copy(ours)):
+    for draft in (None, disturbed(ours, 0.1)):
         decoded = decode_ours(ours, draft, tokens, eos_id, prompts)
         np.testing.assert_array_equal(decoded.tokens[:, 0], expected)

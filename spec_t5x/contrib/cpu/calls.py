@@ -1,4 +1,4 @@
-"""A function for each of the kernels: products, norms, attention, and rows over a vocabulary."""
+"""Functions that call the kernels: products, norms, attention, and rows over a vocabulary."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,24 +11,24 @@ import numpy as np
 from spec_t5x.contrib.cpu.library import available
 from spec_t5x.types import Array, Bool, Float32, Int, PyTree, UInt32
 
-# Columns of a panel of weights, as the kernels have it.
+# Number of columns of a panel of weights.
 PANEL = 64
 
 _NONE = np.zeros(0, np.float32)
 
 
 class Matrix(NamedTuple):
-    """A matrix ``[inner, features]`` as the kernels read it.
+    """Matrix ``[inner, features]`` as the kernels read it.
 
     Attributes:
       panels: ``[panels, inner, PANEL]``, float32, bfloat16 or int8; or uint8 ``[panels, inner,
         PANEL / 2]``, two numbers of int4 in each.
       scales: ``[panels, groups, PANEL]``, one group of rows in int8, of 64 rows each in int4;
         None in the others.
-      features: how many columns there are.
+      features: number of columns.
       bias: ``[features]``, added to a product; None for none.
-      num: tokens of each row of the inputs that it is multiplied with; None for all. Results for
-        the others are zeros, and nothing of them enters a cache.
+      num: number of tokens of each row to multiply; None for all. Results for the others are
+        zeros, and they do not enter a cache.
     """
 
     panels: Array
@@ -39,9 +39,9 @@ class Matrix(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A layer norm: ``inputs / sqrt(mean(inputs ** 2) + epsilon) * scale + bias``.
+    """Layer norm: ``inputs / sqrt(mean(inputs ** 2) + epsilon) * scale + bias``.
 
-    Centred, it is of the inputs less their mean.
+    ``centred`` subtracts the mean of the inputs first.
     """
 
     scale: Float32[Array, "width"]
@@ -51,15 +51,15 @@ class Norm(NamedTuple):
 
 
 def usable() -> bool:
-    """Whether the kernels are available, and this process has one device, a CPU."""
+    """Tells whether the kernels are available, and the only device is a CPU."""
     return jax.default_backend() == "cpu" and jax.local_device_count() == 1 and available()
 
 
 def suit(params: PyTree) -> bool:
-    """Whether a model with these parameters can use the kernels.
+    """Tells whether a model with these parameters can use the kernels.
 
-    They must be float32 arrays on a CPU that is the only device, and the kernels be available:
-    on several devices each matrix would be gathered for them.
+    The kernels must be available, and the parameters float32 arrays on a CPU that is the only
+    device: on several devices each matrix would be gathered for the kernels.
     """
     leaves = jax.tree.leaves(params)
     if jax.local_device_count() > 1 or not leaves or not all(map(_is_suitable, leaves)):
@@ -74,7 +74,7 @@ def multiply(
     norm: Norm | None = None,
     residual: Float32[Array, "*rows features"] | None = None,
 ) -> list[Float32[Array, "*rows _"]]:
-    """The products of the inputs, normed first, with each matrix; the inputs are read once.
+    """Multiplies the inputs, normed first, by each matrix; reads the inputs once.
 
     ``residual`` is added to the product with a single matrix.
     """
@@ -86,37 +86,31 @@ def multiply(
 def dot_with_table(
     inputs: Float32[Array, "*rows inner"], table: Array, num: Int[Array, ""] | None = None
 ) -> Float32[Array, "*rows vocab"]:
-    """``inputs @ table.T``, without a transposed table.
+    """Computes ``inputs @ table.T``; ``num`` as of ``Matrix``.
 
-    The table ``[vocab, inner]`` is float32, or uint16: the bits of bfloat16. ``num`` as of
-    ``Matrix``.
+    The table ``[vocab, inner]`` is float32, or uint16: the bits of bfloat16.
     """
     shape = jax.ShapeDtypeStruct((*inputs.shape[:-1], table.shape[0]), jnp.float32)
     return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, _num_used(inputs, num), table)
 
 
 def normalize(inputs: Float32[Array, "*rows width"], norm: Norm) -> Float32[Array, "*rows width"]:
-    """The inputs, normed."""
+    """Norms the inputs."""
     shape = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
     return _of_layer("SpecT5XNormalize", shape, inputs, norm)
 
 
 def alone() -> bool:
-    """Whether the kernels are usable, and beside other processes this one works for itself."""
+    """Tells whether the kernels are usable and no mesh is set."""
     return jax.sharding.get_abstract_mesh().empty and usable()
-
-
-def can_summarize(values: Array) -> bool:
-    """Whether the kernels over a vocabulary are for these: float32, and the device is one CPU."""
-    return values.dtype == jnp.float32 and alone()
 
 
 def summarize(
     values: Float32[Array, "*rows width"], with_sums: bool = True
 ) -> tuple[Int[Array, "*rows"], Float32[Array, "*rows"]]:
-    """Where each row's largest value is (the first of several), and ``log sum exp`` of the row.
+    """Returns each row's argmax (the first of several), and ``log sum exp`` of the row.
 
-    Without sums the second array means nothing.
+    If ``with_sums`` is False, the second array is undefined.
     """
     rows = values.shape[:-1]
     shapes = [jax.ShapeDtypeStruct(rows, dtype) for dtype in (jnp.int32, jnp.float32)]
@@ -132,10 +126,10 @@ def standardize(
     top_p: float,
     least_temperature: float,
 ) -> Float32[Array, "*rows width"]:
-    """The distribution that is sampled, row by row, in few passes over a row.
+    """Computes the distribution to sample from, row by row, in few passes over a row.
 
-    Softmax at the row's temperature of the ``top_k`` largest logits, or the nucleus of mass
-    ``top_p`` of it (0 keeps all); argmax, the first of several, up to ``least_temperature``.
+    It is the softmax at the row's temperature of the ``top_k`` largest logits, or its nucleus of
+    mass ``top_p`` (0 keeps all); up to ``least_temperature``, the argmax, the first of several.
     """
     shape = jax.ShapeDtypeStruct(logits.shape, jnp.float32)
     call = jax.ffi.ffi_call("SpecT5XStandardize", shape, vmap_method="broadcast_all")
@@ -153,9 +147,9 @@ def compare(
     draft_probs: Float32[Array, "*batch drafts width"],
     factors: Float32[Array, "*batch rows"],
 ) -> tuple[Float32[Array, "*batch drafts"], Float32[Array, "*batch rows"]]:
-    """``sum min(p, q)`` and ``sum max(f p - q, 0)`` of rows of both, f a factor for each.
+    """Computes ``sum min(p, q)`` and ``sum max(f p - q, 0)`` of rows, with a factor f for each.
 
-    Where the target has a row more than the draft, q is zero.
+    If the target has a row more than the draft, q is zero there.
     """
     shapes = [jax.ShapeDtypeStruct(a.shape[:-1], jnp.float32) for a in (draft_probs, target_probs)]
     call = jax.ffi.ffi_call("SpecT5XCompare", shapes, vmap_method="broadcast_all")
@@ -165,7 +159,7 @@ def compare(
 def sample(
     probs: Float32[Array, "*rows width"], uniforms: Float32[Array, "*rows 2"]
 ) -> Int[Array, "*rows"]:
-    """A token of each row's distribution, by two numbers in [0, 1): ``distributions.sample``."""
+    """Samples a token of each row, by two numbers in [0, 1): ``distributions.sample_at``."""
     shape = jax.ShapeDtypeStruct(probs.shape[:-1], jnp.int32)
     return jax.ffi.ffi_call("SpecT5XSample", shape, vmap_method="broadcast_all")(probs, uniforms)
 
@@ -175,7 +169,7 @@ def sample_residual(
     draft_probs: Float32[Array, "*rows width"],
     uniforms: Float32[Array, "*rows 2"],
 ) -> Int[Array, "*rows"]:
-    """The same, of ``max(p - q, 0)``; of p where nothing is left."""
+    """Samples a token of ``max(p - q, 0)`` of each row, of p where that is zero."""
     shape = jax.ShapeDtypeStruct(target_probs.shape[:-1], jnp.int32)
     call = jax.ffi.ffi_call("SpecT5XSampleResidual", shape, vmap_method="broadcast_all")
     return call(target_probs, draft_probs, uniforms)
@@ -184,7 +178,7 @@ def sample_residual(
 def threefry(
     keys: UInt32[Array, "*rows 2"], counts: UInt32[Array, "*rows"]
 ) -> UInt32[Array, "*rows 2"]:
-    """Threefry-2x32 of ``(0, count)``, under a key of two words each, as JAX has it."""
+    """Computes Threefry-2x32 of ``(0, count)``, under a key of two words each, as JAX does."""
     shape = jax.ShapeDtypeStruct(keys.shape, jnp.uint32)
     call = jax.ffi.ffi_call("SpecT5XThreefry", shape, vmap_method="broadcast_all")
     return call(keys, counts)
@@ -204,11 +198,10 @@ def extend_attention(
     Float32[Array, "batch heads length head_dim"],
     Float32[Array, "batch heads length head_dim"],
 ]:
-    """A layer's self-attention: ``states`` and what it makes of them, normed.
+    """Adds a layer's self-attention over normed ``states`` to them.
 
-    New keys and values are written at ``starts``, then each query attends to what it may see: at
-    position p positions 0 … p of its row. The cost grows with the text, not with the cache's
-    length.
+    New keys and values are written at ``starts``, then the query at position p attends to
+    positions 0 … p of its row. The cost grows with the text, not with the cache's length.
 
     Args:
       states: of the new tokens.
@@ -241,10 +234,9 @@ def extend_attention_nodes(
     Float32[Array, "batch heads slots head_dim"],
     Float32[Array, "batch heads slots head_dim"],
 ]:
-    """``extend_attention`` of tokens that need not follow one another (``interfaces.Nodes``).
+    """Computes ``extend_attention`` of tokens of any positions (``interfaces.Nodes``).
 
-    What a token is given is, bit for bit, what ``extend_attention`` gives at the end of the
-    token's text.
+    The results have, bit for bit, the values of ``extend_attention`` at the end of each text.
     """
     places = keys, values, slots, slot_positions, visible
     return _extended("SpecT5XExtendNodes", states, norm, matrices, places, bias, scale)
@@ -259,11 +251,10 @@ def source_attention(
     mask: Float32[Array, "inputs source"],
     scale: float = 1.0,
 ) -> Float32[Array, "batch new embed"]:
-    """A layer's attention to sources: ``states`` and what it makes of them, normed.
+    """Adds a layer's attention to sources over normed ``states`` to them.
 
-    Each source is read by as many rows as there are for an input, in their order. ``matrices``
-    are of queries and of the output; ``mask`` is added to the scores, negative where there is no
-    token.
+    Consecutive rows share a source. ``matrices`` are those of queries and of the output; ``mask``
+    is added to the scores, negative for padding.
     """
     shape, given = jax.ShapeDtypeStruct(states.shape, jnp.float32), (keys, values, mask)
     options = {"scale": np.float32(scale)}
@@ -279,10 +270,9 @@ def whole_attention(
     head_dim: int,
     scale: float = 1.0,
 ) -> Float32[Array, "batch length embed"]:
-    """A layer's attention over whole sequences: ``states`` and what it makes of them, normed.
+    """Adds a layer's attention over whole sequences of normed ``states`` to them.
 
-    Each token attends to those that ``allowed`` lets it see; ``matrices`` as of
-    ``extend_attention``.
+    Each token attends to the ``allowed`` ones; ``matrices`` as of ``extend_attention``.
     """
     shape, given = jax.ShapeDtypeStruct(states.shape, jnp.float32), (allowed, bias)
     options = {"scale": np.float32(scale), "head_dim": np.int64(head_dim)}
@@ -305,7 +295,7 @@ def _of_layer(
     aliases: dict[int, int] | None = None,
     **options,
 ):
-    """A call on a layer's inputs: they, their norm, what is ``given``, and matrices."""
+    """Calls a kernel on a layer's inputs, their norm, further arrays, and matrices."""
     norm = Norm(_NONE, 0.0) if norm is None else norm
     # Panels, scales and biases of all.
     parts = [m.panels for m in matrices], [m.scales for m in matrices], [m.bias for m in matrices]
@@ -321,7 +311,7 @@ def _of_layer(
 
 
 def _num_used(inputs: Array, num: Int[Array, ""] | None) -> Int[Array, ""]:
-    """How many new tokens of ``inputs [..., new, width]`` count."""
+    """Returns the number of tokens of ``inputs [..., new, width]`` to compute."""
     return jnp.int32(inputs.shape[-2] if inputs.ndim > 1 else 1) if num is None else num
 
 

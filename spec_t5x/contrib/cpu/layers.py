@@ -5,8 +5,6 @@ of ``BLOCKS``, whose weights are in panels. Attention with more than T5's traits
 biases is left to the networks, whose maps are products with panels all the same.
 """
 
-import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,7 @@ from spec_t5x.contrib.cpu import calls
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import Attention, NewTokens, PairBias, Traits
 from spec_t5x.models.cache import KeysValues, LayerCache
-from spec_t5x.models.layers import ACTIVATIONS, Dense, RMSNorm
+from spec_t5x.models.layers import Dense, RMSNorm, activated
 from spec_t5x.models.t5 import DecoderLayer, Layer, SelfAttentionLayer
 from spec_t5x.types import Array
 
@@ -98,13 +96,11 @@ def _feed_forward(
     if not deterministic:
         return plain(states, deterministic)
     mlp, post_norm = layer.mlp, layer.post_mlp_layer_norm
-    count = len(mlp.activations)
-    names = ["wi"] if count == 1 else [f"wi_{index}" for index in range(count)]
-    *maps, output = (_with_bias(mlp.get_variable("params", name)) for name in [*names, "wo"])
+    names = [*mlp.map_names, "wo"]
+    *maps, output = (_with_bias(mlp.get_variable("params", name)) for name in names)
     # One call: threads are woken once, and the short ones do not wait for one another.
     branches = calls.multiply(states, maps, _norm(layer.pre_mlp_layer_norm))
-    activated = (ACTIVATIONS[name](b) for name, b in zip(mlp.activations, branches, strict=True))
-    hidden = functools.reduce(operator.mul, activated)
+    hidden = activated(mlp.activations, branches)
     if post_norm is None:
         return calls.multiply(hidden, [output], residual=states)[0]
     return states + post_norm(calls.multiply(hidden, [output])[0])

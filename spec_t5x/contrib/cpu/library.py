@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 SWITCH = "SPEC_T5X_CPU_KERNELS"
 
 _SOURCE = Path(__file__).with_name("decoder_kernels.cc")
-# And for this very processor: the library is kept under a hash of it.
+# Besides flags for this very processor, a hash of which is in the library's name.
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
-# Seconds that another process has to compile them.
+# Time limit for another process that compiles them, in seconds.
 _PATIENCE = 300
 _NO_COMPILER = "there is no C++ compiler: install g++ or clang++, or set CXX"
 _SYMBOLS = (
@@ -48,9 +48,9 @@ _SYMBOLS = (
 
 @functools.cache
 def available() -> bool:
-    """Whether the kernels can be called; the first question compiles and registers them.
+    """Tells whether the kernels can be called; the first call compiles and registers them.
 
-    Where they cannot, why is logged once as a warning, with the remedy.
+    If they cannot be called, the reason is logged once as a warning, with the remedy.
     """
     if os.environ.get(SWITCH) == "0":
         return False
@@ -71,7 +71,7 @@ def available() -> bool:
 
 
 def state() -> tuple[bool, str]:
-    """Whether the kernels are used, and what there is to say of it; compiles nothing."""
+    """Tells whether the kernels are used, and why or why not; compiles nothing."""
     if os.environ.get(SWITCH) == "0":
         return False, f"switched off by {SWITCH}=0"
     compiler = _compiler()
@@ -89,13 +89,10 @@ def state() -> tuple[bool, str]:
 
 
 def build(compiler: Sequence[str], directory: Path) -> Path:
-    """The compiled library, from ``directory`` or made there.
+    """Returns the compiled library in ``directory``, which is made if absent.
 
-    Of several processes that ask for it at once, one compiles and the others wait.
-
-    Args:
-      compiler: the program, and arguments that come before others.
-      directory: where the library is kept; made if absent.
+    Of several processes that build it at once, one compiles and the others wait. ``compiler`` is
+    the program and its first arguments.
 
     Raises:
       OSError: the directory cannot be written to, or the compiler not run.
@@ -108,7 +105,7 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
     what = f"compiling the kernels for this processor, which is done once (kept in {directory})"
     with doing(log, what), FileLock(directory / ".lock", timeout=_PATIENCE):
         if not library.exists():
-            # One that is killed leaves no half of a library.
+            # A killed process leaves no half of a library.
             with tempfile.TemporaryDirectory(dir=directory) as place:
                 made = Path(place) / library.name
                 _compile(compiler, made)
@@ -117,18 +114,18 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
 
 
 def _place(compiler: Sequence[str], directory: Path) -> Path:
-    """Where the library lies once it is compiled."""
+    """Returns the path of the compiled library."""
     described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, native()))
     digest = hashlib.sha256(described.encode() + _SOURCE.read_bytes()).hexdigest()[:24]
     return directory / f"decoder_kernels_{digest}.so"
 
 
 def _kept_or_built(compiler: Sequence[str]) -> Path:
-    """The library, from the user's cache or, where that cannot be written, for this process."""
+    """Builds the library in the user's cache or, if that fails, for this process alone."""
     directory = user_cache() / "kernels"
     try:
         return build(compiler, directory)
-    # The second is of a file system without locks.
+    # File systems without locks raise the second.
     except (OSError, NotImplementedError) as error:
         log.warning(
             "every start compiles the kernels, %s cannot be written (%s): set XDG_CACHE_HOME to "
@@ -145,13 +142,13 @@ def _compile(compiler: Sequence[str], library: Path) -> None:
         return subprocess.run([*command, "-o", str(library)], capture_output=True, text=True)
 
     first = run("-march=native")
-    # Apple's clang calls it otherwise on its own processors.
+    # Apple's clang has another name for it on Apple's processors.
     if first.returncode and run("-mcpu=native").returncode:
         first.check_returncode()
 
 
 def _compiler() -> list[str] | None:
-    """``CXX`` with its arguments, or what the system has where there is no such program."""
+    """Returns ``CXX`` with its arguments, or the system's compiler if there is no such program."""
     given = os.environ.get("CXX", "")
     wanted = given.split()
     for command in filter(None, (wanted, ["g++"], ["clang++"])):

@@ -1,4 +1,4 @@
-"""The kernels as the core asks for them."""
+"""The kernels as an ``Operations`` of the core."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from spec_t5x.types import Array, Float32, Int, PyTree, UInt32
 
 
 class CpuOperations(Operations):
-    """The kernels, for models in float32 on the only device, a CPU."""
+    """Kernels for models in float32 on the only device, a CPU."""
 
     platform = "cpu"
     skips = True
@@ -29,24 +29,24 @@ class CpuOperations(Operations):
         return panels.is_packed(params) or (dtype == "float32" and calls.suit(params))
 
     def pack(self, params: PyTree) -> PyTree:
-        """Matrices in panels, and embeddings at the width they need."""
+        """Packs matrices in panels, and embeddings at the width they need."""
         return panels.pack(params)
 
     def packed(self, name: str, param: Array) -> Array | Form:
-        """``pack`` of one parameter."""
+        """Packs one parameter."""
         return panels.packed(name, param)
 
     def first(self, model: PyTree, num: Int[Array, ""]) -> PyTree:
-        """The model with weights whose products are of ``num`` tokens; other results are zeros."""
+        """Limits the products to the first ``num`` tokens of each row; other results are zeros."""
         return panels.first(model, num)
 
     def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
-        """A method of a network, whose layers are computed by the kernels."""
+        """Calls a method of a network, whose layers the kernels compute."""
         with nn.intercept_methods(layers.intercept):
             return super().apply(module, weights, *args, method=method)
 
     def kernel(self, name: str, *arrays: Array) -> Callable | None:
-        """A kernel over a vocabulary, for float32 where the device is one CPU; or of a hash."""
+        """Returns a kernel over a vocabulary or of a hash, if the only device is a CPU."""
         suit = all(array.dtype in (jnp.float32, jnp.uint32) for array in arrays)
         return _KERNELS.get(name) if suit and calls.alone() else None
 
@@ -77,7 +77,7 @@ def _hashed_uniforms(words: UInt32[Array, "2"], *, num: int) -> Float32[Array, "
     return fractions(hashed[:, 0], hashed[:, 1])
 
 
-# By the names of functions of ``sampling``.
+# Kernels by the names of functions of ``sampling``.
 _KERNELS: dict[str, Callable] = {
     "argmax": lambda values: calls.summarize(values, with_sums=False)[0],
     "excess": lambda factors, target, draft: calls.compare(target, draft, factors)[1],

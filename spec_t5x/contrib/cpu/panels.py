@@ -1,4 +1,4 @@
-"""Weights as the kernels read them: matrices in panels, embeddings at the width they need.
+"""Weights packed for the kernels: matrices in panels, embeddings at the width they need.
 
 The kernels read panels of 64 columns, each stored row after row: memory is read from front to
 back. A matrix whose values are all numbers of bfloat16, as of a checkpoint stored in it, is held in
@@ -20,29 +20,26 @@ from spec_t5x.contrib.cpu import calls
 from spec_t5x.models.weights import TABLES, Form, Rounded
 from spec_t5x.types import Array, Float, Float32, Int, Integer, PyTree
 
-# Numbers that are looked at in one step.
+# Numbers that are tested at a time.
 _PART = 1 << 18
 
 
 @flax.struct.dataclass
 class Panels(Form):
-    """A matrix ``[inner, features]`` in panels of ``calls.PANEL`` columns.
-
-    The last panel is filled up with zeros.
-    """
+    """Matrix ``[inner, features]`` in panels of 64 columns, the last padded by zeros."""
 
     # float32, bfloat16 or int8; or uint8, two numbers of int4 in each: the upper one is of the
     # column half a panel further on.
     panels: Float[Array, "panels inner columns"] | Integer[Array, "panels inner columns"]
-    # Of rounded weights, the filling's too.
+    # Scales of rounded weights, the padding's too.
     scales: Float[Array, "panels groups width"] | None
     features: int = flax.struct.field(pytree_node=False)
-    # Tokens of each row that products are of; None for all.
+    # Number of tokens of each row to multiply; None for all.
     num: Int[Array, ""] | None = None
 
     @classmethod
     def pack(cls, matrix: Float32[Array, "inner features"] | Rounded) -> "Panels":
-        """The matrix in panels, bfloat16 where that holds its values exactly. On the host."""
+        """Packs a matrix on the host, in bfloat16 if that holds its values exactly."""
         if isinstance(matrix, Rounded):
             values = np.asarray(matrix.values)
             scales = jnp.asarray(_in_panels(np.asarray(matrix.scales)))
@@ -56,82 +53,75 @@ class Panels(Form):
         return cls(jnp.asarray(panels), scales, values.shape[1])
 
     def matrix(self) -> Float32[Array, "inner features"]:
-        """Returns the matrix that was packed, in float32."""
-        panels = self.panels
-        if panels.dtype == jnp.uint8:
+        """Returns the packed matrix in float32."""
+        panels, is_int4 = self.panels, self.panels.dtype == jnp.uint8
+        if is_int4:
             halves = jnp.stack([panels << 4, panels], axis=2).astype(jnp.int8) >> 4
             panels = halves.reshape(*panels.shape[:2], -1)
         values = _joined(panels)[:, : self.features]
         if self.scales is None:
             return values.astype(jnp.float32)
-        is_int4 = self.panels.dtype == jnp.uint8
         scales = _joined(self.scales)[:, : self.features]
         return Rounded(values.astype(jnp.int4) if is_int4 else values, scales).matrix()
 
+    unpacked = matrix
+
     def for_kernels(self, bias: Float32[Array, "features"] | None = None) -> calls.Matrix:
-        """The matrix, and a bias, as the kernels take them."""
+        """Returns the matrix, with a bias, as an argument of the kernels."""
         return calls.Matrix(self.panels, self.scales, self.features, bias, self.num)
 
     def times(self, inputs: Float32[Array, "*rows inner"]) -> Float32[Array, "*rows features"]:
-        """``inputs @ matrix``."""
+        """Computes ``inputs @ matrix``."""
         return calls.multiply(inputs, [self.for_kernels()])[0]
 
     def rounded(self, bits: int) -> "Panels":
-        """The matrix in few bits, in panels."""
+        """Rounds the matrix, in panels."""
         return Panels.pack(Rounded.of(self.matrix(), bits))
-
-    def unpacked(self) -> Float32[Array, "inner features"]:
-        """Returns the matrix that was packed, in float32."""
-        return self.matrix()
 
 
 @flax.struct.dataclass
 class PackedEmbedding(Form):
-    """Embeddings, held as the bits of bfloat16 where that holds their values exactly.
+    """Embeddings, held as the bits of bfloat16 if that holds their values exactly.
 
-    Of an array in bfloat16 XLA for CPUs would widen the whole table for a few of its rows.
+    XLA for CPUs would widen a whole table in bfloat16 for a few of its rows.
     """
 
     values: UInt16[Array, "vocab embed"] | Float32[Array, "vocab embed"]
-    # As of ``Panels``, of products with the states.
+    # Number of tokens of each row to multiply; None for all.
     num: Int[Array, ""] | None = None
 
     @classmethod
     def pack(cls, table: Float32[Array, "vocab embed"]) -> "PackedEmbedding":
-        """The table, on the host."""
+        """Packs a table on the host."""
         values = _narrow(table)
         is_wide = values.dtype == np.float32
         return cls(jnp.asarray(table if is_wide else values.view(np.uint16)))
 
     def rows(self, tokens: Int[Array, "*shape"]) -> Float32[Array, "*shape embed"]:
-        """The embeddings of some tokens."""
+        """Looks tokens up."""
         return _widened(jnp.take(self.values, tokens, axis=0))
 
     def scores(self, states: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows vocab"]:
-        """``states @ table.T``."""
+        """Computes ``states @ table.T``."""
         return calls.dot_with_table(states, self.values, self.num)
 
     def output_layer(self, bits: int) -> Panels:
-        """The table as the output layer, in few bits."""
+        """Rounds the table as the output layer."""
         return Panels.pack(Rounded.of(self.unpacked().T, bits))
 
     def unpacked(self) -> Float32[Array, "vocab embed"]:
-        """All embeddings."""
+        """Returns all embeddings."""
         return _widened(self.values)
 
 
 def pack(params: PyTree) -> PyTree:
-    """Parameters with their matrices in panels, and embeddings at the width they need.
-
-    Args:
-      params: a tree of float32 arrays on one CPU device, by T5X's names; or what this makes of it.
-    """
+    """Packs float32 arrays on one CPU device, in a tree of T5X's names; packed ones are kept."""
     flat = flatten_dict(params)
     return unflatten_dict({path: packed(path[-1], leaf) for path, leaf in flat.items()})
 
 
 def packed(name: str, leaf: Float32[Array, "..."] | Form) -> Any:
-    """``pack`` of one parameter, by the last part of its path."""
+    """Packs one parameter, by the last part of its path."""
     if isinstance(leaf, Form):
         return leaf
     if name == "kernel":
@@ -146,10 +136,7 @@ def is_packed(params: PyTree) -> bool:
 
 
 def first(tree: PyTree, num: Int[Array, ""]) -> PyTree:
-    """Packed weights, or a model of them, whose products are of ``num`` tokens of each row.
-
-    The results for others are zeros.
-    """
+    """Limits products of packed weights, or of a model, to ``num`` tokens of each row."""
     return jax.tree.map(
         lambda leaf: leaf.replace(num=num) if isinstance(leaf, Panels | PackedEmbedding) else leaf,
         tree,
@@ -158,7 +145,7 @@ def first(tree: PyTree, num: Int[Array, ""]) -> PyTree:
 
 
 def _in_panels(values: np.ndarray) -> np.ndarray:
-    """``[rows, columns]`` as ``[panels, rows, PANEL]``, the last one filled up with zeros."""
+    """Splits ``[rows, columns]`` into ``[panels, rows, PANEL]``, the last padded by zeros."""
     rows, columns = values.shape
     panels = np.zeros((-(-columns // calls.PANEL), rows, calls.PANEL), values.dtype)
     for i, panel in enumerate(panels):
@@ -168,12 +155,12 @@ def _in_panels(values: np.ndarray) -> np.ndarray:
 
 
 def _joined(panels: Array) -> Array:
-    """Reverses ``_in_panels``; the zeros that fill the last panel stay."""
+    """Inverts ``_in_panels``, but for the padding, which is kept."""
     return jnp.swapaxes(panels, 0, 1).reshape(panels.shape[1], -1)
 
 
 def _narrow(values: Float32[Array, "rows columns"]) -> np.ndarray:
-    """The values in bfloat16 if it holds all of them exactly, else as they are."""
+    """Returns the values in bfloat16 if it holds all of them exactly, else unchanged."""
     values = np.ascontiguousarray(values)
     # bfloat16 is the upper half of a float32.
     halves = values.view(np.uint32)

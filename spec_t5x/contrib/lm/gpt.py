@@ -1,14 +1,9 @@
 """A GPT: a decoder alone, with GPT-2's layout (Radford et al. 2019).
 
-Learned absolute positions, layer norms with biases before each block, GELU, and an output
+It has learned absolute positions, layer norms with biases before each block, GELU, and an output
 layer that is the embedding again. The paper's language models are of this kind (section
-4.2: 97M and 6M parameters). Two ways to call it:
-
-* ``__call__`` over whole sequences, teacher-forced (training);
-* ``extend`` a static cache by any number of tokens, each row at its own position
-  (``extend_nodes`` by tokens that need not follow one another).
-
-The start token (id 0) is input only: its logit is ``MASKED``, so that it is never generated.
+4.2: 97M and 6M parameters). The start token (id 0) is input only: its logit is ``MASKED``, so that
+it is never generated.
 """
 
 import dataclasses
@@ -31,7 +26,7 @@ from spec_t5x.models.t5 import NetworkConfig, SelfAttentionLayer, without_added
 from spec_t5x.models.weights import rows
 from spec_t5x.types import Array, Float, Float32, Int
 
-# GPT-2's, of the embeddings.
+# GPT-2's, for embeddings.
 _INIT_STDDEV = 0.02
 
 
@@ -44,13 +39,13 @@ class GPTConfig(NetworkConfig):
     num_heads: int = 12
     num_layers: int = 12
     mlp_dim: int = 3072
-    # Positions there are embeddings for, the start token's included.
+    # Number of positions with embeddings, the start token's included.
     max_length: int = 512
-    # The output layer is the embedding again.
+    # Whether the embedding is the output layer, too.
     logits_via_embedding: bool = True
     dropout_rate: float = 0.1
     layer_norm_epsilon: float = 1e-5
-    # What the layers compute in; parameters and logits are float32 regardless.
+    # Type of the layers; parameters and logits are float32 regardless.
     dtype: str = "float32"
 
     has_source: ClassVar[bool] = False
@@ -74,34 +69,22 @@ class GPTConfig(NetworkConfig):
         return self.emb_dim // self.num_heads
 
     def attention_traits(self, layer: int) -> Traits:
-        """Scores are divided by ``sqrt(head_dim)``."""
+        """Returns the traits of self-attention, whose scores are divided by ``sqrt(head_dim)``."""
         return Traits(scale=self.head_dim**-0.5, use_bias=True)
 
 
 class GPT(nn.Module):
-    """The network."""
+    """GPT over whole sequences (``__call__``) and over a static cache (``extend``)."""
 
     config: GPTConfig
 
     def setup(self):
         cfg = self.config
         init = nn.initializers.normal(stddev=_INIT_STDDEV)
-        self.token_embedding = param_with_axes(
-            self,
-            "token_embedding",
-            init,
-            (cfg.vocab_size, cfg.emb_dim),
-            jnp.float32,
-            axes=("vocab", "embed"),
-        )
-        self.position_embedding = param_with_axes(
-            self,
-            "position_embedding",
-            init,
-            (cfg.max_length, cfg.emb_dim),
-            jnp.float32,
-            axes=("length", "embed"),
-        )
+        shape, axes = (cfg.vocab_size, cfg.emb_dim), ("vocab", "embed")
+        self.token_embedding = param_with_axes(self, "token_embedding", init, shape, axes)
+        shape, axes = (cfg.max_length, cfg.emb_dim), ("length", "embed")
+        self.position_embedding = param_with_axes(self, "position_embedding", init, shape, axes)
         self.layers = [SelfAttentionLayer(cfg, i) for i in range(cfg.num_layers)]
         self.final_layer_norm = LayerNorm(cfg.layer_norm_epsilon, cfg.dtype)
         self.input_dropout = dropout(cfg.dropout_rate)
@@ -111,10 +94,10 @@ class GPT(nn.Module):
     def __call__(
         self, tokens: Int[Array, "batch length"], *, enable_dropout: bool = True
     ) -> Float32[Array, "batch length vocab"]:
-        """Logits after each token of whole sequences, which begin with the start token.
+        """Returns logits after each token of whole sequences, which begin with the start token.
 
-        What comes after a token has no influence on it, so that padding at the end needs
-        no mask. Dropout draws from the ``dropout`` rng stream.
+        Attention is causal, so that padding at the end needs no mask. Dropout draws from the
+        ``dropout`` rng stream.
         """
         length, deterministic = tokens.shape[1], not enable_dropout
         states = self._embed(tokens, jnp.broadcast_to(jnp.arange(length)[None], tokens.shape))
@@ -130,7 +113,7 @@ class GPT(nn.Module):
         """Feeds ``tokens[b]`` at position ``cache.lengths[b]``.
 
         Returns the normed states after each, which ``logits`` takes, and the cache, longer by
-        ``new``. The caller makes sure that all stays within the cache.
+        ``new``. The caller ensures that ``lengths + new`` is within the cache.
         """
         new = tokens.shape[1]
         embedded = self._embed(tokens, cache.lengths[:, None] + jnp.arange(new)[None, :])
@@ -140,14 +123,14 @@ class GPT(nn.Module):
     def extend_nodes(
         self, cache: DecoderOnlyCache, nodes: Nodes
     ) -> tuple[Float[Array, "batch nodes embed"], DecoderOnlyCache]:
-        """Feeds tokens that need not follow one another, each to a slot of the cache."""
+        """Feeds tokens of any positions, each to a slot of the cache."""
         embedded = self._embed(nodes.tokens, nodes.positions)
         return self._extend(embedded, cache, in_slots(nodes))
 
     def logits(
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
-        """The output layer: logits of normed states, in float32."""
+        """Computes the output layer: logits of normed states, in float32."""
         if self.config.logits_via_embedding:
             logits = times_table(states, self.token_embedding)
         else:
@@ -159,7 +142,7 @@ class GPT(nn.Module):
         return self.final_layer_norm(outputs[-1]), cache
 
     def _embed(self, tokens, positions):
-        # Only drafts that are to be thrown away lie beyond (``interfaces.check_positions``).
+        # Only drafts that will be discarded exceed the positions (``interfaces.check_positions``).
         placed = jnp.take(self.position_embedding, positions, axis=0, mode="clip")
         embedded = (rows(self.token_embedding, tokens) + placed).astype(self.config.dtype)
         return constrain(embedded, ("batch", "length", "embed"))
@@ -167,13 +150,13 @@ class GPT(nn.Module):
 
 @flax.struct.dataclass
 class GPTModel(TextModel):
-    """A GPT that scores tokens against a static cache."""
+    """GPT that scores tokens against a static cache."""
 
     network = GPT
 
     @property
     def max_positions(self) -> int:
-        """How many tokens of a text can be fed, the start token included."""
+        """Number of tokens of a text that can be fed, the start token included."""
         return self.config.max_length
 
 

@@ -30,7 +30,7 @@ from spec_t5x.errors import InputError
 
 # Both are the tanh approximation, which is what Flax calls gelu.
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
-# Settings of another network than GPT-2 was published with, and what they must be.
+# Settings that change the network, and the values of the published GPT-2.
 _FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -40,7 +40,7 @@ _FIXED = {
 _PREFIX = "transformer."
 _HEAD = "lm_head.weight"
 _EMBEDDING = "wte.weight"
-# The causal mask, which old releases stored with the weights.
+# Causal masks, which old releases of transformers stored with the weights.
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 
 _TOP = {
@@ -64,14 +64,9 @@ _IN_LAYER = {
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a GPT-2 that transformers wrote; see ``formats``.
+    """Opens a directory of transformers whose config.json holds ``values``; see ``formats``.
 
-    Args:
-        directory: weights (``model.safetensors`` or ``pytorch_model.bin``, with or without the
-            prefix ``transformer.``) and ``tokenizer.json``, or ``vocab.json`` and
-            ``merges.txt``.
-        values: its config.json, whose ``bos_token_id`` and ``eos_token_id`` start and end a
-            text.
+    Its ``bos_token_id`` and ``eos_token_id`` start and end a text.
     """
     config = _read_config(values, directory / CONFIG_NAME)
     num_ids, start_id, eos_id, *more = _ids(values, directory)
@@ -90,7 +85,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
             tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
         )
     return StoredModel(
-        # What belongs to no parameter is refused by its own name.
+        # Unused tensors are refused by their names.
         tensors=tensors | {name: left[name] for name in left if name not in used},
         config=config,
         vocabulary=vocabulary,
@@ -100,7 +95,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 
 
 def _ours(path: str, tensor: Tensor, rows: np.ndarray, third: int | None) -> Tensor:
-    """Their tensor in the form of our parameter ``path``; ``rows`` are their ids of ours."""
+    """Converts a tensor to our parameter ``path``; ``rows`` are their ids of ours."""
     if path == "token_embedding":
         return renumbered(tensor, rows)
     if path == "logits_dense/kernel":
@@ -109,8 +104,8 @@ def _ours(path: str, tensor: Tensor, rows: np.ndarray, third: int | None) -> Ten
 
 
 def _third(tensor: Tensor, place: int) -> Tensor:
-    """One of the three maps that are joined along the last axis."""
-    # Of a damaged file a scalar, too, until the weights are checked.
+    """Takes one of the three maps that are joined along the last axis."""
+    # In a damaged file it may be a scalar; the weights are checked later.
     width = math.prod(tensor.shape[-1:]) // 3
 
     def read(index):
@@ -121,7 +116,7 @@ def _third(tensor: Tensor, place: int) -> Tensor:
 
 
 def _ids(values: dict[str, Any], directory: Path) -> list[int]:
-    """Their number of ids, the one that starts a text and those that end it."""
+    """Returns their number of ids, the id that starts a text and those that end it."""
     path, said = generation_config.said(directory, values)
     num_ids, eos = values["vocab_size"], said.get("eos_token_id")
     several = eos if isinstance(eos, list) and eos else [eos]
@@ -150,7 +145,7 @@ def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
     with describing(path, "GPT-2"):
         return GPTConfig(
-            # The token that starts has a row of its own.
+            # The start token has a separate row.
             vocab_size=present["vocab_size"] + 1,
             emb_dim=present["n_embd"],
             num_heads=present["n_head"],
@@ -164,9 +159,9 @@ def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
 
 
 def _settled(tensors: dict[str, Tensor], config: GPTConfig) -> tuple[dict[str, Tensor], GPTConfig]:
-    """The tensors without prefixes and masks, and the configuration that fits the output layer.
+    """Returns the bare tensors, and the configuration with their output layer.
 
-    As in transformers an output layer that is there is used, whatever config.json says of tying.
+    As in transformers, a stored output layer is used even if config.json ties it.
     """
     bare = {
         name.removeprefix(_PREFIX): tensor for name, tensor in unwrapped(tensors, WRAPPERS).items()
@@ -181,7 +176,7 @@ def _settled(tensors: dict[str, Tensor], config: GPTConfig) -> tuple[dict[str, T
 
 
 def _names(config: GPTConfig) -> dict[str, tuple[str, int | None]]:
-    """Their name of the tensor that holds each of our parameters, and which third of it."""
+    """Returns the tensor that holds each of our parameters, and the number of its third."""
     names = {path: (name, None) for path, name in _TOP.items()}
     if config.logits_via_embedding:
         del names["logits_dense/kernel"]

@@ -1,4 +1,4 @@
-"""WordPiece vocabularies, as BERT's (Devlin et al. 2019) and the paper's language models'.
+"""WordPiece vocabularies, as BERT (Devlin et al. 2019) and the paper's language models have.
 
 Text is lower-cased and split at spaces and punctuation; a piece that continues a word
 begins with ``##``. The reserved ids are those of every vocabulary here: [START] 0, which
@@ -22,7 +22,7 @@ _ALPHABET = 500
 
 
 class WordPieceVocabulary(TokenizerVocabulary):
-    """A WordPiece vocabulary from a ``tokenizer.json`` that ``train_wordpiece`` wrote.
+    """WordPiece vocabulary from a ``tokenizer.json`` that ``train_wordpiece`` wrote.
 
     Upper case is lost in a text, and spaces beside punctuation are guessed.
     """
@@ -31,8 +31,7 @@ class WordPieceVocabulary(TokenizerVocabulary):
         """Loads the file.
 
         Raises:
-            InputError: it is absent, not such a file, or its first ids are not the
-                special pieces.
+            InputError: the file is absent or damaged, or its first ids are not the special pieces.
         """
         path = Path(path)
         if not path.is_file():
@@ -72,7 +71,7 @@ def train_wordpiece(texts: Iterable[str], path: str | Path, vocab_size: int) -> 
         raise InputError(
             f"the texts yield {found} pieces, not {vocab_size}: change vocab_size or give more text"
         )
-    # A new tokenizer: as special pieces of the learner's own, "[END]" in a text would end it.
+    # A new tokenizer has no special pieces, so that "[END]" in a text does not end it.
     pieces = models.WordPiece(
         learner.get_vocab(), unk_token=SPECIAL_PIECES[UNK_ID], max_input_chars_per_word=100
     )

@@ -67,9 +67,9 @@ class Heads(nn.Module):
         cfg = self.config
         shape = (cfg.num_heads, 2 * cfg.emb_dim, cfg.hidden_dim)
         axes = ("draft_heads", "embed", "mlp")
-        wi = param_with_axes(self, "wi", _fan_in_of_each_head, shape, jnp.float32, axes=axes)
+        wi = param_with_axes(self, "wi", _fan_in_of_each_head, shape, axes)
         shape, axes = (cfg.num_heads, cfg.hidden_dim, cfg.emb_dim), ("draft_heads", "mlp", "embed")
-        wo = param_with_axes(self, "wo", nn.initializers.zeros, shape, jnp.float32, axes=axes)
+        wo = param_with_axes(self, "wo", nn.initializers.zeros, shape, axes)
 
         states, embedded = states.astype(jnp.float32), embedded.astype(jnp.float32)
         inputs = jnp.concatenate([_normed(states), _normed(embedded)], axis=-1)

@@ -1,14 +1,14 @@
-"""Opening a T5Gemma of the gemma library: a tree that Orbax saved, without a configuration.
+"""T5Gemmas of the gemma library: trees that Orbax saved, without a configuration.
 
     encoder/embedder/input_embedding          [vocab, embed]; the decoder has another
-    encoder/layer_0/attn/qkv_einsum/w         [3, heads, embed, head_dim], or, where queries share
+    encoder/layer_0/attn/qkv_einsum/w         [3, heads, embed, head_dim], or, if queries share
       …/q_einsum/w, …/kv_einsum/w             keys, [heads, …] and [2, kv_heads, …]
       …/attn_vec_einsum/w                     [heads, head_dim, embed]
     encoder/layer_0/mlp/gating_einsum         [2, embed, mlp] or [2, mlp, embed]
     encoder/layer_0/mlp/linear                [mlp, embed]
 
-Older files join the first keys of a path to one. The shapes determine the sizes; the rest is that
-of every published T5Gemma, as are the ids that start and end a text.
+Older files join the first keys of a path to one. The shapes determine the sizes; all else, also the
+ids that start and end a text, is the same in every published T5Gemma.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from spec_t5x.checkpoints.storage.tensorstore_arrays import (
 from spec_t5x.contrib.t5gemma.network import T5GemmaConfig
 from spec_t5x.errors import InputError
 
-# Of every published T5Gemma.
+# The special ids of every published T5Gemma.
 _IDS = {t5.START: 2, t5.EOS: 1, t5.PAD: 0}
 
 _STACK = re.compile(r"(?:^|.*/)((?:encoder|decoder)/.*?)(?:/w)?$")
@@ -51,18 +51,13 @@ _NORMS = {
 
 
 def is_gemma(location: Location) -> bool:
-    """Whether the directory holds a tree of the gemma library."""
+    """Tells whether the directory holds a tree of the gemma library."""
     path = location / METADATA_NAME
     return path.is_file() and b"input_embedding" in path.read_bytes()
 
 
 def open_model(location: Location, values: None = None) -> StoredModel:
-    """Opens a checkpoint of the gemma library; see ``formats``.
-
-    Args:
-        location: the directory of the tree.
-        values: None.
-    """
+    """Opens a checkpoint of the gemma library, which has no config.json; see ``formats``."""
     entries = {"/".join(keys): entry for keys, entry in orbax_entries(location).items()}
     theirs = {}
     for path, tensor in open_tensors(entries, str(location)).items():
@@ -84,7 +79,7 @@ def open_model(location: Location, values: None = None) -> StoredModel:
 
 
 def _infer_config(tensors: dict[str, Tensor], source: str) -> T5GemmaConfig:
-    """The T5Gemma that has tensors of these shapes."""
+    """Returns the T5Gemma that has tensors of these shapes."""
 
     def shape(path: str) -> tuple[int, ...]:
         if path not in tensors:
@@ -122,7 +117,7 @@ def _infer_config(tensors: dict[str, Tensor], source: str) -> T5GemmaConfig:
 
 
 def _ours(path: str, tensor: Tensor, config: T5GemmaConfig) -> dict[str, Tensor]:
-    """What a tensor of theirs is of ours; what is unknown stays, to be refused by its name."""
+    """Converts a tensor; an unknown one keeps its name, by which it is refused."""
     if path in _EMBEDDINGS:
         return {_EMBEDDINGS[path]: tensor}
     stack, _, rest = path.partition("/")
@@ -173,14 +168,14 @@ def _of_attention(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def _joined_heads(maps: np.ndarray) -> np.ndarray:
-    """Maps of heads ``[heads, embed, head_dim]`` as one matrix ``[embed, joined]``."""
+    """Joins maps of heads ``[heads, embed, head_dim]`` to one matrix ``[embed, joined]``."""
     return maps.transpose(1, 0, 2).reshape(maps.shape[1], -1)
 
 
 def _derived(tensor: Tensor, function: Callable[[np.ndarray], np.ndarray]) -> Tensor:
-    """A tensor made of another, which is read whole for any part of it."""
+    """Makes a tensor of another, which is read whole for any part of it."""
     everything = tuple(slice(0, length) for length in tensor.shape)
-    # Of an array that takes no memory.
+    # A broadcast array takes no memory.
     shape = function(np.broadcast_to(np.float32(0), tensor.shape)).shape
 
     def read(index: Any) -> np.ndarray:

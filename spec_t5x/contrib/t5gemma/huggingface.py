@@ -1,6 +1,6 @@
-"""Hugging Face's T5Gemma and T5Gemma 2 directories, of which the text is read.
+"""Hugging Face's T5Gemma and T5Gemma 2 directories, without the parts for images.
 
-config.json describes encoder and decoder each by itself. What T5Gemma 2 has for images is left out.
+config.json describes encoder and decoder separately.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
-from spec_t5x.checkpoints.storage.tensors import Report, Tensor
+from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.contrib.t5gemma.network import GLOBAL, LOCAL, T5GemmaConfig
 from spec_t5x.data.mapped_vocabulary import their_ids
 from spec_t5x.data.vocabulary import Vocabulary
@@ -37,7 +37,7 @@ _SIZES = {
     "mlp_dim": "intermediate_size",
     "query_scalar": "query_pre_attn_scalar",
 }
-# What our networks have once for both stacks.
+# Settings that our networks share between the stacks.
 _OF_BOTH = (
     "vocab_size",
     "hidden_activation",
@@ -85,19 +85,15 @@ _IMAGE_END = "model.encoder.embed_tokens.eoi_embedding"
 _LM_HEAD = "lm_head.out_proj.weight"
 # "model." begins their own names.
 _WRAPPERS = tuple(prefix for prefix in WRAPPERS if prefix != "model.")
-# They have a row for each id.
+# Tensors with a row for each id.
 _TABLES = (_EMBEDDING, _SOURCE_EMBEDDING, _LM_HEAD)
-# Of T5Gemma 2: what it has for images, and the decoder's copy of where one ends.
+# T5Gemma 2's modules for images, and the decoder's copy of the embedding that ends one.
 _OF_IMAGES = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
 _IMAGE_END_COPY = "model.decoder.embed_tokens.eoi_embedding"
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a model that transformers wrote; see ``formats``.
-
-    Args:
-        directory, values: the checkpoint and its config.json.
-    """
+    """Opens a directory of transformers whose config.json holds ``values``; see ``formats``."""
     ids = check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
     left, config = _settled(unwrapped(open_tensors(directory), _WRAPPERS), config, directory)
@@ -109,14 +105,14 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     return StoredModel(
         tensors=t5.by_our_paths(left, tensor_names(config)),
         config=config,
-        vocabulary=mapped_vocabulary(directory, num_ids, ids[t5.START], t5.eos_ids(ids)),
+        vocabulary=_vocabulary(directory, num_ids, ids),
         directory=directory,
         metadata={"model_type": values["model_type"], t5.PAD: ids[t5.PAD]},
     )
 
 
 def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Refuses models that would load and then decode something else; gives ``special_ids``."""
+    """Refuses models that would be decoded wrongly; returns ``special_ids``."""
     path = directory / CONFIG_NAME
     t5.check_whole(values, path)
     encoder, decoder = _stacks(values, path)
@@ -138,20 +134,23 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
-    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files."""
+    """Reads the vocabulary of a checkpoint; None without files."""
     num_ids = _stacks(values, directory / CONFIG_NAME)[1]["vocab_size"]
-    ids = special_ids(values, directory)
+    return _vocabulary(directory, num_ids, special_ids(values, directory))
+
+
+def _vocabulary(directory: Path, num_ids: int, ids: dict[str, Any]) -> Vocabulary | None:
     return mapped_vocabulary(directory, num_ids, ids[t5.START], t5.eos_ids(ids))
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """The ids that start, end and pad a text; see ``t5.special_ids``."""
+    """Returns the ids that start, end and pad a text; see ``t5.special_ids``."""
     _, decoder = _stacks(values, directory / CONFIG_NAME)
     return t5.special_ids(values | {"vocab_size": decoder.get("vocab_size")}, directory)
 
 
 def _stacks(values: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json says of encoder and decoder, without nulls."""
+    """Returns the settings of encoder and decoder, without nulls."""
     with describing(path, "T5Gemma"):
         encoder, decoder = values["encoder"], values["decoder"]
         encoder = encoder.get("text_config", encoder)
@@ -162,7 +161,7 @@ def _stacks(values: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[st
 
 
 def _ropes(stack: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
-    """The settings of rotations by kind of layer; before version 5 they had other names."""
+    """Returns the settings of rotations by kind of layer; version 4 had other names for them."""
     ropes = stack.get("rope_parameters")
     if ropes is None:
         base = stack.get("rope_theta", 1e6 if kind == "t5gemma2" else 1e4)
@@ -207,9 +206,9 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
             layer_kinds=_layer_kinds(decoder, kind),
             encoder_layer_kinds=_layer_kinds(encoder, kind),
             window=decoder["sliding_window"],
-            # As transformers has them.
+            # Transformers' windows.
             encoder_reach=((window - 1) // 2, window // 2) if is_second else (window, window),
-            # Which T5Gemma 2 has in its configuration and not in its network.
+            # T5Gemma 2's configuration has one, and its network does not use it.
             attention_softcap=0.0 if is_second else decoder.get("attn_logit_softcapping", 0.0),
             logits_softcap=decoder.get("final_logit_softcapping", 0.0),
             has_head_norms=is_second,
@@ -226,9 +225,9 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
 def _settled(
     tensors: dict[str, Tensor], config: T5GemmaConfig, directory: Path
 ) -> tuple[dict[str, Tensor], T5GemmaConfig]:
-    """The tensors of the text by one name each, and the configuration that fits the output layer.
+    """Returns the text's tensors by one name each, and the configuration with their output layer.
 
-    As in transformers an output layer that is there is used, whatever config.json says of tying.
+    As in transformers, a stored output layer is used even if config.json ties it.
     """
     left = {
         name.replace("encoder.text_model.", "encoder."): tensor
@@ -252,7 +251,7 @@ def _settled(
 
 
 def tensor_names(config: T5GemmaConfig) -> dict[str, tuple[str, bool]]:
-    """Their name of each of our parameters, and whether it is stored transposed."""
+    """Returns their name of each of our parameters, and whether it is stored transposed."""
     shared = _EMBEDDING if config.has_source_embedder else _SOURCE_EMBEDDING
     others = {
         "token_embedder/embedding": (shared, False),
@@ -272,72 +271,10 @@ def _of_layer(path: str) -> tuple[str, bool]:
     return f"model.{stack}.layers.{number}.{'.'.join(names)}.weight", inner[-1] == "kernel"
 
 
-def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """Writes what ``T5GemmaForConditionalGeneration.from_pretrained`` reads."""
-    config = stored.config
-    if config.merges_source:
-        raise InputError(
-            f"{stored.directory} is a T5Gemma 2, of which the parts for images were not read: "
-            "give native"
-        )
-
-    before, after = config.encoder_reach
-    if config.local_rotary != config.global_rotary or before != after:
-        raise InputError(
-            f"{stored.directory} has local_rotary {config.local_rotary}, global_rotary "
-            f"{config.global_rotary} and encoder_reach {config.encoder_reach}, and transformers "
-            "one of each: give native"
-        )
-
-    def values_of(config: T5GemmaConfig, ids: dict[str, Any]) -> dict[str, Any]:
-        return config_values(config, dtype, ids)
-
-    t5.write_as(stage, stored, dtype, report, values_of, tensor_names, _TABLES)
-
-
-def config_values(config: T5GemmaConfig, dtype: str, ids: dict[str, Any]) -> dict[str, Any]:
-    """config.json for transformers; ``ids`` are those that start, end and pad a text."""
-    ids = ids | {"bos_token_id": ids[t5.START]}
-    kinds = {ours: theirs for theirs, ours in _LAYER_KINDS.items()}
-    activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
-
-    def stack(sizes: T5GemmaConfig, layers: int, layer_kinds, window: int) -> dict[str, Any]:
-        return {
-            **{theirs: getattr(sizes, ours) for ours, theirs in _SIZES.items()},
-            **{name: token for name, token in ids.items() if name != t5.START},
-            "vocab_size": config.vocab_size,
-            "num_hidden_layers": layers,
-            "layer_types": [kinds[layer_kinds[i % len(layer_kinds)]] for i in range(layers)],
-            "sliding_window": window,
-            "rope_theta": config.local_rotary[0],
-            "rope_parameters": {"rope_theta": config.local_rotary[0], "rope_type": "default"},
-            "attn_logit_softcapping": config.attention_softcap or None,
-            "final_logit_softcapping": config.logits_softcap or None,
-            "hidden_activation": activations[config.mlp_activations[0]],
-            "rms_norm_eps": config.layer_norm_epsilon,
-        }
-
-    encoder = config.num_encoder_layers, config.encoder_layer_kinds, config.encoder_reach[0]
-    decoder = config.num_decoder_layers, config.layer_kinds, config.window
-    return {
-        "architectures": ["T5GemmaForConditionalGeneration"],
-        "model_type": "t5gemma",
-        "is_encoder_decoder": True,
-        "encoder": stack(config.of_encoder, *encoder),
-        "decoder": stack(config, *decoder),
-        "vocab_size": config.vocab_size,
-        "dropout_rate": config.dropout_rate,
-        "tie_word_embeddings": config.logits_via_embedding,
-        "torch_dtype": dtype,
-        **ids,
-    }
-
-
 FORMAT = Format(
     recognizes=lambda directory, values: bool(values) and values.get("model_type") in _KINDS,
     open_model=open_model,
     config=T5GemmaConfig,
-    writers={"huggingface": write_model},
     check_supported=check_supported,
     read_vocabulary=read_vocabulary,
 )

@@ -3,7 +3,7 @@
 Zhang et al. 2025 (arXiv 2504.06225; T5Gemma 2: arXiv 2512.14856). The network is ``models.t5``'s
 with other parts: rotary positions, heads of keys that several heads of queries read, norms before
 and after each block, and layers that see a window of the text beside layers that see all of it.
-T5Gemma bends its scores and logits (soft caps); T5Gemma 2 norms queries and keys instead, and
+T5Gemma bounds its scores and logits (soft caps); T5Gemma 2 norms queries and keys instead, and
 attends to text and source in one softmax, with one set of maps.
 """
 
@@ -39,18 +39,18 @@ class T5GemmaConfig(NetworkConfig):
     num_decoder_layers: int = 8
     # Scores are divided by its square root.
     query_scalar: int = 64
-    # The encoder's; 0 where it has the decoder's.
+    # The encoder's sizes; 0 for the decoder's.
     encoder_emb_dim: int = 0
     encoder_num_heads: int = 0
     encoder_num_kv_heads: int = 0
     encoder_head_dim: int = 0
     encoder_mlp_dim: int = 0
     encoder_query_scalar: int = 0
-    # "local" and "global" layers, again and again.
+    # Kinds of layers, "local" and "global", repeated for all layers.
     layer_kinds: Sequence[str] = (LOCAL, GLOBAL)
     encoder_layer_kinds: Sequence[str] = (LOCAL, GLOBAL)
-    # Positions that a token of the text sees in local layers, its own included; and those to the
-    # left and to the right that one of the source sees.
+    # Positions that a token of the text sees in local layers, with its own; and those before and
+    # after its own that one of the source sees.
     window: int = 4096
     encoder_reach: Sequence[int] = (4095, 4095)
     # Base and factor of the rotations in local and in global layers.
@@ -59,19 +59,19 @@ class T5GemmaConfig(NetworkConfig):
     # Bounds of scores and of logits; 0 for none.
     attention_softcap: float = 50.0
     logits_softcap: float = 30.0
-    # As T5Gemma 2 has it: norms of queries and keys, one attention to text and source, and one
-    # embedding for both. Where an image ends, its embedding is a parameter of its own (0: none).
+    # T5Gemma 2: norms of queries and keys, one attention to text and source, one embedding for
+    # both, and a separate embedding of the token that ends an image (0: none).
     has_head_norms: bool = False
     merges_source: bool = False
     has_source_embedder: bool = True
     image_end_id: int = 0
     mlp_activations: Sequence[str] = ("gelu", "linear")
-    # The output layer is the embedding again.
+    # Whether the embedding is the output layer, too.
     logits_via_embedding: bool = True
     dropout_rate: float = 0.0
-    # What the layers compute in; parameters and logits are float32 regardless.
+    # Type of the layers; parameters and logits are float32 regardless.
     dtype: str = "float32"
-    # See ``data.mapped_vocabulary``.
+    # For checkpoints with other special ids than T5's (``data.mapped_vocabulary``).
     added_rows: int = 0
     layer_norm_epsilon: float = 1e-6
 
@@ -101,27 +101,26 @@ class T5GemmaConfig(NetworkConfig):
 
     @property
     def of_encoder(self) -> "T5GemmaConfig":
-        """The encoder's sizes as the configuration's own."""
+        """The encoder's configuration."""
         return _EncoderConfig(**vars(self) | self._encoder_sizes)
 
     @property
     def _encoder_sizes(self) -> dict[str, int]:
-        of_decoder = {name: getattr(self, name) for name in _OF_ENCODER}
-        return {name: getattr(self, f"encoder_{name}") or of_decoder[name] for name in of_decoder}
+        return {name: getattr(self, f"encoder_{name}") or vars(self)[name] for name in _OF_ENCODER}
 
     @property
     def input_scale(self) -> float:
-        """What embeddings are multiplied by."""
+        """Factor of the embeddings."""
         return self.emb_dim**0.5
 
     @property
     def output_scale(self) -> float:
-        """The output layer is the embedding as it is stored."""
+        """Factor of the logits: the output layer is the stored embedding."""
         return 1.0
 
     @property
     def source_traits(self) -> Traits:
-        """Of attention to the source: no rotation, no window."""
+        """Traits of attention to the source, without rotation and window."""
         return Traits(
             num_kv_heads=self.num_kv_heads,
             scale=self.query_scalar**-0.5,
@@ -130,34 +129,34 @@ class T5GemmaConfig(NetworkConfig):
         )
 
     def attention_traits(self, layer: int) -> Traits:
-        """Of self-attention in a layer of the decoder."""
-        is_local = self.layer_kinds[layer % len(self.layer_kinds)] == LOCAL
-        rotary = Rotary(*(self.local_rotary if is_local else self.global_rotary))
-        window = self.window if is_local else None
-        return dataclasses.replace(self.source_traits, rotary=rotary, window=window)
+        """Returns the traits of a layer's self-attention."""
+        return self._traits(_kind(self.layer_kinds, layer), window=self.window)
+
+    def _traits(self, kind: str, **seen) -> Traits:
+        if kind == LOCAL:
+            return dataclasses.replace(
+                self.source_traits, rotary=Rotary(*self.local_rotary), **seen
+            )
+        return dataclasses.replace(self.source_traits, rotary=Rotary(*self.global_rotary))
 
     def with_layers(self, *, encoder: Sequence[int], decoder: Sequence[int]) -> "T5GemmaConfig":
-        """These layers alone, each of the kind that it is."""
-        smaller = super().with_layers(encoder=encoder, decoder=decoder)
+        """Returns the configuration of these layers alone, each of its kind."""
         return dataclasses.replace(
-            smaller,
-            layer_kinds=_of_layers(self.layer_kinds, decoder),
-            encoder_layer_kinds=_of_layers(self.encoder_layer_kinds, encoder),
+            super().with_layers(encoder=encoder, decoder=decoder),
+            layer_kinds=tuple(_kind(self.layer_kinds, layer) for layer in decoder),
+            encoder_layer_kinds=tuple(_kind(self.encoder_layer_kinds, layer) for layer in encoder),
         )
 
 
 class _EncoderConfig(T5GemmaConfig):
-    """With the encoder's sizes; what it sees lies to both sides."""
+    """The encoder's sizes as the configuration's; local layers see both sides."""
 
     def attention_traits(self, layer: int) -> Traits:
-        is_local = self.encoder_layer_kinds[layer % len(self.encoder_layer_kinds)] == LOCAL
-        rotary = Rotary(*(self.local_rotary if is_local else self.global_rotary))
-        reach = self.encoder_reach if is_local else None
-        return dataclasses.replace(self.source_traits, rotary=rotary, reach=reach)
+        return self._traits(_kind(self.encoder_layer_kinds, layer), reach=self.encoder_reach)
 
 
-def _of_layers(kinds: Sequence[str], layers: Sequence[int]) -> tuple[str, ...]:
-    return tuple(kinds[layer % len(kinds)] for layer in layers)
+def _kind(kinds: Sequence[str], layer: int) -> str:
+    return kinds[layer % len(kinds)]
 
 
 def _gemma(emb_dim, num_heads, num_kv_heads, head_dim, mlp_dim, layers, **more) -> T5GemmaConfig:
@@ -192,24 +191,24 @@ _T5GEMMA = {
     "9b_2b": _gemma(2304, 8, 4, 256, 9216, 26, **_9B_ENCODER),
     "9b_9b": _gemma(3584, 16, 8, 256, 14336, 42),
 }
-# Five layers that see a window to one that sees all.
-_SECOND = {
-    "vocab_size": 262144,
-    "layer_kinds": (LOCAL,) * 5 + (GLOBAL,),
-    "encoder_layer_kinds": (LOCAL,) * 5 + (GLOBAL,),
-    "attention_softcap": 0.0,
-    "logits_softcap": 0.0,
-    "has_head_norms": True,
-    "merges_source": True,
-    "has_source_embedder": False,
-}
 
 
 def _gemma2(*sizes, window: int, factor: float = 1.0) -> T5GemmaConfig:
-    reach = (window - 1) // 2, window // 2
-    rotary = 1_000_000.0, factor
-    more = {"window": window, "encoder_reach": reach, "global_rotary": rotary, **_SECOND}
-    return _gemma(*sizes, **more)
+    """Makes a T5Gemma 2, with five layers that see a window to one that sees all."""
+    return _gemma(
+        *sizes,
+        vocab_size=262144,
+        layer_kinds=(LOCAL,) * 5 + (GLOBAL,),
+        encoder_layer_kinds=(LOCAL,) * 5 + (GLOBAL,),
+        window=window,
+        encoder_reach=((window - 1) // 2, window // 2),
+        global_rotary=(1_000_000.0, factor),
+        attention_softcap=0.0,
+        logits_softcap=0.0,
+        has_head_norms=True,
+        merges_source=True,
+        has_source_embedder=False,
+    )
 
 
 _T5GEMMA2 = {

@@ -11,7 +11,7 @@ import pytest
 from spec_t5x.contrib.cpu import calls
 from spec_t5x.contrib.cpu.library import available
 from spec_t5x.contrib.cpu.operations import CPU
-from spec_t5x.contrib.cpu.panels import PackedEmbedding, Panels
+from spec_t5x.contrib.cpu.panels import Panels
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.weights import Rounded
 from spec_t5x.sampling import distributions, random_bits
@@ -39,32 +39,29 @@ def multiply(inputs, *matrices):
 
 
 def rounded(values):
-    """To numbers of bfloat16, in float32."""
+    """Rounds to numbers of bfloat16, in float32."""
     return values.astype(jnp.bfloat16).astype(np.float32)
+
+
+def exact(inputs, matrix):
+    return inputs.astype(np.float64) @ np.asarray(matrix, np.float64)
+
+
+def assert_rows_alone_have_the_same_bits(function, inputs, together):
+    for row in range(len(inputs)):
+        np.testing.assert_array_equal(function(inputs[row : row + 1])[0], together[row])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 18])
 @pytest.mark.parametrize(("inner", "columns"), [(5, 7), (130, 100)])
 def test_products(rows, inner, columns):
     inputs, weights = draws(rows, inner), (draws(inner, columns), rounded(draws(inner, 48, seed=1)))
-    for output, weight in zip(multiply(inputs, *weights), weights, strict=True):
-        exact = inputs.astype(np.float64) @ weight.astype(np.float64)
-        np.testing.assert_allclose(output, exact, atol=1e-5 * np.sqrt(inner))
-
-
-@pytest.mark.parametrize("rows", [1, 3, 6, 40])
-def test_weights_in_bfloat16_give_the_bits_of_float32(rows):
-    inputs, weight, table = draws(rows, 200), rounded(draws(200, 150)), rounded(draws(150, 200))
-    narrow = Panels.pack(weight)
-    assert narrow.panels.dtype == jnp.bfloat16
-    wide = narrow.panels.astype(jnp.float32)
-    for panels in (narrow.panels, wide):
-        (output,) = calls.multiply(inputs, [calls.Matrix(panels, narrow.scales, 150)])
-        np.testing.assert_array_equal(output, multiply(inputs, weight)[0])
-    np.testing.assert_array_equal(
-        calls.dot_with_table(inputs, PackedEmbedding.pack(table).values),
-        calls.dot_with_table(inputs, table),
-    )
+    outputs = multiply(inputs, *weights)
+    for i, (output, weight) in enumerate(zip(outputs, weights, strict=True)):
+        np.testing.assert_allclose(output, exact(inputs, weight), atol=1e-5 * np.sqrt(inner))
+        assert_rows_alone_have_the_same_bits(
+            lambda row, i=i: multiply(row, *weights)[i], inputs, output
+        )
 
 
 @pytest.mark.parametrize(
@@ -74,10 +71,9 @@ def test_weights_in_bfloat16_give_the_bits_of_float32(rows):
 def test_rounded_weights_are_multiplied_and_then_scaled(rows, inner, columns, bits):
     inputs, weight = draws(rows, inner), Rounded.of(draws(inner, columns, seed=1), bits)
     (output,) = multiply(inputs, weight)
-    exact = inputs.astype(np.float64) @ np.asarray(weight.matrix(), np.float64)
-    np.testing.assert_allclose(output, exact, rtol=1e-5, atol=1e-5 * np.sqrt(inner))
-    for row in range(rows):
-        np.testing.assert_array_equal(multiply(inputs[row : row + 1], weight)[0][0], output[row])
+    expected = exact(inputs, weight.matrix())
+    np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5 * np.sqrt(inner))
+    assert_rows_alone_have_the_same_bits(lambda row: multiply(row, weight)[0], inputs, output)
 
 
 def test_every_product_is_one_chain_of_additions():
@@ -93,48 +89,24 @@ def test_every_product_is_one_chain_of_additions():
     assert np.mean(found == sums.astype(np.float32)) > 0.999
 
 
-def test_panels_of_another_shape_are_refused(unchecked):
-    inputs, panels = draws(2, 8), np.zeros((2, 8, calls.PANEL), np.float32)
-    none = np.zeros(0, np.float32)
-    for wrong, scales, columns in (
-        (panels, none, 64),
-        (panels[:, :4], none, 100),
-        (panels.astype(np.int32), none, 100),
-        (panels.astype(np.int8), none, 100),
-        (panels, np.zeros(128, np.float32), 100),
-    ):
-        with pytest.raises(Exception, match="panels of a product do not fit"):
-            jax.block_until_ready(calls.multiply(inputs, [calls.Matrix(wrong, scales, columns)]))
-
-
 @pytest.mark.parametrize("columns", [1024, 1030])
 def test_products_shared_by_threads(columns):
-    # Above the size from which threads take part.
     inputs, weight = draws(2, 3, 512), draws(512, columns)
+    # Large enough for several threads.
     assert weight.nbytes > 1e6
     (output,) = multiply(inputs, weight)
     np.testing.assert_allclose(output, inputs @ weight, atol=2e-4)
-    (again,) = multiply(inputs, weight)
-    np.testing.assert_array_equal(output, again)
+    np.testing.assert_array_equal(output, multiply(inputs, weight)[0])
 
 
-def test_the_number_of_rows_changes_no_bit_of_a_product():
-    inputs, weight, table = draws(11, 200), draws(200, 150), draws(150, 200, seed=2)
-    (together,) = multiply(inputs, weight)
-    by_table = calls.dot_with_table(inputs, table)
-    for row in range(11):
-        (alone,) = multiply(inputs[row : row + 1], weight)
-        np.testing.assert_array_equal(alone[0], together[row])
-        np.testing.assert_array_equal(
-            calls.dot_with_table(inputs[row : row + 1], table)[0], by_table[row]
-        )
-
-
-@pytest.mark.parametrize(("rows", "vocab", "inner"), [(1, 96, 32), (4, 101, 19), (6, 3000, 64)])
+@pytest.mark.parametrize(("rows", "vocab", "inner"), [(1, 96, 32), (4, 101, 19), (11, 3000, 64)])
 def test_products_with_a_table(rows, vocab, inner):
     inputs, table = draws(rows, inner), draws(vocab, inner, seed=1)
-    exact = inputs.astype(np.float64) @ table.T.astype(np.float64)
-    np.testing.assert_allclose(calls.dot_with_table(inputs, table), exact, atol=1e-4)
+    output = calls.dot_with_table(inputs, table)
+    np.testing.assert_allclose(output, exact(inputs, table.T), atol=1e-4)
+    assert_rows_alone_have_the_same_bits(
+        lambda row: calls.dot_with_table(row, table), inputs, output
+    )
 
 
 def norm_of(width, centred):
@@ -155,7 +127,7 @@ def test_norms(width, centred):
 @pytest.mark.parametrize("columns", [40, 150])
 @pytest.mark.parametrize("centred", [False, True])
 def test_a_product_of_normed_inputs_with_a_bias_on_top_of_others(columns, centred):
-    """To the bit what one call after the other gives."""
+    """The bits are those of one call after the other."""
     inputs, norm, residual = draws(2, 3, 70), norm_of(70, centred), draws(2, 3, columns, seed=3)
     weight, bias = draws(70, columns, seed=4), draws(columns, seed=5)
     (found,) = calls.multiply(inputs, [pack(weight, bias)], norm, residual)
@@ -163,42 +135,28 @@ def test_a_product_of_normed_inputs_with_a_bias_on_top_of_others(columns, centre
     np.testing.assert_array_equal(found, residual + (np.asarray(product) + bias))
 
 
-def test_a_residual_of_another_shape_is_refused(unchecked):
-    inputs, weights = draws(2, 8), [pack(draws(8, 5)), pack(draws(8, 5))]
-    for residual, matrices in ((draws(1, 5), weights[:1]), (draws(2, 5), weights)):
-        with pytest.raises(Exception, match="outputs of a product do not fit"):
-            jax.block_until_ready(calls.multiply(inputs, matrices, residual=residual))
-
-
 @pytest.mark.parametrize("width", [1, 16, 37, 5000])
 def test_summaries_of_rows(width):
     values = 5 * draws(3, 7, width)
-    # The first of several, far apart and in one register.
+    # The first of several, far apart and in one register; and tokens that are left out.
     values[0, 0, [width // 2, width - 1]] = 99.0
+    values[1, :, 1 : width // 2] = -np.inf
     best, log_sums = calls.summarize(values)
     np.testing.assert_array_equal(best, values.argmax(-1))
     np.testing.assert_allclose(log_sums, jax.nn.logsumexp(values, axis=-1), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(calls.summarize(values, with_sums=False)[0], best)
 
 
-def test_summaries_of_rows_without_some_tokens():
-    values = np.full((2, 40), -np.inf, np.float32)
-    values[0, 17], values[1, [3, 39]] = 2.0, 1.0
-    best, log_sums = calls.summarize(values)
-    np.testing.assert_array_equal(best, [17, 3])
-    np.testing.assert_allclose(log_sums, [2.0, 1.0 + np.log(2.0)], rtol=1e-6)
-
-
 WIDTHS = [1, 37, 5000]
 
 
-# What the kernels are to give, by XLA's operations alone.
+# The expected distributions, by XLA's operations alone.
 by_xla = jax.jit(distributions.tempered.__wrapped__, static_argnames=("top_k", "top_p"))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kept", [(0, 0.0), (3, 0.0), (0, 0.3), (0, 0.95)])
-def test_what_is_sampled_is_what_xla_makes_of_the_logits(width, kept):
+def test_distributions_are_those_of_xla(width, kept):
     kept = dict(zip(("top_k", "top_p"), kept, strict=True))
     logits = 3 * draws(3, 4, width)
     # Ties at the top, at the edge of what is kept, and tokens that are excluded.
@@ -249,61 +207,24 @@ def test_overlap_and_excess_of_rows(width):
     np.testing.assert_array_equal(same[1], np.zeros((2, 4)))
 
 
-def fine_uniforms():
-    """Pairs of numbers in [0, 1), both ends among them."""
-    line = np.concatenate([np.linspace(0, 1, 200, endpoint=False), [np.nextafter(1, 0)]])
-    return np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2).astype(np.float32)
-
-
-@pytest.mark.parametrize("width", [1, 7, 50])
-def test_tokens_come_as_often_as_their_mass(width):
-    """On a grid of uniform numbers, which every cell of the square has its share of."""
-    rng = np.random.default_rng(width)
-    target, draft = rng.dirichlet(np.full(width, 0.5), 2).astype(np.float32)
-    target[rng.random(width) < 0.3] = 0.0
-    target[-1] += 0.1
-    uniforms = fine_uniforms()
-    rows = [np.tile(row, (len(uniforms), 1)) for row in (target, draft)]
-    left = np.asarray(distributions.residual(target, draft))
-    for masses, tokens in (
-        (target, calls.sample(rows[0], uniforms)),
-        (left, calls.sample_residual(*rows, uniforms)),
-    ):
-        counts = np.bincount(tokens, minlength=width)
-        assert counts.size == width and not counts[masses == 0].any()
-        # Each of two cuts may be a line of the grid off, at either end.
-        shares = counts / len(uniforms)
-        np.testing.assert_allclose(shares, masses / masses.sum(), atol=4 / 200)
-
-
 def test_tokens_are_those_that_xla_draws():
-    """But where a sum's rounding decides, which is rare."""
+    """They may differ where a sum's rounding decides, which is rare."""
     rng = np.random.default_rng(0)
     target, draft = rng.dirichlet(np.full(300, 0.2), (2, 4000)).astype(np.float32)
+    target[:, ::7] = 0.0
+    # Nothing is left of some rows, whose target is sampled then.
+    draft[::9] = target[::9]
     uniforms = rng.random((4000, 2), dtype=np.float32)
+    ends = np.float32([0, np.nextafter(1, 0, dtype=np.float32)])
+    uniforms[:8] = np.stack(np.meshgrid(ends, ends), axis=-1).reshape(4, 2).repeat(2, axis=0)
     draw = jax.jit(jax.vmap(distributions.sample_at.__wrapped__))
-    for tokens, expected in (
-        (calls.sample(target, uniforms), draw(target, uniforms)),
-        (
-            calls.sample_residual(target, draft, uniforms),
-            draw(distributions.residual(jnp.asarray(target), jnp.asarray(draft)), uniforms),
-        ),
+    left = distributions.residual(jnp.asarray(target), jnp.asarray(draft))
+    for masses, tokens in (
+        (target, calls.sample(target, uniforms)),
+        (left, calls.sample_residual(target, draft, uniforms)),
     ):
-        assert np.mean(np.asarray(tokens) == expected) > 0.999
-
-
-def test_where_nothing_is_left_the_target_is_sampled():
-    target = np.float32([[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]])
-    uniforms = np.float32([[0.9, 0.9], [0.0, 0.0]])
-    np.testing.assert_array_equal(calls.sample_residual(target, target, uniforms), [2, 1])
-
-
-def test_shapes_that_do_not_fit_are_refused(unchecked):
-    probs, uniforms = np.ones((2, 3), np.float32), np.zeros((1, 2), np.float32)
-    with pytest.raises(Exception, match="two uniform numbers"):
-        jax.block_until_ready(calls.sample(probs, uniforms))
-    with pytest.raises(Exception, match="rows of one shape"):
-        jax.block_until_ready(calls.sample_residual(probs, probs[:1], np.zeros((2, 2), np.float32)))
+        assert np.mean(np.asarray(tokens) == draw(masses, uniforms)) > 0.999
+        assert np.all(np.take_along_axis(np.asarray(masses), tokens[:, None], axis=1) > 0)
 
 
 def test_summaries_are_shared_by_threads_and_mapped_over():
@@ -330,17 +251,14 @@ LAYER = NORM, list(map(pack, MATRICES, BIASES))
 
 
 def first(num, layer):
-    """The layer for so many tokens of each row."""
+    """Limits a layer to the first ``num`` tokens of each row."""
     norm, matrices = layer
     return norm, [matrix._replace(num=jnp.int32(num)) for matrix in matrices]
 
 
-def extension(poison=0.0):
-    """States, cache and bias of ``extend_attention``; what no query may see is ``poison``."""
+def extension():
+    """Returns states, cache and bias."""
     cache = [draws(BATCH, HEADS, LENGTH, HEAD_DIM, seed=seed) for seed in (3, 4)]
-    for row, start in enumerate(STARTS):
-        for cached in cache:
-            cached[row, :, start:] = poison
     return draws(BATCH, NEW, EMBED), cache, draws(HEADS, LENGTH, seed=5)
 
 
@@ -349,7 +267,7 @@ def extend(states, cache, starts, bias, scale=1.0):
 
 
 def through(states, contexts):
-    """What a layer makes of its contexts."""
+    """Maps a layer's contexts to its output."""
     return states + contexts @ MATRICES[-1] + BIASES[-1]
 
 
@@ -384,33 +302,6 @@ def test_attention_over_a_cache_that_it_extends(scale):
     without = extend(states, cache, STARTS, None, scale)
     expected = expected_extension(states, cache, np.zeros_like(bias), scale)
     np.testing.assert_allclose(without[0], expected[0], atol=1e-4)
-
-
-def test_attention_looks_at_nothing_beyond_a_query():
-    found = []
-    for poison in (0.0, np.nan):
-        states, cache, bias = extension(poison)
-        found.append(extend(states, cache, STARTS, bias)[0])
-    np.testing.assert_array_equal(*found)
-
-
-def test_attention_one_token_after_the_other_is_the_same_bit_for_bit():
-    states, cache, bias = extension()
-    together = extend(states, cache, STARTS, bias)
-    for i in range(NEW):
-        one, *cache = extend(states[:, i : i + 1], cache, STARTS + i, bias)
-        np.testing.assert_array_equal(one[:, 0], together[0][:, i])
-    np.testing.assert_array_equal(cache[0], together[1])
-    np.testing.assert_array_equal(cache[1], together[2])
-
-
-def test_tokens_that_do_not_count_are_zeros_and_enter_no_cache():
-    states, cache, bias = extension()
-    some = calls.extend_attention(states, *first(2, LAYER), *cache, STARTS, bias)
-    attended = calls.source_attention(states, *first(2, SOURCE_LAYER), *cache, draws(BATCH, LENGTH))
-    for found, expected in zip(some, extend(states[:, :2], cache, STARTS, bias), strict=True):
-        np.testing.assert_array_equal(found[:, : expected.shape[1]], expected)
-    assert not np.any(some[0][:, 2:]) and not np.any(attended[:, 2:])
 
 
 def test_a_start_that_runs_over_the_end_is_moved_back_as_xla_does():
@@ -456,42 +347,38 @@ def test_attention_over_whole_sequences(used):
     assert not np.any(found[:, used or LENGTH :])
 
 
-def test_matrices_that_attention_lacks_are_refused(unchecked):
+def refused_calls():
+    """Calls with arrays that do not fit, by what their errors say."""
+    inputs, panels, weight = draws(2, 8), np.zeros((2, 8, calls.PANEL), np.float32), draws(8, 5)
+    for wrong, columns in ((panels, 64), (panels[:, :4], 100), (panels.astype(np.int8), 100)):
+        matrix = calls.Matrix(wrong, None, columns)
+        yield "panels of a product do not fit", functools.partial(calls.multiply, inputs, [matrix])
+    for residual, matrices in ((draws(1, 5), 1), (draws(2, 5), 2)):
+        given = [inputs, [pack(weight)] * matrices, None, residual]
+        yield "outputs of a product do not fit", functools.partial(calls.multiply, *given)
+    probs, uniforms = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
+    yield "two uniform numbers", functools.partial(calls.sample, probs, uniforms[:1])
+    mixed = functools.partial(calls.sample_residual, probs, probs[:1], uniforms)
+    yield "rows of one shape", mixed
     states, cache, bias = extension()
-    norm, matrices = LAYER
-    for given in (matrices[:2], []):
-        with pytest.raises(Exception, match="lacks its matrix"):
-            jax.block_until_ready(calls.extend_attention(states, norm, given, *cache, STARTS, bias))
+    for matrices in (LAYER[1][:2], []):
+        given = states, NORM, matrices, *cache, STARTS, bias
+        yield "lacks its matrix", functools.partial(calls.extend_attention, *given)
 
 
-def test_the_cache_is_written_in_place():
-    states, cache, bias = extension()
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def loop(keys, values):
-        def body(i, carry):
-            return extend(states, carry[1:], STARTS, bias)
-
-        return jax.lax.fori_loop(0, 3, body, (jnp.zeros_like(states), keys, values))
-
-    text = loop.lower(*map(jnp.asarray, cache)).compile().as_text()
-    shape = f"f32[{BATCH},{HEADS},{LENGTH},{HEAD_DIM}]"
-    copies = [line for line in text.splitlines() if f"{shape}{{3,2,1,0}} copy(" in line]
-    assert "SpecT5XExtend" in text
-    assert not copies, copies
-
-
-# Whole models
-
-TOKENS = np.random.default_rng(1).integers(2, 30, (2, 9)).astype(np.int32)
+def test_arrays_that_do_not_fit_are_refused(unchecked):
+    for message, call in refused_calls():
+        with pytest.raises(Exception, match=message):
+            jax.block_until_ready(call())
 
 
 @jax.jit
 def logits_of(model):
-    """In two calls, so that the second attends to what the first cached."""
+    """Logits of two calls, so that the second attends to what the first cached."""
+    tokens = np.random.default_rng(1).integers(2, 30, (2, 9)).astype(np.int32)
     cache = model.prefill(jnp.asarray([[5, 9, 3, 1, 0], [4, 1, 0, 0, 0]]), 24)
-    first, _, cache = model.score(cache, TOKENS[:, :4])
-    return jnp.concatenate([first, model.score(cache, TOKENS[:, 4:])[0]], axis=1)
+    first, _, cache = model.score(cache, tokens[:, :4])
+    return jnp.concatenate([first, model.score(cache, tokens[:, 4:])[0]], axis=1)
 
 
 @pytest.mark.parametrize("make", [tiny_t5])

@@ -12,8 +12,7 @@ from spec_t5x.machine.compilation_cache import temporary_cache
 
 @pytest.fixture
 def fake_compiler(tmp_path, monkeypatch):
-    """``g++``, the only program there is: it writes down how it was called, and refuses what
-    the variable REFUSED says."""
+    """Provides the only program, ``g++``, which logs its calls and refuses the flag in REFUSED."""
     directory = tmp_path / "bin"
     directory.mkdir()
     program, log = directory / "g++", tmp_path / "log"
@@ -33,29 +32,18 @@ def fake_compiler(tmp_path, monkeypatch):
     return log
 
 
-def test_what_is_built_is_kept(tmp_path, fake_compiler):
-    built = library.build(["g++"], tmp_path / "own")
-    assert [built] == list((tmp_path / "own").glob("[!.]*"))
-    assert library.build(["g++"], tmp_path / "own") == built
-    assert len(fake_compiler.read_text().splitlines()) == 1
-
-
-def test_who_asks_at_once_waits_for_one(tmp_path, fake_compiler):
+def test_of_several_builds_at_once_one_compiles(tmp_path, fake_compiler):
     with ThreadPoolExecutor() as threads:
         built = list(threads.map(lambda _: library.build(["g++"], tmp_path / "own"), range(4)))
-    assert len(set(built)) == 1 and built[0].exists()
+    assert {library.build(["g++"], tmp_path / "own")} == set(built)
+    assert [built[0]] == list((tmp_path / "own").glob("[!.]*"))
     assert len(fake_compiler.read_text().splitlines()) == 1
 
 
-def test_arguments_of_the_compiler_come_first(tmp_path, fake_compiler, monkeypatch):
+def test_the_compiler_is_cxx_or_one_that_exists(tmp_path, fake_compiler, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "g++ -m64")
-    command = library._compiler()
-    assert command == ["g++", "-m64"]
-    library.build(command, tmp_path)
+    library.build(library._compiler(), tmp_path)
     assert fake_compiler.read_text().startswith("-m64 -std=c++17")
-
-
-def test_another_compiler_takes_the_place_of_none(fake_compiler, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "ccache g++")
     assert library._compiler() == ["g++"]
     assert "CXX is 'ccache g++' and there is no such program: g++ compiles" in caplog.text
@@ -71,7 +59,7 @@ def test_the_processor_goes_by_two_names(tmp_path, fake_compiler, monkeypatch):
     assert error.value.stderr == "no such flag\n"
 
 
-def test_where_nothing_can_be_kept_it_is_built_all_the_same(
+def test_without_a_cache_directory_it_is_built_in_a_temporary_one(
     tmp_path, fake_compiler, monkeypatch, caplog
 ):
     (tmp_path / "kernels").write_text("no directory")
@@ -99,7 +87,7 @@ def test_without_them_one_line_says_why(tmp_path, monkeypatch, caplog, environme
     assert not said or said in lines[0]
 
 
-def test_their_state_is_told_without_compiling_them(tmp_path, fake_compiler, monkeypatch):
+def test_their_state_is_reported_without_compiling_them(tmp_path, fake_compiler, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     used, said = library.state()
     assert used and "at first use" in said

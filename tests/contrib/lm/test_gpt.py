@@ -1,4 +1,4 @@
-"""The GPT: one text, one law, however its tokens are fed and whoever drafts."""
+"""The GPT: one text and one law for any draft and any way to feed its tokens."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from tests.models import test_sizes
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 BATCH, VOCAB = 3, 30
-# All positions that there are; the last token is never fed.
+# All positions; the last token is never fed.
 LENGTH = 40
 SOURCES = jnp.ones((BATCH, 1), jnp.int32)
 PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9]])
@@ -38,7 +38,7 @@ KEY, GREEDY = jax.random.key(3), sampling(0.0)
 
 @functools.cache
 def model():
-    # One layer: what is asked here is the loops' doing, and compiles sooner.
+    # One layer: these tests are of the loops, and a small model compiles sooner.
     return tiny_gpt(0, num_layers=1)
 
 
@@ -50,12 +50,6 @@ def near():
 @jax.jit
 def teacher_forced(model, texts):
     return model.module.apply({"params": model.params}, texts, enable_dropout=False)
-
-
-def test_the_start_token_is_never_generated():
-    probs = jax.nn.softmax(teacher_forced(model(), TEXTS), axis=-1)
-    assert np.all(np.asarray(probs)[..., 0] == 0)
-    np.testing.assert_allclose(np.sum(probs, axis=-1), 1, rtol=1e-5)
 
 
 def test_dropout_changes_the_training_logits():
@@ -73,9 +67,6 @@ def test_bfloat16_computes_nearly_the_same_and_gives_float32_logits():
     assert logits.dtype == jnp.float32
     real = np.abs(logits - teacher_forced(model(), TEXTS))[..., 1:]
     assert np.max(real) > 0 and np.mean(real) < 0.1
-
-
-# Speculation. That its calls agree with one another is asked in ``tests/testing/test_laws.py``.
 
 
 def speculative(draft, gamma=3, **options):
@@ -106,7 +97,7 @@ def test_a_speculative_beam_search_finds_what_the_plain_one_does():
 
 @flax.struct.dataclass
 class Exact(PrefixTarget):
-    """Logits of whole prefixes by the training path, for ``sequence_law``."""
+    """Target of whole prefixes by the training path, for ``sequence_law``."""
 
     model: GPTModel
 
@@ -128,11 +119,8 @@ def test_the_law_is_the_targets():
     decoded = laws.decode_many(draft, 2, sampling(1.0), TokenVerifier(), model=four_tokens(0))
     statistic, threshold = laws.chi_square(decoded, sampling(1.0), Exact(four_tokens(0)))
     assert statistic < threshold
-    # The draft is wrong often enough for the law to depend on its being corrected.
+    # The draft is rejected often enough for the law to depend on corrections.
     assert 0.2 < np.sum(decoded.stats.accepted) / np.sum(decoded.stats.proposed) < 0.95
-
-
-# Errors
 
 
 def test_more_tokens_than_positions_are_refused_before_anything_is_compiled():
@@ -143,12 +131,8 @@ def test_more_tokens_than_positions_are_refused_before_anything_is_compiled():
     ):
         with pytest.raises(InputError, match="has 40 positions and max_decode_len is 41"):
             decode()
-
-
-def test_a_draft_with_fewer_positions_is_refused():
     short = TransformerDraft(tiny_gpt(3, max_length=8))
-    copy = CopyDraft(short.vocab_size)
-    for draft in (short, MixedDraft(copy, short)):
+    for draft in (short, MixedDraft(CopyDraft(short.vocab_size), short)):
         with pytest.raises(InputError, match="the draft has 8 positions and max_decode_len is 9"):
             speculative(draft, max_decode_len=9)
 

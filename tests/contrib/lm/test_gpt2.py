@@ -1,6 +1,7 @@
 """GPT-2 directories: logits and greedy texts equal those of transformers."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ THEIRS = np.concatenate([np.full((3, 1), EOS), RNG.integers(0, EOS, (3, 16))], a
 
 
 def their_model(**changes):
-    """A GPT-2 of random weights, its biases included."""
+    """Makes a GPT-2 of random weights and biases."""
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
     special = {"bos_token_id": EOS, "eos_token_id": EOS}
     config = transformers.GPT2Config(vocab_size=NUM_IDS, **sizes, **special, **changes)
@@ -42,7 +43,7 @@ def their_model(**changes):
 
 
 def save_tokenizer(directory):
-    """Byte-level BPE, with GPT-2's only special token at the end."""
+    """Saves a byte-level BPE, with GPT-2's only special token at the end."""
     tokenizer = tokenizers.ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(["the cat sat on the mat"] * 50, vocab_size=EOS, min_frequency=2)
     pieces = tokenizer.get_vocab()
@@ -75,7 +76,7 @@ def their_logits(model):
 
 
 def our_logits(loaded):
-    """Of the same texts, by their ids; a cached call each for the start and for the rest."""
+    """Returns logits of the same texts by their ids, from two cached calls."""
     ours = np.argsort(their_ids(NUM_IDS, EOS, EOS)[1:]) + 1
     tokens = jnp.asarray(np.concatenate([np.zeros((3, 1)), ours[THEIRS[:, 1:]]], 1), jnp.int32)
     model = bind(loaded.params, loaded.config)
@@ -99,7 +100,7 @@ def test_logits_equal_those_of_transformers(theirs, directory):
 def test_every_layout_of_the_weights_is_read(directory, tmp_path, file, prefix):
     tensors = load_file(directory / "model.safetensors")
     named = {prefix + name.removeprefix("transformer."): t for name, t in tensors.items()}
-    # What releases before 2023 stored as well.
+    # Releases before 2023 stored masks as well.
     named[f"{prefix}h.0.attn.bias"] = np.ones((1, 1, POSITIONS, POSITIONS), np.uint8)
     if prefix:
         named["lm_head.weight"] = tensors["transformer.wte.weight"].copy()
@@ -108,18 +109,9 @@ def test_every_layout_of_the_weights_is_read(directory, tmp_path, file, prefix):
     else:
         torch.save({name: torch.as_tensor(t) for name, t in named.items()}, tmp_path / file)
     for name in ("config.json", "vocab.json", "merges.txt"):
-        (tmp_path / name).write_bytes((directory / name).read_bytes())
+        shutil.copy(directory / name, tmp_path)
     expected, found = load(directory), load(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, expected.params, found.params)
-
-
-def test_an_output_layer_of_its_own_is_read(tmp_path):
-    model = their_model(tie_word_embeddings=False)
-    model.save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
-    loaded = load(tmp_path)
-    assert not loaded.config.logits_via_embedding
-    np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=2e-4, rtol=0)
 
 
 def test_the_vocabulary_gives_back_the_text(directory):
@@ -132,7 +124,7 @@ def test_the_vocabulary_gives_back_the_text(directory):
     assert vocabulary.vocab_size == NUM_IDS + 1
 
 
-def test_what_a_training_left_in_the_tokenizer_cuts_nothing(directory):
+def test_truncation_and_padding_of_the_tokenizer_are_switched_off(directory):
     tokenizer, expected = read_tokenizer(directory), load_vocabulary(directory)
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=9)
@@ -173,11 +165,10 @@ def test_speculative_texts_equal_the_greedy_ones_of_transformers(theirs, directo
     ],
 )
 def test_a_wrong_configuration_is_one_line(directory, tmp_path, changes, message):
-    for path in directory.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
     values = json.loads((directory / "config.json").read_text()) | changes
     (tmp_path / "config.json").write_text(json.dumps(values))
-    # Whose ids would come first.
+    # Its ids would come first.
     (tmp_path / "generation_config.json").unlink()
     with pytest.raises(InputError, match=message) as error:
         load(tmp_path)
@@ -185,20 +176,20 @@ def test_a_wrong_configuration_is_one_line(directory, tmp_path, changes, message
 
 
 def test_ids_of_generation_config_come_first(directory, tmp_path):
-    for path in directory.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
     said = {"bos_token_id": 5, "eos_token_id": [7, 9]}
     (tmp_path / "generation_config.json").write_text(json.dumps(said))
     vocabulary = load(tmp_path).vocabulary
     assert (vocabulary.start_id, vocabulary.eos_id, vocabulary.more_eos_ids) == (5, 7, (9,))
 
 
-def test_an_output_layer_of_its_own_is_used_though_config_json_ties_it(directory, tmp_path):
-    for path in directory.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+def test_a_stored_output_layer_is_used_even_if_config_json_ties_it(directory, tmp_path):
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
     stored = load_file(directory / "model.safetensors")
     rows = stored["transformer.wte.weight"]
     head = np.random.default_rng(0).normal(0, 0.1, rows.shape).astype(np.float32)
     save_file(stored | {"lm_head.weight": head}, tmp_path / "model.safetensors")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    np.testing.assert_allclose(our_logits(load(tmp_path)), their_logits(model), atol=2e-4)
+    loaded = load(tmp_path)
+    assert not loaded.config.logits_via_embedding
+    np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=2e-4)

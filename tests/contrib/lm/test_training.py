@@ -1,6 +1,5 @@
 """``spec-t5x train-lm``: from lines to a language model that decodes speculatively."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ STEPS = 4
 
 
 def train(output, data, *, run="train_lm_target", command="train-lm", **bindings):
-    """The command, on ``data/train.tsv`` and with sizes of a toy."""
+    """Runs the command on ``data/train.tsv`` with sizes of a toy."""
     settings = {
         **{"OUTPUT_DIR": str(output), "DATA_DIR": str(data), "TRAIN_STEPS": STEPS},
         **{"TRAIN_FILES": "train.tsv", "DEV_FILES": "dev.tsv"},
@@ -97,7 +96,7 @@ def test_a_draft_learns_from_its_target_and_proposes_for_it(target, draft):
     for (found,), (expected,) in zip(outputs, plain, strict=True):
         assert found.output_ids == expected.output_ids
         assert 0 < len(found.output_ids) <= 8
-    # The prompt is no part of what is returned, nor of what is counted.
+    # The prompt is neither returned nor counted.
     assert all(len(group[0].output_ids) == group[0].target_calls for group in plain)
 
 
@@ -110,21 +109,6 @@ def test_from_nothing_samples_differ_and_do_not_depend_on_the_batch(target, caps
     common = ["generate", "--target", str(target / "model"), "--max_decode_len", "6"]
     assert main([*common, "--draft", "copy", "--trace", "--temperature", "1", ""]) == 0
     assert capsys.readouterr().out.strip()
-
-
-def test_ngrams_are_counted_with_the_models_vocabulary(data, target, tmp_path, capsys):
-    arguments = ["--data", str(data / "train.tsv"), "--column", "1", "--num_columns", "3"]
-    output = tmp_path / "ngrams"
-    vocabulary = str(target / "vocabulary" / "tokenizer.json")
-    command = ["train-ngram", *arguments, "--vocabulary", vocabulary, "--output", str(output)]
-    assert main(command) == 0
-    assert json.loads(capsys.readouterr().out)["order"] == 3
-    generator = Generator.load(target / "model", f"bigram:{output}")
-    options = GenerateOptions(max_decode_len=8, gamma=2)
-    ((found,),) = generator.generate(["the"], options)
-    ((plain,),) = generator.plain().generate(["the"], options)
-    assert found.output_ids == plain.output_ids
-    assert found.proposed > 0
 
 
 @pytest.mark.parametrize(
@@ -159,7 +143,7 @@ def test_a_mistake_is_one_line(data, tmp_path, capsys, bindings, message):
         (["the", "--draft", "ende-draft"], "give a draft of the target's kind"),
     ],
 )
-def test_what_a_language_model_cannot_do_is_one_line(target, capsys, arguments, message):
+def test_a_wrong_command_for_a_language_model_is_one_line(target, capsys, arguments, message):
     command = ["generate", "--target", str(target / "model")]
     draft = [] if "--draft" in arguments else ["--draft", "none"]
     assert main([*command, *draft, *arguments]) == 2

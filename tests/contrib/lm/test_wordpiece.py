@@ -25,12 +25,12 @@ def test_text_comes_back_in_lower_case(vocabulary):
     ids = vocabulary.encode("The cats are sleeping.")
     assert min(ids) > 2
     assert vocabulary.decode(ids) == "the cats are sleeping."
-    # Up to the first end, without padding and ids of no piece.
+    # Padding, ids without a piece and all after the first end are skipped.
     assert vocabulary.decode([0, *ids, 99, 1, *ids]) == "the cats are sleeping."
     assert vocabulary.encode_batch(["The cats are sleeping.", ""]) == [ids, []]
 
 
-def test_pieces_that_go_on_with_a_word_do_not_begin_one(vocabulary):
+def test_pieces_that_continue_a_word_do_not_begin_one(vocabulary):
     starts = vocabulary.word_starts()
     for token in range(3, vocabulary.vocab_size):
         piece = vocabulary.piece(token)
@@ -41,7 +41,7 @@ def test_pieces_that_go_on_with_a_word_do_not_begin_one(vocabulary):
 def test_the_name_of_a_special_piece_in_a_text_is_text(vocabulary):
     ids = vocabulary.encode("the [END] cat")
     assert 1 not in ids
-    # The brackets were in no text.
+    # The brackets are not in the vocabulary.
     assert 2 in ids
 
 
@@ -56,7 +56,7 @@ def test_one_training_gives_one_vocabulary(path, tmp_path, vocabulary):
     assert WordPieceVocabulary(other).fingerprint() != vocabulary.fingerprint()
 
 
-def test_a_file_that_is_none_is_refused(tmp_path, path):
+def test_other_files_are_refused(tmp_path, path):
     with pytest.raises(InputError, match="no vocabulary at"):
         WordPieceVocabulary(tmp_path / "absent.json")
     (tmp_path / "broken.json").write_text("{}")

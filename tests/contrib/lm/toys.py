@@ -7,11 +7,9 @@ from spec_t5x.testing.toy_models import random_params
 
 
 def tiny_gpt(seed: int, **changes) -> GPTModel:
-    """A GPT of about 5,000 random parameters that writes varied texts.
+    """Makes a GPT of about 5,000 random parameters that writes varied texts.
 
-    Args:
-      seed: of the parameters.
-      **changes: fields of ``GPTConfig`` to set otherwise.
+    ``changes`` are fields of ``GPTConfig``.
     """
     sizes = {
         "vocab_size": 30,

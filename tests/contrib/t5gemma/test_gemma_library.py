@@ -31,7 +31,7 @@ HEAD_DIM = 8
 
 
 def theirs(weights, is_flipped):
-    """Arrays by the library's paths; ``is_flipped`` as in its 9B, [2, mlp, embed]."""
+    """Returns arrays by the library's paths; ``is_flipped`` as in its 9B, [2, mlp, embed]."""
     arrays = {}
     for stack in ("encoder", "decoder"):
         of_stack = f"model.{stack}"
@@ -69,7 +69,7 @@ def attention(weights, module, path):
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """In Hugging Face's format."""
+    """Provides a T5Gemma in Hugging Face's format."""
     root = tmp_path_factory.mktemp("gemma")
     make_t5gemma("t5gemma", NUM_IDS, 2, 1).save_pretrained(root)
     gemmas_tokenizer().save(str(root / "tokenizer.json"))
@@ -105,7 +105,7 @@ def test_weights_are_those_of_the_other_format(directory, tmp_path, is_flat):
     assert [a[0].output_ids for a in speculative] == [a[0].output_ids for a in plain]
 
 
-def test_what_is_no_t5gemma(directory, tmp_path):
+def test_missing_and_unknown_arrays_are_refused(directory, tmp_path):
     arrays = theirs(load_file(directory / "model.safetensors"), is_flipped=False)
     without = {path: array for path, array in arrays.items() if "layer_0/mlp" not in path}
     save(tmp_path / "a", unflatten_dict(without, sep="/"))

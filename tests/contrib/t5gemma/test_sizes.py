@@ -9,7 +9,7 @@ from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.sizes import size
 from tests.models import test_sizes
 
-# Of the public checkpoints.
+# Numbers of the public checkpoints.
 PARAMETERS = {
     "t5gemma_s_s": 312_517_632,
     "t5gemma_b_b": 591_490_560,
@@ -20,7 +20,7 @@ PARAMETERS = {
     "t5gemma_9b_2b": 12_292_375_296,
     "t5gemma_9b_9b": 20_333_401_088,
 }
-# As the paper rounds them, without what reads images.
+# Numbers as the paper rounds them, without the parts for images.
 ROUNDED = {
     "t5gemma2_270m": 0.37e9,
     "t5gemma2_1b": 1.7e9,

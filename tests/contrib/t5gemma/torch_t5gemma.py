@@ -1,4 +1,4 @@
-"""Tiny T5Gemmas of transformers', for comparisons."""
+"""Tiny T5Gemmas of transformers for comparisons."""
 
 import torch
 import transformers
@@ -30,10 +30,10 @@ _SCALED = {"rope_theta": 1000.0, "rope_type": "linear", "factor": 8.0}
 
 
 def make_t5gemma(kind: str, num_ids: int, layers: int, seed: int):
-    """A model of ``kind``, "t5gemma" or "t5gemma2", for evaluation, whose texts vary.
+    """Makes a model of ``kind``, "t5gemma" or "t5gemma2", for evaluation, whose texts vary.
 
-    T5Gemma's encoder is wider than its decoder. Of T5Gemma 2 layers differ in their positions, and
-    the last id ends an image.
+    T5Gemma's encoder is wider than its decoder. T5Gemma 2's layers differ in their positions, and
+    its last id ends an image.
     """
     torch.manual_seed(seed)
     stack = _STACK | {"vocab_size": num_ids, "num_hidden_layers": layers}
@@ -54,7 +54,7 @@ def make_t5gemma(kind: str, num_ids: int, layers: int, seed: int):
         model = transformers.T5Gemma2ForConditionalGeneration(config)
     for name, parameter in model.named_parameters():
         if "post_feedforward" in name:
-            # What it adds outweighs the last token's embedding, which is the output layer.
+            # Outweighs the last token's embedding, which is the output layer.
             parameter.data.normal_(3.0, 0.3)
         elif "norm" in name:
             parameter.data.normal_(0.0, 0.3)

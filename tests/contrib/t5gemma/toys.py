@@ -6,7 +6,7 @@ from spec_t5x.contrib.t5gemma.network import T5GemmaConfig
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.testing.toy_models import random_params
 
-# What makes a T5Gemma a T5Gemma 2.
+# Fields in which a T5Gemma 2 differs.
 T5GEMMA2 = {
     "attention_softcap": 0.0,
     "logits_softcap": 0.0,
@@ -18,13 +18,10 @@ T5GEMMA2 = {
 
 
 def tiny_t5gemma(seed: int, **changes) -> T5Model:
-    """A T5Gemma of about 12,000 random parameters that writes varied texts.
+    """Makes a T5Gemma of about 12,000 random parameters that writes varied texts.
 
-    Its layers see four positions or all of them, and bend their scores.
-
-    Args:
-      seed: of the parameters.
-      **changes: fields of ``T5GemmaConfig`` to set otherwise.
+    Its layers see four positions or all of them, and bound their scores. ``changes`` are fields
+    of ``T5GemmaConfig``.
     """
     sizes = {
         "vocab_size": 30,
