@@ -1,4 +1,4 @@
-"""Tiny T5s of transformers', for comparisons."""
+"""Tiny T5s of transformers for comparisons."""
 
 import functools
 
@@ -9,15 +9,12 @@ from spec_t5x.models.t5 import Transformer
 
 # Differences in float32 between two implementations of one network.
 TOLERANCE = 2e-4
-# But for ids and layers.
+# All sizes but those of ids and layers.
 SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 3}
 
 
 def enlivened(model):
-    """The model for evaluation, with weights so large that its texts vary.
-
-    Biases and norms have a say as well.
-    """
+    """Returns the model for evaluation, with weights, biases and norms that make its texts vary."""
     for name, parameter in model.named_parameters():
         weight = parameter.data
         if "relative_attention_bias" in name:
@@ -32,10 +29,7 @@ def enlivened(model):
 
 
 def batch():
-    """Three rows of ids with padding at the end of all but the first.
-
-    Long ones: distances beyond 128 share the last relative bucket.
-    """
+    """Returns three rows of ids, two of them padded; distances beyond 128 share a bucket."""
     rng = np.random.default_rng(0)
     sources, targets = rng.integers(2, 160, (3, 150)), rng.integers(2, 160, (3, 140))
     for row in (1, 2):
@@ -46,7 +40,7 @@ def batch():
 
 @functools.cache
 def forward(config):
-    """The model's compiled forward pass; tests of one configuration share it."""
+    """Compiles the forward pass, which tests of one configuration share."""
     return jax.jit(functools.partial(Transformer(config).apply, enable_dropout=False))
 
 

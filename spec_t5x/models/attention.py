@@ -220,20 +220,19 @@ class Attention(nn.Module):
     def _attend_in_parts(self, queries, keys, values, bias: PairBias):
         """Attends from ``bias.part_size`` queries at a time, whose scores alone take memory."""
         size, new = bias.part_size, queries.shape[2]
+        # The last part overlaps the one before it.
+        starts = np.minimum(np.arange(0, new, size), new - size)
 
-        def in_parts(array):
-            padded = jnp.pad(array, ((0, 0), (0, 0), (0, -new % size), (0, 0)))
-            return jnp.moveaxis(padded.reshape(*array.shape[:2], -1, size, array.shape[3]), 2, 0)
+        def contexts_from(start):
+            part, its_bias = jax.tree.map(
+                lambda array: lax.dynamic_slice_in_dim(array, start, size, axis=2), (queries, bias)
+            )
+            return self._contexts(part, [(keys, values, its_bias.sum)], True)
 
-        def contexts_of(part):
-            part_queries, *of_bias = part
-            part_bias = PairBias(*of_bias, bias.num_heads).sum
-            return self._contexts(part_queries, [(keys, values, part_bias)], True)
-
-        arrays = queries, bias.by_position, bias.allowed
-        parts = lax.map(contexts_of, jax.tree.map(in_parts, arrays))
-        contexts = jnp.moveaxis(parts, 0, 2).reshape(*queries.shape[:2], -1, queries.shape[3])
-        return self._joined(contexts[:, :, :new])
+        parts = lax.map(contexts_from, jnp.asarray(starts))
+        whole = jnp.moveaxis(parts[:-1], 0, 2).reshape(*queries.shape[:2], -1, queries.shape[3])
+        rest = parts[-1][:, :, whole.shape[2] - starts[-1] :]
+        return self._joined(jnp.concatenate([whole, rest], axis=2))
 
     def extend(
         self,
@@ -340,33 +339,23 @@ class RelativeBias(nn.Module):
         return offset + np.where(distance < exact, distance, logarithmic)
 
 
+@dataclasses.dataclass(eq=False)
 class NewTokens:
-    """Tokens that enter a cache: their slots, their positions, and what they see of it.
+    """Tokens that enter a cache: their slots, their positions, and what they see of it."""
 
-    Attributes:
-      places: slot of each row's first token, which the others follow; or the tokens as ``Nodes``.
-      positions: of the tokens, in their texts.
-      is_causal: whether each token sees all earlier positions, and nothing else.
-    """
+    # Slot of each row's first token, which the others follow; or the tokens as ``Nodes``.
+    places: Int[Array, "batch"] | Nodes
+    # Positions of the tokens in their texts, and of each slot's token.
+    positions: Int[Array, "batch new"]
+    slot_positions: Int[Array, "#batch length"]
+    # Slots that each token sees; None for those of earlier positions and its own.
+    visible: Bool[Array, "batch new length"] | None
+    # The relative bias that all layers share; None for none.
+    relpos: RelativeBias | None
 
-    def __init__(
-        self,
-        places: Int[Array, "batch"] | Nodes,
-        positions: Int[Array, "batch new"],
-        slot_positions: Int[Array, "#batch length"],
-        visible: Bool[Array, "batch new length"] | None,
-        relpos: RelativeBias | None,
-    ):
-        """Takes ``places`` and ``positions`` as the attributes, and further:
-
-        slot_positions: position of each slot's token.
-        visible: slots that each token sees; None for those of earlier positions and its own.
-        relpos: the relative bias that all layers share; None for none.
-        """
-        self.places, self.positions, self.is_causal = places, positions, visible is None
-        self._relpos = relpos
-        self._distances = positions[:, :, None] - slot_positions[:, None, :]
-        self._visible = self._distances >= 0 if visible is None else visible
+    def __post_init__(self):
+        self._distances = self.positions[:, :, None] - self.slot_positions[:, None, :]
+        self._visible = self._distances >= 0 if self.visible is None else self.visible
 
     def write(
         self,
@@ -393,7 +382,7 @@ class NewTokens:
 
     @functools.cached_property
     def _shared_table(self) -> Array | None:
-        return None if self._relpos is None else self._relpos.by_distance(self._distances.shape[2])
+        return None if self.relpos is None else self.relpos.by_distance(self._distances.shape[2])
 
     def _bias(self, own: RelativeBias | None, window: int | None) -> Array:
         visible = self._visible

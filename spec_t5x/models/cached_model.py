@@ -190,7 +190,4 @@ def call_widths(largest: int) -> tuple[int, ...]:
     >>> call_widths(6)
     (1, 2, 4, 6)
     """
-    widths = [1]
-    while widths[-1] < largest:
-        widths.append(min(2 * widths[-1], largest))
-    return tuple(widths)
+    return tuple(min(2**i, largest) for i in range((largest - 1).bit_length() + 1))

@@ -66,7 +66,7 @@ class DraftingCache(DecoderCache):
     ) -> "DraftingCache":
         """Makes the cache after each row's last token, whose states are given, with room."""
         empty = jnp.zeros((states.shape[0], room, states.shape[1]), states.dtype)
-        added = {"states": empty.at[:, 0].set(states), "first": cache.lengths - 1}
+        added = {"first": cache.lengths - 1, "states": empty.at[:, 0].set(states)}
         return cls(cache.layers, cache.source_mask, cache.lengths, **added)
 
     def states_at(self, slots: Int[Array, "batch new"]) -> Float[Array, "batch new embed"]:

@@ -6,7 +6,7 @@ checkpoints restore without a map and its partitioning rules apply.
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 import flax.linen as nn
@@ -192,7 +192,7 @@ class Mlp(nn.Module):
         self, inputs: Float[Array, "batch length embed"], deterministic: bool = True
     ) -> Float[Array, "batch length embed"]:
         maps = [self._dense(self.mlp_dim, ("embed", "mlp"), name) for name in self.map_names]
-        hidden = activated(self.activations, [dense(inputs) for dense in maps])
+        hidden = activated(self.activations, (dense(inputs) for dense in maps))
         hidden = dropout(self.dropout_rate)(hidden, deterministic=deterministic)
         hidden = constrain(hidden, ("batch", "length", "mlp"))
         return self._dense(inputs.shape[-1], ("mlp", "embed"), "wo")(hidden)
@@ -207,7 +207,7 @@ class Mlp(nn.Module):
         return Dense(features, axes, self.dtype, use_bias=self.use_bias, name=name)
 
 
-def activated(activations: Sequence[str], branches: Sequence[Array]) -> Array:
+def activated(activations: Sequence[str], branches: Iterable[Array]) -> Array:
     """Multiplies the branches, each after its activation."""
     named = zip(activations, branches, strict=True)
     return functools.reduce(operator.mul, (ACTIVATIONS[name](branch) for name, branch in named))

@@ -1,5 +1,7 @@
-"""Run by ``test_partitioning.py`` with 8 simulated devices: decodes on one device and on a
-mesh of data 2 x model 4, and prints what is to be compared as JSON."""
+"""Program that ``test_partitioning.py`` runs with 8 simulated devices.
+
+It decodes on one device and on a mesh of data 2 x model 4, and prints both results as JSON.
+"""
 
 import json
 import re
@@ -38,7 +40,7 @@ def config(num_heads: int, num_decoder_layers: int) -> T5Config:
 
 
 def random_params(config: ModelConfig) -> dict:
-    """Weights under which texts differ and probabilities have clear margins."""
+    """Draws weights with which texts differ and probabilities have clear margins."""
     rng = np.random.default_rng(0)
     params = {}
     for path, shape in sorted(expected_shapes(config).items()):
@@ -50,7 +52,7 @@ def random_params(config: ModelConfig) -> dict:
 
 
 def decode(target: T5Model, draft: TransformerDraft | None, rows):
-    """The program of the loop, and what it decodes."""
+    """Compiles the loop; returns the program and its texts."""
     if draft is None:
         plain = autoregressive_decode.lower(target, *rows, max_decode_len=LENGTH).compile()
         return plain, texts(plain(target, *rows))
@@ -67,16 +69,14 @@ def texts(decoded) -> dict:
 
 
 def shardings(found, wanted) -> dict[str, list]:
-    """By parameter: how the program takes it, and how the rules say, as lists of axes."""
+    """Returns by parameter the axes that the program has, and those of the rules."""
     found, wanted = flatten_dict(found, sep="/"), flatten_dict(wanted, sep="/")
     return {path: [_axes(found[path].spec), _axes(wanted[path].spec)] for path in wanted}
 
 
 def _axes(spec: PartitionSpec) -> list:
-    axes = list(spec)
-    while axes and axes[-1] is None:
-        axes.pop()
-    return axes
+    """Lists the axes without None at the end."""
+    return list(spec)[: max((i + 1 for i, axis in enumerate(spec) if axis), default=0)]
 
 
 def main(big: ModelConfig, small: ModelConfig, speculate: bool) -> dict:
@@ -110,13 +110,10 @@ def main(big: ModelConfig, small: ModelConfig, speculate: bool) -> dict:
         "alone": alone,
         "on_mesh": on_mesh,
         "target": shardings(takes[0].params, partitioning.param_shardings(big, mesh)),
-        "draft": shardings(takes[1].model.params, partitioning.param_shardings(small, mesh))
-        if speculate
-        else {},
+        "draft": speculate
+        and shardings(takes[1].model.params, partitioning.param_shardings(small, mesh)),
         "rows": [_axes(sharding.spec) for sharding in takes[2:4]],
-        "gathered": sorted(
-            set(re.findall(r"= (\w+\[[\d,]+\])\S* all-gather\(", program.as_text()))
-        ),
+        "gathered": re.findall(r"= (\w+\[[\d,]+\])\S* all-gather\(", program.as_text()),
     }
 
 

@@ -25,7 +25,7 @@ def encode(sources):
 
 @pytest.mark.parametrize(
     ("limit", "fewest", "queries"),
-    # Two parts of six, the last padded; and no fewer than five.
+    # Two parts of six, which overlap; and no fewer than five.
     [(SCORES, 1, LENGTH), (SCORES - 1, 1, 6), (1, 5, 6)],
 )
 def test_in_parts_the_encoder_gives_the_same(monkeypatch, limit, fewest, queries):

@@ -11,7 +11,6 @@ from spec_t5x.testing.toy_models import disturbed, tiny_t5
 
 
 def test_rules():
-    """As in the docstring."""
     assert kept_layers("all", 3) == (0, 1, 2)
     assert kept_layers("first:2", 6) == (0, 1) and kept_layers("last:1", 6) == (5,)
     assert kept_layers("every:3", 8) == (0, 3, 6)

@@ -18,13 +18,13 @@ MESH = AbstractMesh((2, 4), ("data", "model"), (AxisType.Auto,) * 2)
 
 @pytest.fixture(scope="module")
 def found():
-    """What the program prints, by number of heads."""
+    """Provides the program's results by number of heads."""
     return printed_by("models/partitioned_program.py", devices=8)
 
 
 @pytest.fixture(scope="module")
 def on_8_devices(found):
-    """Data 2 x model 4, where everything divides."""
+    """Provides the results of data 2 x model 4 with heads that divide."""
     return found["4"]
 
 
@@ -32,7 +32,7 @@ def on_8_devices(found):
 def test_the_text_is_that_of_one_device(found, case):
     plain, speculative = found[case]["plain"], found[case]["alone"]
     assert found[case]["on_mesh"] == speculative
-    # Greedy rows are those of plain decoding; the draft was of use and not always right.
+    # Greedy rows are those of plain decoding.
     assert plain["tokens"][::2] == speculative["tokens"][::2]
     assert len({str(row) for row in plain["tokens"]}) > 6
     assert speculative["accepted"] > 0
@@ -54,7 +54,7 @@ def test_no_parameter_is_replicated_that_the_rules_shard(on_8_devices, model):
 
 def test_rows_are_spread_and_caches_stay_where_they_are(on_8_devices):
     assert on_8_devices["rows"] == [["data"], ["data"]]
-    # Nothing is gathered but the logits: of the draft's one or two, of gamma + 1 tokens.
+    # Logits alone are gathered: those of the draft's one or two, and of gamma + 1 tokens.
     for array in on_8_devices["gathered"]:
         assert array.endswith(",64]"), array
 

@@ -40,7 +40,7 @@ NO_EOS = -1
 
 
 def torch_model(activation: str, tied: bool, kind: str = "t5", *, seed: int):
-    """A tiny T5 whose weights are large enough to make its texts vary."""
+    """Makes a tiny T5 whose weights are large enough to make its texts vary."""
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(
         kind,
@@ -207,7 +207,7 @@ def test_text_after_forced_prompts_equals_that_of_transformers(pair):
         prompts[row, width:] = 0
 
     def their_texts(eos_id):
-        """With ``decoder_input_ids``, row by row: there, a batch has prompts of one length."""
+        """Decodes row by row, since transformers needs prompts of one length in a batch."""
         rows = zip(tokens, prompts, widths, strict=True)
         texts = [their_text(theirs, t[None], eos_id, p[None, :w])[0] for t, p, w in rows]
         return np.stack(texts)

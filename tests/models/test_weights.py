@@ -32,7 +32,7 @@ def test_rounded_a_value_is_off_by_half_a_step_at_most(bits, group, largest):
 
 
 def tied_output(model) -> TiedTable:
-    """The embeddings of a T5, which are its output layer."""
+    """Returns the embeddings of a T5, which are its output layer."""
     return model.weights["token_embedder"]["embedding"]
 
 

@@ -1,5 +1,6 @@
-"""Run by ``test_partitioning.py`` with 2 simulated devices: what JAX's cache does for programs on
-meshes and outside them, one after the other, as JSON.
+"""Program that ``test_partitioning.py`` runs with 2 simulated devices.
+
+It prints as JSON what JAX's cache does for programs on meshes and outside them, in turn.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ def total(rows: jax.Array) -> jax.Array:
 
 
 def run(mesh: Mesh, context: contextlib.AbstractContextManager) -> str:
-    """Whether the program was read from the cache, else written to it, or neither."""
+    """Tells whether the program was read from the cache, else written to it, or neither."""
     hits = []
 
     def look(event: str, **_) -> None:

@@ -15,6 +15,8 @@ from spec_t5x.types import Array, Bool, Float32, Int, PyTree, UInt32
 PANEL = 64
 
 _NONE = np.zeros(0, np.float32)
+# States ``[batch new embed]``, keys and values ``[batch heads length head_dim]``.
+Extended = tuple[Float32[Array, "_ _ _"], Float32[Array, "_ _ _ _"], Float32[Array, "_ _ _ _"]]
 
 
 class Matrix(NamedTuple):
@@ -114,8 +116,7 @@ def summarize(
     """
     rows = values.shape[:-1]
     shapes = [jax.ShapeDtypeStruct(rows, dtype) for dtype in (jnp.int32, jnp.float32)]
-    call = jax.ffi.ffi_call("SpecT5XSummarize", shapes, vmap_method="broadcast_all")
-    return tuple(call(values, with_sums=with_sums))
+    return tuple(_of_rows("SpecT5XSummarize", shapes, values, with_sums=with_sums))
 
 
 def standardize(
@@ -132,14 +133,10 @@ def standardize(
     mass ``top_p`` (0 keeps all); up to ``least_temperature``, the argmax, the first of several.
     """
     shape = jax.ShapeDtypeStruct(logits.shape, jnp.float32)
-    call = jax.ffi.ffi_call("SpecT5XStandardize", shape, vmap_method="broadcast_all")
-    return call(
-        logits,
-        temperatures,
-        top_k=np.int64(top_k),
-        top_p=np.float32(top_p),
-        least_temperature=np.float32(least_temperature),
-    )
+    kept = {"top_k": np.int64(top_k), "top_p": np.float32(top_p)}
+    least = np.float32(least_temperature)
+    given = logits, temperatures
+    return _of_rows("SpecT5XStandardize", shape, *given, **kept, least_temperature=least)
 
 
 def compare(
@@ -152,8 +149,7 @@ def compare(
     If the target has a row more than the draft, q is zero there.
     """
     shapes = [jax.ShapeDtypeStruct(a.shape[:-1], jnp.float32) for a in (draft_probs, target_probs)]
-    call = jax.ffi.ffi_call("SpecT5XCompare", shapes, vmap_method="broadcast_all")
-    return tuple(call(target_probs, draft_probs, factors))
+    return tuple(_of_rows("SpecT5XCompare", shapes, target_probs, draft_probs, factors))
 
 
 def sample(
@@ -161,7 +157,7 @@ def sample(
 ) -> Int[Array, "*rows"]:
     """Samples a token of each row, by two numbers in [0, 1): ``distributions.sample_at``."""
     shape = jax.ShapeDtypeStruct(probs.shape[:-1], jnp.int32)
-    return jax.ffi.ffi_call("SpecT5XSample", shape, vmap_method="broadcast_all")(probs, uniforms)
+    return _of_rows("SpecT5XSample", shape, probs, uniforms)
 
 
 def sample_residual(
@@ -171,17 +167,14 @@ def sample_residual(
 ) -> Int[Array, "*rows"]:
     """Samples a token of ``max(p - q, 0)`` of each row, of p where that is zero."""
     shape = jax.ShapeDtypeStruct(target_probs.shape[:-1], jnp.int32)
-    call = jax.ffi.ffi_call("SpecT5XSampleResidual", shape, vmap_method="broadcast_all")
-    return call(target_probs, draft_probs, uniforms)
+    return _of_rows("SpecT5XSampleResidual", shape, target_probs, draft_probs, uniforms)
 
 
 def threefry(
     keys: UInt32[Array, "*rows 2"], counts: UInt32[Array, "*rows"]
 ) -> UInt32[Array, "*rows 2"]:
     """Computes Threefry-2x32 of ``(0, count)``, under a key of two words each, as JAX does."""
-    shape = jax.ShapeDtypeStruct(keys.shape, jnp.uint32)
-    call = jax.ffi.ffi_call("SpecT5XThreefry", shape, vmap_method="broadcast_all")
-    return call(keys, counts)
+    return _of_rows("SpecT5XThreefry", jax.ShapeDtypeStruct(keys.shape, jnp.uint32), keys, counts)
 
 
 def extend_attention(
@@ -193,11 +186,7 @@ def extend_attention(
     starts: Int[Array, "batch"],
     bias: Float32[Array, "heads length"] | None,
     scale: float = 1.0,
-) -> tuple[
-    Float32[Array, "batch new embed"],
-    Float32[Array, "batch heads length head_dim"],
-    Float32[Array, "batch heads length head_dim"],
-]:
+) -> Extended:
     """Adds a layer's self-attention over normed ``states`` to them.
 
     New keys and values are written at ``starts``, then the query at position p attends to
@@ -229,11 +218,7 @@ def extend_attention_nodes(
     visible: Bool[Array, "batch new slots"],
     bias: Float32[Array, "heads slots"] | None,
     scale: float = 1.0,
-) -> tuple[
-    Float32[Array, "batch new embed"],
-    Float32[Array, "batch heads slots head_dim"],
-    Float32[Array, "batch heads slots head_dim"],
-]:
+) -> Extended:
     """Computes ``extend_attention`` of tokens of any positions (``interfaces.Nodes``).
 
     The results have, bit for bit, the values of ``extend_attention`` at the end of each text.
@@ -277,6 +262,12 @@ def whole_attention(
     shape, given = jax.ShapeDtypeStruct(states.shape, jnp.float32), (allowed, bias)
     options = {"scale": np.float32(scale), "head_dim": np.int64(head_dim)}
     return _of_layer("SpecT5XAttendWhole", shape, states, norm, given, matrices, **options)
+
+
+def _of_rows(name: str, shapes, *arrays: Array, **options):
+    """Calls a kernel that computes each row by itself."""
+    call = jax.ffi.ffi_call(name, shapes, vmap_method="broadcast_all")
+    return call(*arrays, **options)
 
 
 def _extended(name: str, states, norm, matrices, cache, bias, scale):

@@ -53,7 +53,7 @@ def _attend_to_cache(
     else:
         attention, norm = layer.attention, layer.pre_attention_layer_norm
     in_slots = isinstance(tokens.places, Nodes)
-    if not _is_plain(attention.traits) or not (in_slots or tokens.is_causal):
+    if not _is_plain(attention.traits) or not (in_slots or tokens.visible is None):
         return plain(states, cache, tokens, *rest)
     given = states, _norm(norm), _maps(attention), cache.keys, cache.values
     bias = tokens.by_distance(layer.relpos_bias)

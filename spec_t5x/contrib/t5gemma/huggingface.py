@@ -57,9 +57,6 @@ _MODULES = {
     "pre_attention_layer_norm": "pre_self_attn_layernorm",
     "attention": "self_attn",
     "post_attention_layer_norm": "post_self_attn_layernorm",
-    "pre_self_attention_layer_norm": "pre_self_attn_layernorm",
-    "self_attention": "self_attn",
-    "post_self_attention_layer_norm": "post_self_attn_layernorm",
     "pre_cross_attention_layer_norm": "pre_cross_attn_layernorm",
     "encoder_decoder_attention": "cross_attn",
     "post_cross_attention_layer_norm": "post_cross_attn_layernorm",
@@ -266,7 +263,7 @@ def tensor_names(config: T5GemmaConfig) -> dict[str, tuple[str, bool]]:
 
 def _of_layer(path: str) -> tuple[str, bool]:
     stack, layer, module, *inner = path.split("/")
-    number = layer.removeprefix("layers_")
+    number, module = layer.removeprefix("layers_"), module.replace("self_attention", "attention")
     names = [_MODULES[module], *(_MAPS[name] for name in inner[:-1])]
     return f"model.{stack}.layers.{number}.{'.'.join(names)}.weight", inner[-1] == "kernel"
 

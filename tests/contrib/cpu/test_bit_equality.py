@@ -1,6 +1,6 @@
-"""On a CPU a call over many tokens gives what calls over one token give, bit for bit.
+"""A call over many tokens on a CPU has the bits of calls over one token.
 
-That is what makes speculative text equal plain decoding's where logits nearly tie.
+Speculative text therefore equals plain decoding's even if logits nearly tie.
 """
 
 import functools
@@ -77,7 +77,7 @@ def test_a_block(name, batch, new):
 
 @pytest.mark.parametrize(("name", "decodes"), [("t5", 3)])
 def test_the_beginning_of_a_block(name, decodes):
-    """What is left out is neither computed nor cached; rows of an input share its source."""
+    """The rest is neither computed nor cached; rows of an input share its source."""
     model, batch, new = make(name), 6, 6
     cache = outputs.repeat_rows(cache_of(model, batch // decodes), decodes)
     tokens = blocks(batch, new)
@@ -136,7 +136,7 @@ def test_hypotheses_of_a_beam(name):
 
 
 def test_a_source_without_the_padding_that_all_share():
-    """It is not computed, and nothing attends to it: what is there is what it was alone."""
+    """The padding is not computed, and nothing attends to it."""
     model, rng = make("t5"), np.random.default_rng(0)
     sources = rng.integers(2, 30, (3, 7)).astype(np.int32)
     # Rows of several lengths, and a token that looks like padding.

@@ -80,7 +80,7 @@ def test_without_a_cache_directory_it_is_built_in_a_temporary_one(
 def test_without_them_one_line_says_why(tmp_path, monkeypatch, caplog, environment, said):
     for name, value in ({"XDG_CACHE_HOME": str(tmp_path)} | environment).items():
         monkeypatch.setenv(name, value)
-    # As a process that asks for the first time.
+    # As the first call of a process.
     assert not library.available.__wrapped__()
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(lines) == (1 if said else 0)

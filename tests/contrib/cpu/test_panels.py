@@ -79,7 +79,7 @@ def test_what_is_read_in_bfloat16_gives_the_text_of_float32(target, monkeypatch)
 
 
 def test_without_the_kernels_a_packed_model_computes_the_same():
-    """As with inputs that are not float32, and under XLA alone."""
+    """Inputs that are not float32 need it, and XLA alone."""
     model = tiny_t5(0)
     tokens = jnp.asarray([[5, 9, 3, 1]])
 

@@ -39,7 +39,7 @@ def test_it_is_a_target():
 
 
 def test_cached_logits_are_the_teacher_forced_ones():
-    test_cache.test_cached_logits_are_the_teacher_forced_ones_for_every_chunking("gpt")
+    test_cache.test_cached_logits_are_the_teacher_forced_ones("gpt")
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -11,7 +11,7 @@ from tests.loops.test_compiled_loops import check
 
 @pytest.mark.parametrize("changes", [{}, T5GEMMA2], ids=["1", "2"])
 def test_compiled_for_a_tpu(v4, changes):  # noqa: F811
-    """Where heads share keys, and where text and source are attended to together."""
+    """Heads share keys; in T5Gemma 2, one softmax has text and source."""
     # Caches of a common size, as in ``test_trees``.
     sizes = {"emb_dim": 1024, "mlp_dim": 1024, "num_heads": 8, "num_kv_heads": 4, "head_dim": 128}
     target = tiny_t5gemma(0, **sizes, **changes)

@@ -31,13 +31,13 @@ def gemmas_are_known(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["t5gemma", "t5gemma2"])
-def test_cached_logits_are_the_teacher_forced_ones(name):
-    test_cache.test_cached_logits_are_the_teacher_forced_ones_for_every_chunking(name)
-    test_cache.test_rows_of_one_source_share_its_keys_and_values(name)
+def test_calls_agree_with_one_another_and_with_the_training_path(name):
+    test_cache.test_its_calls_agree_with_one_another(name)
+    test_cache.test_cached_logits_are_the_teacher_forced_ones(name)
 
 
 def saved(directory, layers, seed):
-    """A model of transformers', saved there, and ours of its weights and ids."""
+    """Saves a model of transformers, and returns ours of its weights and ids."""
     theirs = pytest.importorskip("tests.contrib.t5gemma.torch_t5gemma").make_t5gemma
     model = theirs("t5gemma", VOCAB, layers, seed)
     # Wide enough to tell a wrong temperature.
