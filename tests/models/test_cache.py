@@ -77,7 +77,7 @@ def test_cached_logits_are_the_teacher_forced_ones(name):
 def test_slots_beyond_a_rows_length_have_no_influence():
     _, cache = SCORE(model(), empty_cache(), TEXTS[:, :4])
     cache = model().rollback(cache, jnp.array([3, 1, 2]))
-    beyond = (np.arange(cache.max_length) >= cache.lengths[:, None])[:, None, :, None]
+    beyond = (jnp.arange(cache.max_length)[None] >= cache.lengths[:, None])[:, None, :, None]
     spoilt = cache.map(lambda cached: jnp.where(beyond, 1e4, cached))
     clean, _ = SCORE(model(), cache, TEXTS[:, 4:6])
     after, _ = SCORE(model(), cache.replace(layers=spoilt.layers), TEXTS[:, 4:6])

@@ -3,7 +3,7 @@
 // A decoder step reads every weight once for a handful of rows, so it should run at the
 // speed of memory. XLA's matrix-vector products use one thread below some size, and its
 // products of 2 to 16 rows read weights at a third of that speed; these kernels read them
-// as fast as memory gives them, with all threads, whatever the number of rows.
+// as fast as memory gives them, with all threads, for any number of rows.
 //
 // Every row is computed by the same additions in the same order, however many rows there
 // are and however the work is shared out: verifying gamma + 1 tokens gives, bit for bit,
@@ -188,7 +188,7 @@ class Helpers {
                 kRelaxed);
     work_.store(&work, kRelaxed);
     done_.store(0, kRelaxed);
-    // Whoever sees the new state sees what was stored above.
+    // A thread that sees the new state sees the values stored above.
     const uint64_t round = state_.load() >> (2 * kBits);
     state_ = (round + 1) << (2 * kBits) | uint64_t(pieces) << kBits;
     if (num_asleep_ > 0) {
@@ -228,7 +228,7 @@ class Helpers {
     for (uint64_t state = state_; Next(state) < Pieces(state);) {
       const Call call = call_.load(std::memory_order_relaxed);
       const void* const work = work_.load(std::memory_order_relaxed);
-      // If nobody has taken the piece, all of its round's pieces are not done, and what was
+      // If no thread has taken the piece, all of its round's pieces are not done, and what was
       // read above is this round's.
       if (!state_.compare_exchange_weak(state, state + 1)) continue;
       call(work, Next(state));
@@ -316,7 +316,7 @@ void ClearUnused(ffi::Result<ffi::Buffer<ffi::F32>>& outputs, const std::vector<
 
 // outputs[row, column] = sum over k of inputs[row, k] * weights[k, column]
 //
-// Weights lie in panels of kColumnBlock columns, one after the other: memory is read in its
+// Weights are in panels of kColumnBlock columns, one after the other: memory is read in its
 // order. In bfloat16 they take half of it, and are widened in registers, which is exact.
 
 constexpr int kColumnBlock = 64;
@@ -391,8 +391,8 @@ class Inputs {
 // Bytes ahead of a pass: enough that memory answers in time, measured.
 constexpr int64_t kAhead = 8192;
 
-// What a pass asks memory for, so that memory is never idle: two cache lines for each k, of a
-// block that comes next. Where there is nothing to ask for, the same two again.
+// Prefetches of a pass, so that memory is never idle: two cache lines for each k, of a block that
+// comes next. At the end of the weights it prefetches the same two again.
 struct Ahead {
   const char* begin;
   int64_t stride;
@@ -940,7 +940,7 @@ ffi::Error Summarize(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> values,
 // Passes over a row of probabilities, below which another thread is not woken: numbers.
 constexpr int64_t kNumbersWorthSharing = 4 * kSummaryBlock;
 
-// Calls work(lanes, i) for each register of a row; what lies beyond its end is ``filler``.
+// Calls work(lanes, i) for each register of a row; values beyond its end are ``filler``.
 template <typename Work>
 inline void ForLanes(const float* values, int64_t width, float filler, const Work& work) {
   int64_t i = 0;
@@ -1279,7 +1279,7 @@ inline void WeighValues(const float* weights, const float* values, const Place& 
 }
 
 // One head of one query: softmax(scale q K^T + bias) V over ``length`` tokens, whose keys and
-// values lie at ``place(j)``, and which are added up in the order of j. ``bias(j)`` comes on
+// values are at ``place(j)``, and which are added up in the order of j. ``bias(j)`` comes on
 // top of a score. ``scores`` has room for ``length``, rounded up to whole registers.
 template <typename Place, typename Bias>
 void AttendOne(const float* query, const float* keys, const float* values, const Place& place,
@@ -1335,7 +1335,7 @@ constexpr int64_t kProductsWorthSharing = 10 * 1000;
 
 // Attention of a layer, from its states [batch, new, embed] on: normed, they are multiplied by
 // matrices of queries, or of queries, keys and values; and the heads' contexts by one more, whose
-// products are added to the states. Keys and values lie in [batch or inputs, heads, length,
+// products are added to the states. Keys and values are [batch or inputs, heads, length,
 // head_dim].
 class Attention {
  public:
@@ -1424,7 +1424,7 @@ void UpdateInPlace(const ffi::Buffer<ffi::F32>& old, ffi::ResultBuffer<ffi::F32>
 
 // Self-attention of new tokens over a cache, into which they are written first: at ``starts``
 // [batch]. Bias by distance [heads, length], or nothing. Keys after their query, and all
-// that lies beyond a row's length, are never looked at.
+// values beyond a row's length, are never read.
 ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffer<ffi::S32> used,
                   ffi::Buffer<ffi::F32> norm_scale, ffi::Buffer<ffi::F32> norm_bias,
                   ffi::Buffer<ffi::F32> old_keys, ffi::Buffer<ffi::F32> old_values,
@@ -1471,11 +1471,11 @@ ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffe
   return ffi::Error::Success();
 }
 
-// The same of tokens that need not follow one another, each written to a slot of its own.
+// The same for tokens of any positions, each written to a separate slot.
 //
 // slots [batch, new]; slot_positions [batch, length], the place in its text of what a slot
 // holds; visible [batch, new, length], the slots of each token's text, itself included. A
-// text's tokens are added up in their order, wherever they lie, as ``Extend`` adds them.
+// text's tokens are added up in their order, in any slots, as ``Extend`` adds them.
 ffi::Error ExtendNodes(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states,
                        ffi::Buffer<ffi::S32> used, ffi::Buffer<ffi::F32> norm_scale,
                        ffi::Buffer<ffi::F32> norm_bias, ffi::Buffer<ffi::F32> old_keys,

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -29,21 +30,6 @@ _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
 # Time limit for another process that compiles them, in seconds.
 _PATIENCE = 300
 _NO_COMPILER = "there is no C++ compiler: install g++ or clang++, or set CXX"
-_SYMBOLS = (
-    "SpecT5XMultiply",
-    "SpecT5XDot",
-    "SpecT5XNormalize",
-    "SpecT5XSummarize",
-    "SpecT5XStandardize",
-    "SpecT5XCompare",
-    "SpecT5XSample",
-    "SpecT5XSampleResidual",
-    "SpecT5XThreefry",
-    "SpecT5XExtend",
-    "SpecT5XExtendNodes",
-    "SpecT5XAttend",
-    "SpecT5XAttendWhole",
-)
 
 
 @functools.cache
@@ -64,7 +50,7 @@ def available() -> bool:
         reason = (getattr(error, "stderr", None) or "").strip() or str(error)
         _say_slow(f"{compiler[0]} could not build them ({reason.splitlines()[0]}): set CXX")
         return False
-    for symbol in _SYMBOLS:
+    for symbol in re.findall(r"HANDLER_SYMBOL\((\w+)", _SOURCE.read_text()):
         handler = jax.ffi.pycapsule(getattr(library, symbol))
         jax.ffi.register_ffi_target(symbol, handler, platform="cpu")
     return True

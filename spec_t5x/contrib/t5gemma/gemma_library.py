@@ -12,6 +12,7 @@ ids that start and end a text, is the same in every published T5Gemma.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -35,18 +36,33 @@ from spec_t5x.errors import InputError
 _IDS = {t5.START: 2, t5.EOS: 1, t5.PAD: 0}
 
 _STACK = re.compile(r"(?:^|.*/)((?:encoder|decoder)/.*?)(?:/w)?$")
-_LAYER = re.compile(r"(encoder|decoder)/layer_(\d+)/(.*)")
-_EMBEDDINGS = {
+_LAYER = re.compile(r"(encoder|decoder)/layer_(\d+)/(\w+)/(\w+)")
+_OUTSIDE = {
     "decoder/embedder/input_embedding": "token_embedder/embedding",
     "encoder/embedder/input_embedding": "source_embedder/embedding",
+    "decoder/final_norm/scale": "decoder/decoder_norm/scale",
+    "encoder/final_norm/scale": "encoder/encoder_norm/scale",
 }
-_NORMS = {
-    "pre_attention_norm": "pre_attention_layer_norm",
-    "post_attention_norm": "post_attention_layer_norm",
+# Our modules of a decoder's layer; an encoder's have no "self_".
+_MODULES = {
+    "pre_attention_norm": "pre_self_attention_layer_norm",
+    "attn": "self_attention",
+    "post_attention_norm": "post_self_attention_layer_norm",
     "pre_cross_attention_norm": "pre_cross_attention_layer_norm",
+    "cross_attn": "encoder_decoder_attention",
     "post_cross_attention_norm": "post_cross_attention_layer_norm",
     "pre_ffw_norm": "pre_mlp_layer_norm",
+    "mlp": "mlp",
     "post_ffw_norm": "post_mlp_layer_norm",
+}
+# Our maps that are joined in one of theirs.
+_JOINED = {
+    "q_einsum": ("query",),
+    "kv_einsum": ("key", "value"),
+    "qkv_einsum": ("query", "key", "value"),
+    "attn_vec_einsum": ("out",),
+    "gating_einsum": ("wi_0", "wi_1"),
+    "linear": ("wo",),
 }
 
 
@@ -118,58 +134,35 @@ def _infer_config(tensors: dict[str, Tensor], source: str) -> T5GemmaConfig:
 
 def _ours(path: str, tensor: Tensor, config: T5GemmaConfig) -> dict[str, Tensor]:
     """Converts a tensor; an unknown one keeps its name, by which it is refused."""
-    if path in _EMBEDDINGS:
-        return {_EMBEDDINGS[path]: tensor}
-    stack, _, rest = path.partition("/")
-    if rest == "final_norm/scale":
-        return {f"{stack}/{stack}_norm/scale": tensor}
+    if path in _OUTSIDE:
+        return {_OUTSIDE[path]: tensor}
     match = _LAYER.fullmatch(path)
-    if match is None:
+    if match is None or match[3] not in _MODULES:
         return {path: tensor}
-    layer, (module, *inner) = f"{stack}/layers_{match[2]}", match[3].split("/")
-    if module in _NORMS:
-        name = _NORMS[module]
-        if stack == "decoder":
-            name = name.replace("_attention", "_self_attention")
-            name = name.replace("_cross_self_", "_cross_")
-        return {f"{layer}/{name}/scale": tensor}
-    if module == "mlp":
-        name, emb_dim = "mlp", (config if stack == "decoder" else config.of_encoder).emb_dim
-        parts = _of_mlp(inner[0], tensor, emb_dim)
-    else:
-        of_text = "attention" if stack == "encoder" else "self_attention"
-        name = "encoder_decoder_attention" if module == "cross_attn" else of_text
-        parts = _of_attention(inner[0], tensor)
-    return {f"{layer}/{name}/{map_}/kernel": part for map_, part in parts} or {path: tensor}
+    stack, number, module, name = match.groups()
+    ours = _MODULES[module] if stack == "decoder" else _MODULES[module].replace("self_", "")
+    if name == "scale":
+        return {f"{stack}/layers_{number}/{ours}/scale": tensor}
+    emb_dim = (config if stack == "decoder" else config.of_encoder).emb_dim
+    converted = {
+        map_: _derived(tensor, functools.partial(_map, name, i, emb_dim))
+        for i, map_ in enumerate(_JOINED.get(name, ()))
+    }
+    named = {f"{stack}/layers_{number}/{ours}/{map_}/kernel": m for map_, m in converted.items()}
+    return named or {path: tensor}
 
 
-def _of_mlp(name: str, tensor: Tensor, emb_dim: int) -> list[tuple[str, Tensor]]:
+def _map(name: str, index: int, emb_dim: int, whole: np.ndarray) -> np.ndarray:
+    """Takes one of the maps that a tensor of theirs joins, as a matrix."""
     if name == "linear":
-        return [("wo", tensor)]
-    flip = tensor.shape[1] != emb_dim
-
-    def gate(i: int) -> Tensor:
-        return _derived(tensor, lambda whole: whole[i].T if flip else whole[i])
-
-    return [(f"wi_{i}", gate(i)) for i in range(2)] if name == "gating_einsum" else []
-
-
-def _of_attention(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+        return whole
     if name == "attn_vec_einsum":
-        return [("out", _derived(tensor, lambda whole: whole.reshape(-1, whole.shape[-1])))]
-    if name == "q_einsum":
-        return [("query", _derived(tensor, _joined_heads))]
-
-    def of_one(i: int) -> Tensor:
-        return _derived(tensor, lambda whole: _joined_heads(whole[i]))
-
-    names = {"qkv_einsum": ("query", "key", "value"), "kv_einsum": ("key", "value")}
-    return [(map_, of_one(i)) for i, map_ in enumerate(names.get(name, ()))]
-
-
-def _joined_heads(maps: np.ndarray) -> np.ndarray:
-    """Joins maps of heads ``[heads, embed, head_dim]`` to one matrix ``[embed, joined]``."""
-    return maps.transpose(1, 0, 2).reshape(maps.shape[1], -1)
+        return whole.reshape(-1, whole.shape[-1])
+    if name == "gating_einsum":
+        return whole[index] if whole.shape[1] == emb_dim else whole[index].T
+    # Maps of heads ``[heads, embed, head_dim]``.
+    heads = whole if name == "q_einsum" else whole[index]
+    return heads.transpose(1, 0, 2).reshape(heads.shape[1], -1)
 
 
 def _derived(tensor: Tensor, function: Callable[[np.ndarray], np.ndarray]) -> Tensor:
