@@ -1,7 +1,7 @@
-"""An EAGLE head as the draft: a decoder layer that goes on from the target's states.
+"""An EAGLE head as the draft: a decoder layer that continues from the target's states.
 
-See ``models/eagle.py`` for the network. A separate model has to work out what the target knows
-already; this one starts from it, and reads the source where the target did.
+``models/eagle.py`` has the network. A separate model has to compute again what the target knows;
+an EAGLE head starts from the target's states, and reads the source from the target's cache.
 """
 
 import flax.struct
@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from spec_t5x.drafts.sequential import slices
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
-from spec_t5x.drafts.transformer import TransformerState
-from spec_t5x.interfaces import Context, DraftTraits, Outcome, Proposal
+from spec_t5x.interfaces import Cache, Context, DraftTraits, Outcome, Proposal
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.eagle import DraftingCache, EagleNetwork
 from spec_t5x.types import Array, Int
@@ -20,37 +19,31 @@ from spec_t5x.types import Array, Int
 class EagleDraft(SharedEncoderDraft):
     """A ``SharedEncoderDraft`` that is fed the target's states with the text.
 
-    What it cached of its own drafts was made from its own states, so it does not stay: the
-    tokens of the last iteration are all fed again, in one call, before the next proposal.
+    The keys and values of its drafts were made from the head's states and are dropped: the tokens
+    of the last iteration are all fed again, in one call, before the next proposal.
     """
 
     network = EagleNetwork
 
     @property
     def traits(self) -> DraftTraits:
-        """It is fed the target's last states, and those of the layers that it was trained with."""
-        depths = self.model.config.depths
-        return DraftTraits(uses_target_states=True, depths=depths)
+        """Traits of a draft that is fed the target's last states and those of trained depths."""
+        return DraftTraits(uses_target_states=True, depths=self.model.config.depths)
 
-    def propose(
-        self, state: TransformerState, context: Context, gamma: int
-    ) -> tuple[Proposal, TransformerState]:
-        """Up to ``gamma`` tokens, each sampled given the ones before it."""
-        proposal, state = super().propose(state, context, gamma)
-        read = jnp.minimum(state.cache.lengths, context.lengths + 1)
-        return proposal, state.replace(cache=state.cache.at(read))
+    def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
+        """Proposes up to ``gamma`` tokens, each sampled given those before it."""
+        proposal, cache = super().propose(state, context, gamma)
+        return proposal, cache.at(jnp.minimum(cache.lengths, context.lengths + 1))
 
-    def commit_tree(
-        self, state: TransformerState, outcome: Outcome, path: Int[Array, "batch depth"]
-    ) -> TransformerState:
-        """Keeps nothing of the tree."""
+    def commit_tree(self, state: Cache, outcome: Outcome, path: Int[Array, "batch depth"]) -> Cache:
+        """Drops the tree."""
         return self.commit(state, outcome)
 
     def _num_last(self, depth: int) -> int:
         return depth + 1
 
     def _score(self, context: Context):
-        """Feeds the text with the target's states; gives states where a model gives logits."""
+        """Returns the function that feeds the text with the target's states and returns states."""
 
         def score(cache: DecoderCache, tokens: Int[Array, "batch new"]):
             states = slices(context.target_states, cache.lengths, tokens.shape[1])

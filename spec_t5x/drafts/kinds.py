@@ -1,6 +1,6 @@
-"""Drafts by name: how one is made of what stands after the colon in ``--draft NAME:ARGUMENT``.
+"""Drafts by name: each kind makes one of the argument in ``--draft NAME:ARGUMENT``.
 
-A kind of drafts is an entry of the registry. A draft of one's own has it beside its class:
+A kind is an entry of the registry. A user's draft has its kind beside its class:
 
     KIND = DraftKind(make=lambda request, argument: Parrot(request.model.vocab_size))
 """
@@ -21,11 +21,11 @@ from spec_t5x.sampling.distributions import Sampling
 class DraftOptions:
     """Settings that drafts share."""
 
-    # How the draft samples; None takes the target's settings.
+    # Settings that the draft samples with; None takes the target's.
     settings: Sampling | None = None
-    # What its networks compute in; "auto" is the type that the platform is quick in.
+    # Type that its networks compute in; "auto" is the platform's fast one.
     dtype: str = "auto"
-    # Of a model that drafts: "auto" is what the checkpoint has; "int8", "int4" round its matrices.
+    # Precision of a model that drafts: "auto" is the checkpoint's; "int8" and "int4" round.
     weights: str = AUTO
 
     def __post_init__(self):
@@ -36,56 +36,47 @@ class DraftOptions:
 class Request:
     """A target that a draft is made for."""
 
-    # The checkpoint, a ``LoadedModel``, and the same bound for decoding, whose parameters some
-    # drafts share.
+    # The checkpoint, a ``LoadedModel``, and the same bound for decoding.
     target: Any
     model: CachedModel
     options: DraftOptions
-    # Makes another draft, by its text, for the same target and with these options.
+    # Makes another draft by its text, for the same target.
     make: Callable[[str, DraftOptions], Draft]
-    # Gives the packaged draft of a kind, or raises ``InputError`` where the target has none.
+    # Returns the packaged draft of a kind, or raises ``InputError`` if the target has none.
     packaged: Callable[[str], str]
-
-    def draft(self, text: str) -> Draft:
-        """Another draft, by its text, with the same options."""
-        return self.make(text, self.options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftKind:
     """Drafts of one name."""
 
-    # Makes the draft of what stands after the colon, "" where nothing does.
+    # Makes the draft of the text after the colon, "" for none.
     make: Callable[[Request, str], Draft]
     # The "format" in config.json of a directory that holds one.
     format: str | None = None
     # The checkpoints, and the texts of other drafts, that the argument names.
     checkpoints: Callable[[str], Sequence[str]] = lambda argument: ()
     drafts: Callable[[str], Sequence[str]] = lambda argument: ()
-    # Says whether it builds on more of a target than its vocabulary, and on its encoder.
+    # True if the draft needs more of a target than its vocabulary, and if it needs an encoder.
     needs_network: bool = True
     needs_encoder: bool = False
-    # Says whether it may sample in its own way.
+    # True if the draft may sample with separate settings.
     has_temperature: bool = True
 
 
 def one_checkpoint(argument: str) -> Sequence[str]:
-    """The argument of a kind that is read from a directory."""
+    """Returns the argument, the directory of a draft, in a list that may be empty."""
     return [argument] if argument else []
 
 
 def refuse_argument(name: str, argument: str) -> None:
-    """Raises ``InputError`` where something stands after the colon."""
+    """Raises ``InputError`` for a text after the colon."""
     if argument:
         raise InputError(f"draft {name}:{argument}: {name} takes no argument")
 
 
 def whole_number(name: str, argument: str) -> int:
-    """The number after the colon.
-
-    Raises:
-      InputError: it is none.
-    """
+    """Returns the number after the colon, or raises ``InputError``."""
     if not argument.isdigit():
         raise InputError(f"draft {name}:{argument}: give a whole number after the colon")
     return int(argument)

@@ -1,8 +1,7 @@
-"""The target itself, made cheaper, as its own draft: fewer layers, or coarser weights.
+"""The target itself as its own draft, with fewer layers or coarser weights.
 
-It reads the target's cache, keeps nothing between iterations and has no encoder of its own: of
-committed tokens and of the source it takes the keys and values that the target has. Nothing has
-to be trained or loaded, and the vocabulary is the target's.
+It reads the keys and values of source and text in the target's cache, has no encoder and keeps no
+state. Nothing has to be trained or loaded.
 """
 
 import dataclasses
@@ -24,24 +23,21 @@ from spec_t5x.types import Array
 
 @flax.struct.dataclass
 class SelfDraft(Draft):
-    """Decodes with a cheaper form of the target, in the target's cache.
+    """Decodes with a cheaper form of the target; ``early_exit`` or ``rounded`` makes it."""
 
-    Make it with ``early_exit`` or ``rounded``.
-    """
-
-    # The target with fewer decoder layers, or with coarser weights; without its encoder.
+    # The target with fewer decoder layers or coarser weights, without its encoder.
     model: CachedModel
-    # How this draft samples; None takes the target's settings.
+    # Settings that this draft samples with; None takes the target's.
     settings: Sampling | None = None
 
     @classmethod
     def early_exit(
         cls, target: T5Model, num_layers: int, settings: Sampling | None = None
     ) -> "SelfDraft":
-        """The draft that leaves ``target`` after ``num_layers`` decoder layers.
+        """Makes the draft that leaves ``target`` after ``num_layers`` decoder layers.
 
-        A lossless form of CALM (Schuster et al. 2022). It shares the target's weights, and what
-        it caches is what the target would: a layer's keys do not depend on the layers above.
+        A lossless form of CALM (Schuster et al. 2022). It shares the target's weights and caches
+        the target's keys, which do not depend on the layers above.
 
         Raises:
           InputError: ``num_layers`` is not below the target's number of layers.
@@ -62,36 +58,35 @@ class SelfDraft(Draft):
     def rounded(
         cls, target: CachedModel, bits: int = 8, settings: Sampling | None = None
     ) -> "SelfDraft":
-        """The draft that has the target's matrices in 8 or 4 bits (``models.weights.Rounded``).
+        """Makes the draft with the target's matrices in 8 or 4 bits (``models.weights.Rounded``).
 
-        It says what the target says nearly always: in 8 bits alpha is above 0.98 where trained
-        drafts have 0.6 to 0.8. It is worth as much as fewer bytes make a step faster.
+        In 8 bits alpha is above 0.98, where trained drafts have 0.6 to 0.8; the speed-up is that
+        of a step with fewer bytes.
         """
         model = target.replace(weights=_without_encoder(target.weights), in_targets_cache=True)
         return cls(model.rounded(bits), settings)
 
     @property
     def vocab_size(self) -> int:
-        """The target's."""
+        """Number of logits, the target's."""
         return self.model.vocab_size
 
     def propose(
         self, state: DraftState, context: Context, gamma: int
     ) -> tuple[Proposal, DraftState]:
-        """``gamma`` tokens, each sampled given the ones before it."""
-        settings = context.settings if self.settings is None else self.settings
+        """Proposes ``gamma`` tokens, each sampled given those before it."""
+        settings = self.settings or context.settings
         whole, model = context.target_cache, self.model
         layers, rest = whole.layers[: model.num_layers], whole.layers[model.num_layers :]
         cache = whole.replace(layers=layers, lengths=context.lengths)
         logits, _, cache = model.score(cache, context.last_tokens[:, None])
         proposal, cache = draft_tokens(model, cache, logits[:, 0], context, settings, gamma)
-        # The target writes to all of these places before any of them counts.
+        # The target overwrites all of these positions before it reads them.
         written = whole.replace(layers=cache.layers + rest)
         return proposal.replace(target_cache=written), state
 
 
 def _without_encoder(params: dict) -> dict[str, Array | dict]:
-    """What is handed to the device for it: nothing is encoded."""
     return {n: tree for n, tree in params.items() if n not in ("encoder", "source_embedder")}
 
 

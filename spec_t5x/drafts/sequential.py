@@ -1,5 +1,6 @@
 """Drafting with a model, one token after the other or level by level: what drafts share."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -11,7 +12,7 @@ from spec_t5x.loops.tree_nodes import ruled_nodes, tree_nodes
 from spec_t5x.sampling.distributions import Sampling, argmax, standardize
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.types import Array, Bool, Float32, Int, Shaped
+from spec_t5x.types import Array, Float32, Int, Shaped
 
 
 def draft_tokens(
@@ -22,32 +23,35 @@ def draft_tokens(
     settings: Sampling,
     gamma: int,
 ) -> tuple[Proposal, Cache]:
-    """``gamma`` tokens, each given those before (Algorithm 1).
+    """Drafts ``gamma`` tokens, each given those before it (Algorithm 1).
 
     Args:
-      model: what drafts.
+      model: the model that drafts.
       cache: holds the rows' texts, their last tokens included.
       logits: the model's, after the last tokens.
       context: the rows.
-      settings: how the draft samples.
+      settings: those that the draft samples with.
       gamma: tokens for each row, at least 1.
     """
 
-    def draw(logits, offset, draws, proposal):
-        logits = context.ruled(logits[:, None], proposal.tokens, offset)[:, 0]
+    def draw(logits, offset, draws, drafted):
+        logits = context.ruled(logits[:, None], drafted[0], offset)[:, 0]
         token, probs, draws = draw_token(logits, draws, settings)
-        return token, draws, _put(proposal, offset, token, probs)
+        # Written in place: arrays that are stacked at the end would be copied.
+        put = functools.partial(lax.dynamic_update_index_in_dim, index=offset, axis=1)
+        return token, draws, jax.tree.map(put, drafted, (token, probs))
 
     def draft_one(offset, carry):
-        cache, token, draws, proposal = carry
+        cache, token, draws, drafted = carry
         logits, _, cache = model.score(cache, token[:, None])
-        return cache, *draw(logits[:, 0], offset, draws, proposal)
+        return cache, *draw(logits[:, 0], offset, draws, drafted)
 
-    num = context.num_drafts(gamma)
-    first = draw(logits, 0, context.draws, _room(logits, gamma, settings))
-    cache, _, _, proposal = lax.fori_loop(1, num, draft_one, (cache, *first))
-    # All of them were drawn, in every row: without a limit, a number while tracing.
-    return proposal.replace(drawn=num), cache
+    num, (batch, vocab_size) = context.num_drafts(gamma), logits.shape
+    tokens = jnp.zeros((batch, gamma), jnp.int32)
+    probs = None if settings.greedy else jnp.zeros((batch, gamma, vocab_size), jnp.float32)
+    first = draw(logits, 0, context.draws, (tokens, probs))
+    cache, _, _, drafted = lax.fori_loop(1, num, draft_one, (cache, *first))
+    return Proposal(*drafted, drawn=num), cache
 
 
 def draft_tree(
@@ -58,18 +62,10 @@ def draft_tree(
     settings: Sampling,
     tree: Tree,
 ) -> tuple[TreeProposal, Cache]:
-    """A token for each node: the children of a node are drawn without replacement.
+    """Drafts a token for each node: the children of a node are drawn without replacement.
 
-    One call of the model for each level but the last. The cache keeps its lengths; its
-    slots from the root's on hold the nodes.
-
-    Args:
-      model: what drafts.
-      cache: holds the rows' texts, their last tokens included.
-      logits: the model's, after the last tokens.
-      context: the rows.
-      settings: how the draft samples.
-      tree: the shape.
+    The model is called once for each level but the last. The cache keeps its lengths; its slots
+    from the root's on hold the nodes. The arguments are those of ``draft_tokens``.
     """
     level_logits, draws = logits[:, None], context.draws
     tokens, all_probs = [], []
@@ -99,10 +95,7 @@ def draft_tree(
 def draw_token(
     logits: Float32[Array, "batch vocab"], draws: Draws, settings: Sampling
 ) -> tuple[Int[Array, "batch"], Float32[Array, "batch vocab"] | None, Draws]:
-    """The draft's next token, what it was drawn from, and the draws that are left.
-
-    At temperature 0 the token is certain: there is nothing to draw, nor to draw from.
-    """
+    """Draws a token; returns it, its distribution (None at temperature 0) and the draws left."""
     if settings.greedy:
         return argmax(logits), None, draws
     probs = standardize(logits, settings)
@@ -113,28 +106,26 @@ def draw_token(
 def catch_up(
     model: Target,
     cache: Cache,
-    sequences: Int[Array, "batch width"],
+    context: Context,
     wanted: Int[Array, "batch"],
-    live: Bool[Array, "batch"],
     width: int,
     score: Callable[[Cache, Array], tuple] | None = None,
 ) -> Cache:
-    """The cache with at least ``wanted`` tokens of each live row's text in it.
+    """Returns the cache with at least ``wanted`` tokens of each live row's text in it.
 
-    Where others propose too, the text may run ahead of a model's cache. What is missing
-    is fed ``width`` tokens at a time; mostly nothing is, and no call is made. ``score`` feeds
-    them, if not the model's own.
+    If others propose too, the text may run ahead of the cache. The missing tokens are fed
+    ``width`` at a time, by ``score`` or the model's; usually none is missing, and no call is made.
     """
     score = score or model.score
 
     def feed(cache):
         starts = jnp.minimum(cache.lengths, wanted)
-        tokens = slices(sequences, starts, width)
+        tokens = slices(context.sequences, starts, width)
         cache = score(model.rollback(cache, starts), tokens)[-1]
         return model.rollback(cache, jnp.minimum(starts + width, wanted))
 
     def trails(cache):
-        return jnp.any(live & (cache.lengths < wanted))
+        return jnp.any(context.live & (cache.lengths < wanted))
 
     return lax.while_loop(trails, feed, cache)
 
@@ -142,32 +133,6 @@ def catch_up(
 def slices(
     sequences: Shaped[Array, "batch width *rest"], starts: Int[Array, "batch"], num: int
 ) -> Shaped[Array, "batch num *rest"]:
-    """``num`` tokens of each row, from its own start on; or what else is by position."""
+    """Returns ``num`` positions of each row, from the row's start on."""
     take = jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, num))
     return take(sequences, starts)
-
-
-def _after(model: Target, cache: Cache, token: Int[Array, "batch"]):
-    logits, _, cache = model.score(cache, token[:, None])
-    return logits[:, 0], cache
-
-
-def _room(logits: Float32[Array, "batch vocab"], gamma: int, settings: Sampling) -> Proposal:
-    """A proposal to be written to."""
-    batch, vocab_size = logits.shape
-    return Proposal(
-        tokens=jnp.zeros((batch, gamma), jnp.int32),
-        probs=None if settings.greedy else jnp.zeros((batch, gamma, vocab_size), jnp.float32),
-    )
-
-
-def _put(proposal: Proposal, offset, token: Int[Array, "batch"], probs) -> Proposal:
-    """With a token at ``offset``, in place: put together at the end, they would be copied."""
-
-    def put(buffer, values):
-        return lax.dynamic_update_index_in_dim(buffer, values, offset, axis=1)
-
-    return proposal.replace(
-        tokens=put(proposal.tokens, token),
-        probs=None if probs is None else put(proposal.probs, probs),
-    )

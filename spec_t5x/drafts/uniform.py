@@ -9,21 +9,17 @@ from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
 
 @flax.struct.dataclass
 class UniformDraft(Draft):
-    """Proposes any token with the same probability, at no cost.
-
-    Even this one is exact, and at a vocabulary of n tokens accepted about once in n.
-    """
+    """Proposes all n tokens with the same probability: exact, and accepted about once in n."""
 
     vocab_size: int = flax.struct.field(pytree_node=False)
 
     def propose(
         self, state: DraftState, context: Context, gamma: int
     ) -> tuple[Proposal, DraftState]:
-        """``gamma`` tokens, whatever the text and the target's settings."""
+        """Proposes ``gamma`` tokens that depend on neither text nor settings."""
         shape = (context.lengths.shape[0], gamma, self.vocab_size)
         probs = jnp.full(shape, 1 / self.vocab_size, jnp.float32)
-        # Argmax of equal probabilities would be token 0 for ever; at temperature 0 any
-        # draft will do, so it goes on drawing.
+        # Tokens are drawn at temperature 0, too: the argmax would always be token 0.
         settings = context.settings.replace(greedy=False)
         tokens, draws = [], context.draws
         for _ in range(gamma):

@@ -1,1 +1,1 @@
-"""From logits to a token, and whether a drafted token stands: arrays only, no model."""
+"""Sampling: logits to tokens, rules of decoding, verification of drafts; arrays alone, no model."""

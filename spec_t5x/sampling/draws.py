@@ -1,15 +1,13 @@
-"""Where random numbers come from: streams of keys, and the draws made from them.
+"""Streams of random keys, and the draws that are made from them.
 
-A row's draws depend on the row's own key and on positions in its text, never on the
-rows beside it, on padding or on how many iterations were needed. Two kinds of stream:
+* ``RowStream`` has a key for each row. A row's draws depend on this key and on positions in the
+  row's text alone, not on other rows, padding or the number of iterations.
+* ``T5XStream`` is T5X's chain, one key for each step, whose noise covers the whole batch: it
+  samples the texts of ``t5x.decoding.temperature_sample``.
 
-* ``RowStream``: a key for each row, the package's own;
-* ``T5XStream``: T5X's chain, one key for each step, whose noise covers the whole batch.
-  What is sampled with it is what ``t5x.decoding.temperature_sample`` samples.
-
-A draft asks ``Draws`` for its tokens and need not know which. Where the verifier is
-coupled, draft and target see the same Gumbel noise at the same position, so that they
-mostly choose the same token (arXiv 2408.07978).
+A draft takes its tokens from ``Draws``, for either stream. If the verifier is coupled, draft and
+target see the same Gumbel noise at the same position, so that they mostly choose the same token
+(arXiv 2408.07978).
 """
 
 import functools
@@ -24,31 +22,28 @@ from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, gum
 from spec_t5x.sampling.random_bits import fold_in, fractions, is_threefry
 from spec_t5x.types import Array, Float, Float32, Int, Key, UInt32
 
-# Folded into a row's key where ``RowStream.at`` folds a position: beyond any position.
+# Number that is folded into a row's key for noise: ``RowStream.at`` folds positions, all below it.
 _NOISE = 0x6E6F6973
 
 
 @flax.struct.dataclass
 class RowStream:
-    """One key for each row."""
+    """Stream of one key for each row."""
 
     keys: Key[Array, "batch"]
 
     def at(self, positions: Int[Array, "batch"], num: int) -> tuple[Key[Array, "batch"], ...]:
-        """``num`` independent keys for each row, which depend on its position alone.
-
-        Positions grow in every iteration, so that no key comes back.
-        """
+        """Returns ``num`` independent keys for each row; no position has the keys of another."""
         here = jax.vmap(fold_in)(self.keys, positions)
-        # Not ``split``, whose keys may depend on how many are asked for. All at once: a call
-        # costs what hashing hundreds of keys does.
+        # The keys of ``split`` may depend on their number. One call makes all of them: a call
+        # takes as long as hashing hundreds of keys.
         numbered = jax.vmap(jax.vmap(fold_in, (0, None)), (None, 0))
         return tuple(numbered(here, jnp.arange(num)))
 
     def gumbels(
         self, positions: Int[Array, "batch"], vocab_size: int
     ) -> Float32[Array, "batch vocab"]:
-        """The noise that chooses the token at each row's position."""
+        """Returns the noise that chooses the token at each row's position."""
 
         def of_row(key, position):
             key = fold_in(fold_in(key, _NOISE), position)
@@ -59,47 +54,44 @@ class RowStream:
 
 @flax.struct.dataclass
 class T5XStream:
-    """T5X's chain of keys: ``key, next = split(key)`` in every step.
+    """T5X's chain of keys, ``key, next = split(key)`` in every step; ``t5x_stream`` makes it.
 
-    The noise of a step is drawn for the whole batch, so a row's text depends on its
-    place in it, as in T5X. Make one with ``t5x_stream``.
+    The noise of a step is drawn for the whole batch, so that a row's text depends on the row's
+    index, as in T5X.
     """
 
     # The key of each step.
     steps: Key[Array, "steps"]
     # Position at which each row's first step is.
     starts: Int[Array, "batch"]
-    # T5X maps over rows when each has its own temperature: all get the same noise.
+    # T5X maps over rows if each has its own temperature, and all get the same noise.
     same_for_rows: bool = flax.struct.field(pytree_node=False, default=False)
 
     def gumbels(
         self, positions: Int[Array, "batch"], vocab_size: int
     ) -> Float32[Array, "batch vocab"]:
-        """The noise that chooses the token at each row's position."""
+        """Returns the noise that chooses the token at each row's position."""
         batch = self.starts.shape[0]
-        # An ended row may be proposed for beyond the last step; nothing reads that.
+        # Proposals of an ended row may be beyond the last step; nothing reads their noise.
         keys = self.steps.at[positions - self.starts].get(mode="clip")
         if self.same_for_rows:
             return jax.vmap(lambda key: jax.random.gumbel(key, (1, vocab_size))[0])(keys)
         rows = jnp.arange(batch, dtype=jnp.uint32)
         if _drawn_apart(self.steps, batch * vocab_size):
             return jax.vmap(_gumbel_row, (0, 0, None))(keys, rows, vocab_size)
-        # One row after the other: each may be at another step, whose noise is as large
-        # as the batch.
+        # Rows may be at different steps, the noise of each of which is as large as the batch: a
+        # loop holds one at a time.
         noise = functools.partial(jax.random.gumbel, shape=(batch, vocab_size))
         return lax.map(lambda step: noise(step[0])[step[1]], (keys, rows))
 
 
 def _drawn_apart(keys: Key[Array, "*batch"], size: int) -> bool:
-    """Whether a number of an array that JAX draws depends on the key and its index alone.
-
-    Of arrays of ``size`` numbers, whose indices are to fit 32 bits.
-    """
+    """Tells whether each of ``size`` numbers that JAX draws depends on key and index alone."""
     return is_threefry(keys) and not jax.config.jax_high_dynamic_range_gumbel and size <= 1 << 32
 
 
 def _gumbel_row(key: Key[Array, ""], row: UInt32[Array, ""], width: int) -> Float32[Array, "width"]:
-    """``jax.random.gumbel(key, (rows, width))[row]``, bit for bit, without the other rows."""
+    """Returns ``jax.random.gumbel(key, (rows, width))[row]``, bit for bit, and no other row."""
     indices = row * jnp.uint32(width) + jnp.arange(width, dtype=jnp.uint32)
     high, low = threefry2x32_p.bind(*jax.random.key_data(key), jnp.zeros_like(indices), indices)
     tiny = jnp.finfo(jnp.float32).tiny
@@ -113,13 +105,13 @@ Stream = RowStream | T5XStream
 def t5x_stream(
     rng: Key[Array, ""], starts: Int[Array, "batch"], num_steps: int, same_for_rows: bool = False
 ) -> T5XStream:
-    """The chain that T5X's sampling loop makes of ``rng``.
+    """Returns the chain that T5X's sampling loop makes of ``rng``.
 
     Args:
       rng: T5X's ``decode_rng``.
-      starts: length of each row's prompt, or zeros where T5X does not prefill it.
-      num_steps: tokens generated at most.
-      same_for_rows: whether each row has its own temperature.
+      starts: length of each row's prompt, or zeros if T5X does not prefill it.
+      num_steps: largest number of tokens that are generated.
+      same_for_rows: gives all rows the same noise, as T5X does if each has its own temperature.
     """
 
     def split(key, _):
@@ -132,31 +124,31 @@ def t5x_stream(
 
 @flax.struct.dataclass
 class Draws:
-    """What a draft samples its proposals with, one after the other.
+    """Random draws of a draft's proposals, one after the other.
 
         token, draws = draws.next(probs, settings)
 
-    The same ``Draws`` give the same token again, so hand on those that came back, in a
-    loop as part of what it carries. A proposal names their ``drawn``, and what was not
-    drawn by itself does not count as proposed (``interfaces.Proposal``).
+    The same ``Draws`` give the same token again, so pass on those that are returned, in a loop as
+    part of its carry. A proposal has their ``drawn``: tokens that were not drawn one by one do
+    not count as proposed (``interfaces.Proposal``).
     """
 
     stream: Stream
     # Tokens that the rows hold; the first proposal goes to this position.
     lengths: Int[Array, "batch"]
-    # How many were drawn: the next proposal goes to position ``lengths + drawn``.
+    # Number of tokens drawn: the next proposal goes to position ``lengths + drawn``.
     drawn: Int[Array, ""] | int = 0
-    # Whether the verifier looks at the same noise.
+    # True if the verifier uses the same noise.
     coupled: bool = flax.struct.field(pytree_node=False, default=False)
 
     def next(
         self, probs: Float32[Array, "batch vocab"], settings: Sampling
     ) -> tuple[Int[Array, "batch"], "Draws"]:
-        """A token of each row's distribution, and the draws to take the next one with.
+        """Draws a token of each row's distribution; also returns the draws of the next token.
 
         Args:
           probs: after ``standardize``.
-          settings: what ``probs`` were standardized with.
+          settings: those of ``probs``.
         """
         check_float32(probs, "a draft's probabilities")
         positions, after = self.lengths + self.drawn, self.replace(drawn=self.drawn + 1)
@@ -172,16 +164,15 @@ class Draws:
         num: int,
         settings: Sampling,
     ) -> tuple[Int[Array, "batch num"], "Draws"]:
-        """``num`` tokens without replacement, in the order that they were drawn in.
+        """Draws ``num`` tokens without replacement, in order: the children of a node of a tree.
 
-        For the children of one node of a tree; ``drawn`` counts nodes.
+        ``drawn`` counts nodes.
 
         Args:
-          probs: after ``standardize``; where fewer than ``num`` tokens have any
-            probability, tokens without any make up the number.
-          logits: what ``probs`` were made from; at temperature 0 the likeliest are taken.
-          num: tokens for each row.
-          settings: what ``probs`` were standardized with.
+          probs: after ``standardize``; tokens of probability 0 are added if there are too few.
+          logits: those of ``probs``; at temperature 0 the likeliest tokens are taken.
+          num: number of tokens for each row.
+          settings: those of ``probs``.
         """
         check_float32(probs, "a draft's probabilities")
         after = self.replace(drawn=self.drawn + 1)
@@ -189,23 +180,23 @@ class Draws:
             return lax.top_k(logits, num)[1], after
         keys = jax.vmap(fold_in, (0, None))(self.stream.keys, self.drawn)
         gumbels = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[1:]))(keys)
-        # The largest perturbed logarithms come in the order of successive draws.
+        # The largest perturbed logarithms are in the order of successive draws.
         return lax.top_k(jnp.log(probs) + gumbels, num)[1], after
 
 
 def purpose_keys(
     stream: RowStream, lengths: Int[Array, "batch"]
 ) -> tuple[Key[Array, "batch"], Key[Array, "batch"], Key[Array, "batch"]]:
-    """Keys of one iteration: to emit a token, to accept drafts, to propose them.
+    """Returns the keys of one iteration: to emit a token, to accept drafts, to propose them.
 
-    The first comes first in ``at`` whatever the number asked for, so that plain decoding
-    draws what gamma = 0 does.
+    The first key of ``at`` does not depend on their number, so that plain decoding draws the
+    tokens of gamma = 0.
     """
     return stream.at(lengths, 3)
 
 
 def draft_draws(stream: Stream, lengths: Int[Array, "batch"], coupled: bool) -> Draws:
-    """What a draft samples with in the iteration that starts at ``lengths``."""
+    """Returns the draws of a draft in the iteration that starts at ``lengths``."""
     if coupled:
         return Draws(stream, lengths, coupled=True)
     return Draws(RowStream(purpose_keys(stream, lengths)[2]), lengths)
@@ -218,7 +209,7 @@ def sample_next(
     settings: Sampling,
     coupled: bool,
 ) -> Int[Array, "batch"]:
-    """The next token of each row in plain decoding."""
+    """Draws the next token of each row in plain decoding."""
     if coupled or settings.greedy:
         return sample_coupled(stream, lengths, probs, settings)
     (keys,) = stream.at(lengths, 1)
@@ -231,7 +222,7 @@ def sample_coupled(
     probs: Float32[Array, "batch vocab"],
     settings: Sampling,
 ) -> Int[Array, "batch"]:
-    """The token that the noise at each row's position chooses from ``probs``."""
+    """Returns the token that the noise at each row's position chooses from ``probs``."""
     if settings.greedy:
         return argmax(probs)
     return gumbel_argmax(probs, stream.gumbels(positions, probs.shape[-1]))

@@ -13,30 +13,28 @@ def token_log_probs(
     settings: Sampling,
     rescale_log_probs: bool,
 ) -> Float32[Array, "batch new"]:
-    """Natural log-probability of each token.
+    """Returns the natural log-probability of each token.
+
+    A log-probability is not finite if its logits are not: no token follows the model's
+    distribution then.
 
     Args:
       logits: the target's.
       probs: the same after ``standardize``.
       tokens: one for each position.
-      settings: what ``probs`` were made with.
-      rescale_log_probs: under the sampled distribution (where an argmax token
-        scores 0) or, if false, under the model's own softmax.
-
-    Returns:
-      Not finite where the logits are not numbers or infinitely large: there no token follows
-      the model's distribution.
+      settings: those of ``probs``.
+      rescale_log_probs: scores tokens under the sampled distribution, in which an argmax token
+        has 0; otherwise under the model's own softmax.
     """
     if not rescale_log_probs:
         return values_at(logits, tokens) - log_sum_exp(logits)
-    # Argmax finds a token among any numbers, and scores it 0.
     is_sound = jnp.isfinite(jnp.max(logits, axis=-1))
     if settings.greedy:
         rescaled = jnp.float32(0.0)
     else:
         rescaled = jnp.log(values_at(probs, tokens))
         if settings.temperature.ndim:
-            # As where all rows are at temperature 0: also for a token that lenience let pass.
+            # A token that lenience accepted at temperature 0 has 0, as if all rows were greedy.
             at_argmax = settings.temperature <= MIN_TEMPERATURE
             rescaled = jnp.where(at_argmax[:, None], 0.0, rescaled)
     return jnp.where(is_sound, rescaled, jnp.nan)

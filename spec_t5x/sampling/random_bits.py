@@ -1,7 +1,7 @@
 """``jax.random.fold_in`` and ``uniform`` to the bit, in one call each on a CPU.
 
-XLA for CPUs makes some ten small operations of a hash of two words, which costs more than the
-sampling that it is for: a machine may have kernels for them (``machine.operations``).
+XLA for CPUs makes some ten small operations of a hash of two words, which take longer than the
+sampling itself; a machine may have kernels for them (``machine.operations``).
 """
 
 import jax
@@ -13,26 +13,25 @@ from spec_t5x.types import Array, Float32, Int, Key, UInt32
 
 
 def is_threefry(key: Key[Array, "*batch"]) -> bool:
-    """Whether the numbers that JAX draws with it depend on the key and their index alone."""
+    """Tells whether the numbers that JAX draws depend on the key and their index alone."""
     return str(jax.random.key_impl(key)) == "threefry2x32" and jax.config.jax_threefry_partitionable
 
 
 def fold_in(key: Key[Array, ""], number: Int[Array, ""] | int) -> Key[Array, ""]:
-    """``jax.random.fold_in``."""
+    """Returns ``jax.random.fold_in(key, number)``."""
     if not is_threefry(key):
         return jax.random.fold_in(key, number)
-    words = fold_in_words(jax.random.key_data(key), jnp.asarray(number).astype(jnp.uint32))
-    return _wrap(words)
+    return _wrap(fold_in_words(jax.random.key_data(key), jnp.asarray(number).astype(jnp.uint32)))
 
 
 @by_kernel
 def fold_in_words(words: UInt32[Array, "2"], number: UInt32[Array, ""]) -> UInt32[Array, "2"]:
-    """``fold_in`` of a Threefry key's words."""
+    """Folds a number into the words of a Threefry key."""
     return jax.random.key_data(jax.random.fold_in(_wrap(words), number))
 
 
 def uniform(key: Key[Array, ""], num: int) -> Float32[Array, "num"]:
-    """``jax.random.uniform(key, (num,))``, in [0, 1)."""
+    """Returns ``jax.random.uniform(key, (num,))``, in [0, 1)."""
     if not is_threefry(key):
         return jax.random.uniform(key, (num,))
     return uniform_of_words(jax.random.key_data(key), num=num)
@@ -40,14 +39,14 @@ def uniform(key: Key[Array, ""], num: int) -> Float32[Array, "num"]:
 
 @by_kernel
 def uniform_of_words(words: UInt32[Array, "2"], *, num: int) -> Float32[Array, "num"]:
-    """``uniform`` by a Threefry key's words."""
+    """Draws uniform numbers by the words of a Threefry key."""
     return jax.random.uniform(_wrap(words), (num,))
 
 
 def fractions(
     first: UInt32[Array, "*shape"], second: UInt32[Array, "*shape"]
 ) -> Float32[Array, "*shape"]:
-    """Numbers in [0, 1) of the two words of hashes, as ``jax.random.uniform`` makes them."""
+    """Makes numbers in [0, 1) of the two words of hashes, as ``jax.random.uniform`` does."""
     # 23 random bits are a number in [1, 2).
     bits = ((first ^ second) >> 9) | jnp.uint32(0x3F800000)
     return lax.bitcast_convert_type(bits, jnp.float32) - 1

@@ -1,27 +1,29 @@
-"""Rules of decoding: tokens that may not, or must, follow a text, whatever a model computes.
+"""Rules of decoding: tokens that must not, or must, follow a text, whichever model computes.
 
-A rule is a function of the text before a place, so that a verifier can apply it at each place of
-a block. Drafts and targets apply the same rules to their logits before ``standardize``, and
+A rule is a function of the text before a place, so that a verifier can apply the rule at each place
+of a block. Drafts and targets apply the same rules to their logits before ``standardize``, and
 speculative decoding stays exact: the target's distribution is the one that the rules leave. The
 rules, their order and their arithmetic are those of transformers' logits processors.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 
-# Fills the places before a phrase that is shorter than the longest one.
+# Fills phrases up from the left that are shorter than the longest one.
 _ANY = -1
 
 
 @flax.struct.dataclass(kw_only=True)
 class Places:
-    """Places in texts, each of which a next token is asked for."""
+    """Places in texts, each of which is followed by a token to choose."""
 
     # Start token first; a place does not see the tokens beyond its length.
     tokens: Int[Array, "batch #places width"]
@@ -34,56 +36,56 @@ class Places:
 
 @flax.struct.dataclass(kw_only=True)
 class Rules:
-    """Rules of decoding, each of which may be absent (None). Make them with ``rules``."""
+    """Rules of decoding, each of which may be absent (None); ``rules`` makes them."""
 
     # Tokens that never come, and those that are not the first one after the prompt.
     banned: Bool[Array, "vocab"] | None = None
     banned_first: Bool[Array, "vocab"] | None = None
     # The only token that may follow the start token.
     first: Int[Array, ""] | None = None
-    # The only tokens that may come last, where a row ends at its limit.
+    # The only tokens that may come last, if a row ends at its limit.
     last: Bool[Array, "vocab"] | None = None
-    # Tokens that end a text, and how many other tokens come before them at least.
+    # Tokens that end a text, and the least number of other tokens before them.
     ends: Bool[Array, "vocab"] | None = None
     min_length: Int[Array, ""] | None = None
     # Divides the positive and multiplies the negative logits of tokens that the text has.
     repetition_penalty: Float32[Array, ""] | None = None
-    # What is added to the logit of a phrase's last token where the others come before it; a
-    # phrase is filled up from the left.
+    # Phrases, filled up from the left, and the number that is added to the logit of a phrase's
+    # last token after its other tokens.
     phrases: Int[Array, "phrases longest"] | None = None
     phrase_biases: Float32[Array, "phrases"] | None = None
     # Number of tokens that no text has twice in this order; 0 for no such rule.
     no_repeat_ngram_size: int = flax.struct.field(pytree_node=False, default=0)
-    # The start token's id within a text, where start and end are one token.
+    # The start token's id within a text, if start and end are one token.
     start_id: int = flax.struct.field(pytree_node=False, default=PAD_ID)
 
     def __call__(
         self, logits: Float[Array, "batch places vocab"], places: Places
     ) -> Float32[Array, "batch places vocab"]:
-        """The logits (or log-probabilities) by the rules; minus infinity is a token excluded."""
+        """Returns the logits (or log-probabilities) by the rules, -inf for excluded tokens."""
         logits = logits.astype(jnp.float32)
+        vocab_size = logits.shape[-1]
         if self.phrases is not None:
-            logits += self._biases(places, logits.shape[-1])
+            logits += self._biases(places, vocab_size)
         if self.repetition_penalty is not None:
-            changed = jnp.where(
-                logits < 0, logits * self.repetition_penalty, logits / self.repetition_penalty
-            )
-            logits = jnp.where(self._seen(places, logits.shape[-1]), changed, logits)
-        excluded = self._excluded(places, logits.shape)
-        logits = jnp.where(excluded, -jnp.inf, logits)
-        for forced, allowed in self._forced(places, logits.shape[-1]):
+            penalty = self.repetition_penalty
+            changed = jnp.where(logits < 0, logits * penalty, logits / penalty)
+            seen = _any_token(*self._text(places), vocab_size)
+            logits = jnp.where(seen, changed, logits)
+        logits = jnp.where(self._excluded(places, logits.shape), -jnp.inf, logits)
+        for forced, allowed in self._forced(places, vocab_size):
             only = jnp.where(allowed, 0.0, -jnp.inf)[None, None, :]
             logits = jnp.where(forced[:, :, None], only, logits)
         return logits
 
     def _excluded(self, places: Places, shape: tuple[int, ...]) -> Bool[Array, "..."]:
-        """Tokens that no rule lets follow, ``[batch, places, vocab]``."""
+        """Returns the mask of tokens that some rule excludes, ``[batch, places, vocab]``."""
         excluded = jnp.zeros(shape, bool)
         if self.banned is not None:
             excluded |= self.banned[None, None, :]
         generated = places.lengths - places.starts[:, None]
         if self.banned_first is not None:
-            # The token that is forced comes before the first that is chosen.
+            # The first token that is chosen follows the one that is forced.
             chosen = generated
             if self.first is not None:
                 chosen = generated - (places.starts[:, None] == 0)
@@ -96,39 +98,35 @@ class Rules:
         return excluded
 
     def _forced(self, places: Places, vocab_size: int):
-        """Places at which only some tokens are allowed, and those."""
+        """Yields masks of places at which only some tokens are allowed, and of those tokens."""
         if self.first is not None:
             yield places.lengths == 0, jnp.arange(vocab_size) == self.first
         if self.last is not None:
             yield places.lengths == places.limits[:, None] - 1, self.last
 
     def _text(self, places: Places) -> tuple[Int[Array, "batch places width"], Array]:
-        """The tokens around each place, and which of them are its text."""
+        """Returns the tokens around each place, and the mask of those that are its text."""
         shape = (*places.lengths.shape, places.tokens.shape[-1])
         indices = jnp.arange(shape[-1])[None, None, :]
         tokens = jnp.where(indices == 0, self.start_id, places.tokens)
         return jnp.broadcast_to(tokens, shape), indices <= places.lengths[:, :, None]
 
-    def _seen(self, places: Places, vocab_size: int) -> Bool[Array, "batch places vocab"]:
-        """Tokens that the text has."""
-        return _any_token(*self._text(places), vocab_size)
-
     def _repeated(self, places: Places, vocab_size: int) -> Bool[Array, "batch places vocab"]:
-        """Tokens that would complete an n-gram which the text has already."""
+        """Returns the mask of tokens that would complete an n-gram of the text."""
         size, (tokens, is_text) = self.no_repeat_ngram_size, self._text(places)
         num = tokens.shape[-1] - size + 1
         if num < 1:
             return jnp.zeros((*places.lengths.shape, vocab_size), bool)
         matches = is_text[..., :num] & is_text[..., size - 1 :]
         for offset in range(size - 1):
-            # The text's last tokens but one, in order: an n-gram's beginning.
+            # An n-gram's beginning is compared with the text's last ``size - 1`` tokens.
             at = jnp.maximum(places.lengths - (size - 2) + offset, 0)
             last = jnp.take_along_axis(tokens, at[:, :, None], axis=-1)
             matches &= tokens[..., offset : offset + num] == last
         return _any_token(tokens[..., size - 1 :], matches, vocab_size)
 
     def _biases(self, places: Places, vocab_size: int) -> Float32[Array, "batch places vocab"]:
-        """The biases of the phrases that each token would complete."""
+        """Sums the biases of the phrases that each token would complete."""
         tokens, _ = self._text(places)
         longest = self.phrases.shape[1]
         at = places.lengths[:, :, None] - jnp.arange(longest - 2, -1, -1)[None, None, :]
@@ -144,7 +142,7 @@ class Rules:
 def apply(
     rules: Rules | None, logits: Float[Array, "batch places vocab"], places: Places
 ) -> Float[Array, "batch places vocab"]:
-    """The logits by the rules, or as they are where there is no rule."""
+    """Returns the logits by the rules, or unchanged if there is no rule."""
     return logits if rules is None else rules(logits, places)
 
 
@@ -163,37 +161,36 @@ def rules(
     sequence_bias: Sequence[tuple[Sequence[int], float]] = (),
     start_id: int = PAD_ID,
 ) -> Rules | None:
-    """The rules of decoding by their names in transformers; None where all are neutral.
+    """Returns the rules of decoding, or None if all values are neutral.
 
     Args:
       vocab_size: number of logits.
       eos_ids: tokens that end a text.
-      min_length: tokens that are generated before one of ``eos_ids`` may be.
-      repetition_penalty: above 0; 1 is none.
-      no_repeat_ngram_size: tokens that may come once in this order; 0 for any number of times.
+      min_length: number of tokens that are generated before one of ``eos_ids``.
+      repetition_penalty: above 0; 1 is neutral.
+      no_repeat_ngram_size: number of tokens that come once in the same order; 0 is neutral.
       suppress_tokens: tokens that never come.
       begin_suppress_tokens: tokens that do not come first.
       forced_bos_token_id: the token that follows the start token.
-      forced_eos_token_id: tokens of which one comes last, where a text reaches its limit.
+      forced_eos_token_id: tokens one of which comes last in a text that reaches its limit.
       bad_words_ids: texts that never come; one of ``eos_ids`` alone stays allowed.
-      sequence_bias: texts, and what is added to the logit of the last token of each.
+      sequence_bias: texts, and the number added to the logit of the last token of each.
       start_id: the token that every text begins with.
 
     Raises:
-      InputError: a token that the model does not have, or a value out of its range.
+      InputError: a token is not the model's, or a value is out of its range.
     """
-    single = [word[0] for word in bad_words_ids if len(word) == 1 and word[0] not in eos_ids]
-    longer = [(tuple(word), -np.inf) for word in bad_words_ids if len(word) > 1]
-    phrases = [*((tuple(text), bias) for text, bias in sequence_bias), *longer]
-    ids = {
+    words = [tuple(word) for word in bad_words_ids]
+    phrases = [(tuple(text), bias) for text, bias in sequence_bias]
+    forced = () if forced_bos_token_id is None else (forced_bos_token_id,)
+    for name, tokens in {
         "suppress_tokens": suppress_tokens,
         "begin_suppress_tokens": begin_suppress_tokens,
-        "forced_bos_token_id": () if forced_bos_token_id is None else (forced_bos_token_id,),
+        "forced_bos_token_id": forced,
         "forced_eos_token_id": forced_eos_token_id,
-        "bad_words_ids": [token for word in bad_words_ids for token in word],
-        "sequence_bias": [token for text, _ in sequence_bias for token in text],
-    }
-    for name, tokens in ids.items():
+        "bad_words_ids": itertools.chain(*words),
+        "sequence_bias": itertools.chain(*(text for text, _ in phrases)),
+    }.items():
         for token in tokens:
             if not 0 <= token < vocab_size:
                 raise InputError(
@@ -201,43 +198,31 @@ def rules(
                 )
     if not (np.isfinite(repetition_penalty) and repetition_penalty > 0):
         raise InputError(f"repetition_penalty is {repetition_penalty}: give a number above 0")
-    for name, number in (
-        ("min_length", min_length),
-        ("no_repeat_ngram_size", no_repeat_ngram_size),
-    ):
-        if number < 0:
-            raise InputError(f"{name} is {number}: give at least 0")
-    if any(not text for text, _ in phrases) or any(not word for word in bad_words_ids):
+    check_numbers(0, min_length=min_length, no_repeat_ngram_size=no_repeat_ngram_size)
+    if not all(words) or not all(text for text, _ in phrases):
         raise InputError("bad_words_ids or sequence_bias has a text of no tokens: leave it out")
 
     def mask(tokens: Sequence[int]) -> Array | None:
-        if not len(tokens):
-            return None
-        found = np.zeros(vocab_size, bool)
-        found[list(tokens)] = True
-        return jnp.asarray(found)
+        return jnp.asarray(np.isin(np.arange(vocab_size), list(tokens))) if len(tokens) else None
 
-    fields = {
-        "banned": mask([*suppress_tokens, *single]),
-        "banned_first": mask(begin_suppress_tokens),
-        "first": None if forced_bos_token_id is None else jnp.int32(forced_bos_token_id),
-        "last": mask(forced_eos_token_id),
-        "min_length": jnp.int32(min_length) if min_length else None,
-        "repetition_penalty": None if repetition_penalty == 1 else jnp.float32(repetition_penalty),
-    }
-    if phrases:
-        longest = max(len(text) for text, _ in phrases)
-        filled = [[_ANY] * (longest - len(text)) + list(text) for text, _ in phrases]
-        fields["phrases"] = jnp.asarray(np.asarray(filled, np.int32))
-        fields["phrase_biases"] = jnp.asarray(np.asarray([bias for _, bias in phrases], np.float32))
-    if not no_repeat_ngram_size and all(value is None for value in fields.values()):
-        return None
-    return Rules(
-        **fields,
+    single = [word[0] for word in words if len(word) == 1 and word[0] not in eos_ids]
+    phrases += [(word, -np.inf) for word in words if len(word) > 1]
+    longest = max((len(text) for text, _ in phrases), default=0)
+    filled = [(_ANY,) * (longest - len(text)) + text for text, _ in phrases]
+    made = Rules(
+        banned=mask([*suppress_tokens, *single]),
+        banned_first=mask(begin_suppress_tokens),
+        first=jnp.int32(forced_bos_token_id) if forced else None,
+        last=mask(forced_eos_token_id),
         ends=mask(eos_ids) if min_length else None,
+        min_length=jnp.int32(min_length) if min_length else None,
+        repetition_penalty=None if repetition_penalty == 1 else jnp.float32(repetition_penalty),
+        phrases=jnp.asarray(filled, jnp.int32) if phrases else None,
+        phrase_biases=jnp.asarray([bias for _, bias in phrases], jnp.float32) if phrases else None,
         no_repeat_ngram_size=no_repeat_ngram_size,
         start_id=start_id,
     )
+    return made if no_repeat_ngram_size or jax.tree.leaves(made) else None
 
 
 def _any_token(
@@ -245,7 +230,7 @@ def _any_token(
     counted: Bool[Array, "batch places width"],
     vocab_size: int,
 ) -> Bool[Array, "batch places vocab"]:
-    """Which ids are among the counted tokens of each place."""
+    """Returns the mask of ids that are among the counted tokens of each place."""
     batch, num, _ = tokens.shape
     rows = jnp.arange(batch)[:, None, None]
     places = jnp.arange(num)[None, :, None]

@@ -16,8 +16,8 @@ MAX_NODES = 256
 class Tree:
     """A tree in which all nodes of a depth have the same number of children.
 
-    Nodes are numbered level by level, and within a level in the order of their parents
-    and of their draws. Node 0 is the root, the row's last token.
+    Nodes are numbered level by level, and within a level in the order of their parents and of
+    their draws. Node 0 is the root, the row's last token.
 
     >>> tree = Tree((2, 1))
     >>> tree.parents.tolist(), tree.depths.tolist()
@@ -38,27 +38,27 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Levels below the root: tokens that one iteration may accept."""
+        """Number of levels below the root: tokens that one iteration may accept."""
         return len(self.branching)
 
     @property
     def level_sizes(self) -> tuple[int, ...]:
-        """Nodes of each depth, the root's included."""
-        return (1, *itertools.accumulate(self.branching, lambda size, b: size * b))
+        """Number of nodes of each depth, from the root's."""
+        return tuple(itertools.accumulate((1, *self.branching), lambda size, num: size * num))
 
     @property
     def level_starts(self) -> tuple[int, ...]:
         """Number of the first node of each depth."""
-        return (0, *itertools.accumulate(self.level_sizes))[:-1]
+        return tuple(itertools.accumulate((0, *self.level_sizes)))[:-1]
 
     @property
     def num_nodes(self) -> int:
-        """All nodes, the root included."""
+        """Number of nodes, the root included."""
         return sum(self.level_sizes)
 
     @property
     def num_inner(self) -> int:
-        """Nodes that have children: the first ones."""
+        """Number of nodes that have children; they are the first ones."""
         return self.level_starts[-1]
 
     @functools.cached_property
@@ -67,41 +67,30 @@ class Tree:
         return np.repeat(np.arange(self.depth + 1), self.level_sizes)
 
     @functools.cached_property
+    def _num_children(self) -> np.ndarray:
+        return np.take(self.branching, self.depths[: self.num_inner])
+
+    @functools.cached_property
     def first_children(self) -> np.ndarray:
-        """The first child of each inner node ``[inner]``; its others follow."""
-        firsts = [
-            start + branching * np.arange(size)
-            for start, size, branching in zip(
-                self.level_starts[1:], self.level_sizes, self.branching, strict=False
-            )
-        ]
-        return np.concatenate(firsts)
+        """First child of each inner node ``[inner]``; its other children follow it."""
+        return 1 + np.cumsum(self._num_children) - self._num_children
 
     @functools.cached_property
     def parents(self) -> np.ndarray:
-        """The parent of each node ``[nodes]``; the root's is the root."""
-        parents = np.zeros(self.num_nodes, np.int32)
-        for node, first in enumerate(self.first_children):
-            parents[first : first + self.branching[self.depths[node]]] = node
-        return parents
+        """Parent of each node ``[nodes]``; the root's is the root."""
+        parents = np.repeat(np.arange(self.num_inner), self._num_children)
+        return np.append(0, parents).astype(np.int32)
 
     @functools.cached_property
     def ancestors(self) -> np.ndarray:
-        """Whether the second node lies on the path to the first ``[nodes, nodes]``.
-
-        A node is on its own path.
-        """
-        ancestors = np.eye(self.num_nodes, dtype=bool)
-        for node in range(1, self.num_nodes):
-            ancestors[node] |= ancestors[self.parents[node]]
+        """Mask of the nodes on the path to each node, itself included ``[nodes, nodes]``."""
+        ancestors = np.zeros((self.num_nodes, self.num_nodes), bool)
+        np.put_along_axis(ancestors, self.paths, True, axis=1)
         return ancestors
 
     @functools.cached_property
     def paths(self) -> np.ndarray:
-        """The node at each depth of the path to a node ``[nodes, depth + 1]``.
-
-        Beyond a node's own depth the node itself.
-        """
+        """Node at each depth of the path to a node, which fills the rest ``[nodes, depth + 1]``."""
         paths = np.zeros((self.num_nodes, self.depth + 1), np.int32)
         for node in range(1, self.num_nodes):
             paths[node] = paths[self.parents[node]]

@@ -1,15 +1,11 @@
-"""Verifiers: which drafts to keep, and the token that follows them.
+"""Verifiers: the drafts that are kept, and the token that follows them.
 
-A verifier is a pure function of arrays and a key. It knows no model, so it can be
-enumerated exactly (``tests/sampling/test_verification.py`` does) and serves any use of
-speculative sampling. All functions here are for one row; ``verifiers.py`` binds them to
-the loops.
+A verifier is a pure function of arrays and a key, without a model, so that it can be enumerated
+exactly (``tests/sampling/test_verification.py``) and serves any use of speculative sampling. All
+functions here are for one row; ``verifiers.py`` binds them to the loops.
 
-Shapes: ``draft_tokens [gamma]``, ``draft_probs [gamma, vocab]`` (the very distributions
-they were drawn from), ``target_probs [gamma + 1, vocab]`` (at each draft, and after the
-last one). A row may propose fewer than gamma tokens: a row of zeros in ``draft_probs``
-means that nothing was proposed there or after it (``mask_unproposed``), and whatever is
-emitted there comes from the target's own distribution.
+If a row proposes fewer than gamma tokens, ``draft_probs`` has zeros from the first position
+without a proposal on (``mask_unproposed``), and a token there follows the target's distribution.
 """
 
 import flax.struct
@@ -30,18 +26,18 @@ from spec_t5x.types import Array, Bool, Float, Int, Key
 
 @flax.struct.dataclass
 class Verdict:
-    """What a verifier decided for one row (or, after ``vmap``, for each row)."""
+    """Decision of a verifier on one row or, after ``vmap``, on each row."""
 
-    # How many of the drafts stand, 0 … gamma.
+    # Number of accepted drafts, 0 … gamma.
     num_accepted: Int[Array, "*batch"]
-    # The token that follows them: a correction, or a bonus after the last draft.
+    # The token after them: a correction, or a bonus after the last draft.
     next_token: Int[Array, "*batch"]
 
 
 def mask_unproposed(
     draft_probs: Float[Array, "gamma vocab"], num_proposed: Int[Array, ""]
 ) -> Float[Array, "gamma vocab"]:
-    """Zeros where nothing was proposed."""
+    """Sets the distributions of positions without a proposal to zeros."""
     proposed = jnp.arange(draft_probs.shape[0]) < num_proposed
     return jnp.where(proposed[:, None], draft_probs, 0.0)
 
@@ -57,19 +53,19 @@ def token_verification(
     target_probs: Float[Array, "gamma+1 vocab"],
     lenience: float = 1.0,
 ) -> Verdict:
-    """Speculative sampling, token by token (Algorithm 1 of Leviathan et al. 2023).
+    """Verifies drafts one by one: speculative sampling (Algorithm 1 of Leviathan et al. 2023).
 
-    The emitted tokens follow the target's distribution exactly, for any draft, as long
-    as ``lenience`` is 1. Below it (section A.5) more is accepted, and no token comes
-    with more than ``1 / lenience`` times its probability.
+    If ``lenience`` is 1, the emitted tokens follow the target's distribution exactly, for any
+    draft. Below 1 (section A.5) more is accepted, and no token has more than ``1 / lenience``
+    times its probability.
 
     Args:
-      key: drives the accept/reject decisions.
+      key: draws the decisions.
       emit_key: draws the token that follows.
       draft_tokens: the proposals, each drawn from its row of ``draft_probs``.
-      draft_probs: the very distributions the proposals were drawn from.
-      target_probs: the target's, at each draft and after the last one.
-      lenience: multiplies q in the comparison, in (0, 1]; 1 is lossless.
+      draft_probs: the very distributions that the proposals were drawn from.
+      target_probs: the target's distributions, at each draft and after the last one.
+      lenience: l, multiplies q in the comparison, in (0, 1]; 1 is lossless.
     """
     uniforms = uniform(key, draft_tokens.shape[0])
     accepted = count_accepted(uniforms, draft_tokens, draft_probs, target_probs, lenience)
@@ -84,10 +80,10 @@ def count_accepted(
     target_probs: Float[Array, "gamma+1 vocab"],
     lenience: float = 1.0,
 ) -> Int[Array, ""]:
-    """Number of leading drafts with ``u l q(x) < p(x)`` (Algorithm 1; A.5 for l).
+    """Counts the leading drafts with ``u l q(x) < p(x)`` (Algorithm 1; section A.5 for l).
 
-    The product needs no guard against division by zero, and a token that the
-    target excludes is never accepted, whatever ``u``.
+    The product needs no guard against a division by 0, and a token that the target excludes is
+    accepted for no u.
     """
     of_draft = values_at(draft_probs, draft_tokens)
     of_target = values_at(target_probs[:-1], draft_tokens)
@@ -99,10 +95,9 @@ def emission_rows(
     draft_probs: Float[Array, "gamma vocab"],
     target_probs: Float[Array, "gamma+1 vocab"],
 ) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
-    """p and q, whose residual the token after ``num_accepted`` drafts is drawn from.
+    """Returns p and q, from whose residual the token after the accepted drafts is drawn.
 
-    ``norm(max(0, p - q))`` at the first rejected draft, the target's own after the
-    last one (Algorithm 1).
+    It is ``norm(max(0, p - q))`` at the first rejected draft, and p after the last (Algorithm 1).
     """
     return target_probs[num_accepted], _draft_row(draft_probs, num_accepted)
 
@@ -119,9 +114,8 @@ def block_verification(
 ) -> Verdict:
     """Verifies the drafts jointly (Sun et al. 2024, arXiv 2403.10444).
 
-    Exact, as ``token_verification`` is, and accepts as many drafts or more in
-    expectation: probability that one position has to spare pays for the next one. The
-    arguments are those of ``token_verification``.
+    Exact as ``token_verification``, whose arguments it has, and accepts at least as many drafts
+    in expectation: a position's spare probability is used by the next one.
     """
     thresholds, carried = block_thresholds(draft_tokens, draft_probs, target_probs)
     accepted = count_block_accepted(uniform(key, draft_tokens.shape[0]), thresholds)
@@ -134,16 +128,15 @@ def block_thresholds(
     draft_probs: Float[Array, "gamma vocab"],
     target_probs: Float[Array, "gamma+1 vocab"],
 ) -> tuple[Float[Array, "gamma"], Float[Array, "gamma+1"]]:
-    """Probability that each draft is a success, and the ratio carried to each position.
+    """Returns each draft's probability of success, and the ratio carried to each position.
 
-    The carried ratio is ``p_0 = 1, p_i = min(1, p_{i-1} t(x_i) / d(x_i))``; with the
-    mass ``Z_i = sum max(p_i t - d, 0)`` of the row after draft i, it succeeds with
-    probability ``Z_i / (Z_i + 1 - p_i)``. After the last draft d is zero, hence
-    ``Z_i = p_i`` and the probability is ``p_i``.
+    The carried ratio is ``p_0 = 1, p_i = min(1, p_{i-1} t(x_i) / d(x_i))``. With the mass
+    ``Z_i = sum max(p_i t - d, 0)`` of the row after it, draft i succeeds with probability
+    ``Z_i / (Z_i + 1 - p_i)``; after the last draft d is 0, hence the probability ``p_i``.
     """
     of_draft = values_at(draft_probs, draft_tokens)
     of_target = values_at(target_probs[:-1], draft_tokens)
-    # A draft has a probability of its own; only what was not proposed has none.
+    # Only tokens that were not proposed have probability 0.
     proposed = of_draft > 0
 
     def carry(ratio, probabilities):
@@ -157,7 +150,7 @@ def block_thresholds(
     carried = jnp.concatenate([one[None], carried])
     mass = excess(carried, target_probs, draft_probs)[1:]
     denominator = mass + 1 - carried[1:]
-    # Nothing in the denominator: draft and target agree so far, and in the next row.
+    # The denominator is 0 if draft and target agree so far and in the next row.
     thresholds = jnp.where(denominator > 0, _divide(mass, denominator), 1.0)
     return jnp.where(proposed, thresholds, 0.0), carried
 
@@ -165,7 +158,7 @@ def block_thresholds(
 def count_block_accepted(
     uniforms: Float[Array, "gamma"], thresholds: Float[Array, "gamma"]
 ) -> Int[Array, ""]:
-    """Number of drafts up to the last success; a failure before it does not matter."""
+    """Counts the drafts up to the last success; failures before it do not matter."""
     positions = jnp.arange(1, uniforms.shape[0] + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(uniforms < thresholds, positions, 0), initial=0)
 
@@ -176,10 +169,9 @@ def block_emission_rows(
     target_probs: Float[Array, "gamma+1 vocab"],
     carried: Float[Array, "gamma+1"],
 ) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
-    """What the token after ``num_accepted`` drafts of a block is drawn from the residual of.
+    """Returns ``p_i t`` and ``d``, from whose residual the token after the block is drawn.
 
-    ``norm(max(0, p_i t - d))`` with the carried ratio: the residual of token
-    verification, ``norm(max(0, t - d))``, would be wrong here.
+    The residual of token verification, without the carried ratio ``p_i``, would be wrong.
     """
     scaled = carried[num_accepted] * target_probs[num_accepted]
     return scaled, _draft_row(draft_probs, num_accepted)
@@ -195,12 +187,11 @@ def rejection_verification(
     draft_probs: Float[Array, "gamma vocab"],
     target_probs: Float[Array, "gamma+1 vocab"],
 ) -> Verdict:
-    """Accepts with ``p(x) / (M q(x))``, ``M = max p / q`` (section A.2).
+    """Accepts with probability ``p(x) / (M q(x))``, ``M = max p / q`` (section A.2).
 
-    Exact, and never accepts more often than ``token_verification``: with probability
-    ``1 / M = min q(x) / p(x)``. A rejection says nothing of the token, so what follows
-    it is drawn from the target itself, unmodified: the section's non-iterative version.
-    The arguments are those of ``token_verification``.
+    Exact as ``token_verification``, whose arguments it has, and accepts no more often: with
+    probability ``1 / M``. A rejection is independent of the token, so that the next one is drawn
+    from the target itself: the section's non-iterative version.
     """
     uniforms = uniform(key, draft_tokens.shape[0])
     accepted = count_unrejected(uniforms, draft_tokens, draft_probs, target_probs)
@@ -213,7 +204,7 @@ def count_unrejected(
     draft_probs: Float[Array, "gamma vocab"],
     target_probs: Float[Array, "gamma+1 vocab"],
 ) -> Int[Array, ""]:
-    """Number of leading drafts with ``u M q(x) < p(x)`` (section A.2)."""
+    """Counts the leading drafts with ``u M q(x) < p(x)`` (section A.2)."""
     of_draft = values_at(draft_probs, draft_tokens)
     of_target = values_at(target_probs[:-1], draft_tokens)
     shares = rejection_acceptance(target_probs[:-1], draft_probs)
@@ -223,12 +214,12 @@ def count_unrejected(
 def rejection_acceptance(
     target_probs: Float[Array, "*rows vocab"], draft_probs: Float[Array, "*rows vocab"]
 ) -> Float[Array, "*rows"]:
-    """``1 / M``: how often rejection sampling accepts (section A.2)."""
+    """Returns ``1 / M``, the acceptance rate of rejection sampling (section A.2)."""
     shares = jnp.where(target_probs > 0, _divide(draft_probs, target_probs), jnp.inf)
     return jnp.min(shares, axis=-1)
 
 
-# Where the tokens of both models are known, and nothing is left to chance
+# Verification of known tokens, without chance
 
 
 def matching_verification(
@@ -236,13 +227,12 @@ def matching_verification(
     target_tokens: Int[Array, "gamma+1"],
     num_proposed: Int[Array, ""],
 ) -> Verdict:
-    """Accepts drafts for as long as they are what the target chose.
+    """Accepts drafts up to the first that is not the target's choice.
 
-    At temperature 0 this is ``token_verification``: with all of the target's mass on one
-    token, that token is the only one accepted and the only one emitted, however the
-    draft was drawn. With target tokens chosen by the same Gumbel noise as the drafts
-    (``distributions.gumbel_argmax``) it is coupled verification: the text depends on
-    the noise alone, for any draft (arXiv 2408.07978).
+    At temperature 0 this is ``token_verification``: the token with all of the target's mass is
+    the only one that is accepted or emitted, for any draft. If the same Gumbel noise chose the
+    target's tokens and the drafts (``distributions.gumbel_argmax``), it is coupled verification:
+    the text depends on the noise alone (arXiv 2408.07978).
     """
     return _accept_leading(draft_tokens == target_tokens[:-1], target_tokens, num_proposed)
 
@@ -260,9 +250,9 @@ def lenient_argmax_verification(
 
     Args:
       draft_tokens: the proposals.
-      target_logits: the target's own, at temperature 1.
+      target_logits: the target's logits, at temperature 1.
       target_tokens: their argmax.
-      num_proposed: how many of the proposals there are.
+      num_proposed: number of proposals.
       lenience: l, in (0, 1].
     """
     acceptable = lenient_argmax_acceptable(draft_tokens, target_logits[:-1], lenience)
@@ -272,7 +262,7 @@ def lenient_argmax_verification(
 def lenient_argmax_acceptable(
     draft_tokens: Int[Array, "gamma"], target_logits: Float[Array, "gamma vocab"], lenience: float
 ) -> Bool[Array, "gamma"]:
-    """Whether ``p(x) >= l max(p)`` for each draft, before standardization (section A.5)."""
+    """Tells of each draft whether ``p(x) >= l max(p)``, before standardization (section A.5)."""
     largest = jnp.max(target_logits, axis=-1)
     return values_at(target_logits, draft_tokens) - largest >= jnp.log(lenience)
 
@@ -282,7 +272,7 @@ def _accept_leading(
     target_tokens: Int[Array, "gamma+1"],
     num_proposed: Int[Array, ""],
 ) -> Verdict:
-    """The drafts up to the first unacceptable one, then the target's own token."""
+    """Accepts the drafts up to the first unacceptable one, then emits the target's token."""
     proposed = jnp.arange(acceptable.shape[0]) < num_proposed
     accepted = _leading(proposed & acceptable)
     return Verdict(num_accepted=accepted, next_token=target_tokens[accepted])
@@ -299,22 +289,20 @@ def node_verification(
 ) -> tuple[Int[Array, ""], Float[Array, "vocab"]]:
     """Verifies several drafts for one position, drawn without replacement.
 
-    Each is tested against what of the target the ones before it left over (recursive
-    rejection sampling: Jeon et al. 2024, arXiv 2402.14160). The emitted token follows
-    the target's distribution.
+    Each is tested against the residual of those before it (recursive rejection sampling: Jeon et
+    al. 2024, arXiv 2402.14160). The emitted token follows the target's distribution.
 
     Args:
       uniforms: one number in [0, 1) for each child.
-      children: distinct tokens in the order they were drawn in; one that the draft
-        could not draw (probability 0 by then) counts as absent.
-      draft_probs: what the first was drawn from.
+      children: distinct tokens in the order of their draws; a token that the draft could not
+        draw counts as absent.
+      draft_probs: the distribution that the first was drawn from.
       target_probs: the target's distribution at this position.
 
     Returns:
-      The index of the accepted child, or ``len(children)``, and the distribution to
-      emit from in the latter case.
+      The index of the accepted child, or ``len(children)``, and the distribution to emit from in
+      the latter case.
     """
-
     num = children.shape[0]
 
     def test(carry, child):
@@ -338,7 +326,7 @@ def node_verification(
 
 
 def _draft_row(draft_probs: Float[Array, "gamma vocab"], index) -> Float[Array, "vocab"]:
-    """The draft's distribution at a position, zeros after the last one."""
+    """Returns the draft's distribution at a position, zeros after the last one."""
     last = draft_probs.shape[0] - 1
     if last < 0:
         return jnp.zeros(draft_probs.shape[1], draft_probs.dtype)
@@ -346,10 +334,10 @@ def _draft_row(draft_probs: Float[Array, "gamma vocab"], index) -> Float[Array, 
 
 
 def _divide(masses: Array, by: Array) -> Array:
-    """The quotient; the dividend where there is nothing to divide by."""
+    """Divides; the result is the dividend if the divisor is not positive."""
     return masses / jnp.where(by > 0, by, 1.0)
 
 
 def _leading(accepted: Bool[Array, "gamma"]) -> Int[Array, ""]:
-    """How many entries are true before the first false one."""
+    """Counts the entries before the first false one."""
     return jnp.sum(jnp.cumprod(accepted.astype(jnp.int32)), dtype=jnp.int32)

@@ -1,13 +1,9 @@
-"""Acceptance rates from measured betas: means, and how sure one can be of them.
+"""Acceptance rates from measured betas: means, and their confidence intervals.
 
-Betas of one text depend on one another (an easy sentence is easy throughout), so that ten
-thousand tokens say less than ten thousand independent draws would. Intervals are therefore
-bootstrapped over whole texts: as many texts as there are, drawn with replacement, make one
-resample, and the interval holds the middle ``confidence`` of the resamples' means (Efron
-1979; the percentile method, on clusters).
-
-All functions take arrays on the host, one number for each place of a text where a draft
-stood, and the text that it belongs to.
+Betas of one text depend on one another, so that ten thousand tokens carry less information than
+ten thousand independent draws. Intervals are therefore bootstrapped over whole texts: texts drawn
+with replacement, as many as there are, make one resample, and the interval holds the middle
+``confidence`` of the resamples' means (Efron 1979; the percentile method, on clusters).
 """
 
 import dataclasses
@@ -17,13 +13,10 @@ import numpy as np
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.types import Array, Float, Int, Integer
 
-# Resamples whose weights are held in memory at once.
-_AT_ONCE = 64
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bootstrap:
-    """How intervals are made. Equal settings give equal intervals."""
+    """Settings of intervals; equal settings give equal intervals."""
 
     # Share of the resamples that the interval holds.
     confidence: float = 0.95
@@ -38,10 +31,10 @@ class Bootstrap:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean over places, and its interval."""
+    """A mean over the places of texts, and its interval."""
 
     value: float
-    # None with fewer than two texts, which cannot be resampled.
+    # None for fewer than two texts, which cannot be resampled.
     low: float | None
     high: float | None
     # Places that the mean is over, and texts that they are in.
@@ -52,17 +45,14 @@ class Estimate:
 def mean(
     betas: Float[Array, "places"], texts: Int[Array, "places"], bootstrap: Bootstrap
 ) -> Estimate | None:
-    """alpha: the mean of beta over places (Corollary 3.6), None of no place.
+    """Returns alpha, the mean of beta over places (Corollary 3.6), or None for no place.
 
     Args:
-      betas: at each place, how likely a draft is to be accepted there.
-      texts: the number of the text that each place is in, from 0.
-      bootstrap: how the interval is made.
+      betas: at each place, the probability that a draft is accepted.
+      texts: the index of the text that each place is in.
+      bootstrap: settings of the interval.
     """
-    if not betas.size:
-        return None
-    sums = np.bincount(texts, weights=betas)
-    return ratio(sums, np.bincount(texts), bootstrap)
+    return ratio(np.bincount(texts, weights=betas), np.bincount(texts), bootstrap)
 
 
 def ratio(
@@ -70,13 +60,13 @@ def ratio(
     counts: Integer[Array, "texts"],
     bootstrap: Bootstrap,
 ) -> Estimate | None:
-    """The sum of ``sums`` over that of ``counts``, None where nothing was counted.
+    """Returns the sum of ``sums`` over that of ``counts``, or None if nothing was counted.
 
-    Such as ``DecodeStats.accepted`` over ``verified``, of each text. Texts without any
-    count take no part.
+    For example, ``DecodeStats.accepted`` over ``verified`` of each text. Texts without a count
+    are left out.
     """
-    there = np.asarray(counts) > 0
-    pairs = np.stack([np.asarray(sums)[there], np.asarray(counts)[there]], 1).astype(np.float64)
+    pairs = np.stack([sums, counts], axis=1).astype(np.float64)
+    pairs = pairs[pairs[:, 1] > 0]
     if not len(pairs):
         return None
     total, count = pairs.sum(axis=0)
@@ -91,11 +81,12 @@ def ratio(
 
 
 def _resampled(pairs: Float[np.ndarray, "texts 2"], bootstrap: Bootstrap) -> np.ndarray:
-    """The mean of each resample: how often each text was drawn, times its sum and count."""
+    """Returns the mean of each resample."""
     rng = np.random.default_rng(bootstrap.seed)
     num, means = len(pairs), []
-    for start in range(0, bootstrap.resamples, _AT_ONCE):
-        rows = min(_AT_ONCE, bootstrap.resamples - start)
+    # 64 resamples at a time bound the memory.
+    for start in range(0, bootstrap.resamples, 64):
+        rows = min(64, bootstrap.resamples - start)
         weights = rng.multinomial(num, np.full(num, 1 / num), size=rows)
         sums, counts = (weights @ pairs).T
         means.append(sums / counts)

@@ -1,18 +1,15 @@
-"""The paper's closed forms, and what practice needs beyond them.
+"""Closed forms of the paper, and further ones that practice needs.
 
-    alpha    acceptance rate: how likely a draft is to be accepted, on average
+    alpha    acceptance rate: probability that a draft is accepted, on average
     beta     the same at one place, given the text before it (Definition 3.1)
     gamma    drafts per iteration
     c        time of a draft step over time of a target step (Definition 3.7)
     c_hat    arithmetic operations of a draft step over those of a target step
     T(m)     time of the target's call over m = gamma + 1 tokens, in target steps
 
-Arguments are numbers or arrays, which broadcast against one another, and are computed with
-in numpy; the functions of distributions compute in the library of the array that they are
-given, also inside ``jax.jit``. A value outside its range is an ``InputError``, in all of them.
-
-The closed forms take betas as independent and alike. Where they are known for each of the
-gamma places of an iteration, ``expected_tokens_by_position`` needs no such assumption.
+Arguments are numbers or arrays, which broadcast against one another in numpy; the functions of
+distributions compute in the library of their arrays, also inside ``jax.jit``. A value out of its
+range is an ``InputError``. Betas are i.i.d. unless they are given by position.
 """
 
 import functools
@@ -27,21 +24,19 @@ Number = int | float | np.generic | Array
 # A number, or a function of m = gamma + 1.
 VerificationCost = Number | Callable[[Array], Array]
 
-# The largest gamma that is looked at where the user does not say: more than any of
-# Figure 3.
+# The largest gamma that is tried by default: more than any of Figure 3.
 MAX_GAMMA = 128
 
 
-# How much is accepted, of distributions
+# Acceptance of distributions
 
 
 def d_lk(
     target_probs: Float[Array, "*rows vocab"], draft_probs: Float[Array, "*rows vocab"]
 ) -> Number:
-    """``sum |p - M|`` with ``M = (p + q) / 2`` (Definition 3.2).
+    """Returns ``sum |p - M|``, ``M = (p + q) / 2`` (Definition 3.2): ``1 - beta`` (Lemma 3.3).
 
-    A symmetric divergence in [0, 1]; 0 for equal distributions, 1 for disjoint ones
-    (Corollary 3.4). It equals ``1 - beta(p, q)`` (Lemma 3.3), the total variation.
+    The divergence is symmetric and in [0, 1]; 1 for disjoint distributions (Corollary 3.4).
     """
     middle = (target_probs + draft_probs) / 2
     return abs(target_probs - middle).sum(axis=-1)
@@ -52,13 +47,13 @@ def beta(
     draft_probs: Float[Array, "*rows vocab"],
     lenience: float = 1.0,
 ) -> Number:
-    """``sum min(p / l, q)``: how likely a draft is to be accepted (Theorem 3.5).
+    """Returns ``sum min(p / l, q)``, the probability that a draft is accepted (Theorem 3.5).
 
     Its mean over the places of texts that the target generated is alpha (Corollary 3.6).
 
     Args:
       target_probs: p, after standardization.
-      draft_probs: q, what the draft is drawn from.
+      draft_probs: q, the distribution that the draft is drawn from.
       lenience: l of section A.5, in (0, 1]; 1 is Algorithm 1.
     """
     _check_lenience(lenience)
@@ -71,14 +66,10 @@ def beta_of_lenient_argmax(
     draft_probs: Float[Array, "*rows vocab"],
     lenience: float,
 ) -> Number:
-    """Chance that ``p(x) >= l max(p)`` for a draft x from q (section A.5, argmax).
+    """Returns the probability that ``p(x) >= l max(p)`` for x drawn from q (section A.5, argmax).
 
-    The paper prints the inequality reversed.
-
-    Args:
-      target_probs: p at temperature 1, before it is made argmax.
-      draft_probs: q, what the draft is drawn from: at temperature 0 all on one token.
-      lenience: l, in (0, 1].
+    The paper prints the inequality reversed. ``target_probs`` are p at temperature 1,
+    ``draft_probs`` q after standardization, and l is in (0, 1].
     """
     _check_lenience(lenience)
     xp = target_probs.__array_namespace__()
@@ -89,15 +80,9 @@ def beta_of_lenient_argmax(
 def beta_of_rejection_sampling(
     target_probs: Float[np.ndarray, "*rows vocab"], draft_probs: Float[np.ndarray, "*rows vocab"]
 ) -> Number:
-    """``sum_x p(x) min_x' q(x') / p(x')``, never above ``beta`` (section A.2).
-
-    The minimum is over the tokens that the target may emit.
-    """
-    possible = target_probs > 0
-    ratios = np.divide(
-        draft_probs, target_probs, out=np.full_like(target_probs, np.inf), where=possible
-    )
-    # The target's probabilities sum to 1.
+    """Returns ``min q(x) / p(x)`` over the target's tokens, never above ``beta`` (section A.2)."""
+    infinite = np.full_like(target_probs, np.inf)
+    ratios = np.divide(draft_probs, target_probs, out=infinite, where=target_probs > 0)
     return ratios.min(axis=-1)
 
 
@@ -105,12 +90,11 @@ def beta_of_rejection_sampling(
 
 
 def expected_tokens(alpha: Number, gamma: Number) -> Number:
-    """Tokens per iteration, ``(1 - a^(g+1)) / (1 - a)`` (Equation 1)."""
+    """Returns the tokens per iteration, ``(1 - a^(g+1)) / (1 - a)`` (Equation 1)."""
     _check_rate("alpha is", alpha)
     _check_gamma(gamma)
     alpha, gamma = np.asarray(alpha, float), np.asarray(gamma, float)
-    # As (e^((g+1) log a) - 1) / (e^(log a) - 1), which loses no digits near a = 1; there it
-    # is 0 / 0.
+    # (e^((g+1) log a) - 1) / (e^(log a) - 1) loses no digits near a = 1, where it is 0 / 0.
     inside = (alpha > 0) & (alpha < 1)
     log = np.log(np.where(inside, alpha, 0.5))
     geometric = np.expm1((gamma + 1) * log) / np.expm1(log)
@@ -118,14 +102,10 @@ def expected_tokens(alpha: Number, gamma: Number) -> Number:
 
 
 def expected_tokens_by_position(betas: Float[Array, "*rows gamma"]) -> Number:
-    """Tokens per iteration from the acceptance rate of each place: exact, no i.i.d.
+    """Returns the tokens per iteration, ``1 + b_1 + b_1 b_2 + … + b_1 … b_gamma``.
 
-    ``1 + b_1 + b_1 b_2 + … + b_1 … b_gamma``: the i-th draft enters the text if all up to
-    it are accepted.
-
-    Args:
-      betas: how often the i-th draft is accepted *given that those before it were*
-        (``conditional_acceptance``).
+    b_i is the rate at which the i-th draft is accepted *if those before it were*
+    (``conditional_acceptance``); the sum is exact, without an assumption of independence.
     """
     _check_rate("betas hold", betas)
     return 1 + np.cumprod(betas, axis=-1).sum(axis=-1)
@@ -134,47 +114,29 @@ def expected_tokens_by_position(betas: Float[Array, "*rows gamma"]) -> Number:
 def conditional_acceptance(
     accepted_by_position: Integer[Array, "gamma"], verified_by_position: Integer[Array, "gamma"]
 ) -> Float[np.ndarray, "gamma"]:
-    """How often the i-th draft was accepted where it was verified: those before it were.
+    """Returns the rate at which the i-th draft was accepted if those before it were, or 0.
 
     Args:
       accepted_by_position: iterations whose i-th draft was accepted
         (``DecodeStats.accepted_by_position``, summed over rows).
       verified_by_position: iterations whose i-th draft was verified
         (``DecodeStats.verified_by_position``, likewise).
-
-    Returns:
-      Rates whose ``expected_tokens_by_position`` are the tokens to be expected of an
-      iteration with all gamma drafts that no end of the text cuts. 0 for places at which
-      nothing was verified.
     """
     return np.asarray(accepted_by_position) / np.maximum(np.asarray(verified_by_position), 1)
 
 
-def length_pmf(alpha: float, gamma: int) -> Float[np.ndarray, "lengths"]:
-    """How likely an iteration is to give 1, 2, … gamma + 1 tokens, under i.i.d. betas.
+@functools.lru_cache
+def expected_iterations(alpha: float, gamma: int, length: int, rows: int) -> float:
+    """Returns the expected iterations until the last of ``rows`` rows has ``length`` tokens.
 
-    A capped geometric distribution with success probability ``1 - alpha`` (section 3.1).
+    Exact, from the distribution of a row's tokens after each iteration (section 3.1); rows
+    advance independently, and gamma is at least 1.
     """
     _check_rate("alpha is", alpha)
     _check_gamma(gamma)
+    # The probabilities of 1, 2, … gamma + 1 tokens in an iteration.
     reached = float(alpha) ** np.arange(gamma + 1)
-    return reached * np.append(np.full(gamma, 1.0 - alpha), 1.0)
-
-
-@functools.lru_cache
-def expected_iterations(alpha: float, gamma: int, length: int, rows: int) -> float:
-    """Iterations until the last of ``rows`` rows has ``length`` tokens.
-
-    Exact, from the distribution of a row's tokens after each iteration (section 3.1); rows
-    advance independently.
-
-    Args:
-      alpha: chance that a draft is accepted, i.i.d.
-      gamma: drafts per iteration, at least 1.
-      length: tokens of each row.
-      rows: rows of the batch.
-    """
-    advance = np.concatenate([[0.0], length_pmf(np.float64(alpha), gamma)])
+    advance = np.append(0.0, reached * np.append(np.full(gamma, 1.0 - alpha), 1.0))
     # The probability that a row has 0, 1, … tokens and is not done.
     unfinished, expected = np.ones(1), 0.0
     while unfinished.sum() > 1e-12:
@@ -187,13 +149,13 @@ def expected_iterations(alpha: float, gamma: int, length: int, rows: int) -> flo
 
 
 def iteration_time(gamma: Number, c: Number, verification_cost: VerificationCost = 1.0) -> Number:
-    """``g c + T(g + 1)``: time of an iteration in target steps (proof of Theorem 3.8).
+    """Returns ``g c + T(g + 1)``, the time of an iteration (proof of Theorem 3.8), in target steps.
 
     Args:
       gamma: drafts per iteration.
       c: time of a draft step, in target steps.
-      verification_cost: T(gamma + 1), in target steps: a number, or a function of
-        gamma + 1. The paper assumes 1; where compute is scarce, as on a CPU, it is more.
+      verification_cost: T(gamma + 1), in target steps: a number, or a function of gamma + 1. The
+        paper assumes 1; it is more if compute is scarce, as on a CPU.
     """
     _check_gamma(gamma)
     _check_not_negative("c", c)
@@ -206,30 +168,25 @@ def iteration_time(gamma: Number, c: Number, verification_cost: VerificationCost
 def wall_time_improvement(
     alpha: Number, gamma: Number, c: Number, verification_cost: VerificationCost = 1.0
 ) -> Number:
-    """Factor over plain decoding, ``(1 - a^(g+1)) / ((1 - a) (g c + 1))`` (Theorem 3.8).
+    """Returns the speed-up, ``(1 - a^(g+1)) / ((1 - a) (g c + 1))`` (Theorem 3.8).
 
-    Args:
-      alpha: acceptance rate, taken as i.i.d.
-      gamma, c, verification_cost: as in ``iteration_time``.
+    ``gamma``, ``c`` and ``verification_cost`` are those of ``iteration_time``.
     """
     return expected_tokens(alpha, gamma) / iteration_time(gamma, c, verification_cost)
 
 
 def guaranteed_improvement(alpha: Number, c: Number) -> Number:
-    """What some gamma reaches at least: ``(1 + a) / (1 + c)`` if a > c (Corollary 3.9).
-
-    Else 1, the factor of gamma = 0: nothing is drafted.
-    """
+    """Returns a speed-up that some gamma reaches: ``(1 + a) / (1 + c)`` or 1 (Corollary 3.9)."""
     _check_rate("alpha is", alpha)
     _check_not_negative("c", c)
     return np.maximum((1 + alpha) / (1 + c), 1.0)
 
 
 def oracle_improvement(alpha: Number, c: Number) -> Number:
-    """Factor over plain decoding if an oracle said when to stop drafting (section 3.5).
+    """Returns the speed-up with an oracle that stops drafting in time (section 3.5).
 
-    ``1 / (1 - alpha)`` tokens per iteration, and no draft made in vain: a bound for any
-    rule that adapts gamma.
+    It bounds any rule that adapts gamma: ``1 / (1 - alpha)`` tokens per iteration, and no
+    rejected draft.
     """
     _check_rate("alpha is", alpha)
     _check_not_negative("c", c)
@@ -237,31 +194,16 @@ def oracle_improvement(alpha: Number, c: Number) -> Number:
     return np.divide(1.0, time, out=np.full(time.shape, np.inf), where=time > 0)[()]
 
 
-# Operations and memory
+# Operations
 
 
 def operations_factor(alpha: Number, gamma: Number, c_hat: Number) -> Number:
-    """Operations per token over plain decoding's (Theorem 3.11).
+    """Returns operations per token over plain decoding's (Theorem 3.11).
 
     ``(1 - a) (g ch + g + 1) / (1 - a^(g+1))``.
     """
     _check_not_negative("c_hat", c_hat)
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
-
-
-def memory_factor(alpha: Number, gamma: Number, c_bytes: Number = 0.0) -> Number:
-    """Memory read per token over plain decoding's (section 3.4).
-
-    ``(1 - a) (g cb + 1) / (1 - a^(g+1))``: an iteration reads the target's weights and
-    cache once. The paper leaves the draft out, ``c_bytes = 0``: reads shrink by Equation 1.
-
-    Args:
-      alpha: acceptance rate, taken as i.i.d.
-      gamma: drafts per iteration.
-      c_bytes: what a draft step reads over what a target step reads.
-    """
-    _check_not_negative("c_bytes", c_bytes)
-    return (gamma * c_bytes + 1) / expected_tokens(alpha, gamma)
 
 
 # The choice of gamma
@@ -273,16 +215,15 @@ def optimal_gamma(
     verification_cost: VerificationCost = 1.0,
     max_gamma: int = MAX_GAMMA,
 ) -> Number:
-    """The gamma that maximizes Theorem 3.8 (section 3.5, Figure 3); 0 where none gains.
+    """Returns the gamma that maximizes Theorem 3.8 (section 3.5, Figure 3), or 0 if none gains.
+
+    The smallest of several that are equally good.
 
     Args:
-      alpha: acceptance rate, taken as i.i.d.
+      alpha: acceptance rate.
       c: time of a draft step, in target steps.
       verification_cost: T(m): one number for all m from 2 on, or a function of an array of m.
-      max_gamma: the largest gamma to look at: without cost (c = 0) more is always better.
-
-    Returns:
-      Whole numbers, the smallest of several that are equally good.
+      max_gamma: the largest gamma to try: at c = 0 more is always better.
     """
     best = _improvements(alpha, c, verification_cost, max_gamma).argmax(axis=-1)
     return best if best.ndim else int(best)
@@ -294,17 +235,17 @@ def best_improvement(
     verification_cost: VerificationCost = 1.0,
     max_gamma: int = MAX_GAMMA,
 ) -> Number:
-    """The factor at the optimal gamma, at least 1; arguments as of ``optimal_gamma``."""
+    """Returns the speed-up at the optimal gamma, at least 1; see ``optimal_gamma``."""
     return _improvements(alpha, c, verification_cost, max_gamma).max(axis=-1)
 
 
 def _improvements(alpha, c, verification_cost, max_gamma) -> Float[np.ndarray, "*rows gammas"]:
-    """The factor of gamma = 0, 1, … along a last axis."""
+    """Returns the speed-ups of gamma = 0, 1, … along a last axis."""
     _check_not_negative("max_gamma", max_gamma)
     gammas = np.arange(max_gamma + 1)
     alpha, c = np.asarray(alpha)[..., None], np.asarray(c)[..., None]
     factors = wall_time_improvement(alpha, gammas, c, verification_cost)
-    # gamma = 0 is a plain step, whatever the cost of verification.
+    # A plain step takes time 1 for any cost of verification.
     return np.where(gammas == 0, 1.0, factors)
 
 
@@ -323,8 +264,8 @@ def _check_rate(what: str, rates: Number) -> None:
 
 
 def _check_gamma(gamma: Number) -> None:
-    is_whole = lambda g: (g >= 0) & (g == np.floor(g))  # noqa: E731
-    _check("gamma is", gamma, is_whole, "give a whole number of at least 0")
+    remedy = "give a whole number of at least 0"
+    _check("gamma is", gamma, lambda values: (values >= 0) & (values == np.floor(values)), remedy)
 
 
 def _check_not_negative(name: str, value: Number) -> None:

@@ -1,4 +1,4 @@
-"""Means of betas and their intervals: bootstrapped over texts, as they must be."""
+"""Tests of means of betas and their intervals, which are bootstrapped over texts."""
 
 import numpy as np
 import pytest
@@ -9,21 +9,12 @@ from spec_t5x.theory.estimates import Bootstrap, mean, ratio
 BOOTSTRAP = Bootstrap(resamples=400, seed=3)
 
 
-def clustered(seed: int, num_texts: int = 60, length: int = 20):
-    """Betas of mean 0.6 that differ between texts more than within one."""
-    rng = np.random.default_rng(seed)
-    levels = np.repeat(rng.uniform(0.3, 0.9, num_texts), length)
-    betas = np.clip(levels + rng.normal(scale=0.05, size=levels.size), 0, 1)
-    return betas, np.repeat(np.arange(num_texts), length)
-
-
 def test_the_mean_is_over_places_whatever_the_texts():
     betas, texts = np.array([1.0, 0.5, 0.0, 0.0]), np.array([0, 0, 0, 1])
     estimate = mean(betas, texts, BOOTSTRAP)
     assert estimate.value == 0.375
     assert (estimate.count, estimate.num_texts) == (4, 2)
-    assert estimate.low <= estimate.value <= estimate.high
-    # Resamples of two texts: (0, 0), (0, 1) and (1, 1), of which each comes up.
+    # Resamples of two texts: (0, 0), (0, 1) and (1, 1), each of which occurs.
     assert (estimate.low, estimate.high) == (0.0, 0.5)
 
 
@@ -37,12 +28,14 @@ def test_of_nothing_there_is_no_mean_and_of_one_text_no_interval():
 
 
 def test_intervals_hold_the_true_mean_as_often_as_they_say():
-    """And would not, if tokens of a text were taken as independent."""
-    over_texts, over_tokens = 0, 0
-    trials = 100
+    """Intervals over independent tokens would not."""
+    over_texts, over_tokens, trials = 0, 0, 100
     for seed in range(trials):
-        betas, texts = clustered(seed)
-        interval = mean(betas, texts, BOOTSTRAP)
+        # Betas of mean 0.6 that differ between texts more than within one.
+        rng = np.random.default_rng(seed)
+        levels = np.repeat(rng.uniform(0.3, 0.9, 60), 20)
+        betas = np.clip(levels + rng.normal(scale=0.05, size=levels.size), 0, 1)
+        interval = mean(betas, np.repeat(np.arange(60), 20), BOOTSTRAP)
         over_texts += interval.low <= 0.6 <= interval.high
         over_tokens += abs(betas.mean() - 0.6) < 1.96 * betas.std() / np.sqrt(betas.size)
     # 95%, within four standard errors of that many trials.
@@ -57,14 +50,7 @@ def test_a_ratio_is_of_sums():
     assert (estimate.count, estimate.num_texts) == (5, 2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"confidence": 1.0}, "confidence is 1.0"),
-        ({"resamples": 0}, "resamples is 0"),
-        ({"seed": -1}, "seed is -1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(changes, message):
-    with pytest.raises(InputError, match=message):
-        Bootstrap(**changes)
+@pytest.mark.parametrize(("name", "value"), [("confidence", 1.0), ("resamples", 0), ("seed", -1)])
+def test_settings_out_of_range_are_refused(name, value):
+    with pytest.raises(InputError, match=f"{name} is {value}"):
+        Bootstrap(**{name: value})

@@ -1,4 +1,4 @@
-"""The closed forms, against the numbers that the paper prints, and by enumeration."""
+"""Tests of the closed forms, against the numbers that the paper prints, and by enumeration."""
 
 import functools
 import itertools
@@ -30,23 +30,22 @@ costs = st.floats(0, 2)
 
 
 @st.composite
-def distributions(draw, num: int = 2):
-    """``num`` distributions over the same few tokens, zeros among them."""
+def pairs(draw):
+    """Two distributions over the same few tokens, zeros among them."""
     vocab = draw(st.integers(1, 6))
     masses = st.lists(st.integers(0, 20), min_size=vocab, max_size=vocab).filter(any)
-    return [np.array(m) / sum(m) for m in (draw(masses) for _ in range(num))]
+    return [np.array(m) / sum(m) for m in (draw(masses), draw(masses))]
 
 
 # --- acceptance ------------------------------------------------------------------
 
 
 @few
-@given(distributions())
+@given(pairs())
 def test_d_lk_is_a_symmetric_divergence_in_both_forms(pair):
     p, q = pair
-    middle = (p + q) / 2
     distance = d_lk(p, q)
-    assert distance == pytest.approx(np.abs(q - middle).sum(), abs=1e-12)
+    assert distance == pytest.approx(np.abs(q - (p + q) / 2).sum(), abs=1e-12)
     assert distance == pytest.approx(1 - np.minimum(p, q).sum(), abs=1e-12)
     assert distance == pytest.approx(d_lk(q, p), abs=1e-12)
     assert -1e-12 <= distance <= 1 + 1e-12
@@ -55,7 +54,7 @@ def test_d_lk_is_a_symmetric_divergence_in_both_forms(pair):
 
 
 @few
-@given(distributions(), st.sampled_from([1.0, 0.5, 0.3, 0.1]))
+@given(pairs(), st.sampled_from([1.0, 0.5, 0.3, 0.1]))
 def test_beta_is_how_often_algorithm_1_accepts(pair, lenience):
     p, q = pair
     # For every draft x, the share of uniform numbers r with r l q(x) <= p(x).
@@ -63,12 +62,10 @@ def test_beta_is_how_often_algorithm_1_accepts(pair, lenience):
         q_x * min(1.0, p_x / (lenience * q_x)) for p_x, q_x in zip(p, q, strict=True) if q_x
     )
     assert beta(p, q, lenience) == pytest.approx(accepted, abs=1e-12)
-    if lenience == 1:
-        assert beta(p, q) == pytest.approx(1 - d_lk(p, q), abs=1e-12)
 
 
 @few
-@given(distributions())
+@given(pairs())
 def test_rejection_sampling_accepts_at_most_as_often(pair):
     p, q = pair
     # Section A.2: r < p / (M q), M = max p / q over what the draft or target may emit.
@@ -77,21 +74,16 @@ def test_rejection_sampling_accepts_at_most_as_often(pair):
     accepted = formulas.beta_of_rejection_sampling(p, q)
     assert accepted == pytest.approx(1 / largest, abs=1e-12)
     assert accepted <= beta(p, q) + 1e-12
-
-
-def test_the_verifier_of_section_a2_accepts_as_often():
-    p, q = np.random.default_rng(2).dirichlet(np.ones(5), (2, 6)).astype(np.float32)
-    expected = rejection_acceptance(jnp.array(p), jnp.array(q))
-    np.testing.assert_allclose(formulas.beta_of_rejection_sampling(p, q), expected, rtol=1e-5)
+    of_verifier = rejection_acceptance(*(jnp.asarray(each, jnp.float32) for each in pair))
+    assert accepted == pytest.approx(float(of_verifier), abs=1e-5)
 
 
 def test_lenience_at_argmax_accepts_what_is_nearly_as_likely():
     p = np.array([0.5, 0.3, 0.2])
-    drafts = np.eye(3)
     for lenience, expected in ((1.0, [1, 0, 0]), (0.6, [1, 1, 0]), (0.4, [1, 1, 1])):
         rows = np.tile(p, (3, 1))
-        assert formulas.beta_of_lenient_argmax(rows, drafts, lenience).tolist() == expected
-    # Where the draft is not certain, it is the chance of drawing such a token.
+        assert formulas.beta_of_lenient_argmax(rows, np.eye(3), lenience).tolist() == expected
+    # If the draft is not certain, it is the probability of drawing an acceptable token.
     assert formulas.beta_of_lenient_argmax(p, np.array([0.1, 0.6, 0.3]), 0.6) == pytest.approx(0.7)
 
 
@@ -103,28 +95,16 @@ def test_expected_tokens_are_the_geometric_sum():
         for gamma in range(12):
             total = sum(alpha**i for i in range(gamma + 1))
             assert expected_tokens(alpha, gamma) == pytest.approx(total, rel=1e-12)
-
-
-def test_no_digits_are_lost_near_certainty():
-    alpha = 1 - 1e-13
-    assert expected_tokens(alpha, 9) == pytest.approx(10 - 45e-13, rel=1e-15)
-
-
-@few
-@given(rates, st.integers(0, 12))
-def test_equal_rates_at_all_places_are_equation_1(alpha, gamma):
-    betas = np.full(gamma, alpha)
-    expected = expected_tokens(alpha, gamma)
-    assert expected_tokens_by_position(betas) == pytest.approx(expected, rel=1e-12)
-    pmf = formulas.length_pmf(alpha, gamma)
-    assert pmf.sum() == pytest.approx(1, abs=1e-12)
-    assert pmf @ np.arange(1, gamma + 2) == pytest.approx(expected, rel=1e-12)
+            equal_rates = expected_tokens_by_position(np.full(gamma, alpha))
+            assert equal_rates == pytest.approx(total, rel=1e-12)
+    # No digits are lost near certainty.
+    assert expected_tokens(1 - 1e-13, 9) == pytest.approx(10 - 45e-13, rel=1e-15)
 
 
 @few
 @given(st.lists(rates, max_size=5))
 def test_rates_that_differ_are_summed_over_all_courses(betas):
-    """By enumeration of which drafts are accepted, whether or not they are reached."""
+    """The courses are all choices of accepted drafts, reached or not."""
     expected = 0.0
     for accepted in itertools.product([True, False], repeat=len(betas)):
         probability = np.prod([b if a else 1 - b for a, b in zip(accepted, betas, strict=True)])
@@ -139,20 +119,17 @@ def test_acceptance_is_conditional_on_verification():
     betas = formulas.conditional_acceptance(accepted, np.array([10, 8, 6, 0]))
     assert betas == pytest.approx([0.8, 0.75, 0.0, 0.0])
     assert expected_tokens_by_position(betas) == pytest.approx(1 + (8 + 6) / 10)
-    # Independent betas of the same mean would promise another length.
-    assert expected_tokens(14 / 24, 4) != pytest.approx(2.4, abs=0.05)
     # Two texts ended with their first draft, and two with their second: no refusals.
     assert formulas.conditional_acceptance(accepted, np.array([10, 6, 4, 0]))[1] == 1.0
 
 
-# --- time, operations, memory --------------------------------------------------------
+# --- time and operations ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("c", [0.0, 0.3, 5.0])
 def test_gamma_0_is_plain_decoding(c):
     assert wall_time_improvement(0.8, 0, c) == 1
     assert formulas.operations_factor(0.8, 0, c) == 1
-    assert formulas.memory_factor(0.8, 0, c) == 1
 
 
 @few
@@ -172,7 +149,7 @@ def test_some_gamma_keeps_corollary_3_9(alpha, c):
 
 
 def test_iterations_of_two_tokens_by_hand():
-    """gamma 1, alpha 1/2: two tokens take one iteration or two, equally often.
+    """At gamma 1 and alpha 1/2, two tokens take one iteration or two, equally often.
 
     The slower of two rows takes one only if both do.
     """
@@ -193,13 +170,9 @@ def test_iterations_are_those_of_simulated_rows():
     assert abs(iterations.mean() - expected) < error
 
 
-def test_operations_and_memory_go_opposite_ways():
+def test_operations_are_those_of_drafts_and_verified_tokens():
     # One iteration: 4 drafts at 0.1 and 5 target tokens for 3.3616 tokens on average.
-    tokens = expected_tokens(0.8, 4)
-    assert formulas.operations_factor(0.8, 4, 0.1) == pytest.approx((4 * 0.1 + 5) / tokens)
-    # Section 3.4: reads shrink by Equation 1.
-    assert 1 / formulas.memory_factor(0.8, 4) == pytest.approx(tokens)
-    assert formulas.memory_factor(0.8, 4, c_bytes=0.1) == pytest.approx(1.4 / tokens)
+    assert formulas.operations_factor(0.8, 4, 0.1) == pytest.approx((4 * 0.1 + 5) / 3.3616)
 
 
 def test_an_oracle_wastes_no_draft():
@@ -228,16 +201,6 @@ def test_the_optimal_gamma_is_brute_forces(alpha, c, slope):
     assert formulas.best_improvement(alpha, c, cost, 20) == pytest.approx(max(factors))
 
 
-def test_gamma_depends_on_what_verification_really_costs():
-    flat = optimal_gamma(0.8, 0.05)
-    # As measured on a CPU: every row has its price. And in steps, as tiles have it.
-    assert 0 < optimal_gamma(0.8, 0.05, lambda m: 0.8 + 0.2 * m) < flat
-    assert optimal_gamma(0.8, 0.001, lambda m: np.where(m <= 8, 1.0, 2.0)) == 7
-
-
-# --- arrays ----------------------------------------------------------------------------
-
-
 def test_arrays_broadcast_and_numbers_stay_numbers():
     alphas, gammas = np.array([[0.5], [0.8]]), np.array([0, 2, 7])
     values = wall_time_improvement(alphas, gammas, 0.05)
@@ -258,36 +221,21 @@ def test_the_formulas_of_distributions_can_be_traced():
 
 
 @pytest.mark.parametrize(
-    ("alpha", "gamma", "expected"),
+    ("function", "arguments", "message"),
     [
-        (-0.1, 3, "alpha is -0.1"),
-        (np.array([0.5, 1.5]), 3, "alpha is 1.5"),
-        (0.5, 2.5, "gamma is 2.5"),
-        (0.5, np.array([1, -4]), "gamma is -4"),
+        (expected_tokens, (-0.1, 3), "alpha is -0.1"),
+        (expected_tokens, (0.5, np.array([1, -4])), "gamma is -4"),
+        (wall_time_improvement, (np.array([0.5, 1.5]), 3, 0.1), "alpha is 1.5"),
+        (formulas.operations_factor, (0.5, 2.5, 0.1), "gamma is 2.5"),
+        (wall_time_improvement, (0.5, 3, -0.1), "c is -0.1"),
+        (wall_time_improvement, (0.5, 3, 0.1, -1.0), "verification_cost is -1.0"),
+        (guaranteed_improvement, (1.5, 0.1), "alpha is 1.5"),
+        (formulas.operations_factor, (0.5, 3, -0.2), "c_hat is -0.2"),
+        (optimal_gamma, (0.5, 0.1, 1.0, -1), "max_gamma is -1"),
+        (expected_tokens_by_position, (np.array([0.5, 1.2]),), "betas hold 1.2"),
+        (beta, (np.ones(1), np.ones(1), 0.0), "lenience is 0.0"),
     ],
 )
-def test_what_is_no_rate_or_number_of_drafts_is_refused(alpha, gamma, expected):
-    for call in (
-        lambda: expected_tokens(alpha, gamma),
-        lambda: wall_time_improvement(alpha, gamma, 0.1),
-        lambda: formulas.operations_factor(alpha, gamma, 0.1),
-    ):
-        with pytest.raises(InputError, match=expected):
-            call()
-
-
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (lambda: wall_time_improvement(0.5, 3, -0.1), "c is -0.1"),
-        (lambda: wall_time_improvement(0.5, 3, 0.1, -1.0), "verification_cost is -1.0"),
-        (lambda: guaranteed_improvement(1.5, 0.1), "alpha is 1.5"),
-        (lambda: formulas.operations_factor(0.5, 3, -0.2), "c_hat is -0.2"),
-        (lambda: optimal_gamma(0.5, 0.1, max_gamma=-1), "max_gamma is -1"),
-        (lambda: expected_tokens_by_position(np.array([0.5, 1.2])), "betas hold 1.2"),
-        (lambda: beta(np.ones(1), np.ones(1), 0.0), "lenience is 0.0"),
-    ],
-)
-def test_what_is_no_cost_or_rate_is_refused(call, expected):
-    with pytest.raises(InputError, match=expected):
-        call()
+def test_values_out_of_range_are_refused(function, arguments, message):
+    with pytest.raises(InputError, match=message):
+        function(*arguments)

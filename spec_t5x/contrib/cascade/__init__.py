@@ -1,4 +1,4 @@
-"""A draft that is itself sped up by a cheaper one."""
+"""Cascades: a draft that is itself sped up by a cheaper one."""
 
 from spec_t5x.registry import register
 

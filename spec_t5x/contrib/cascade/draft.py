@@ -1,8 +1,8 @@
 """Hierarchy: a draft that is itself sped up by a cheaper one (section 6).
 
-The middle model decodes speculatively, with the cheap draft proposing and itself
-verifying, until it has gamma tokens; these follow its own distribution exactly, and are
-what it proposes to the target. Cascades nest: the cheap draft may be a cascade.
+The middle model decodes speculatively, verifying the proposals of the cheap draft, until it has
+gamma tokens. These follow its distribution exactly, and are its proposal to the target. Cascades
+nest: the cheap draft may be a cascade.
 """
 
 import flax.struct
@@ -31,40 +31,39 @@ from spec_t5x.loops.speculative import verify
 from spec_t5x.models.weights import BITS
 from spec_t5x.sampling.distributions import Sampling, write_rows
 from spec_t5x.sampling.draws import draft_draws
-from spec_t5x.types import Array, Float32, Int, PyTree
+from spec_t5x.types import Array, Bool, Float32, Int, PyTree
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
 
 
 @flax.struct.dataclass
 class CascadeState:
-    """The states of the middle model and of the cheap draft."""
+    """States of the middle model and of the cheap draft."""
 
-    # Holds a row's text up to its length at most.
+    # Holds at most the tokens of a row's text.
     cache: Cache
     draft_state: DraftState
 
 
 @flax.struct.dataclass(kw_only=True)
 class _Inner:
-    """The middle model's own speculative decoding, under way."""
+    """State of the middle model's speculative decoding."""
 
     sequences: Int[Array, "batch width"]
     lengths: Int[Array, "batch"]
-    # The middle model's distribution of each token that it has written; None where it is
-    # certain of them, at temperature 0.
+    # The middle model's distribution of each token that it has written; None at temperature 0.
     probs: Float32[Array, "batch room vocab"] | None
     state: CascadeState
 
 
 @flax.struct.dataclass
 class CascadeDraft(Draft):
-    """``model`` drafts for the target, and ``draft`` for ``model``."""
+    """A cascade: ``model`` drafts for the target, and ``draft`` for ``model``."""
 
     model: Target
     draft: Draft
     # Tokens that the cheap draft proposes to the middle model in each of its calls.
     inner_gamma: int = flax.struct.field(pytree_node=False, default=2)
-    # How the middle model samples; None takes the target's settings.
+    # Settings that the middle model samples with; None takes the target's.
     settings: Sampling | None = None
 
     @property
@@ -74,14 +73,14 @@ class CascadeDraft(Draft):
 
     @property
     def _spare(self) -> int:
-        """The inner loop may overshoot by a block, and an idle row writes another."""
+        """Room for the inner loop, which overshoots by a block and writes one in idle rows."""
         return 2 * (self.inner_gamma + 1)
 
     def check(self, target: Target, max_decode_len: int) -> None:
-        """Raises ``InputError`` for models that cannot draft for one another.
+        """Raises ``InputError`` if the cheap draft or the model cannot draft.
 
-        ``inner_gamma`` below 1, a cheap draft of another vocabulary, or one that wants the
-        states of the model it drafts for; and as of the cheap draft, and of the model.
+        It cannot if ``inner_gamma`` is below 1, the vocabularies differ, positions are missing or
+        the cheap draft uses the target's states.
         """
         if self.inner_gamma < 1:
             raise InputError(f"inner_gamma is {self.inner_gamma}: give at least 1")
@@ -97,9 +96,8 @@ class CascadeDraft(Draft):
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> CascadeState:
-        """Encodes the inputs and feeds the prompts, to both."""
-        lengths = prompt_lengths(prompts)
-        room = max_length + self._spare
+        """Encodes the inputs and feeds the prompts to both."""
+        lengths, room = prompt_lengths(prompts), max_length + self._spare
         return CascadeState(
             cache=decode_state.prefill(self.model, inputs, prompts, lengths, room),
             draft_state=self.draft.prefill(inputs, prompts, room),
@@ -108,42 +106,36 @@ class CascadeDraft(Draft):
     def propose(
         self, state: CascadeState, context: Context, gamma: int
     ) -> tuple[Proposal, CascadeState]:
-        """``gamma`` tokens from the middle model's distribution, or as many as are worth it."""
-        num = context.num_drafts(gamma)
-        room = (context.lengths.shape[0], gamma + self._spare, self.vocab_size)
-        cache = catch_up(
-            self.model,
-            state.cache,
-            context.sequences,
-            context.lengths,
-            context.live,
-            width=gamma + 1,
-        )
+        """Proposes up to ``gamma`` tokens from the middle model's distribution."""
+        num, lengths = context.num_drafts(gamma), context.lengths
+        room = (lengths.shape[0], gamma + self._spare, self.vocab_size)
+        greedy = (self.settings or context.settings).greedy
+        cache = catch_up(self.model, state.cache, context, lengths, gamma + 1)
         inner = _Inner(
             sequences=jnp.pad(context.sequences, ((0, 0), (0, self._spare))),
-            lengths=context.lengths,
-            probs=None if self._settings(context).greedy else jnp.zeros(room, jnp.float32),
-            state=state.replace(cache=self.model.rollback(cache, context.lengths)),
+            lengths=lengths,
+            probs=None if greedy else jnp.zeros(room, jnp.float32),
+            state=state.replace(cache=self.model.rollback(cache, lengths)),
         )
 
         def wants_more(inner):
-            return context.live & (inner.lengths < context.lengths + num)
+            return context.live & (inner.lengths < lengths + num)
 
         inner = lax.while_loop(
             lambda inner: jnp.any(wants_more(inner)),
             lambda inner: self._iterate(inner, context, wants_more(inner)),
             inner,
         )
-        tokens = slices(inner.sequences, context.lengths + 1, gamma)
-        # A row that was not asked for keeps what its cache really holds.
-        lengths = jnp.where(context.live, inner.lengths, cache.lengths)
-        cache = self.model.rollback(inner.state.cache, lengths)
+        # Other rows keep the tokens that their caches hold.
+        kept = jnp.where(context.live, inner.lengths, cache.lengths)
         probs = None if inner.probs is None else inner.probs[:, :gamma]
-        # Each by the verifier, which draws again for every position.
-        return Proposal(tokens, probs, drawn=num), inner.state.replace(cache=cache)
+        # The verifier has drawn for every position.
+        proposal = Proposal(slices(inner.sequences, lengths + 1, gamma), probs, drawn=num)
+        cache = self.model.rollback(inner.state.cache, kept)
+        return proposal, inner.state.replace(cache=cache)
 
     def commit(self, state: CascadeState, outcome: Outcome) -> CascadeState:
-        """Rolls both back to what the target kept."""
+        """Rolls both back to the tokens that the target kept."""
         lengths = jnp.minimum(state.cache.lengths, outcome.lengths)
         return CascadeState(
             cache=self.model.rollback(state.cache, lengths),
@@ -151,53 +143,43 @@ class CascadeDraft(Draft):
         )
 
     def catch_up(self, state: CascadeState, context: Context, width: int) -> CascadeState:
-        """Feeds the middle model what is missing, and brings the cheap draft up to it."""
-        cache = catch_up(
-            self.model, state.cache, context.sequences, context.lengths, context.live, width
-        )
+        """Feeds the missing tokens to the middle model and to the cheap draft."""
         return CascadeState(
-            cache=cache, draft_state=self.draft.catch_up(state.draft_state, context, width)
+            cache=catch_up(self.model, state.cache, context, context.lengths, width),
+            draft_state=self.draft.catch_up(state.draft_state, context, width),
         )
 
-    def _iterate(self, inner: _Inner, context: Context, live) -> _Inner:
-        """One iteration of Algorithm 1, between the middle model and the cheap draft."""
-        settings = self._settings(context)
+    def _iterate(self, inner: _Inner, context: Context, live: Bool[Array, "batch"]) -> _Inner:
+        """Runs an iteration of Algorithm 1, between the middle model and the cheap draft."""
         stream, coupled = context.draws.stream, context.draws.coupled
-        inner_context = Context(
+        inner_context = context.replace(
             sequences=inner.sequences,
             lengths=inner.lengths,
             live=live,
             draws=draft_draws(stream, inner.lengths, coupled),
-            settings=settings,
+            settings=self.settings or context.settings,
             target_cache=inner.state.cache,
-            starts=context.starts,
-            limits=context.limits,
+            target_states=None,
+            limit=None,
         )
-        draft_state = self.draft.catch_up(
-            inner.state.draft_state, inner_context, self.inner_gamma + 1
-        )
-        verifier = CoupledVerifier() if coupled else BlockVerifier()
-        found = verify(
-            self.model, self.draft, draft_state, inner_context, stream, self.inner_gamma, verifier
-        )
-        accepted = found.verdict.num_accepted
+        gamma, verifier = self.inner_gamma, CoupledVerifier() if coupled else BlockVerifier()
+        draft_state = self.draft.catch_up(inner.state.draft_state, inner_context, gamma + 1)
+        found = verify(self.model, self.draft, draft_state, inner_context, stream, gamma, verifier)
+        accepted = jnp.where(live, found.verdict.num_accepted, 0)
         lengths = inner.lengths + jnp.where(live, accepted + 1, 0)
-        outcome = Outcome(lengths=lengths, num_accepted=jnp.where(live, accepted, 0))
-        tokens = found.emitted
+        outcome = Outcome(lengths=lengths, num_accepted=accepted)
+        tokens, probs = found.emitted, inner.probs
+        if probs is not None:
+            probs = write_rows(probs, found.probs, inner.lengths - context.lengths)
         return _Inner(
             sequences=write_rows(inner.sequences, tokens, inner.lengths + 1),
             lengths=lengths,
-            probs=None
-            if inner.probs is None
-            else write_rows(inner.probs, found.probs, inner.lengths - context.lengths),
+            probs=probs,
             state=CascadeState(
                 cache=self.model.rollback(found.target_cache, lengths),
                 draft_state=self.draft.commit(found.draft_state, outcome),
             ),
         )
-
-    def _settings(self, context: Context) -> Sampling:
-        return context.settings if self.settings is None else self.settings
 
 
 def _make(request: Request, argument: str) -> CascadeDraft:

@@ -1,4 +1,4 @@
-"""Heads on disk: they belong to one target.
+"""Heads on disk, which belong to one target.
 
 config.json          format, version, sizes, the target's marks, stored type
 heads.safetensors    wi [heads, 2 embed, hidden] and wo [heads, hidden, embed]
@@ -39,14 +39,10 @@ def save_heads(directory: str | Path, params: PyTree, target: LoadedModel, **opt
 
 
 def load_heads(directory_or_name: str | Path, target: LoadedModel) -> PyTree:
-    """Reads heads that ``save_heads`` wrote, or packaged ones, for the target of theirs.
-
-    Returns:
-        ``{"wi": [heads, 2 embed, hidden], "wo": [heads, hidden, embed]}``, float32.
+    """Reads heads that ``save_heads`` wrote for this target, or packaged ones, in float32.
 
     Raises:
-        InputError: the directory holds no heads or damaged ones, or the heads are for
-            another width, vocabulary or target.
+        InputError: the directory holds no heads or damaged ones, or heads of another target.
     """
     directory, metadata = read_config(directory_or_name, _HEADS)
     with describing(directory / CONFIG_NAME, "heads under 'heads'"):

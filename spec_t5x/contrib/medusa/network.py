@@ -1,10 +1,9 @@
 """Heads that predict several tokens ahead from one decoder state.
 
-Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115) and Medusa (Cai et al.
-2024, arXiv 2401.10774) add heads to a finished model: head i predicts, from the state
-that token t was predicted from, token t + 1 + i. By the time they are asked, token t is
-known; these heads see its embedding too, as Hydra's do (Ankner et al. 2024, arXiv
-2402.05109), without which the first of them would have to guess it.
+Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115) and Medusa (Cai et al. 2024,
+arXiv 2401.10774) add heads to a finished model: head i predicts token t + 1 + i from the state
+that token t was predicted from. These heads also see the embedding of token t, as Hydra's do
+(Ankner et al. 2024, arXiv 2402.05109), which the first of them would have to guess otherwise.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ _fan_in_of_each_head = nn.initializers.variance_scaling(
 class HeadsConfig:
     """Sizes of the heads."""
 
-    # Of the target: the width of its states and the number of its logits.
+    # Width of the target's states, and number of its logits.
     emb_dim: int
     vocab_size: int
     num_heads: int = 5
@@ -42,10 +41,10 @@ class HeadsConfig:
 
 
 class Heads(nn.Module):
-    """One residual block a head: ``state + wo silu(wi [state; token])``.
+    """Residual blocks, one for each head: ``state + wo silu(wi [state; token])``.
 
-    What enters ``wi`` is normed, so that the scale of a target's embedding is no matter.
-    ``wo`` starts at zero: a new head repeats the target's prediction at its own position.
+    The inputs of ``wi`` are normed, for any scale of a target's embedding. ``wo`` starts at zero:
+    a new head repeats the target's prediction of token t.
     """
 
     config: HeadsConfig
@@ -57,7 +56,7 @@ class Heads(nn.Module):
         embedded: Float[Array, "batch length embed"],
         num: int,
     ) -> Float32[Array, "batch length num embed"]:
-        """States of the first ``num`` heads, for the target's output layer.
+        """Returns states of the first ``num`` heads, for the target's output layer.
 
         Args:
           states: the target's normed decoder states.
@@ -79,11 +78,7 @@ class Heads(nn.Module):
 
 @flax.struct.dataclass
 class T5Heads:
-    """Heads bound to their target, whose embedding and output layer they share.
-
-    A pytree: parameters are leaves. The target's are the very arrays of the target, and
-    not the heads' to change.
-    """
+    """Heads bound to their target, whose embedding and output layer they share."""
 
     params: PyTree
     # The target's embedding and output layer, in a tree like its own.
@@ -118,13 +113,8 @@ class T5Heads:
 
     @property
     def num_heads(self) -> int:
-        """How many tokens the heads look ahead."""
+        """Number of tokens that the heads predict ahead."""
         return self.module.config.num_heads
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of logits, the target's."""
-        return self.module.config.vocab_size
 
     def head_states(
         self,
@@ -132,11 +122,11 @@ class T5Heads:
         tokens: Int[Array, "batch length"],
         num: int,
     ) -> Float32[Array, "batch length num embed"]:
-        """States from which the first ``num`` heads predict.
+        """Returns the states from which the first ``num`` heads predict.
 
         Args:
           states: the target's normed decoder states.
-          tokens: the tokens that were predicted from them; head i looks i + 1 further.
+          tokens: the tokens that were predicted from them; head i predicts i + 1 further.
           num: heads to apply.
         """
         embedded = self._apply(
@@ -147,16 +137,15 @@ class T5Heads:
     def output_logits(
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
-        """The target's output layer, on states of the target or of a head."""
+        """Applies the target's output layer to states of the target or of a head."""
         return self._apply(states, method=Transformer.logits)
 
     def head_logits(
         self, states: Float[Array, "batch embed"], tokens: Int[Array, "batch"], num: int
     ) -> Float32[Array, "batch num vocab"]:
-        """Logits of the first ``num`` heads at one position of each row.
+        """Returns the logits of the first ``num`` heads at one position of each row.
 
-        One product with the output layer, whatever their number. The arguments are those
-        of ``head_states``.
+        The output layer is applied once. The arguments are those of ``head_states``.
         """
         return self.output_logits(self.head_states(states[:, None], tokens[:, None], num)[:, 0])
 
@@ -165,5 +154,5 @@ class T5Heads:
 
 
 def _normed(values: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows embed"]:
-    """Mean square 1; zeros stay zeros."""
+    """Scales rows to a mean square of 1; zeros stay zeros."""
     return values * lax.rsqrt(jnp.mean(lax.square(values), axis=-1, keepdims=True) + 1e-6)

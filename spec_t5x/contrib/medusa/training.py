@@ -1,12 +1,11 @@
-"""Trains draft heads for a target, as a gin file says.
+"""Training of draft heads for a target, by a gin file.
 
     spec-t5x train-heads --gin_file=FILE.gin --gin.NAME=VALUE ...
 
-Head i learns the target's own distribution of the token that is i + 1 positions further: soft
-labels, since speculative decoding accepts by the overlap of the two distributions. The target
-reads each pair once, teacher-forced, for the states that the heads take and for the
-distributions that they learn. The output directory is that of ``labs.training.run_train``, with
-``heads/`` in place of ``model/``.
+Head i learns the target's distribution of the token that is i + 1 positions further, because
+speculative decoding accepts by the overlap of the two distributions. The target reads each pair
+once, teacher-forced, for states and distributions. The output directory is that of
+``labs.training.run_train``, with ``heads/`` in place of ``model/``.
 """
 
 import dataclasses
@@ -48,21 +47,21 @@ def train_heads(
     export_dtype: str = "bfloat16",
     vocabulary: str | None = None,
 ) -> TrainResult:
-    """Trains and exports draft heads; the target stays as it is.
+    """Trains and exports draft heads; the target is not changed.
 
     Args:
         output_dir: made if absent; a run in it is resumed.
         target: directory or packaged name of the model that the heads are for.
-        data: its vocabulary must be left out: the target's is taken.
+        data: without a vocabulary: the target's is taken.
         optimizer, options: see the classes.
-        num_heads: tokens to look ahead.
+        num_heads: number of tokens that are predicted ahead.
         hidden_dim: width of each head's hidden layer.
-        export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
-        vocabulary: of a target without one, as T5X's checkpoints are: a SentencePiece model, or
+        export_dtype: type of the exported parameters, 'bfloat16' or 'float32'.
+        vocabulary: for a target without one, such as T5X's checkpoints: a SentencePiece model, or
             "bytes".
 
     Raises:
-        InputError: files, target or settings that cannot be used.
+        InputError: files, target or settings cannot be used.
     """
     data.check_inherits_vocabulary()
     directory = Path(output_dir)
@@ -93,7 +92,7 @@ class HeadsLearner(Learner):
     target: T5Model
 
     def init(self, key: Key[Array, ""]) -> PyTree:
-        """Heads that say what the target says one token too early."""
+        """Returns new heads, which repeat the target's prediction one token too early."""
         return self._variables(key)["params"]
 
     def _variables(self, key: Key[Array, ""]) -> PyTree:
@@ -101,18 +100,14 @@ class HeadsLearner(Learner):
         return Heads(self.config).init(key, state, state, self.config.num_heads)
 
     def shardings(self, mesh: Mesh) -> PyTree:
-        """By the heads' logical axes."""
+        """Returns the shardings by the heads' logical axes."""
         shapes = jax.eval_shape(self._variables, jax.random.key(0))
         return declared_shardings(shapes["params"], shapes["params_axes"], mesh)
 
     def loss(
-        self,
-        params: PyTree,
-        inputs: Inputs,
-        key: Key[Array, ""] | None,
-        target_params: PyTree,
+        self, params: PyTree, inputs: Inputs, key: Key[Array, ""] | None, target_params: PyTree
     ) -> LossSums:
-        """``heads_losses`` as the options say; the heads have no dropout."""
+        """Returns ``heads_losses`` by the options; the heads have no dropout."""
         target = self.target.with_params(target_params)
         return heads_losses(
             T5Heads.create(params, target),
@@ -131,22 +126,16 @@ def heads_losses(
     distillation_weight: float = 0.0,
     objective: str = "forward_kl",
 ) -> LossSums:
-    """Losses summed over heads and tokens; the settings are those of ``losses.token_losses``."""
+    """Sums losses over heads and tokens; the settings are those of ``losses.token_losses``."""
     text = inputs[2]
     target_logits, _, states = read_target(target, inputs)
     of_heads = heads.head_states(states, text, heads.num_heads)
     sums = []
     for i in range(heads.num_heads):
-        # From the state of token t, and from the token: token t + 1 + i.
+        # Head i predicts token t + 1 + i from the state of token t, and from the token.
         ahead = min(i + 1, text.shape[1])
         logits = heads.output_logits(of_heads[:, : text.shape[1] - ahead, i])
-        sums.append(
-            token_losses(
-                logits,
-                text[:, ahead:],
-                target_logits=target_logits[:, ahead:] if distillation_weight else None,
-                distillation_weight=distillation_weight,
-                objective=objective,
-            )
-        )
+        theirs = target_logits[:, ahead:] if distillation_weight else None
+        settings = {"distillation_weight": distillation_weight, "objective": objective}
+        sums.append(token_losses(logits, text[:, ahead:], target_logits=theirs, **settings))
     return jax.tree.map(lambda *parts: functools.reduce(operator.add, parts), *sums)
