@@ -1,6 +1,6 @@
-"""Every draft that has a name or a format, alone or in another, for the tests that all of them run.
+"""Named drafts, alone or in another draft, for the tests that all of them run.
 
-The names are the registry's: a new one without a case is an error of every such test.
+The names are the registry's: each of these tests fails for a name without a case.
 """
 
 import importlib
@@ -45,18 +45,18 @@ _OTHERS = {
 }
 EVERY = [case for cases in _CASES.values() for case in cases]
 EVERY += [case for other in _OTHERS.values() for case in other.CASES]
-# What has parameters of its own that several devices share in their own way.
+# Drafts with separate parameters, which several devices share in different ways.
 SPREAD = [case for case in EVERY if case not in ("uniform", "early_exit:1", "int4")]
 every_named_draft = pytest.mark.parametrize("draft", EVERY)
 
 
 def named(draft: str, directory: Path) -> str:
-    """What ``--draft`` is given of one of ``EVERY``."""
+    """Returns the value of ``--draft`` for one of ``EVERY``."""
     return draft.replace("{}", str(directory))
 
 
 def write(directory: Path) -> None:
-    """Writes what drafts of ``directory/target`` read from disk."""
+    """Writes the files of the drafts of ``directory/target``."""
     target, rng = load(directory / "target"), np.random.default_rng(0)
     texts = [[*rng.integers(3, 9, 12).tolist(), EOS_ID] for _ in range(40)]
     counted = count_ngrams(join_texts(texts), target.vocabulary.vocab_size, order=3)

@@ -1,4 +1,4 @@
-"""Copying: where the pointer goes, how far it is copied, and when nothing is."""
+"""Tests of copying: the pointer, the length of copies, and when nothing is copied."""
 
 import functools
 import itertools
@@ -32,7 +32,7 @@ VOCAB, SOURCE, WIDTH, GAMMA = 12, 10, 13, 4
 
 @functools.partial(jax.jit, static_argnums=4)
 def call(draft, state, sequences, lengths, gamma, accepted):
-    """Enters what was accepted of the last proposal, and makes the next."""
+    """Reports the accepted tokens of the last proposal, and makes the next."""
     state = draft.commit(state, Outcome(lengths=lengths, num_accepted=accepted))
     context = Context(
         sequences=sequences,
@@ -59,7 +59,7 @@ def rows_of(texts, width, start=()):
 
 
 def calls(draft, sources, outputs, gamma=GAMMA):
-    """Proposals of every call while a target writes these outputs, and how many it accepts."""
+    """Returns each call's proposal and number accepted while a target writes these outputs."""
     sources = rows_of(sources, SOURCE)
     state = draft.prefill(sources, jnp.zeros((len(outputs), 1), jnp.int32), WIDTH)
     lengths, accepted = [0] * len(outputs), [0] * len(outputs)
@@ -79,15 +79,13 @@ def calls(draft, sources, outputs, gamma=GAMMA):
 
 
 def num_equal(tokens, others):
-    """How many of the first ones are equal."""
+    """Counts the leading tokens that are equal."""
     pairs = zip(tokens, others, strict=False)
-    return next(
-        (n for n, (one, other) in enumerate(pairs) if one != other), min(map(len, (tokens, others)))
-    )
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 class ByHand:
-    """The definition, written out."""
+    """Definition of the draft, for one row."""
 
     def __init__(self, source, starts, min_match=1, max_match=8):
         self.source, self.starts = source, starts
@@ -95,7 +93,7 @@ class ByHand:
         self.pointer, self.length, self.misses, self.mean = 0, 0, 0, np.inf
 
     def matched(self, place, end, text):
-        """Tokens of ``place`` before ``end`` that are the text's last."""
+        """Counts tokens of ``place`` before ``end`` that are the text's last."""
         number = 0
         while number < min(self.max_match, end, len(text)) and (
             place[end - 1 - number] == text[len(text) - 1 - number]
@@ -161,7 +159,7 @@ EACH_A_WORD = [True] * VOCAB
     [
         # The source's start at once, and all of it.
         ([5, 6, 7, 8, 9, 1], [5, 6, 7, 8, 9, 1], [[5, 6, 7, 8], [1]]),
-        # One token replaced, inserted, left out: the next call, or the one after, goes on.
+        # One token replaced, inserted, left out: the next call, or the one after, continues.
         ([5, 6, 7, 8, 9, 1], [4, 6, 7, 8, 9, 1], [[5, 6, 7, 8], [6, 7, 8, 9]]),
         ([5, 6, 7, 8, 9, 1], [5, 4, 6, 7, 8, 1], [[5, 6, 7, 8], [7, 8, 9, 1], [7, 8, 9, 1]]),
         ([5, 6, 7, 8, 9, 1], [5, 7, 8, 9, 1], [[5, 6, 7, 8], [8, 9, 1]]),
@@ -171,7 +169,7 @@ EACH_A_WORD = [True] * VOCAB
         ([5, 6, 7, 8, 2, 6, 9, 1], [4, 6, 7], [[5, 6, 7, 8], [6, 7, 8, 2]]),
         # The output's own words where they match for longer.
         ([2, 1], [6, 7, 8, 6, 7, 8], [[2, 1], [1], [], [], [7, 8, 6]]),
-        # A text that goes on beyond the source's end may end any time.
+        # A text that continues beyond the source's end may end any time.
         ([5, 1], [5, 1, 9, 9], [[5, 1], [1]]),
     ],
 )
@@ -232,24 +230,28 @@ def test_two_calls_after_any_edit_the_source_goes_on(words, start, removed, inse
 
 
 def test_after_two_wrong_proposals_only_a_match_is_followed():
-    """Of a source that nothing is copied from but a name, the name alone is proposed."""
+    """Nothing is copied from the source but a name, and the name alone is proposed then."""
     source = [2, 3, 4, 10, 11, 7, 1]
     (found,) = calls(CopyDraft(VOCAB), [source], [[8, 9, 8, 5, 6, 10, 11, 6, 1]])
     assert [len(proposed) for proposed, _ in found[:2]] == [4, 4]
     assert [proposed for proposed, _ in found[2:]] == [[], [9, 8], [], [], [11, 7, 1], [10, 11, 6]]
 
 
-def test_proposals_are_as_long_as_the_record_allows():
-    """Up to twice the tokens that calls brought lately: 2 (8 + 1) first, 2 (4 + 1), 2 (2 + 1)."""
-    source, other = [2, 3, 4, 5, 6, 7, 8, 9, 1], [10, 2, 11, 3, 10, 4]
-    (found,) = calls(CopyDraft(VOCAB), [source], [other], gamma=8)
-    assert [len(proposed) for proposed, _ in found[:3]] == [8, 8, 6]
-
-
-def test_short_matches_are_not_followed_where_longer_ones_are_asked_for():
-    source, output = [2, 3, 4, 5, 1], [6, 7, 8, 3, 4, 9]
-    (found,) = calls(CopyDraft(VOCAB, min_match=2), [source], [output])
-    assert [proposed for proposed, _ in found[2:]] == [[], [], [], [5, 1]]
+@pytest.mark.parametrize(
+    ("options", "gamma", "source", "output", "lengths"),
+    [
+        # Up to twice the tokens that calls brought lately: 2 (8 + 1), 2 (4 + 1), 2 (2 + 1).
+        ({}, 8, [2, 3, 4, 5, 6, 7, 8, 9, 1], [10, 2, 11, 3, 10, 4], [8, 8, 6]),
+        # After two wrong proposals a match of two tokens is required.
+        ({"min_match": 2}, 4, [2, 3, 4, 5, 1], [6, 7, 8, 3, 4, 9], [4, 4, 0, 0, 0, 2]),
+        # A decoder alone has no source: the output's own words are repeated.
+        ({}, 4, [], [5, 6, 7, 5, 6, 7, 5], [0, 0, 0, 0, 3]),
+    ],
+    ids=["the record", "a longer match", "no source"],
+)
+def test_proposals_are_as_long_as_record_and_match_allow(options, gamma, source, output, lengths):
+    (found,) = calls(CopyDraft(VOCAB, **options), [source], [output], gamma=gamma)
+    assert [len(proposed) for proposed, _ in found[: len(lengths)]] == lengths
 
 
 def test_a_row_proposes_the_same_whatever_is_beside_it():
@@ -261,17 +263,11 @@ def test_a_row_proposes_the_same_whatever_is_beside_it():
         assert calls(draft, [source], [output]) == [found]
 
 
-def test_without_a_source_the_output_alone_is_repeated():
-    """Of a decoder alone the inputs are padding."""
-    (found,) = calls(CopyDraft(VOCAB), [[]], [[5, 6, 7, 5, 6, 7, 5]])
-    assert [proposed for proposed, _ in found] == [[], [], [], [], [6, 7, 5]]
-
-
 WORDS = [5, 6, 7, 8, 9, 10, 11, 4, 1]
 
 
 def decode(target, draft, source, gamma):
-    """Of one row, as many tokens as its source has."""
+    """Decodes one row, as many tokens as its source has."""
     prompts, options = jnp.zeros((1, 1), jnp.int32), {"gamma": gamma, "max_decode_len": len(source)}
     sources = jnp.asarray([source])
     return speculative_decode(target, draft, sources, prompts, jax.random.key(0), GREEDY, **options)
@@ -283,16 +279,16 @@ def test_copying_a_copier_takes_few_calls():
     assert decoded.tokens[0, 0].tolist() == WORDS
     # 5 6 7 8 and 9, then 10 11 4 1.
     stats = decoded.stats
-    counts = (int(leaf[0, 0]) for leaf in (stats.target_calls, stats.proposed, stats.accepted))
-    assert tuple(counts) == (2, 8, 8)
+    counts = stats.target_calls, stats.proposed, stats.accepted
+    assert np.ravel(counts).tolist() == [2, 8, 8]
 
 
 def test_no_proposal_costs_no_position_of_the_target():
-    """The widths that the target was traced with, and the one that was run."""
+    """The target records the widths that it is run with."""
     widths = []
 
     def record(sources, prefixes):
-        """Writes what is not in the source."""
+        """Writes a token that is not in the source."""
         return 9.0 * jax.nn.one_hot(jnp.full_like(prefixes, 9), VOCAB)
 
     class Recorder(StubTarget):

@@ -1,4 +1,4 @@
-"""An EAGLE head drafts as it was trained to: from true states for the text, from its own beyond."""
+"""Tests that an EAGLE head drafts as it was trained to: from true states, then from its own."""
 
 import functools
 
@@ -25,7 +25,7 @@ SOURCES = jnp.array([[5, 6, 7, 8, 5, 1], [9, 9, 4, 1, 0, 0], [7, 6, 5, 4, 3, 1]]
 PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9]])
 KEYS = jax.random.split(jax.random.key(3), 3)
 GAMMA, LENGTH = 3, 24
-# At which distributions are even enough for drafts of random parameters to be accepted.
+# Even distributions, so that drafts of random parameters are accepted.
 TEMPERATURE = 3.0
 SETTINGS = sampling(TEMPERATURE)
 TREE = verifier("tree", widths=(2, 1, 1))
@@ -33,15 +33,14 @@ TREE = verifier("tree", widths=(2, 1, 1))
 
 @functools.cache
 def pair(per_layer=False, **options):
-    """A target, and a head of its last layer; with a bias of each layer's own, as umT5 has it."""
+    """Makes a target, and a head of its last layer; ``per_layer`` is the bias of umT5."""
     target = tiny_t5(0, num_decoder_layers=2, relpos_per_layer=per_layer)
     own, config = tiny_head(target, (1,), **options)
     return target, own, EagleDraft.create(own, config, (1,), target)
 
 
 def after_some_iterations(target, draft, of_verifier):
-    """What the draft keeps after refusals, and the context of its next proposal."""
-    # No text ends.
+    """Returns the draft's state after refusals, and the context of its next proposal."""
     loop = speculative.Loop(gamma=GAMMA, max_decode_len=LENGTH, verifier=of_verifier, eos_id=-1)
     init = jax.jit(functools.partial(speculative.init, loop=loop))
     step = jax.jit(functools.partial(speculative.step, loop=loop))
@@ -54,7 +53,7 @@ def after_some_iterations(target, draft, of_verifier):
 
 
 def unrolled_probs(target, own, draft, context, drafts):
-    """The distribution of each draft's place, by the network as it is trained, from no cache."""
+    """Returns each draft's distribution by the network as it is trained, without a cache."""
     at = np.asarray(context.lengths)
     texts = np.array(context.sequences)
     for row, length in enumerate(at):

@@ -1,4 +1,4 @@
-"""What every draft owes: the target's text and law, batches of strangers, clean caches."""
+"""Tests of every draft: the target's text and law, independent rows, clean caches."""
 
 import functools
 
@@ -45,7 +45,7 @@ SOURCES = jnp.array(
 
 @flax.struct.dataclass
 class Parrot(Draft):
-    """The example of ``Draft``."""
+    """A draft of constant tokens."""
 
     tokens: Int[Array, "n"]
     vocab_size: int = flax.struct.field(pytree_node=False)
@@ -58,7 +58,7 @@ class Parrot(Draft):
 
 @flax.struct.dataclass
 class Doubting(Parrot):
-    """It says nothing after odd tokens: a first draft that keeps nothing."""
+    """A first draft without a state, which proposes nothing after odd tokens."""
 
     traits = DraftTraits(varies=True)
 
@@ -79,7 +79,7 @@ def near():
 
 
 def shared_encoder(**settings):
-    """The last of the target's decoder layers, with noise."""
+    """Makes a draft of the last of the target's decoder layers, with noise."""
     layers = (1,)
     params, config = keep_layers(target().params, target().config, encoder=(0,), decoder=layers)
     params = disturbed(bind(params, config), 0.05).params
@@ -119,13 +119,6 @@ def drafts(*names):
     return pytest.mark.parametrize("name", names)
 
 
-@functools.cache
-def plain_text():
-    return jax.device_get(
-        autoregressive_decode(target(), SOURCES, PROMPTS, KEY, GREEDY, max_decode_len=LENGTH)
-    )
-
-
 PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9], [0, 0, 0]])
 
 
@@ -136,7 +129,13 @@ def decode(draft, sources=SOURCES, prompts=PROMPTS, rng=KEY, settings=GREEDY, ga
     )
 
 
-# Those without a name of their own: ``tests/end_to_end/test_named_drafts.py`` has the others.
+@functools.cache
+def plain_text():
+    arguments = target(), SOURCES, PROMPTS, KEY, GREEDY
+    return jax.device_get(autoregressive_decode(*arguments, max_decode_len=LENGTH))
+
+
+# ``tests/end_to_end/test_named_drafts.py`` has the drafts with names.
 @drafts("mixed", "parrot")
 def test_the_greedy_text_is_that_of_plain_decoding(name):
     draft = T5_DRAFTS[name]()
@@ -152,7 +151,7 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
 
 @drafts("shared encoder", "eagle", "eagle, narrower", "early exit")
 def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace(name):
-    """Costs under which hardly any draft pays: it is told to wait, and asked again."""
+    """Hardly any draft pays under these costs: it waits, and is used again."""
     costly = Pace.start(Costs.by_formula(c=0.5, largest=3), pause=2)
     decoded = decode(T5_DRAFTS[name](), pace=costly)
     np.testing.assert_array_equal(decoded.tokens, plain_text().tokens)
@@ -167,7 +166,7 @@ def test_a_row_decodes_as_it_does_beside_other_rows(name):
     keys = outputs_lib.row_keys(KEY, 4)
     settings = sampling(1.0)
     together = decode(draft, rng=keys, settings=settings)
-    # As many rows: the program is compiled already.
+    # As many rows as before, so that nothing is compiled.
     order = jnp.array([2, 0, 0, 2])
     others = decode(draft, SOURCES[order], PROMPTS[order], keys[order], settings)
     for found, expected in zip(jax.tree.leaves(others), jax.tree.leaves(together), strict=True):
@@ -185,7 +184,7 @@ def test_several_decodes_share_the_sources_keys_and_values():
     assert f"f32[{inputs},{heads},{source},{width}]" in program
     assert f"f32[{inputs * times},{heads},{source},{width}]" not in program
     together = speculative_decode(*arguments, **options)
-    # Which come by increasing score.
+    # Decodes are sorted by increasing score.
     order = np.argsort(apart.scores.reshape(inputs, times), axis=1, kind="stable")
     tokens = apart.tokens.reshape(inputs, times, LENGTH)
     np.testing.assert_array_equal(
@@ -193,11 +192,10 @@ def test_several_decodes_share_the_sources_keys_and_values():
     )
 
 
-# Those that keep something between iterations, or decide by it. Copying is told by what was
-# accepted before: ``test_copying`` has it.
+# The drafts that have a state; ``test_copying`` tests copying, which depends on earlier acceptance.
 @drafts("transformer", "mixed, doubting", "shared encoder", "eagle")
 def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(name):
-    """Whatever a draft keeps between iterations, it must not show."""
+    """A draft's state must have no effect on its proposals."""
     draft = T5_DRAFTS[name]()
     gamma, stream = LOOP.gamma, RowStream(outputs_lib.row_keys(KEY, 4))
     step = jax.jit(functools.partial(speculative.step, loop=LOOP))
@@ -226,12 +224,12 @@ def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(
 
 
 def go_plainly(draft, state, settings, num_steps):
-    """Plain steps, of which the draft is told at the end."""
+    """Takes plain steps, and prepares the draft at the end."""
     if not num_steps:
         return state
     pace = Pace.start(Costs.by_formula(c=0.1, largest=3)).new_batch()
     pace, kept = pace.replace(prefilled=jnp.asarray(True)), state.draft_state
-    # No draft takes part: one program for all that want no states.
+    # Without a draft, all that use no states share one program.
     state = state.replace(pace=pace, draft_state=())
     absent = draft if draft.traits.uses_target_states else UniformDraft(VOCAB)
     for _ in range(num_steps):
@@ -249,9 +247,8 @@ _plain_step = jax.jit(functools.partial(speculative.step, loop=LOOP.plain))
 @drafts("mixed")
 def test_coupled_the_text_depends_on_the_key_alone(name):
     draft, settings = T5_DRAFTS[name](), sampling(1.0)
-    plain = autoregressive_decode(
-        target(), SOURCES, PROMPTS, KEY, settings, coupled=True, max_decode_len=LENGTH
-    )
+    arguments = target(), SOURCES, PROMPTS, KEY, settings
+    plain = autoregressive_decode(*arguments, coupled=True, max_decode_len=LENGTH)
     decoded = decode(draft, settings=settings, verifier=CoupledVerifier())
     np.testing.assert_array_equal(decoded.tokens, plain.tokens)
     assert np.sum(decoded.stats.accepted) > 0

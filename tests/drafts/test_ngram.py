@@ -1,4 +1,4 @@
-"""N-gram drafts: what they propose, and that the target's text and law remain."""
+"""Tests of n-gram drafts: their proposals, and the target's text and law with them."""
 
 import functools
 
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 VOCAB = 12
 GREEDY, SAMPLED = sampling(0.0), sampling(1.0)
-# Texts of a few tokens and unequal lengths; what is beyond a length must not show.
+# Texts of unequal lengths; the tokens beyond a length must have no effect.
 SEQUENCES = jnp.array([[0, 9, 9, 9, 9, 9], [0, 5, 9, 9, 9, 9], [0, 7, 8, 2, 9, 9]])
 LENGTHS = jnp.array([0, 1, 3])
 
 
 def random_texts(seed, vocab_size, num=80):
-    """Texts in which some tokens follow others more often."""
+    """Makes texts in which some tokens follow others more often."""
     rng = np.random.default_rng(seed)
     texts = []
     for _ in range(num):
@@ -47,45 +47,38 @@ def ngrams(vocab_size=VOCAB, order=3) -> NgramDraft:
     return count_ngrams(join_texts(random_texts(0, vocab_size)), vocab_size, order=order)
 
 
-def context_of(sequences, lengths, keys, settings, coupled=False):
-    return Context(
+@functools.partial(jax.jit, static_argnames="gamma")
+def propose(draft, sequences, lengths, keys, settings, gamma):
+    context = Context(
         sequences=sequences,
         lengths=lengths,
         live=jnp.ones(len(lengths), bool),
-        draws=draft_draws(RowStream(keys), lengths, coupled),
+        draws=draft_draws(RowStream(keys), lengths, coupled=False),
         settings=settings,
         target_cache=(),
     )
-
-
-@functools.partial(jax.jit, static_argnames="gamma")
-def propose(draft, sequences, lengths, keys, settings, gamma):
-    context = context_of(sequences, lengths, keys, settings)
     return draft.propose((), context, gamma)[0]
 
 
 KEYS = row_keys(jax.random.key(0), 3)
 
 
-def test_goes_on_with_the_text_it_was_counted_in():
+def test_continues_the_text_it_was_counted_in():
     texts = [[3, 4, 5, 6, 7, EOS_ID], [8, 4, 9, 7, 10, EOS_ID]] * 3
     draft = count_ngrams(join_texts(texts), VOCAB, order=3)
     assert isinstance(draft, Draft)
-    # What follows 4 and 7 depends on the token before.
     sequences = jnp.array([[0, 3, 4, 2, 2], [0, 8, 4, 2, 2], [0, 6, 7, 2, 2], [0, 2, 2, 2, 2]])
-    proposal = propose(
-        draft, sequences, jnp.array([2, 2, 2, 0]), row_keys(jax.random.key(0), 4), GREEDY, 3
-    )
-    np.testing.assert_array_equal(
-        proposal.tokens[:3], [[5, 6, 7], [9, 7, 10], [EOS_ID, EOS_ID, EOS_ID]]
-    )
-    # Half of the texts begin with 3, half with 8: the first of several.
-    np.testing.assert_array_equal(proposal.tokens[3], [3, 4, 5])
+    keys = row_keys(jax.random.key(0), 4)
+    proposal = propose(draft, sequences, jnp.array([2, 2, 2, 0]), keys, GREEDY, 3)
+    # The tokens after 4 and 7 depend on the token before; half of the texts begin with 3, half with
+    # 8, and the first of several is proposed.
+    expected = [[5, 6, 7], [9, 7, 10], [EOS_ID, EOS_ID, EOS_ID], [3, 4, 5]]
+    np.testing.assert_array_equal(proposal.tokens, expected)
     np.testing.assert_array_equal(proposal.num_proposed, [3, 3, 3, 3])
 
 
 def test_before_the_start_token_there_is_nothing():
-    # Padding in a text, which no vocabulary makes: two start tokens would be before a 5.
+    # No vocabulary makes padding in a text: two start tokens would be before a 5.
     texts = [[PAD_ID, 5, EOS_ID]] * 2 + [[6, 7, EOS_ID]] * 3
     draft = count_ngrams(join_texts(texts), VOCAB, order=3)
     proposal = propose(draft, SEQUENCES, jnp.zeros(3, jnp.int32), KEYS, GREEDY, 2)
@@ -140,30 +133,12 @@ def test_refuses_orders_and_vocabularies_that_it_lacks():
         ngrams().with_vocab_size(11)
 
 
-SOURCES = jnp.array([[5, 6, 7, 1], [9, 4, 1, 0], [3, 1, 0, 0]])
-PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9]])
-
-
-@functools.cache
-def target():
-    return TableTarget.create(seed=0, vocab_size=VOCAB, contexts=5)
-
-
 def test_coupled_the_text_depends_on_the_key_alone():
-    key, length = jax.random.key(1), 20
-    plain = autoregressive_decode(
-        target(), SOURCES, PROMPTS, key, SAMPLED, coupled=True, max_decode_len=length
-    )
-    decoded = speculative_decode(
-        target(),
-        ngrams(),
-        SOURCES,
-        PROMPTS,
-        key,
-        SAMPLED,
-        gamma=3,
-        max_decode_len=length,
-        verifier=CoupledVerifier(),
-    )
+    target = TableTarget.create(seed=0, vocab_size=VOCAB, contexts=5)
+    sources = jnp.array([[5, 6, 7, 1], [9, 4, 1, 0], [3, 1, 0, 0]])
+    arguments = sources, jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9]]), jax.random.key(1), SAMPLED
+    plain = autoregressive_decode(target, *arguments, coupled=True, max_decode_len=20)
+    options = {"gamma": 3, "max_decode_len": 20, "verifier": CoupledVerifier()}
+    decoded = speculative_decode(target, ngrams(), *arguments, **options)
     np.testing.assert_array_equal(decoded.tokens, plain.tokens)
     assert np.sum(decoded.stats.accepted) > 0

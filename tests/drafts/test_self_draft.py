@@ -1,4 +1,4 @@
-"""The target as its own draft: coarser weights say nearly what the target says."""
+"""Tests of the target as its own draft, with coarser weights."""
 
 import jax
 import jax.numpy as jnp
@@ -16,33 +16,23 @@ from spec_t5x.testing.toy_models import tiny_t5
 @pytest.mark.parametrize("make", [tiny_t5])
 def test_nearly_all_drafts_of_rounded_weights_are_accepted(make, quick_compilation):
     target = make(0)
-    draft = SelfDraft.rounded(target)
     sources = jnp.asarray(np.random.default_rng(0).integers(3, 30, (8, 9)), jnp.int32)
-    decoded = speculative_decode(
-        target,
-        draft,
-        sources,
-        jnp.zeros((8, 1), jnp.int32),
-        jax.random.key(0),
-        sampling(),
-        gamma=4,
-        max_decode_len=30,
-    )
-    accepted, verified = (
-        int(np.sum(each)) for each in (decoded.stats.accepted, decoded.stats.verified)
-    )
-    assert verified > 40 and 0.9 * verified < accepted
+    arguments = sources, jnp.zeros((8, 1), jnp.int32), jax.random.key(0), sampling()
+    options = {"gamma": 4, "max_decode_len": 30}
+    stats = speculative_decode(target, SelfDraft.rounded(target), *arguments, **options).stats
+    verified = int(np.sum(stats.verified))
+    assert verified > 40 and 0.9 * verified < int(np.sum(stats.accepted))
 
 
 def test_a_rounded_draft_holds_its_own_matrices_and_no_encoder():
     target = tiny_t5(0)
-    draft = SelfDraft.rounded(target)
-    assert set(draft.model.weights) == {"token_embedder", "decoder"}
-    kernel = draft.model.weights["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
+    weights = SelfDraft.rounded(target).model.weights
+    assert set(weights) == {"token_embedder", "decoder"}
+    kernel = weights["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
     assert jax.tree.leaves(kernel)[0].dtype == jnp.int8
-    embedding = draft.model.weights["token_embedder"]["embedding"]
-    assert embedding is target.weights["token_embedder"]["embedding"]
-    # Of a model that XLA computes.
+    embedding = target.weights["token_embedder"]["embedding"]
+    assert weights["token_embedder"]["embedding"] is embedding
+    # XLA computes this model.
     plain = target.replace(weights=target.params, operations=XLA)
     kernel = SelfDraft.rounded(plain).model.weights["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
     assert isinstance(kernel, Rounded) and kernel.values.dtype == jnp.int8

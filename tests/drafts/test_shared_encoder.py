@@ -1,4 +1,4 @@
-"""A draft in its target's encoder: says what a whole model of the same parameters says."""
+"""Tests of a draft with its target's encoder, against a whole model of the same parameters."""
 
 import functools
 
@@ -26,17 +26,13 @@ PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9], [0, 0, 0]])
 LAYERS = (1,)
 
 
-@pytest.fixture(scope="module")
-def drafts():
-    """``drafts(tied)``: the target, and what makes its drafts.
+@functools.cache
+def made(tied=False):
+    """Returns a target, and a function that makes its drafts.
 
-    Of each options a draft in the target's encoder, and one of the same parameters with an
-    encoder of its own.
+    The function makes a draft with the target's encoder, and one of the same parameters with a
+    separate encoder.
     """
-    return functools.cache(make_drafts)
-
-
-def make_drafts(tied=False):
     target = tiny_t5(0, num_decoder_layers=2, logits_via_embedding=tied)
     params, config = keep_layers(target.params, target.config, encoder=(0,), decoder=LAYERS)
     own = own_params(disturbed(target.with_params(params), 0.1).params)
@@ -65,9 +61,9 @@ def decode(target, draft, settings, **options):
     ],
     ids=["tied", "tree"],
 )
-def test_it_proposes_what_a_whole_model_would(drafts, tied, options, decoding):
-    """Token for token, and iteration by iteration, with the same random numbers."""
-    target, make = drafts(tied)
+def test_it_proposes_what_a_whole_model_would(tied, options, decoding):
+    """The random numbers are the same."""
+    target, make = made(tied)
     shared, whole = (decode(target, draft, sampling(1.0), **decoding) for draft in make(**options))
     np.testing.assert_array_equal(shared.tokens, whole.tokens)
     for field in ("target_calls", "proposed", "accepted", "accepted_by_position"):
@@ -75,8 +71,8 @@ def test_it_proposes_what_a_whole_model_would(drafts, tied, options, decoding):
     assert 0 < shared.stats.accepted.sum() < shared.stats.proposed.sum()
 
 
-def test_it_holds_no_encoder_and_encodes_nothing(drafts):
-    target, make = drafts()
+def test_it_holds_no_encoder_and_encodes_nothing():
+    target, make = made()
     shared, whole = make()
     assert set(shared.model.params) == {"token_embedder", "decoder"}
     embedding = target.params["token_embedder"]["embedding"]
@@ -90,8 +86,8 @@ def test_it_holds_no_encoder_and_encodes_nothing(drafts):
 
 
 @pytest.mark.parametrize("layers", [(0, 1), (2,), (-1,)])
-def test_layers_that_the_target_does_not_have(drafts, layers):
-    target, make = drafts()
+def test_layers_that_the_target_does_not_have(layers):
+    target, make = made()
     draft = make()[0].model
     with pytest.raises(InputError, match="of a target of 2: give one of the target's for each"):
         SharedEncoderDraft.create(draft.params, draft.config, layers, target)

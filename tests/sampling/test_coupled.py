@@ -1,4 +1,4 @@
-"""Coupled verification: the text is the seed's, whatever drafts it, and T5X's own."""
+"""Tests of coupled verification: the text depends on the seed alone, and is T5X's."""
 
 import functools
 
@@ -60,7 +60,7 @@ def test_the_text_is_that_of_plain_decoding_for_every_draft_and_gamma():
         rates[name] = acceptance(decoded)
     assert rates["same"] == 1
     assert rates["bad"] < rates["good"] < 1
-    # Not one text for all rows, and some of them end by themselves.
+    # Rows have different texts, and some of them end.
     assert len(np.unique(plain.tokens[:, 0], axis=0)) == 5
     assert len(np.unique(plain.lengths)) > 1
 
@@ -106,11 +106,11 @@ next_logits = jax.jit(lambda target, prefixes: target.next_logits(SOURCES, prefi
 
 
 def t5x_texts(target, rng, settings, prompts, max_decode_len):
-    """What T5X's sampling loop writes from prefilled prompts, step by step.
+    """Returns the texts of T5X's sampling loop from prefilled prompts, step by step.
 
-    In step k, row b writes the token after its prompt's k-th one; the key is split in
-    every step and draws for the whole batch, or, with a temperature for each row, for
-    each of them mapped over as a batch of one.
+    In step k, row b writes the token after its prompt's k-th one; the key is split in every step
+    and draws for the whole batch or, with a temperature for each row, for each of them mapped over
+    as a batch of one.
     """
     texts = [[PAD_ID, *(token for token in row[1:] if token)] for row in np.asarray(prompts)]
     ended = [False] * len(texts)
@@ -154,13 +154,8 @@ def test_with_t5xs_chain_the_text_is_t5xs(target, settings):
     stream = t5x_stream(KEY, starts, LENGTH, same_for_rows=settings.temperature.ndim == 1)
     expected = t5x_texts(target, KEY, settings, PROMPTS, LENGTH)
     plain = plain_decode(target, SOURCES, PROMPTS, stream, settings)
-    found = [
-        row[:length].tolist()
-        for row, length in zip(
-            np.asarray(plain.tokens[:, 0]), plain.lengths[:, 0].tolist(), strict=True
-        )
-    ]
-    assert found == expected
+    found = zip(np.asarray(plain.tokens[:, 0]), plain.lengths[:, 0].tolist(), strict=True)
+    assert [row[:length].tolist() for row, length in found] == expected
     for draft in DRAFTS.values():
         decoded = coupled_decode(target, draft, SOURCES, PROMPTS, stream, settings, gamma=2)
         assert_same_text(decoded, plain)

@@ -35,7 +35,7 @@ LOGITS = np.array(
 
 
 def softmax(logits):
-    """The textbook's formula, in float64."""
+    """Returns the textbook's softmax, in float64."""
     exponentials = np.exp(np.asarray(logits, np.float64))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
@@ -183,7 +183,7 @@ def test_settings_repeat_row_by_row():
 
 
 def nucleus_by_sorting(probs, p):
-    """Top-p the usual way: sort, accumulate, cut; then what ties with the last."""
+    """Sorts, accumulates and cuts; keeps tokens that tie with the last."""
     order = np.argsort(-probs, kind="stable")
     cumulative = np.cumsum(probs[order])
     last = min(np.searchsorted(cumulative, p), len(probs) - 1)

@@ -1,4 +1,4 @@
-"""Where random numbers come from: whose keys they depend on, and T5X's chain of them."""
+"""Tests of the keys that random numbers depend on, and of T5X's chain of keys."""
 
 import functools
 
@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.sampling.distributions import (
-    gumbel_argmax,
-    sample,
-    sample_residual,
-    sampling,
-)
+from spec_t5x.sampling.distributions import gumbel_argmax, sample, sample_residual, sampling
 from spec_t5x.sampling.draws import (
     Draws,
     RowStream,
@@ -32,7 +27,7 @@ SAMPLED = sampling(1.0)
 
 
 def bits(keys):
-    """Keys as tuples, to compare and to put in sets."""
+    """Returns keys as tuples, to compare and to put in sets."""
     return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()]
 
 
@@ -44,31 +39,30 @@ def random_probs(rows, seed=0, vocab=VOCAB):
 # RowStream
 
 
-def test_keys_depend_on_the_rows_key_and_position_alone():
-    rows, positions = jnp.array([0, 0, 1, 1, 0]), jnp.array([3, 4, 3, 4, 3])
-    for drawn in RowStream(KEYS[rows]).at(positions, 3):
+ROWS, POSITIONS = jnp.array([0, 0, 1, 1, 0]), jnp.array([3, 4, 3, 4, 3])
+
+
+def test_keys_and_noise_depend_on_the_rows_key_and_position_alone():
+    stream = RowStream(KEYS[ROWS])
+    for drawn in stream.at(POSITIONS, 3):
         assert len(set(bits(drawn))) == 4
         assert bits(drawn)[0] == bits(drawn)[4]
+    noise = np.asarray(stream.gumbels(POSITIONS, VOCAB))
+    assert len(np.unique(noise[:4])) == 4 * VOCAB
+    np.testing.assert_array_equal(noise[4], noise[0])
+    alone = RowStream(KEYS[1:]).gumbels(POSITIONS[3:4], VOCAB)
+    np.testing.assert_array_equal(alone[0], noise[3])
 
 
 @pytest.mark.parametrize("partitionable", [True, False])
 def test_the_first_key_is_the_same_however_many_are_asked_for(partitionable):
-    # What makes gamma 0 equal plain decoding, seed for seed.
+    # Gamma 0 therefore equals plain decoding, seed for seed.
     stream = RowStream(jax.random.split(jax.random.key(2), 3))
     lengths = jnp.array([0, 5, 2])
     with jax.threefry_partitionable(partitionable):
         (alone,) = stream.at(lengths, 1)
         assert bits(alone) == bits(stream.at(lengths, 3)[0])
         assert bits(alone) == bits(purpose_keys(stream, lengths)[0])
-
-
-def test_noise_depends_on_the_rows_key_and_position_alone():
-    rows, positions = jnp.array([0, 0, 1, 1, 0]), jnp.array([3, 4, 3, 4, 3])
-    noise = np.asarray(RowStream(KEYS[rows]).gumbels(positions, VOCAB))
-    assert len(np.unique(noise[:4])) == 4 * VOCAB
-    np.testing.assert_array_equal(noise[4], noise[0])
-    alone = RowStream(KEYS[1:]).gumbels(positions[3:4], VOCAB)
-    np.testing.assert_array_equal(alone[0], noise[3])
 
 
 def test_noise_shares_no_key_with_the_other_draws():
@@ -84,7 +78,7 @@ def test_noise_shares_no_key_with_the_other_draws():
 
 
 def draw(draws, probs, offset=0, settings=SAMPLED):
-    """The token number ``offset`` of those drawn from ``probs`` one after the other."""
+    """Draws tokens from ``probs`` and returns the one after ``offset`` others."""
     for _ in range(offset):
         _, draws = draws.next(probs, settings)
     return draws.next(probs, settings)[0]
@@ -137,17 +131,14 @@ def test_nodes_of_a_tree_have_draws_of_their_own():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_other_types_than_float32_are_refused_while_tracing(unchecked, dtype):
-    probs, draws = (
-        random_probs(2).astype(dtype),
-        draft_draws(RowStream(KEYS), jnp.array([4, 9]), False),
-    )
-    of_noise = functools.partial(gumbel_argmax, gumbels=jnp.zeros((2, VOCAB)))
+    probs = random_probs(2).astype(dtype)
+    draws = draft_draws(RowStream(KEYS), jnp.array([4, 9]), False)
     for draw_from in (
         lambda probs: draws.next(probs, SAMPLED),
         lambda probs: draws.next_distinct(probs, probs, 2, SAMPLED),
         lambda probs: sample(KEYS[0], probs[0]),
         lambda probs: sample_residual(KEYS[0], jnp.ones(VOCAB), probs[0]),
-        of_noise,
+        lambda probs: gumbel_argmax(probs, jnp.zeros((2, VOCAB))),
     ):
         with pytest.raises(InputError, match=f"are {probs.dtype}: work them out in float32"):
             jax.eval_shape(draw_from, probs)
@@ -155,34 +146,30 @@ def test_other_types_than_float32_are_refused_while_tracing(unchecked, dtype):
 
 def test_drafts_of_two_iterations_at_one_place_are_drawn_anew():
     # A token proposed for position 5 and refused is proposed again, after position 4.
-    keys = jax.random.split(jax.random.key(3), 64)
+    stream = RowStream(jax.random.split(jax.random.key(3), 64))
     probs = jnp.full((64, VOCAB), 1 / VOCAB)
-    first, second = (
-        draw(draft_draws(RowStream(keys), jnp.full(64, length), False), probs, 5 - length)
-        for length in (3, 4)
-    )
-    assert np.any(first != second)
-    coupled = [
-        draw(draft_draws(RowStream(keys), jnp.full(64, length), True), probs, 5 - length)
-        for length in (3, 4)
-    ]
-    np.testing.assert_array_equal(*coupled)
+    for coupled in (False, True):
+        first, second = (
+            draw(draft_draws(stream, jnp.full(64, length), coupled), probs, 5 - length)
+            for length in (3, 4)
+        )
+        assert np.any(first != second) != coupled
 
 
 def test_coupled_draws_are_the_choices_of_the_noise_at_their_place():
     stream, lengths, probs = RowStream(KEYS), jnp.array([4, 9]), random_probs(2)
     for offset in range(3):
-        tokens = draw(Draws(stream, lengths, coupled=True), probs, offset)
-        np.testing.assert_array_equal(
-            tokens, sample_coupled(stream, lengths + offset, probs, SAMPLED)
-        )
-        noise = np.asarray(stream.gumbels(lengths + offset, VOCAB))
+        tokens, places = draw(Draws(stream, lengths, coupled=True), probs, offset), lengths + offset
+        noise = np.asarray(stream.gumbels(places, VOCAB))
         np.testing.assert_array_equal(tokens, np.argmax(np.log(probs) + noise, axis=-1))
-        plain = sample_next(stream, lengths + offset, probs, SAMPLED, coupled=True)
-        np.testing.assert_array_equal(tokens, plain)
+        for found in (
+            sample_coupled(stream, places, probs, SAMPLED),
+            sample_next(stream, places, probs, SAMPLED, coupled=True),
+        ):
+            np.testing.assert_array_equal(tokens, found)
 
 
-# T5X's chain: ``test_coupled.py`` compares what is drawn with it with T5X's own loop
+# T5X's chain, whose texts ``test_coupled.py`` compares with T5X's loop
 
 
 STEPS, BATCH = 6, 4

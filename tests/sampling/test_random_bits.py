@@ -1,4 +1,4 @@
-"""The numbers that keys give are JAX's, to the bit, however they are made."""
+"""Tests that the numbers of keys are JAX's, to the bit, with and without kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from spec_t5x.sampling import random_bits
 
 @pytest.fixture(params=[True, False], ids=["machine", "JAX"])
 def keys(request, monkeypatch):
+    """Provides keys, with the machine's kernels or without."""
     if not request.param:
         monkeypatch.setattr(operations, "registered", lambda: (operations.XLA,))
     return jax.random.split(jax.random.key(7), 5)

@@ -1,4 +1,4 @@
-"""Rules of decoding: place by place what transformers' processors make of the same logits."""
+"""Tests of the rules of decoding, place by place against transformers' processors."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,13 +21,13 @@ STARTS, LIMITS = (0, 0, 2, 0, 3, 1), (11, 6, 11, 9, 8, 10)
 
 
 def texts(seed=0):
-    """Random tokens of few kinds behind the start token."""
+    """Draws tokens of few kinds behind the start token."""
     drawn = np.random.default_rng(seed).integers(2, VOCAB, (ROWS, WIDTH)).astype(np.int32)
     drawn[:, 0] = 0
     return drawn
 
 
-# What ``rules`` is given and, where it differs, what transformers' GenerationConfig is.
+# Arguments of ``rules`` and of transformers' GenerationConfig.
 CASES = {
     "suppressed": {"suppress_tokens": (3, 5)},
     "suppressed at the beginning": {"begin_suppress_tokens": (2, 1)},
@@ -64,12 +64,12 @@ CASES = {
 
 
 def lists(value):
-    """Tuples as lists, those in them, too."""
+    """Makes lists of tuples, and of those in them."""
     return [lists(each) for each in value] if isinstance(value, tuple) else value
 
 
 def theirs(logits, tokens, start, limit, case):
-    """The logits after ``tokens`` by transformers' own processors."""
+    """Returns the logits after ``tokens`` by transformers' processors."""
     values = {name: lists(value) for name, value in case.items() if name != "eos"}
     values["min_new_tokens"] = values.pop("min_length", None)
     config = transformers.GenerationConfig(**values, max_length=limit + 1)
@@ -95,36 +95,29 @@ def test_every_place_has_the_logits_of_transformers(case):
         given = tokens[row, : lengths[row, place] + 1]
         expected = theirs(logits[row, place], given, STARTS[row], LIMITS[row], case)
         # PyTorch multiplies by the inverse of a penalty.
-        np.testing.assert_allclose(
-            found[row, place], expected, rtol=2e-7, err_msg=f"{row}, {place}"
-        )
+        message = f"{row}, {place}"
+        np.testing.assert_allclose(found[row, place], expected, rtol=2e-7, err_msg=message)
         changed += not np.array_equal(expected, logits[row, place])
     assert changed or case in (CASES["n-grams longer than any text"],)
 
 
-def test_a_text_of_its_own_at_each_place():
-    """As in a tree: the places of a row do not share their tokens."""
+def place_after(tokens, lengths):
+    """Makes places of one row, whose limit is the next token."""
+    lengths, starts = np.array([lengths]), np.array([0])
+    return Places(tokens=tokens, lengths=lengths, starts=starts, limits=np.array([4]))
+
+
+def test_each_place_of_a_tree_has_its_own_text():
     made = rules(VOCAB, EOS, no_repeat_ngram_size=2)
     tokens = np.array([[[0, 3, 4, 3, 9], [0, 3, 5, 3, 9]]], np.int32)
-    places = Places(
-        tokens=tokens, lengths=np.array([[3, 3]]), starts=np.array([0]), limits=np.array([4])
-    )
-    found = made(jnp.zeros((1, 2, VOCAB)), places)
+    found = made(jnp.zeros((1, 2, VOCAB)), place_after(tokens, [3, 3]))
     assert np.isinf(found[0]).nonzero()[1].tolist() == [4, 5]
 
 
-def test_the_start_token_may_be_another_within_a_text():
-    """Of models whose texts start with the token that ends them."""
+def test_the_start_token_may_be_the_token_that_ends_a_text():
     made = rules(VOCAB, EOS, repetition_penalty=2.0, start_id=1)
-    places = Places(
-        tokens=np.zeros((1, 1, 3), np.int32),
-        lengths=np.array([[0]]),
-        starts=np.array([0]),
-        limits=np.array([2]),
-    )
-    np.testing.assert_array_equal(
-        made(jnp.ones((1, 1, VOCAB)), places)[0, 0], [1, 0.5, 1, 1, 1, 1, 1]
-    )
+    found = made(jnp.ones((1, 1, VOCAB)), place_after(np.zeros((1, 1, 3), np.int32), [0]))
+    np.testing.assert_array_equal(found[0, 0], [1, 0.5, 1, 1, 1, 1, 1])
 
 
 def test_neutral_values_are_no_rules():
@@ -142,6 +135,6 @@ def test_neutral_values_are_no_rules():
         ({"min_length": -2}, "min_length is -2: give at least 0"),
     ],
 )
-def test_what_cannot_be(given, message):
+def test_impossible_values_are_refused(given, message):
     with pytest.raises(InputError, match=message):
         rules(VOCAB, EOS, **given)

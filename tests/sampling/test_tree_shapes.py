@@ -1,4 +1,4 @@
-"""Static trees: numbering, limits, and their nodes in a cache."""
+"""Tests of static trees: numbering, limits, and their nodes in a cache."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ from spec_t5x.testing.toy_models import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-# Compiled: dozens of small operations for each shape are compiled one by one otherwise.
 PREFILL = jax.jit(lambda target, inputs, length: target.prefill(inputs, length), static_argnums=2)
 SCORE = jax.jit(lambda target, cache, tokens: target.score(cache, tokens))
 SCORE_NODES = jax.jit(lambda target, cache, nodes: target.score_nodes(cache, nodes))
@@ -39,19 +38,22 @@ def test_ancestors_are_the_path_from_the_root():
         assert set(np.flatnonzero(tree.ancestors[node])) == path
 
 
-@pytest.mark.parametrize("branching", [(), (0,), (2, -1)])
-def test_a_tree_without_children_is_refused(branching):
-    with pytest.raises(InputError, match="give at least one level"):
+@pytest.mark.parametrize(
+    ("branching", "message"),
+    [
+        ((), "give at least one level"),
+        ((0,), "give at least one level"),
+        ((2, -1), "give at least one level"),
+        ((16, 16), r"\(16, 16\) has 273 nodes: give at most 256"),
+    ],
+)
+def test_impossible_trees_are_refused(branching, message):
+    with pytest.raises(InputError, match=message):
         Tree(branching)
 
 
-def test_a_tree_larger_than_the_limit_is_refused():
-    with pytest.raises(InputError, match=r"\(16, 16\) has 273 nodes: give at most 256"):
-        Tree((16, 16))
-
-
 def test_every_node_is_scored_as_the_end_of_its_own_text():
-    """Against plain scoring of each path, for rows of unequal lengths, by XLA's operations."""
+    """Plain scoring of each path gives the same, for rows of unequal lengths."""
     target = tiny_t5(0)
     target = target.replace(weights=target.params, operations=XLA)
     tree, texts = Tree((2, 2)), [[0, 5, 6], [0, 4, 0]]
@@ -70,14 +72,14 @@ def test_every_node_is_scored_as_the_end_of_its_own_text():
         for node in range(tree.num_nodes):
             path = [n for n in np.flatnonzero(tree.ancestors[node]) if n]
             whole = text + [int(drafts[row, n - 1]) for n in path]
-            # Of one width: what comes after a token has no influence on it.
+            # Texts have one width: the tokens after a token have no influence on it.
             alone = jnp.tile(jnp.array(whole + [0] * (5 - len(whole))), (2, 1))
             expected, *_ = SCORE(target, empty, alone)
             np.testing.assert_allclose(logits[row, node], expected[row, len(whole) - 1], atol=1e-4)
 
 
 def test_the_nodes_of_one_level_see_those_above():
-    """Level by level, as a draft feeds them, gives what all at once does."""
+    """Feeding nodes level by level, as a draft does, gives the logits of all at once."""
     target, tree, lengths = tiny_t5(0), Tree((2, 1)), jnp.array([0])
     tokens = jnp.array([[0, 5, 6, 7, 8]])
     cache = PREFILL(target, jnp.array([[3, 4, 1]]), 8)

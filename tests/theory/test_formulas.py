@@ -31,7 +31,7 @@ costs = st.floats(0, 2)
 
 @st.composite
 def pairs(draw):
-    """Two distributions over the same few tokens, zeros among them."""
+    """Draws two distributions over the same few tokens, zeros among them."""
     vocab = draw(st.integers(1, 6))
     masses = st.lists(st.integers(0, 20), min_size=vocab, max_size=vocab).filter(any)
     return [np.array(m) / sum(m) for m in (draw(masses), draw(masses))]

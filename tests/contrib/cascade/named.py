@@ -4,4 +4,4 @@ CASES = ["cascade:{}/draft,bigram:{}/ngrams", "cascade:int4,{}/draft"]
 
 
 def write(directory, target):
-    """Its parts are others' drafts."""
+    """Writes nothing: the parts are others' drafts."""

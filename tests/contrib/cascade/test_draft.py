@@ -1,4 +1,4 @@
-"""Cascades: what every draft owes, and what is told of their parts."""
+"""Tests of cascades: those of every draft, and those of their parts."""
 
 import functools
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked")
 
 
 def cascade():
-    """A cascade of the models that ``test_every_draft`` has, which other tests replace."""
+    """Makes a cascade of the models of ``test_every_draft``, which other tests replace."""
     return CascadeDraft(every_draft.near(), TransformerDraft(every_draft.tiny_t5(2)))
 
 
@@ -32,15 +32,20 @@ def of_a_cascade():
     return CascadeDraft(every_draft.near(), inner, inner_gamma=3)
 
 
+def mixed_with_a_cascade():
+    return MixedDraft(CopyDraft(every_draft.VOCAB, min_match=2), cascade())
+
+
+def doubting():
+    first = every_draft.Doubting(every_draft.jnp.array([8, 6]), every_draft.VOCAB)
+    return MixedDraft(first, cascade())
+
+
 DRAFTS = {
     "cascade": cascade,
     "cascade of a cascade": of_a_cascade,
-    "mixed with a cascade": lambda: MixedDraft(
-        CopyDraft(every_draft.VOCAB, min_match=2), cascade()
-    ),
-    "mixed with a cascade, second": lambda: MixedDraft(
-        every_draft.Doubting(every_draft.jnp.array([8, 6]), every_draft.VOCAB), cascade()
-    ),
+    "mixed with a cascade": mixed_with_a_cascade,
+    "mixed with a cascade, second": doubting,
 }
 
 
@@ -57,19 +62,13 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
     every_draft.test_the_greedy_text_is_that_of_plain_decoding(name)
 
 
-def test_a_row_decodes_as_it_does_beside_other_rows():
-    every_draft.test_a_row_decodes_as_it_does_beside_other_rows("mixed with a cascade")
-
-
-def test_after_refusals_and_plain_steps_it_proposes_what_a_fresh_one_would():
-    of_each = (
-        every_draft.test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would
+def test_mixed_with_another_draft_it_is_as_every_draft_is():
+    name = "mixed with a cascade"
+    every_draft.test_a_row_decodes_as_it_does_beside_other_rows(name)
+    every_draft.test_coupled_the_text_depends_on_the_key_alone(name)
+    every_draft.test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(
+        f"{name}, second"
     )
-    of_each("mixed with a cascade, second")
-
-
-def test_coupled_the_text_depends_on_the_key_alone():
-    every_draft.test_coupled_the_text_depends_on_the_key_alone("mixed with a cascade")
 
 
 @pytest.mark.parametrize("draft", DRAFTS)

@@ -1,4 +1,4 @@
-"""Heads on disk: as written, and only for their target."""
+"""Tests of heads on disk: as written, and only for their target."""
 
 import jax.numpy as jnp
 import numpy as np

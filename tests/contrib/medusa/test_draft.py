@@ -1,4 +1,4 @@
-"""Heads as the draft: the target's text and law, from the right states."""
+"""Tests of heads as the draft: the target's text and law, from the right states."""
 
 import functools
 
@@ -31,6 +31,7 @@ SOURCES = jnp.asarray(np.random.default_rng(0).integers(2, 30, (5, 7)), jnp.int3
 SOURCES = SOURCES.at[1, 4:].set(0).at[4, 2:].set(0)
 PROMPTS = jnp.array([[0, 0, 0, 0], [0, 5, 9, 0], [0, 1, 0, 0], [0, 3, 1, 4], [0, 7, 0, 0]])
 PROMPT_LENGTHS = np.array([0, 2, 1, 3, 1])
+ARGUMENTS = SOURCES, PROMPTS, KEY, GREEDY
 
 
 @functools.cache
@@ -39,7 +40,7 @@ def target():
 
 
 def random_heads(num_heads=3, model=None):
-    """Heads that change what the target says, but not beyond recognition."""
+    """Makes heads that change the target's predictions a little."""
     model = model or target()
     rng, width = np.random.default_rng(0), model.config.emb_dim
     shapes = {"wi": (num_heads, 2 * width, 12), "wo": (num_heads, 12, width)}
@@ -49,7 +50,7 @@ def random_heads(num_heads=3, model=None):
 
 @jax.jit
 def states_of(prefixes):
-    """The target's, of whole texts, teacher-forced: no cache."""
+    """Returns the target's states of whole texts, teacher-forced, without a cache."""
 
     def read(network):
         text = jnp.ones_like(prefixes)
@@ -58,29 +59,17 @@ def states_of(prefixes):
     return target().module.apply({"params": target().params}, method=read)
 
 
-def assert_same_texts(decoded, plain):
-    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
-    np.testing.assert_array_equal(decoded.lengths, plain.lengths)
-    np.testing.assert_allclose(decoded.scores, plain.scores, atol=1e-4)
-
-
-@functools.cache
-def plain():
-    """Plain greedy decoding, with prompts and limits of unequal lengths."""
+def test_greedy_text_is_that_of_plain_decoding():
     limits = jnp.array([16, 9, 7, 0, 12])
     options = {"max_decode_len": LENGTH, "max_decode_steps": limits, "rescale_log_probs": False}
-    arguments = (SOURCES, PROMPTS, KEY, GREEDY)
-    return autoregressive_decode(target(), *arguments, **options), arguments, options
-
-
-def test_greedy_text_is_that_of_plain_decoding():
-    expected, arguments, options = plain()
-    decoded = speculative_decode(
-        target(), random_heads(num_heads=4), *arguments, gamma=5, **options
-    )
-    assert_same_texts(decoded, expected)
+    expected = autoregressive_decode(target(), *ARGUMENTS, **options)
+    draft = random_heads(num_heads=4)
+    decoded = speculative_decode(target(), draft, *ARGUMENTS, gamma=5, **options)
+    np.testing.assert_array_equal(decoded.tokens, expected.tokens)
+    np.testing.assert_array_equal(decoded.lengths, expected.lengths)
+    np.testing.assert_allclose(decoded.scores, expected.scores, atol=1e-4)
     row = decoded.stats
-    # Nothing in the first iteration, then a token of each head there is.
+    # Nothing in the first iteration, then a token of each head.
     iterations = np.maximum(np.asarray(row.target_calls) - 1, 0)
     np.testing.assert_array_equal(row.proposed, 4 * iterations)
     assert row.accepted_by_position.shape[-1] == 5
@@ -89,26 +78,15 @@ def test_greedy_text_is_that_of_plain_decoding():
 
 @pytest.mark.parametrize("paced", [False, True])
 def test_proposals_come_from_the_states_of_the_text_so_far(paced):
-    """Whatever was rejected or accepted before, or written by plain steps at a pace."""
+    """Tokens before were accepted, rejected or, at a pace, written by plain steps."""
     gamma, draft = 3, random_heads(num_heads=3)
-    costly = Pace.start(Costs.by_formula(c=0.6, largest=3), pause=2)
-    iterations = list(
-        speculative_steps(
-            target(),
-            draft,
-            SOURCES,
-            PROMPTS,
-            KEY,
-            GREEDY,
-            gamma=gamma,
-            max_decode_len=LENGTH,
-            pace=costly if paced else None,
-        )
-    )
+    costly = Pace.start(Costs.by_formula(c=0.6, largest=3), pause=2) if paced else None
+    options = {"gamma": gamma, "max_decode_len": LENGTH, "pace": costly}
+    iterations = list(speculative_steps(target(), draft, *ARGUMENTS, **options))
     plain_steps = [not np.any(iteration.num_proposed) for iteration in iterations[1:]]
     assert any(plain_steps) == paced
     if paced:
-        # Asked again after plain steps.
+        # Proposals are made again after plain steps.
         assert not all(plain_steps[plain_steps.index(True) :])
     texts = [
         row[1 : 1 + length].tolist() for row, length in zip(PROMPTS, PROMPT_LENGTHS, strict=True)
@@ -120,18 +98,15 @@ def test_proposals_come_from_the_states_of_the_text_so_far(paced):
         for row, text in enumerate(texts):
             prefixes[row, 1 : 1 + len(text)] = text
         states = states_of(jnp.asarray(prefixes))
-        for row, text in enumerate(texts):
-            if ended[row]:
-                continue
+        for row in np.flatnonzero(~np.asarray(ended)):
+            text = texts[row]
             proposes = number > 0 and not plain_steps[number - 1]
             proposed = int(iteration.num_proposed[row])
             assert proposed in ((range(1, gamma + 1) if paced else (gamma,)) if proposes else (0,))
             if proposes:
                 # The state that the last token was predicted from, and that token.
-                logits = draft.heads.head_logits(
-                    states[row, len(text) - 1][None], jnp.array(text[-1:]), gamma
-                )
-                expected = argmax(logits)[0, :proposed]
+                last = states[row, len(text) - 1][None], jnp.array(text[-1:])
+                expected = argmax(draft.heads.head_logits(*last, gamma))[0, :proposed]
                 np.testing.assert_array_equal(iteration.proposed[row, :proposed], expected)
                 compared += 1
             appended = iteration.appended[row, : iteration.num_appended[row]]
@@ -141,68 +116,36 @@ def test_proposals_come_from_the_states_of_the_text_so_far(paced):
     assert compared > 10 and accepted > 0
 
 
-def sampled(draft, sources, keys, temperatures):
-    """Each row's tokens, target calls and accepted drafts."""
-    decoded = speculative_decode(
-        target(),
-        draft,
-        sources,
-        jnp.zeros((len(sources), 1), jnp.int32),
-        keys,
-        sampling(temperatures),
-        gamma=3,
-        max_decode_len=LENGTH,
-    )
-    return [
-        (
-            decoded.tokens[row].tolist(),
-            decoded.stats.target_calls[row].tolist(),
-            decoded.stats.accepted[row].tolist(),
-        )
-        for row in range(len(sources))
-    ]
-
-
 def test_a_row_does_not_depend_on_the_rows_beside_it():
     draft, keys = random_heads(), jax.random.split(KEY, 5)
     temperatures = np.array([0.0, 1.0, 0.5, 1.0, 0.0], np.float32)
-    together = sampled(draft, SOURCES, keys, temperatures)
+
+    def decode(rows):
+        given = SOURCES[rows], jnp.zeros((5, 1), jnp.int32), keys[rows]
+        settings = sampling(temperatures[rows])
+        options = {"gamma": 3, "max_decode_len": LENGTH}
+        decoded = speculative_decode(target(), draft, *given, settings, **options)
+        return decoded.tokens, decoded.stats.target_calls, decoded.stats.accepted
+
     order = np.array([4, 2, 0, 3, 1])
-    moved = sampled(draft, SOURCES[order], keys[order], temperatures[order])
-    assert moved == [together[row] for row in order]
-    assert any(accepted != [0] for _, _, accepted in together)
+    together, moved = decode(np.arange(5)), decode(order)
+    for found, expected in zip(moved, together, strict=True):
+        np.testing.assert_array_equal(found, expected[order])
+    assert np.any(together[-1] > 0)
 
 
-def test_greedy_text_of_a_tree_is_that_of_plain_decoding():
-    expected, arguments, options = plain()
-    calls = []
-    for widths in ((1,), (4, 2)):
-        decoded = speculative_decode(
-            target(),
-            random_heads(),
-            *arguments,
-            gamma=3,
-            verifier=TreeVerifier(widths),
-            **options,
-        )
-        assert_same_texts(decoded, expected)
-        calls.append(np.sum(decoded.stats.target_calls))
-    assert calls[1] < calls[0]
-
-
-def test_a_target_without_states():
-    table = TableTarget.create(seed=0, vocab_size=30)
-    with pytest.raises(InputError, match="MedusaDraft needs the target's states"):
-        speculative_decode(
-            table,
-            random_heads(),
-            SOURCES,
-            PROMPTS,
-            KEY,
-            GREEDY,
-            gamma=2,
-            max_decode_len=LENGTH,
-        )
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (lambda: TableTarget.create(seed=0, vocab_size=30), {}, "needs the target's states"),
+        (target, {"verifier": TreeVerifier((2,))}, "MedusaDraft proposes no trees"),
+    ],
+    ids=["a target without states", "a tree"],
+)
+def test_impossible_combinations_are_refused(model, options, message):
+    options = {"gamma": 2, "max_decode_len": LENGTH, **options}
+    with pytest.raises(InputError, match=message):
+        speculative_decode(model(), random_heads(), *ARGUMENTS, **options)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -214,11 +157,10 @@ def test_rules_of_decoding_are_kept(name, monkeypatch):
 
 
 @pytest.mark.usefixtures("unchecked", "small_models")
-@pytest.mark.parametrize("verifier_name", ["block", "tree"])
-def test_texts_follow_the_law_of_transformers(laws, verifier_name, monkeypatch):  # noqa: F811
+def test_texts_follow_the_law_of_transformers(laws, monkeypatch):  # noqa: F811
     make = lambda: random_heads(model=theirs.target())  # noqa: E731
     monkeypatch.setitem(theirs.DRAFTS, "medusa", make)
-    theirs.test_texts_follow_the_law_of_transformers(laws, "medusa", verifier_name)
+    theirs.test_texts_follow_the_law_of_transformers(laws, "medusa", "block")
 
 
 def test_it_is_made_by_its_name_for_an_encoder_decoder(tiny_pair):

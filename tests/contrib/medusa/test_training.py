@@ -1,4 +1,4 @@
-"""Training of draft heads: what they learn, resumption, the command line."""
+"""Tests of the training of draft heads: their losses, resumption, the command line."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_each_head_learns_the_token_that_is_one_place_further_than_the_last_head
             return states, network.logits(states)
 
         states, logits = model.module.apply({"params": model.params}, method=read)
-        # Every head at every place, each on its own.
+        # Every head at every place, one by one.
         of_heads = heads.head_logits(states.reshape(10, 16), inputs[2].reshape(10), 3)
         sums = [heads_losses(heads, model, inputs, distillation_weight=w) for w in weights]
         return jax.nn.log_softmax(of_heads), jax.nn.log_softmax(logits), sums
@@ -57,17 +57,14 @@ def test_each_head_learns_the_token_that_is_one_place_further_than_the_last_head
     of_heads = np.asarray(of_heads, np.float64).reshape(2, 5, 3, 30)
     of_target = np.asarray(of_target, np.float64)
     of_text = divergence = correct = tokens = 0.0
-    for row, length in enumerate([5, 2]):
-        for place in range(length):
-            for i in range(3):
-                ahead = place + 1 + i
-                if ahead >= length:
-                    continue
-                ours, theirs = of_heads[row, place, i], of_target[row, ahead]
-                of_text -= ours[text[row, ahead]]
-                divergence += np.sum(np.exp(theirs) * (theirs - ours))
-                correct += np.argmax(ours) == text[row, ahead]
-                tokens += 1
+    for row, place, i in np.ndindex(2, 5, 3):
+        ahead = place + 1 + i
+        if ahead < (5, 2)[row]:
+            ours, theirs = of_heads[row, place, i], of_target[row, ahead]
+            of_text -= ours[text[row, ahead]]
+            divergence += np.sum(np.exp(theirs) * (theirs - ours))
+            correct += np.argmax(ours) == text[row, ahead]
+            tokens += 1
     assert tokens == (4 + 3 + 2) + 1
     for weight, found in zip(weights, sums, strict=True):
         expected = (1 - weight) * of_text + weight * divergence
@@ -94,13 +91,12 @@ def test_loss_goes_down(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < 0.7 * losses[0]
-    # Of the text, which the target and so the heads know nothing of.
     assert np.isfinite(result.dev[0].cross_entropy)
 
 
 @pytest.fixture
 def run(tiny_pair, tmp_path):
-    """``run(steps)``: the function that the command calls."""
+    """Provides ``run(steps)``, the function that the command calls."""
     pairs = zip(ENGLISH, GERMAN, strict=True)
     lines = [f"{source[:20]}\t{target[:20]}\n" for source, target in pairs]
     (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
