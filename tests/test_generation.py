@@ -26,11 +26,11 @@ from spec_t5x.generation import (
     bucket,
     decoder,
     engine,
-    programs,
 )
 from spec_t5x.labs.benchmark import comparison as comparison_lib
 from spec_t5x.labs.benchmark.comparison import compare
 from spec_t5x.labs.benchmark.evaluation import evaluate
+from spec_t5x.loops import refill
 from spec_t5x.loops.pace import Costs
 from spec_t5x.models.binding import Model
 from spec_t5x.models.seq2seq import T5Model
@@ -749,8 +749,9 @@ _MANY = {
 def rooms(monkeypatch):
     """Collects the room of each program that is called."""
     found = []
-    names = ("decode_plainly", "decode_speculatively", "prepare_slots", "burst")
-    places = [*((programs, name) for name in names), (decoder, "beam_search")]
+    places = [(refill, "prepare"), (refill, "burst")]
+    names = ("autoregressive_decode", "speculative_decode", "beam_search")
+    places += [(decoder, name) for name in names]
 
     def noted(function, *args, **named):
         found.append(

@@ -61,8 +61,6 @@ def run(args: argparse.Namespace) -> int:
             show(compilation.header(options))
         print()
         show(*compilation.tables(result))
-    print()
-    show(compilation.FOOTNOTES)
     return 0
 
 

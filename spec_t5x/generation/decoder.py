@@ -15,15 +15,15 @@ from spec_t5x.beams.search import beam_search
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.generation import programs
 from spec_t5x.generation.answers import Answer, Generation
 from spec_t5x.generation.batches import Batch, Input, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.stop_strings import first_stop
 from spec_t5x.interfaces import Draft, check_positions
+from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop, NoDraft
 from spec_t5x.loops.outputs import UNSOUND, Decoded
 from spec_t5x.loops.pace import Pace
-from spec_t5x.loops.speculative import Iteration, speculative_steps
+from spec_t5x.loops.speculative import Iteration, speculative_decode, speculative_steps
 from spec_t5x.models.binding import Model
 from spec_t5x.models.cached_model import TextModel
 from spec_t5x.names import AUTO
@@ -284,8 +284,8 @@ class BatchDecoder:
         draft, placed, named = self._loop_arguments(batch, options, pace)
         if draft is None:
             coupled = options.make_verifier().coupled
-            return programs.decode_plainly(self.target, *placed, coupled=coupled, **named)
-        return programs.decode_speculatively(self.target, draft, *placed, **named)
+            return autoregressive_decode(self.target, *placed, coupled=coupled, **named)
+        return speculative_decode(self.target, draft, *placed, **named)
 
     def steps(
         self, batch: Batch, options: GenerateOptions, pace: Pace | None

@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import programs
 from spec_t5x.generation.answers import Answer, all_answered
 from spec_t5x.generation.batches import Batch, bucket, prompt_lengths
 from spec_t5x.generation.decoder import BatchDecoder
@@ -266,7 +265,7 @@ class _Slots:
         if batch is None:
             empty = np.full_like(self._group.places, refill.EMPTY_SLOT)
             self._group = self._group.replace(places=empty)
-        self._slots, ended = programs.burst(
+        self._slots, ended = refill.burst(
             *(self._decoder.target, self._decoder.draft),
             self._slots,
             self._group,
@@ -282,7 +281,7 @@ class _Slots:
             self._inputs[place] = text, skipped
         numbers = np.full(batch.tokens.shape[0], refill.EMPTY_SLOT, np.int32)
         numbers[: len(places)] = places
-        members = programs.prepare_slots(
+        members = refill.prepare(
             *(self._decoder.target, self._decoder.draft),
             *(batch.tokens, batch.prompts, batch.keys, batch.max_decode_steps, numbers),
             loop=self._loop,

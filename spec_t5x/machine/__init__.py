@@ -1,1 +1,1 @@
-"""The computer: its operations, XLA's flags, and the programs that are kept for it."""
+"""The computer: its operations, XLA's flags, caches on its disk."""

@@ -1,4 +1,4 @@
-"""The GPU or TPU of this machine, and what keeps JAX from it."""
+"""The GPU or TPU of this machine, and reasons for which JAX does not use it."""
 
 import glob
 import importlib.metadata
@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from spec_t5x.machine.versions import version
 
-# JAX's plug-ins that it uses in jaxlib's own version only.
+# Plug-ins that JAX refuses unless their version is jaxlib's.
 _CUDA_PLUGIN = re.compile(r"jax-(cuda\d+)-(plugin|pjrt)")
-# A version's numbers, which are what JAX compares.
+# The part of a version that JAX compares.
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
 
 
@@ -19,15 +19,15 @@ class Accelerator(NamedTuple):
     """A kind of accelerator."""
 
     name: str
-    # Device files, as patterns.
+    # Patterns of its device files.
     files: tuple[str, ...]
     # JAX's names of its platform.
     platforms: tuple[str, ...]
-    # The extra of JAX that brings its plug-in.
+    # The extra of JAX that installs its plug-in.
     extra: str
 
 
-# v2 to v4, then the later ones.
+# The first pattern is of v2 to v4.
 TPU = Accelerator("TPU", ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*"), ("tpu",), "tpu")
 GPU = Accelerator(
     "NVIDIA GPU", ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/dxg"), ("gpu", "cuda"), "cuda12"
@@ -35,18 +35,18 @@ GPU = Accelerator(
 
 
 def present() -> Accelerator | None:
-    """The accelerator whose device files this machine has."""
+    """Returns the accelerator whose device files this machine has."""
     return next((each for each in (TPU, GPU) if any(map(glob.glob, each.files))), None)
 
 
 def unused() -> str | None:
-    """Says what keeps JAX from this machine's accelerator, and the remedy, in a line; else None.
+    """Returns the reason why JAX does not use this machine's accelerator, with the remedy, or None.
 
-    A plug-in that JAX refuses is told of without an accelerator, too.
+    A plug-in that JAX refuses is a reason on any machine.
     """
     for plugin, extra in _plugins():
         ours, jaxlib = version(plugin), version("jaxlib")
-        if _numbers(ours) != _numbers(jaxlib):
+        if _NUMBERS.match(ours)[0] != _NUMBERS.match(jaxlib)[0]:
             return f"{plugin} is {ours} and jaxlib {jaxlib}: {_install(extra)}"
     found = present()
     if found is None or _platform() in found.platforms:
@@ -68,7 +68,7 @@ def _remedy(accelerator: Accelerator) -> str:
         plugin = next((name for name, _ in _plugins()), None)
         failing = f"{plugin} does not start, see whether nvidia-smi finds the driver"
     else:
-        plugin = "libtpu" if version("libtpu") else None
+        plugin = version("libtpu")
         failing = "libtpu does not start, end the other processes that hold the TPU"
     return f"{failing}, and restart Python" if plugin else _install(accelerator.extra)
 
@@ -78,19 +78,15 @@ def _install(extra: str) -> str:
 
 
 def _plugins() -> Iterator[tuple[str, str]]:
-    """JAX's CUDA plug-ins that are installed, each with the extra of JAX that brings it."""
+    """Yields each installed CUDA plug-in of JAX with the extra of JAX that installs it."""
     names = {each.metadata["Name"] or "" for each in importlib.metadata.distributions()}
     for name in sorted(names, reverse=True):
         if match := _CUDA_PLUGIN.fullmatch(name.lower().replace("_", "-")):
             yield match[0], match[1]
 
 
-def _numbers(text: str) -> str:
-    return _NUMBERS.match(text)[0]
-
-
 def main() -> None:
-    """Prints JAX's devices, and what keeps it from others."""
+    """Prints JAX's devices, and the reason why it does not use others."""
     from spec_t5x.machine import xla_flags
 
     xla_flags.apply()

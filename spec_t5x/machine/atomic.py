@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the machine stops."""
+"""Files that exist complete or not at all, even if the machine stops."""
 
 import contextlib
 import os
@@ -14,19 +14,19 @@ _ENDING = ".writing"
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A stream to a file that takes its name, and its place on the disk, once it is complete.
+    """Yields a stream to a file that gets its name once it is complete and on the disk.
 
-    When this fails, no part of it is left behind.
+    If this fails, no part of it is left.
 
     Raises:
-      OSError: it cannot be written: no space, no permission.
+      OSError: the file cannot be written: no space, no permission.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_ENDING}")
     try:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            # Before the name: after a power cut, a name must not stand for an empty file.
+            # Before the renaming: a power cut must not leave an empty file of this name.
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_directory(path.parent)
@@ -37,19 +37,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
-    """``whole_file`` of these bytes."""
+    """Writes these bytes by ``whole_file``."""
     with whole_file(path) as file:
-        for chunk in chunks:
-            file.write(chunk)
+        file.writelines(chunks)
 
 
 @contextlib.contextmanager
 def reported(path: Path) -> Iterator[None]:
-    """Around what a run writes: that there is no room is told in a line.
-
-    Raises:
-      InputError: the system refused to write.
-    """
+    """Turns an ``OSError`` of the code inside, which writes ``path``, into an ``InputError``."""
     try:
         yield
     except OSError as error:
@@ -60,7 +55,7 @@ def reported(path: Path) -> Iterator[None]:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Removes what writers that were killed left behind; none may be at work."""
+    """Removes the temporary files of killed writers; no writer may be running."""
     for path in directory.glob(f".*{_ENDING}"):
         path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""What is compiled once: the user's cache, and JAX's persistent compilation cache in it."""
+"""The user's cache directory, and JAX's persistent compilation cache in it."""
 
 import atexit
 import contextlib
@@ -18,19 +18,18 @@ from spec_t5x.machine import progress
 
 log = logging.getLogger(__name__)
 
-# Bytes of compiled programs; of more, those that were not used for longest go. A program for a
-# CPU takes a few megabytes.
+# Bytes of compiled programs, beyond which JAX removes the least recently used. A program for a CPU
+# takes a few megabytes.
 MAX_SIZE = 2 * 2**30
-# Seconds: programs of a few operations, of which there are dozens, take less.
+# Programs of a few operations, of which there are dozens, compile in fewer seconds.
 _WORTH_A_LINE = 0.05
 
 
 def user_cache() -> Path:
-    """Where the package keeps what it can make again: ``~/.cache/spec_t5x``.
+    """Returns the directory of files that the package can make again: ``~/.cache/spec_t5x``.
 
-    What lies there is loaded as code. A directory that another user could have written to is
-    not used; in its place, and where none can be made, a temporary one is, until the process
-    ends. Why is logged once.
+    Its files are loaded as code. If another user can write to it, or it cannot be made, a
+    temporary directory replaces it until the process ends, and one line of the log says why.
     """
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -41,18 +40,17 @@ def user_cache() -> Path:
 
 @functools.cache
 def temporary_cache() -> Path:
-    """A directory of this process, removed when it ends."""
+    """Returns a directory of this process, which is removed when the process ends."""
     directory = tempfile.mkdtemp(prefix="spec_t5x-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return Path(directory)
 
 
 def enable() -> None:
-    """Keeps compiled programs in ``JAX_COMPILATION_CACHE_DIR`` or the user's cache.
+    """Stores compiled programs in ``JAX_COMPILATION_CACHE_DIR`` or the user's cache.
 
-    Set that variable to another place, or to an empty string to switch this off. The user's
-    cache is bounded by ``MAX_SIZE``, or by ``JAX_COMPILATION_CACHE_MAX_SIZE``. That a program is
-    compiled is logged (``announce``).
+    An empty ``JAX_COMPILATION_CACHE_DIR`` switches this off. ``JAX_COMPILATION_CACHE_MAX_SIZE``, or
+    else ``MAX_SIZE``, bounds the user's cache. ``announce`` logs a compilation.
     """
     announce()
     directory = os.environ.get("JAX_COMPILATION_CACHE_DIR")
@@ -61,14 +59,14 @@ def enable() -> None:
     if not directory:
         return
     jax.config.update("jax_compilation_cache_dir", str(directory))
-    # Small programs count as well: starting fast is the point.
+    # Small programs are stored as well, for a fast start.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @contextlib.contextmanager
 def unused() -> Iterator[None]:
-    """Within it JAX's cache is neither read nor written."""
+    """Keeps the code inside from reading and writing JAX's cache."""
     directory = jax.config.jax_compilation_cache_dir
     _use(None)
     try:
@@ -80,23 +78,23 @@ def unused() -> Iterator[None]:
 def _use(directory: str | None) -> None:
     if directory != jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", directory)
-        # JAX looks at the setting once.
+        # JAX reads the setting once.
         jax_cache.reset_cache()
 
 
 @functools.cache
 def announce() -> None:
-    """Logs that a program is being compiled, the first that takes more than a moment."""
+    """Logs, once in a process, that a program is being compiled for more than a moment."""
     state = {"waiting": None}
 
     def is_long() -> None:
-        state["said"] = True
+        state["logged"] = True
         directory = jax.config.jax_compilation_cache_dir
         where = f" (kept in {directory})" if directory else ""
         log.info("compiling for these models and shapes, which is done once%s", where)
 
     def event(name: str, **_) -> None:
-        if name.endswith("compile_requests_use_cache") and "said" not in state:
+        if name.endswith("compile_requests_use_cache") and "logged" not in state:
             state["waiting"] = threading.Timer(progress.A_MOMENT, is_long)
             state["waiting"].daemon = True
             state["waiting"].start()
@@ -113,11 +111,11 @@ def announce() -> None:
 
 
 def _bounded(directory: Path) -> Path | None:
-    """The directory, whose size JAX bounds; None where nothing can be written."""
+    """Has JAX bound the directory's size and returns it, or None if it cannot be written."""
     try:
         directory.mkdir(exist_ok=True)
-        # JAX orders programs by these files, and keeps none where one is missing: of a cache
-        # that had no bound, or of a process that was killed.
+        # JAX stores nothing if a program lacks the file by which it orders them, as those of a
+        # cache without a bound or of a killed process do.
         for program in directory.glob("*-cache"):
             used = program.with_name(f"{program.name.removesuffix('-cache')}-atime")
             if not used.exists():

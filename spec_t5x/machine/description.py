@@ -1,4 +1,4 @@
-"""What a measurement was made on: devices, processor, versions."""
+"""Description of the machine that a measurement was made on: devices, processor, versions."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from spec_t5x.machine.versions import version
 
 
 def machine() -> dict[str, Any]:
-    """Devices, threads and versions: all that times depend on, as JSON can hold it."""
+    """Returns all that times depend on (devices, threads, versions), as JSON can hold it."""
     device = jax.devices()[0]
     return {
         "platform": device.platform,
@@ -28,7 +28,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name where the system gives it, its architecture elsewhere."""
+    """Returns the processor's name, or its architecture if the system gives no name."""
     for line in native().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -36,7 +36,7 @@ def processor() -> str:
 
 
 def native() -> str:
-    """The processor and all that it can do: what a compiler's ``native`` depends on."""
+    """Returns the processor and its features, on which a compiler's ``native`` depends."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
@@ -46,7 +46,7 @@ def native() -> str:
 
 
 def threads() -> int:
-    """The logical processors that this process may run on."""
+    """Returns the number of logical processors that this process may run on."""
     process = psutil.Process()
     if hasattr(process, "cpu_affinity"):
         return len(process.cpu_affinity())
@@ -54,7 +54,7 @@ def threads() -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes left on JAX's default device; None where it does not report them."""
+    """Returns the free bytes of JAX's default device, or None if it does not report them."""
     device = jax.devices()[0]
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:

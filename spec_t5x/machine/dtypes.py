@@ -1,10 +1,9 @@
-"""The default type that networks compute in: the one that the platform is fast in.
+"""The default type that networks compute in, by platform.
 
-A TPU or a GPU multiplies bfloat16 at twice the speed of float32 or more, and reads half
-the bytes. On a CPU XLA's bfloat16 matrix products take about 20 times as long (1.7 against
-33 GB of weights a second, measured on two cores), so that there float32 is computed in,
-whatever type the checkpoint has. Float32 is also what makes speculative and plain text
-equal token for token; in bfloat16 two logits may tie.
+A TPU or a GPU multiplies bfloat16 at twice the speed of float32 or more, and reads half the bytes.
+On a CPU XLA's bfloat16 matrix products take about 20 times as long as float32's (1.7 against 33 GB
+of weights a second, measured on two cores). Float32 also makes speculative and plain text equal
+token for token; in bfloat16 two logits may tie.
 """
 
 import functools
@@ -19,9 +18,9 @@ DTYPES = (AUTO, "float32", "bfloat16")
 
 
 def resolve_dtype(dtype: str, platform: str | None = None) -> str:
-    """``dtype``, or for "auto" the one to compute in on this platform.
+    """Returns ``dtype``, or for "auto" the fast type of the platform.
 
-    A choice that is known to be slow is followed, and a warning is logged once.
+    A warning is logged once for bfloat16 on a CPU.
 
     Args:
       dtype: "auto", "float32" or "bfloat16".
@@ -47,12 +46,12 @@ def resolve_dtype(dtype: str, platform: str | None = None) -> str:
     if dtype == AUTO:
         return "float32" if platform == "cpu" else "bfloat16"
     if platform == "cpu":
-        _say_slow()
+        _warn_of_slowness()
     return dtype
 
 
 @functools.cache  # once in a process
-def _say_slow() -> None:
+def _warn_of_slowness() -> None:
     log.warning(
         "bfloat16 on a CPU is about 20 times slower than float32 (XLA): leave --dtype out, or give "
         "float32"

@@ -1,4 +1,4 @@
-"""Packages that a single part of this one needs, and the extra that brings each."""
+"""Packages that one part of this package needs, and the extra that installs each."""
 
 import contextlib
 import logging
@@ -13,14 +13,14 @@ _GENCODE = re.compile(r"gencode ((\d+)\.\d+\.\d+) runtime (\d+\.\d+\.\d+)")
 
 
 class Extra(NamedTuple):
-    """An extra of this package, and what takes the module that it brings."""
+    """An extra of this package, and the part that needs the module."""
 
     name: str
     purpose: str
 
     @property
     def remedy(self) -> str:
-        """The command that brings it."""
+        """Command that installs it."""
         return f"pip install 'spec_t5x[{self.name}]'"
 
 
@@ -35,7 +35,6 @@ EXTRAS = {
     "jinja2": Extra("plots", "reproduce"),
     "gradio": Extra("demo", "demo"),
     "torch": Extra("hf", "reading pytorch_model.bin"),
-    "transformers": Extra("hf", "reading a tokenizer with added tokens"),
     "libtpu": Extra("tpu-compile", "compile-tpu"),
     "t5x": Extra("t5x", "T5X launches"),
 }
@@ -43,10 +42,11 @@ EXTRAS = {
 
 @contextlib.contextmanager
 def needed(module: str) -> Iterator[None]:
-    """A context for the import of a module of ``EXTRAS``, and of what comes with it.
+    """Turns errors of the import inside, of a module of ``EXTRAS``, into an ``InputError``.
 
     Raises:
-      InputError: it is not installed, or does not go with the version of another package.
+      InputError: the module, or a module that it imports, is not installed or does not go with the
+        version of another package.
     """
     extra = EXTRAS[module]
     with _errors_of_absl() as logged:
@@ -58,7 +58,7 @@ def needed(module: str) -> Iterator[None]:
             raise InputError(
                 f"{extra.purpose}: {error.name or module} is not installed: {extra.remedy}"
             ) from error
-        # Packages whose versions do not go together raise whatever they do not find.
+        # Packages whose versions do not go together raise any error.
         except Exception as error:
             reason = " ".join((logged or [str(error)])[0].split())
             remedy = f"{extra.remedy} --upgrade"
@@ -74,10 +74,9 @@ def needed(module: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _errors_of_absl() -> Iterator[list[str]]:
-    """The errors that are logged by absl, which are not shown.
+    """Yields a list of absl's logged errors, which are not shown.
 
-    TFDS logs the error that its import ends with, by its traceback, and goes on without a half
-    of itself.
+    TFDS logs an error of its import, with the traceback, and continues half imported.
     """
     messages = []
 

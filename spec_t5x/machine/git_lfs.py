@@ -8,11 +8,7 @@ _BEGINNING = b"version https://git-lfs.github.com/spec/"
 
 
 def check_fetched(path: Path) -> None:
-    """Refuses a file that is a pointer to its content.
-
-    Raises:
-        InputError: it is one.
-    """
+    """Raises ``InputError`` if the file is a pointer to its content."""
     if not path.is_file():
         return
     with path.open("rb") as file:

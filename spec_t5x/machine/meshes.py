@@ -1,6 +1,6 @@
-"""The places of a batch's rows on a mesh.
+"""Sharding of a batch's rows on a mesh.
 
-XLA chooses for arrays that nothing was said of, and not the same from program to program. Without
+XLA chooses the sharding of unconstrained arrays, and differently from program to program. Without
 a mesh (``jax.set_mesh``) or without rules for logical axes nothing here has an effect.
 """
 
@@ -27,9 +27,9 @@ def _with_rows(tree: PyTree, axis: str | None) -> PyTree:
     if mesh.empty or not flax_partitioning.get_axis_rules():
         return tree
 
-    def lay(leaf: Array) -> Array:
+    def constrain(leaf: Array) -> Array:
         first = axis if axis and leaf.shape[0] % mesh.shape[axis] == 0 else None
         others = [PartitionSpec.UNCONSTRAINED] * (leaf.ndim - 1)
         return lax.with_sharding_constraint(leaf, PartitionSpec(first, *others))
 
-    return jax.tree.map(lay, tree)
+    return jax.tree.map(constrain, tree)

@@ -62,7 +62,7 @@ class Operations:
         return None
 
     def __repr__(self) -> str:
-        # Without an address: programs are kept under a description with it.
+        # Without an address: measured costs are stored under a description with it.
         return type(self).__name__
 
 

@@ -1,7 +1,7 @@
-"""How far a run is: a bar on a terminal, lines elsewhere.
+"""Progress of a run: a bar on a terminal, lines of the log elsewhere.
 
-All of it is shown where the package's log shows information: by the commands, and by a program of
-your own after ``logging.basicConfig(level=logging.INFO)``.
+It is shown at the log level INFO, which the commands set; your own program sets it by
+``logging.basicConfig(level=logging.INFO)``.
 """
 
 import contextlib
@@ -19,36 +19,32 @@ A_MOMENT = 1.0
 
 
 @contextlib.contextmanager
-def doing(of: logging.Logger, what: str) -> Iterator[None]:
-    """Logs what is done inside once that takes more than a moment, and how long it took.
-
-    The time is for debugging. Nothing more is said of what fails.
-    """
-    timer, started = threading.Timer(A_MOMENT, of.info, ("%s", what)), time.perf_counter()
+def doing(logger: logging.Logger, what: str) -> Iterator[None]:
+    """Logs ``what`` once if the code inside takes more than a moment; its time at level DEBUG."""
+    timer, started = threading.Timer(A_MOMENT, logger.info, ("%s", what)), time.perf_counter()
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-    of.debug("%s: %.2f s", what, time.perf_counter() - started)
+    logger.debug("%s: %.2f s", what, time.perf_counter() - started)
 
 
 class Progress:
-    """Shows how far something is; a context manager.
+    """A bar, or lines of the log where the stream is no terminal; a context manager.
 
-    Where the stream is no terminal, an update is a line of the log: the first after a moment, and
-    then at most one in ``every`` seconds.
+    The first line comes after a moment, further ones at most every ``every`` seconds.
     """
 
     def __init__(
         self, unit: str = "", stream: io.TextIOBase | None = None, every: int | float = 30
     ):
-        """Shows it on a stream.
+        """Starts without an update.
 
         Args:
           unit: of what is counted ("inputs").
-          stream: a terminal or anything else; None is standard error.
+          stream: shows the bar if it is a terminal; None is standard error.
           every: seconds between lines; 0 logs each update.
         """
         self._unit, self._every = unit, every
@@ -56,7 +52,7 @@ class Progress:
         self._quiet_until = time.monotonic() + min(A_MOMENT, every)
         self._bar = self._task = None
         if stream.isatty() and log.isEnabledFor(logging.INFO):
-            # Imported here: lines need none of it.
+            # Imported here because lines need none of it.
             import rich.console
             import rich.progress
 
@@ -67,7 +63,7 @@ class Progress:
                 rich.progress.TextColumn("{task.description}", markup=False),
                 rich.progress.TimeRemainingColumn(compact=True),
                 console=rich.console.Console(file=stream),
-                # What is printed above the bar would leave the file that it is meant for.
+                # Redirected output must reach its file and not the bar's stream.
                 redirect_stdout=sys.stdout.isatty(),
             )
 
@@ -81,7 +77,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, done: int | float, total: int | float | None, text: str) -> None:
-        """So much is done, of ``total`` if that is known."""
+        """Shows the count that is done, its total if that is known, and a text."""
         if self._bar:
             if self._task is None:
                 self._task = self._bar.add_task(text)

@@ -1,4 +1,4 @@
-"""Versions of what is installed; imports none of it."""
+"""Versions of installed packages; imports none of them."""
 
 import importlib.metadata
 from collections.abc import Collection, Iterator
@@ -7,7 +7,7 @@ from packaging.requirements import Requirement
 
 
 def version(package: str) -> str | None:
-    """The installed version; None where there is none, as of a checkout."""
+    """Returns the installed version, or None if there is none, as for a checkout."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -15,7 +15,7 @@ def version(package: str) -> str | None:
 
 
 def requirements(package: str, extras: Collection[str] = ()) -> Iterator[Requirement]:
-    """Requirements of an installed package here, with those of some of its extras.
+    """Yields an installed package's requirements on this machine, with those of some extras.
 
     Raises:
       importlib.metadata.PackageNotFoundError: it is not installed.
@@ -30,7 +30,7 @@ def requirements(package: str, extras: Collection[str] = ()) -> Iterator[Require
 
 
 def unmet(requirement: Requirement) -> str | None:
-    """Why what is installed does not meet a requirement, with the remedy; None where it does."""
+    """Returns why no installed version meets a requirement, with the remedy, or None."""
     found, wanted = version(requirement.name), f"{requirement.name}{requirement.specifier}"
     if found is None:
         return f"{requirement.name} is not installed: pip install '{wanted}'"

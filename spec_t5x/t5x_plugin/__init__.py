@@ -1,14 +1,10 @@
-"""Speculative decoding inside T5X: models, drafts and checkpoints for its launches.
+"""Speculative decoding inside T5X; nothing else in the package's core imports T5X.
 
-T5X is imported by these modules alone; nothing else of the package needs it.
-
-* ``speculation.speculate`` makes a T5X model decode speculatively: what a gin include
-  binds ``MODEL`` to;
-* ``speculative_model`` has the models, and ``remaking`` makes them of T5X's;
-* ``drafts`` describes drafts and places their parameters in the model's tree, ``placing`` on
-  the mesh;
-* ``restoring`` restores target and draft from two checkpoints;
+* ``speculation.speculate`` makes a T5X model decode speculatively; a gin include binds ``MODEL``
+  to it. ``speculative_model`` has the classes, ``remaking`` makes them of T5X's;
+* ``drafts`` describes drafts, ``placing`` shards their parameters, and ``restoring`` restores
+  target and draft from two checkpoints;
+* ``networks`` converts T5X's networks to the package's and back;
 * ``initial_weights`` starts a training from weights alone;
-* ``networks`` has T5X's networks as the package's own, and the way back;
-* ``acceptance`` brings the statistics to the log and to the output files.
+* ``acceptance`` writes the statistics to the log and to the output files.
 """

@@ -1,7 +1,7 @@
-"""Acceptance statistics on their way to T5X's log and output files.
+"""Acceptance statistics in T5X's log and output files.
 
-``t5x.infer`` writes what ``predict_with_aux`` returns for each example; ``t5x.eval`` has
-metrics. The totals of a run are added to both here.
+``t5x.infer`` writes the outputs of ``predict_with_aux`` for each example and ``t5x.eval`` writes
+metrics; the functions here add the totals of a run.
 """
 
 import functools
@@ -14,21 +14,20 @@ import seqio
 from absl import logging
 from t5x import infer as t5x_infer
 
-# What is summed over the sequences of a run.
+# Statistics that are summed over the sequences of a run.
 _COUNTS = ("target_calls", "appended", "proposed", "accepted", "verified", "beta_sum", "steps")
 
 
 def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """The statistics of all examples together.
+    """Returns the statistics of all examples together.
 
     Args:
-      aux: for each name a value for each example, as ``predict_batch_with_aux`` has them.
+      aux: a value for each example by name, as ``predict_batch_with_aux`` returns them.
 
     Returns:
-      ``target_calls`` and ``block_efficiency`` (generated tokens for each target call; of
-      a beam search, tokens that the hypotheses grow by); of sampling also
-      ``acceptance_rate`` (accepted for each proposed) and ``alpha`` (Corollary 3.6). A
-      rate of nothing is left out.
+      ``target_calls`` and ``block_efficiency`` (generated tokens for each target call; in a beam
+      search, tokens that the hypotheses grow by); for sampling also ``acceptance_rate`` (accepted
+      for each proposed) and ``alpha`` (Corollary 3.6). A rate without a denominator is left out.
     """
     sums = {name: float(np.sum(aux[name])) for name in _COUNTS if name in aux}
     if not sums.get("target_calls"):
@@ -46,10 +45,10 @@ def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
 
 
 def write_inferences(path: str, inferences: Any, *args: Any, **kwargs: Any) -> None:
-    """T5X's ``write_inferences_to_file``, after a line on acceptance in the log.
+    """Logs acceptance, then calls T5X's ``write_inferences_to_file``.
 
-    What ``infer.write_fn`` is bound to; in mode ``predict_with_aux`` each example's
-    statistics are in the file, under ``aux``.
+    ``infer.write_fn`` is bound to this function. In mode ``predict_with_aux`` the file has each
+    example's statistics under ``aux``.
     """
     _, aux = inferences
     _log(path, totals(aux))
@@ -57,10 +56,9 @@ def write_inferences(path: str, inferences: Any, *args: Any, **kwargs: Any) -> N
 
 
 class AcceptanceEvaluator(seqio.Evaluator):
-    """``seqio.Evaluator`` that logs acceptance beside the metrics of each task.
+    """``seqio.Evaluator`` that writes acceptance beside the metrics of each task.
 
-    What ``evaluate.inference_evaluator_cls`` is bound to. Metrics of plain predictions
-    are computed from the very decoding that the statistics are of.
+    ``evaluate.inference_evaluator_cls`` is bound to this class.
     """
 
     def evaluate(
@@ -71,14 +69,14 @@ class AcceptanceEvaluator(seqio.Evaluator):
         step: int | None = None,
         **kwargs: Any,
     ):
-        """As ``seqio.Evaluator.evaluate``."""
+        """Evaluates as ``seqio.Evaluator`` does; plain predictions are those of the same run."""
         if predict_with_aux_fn is not None:
-            report = functools.partial(self._predict, predict_with_aux_fn, step)
-            predict_with_aux_fn = report
+            predict = functools.partial(self._predict, predict_with_aux_fn, step)
+            predict_with_aux_fn = predict
             if predict_fn is not None:
 
                 def predict_fn(dataset):
-                    return report(dataset)[0]
+                    return predict(dataset)[0]
 
         return super().evaluate(
             predict_fn=predict_fn, predict_with_aux_fn=predict_with_aux_fn, step=step, **kwargs
@@ -90,16 +88,10 @@ class AcceptanceEvaluator(seqio.Evaluator):
         found = totals(aux)
         _log(name, found)
         metrics = {f"speculation/{key}": seqio.metrics.Scalar(v) for key, v in found.items()}
-        # As seqio does: the loggers write to files that the processes share.
+        unused = dict.fromkeys(("dataset", "inferences", "targets"))
+        # The loggers write to files that the processes share, so seqio calls those of one alone.
         for logger in self.loggers if jax.process_index() == 0 else ():
-            logger(
-                task_name=name,
-                step=step,
-                metrics=metrics,
-                dataset=None,
-                inferences=None,
-                targets=None,
-            )
+            logger(task_name=name, step=step, metrics=metrics, **unused)
         return outputs, aux
 
 

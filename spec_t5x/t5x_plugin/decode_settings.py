@@ -1,8 +1,7 @@
-"""What T5X would call its decoding function with, read for the package's loops; prompts.
+"""Settings of T5X's decoding functions, read for the package's loops; checks of prompts.
 
 A T5X model holds a ``decode_fn`` (gin's, a partial, or the plain function) and gets
-``decoder_params`` at run time. Both are read here; what the package's loops cannot
-honour is an error.
+``decoder_params`` at run time. A setting that the loops cannot honour is an error.
 """
 
 import dataclasses
@@ -22,7 +21,7 @@ from spec_t5x.loops.outputs import first_hole
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.types import PAD_ID, Array, Int
 
-# What the model itself hands to T5X's functions.
+# Arguments of T5X's functions that the model itself gives.
 _OF_THE_MODEL = ("inputs", "cache", "tokens_to_logits", "num_decodes", "cache_offset")
 
 
@@ -34,7 +33,7 @@ class SampleSettings:
     eos_id: int
     # T5X's key, or a typed one.
     rng: Array
-    # Tokens after the prompt at most; None fills the row.
+    # The most tokens after the prompt; None fills the row.
     max_decode_steps: Any
     rescale_log_probs: bool
 
@@ -56,20 +55,19 @@ def read_settings(
     eos_id: int,
     max_decode_len: int,
 ) -> SampleSettings | BeamSettings:
-    """The settings of one call of ``predict_batch_with_aux``.
+    """Reads the settings of one call of ``predict_batch_with_aux``.
 
-    Precedence is T5X's: ``decoder_params`` (with ``rng`` and ``eos_id``), then what gin or a
-    partial binds to the function, then its defaults (``topk`` is 1 there).
+    Precedence is T5X's: ``decoder_params`` (with ``rng`` and ``eos_id``), then bindings by gin or
+    a partial, then the function's defaults (``topk`` is 1 there).
 
     Args:
-      decode_fn: ``t5x.decoding.temperature_sample`` or ``beam_search``, as gin hands it
-        over, in ``functools.partial``, or plain.
+      decode_fn: ``t5x.decoding.temperature_sample`` or ``beam_search``: gin's, in
+        ``functools.partial``, or plain.
       decoder_params, rng, eos_id: of the call and of the vocabulary.
       max_decode_len: width of the batch's targets.
 
     Raises:
-      InputError: another function, an argument that it does not take, or a value that
-        the loops cannot honour.
+      InputError: another function, an unknown argument, or a value that the loops cannot honour.
     """
     function, bound = _function_and_bindings(decode_fn)
     params = dict(decoder_params or {})
@@ -80,11 +78,8 @@ def read_settings(
             )
         params["decode_rng"] = rng
     params.setdefault("eos_id", eos_id)
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name not in _OF_THE_MODEL
-    }
+    signature = inspect.signature(function).parameters
+    defaults = {name: signature[name].default for name in signature if name not in _OF_THE_MODEL}
     for name in (*bound, *params):
         if name not in defaults:
             raise InputError(
@@ -92,13 +87,17 @@ def read_settings(
             )
     values = defaults | bound | params
     if values["initial_index"] is not None:
-        raise InputError("decoder parameter 'initial_index' is set: the model sees to prompts")
-    read = _sample_settings if function is decoding.temperature_sample else _beam_settings
-    return read(values, defaults, max_decode_len)
+        raise InputError(
+            "decoder parameter 'initial_index' is set: leave it out, the model sets it by the "
+            "prompts"
+        )
+    if function is decoding.temperature_sample:
+        return _sample_settings(values, max_decode_len)
+    return _beam_settings(values, defaults, max_decode_len)
 
 
 def _function_and_bindings(decode_fn: Callable) -> tuple[Callable, dict[str, Any]]:
-    """The plain function of T5X and the arguments that are bound to it."""
+    """Returns T5X's plain function and the arguments that are bound to it."""
     bound: dict[str, Any] = {}
     while isinstance(decode_fn, functools.partial):
         if decode_fn.args:
@@ -122,46 +121,45 @@ def _function_and_bindings(decode_fn: Callable) -> tuple[Callable, dict[str, Any
     return function, bound
 
 
-def _sample_settings(values, defaults, max_decode_len: int) -> SampleSettings:
+def _sample_settings(values: Mapping[str, Any], max_decode_len: int) -> SampleSettings:
     for name in ("state_callback_fn", "logit_callback_fn"):
         if values[name] is not None:
             raise InputError(f"{name} is set: a call-back sees every step, speculation skips them")
-    steps = values["max_decode_steps"]
-    limit = values["max_decode_steps_hard_limit"]
-    if steps is not None and limit is not None and limit > 0:
-        steps = jnp.minimum(steps, limit)
-    if steps is not None and _is_concrete(steps):
-        values_of = np.asarray(steps)
-        if np.any((values_of < 1) | (values_of > max_decode_len)):
+    steps, limit = values["max_decode_steps"], values["max_decode_steps_hard_limit"]
+    if steps is not None:
+        if limit is not None and limit > 0:
+            steps = jnp.minimum(steps, limit)
+        counts = np.asarray(1 if _is_traced(steps) else steps)
+        if counts.min() < 1 or counts.max() > max_decode_len:
             raise InputError(f"max_decode_steps is {steps}: give 1 to {max_decode_len}")
+        steps = jnp.asarray(steps, jnp.int32)
     rng = values["decode_rng"]
     return SampleSettings(
         sampling=_sampling(values),
         eos_id=values["eos_id"],
         # T5X's default. A caller who wants other draws gives another key.
         rng=jax.random.PRNGKey(0) if rng is None else rng,
-        max_decode_steps=None if steps is None else jnp.asarray(steps, jnp.int32),
+        max_decode_steps=steps,
         rescale_log_probs=bool(values["rescale_log_probs"]),
     )
 
 
-def _sampling(values) -> Sampling:
-    filters = {}
-    for ours, theirs, kind in (("top_k", "topk", int), ("top_p", "topp", float)):
-        value = values[theirs]
-        if not _is_concrete(value) or np.ndim(value):
+def _sampling(values: Mapping[str, Any]) -> Sampling:
+    for name in ("topk", "topp"):
+        if _is_traced(values[name]) or np.ndim(values[name]):
             raise InputError(
-                f"{theirs} is an array or traced: give one number, it is part of the program"
+                f"{name} is an array or traced: give one number, it is part of the program"
             )
-        filters[ours] = kind(value)
+    filters = {"top_k": int(values["topk"]), "top_p": float(values["topp"])}
     temperature = values["temperature"]
-    if _is_concrete(temperature):
+    if not _is_traced(temperature):
         return sampling(temperature, **filters)
-    checked = sampling(1.0, **filters)
-    return checked.replace(temperature=jnp.asarray(temperature, jnp.float32))
+    return sampling(1.0, **filters).replace(temperature=jnp.asarray(temperature, jnp.float32))
 
 
-def _beam_settings(values, defaults, max_decode_len: int) -> BeamSettings:
+def _beam_settings(
+    values: Mapping[str, Any], defaults: Mapping[str, Any], max_decode_len: int
+) -> BeamSettings:
     for name in ("max_decode_step", "min_log_prob"):
         if values[name] != defaults[name]:
             raise InputError(f"{name} is {values[name]}: speculative beam search has no such limit")
@@ -171,21 +169,21 @@ def _beam_settings(values, defaults, max_decode_len: int) -> BeamSettings:
     return BeamSettings(eos_id=values["eos_id"], alpha=values["alpha"], max_decode_len=length)
 
 
-def _is_concrete(value: Any) -> bool:
-    return not isinstance(value, jax.core.Tracer)
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
 
 
 def check_prompts(prompts: Int[Array, "batch width"], room: int | None = None) -> None:
-    """Checks that prompts have no padding before a token and no more tokens than ``room``.
+    """Checks that prompts have no padding before a token and at most ``room`` tokens.
 
-    T5X fills a hole with a token of its own and goes on forcing; the loops force a
-    prefix. The check runs where the tokens are known, on the host while decoding.
+    T5X fills a hole with a generated token and continues forcing; the loops force a prefix. If the
+    tokens are traced, the host checks them while decoding.
 
     Raises:
-      InputError: a fault, in tokens that are known already; else the run fails with it.
+      InputError: a fault in tokens that are known already; else the run fails with it.
     """
     check = functools.partial(_check, room=prompts.shape[1] - 1 if room is None else room)
-    if isinstance(prompts, jax.core.Tracer):
+    if _is_traced(prompts):
         jax.debug.callback(check, prompts)
     else:
         check(prompts)

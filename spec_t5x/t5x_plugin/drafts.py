@@ -1,10 +1,9 @@
-"""What proposes in a T5X launch, and where its parameters are.
+"""Drafts of a T5X launch and the places of their parameters.
 
-A draft's parameters stand in the T5X model's tree, under ``draft``: they are arguments of
-the compiled program as the target's are. Those of a ``ModelDraft`` are partitioned by their
-logical axes and restored from a T5X checkpoint of their own. A ``NamedDraft`` is any draft
-of the package: what it reads from disk, of any format, is on every device. ``restoring``
-brings either beside the target.
+A draft's parameters are in the T5X model's tree, under ``draft``: like the target's, they are
+arguments of the compiled program. Those of a ``ModelDraft`` are partitioned by their logical axes
+and restored from a T5X checkpoint. A ``NamedDraft`` is any draft of the package, read from disk in
+any format; each device holds all of its parameters.
 """
 
 import dataclasses
@@ -40,17 +39,17 @@ from spec_t5x.types import PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelDraft:
-    """A smaller model of the target's kind, restored from a checkpoint of its own.
+    """A smaller model of the target's kind, restored from its own checkpoint.
 
     Its sizes come from ``size``, a name of ``models.sizes``, or from ``config``.
     """
 
     size: str | None = None
     config: T5Config | DecoderOnlyConfig | None = None
-    # What it computes in where ``size`` gives the sizes.
+    # The type that it computes in if ``size`` gives the sizes.
     dtype: str = "bfloat16"
 
-    # It is a model, as a beam search needs one, and T5X restores it.
+    # A beam search can use it; T5X restores it.
     searches = True
     reads_itself = False
 
@@ -73,22 +72,10 @@ class ModelDraft:
             )
 
     def __str__(self) -> str:
-        config = self.config
-        return f"model {config.emb_dim} wide with {config.num_heads} heads"
-
-    @property
-    def position_bytes(self) -> int:
-        """The size of one position of one row in a cache: keys and values of all layers."""
-        config = self.config
-        is_alone = isinstance(config, DecoderOnlyConfig)
-        layers = config.num_layers if is_alone else config.num_decoder_layers
-        return 2 * layers * config.num_heads * config.head_dim * jnp.dtype(config.dtype).itemsize
+        return f"model {self.config.emb_dim} wide with {self.config.num_heads} heads"
 
     def variables(self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
-        """Initial ``params`` and ``params_axes`` of the network.
-
-        The target's parameters may be shapes.
-        """
+        """Returns initial ``params`` and ``params_axes``; the target's parameters may be shapes."""
         del vocabulary
         if self.config.vocab_size != target.vocab_size:
             raise InputError(
@@ -102,7 +89,7 @@ class ModelDraft:
         return Transformer(self.config).init(rng, tokens, tokens, tokens, enable_dropout=False)
 
     def make(self, target: Target, params: PyTree, vocabulary: seqio.Vocabulary) -> Draft:
-        """The draft with its restored parameters."""
+        """Returns the draft with its restored parameters."""
         del vocabulary
         if isinstance(target, DecoderOnlyModel) != isinstance(self.config, DecoderOnlyConfig):
             raise InputError(
@@ -119,12 +106,15 @@ class ModelDraft:
 class NamedDraft:
     """Any draft of ``checkpoints.make_draft``, by name: ``copy``, ``bigram:DIR``, …
 
-    It is read on the host, as often as it is asked for. Its parameters are what it reads and
-    shares with no target: tables, heads, models. Each device holds all of them; give a large
-    model as a ``ModelDraft``.
+    The host reads it at each use. Its parameters (tables, heads, models) are the arrays that it
+    reads and does not share with the target. Each device holds all of them; give a large model as
+    a ``ModelDraft``.
     """
 
     name: str
+
+    # The model restores it, by ``read_draft``.
+    reads_itself = True
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
@@ -133,21 +123,18 @@ class NamedDraft:
     def __str__(self) -> str:
         return repr(self.name)
 
-    # The model reads it.
-    reads_itself = True
-
     @property
     def searches(self) -> bool:
-        """The mark of a model, which a beam search needs."""
+        """Mark of a model, which a beam search needs."""
         return kind_of(self.name) == TRANSFORMER
 
     def variables(
         self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary
     ) -> PyTree | None:
-        """Its parameters as they are on disk; None if it has none.
+        """Returns ``params`` as on disk and ``params_axes``, or None without parameters.
 
         Raises:
-          InputError: no such draft, or one of another target or vocabulary.
+          InputError: there is no draft of that name, or it is of another target or vocabulary.
         """
         del rng
         params = self.params(target, vocabulary)
@@ -157,7 +144,7 @@ class NamedDraft:
             (*path[:-1], f"{path[-1]}_axes"): AxisMetadata((None,) * np.ndim(leaf))
             for path, leaf in flatten_dict(params).items()
         }
-        # Where the target's parameters are known by their shapes, so are those made of them.
+        # Parameters made of a target's shapes are shapes.
         params = jax.tree.map(
             lambda leaf: (
                 jnp.zeros(leaf.shape, leaf.dtype)
@@ -169,16 +156,16 @@ class NamedDraft:
         return {"params": params, "params_axes": unflatten_dict(axes)}
 
     def params(self, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
-        """Its parameters alone; where the target's are arrays, it is known to be theirs."""
+        """Returns the parameters; if the target's are arrays, checks that the draft fits them."""
         leaves, _ = jax.tree.flatten_with_path(self._read(target, vocabulary))
         shared = _ids(target)
         return unflatten_dict({_names(p): leaf for p, leaf in leaves if id(leaf) not in shared})
 
     def make(self, target: Target, params: PyTree | None, vocabulary: seqio.Vocabulary) -> Draft:
-        """The draft with the parameters of the model's tree in place of those on disk.
+        """Returns the draft with the parameters of the model's tree in place of those on disk.
 
         Raises:
-          InputError: as of ``variables``, or parameters that are not in the tree.
+          InputError: as ``variables`` does, or the tree lacks parameters.
         """
         flat, shared = flatten_dict(params or {}), _ids(target)
 
@@ -196,7 +183,7 @@ class NamedDraft:
         return jax.tree.map_with_path(leaf_of_tree, self._read(target, vocabulary))
 
     def _read(self, target: Target, vocabulary: seqio.Vocabulary) -> Draft:
-        """The draft as on disk, in a program's trace too; it holds the target's own leaves."""
+        """Returns the draft as on disk, also in a trace; it holds the target's own leaves."""
         if not isinstance(target, T5Model):
             kinds = registry.find_all("draft").items()
             fitting = [name for name, kind in kinds if not kind.needs_network]
@@ -205,25 +192,25 @@ class NamedDraft:
                     f"draft {self.name!r} of a decoder-only target: give a ModelDraft or one of "
                     f"{', '.join(fitting)}"
                 )
+        config = target.module.config
         loaded = LoadedModel(
             params=target.params,
-            config=target.module.config,
+            config=config,
             vocabulary=as_vocabulary(vocabulary),
-            # Not the packaged target: drafts that need a directory are given one.
+            # No packaged target, so that a draft that needs a directory must be given one.
             directory=Path("the T5X checkpoint"),
             metadata={},
         )
-        options = DraftOptions(dtype=target.module.config.dtype)
         with jax.ensure_compile_time_eval():
-            return make_draft(self.name, loaded, target, options)
+            return make_draft(self.name, loaded, target, DraftOptions(dtype=config.dtype))
 
 
-# What a speculative T5X model is given.
+# Drafts that a speculative T5X model takes.
 DraftSource = ModelDraft | NamedDraft
 
 
 def check_draft(draft: DraftSource) -> None:
-    """Refuses what is no draft: a name, or a class that gin was not asked to call."""
+    """Raises ``InputError`` for a name, or a class that gin was not asked to call."""
     if not isinstance(draft, DraftSource):
         raise InputError(
             f"draft is {draft!r}: give @drafts.ModelDraft() or, for a name, DRAFT_NAME with "
@@ -236,12 +223,16 @@ def _ids(target: Target) -> set[int]:
 
 
 def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """The place of a leaf in a draft, as keys of nested dictionaries."""
+    """Returns the path of a leaf in a draft as keys of nested dictionaries."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
 def as_vocabulary(vocabulary: seqio.Vocabulary) -> Vocabulary:
-    """A seqio vocabulary as the package's own."""
+    """Converts a seqio vocabulary to the package's.
+
+    Raises:
+      InputError: it is neither of SentencePiece nor of bytes.
+    """
     if isinstance(vocabulary, seqio.SentencePieceVocabulary):
         return SentencePieceVocabulary(vocabulary.sentencepiece_model_file, vocabulary.extra_ids)
     if isinstance(vocabulary, seqio.ByteVocabulary):

@@ -1,10 +1,8 @@
-"""A T5X training that starts from a checkpoint's weights, with an optimizer of its own.
+"""Trainings by T5X that start from a checkpoint's weights, with a new optimizer at step 0.
 
-T5X goes on where a checkpoint's optimizer was, at its step. A checkpoint that
-``spec-t5x convert --to t5x`` made of another format has no optimizer, and a draft that is
-made of another's layers should not take its. T5X fills what a restored state lacks from
-one initialised from scratch (``fallback_to_scratch``); here it is made to lack all but
-the weights, and those it must have.
+T5X resumes a checkpoint's optimizer at its step. A checkpoint of ``spec-t5x convert --to t5x`` has
+none, and a draft made of another model's layers should not take that model's. T5X initializes
+the parts that a restored state lacks (``fallback_to_scratch``): here, all but the weights.
 """
 
 from collections.abc import Mapping
@@ -20,13 +18,13 @@ from spec_t5x.types import PyTree
 def weights_alone(
     state_dict: PyTree, target_state_dict: PyTree, *, is_resuming: bool = False
 ) -> PyTree:
-    """What ``utils.RestoreCheckpointConfig.state_transformation_fns`` holds.
+    """Returns the weights of a checkpoint's state, or all of it if ``is_resuming`` a training.
 
-    With ``is_resuming`` the checkpoint is one of the training's own and stays as it is.
+    ``utils.RestoreCheckpointConfig.state_transformation_fns`` holds this function.
 
     Raises:
-      InputError: the checkpoint's weights are not those of the network, by name and, where
-        the checkpoint tells it, by shape.
+      InputError: the weights are not those of the network, by name and, where the checkpoint
+        stores it, by shape.
     """
     if is_resuming:
         return state_dict
@@ -34,7 +32,6 @@ def weights_alone(
         {name: _shape(leaf) for name, leaf in state_utils.flatten_state_dict(part).items()}
         for part in (state_dict["target"], target_state_dict["target"])
     )
-    # Where a checkpoint does not store a shape, any will do.
     wrong = {name for name in found if found[name] not in (None, expected.get(name, ()))}
     wrong |= found.keys() ^ expected.keys()
     if wrong:
@@ -46,8 +43,6 @@ def weights_alone(
 
 
 def _shape(leaf: Any) -> tuple[int, ...] | None:
-    """None where a checkpoint does not store it."""
-    if isinstance(leaf, Mapping):
-        return tuple(leaf["metadata"]["shape"])
-    shape = getattr(leaf, "shape", None)
+    """Returns a leaf's shape, or None if the checkpoint does not store it."""
+    shape = leaf["metadata"]["shape"] if isinstance(leaf, Mapping) else getattr(leaf, "shape", None)
     return None if shape is None else tuple(shape)

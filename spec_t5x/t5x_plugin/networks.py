@@ -1,7 +1,7 @@
-"""The networks that T5X's examples declare, as the package's own, and the way back.
+"""Configurations of T5X's example networks as the package's, and the way back.
 
-Parameter trees and logical axes are the same by construction, so that a T5X checkpoint
-is run by either network and T5X's partitioner shards both alike.
+Parameter trees and logical axes are the same by construction, so that either network runs a T5X
+checkpoint and T5X's partitioner shards both alike.
 """
 
 import dataclasses
@@ -15,8 +15,6 @@ from spec_t5x.models.decoder_only import DecoderOnlyConfig
 from spec_t5x.models.sizes import size as config_of_size
 from spec_t5x.models.t5 import T5Config
 
-# Attention logits are in float32 here, whatever it says: the more precise of the two.
-_WITHOUT_EFFECT = ("float32_attention_logits",)
 _COMMON = (
     "vocab_size",
     "emb_dim",
@@ -28,6 +26,8 @@ _COMMON = (
     "dropout_rate",
 )
 _OF_ENCODER_DECODERS = (*_COMMON, "num_encoder_layers", "num_decoder_layers")
+# The package always computes attention logits in float32, the more precise of the two.
+_IGNORED = ("dtype", "scan_layers", "float32_attention_logits")
 # Constants of T5X's network, and the defaults of ``T5Config``.
 _CONSTANTS = (
     "relpos_num_buckets",
@@ -38,20 +38,19 @@ _CONSTANTS = (
 
 
 def t5_config(module: Any) -> T5Config:
-    """The sizes of an encoder-decoder of T5X, such as ``t5x.examples.t5.network``.
+    """Returns the sizes of an encoder-decoder, a ``t5x.examples.t5.network`` or one alike.
 
     Args:
-      module: a Flax module with a ``config`` that names them as T5X's examples do.
+      module: a Flax module whose ``config`` has the names of T5X's examples.
 
     Raises:
-      InputError: layers that are scanned, or a config that lacks a size or has settings that
-        are not known.
+      InputError: scanned layers, or a config that lacks a size or has unknown settings.
     """
     return T5Config(**_sizes(module, _OF_ENCODER_DECODERS))
 
 
 def t5x_network(config: T5Config) -> network.Transformer:
-    """T5X's own encoder-decoder (``t5x.examples.t5.network``) of these sizes.
+    """Returns T5X's own encoder-decoder (``t5x.examples.t5.network``) of these sizes.
 
     Raises:
       InputError: a setting that is a constant in T5X.
@@ -73,34 +72,34 @@ def t5x_network(config: T5Config) -> network.Transformer:
 def t5x_network_of_size(
     size: str, *, dropout_rate: float, dtype: str = "bfloat16"
 ) -> network.Transformer:
-    """The same of a name of ``models.sizes``, for gin."""
-    config = dataclasses.replace(config_of_size(size), dropout_rate=dropout_rate, dtype=dtype)
-    return t5x_network(config)
+    """Returns ``t5x_network`` of a name of ``models.sizes``, for gin."""
+    config = config_of_size(size)
+    return t5x_network(dataclasses.replace(config, dropout_rate=dropout_rate, dtype=dtype))
 
 
 def decoder_only_config(module: Any) -> DecoderOnlyConfig:
-    """The sizes of a decoder of T5X, such as ``t5x.examples.decoder_only.network``."""
+    """Returns the sizes of a decoder, a ``t5x.examples.decoder_only.network`` or one alike."""
     return DecoderOnlyConfig(**_sizes(module, (*_COMMON, "num_layers")))
 
 
 def _sizes(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    config = getattr(module, "config", None)
+    config, kind = getattr(module, "config", None), type(module).__name__
     if getattr(module, "scan_layers", False) or getattr(config, "scan_layers", False):
         raise InputError(
-            f"module {type(module).__name__} scans its layers: speculate with a network that "
-            "does not (its checkpoint converts with spec-t5x convert)"
+            f"module {kind} scans its layers: speculate with a network that does not (its "
+            "checkpoint converts with spec-t5x convert)"
         )
     missing = [name for name in names if not hasattr(config, name)]
     if missing:
         raise InputError(
-            f"module {type(module).__name__} has no config.{missing[0]}: speculate with a "
-            "network whose config has the names of T5X's examples"
+            f"module {kind} has no config.{missing[0]}: speculate with a network whose config has "
+            "the names of T5X's examples"
         )
-    known = {*names, "dtype", "scan_layers", *_WITHOUT_EFFECT}
+    known = {*names, *_IGNORED}
     unknown = [field.name for field in dataclasses.fields(config) if field.name not in known]
     if unknown:
         raise InputError(
-            f"config.{unknown[0]} of {type(module).__name__} is unknown: speculate with a network "
-            "of T5X's examples, or one that computes what they do"
+            f"config.{unknown[0]} of {kind} is unknown: speculate with a network of T5X's "
+            "examples, or one that computes what they do"
         )
     return {name: getattr(config, name) for name in names} | {"dtype": jnp.dtype(config.dtype).name}

@@ -1,9 +1,9 @@
-"""T5X's models made over into models of the package, with what gin binds to their methods.
+"""T5X's models made over into models of the package, with gin's bindings of their methods.
 
 A gin file may bind an argument of a method, as T5X's documents do with
 ``models.EncoderDecoderModel.predict_batch_with_aux.num_decodes``. gin then makes instances of a
-subclass that has a wrapper of gin's in the method's place. Such a wrapper is no override:
-it is put around the method that stands in for the one that it wraps.
+subclass that has gin's wrapper in the method's place. That wrapper is no override: it is put
+around the method that replaces the wrapped one.
 """
 
 import functools
@@ -20,7 +20,7 @@ from spec_t5x.errors import InputError
 def launch_model() -> models.EncoderDecoderModel:
     """Makes the launch's own model: T5X's encoder-decoder with all that gin binds to it.
 
-    A gin file that named the class would have gin refuse a subclass's bindings of its methods.
+    If a gin file named the class instead, gin would refuse a subclass's bindings of its methods.
 
     Raises:
       InputError: the launch binds nothing to the class.
@@ -38,17 +38,17 @@ def launch_model() -> models.EncoderDecoderModel:
 def remade(
     model: models.BaseTransformerModel, stock: type, made: type, unused: tuple[str, ...]
 ) -> Any:
-    """Makes the same model, its attributes included, an instance of ``made``.
+    """Returns the same model, its attributes included, as an instance of ``made``.
 
-    What a subclass of ``stock`` has of its own (features, losses, metrics, …) stays: the
-    result is an instance of it, too. So does what gin binds to methods of the model's class and of
-    ``made``, which takes precedence.
+    The result is also an instance of the model's own subclass of ``stock``, with that class's
+    features, losses and metrics. Bindings by gin of methods of the model's class and of ``made``
+    hold; the latter take precedence.
 
     Args:
       model: a ``stock``, or of a subclass.
       stock: T5X's class.
       made: a subclass of ``stock``.
-      unused: methods of ``stock`` that ``made`` no longer calls.
+      unused: methods of ``stock`` that ``made`` does not call.
 
     Raises:
       InputError: the model's class overrides one of these, or gin binds arguments of the
@@ -102,13 +102,13 @@ def _configurable(made: type) -> type:
 
 
 def _bound_by_gin(of: type) -> dict[str, Callable]:
-    """Finds gin's wrappers among the methods of a class."""
+    """Returns gin's wrappers among the methods of a class."""
     methods = {name: getattr(of, name, None) for name in dir(of)}
     return {name: method for name, method in methods.items() if _is_gins(method)}
 
 
 def _is_gins(method: Any) -> bool:
-    # functools.wraps gives a wrapper the names of what it wraps, but not the module's globals.
+    # functools.wraps copies names to a wrapper, but not the globals of its module.
     return getattr(method, "__globals__", None) is vars(gin.config)
 
 
@@ -119,9 +119,9 @@ def _without_gin(method: Any) -> Any:
 
 
 def _wrapped_alike(wrapper: Callable, method: Callable) -> Callable:
-    """Puts gin's wrapper of one method, be it of bindings or of a scope, around another method.
+    """Puts gin's wrapper of one method, of bindings or of a scope, around another method.
 
-    The bindings are read at each call, as gin does, and count as used ones of the first method.
+    As gin does, it reads the bindings at each call and counts them as used by the first method.
     """
     inner = wrapper.__wrapped__
     outer = _wrapped_alike(inner, method) if _is_gins(inner) else method

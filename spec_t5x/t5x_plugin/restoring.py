@@ -1,9 +1,8 @@
 """Target and draft restored from two checkpoints, by T5X's own machinery.
 
-T5X restores one train state from one path. Here that state is taken apart: the target's
-part is restored from the path of ``RestoreCheckpointConfig``, the draft's from a path of
-its own, each by T5X's checkpoint manager (legacy checkpoints, Orbax, partitioned reads).
-A draft by name is read by the model, from whatever it is stored in.
+T5X restores one train state from one path. Here that state is split: T5X's checkpoint manager
+(legacy checkpoints, Orbax, partitioned reads) restores the target's part from the path of
+``RestoreCheckpointConfig`` and the draft's part from another path. The model reads a draft by name.
 """
 
 import functools
@@ -20,7 +19,7 @@ from tensorflow.io import gfile
 
 from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.drafts import DraftSource
-from spec_t5x.t5x_plugin.speculative_model import DRAFT, SpeculativeModel
+from spec_t5x.t5x_plugin.speculative_model import DRAFT, SpeculativeModel, split_params
 from spec_t5x.types import PyTree
 
 # Characters of an error of T5X's, which may list a tree of parameters.
@@ -28,9 +27,9 @@ _LONGEST = 400
 
 
 class SpeculativeCheckpointManager:
-    """What ``utils.RestoreCheckpointConfig.checkpoint_manager_cls`` is bound to.
+    """Restores a target and its draft; T5X's own manager saves the state of a training.
 
-    It restores; to save a training's state, use T5X's own manager.
+    ``utils.RestoreCheckpointConfig.checkpoint_manager_cls`` is bound to this class.
     """
 
     def __init__(
@@ -42,29 +41,28 @@ class SpeculativeCheckpointManager:
         model: SpeculativeModel | None = None,
         **kwargs: Any,
     ):
-        """As ``t5x.checkpoints.OrbaxCheckpointManagerInterface``.
+        """Checks the draft's path; the arguments include those of T5X's manager.
 
         Args:
-          directory, train_state, partitioner, **kwargs: of T5X's manager.
-          draft_path: checkpoint of the draft, or a folder of checkpoints, of which the
-            latest is taken; None where it has no parameters, and of a draft by name.
-          model: whose train state it is.
+          directory, train_state, partitioner, **kwargs: of
+            ``t5x.checkpoints.OrbaxCheckpointManagerInterface``.
+          draft_path: the draft's checkpoint, or a folder of checkpoints, whose latest is restored;
+            None for a draft by name or without parameters.
+          model: the model of the train state.
 
         Raises:
           InputError: a model that does not speculate, a draft with parameters and no path, or
-            a path of nothing or that is not needed.
+            a path that does not exist or is not needed.
         """
         self._train_state = train_state
         self._has_draft = DRAFT in train_state.params
         by_name = model is not None and draft_of(model).reads_itself
         self._draft_path = checked_path(draft_path, self._has_draft, by_name)
-        self._model = model
-        # One manager each, made when its part is restored: one looks into its directory.
+        self._model, self._directory, self._partitioner = model, directory, partitioner
+        # A manager looks into its directory when it is made.
         self._manager = functools.partial(
             checkpoints.OrbaxCheckpointManagerInterface, partitioner=partitioner, **kwargs
         )
-        self._directory = directory
-        self._partitioner = partitioner
 
     def restore(
         self,
@@ -73,18 +71,15 @@ class SpeculativeCheckpointManager:
         state_transformation_fns: Sequence[Any] = (),
         **kwargs: Any,
     ) -> train_state.TrainState:
-        """The train state: the target's from ``path``, the draft's from its own.
+        """Returns the train state, the target's part from ``path``.
 
-        ``fallback_state`` and ``state_transformation_fns`` are the target's.
+        ``fallback_state`` and ``state_transformation_fns`` are for the target.
         """
-        part = functools.partial(_part_of_state, self._train_state)
         if fallback_state is not None:
-            targets = {k: v for k, v in fallback_state["target"].items() if k != DRAFT}
+            targets, _ = split_params(fallback_state["target"])
             fallback_state = {**fallback_state, "target": targets}
-        target = self._restore_part(
-            part(draft=False),
-            self._directory,
-            path,
+        target = self._target_manager().restore(
+            path=path,
             fallback_state=fallback_state,
             state_transformation_fns=state_transformation_fns,
             **kwargs,
@@ -92,14 +87,16 @@ class SpeculativeCheckpointManager:
         return self._with_draft(target)
 
     def restore_from_tf_checkpoint(self, path: str, **kwargs: Any) -> train_state.TrainState:
-        """A target of T5's Mesh TensorFlow format; the draft's format is detected."""
-        target = self._manager(
-            directory=self._directory, train_state=_part_of_state(self._train_state, draft=False)
-        ).restore_from_tf_checkpoint(path, **kwargs)
+        """Restores a target of T5's Mesh TensorFlow format and a draft of any."""
+        target = self._target_manager().restore_from_tf_checkpoint(path, **kwargs)
         return self._with_draft(target)
 
+    def _target_manager(self) -> checkpoints.OrbaxCheckpointManagerInterface:
+        state = _part_of_state(self._train_state, draft=False)
+        return self._manager(directory=self._directory, train_state=state)
+
     def _with_draft(self, target: train_state.TrainState) -> train_state.TrainState:
-        """One train state of two; its step is the target's."""
+        """Returns the target's train state and step with the draft's parameters."""
         if not self._has_draft:
             return target
         params = self._restore_draft() if self._draft_path else self._read_draft(target.params)
@@ -114,12 +111,12 @@ class SpeculativeCheckpointManager:
             path = checkpoints.get_checkpoint_dir(path, max(steps))
         part = _part_of_state(self._train_state, draft=True)
         try:
-            params = self._restore_part(part, path, path).params
+            params = self._manager(directory=path, train_state=part).restore(path=path).params
         except Exception as error:
-            # T5X's readers know one model, ``target``, and raise errors of many kinds.
+            # T5X's readers call any model ``target`` and raise errors of many kinds.
             why = " ".join(str(error).split()).replace("target/", "draft/")[:_LONGEST]
             raise _not_restored(path, why) from error
-        # T5X's reader of Orbax returns what is stored, of any shape.
+        # T5X's reader of Orbax returns arrays of any shape that is stored.
         expected = flatten_dict(flax.core.unfreeze(part.params), sep="/")
         for name, leaf in flatten_dict(flax.core.unfreeze(params), sep="/").items():
             if leaf.shape != expected[name].shape:
@@ -131,9 +128,6 @@ class SpeculativeCheckpointManager:
         on_every_device = NamedSharding(self._partitioner.mesh, PartitionSpec())
         draft = self._model.read_draft(flax.core.unfreeze(params))
         return jax.device_put(jax.device_get(draft), on_every_device)
-
-    def _restore_part(self, state, directory: str, path: str, **kwargs):
-        return self._manager(directory=directory, train_state=state).restore(path=path, **kwargs)
 
 
 def _not_restored(path: str, why: str) -> InputError:
@@ -154,7 +148,7 @@ def draft_of(model: Any) -> DraftSource:
 
 
 def checked_path(path: Any, has_draft: bool, by_name: bool) -> str | None:
-    """Returns the path of the draft's checkpoint, None of a draft that has none."""
+    """Returns the path of the draft's checkpoint, or None for a draft that has none."""
     if by_name or not has_draft:
         if path:
             why = "the draft comes by name" if by_name else "the draft has no parameters"
@@ -173,13 +167,12 @@ def checked_path(path: Any, has_draft: bool, by_name: bool) -> str | None:
 
 
 def _part_of_state(state: train_state.TrainState, *, draft: bool) -> train_state.TrainState:
-    """The shapes and axes of one of the two models alone."""
+    """Returns the shapes and axes of one of the two models."""
 
     def part(tree):
         if tree is None:
             return None
-        tree = dict(flax.core.unfreeze(tree))
-        drafts = tree.pop(DRAFT, None)
-        return flax.core.freeze(drafts if draft else tree)
+        target, drafts = split_params(tree)
+        return flax.core.freeze(drafts if draft else target)
 
     return state.replace(params=part(state.params), params_axes=part(state.params_axes))

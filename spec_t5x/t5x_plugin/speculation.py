@@ -1,4 +1,4 @@
-"""A T5X model made to decode speculatively: what a gin include binds ``MODEL`` to."""
+"""``speculate``, which a gin include binds ``MODEL`` to."""
 
 import numbers
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from spec_t5x.t5x_plugin.speculative_model import (
 )
 from spec_t5x.verifiers import verifier as make_verifier
 
-# What decoding no longer calls.
+# Methods of T5X's models that decoding no longer calls.
 _UNUSED = (
     "predict_batch_with_aux",
     "_compute_logits_from_slice",
@@ -38,37 +38,37 @@ def speculate(
     position: float = 0.0,
     partitioner: Callable[[], partitioning.PjitPartitioner] | None = None,
 ) -> SpeculativeEncoderDecoderModel | SpeculativeDecoderOnlyModel:
-    """Makes the same model decode with a draft.
+    """Returns the same model, decoding with a draft.
 
-    Network, vocabularies, ``decode_fn`` and methods with what gin binds to them, losses and
-    features are the given model's.
+    Network, vocabularies, ``decode_fn``, losses, features, and methods with gin's bindings of them
+    are the given model's.
 
     Args:
       model: a ``t5x.models.EncoderDecoderModel`` or ``DecoderOnlyModel``, or of a subclass
         that decodes as they do.
-      draft: what proposes (``t5x_plugin.drafts``).
+      draft: proposes the tokens (``t5x_plugin.drafts``).
       gamma: tokens proposed in each iteration; 0 is plain decoding.
-      verifier, lenience, widths: which proposals to keep (``verifiers.verifier``).
-      c: time of a draft step in target steps. With it an iteration proposes as many tokens
-        as pay, ``gamma`` at most, and none where none pay (``loops/pace.py``).
-      position: of one more position in the target's call, in the same unit.
+      verifier, lenience, widths: of ``verifiers.verifier``.
+      c: time of a draft step in target steps. If it is given, an iteration proposes as many tokens
+        as pay, from 0 to ``gamma`` (``loops/pace.py``).
+      position: time of one more position in the target's call, in target steps.
       partitioner: makes the launch's partitioner, as ``@partitioning.PjitPartitioner`` does in
         gin. Its mesh need not divide the draft's heads (``placing``); without it, it must.
 
     Raises:
-      InputError: a model that decodes in a way of its own, or settings that do not fit.
+      InputError: a model that overrides decoding, or settings that do not fit.
     """
-    for stock, speculative in _SPECULATIVE.items():
-        if isinstance(model, stock):
-            made = remade(model, stock, speculative, _UNUSED)
-            if not isinstance(widths, tuple | list):
-                raise InputError(f"widths is {widths!r}: give a list, as in ({widths!r},)")
-            if not isinstance(lenience, numbers.Real):
-                raise InputError(f"lenience is {lenience!r}: give a number above 0, at most 1")
-            chosen = make_verifier(verifier, lenience=lenience, widths=widths)
-            made.set_up(draft, gamma, chosen, c, position, partitioner)
-            return made
-    raise InputError(
-        f"model is a {type(model).__name__}: give a t5x.models.EncoderDecoderModel or "
-        "DecoderOnlyModel"
-    )
+    stock = next((stock for stock in _SPECULATIVE if isinstance(model, stock)), None)
+    if stock is None:
+        raise InputError(
+            f"model is a {type(model).__name__}: give a t5x.models.EncoderDecoderModel or "
+            "DecoderOnlyModel"
+        )
+    made = remade(model, stock, _SPECULATIVE[stock], _UNUSED)
+    if not isinstance(widths, tuple | list):
+        raise InputError(f"widths is {widths!r}: give a list, as in ({widths!r},)")
+    if not isinstance(lenience, numbers.Real):
+        raise InputError(f"lenience is {lenience!r}: give a number above 0, at most 1")
+    chosen = make_verifier(verifier, lenience=lenience, widths=widths)
+    made.set_up(draft, gamma, chosen, c, position, partitioner)
+    return made

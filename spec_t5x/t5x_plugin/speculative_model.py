@@ -1,8 +1,8 @@
-"""The T5X models that decode speculatively and keep T5X's contract.
+"""T5X models that decode speculatively and keep T5X's contract.
 
-A speculative model is T5X's in everything but ``predict_batch_with_aux``: training, scoring
-and feature conversion stay T5X's own. Decoding runs the package's loops with the package's
-network over the same parameters.
+A speculative model differs from T5X's in ``predict_batch_with_aux`` alone: it runs the package's
+loops with the package's network over the same parameters. Training, scoring and feature conversion
+are T5X's own.
 """
 
 import math
@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import flax.core
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from absl import logging
@@ -23,7 +22,7 @@ from spec_t5x.beams.search import beam_search
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.decode_state import DecodeStats
-from spec_t5x.loops.outputs import Decoded
+from spec_t5x.loops.outputs import Decoded, prompt_lengths
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.decoder_only import DecoderOnlyModel, DecoderOnlyTransformer
@@ -48,12 +47,15 @@ DRAFT = "draft"
 
 
 class SpeculativeModel:
-    """To be mixed into a model of T5X, before it among the bases (``speculation.speculate``).
+    """Mixin for a model of T5X, before it among the bases (``speculation.speculate``).
 
-    The draft's parameters, where it has any, stand under ``draft`` in the model's tree.
+    The draft's parameters are under ``draft`` in the model's tree. A subclass has
+    ``_make_network()``, the package's network of the sizes of ``self.module``; ``_target(params)``,
+    that network with the stock model's parameters; and ``_check_settings(settings)``, which refuses
+    settings that the draft cannot decode with.
     """
 
-    # A model that a gin file or a program makes by itself has no draft.
+    # None until ``speculate`` sets it, also for a model that gin or a program makes by itself.
     _draft: DraftSource | None = None
 
     def set_up(
@@ -65,39 +67,25 @@ class SpeculativeModel:
         position: float = 0.0,
         make_partitioner: Callable[[], partitioning.PjitPartitioner] | None = None,
     ) -> None:
-        """Sets what this model has beyond the stock one's attributes; see ``speculate``."""
+        """Sets the attributes that the stock model lacks; ``speculate`` describes them."""
         check_draft(draft)
         check_pace(gamma, c, position)
         self._network = self._make_network()
-        self._draft = draft
-        self._gamma = gamma
-        self._verifier = verifier
+        self._draft, self._gamma, self._verifier = draft, gamma, verifier
         self._make_partitioner = make_partitioner
         self._costs = None
         if c is not None and gamma:
             self._costs = Costs.by_formula(
                 c=c, position=position, largest=gamma, whole=verifier.tree(1) is not None
             )
-        # Found now and not when a checkpoint has been restored; the lengths come with a batch.
+        # Checks them before a checkpoint is restored; lengths are known once there is a batch.
         self._check_settings(read_settings(self.decode_fn, None, None, 1, sys.maxsize))
         pays = "" if c is None else f" at most, c {c:g}"
         self._summary = f"draft {draft}, gamma {gamma}{pays}, verifier {verifier}"
 
-    def _make_network(self) -> nn.Module:
-        """The package's network of the sizes of ``self.module``."""
-        raise NotImplementedError
-
-    def _target(self, params: PyTree) -> Target:
-        """The package's network with parameters of the stock model."""
-        raise NotImplementedError
-
-    def _check_settings(self, settings: SampleSettings | BeamSettings) -> None:
-        """Refuses settings that the draft cannot decode with."""
-        raise NotImplementedError
-
     @property
     def draft_source(self) -> DraftSource:
-        """The draft that the model proposes with.
+        """The model's draft.
 
         Raises:
           InputError: ``speculate`` did not make the model.
@@ -111,11 +99,11 @@ class SpeculativeModel:
 
     @property
     def _eos_id(self) -> int:
-        # As T5X has it for a vocabulary without one.
+        # T5X's default for a vocabulary without one.
         return self.output_vocabulary.eos_id or 1
 
     def get_initial_variables(self, rng, *args, **kwargs):
-        """T5X's variables, and the draft's beside them in each collection."""
+        """Returns T5X's variables, with the draft's beside them in each collection."""
         draft = self.draft_source
         logging.info("Decoding speculatively: %s", self._summary)
         variables = super().get_initial_variables(rng, *args, **kwargs)
@@ -123,22 +111,27 @@ class SpeculativeModel:
         target = jax.eval_shape(self._target, variables["params"])
         drafts = draft.variables(rng, target, self.output_vocabulary) or {}
         if isinstance(draft, ModelDraft) and self._make_partitioner is not None:
-            drafts = with_divided_axes(drafts, self._make_partitioner(), draft.position_bytes)
+            drafts = with_divided_axes(drafts, self._make_partitioner())
         for collection, values in flax.core.unfreeze(drafts).items():
             variables[collection] = {**variables[collection], DRAFT: values}
         return flax.core.freeze(variables)
 
     def read_draft(self, params: PyTree) -> PyTree:
-        """Parameters of a draft by name, for the stock model with these ``params``."""
+        """Returns the parameters of a draft by name, for a stock model with these ``params``."""
         return self._draft.params(self._target(params), self.output_vocabulary)
 
     def _compute_logits(self, params, *args, **kwargs):
         return super()._compute_logits(split_params(params)[0], *args, **kwargs)
 
+    def _pair(self, params: PyTree) -> tuple[Target, Draft]:
+        """Returns target and draft with the parameters of the model's tree."""
+        params, of_draft = split_params(params)
+        target = self._target(params)
+        return target, self._draft.make(target, of_draft, self.output_vocabulary)
+
     def _sample(
         self,
-        target: Target,
-        draft: Draft,
+        params: PyTree,
         inputs: Int[Array, "batch source"],
         prompts: Int[Array, "batch width"],
         settings: SampleSettings,
@@ -147,11 +140,10 @@ class SpeculativeModel:
         num_decodes: int,
         max_decode_len: int,
     ) -> Decoded:
-        """What T5X's ``temperature_sample`` gives; ``starts`` is where it begins each row."""
+        """Decodes as T5X's ``temperature_sample``, which begins each row at ``starts``."""
         starts = jnp.repeat(starts, num_decodes)
         return speculative_decode(
-            target,
-            draft,
+            *self._pair(params),
             inputs,
             prompts,
             random_stream(settings, self._verifier, starts, max_decode_len),
@@ -163,19 +155,19 @@ class SpeculativeModel:
             verifier=self._verifier,
             eos_id=settings.eos_id,
             rescale_log_probs=settings.rescale_log_probs,
-            # What is learned ends with the batch, and so has to cost little.
+            # Each batch starts afresh.
             pace=None if self._costs is None else Pace.start(self._costs),
         )
 
 
 class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderModel):
-    """``t5x.models.EncoderDecoderModel`` with a draft.
-
-    ``speculation.speculate`` makes one of a stock model.
-    """
+    """``t5x.models.EncoderDecoderModel`` with a draft; ``speculation.speculate`` makes it."""
 
     def _make_network(self) -> Transformer:
         return Transformer(t5_config(self.module))
+
+    def _target(self, params: PyTree) -> T5Model:
+        return T5Model(weights=params, module=self._network)
 
     def _check_settings(self, settings: SampleSettings | BeamSettings) -> None:
         if isinstance(settings, BeamSettings) and self._gamma and not self._draft.searches:
@@ -183,9 +175,6 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
                 f"decode_fn is beam_search and draft {self._draft} cannot search: add --gin_file="
                 "gin_configs/t5x/greedy.gin, or give a draft model (speculate.gin alone) or GAMMA 0"
             )
-
-    def _target(self, params: PyTree) -> T5Model:
-        return T5Model(weights=params, module=self._network)
 
     def predict_batch_with_aux(
         self,
@@ -197,10 +186,10 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         num_decodes: int | None = None,
         prompt_with_targets: bool = False,
     ) -> tuple[Array, Mapping[str, Array]]:
-        """Decodes a batch: the text and scores, arguments and defaults of T5X's own method.
+        """Decodes a batch; texts, scores, arguments and defaults are those of T5X's own method.
 
-        One difference is left: a beam search whose prompt fills the row generates a token,
-        where T5X repeats the prompt's last one.
+        There is one difference: a beam search whose prompt fills the row generates a token, where
+        T5X repeats the prompt's last one.
 
         Returns:
           ``[batch, length]`` tokens, or ``[batch, num_decodes, length]`` by increasing
@@ -211,37 +200,30 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
           InputError: a setting that cannot be honoured.
         """
         defaults = self._default_decoder_params
-        return_all_decodes = (
-            defaults.return_all_decodes if return_all_decodes is None else return_all_decodes
-        )
+        if return_all_decodes is None:
+            return_all_decodes = defaults.return_all_decodes
         num_decodes = defaults.num_decodes if num_decodes is None else num_decodes
         targets = jnp.asarray(batch["decoder_input_tokens"], jnp.int32)
-        settings = read_settings(
-            self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len=targets.shape[1]
-        )
-        target_params, draft_params = split_params(params)
-        target = self._target(target_params)
-        draft = self._draft.make(target, draft_params, self.output_vocabulary)
         inputs = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
-        prompts = jnp.zeros((targets.shape[0], 1), jnp.int32)
+        rows, max_decode_len = targets.shape
+        settings = read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len)
+        prompts = jnp.zeros((rows, 1), jnp.int32)
         if prompt_with_targets:
-            # T5X takes the end of sequence out of a prompt, so that it does not end the row.
+            # T5X removes the end of sequence from a prompt, so that it does not end the row.
             prompts = targets * (targets != self._eos_id)
             check_prompts(prompts)
-        arguments = (target, draft, inputs, prompts, settings)
-        common = {"num_decodes": num_decodes, "max_decode_len": targets.shape[1]}
+        arguments = (params, inputs, prompts, settings)
+        common = {"num_decodes": num_decodes, "max_decode_len": max_decode_len}
         if isinstance(settings, BeamSettings):
             result = self._search(*arguments, **common)
         else:
             # T5X's encoder-decoders force prompts token by token: every row starts at 0.
-            starts = jnp.zeros(targets.shape[0], jnp.int32)
-            result = self._sample(*arguments, starts=starts, **common)
+            result = self._sample(*arguments, starts=jnp.zeros(rows, jnp.int32), **common)
         return pick_decodes(result, return_all_decodes)
 
     def _search(
         self,
-        target: T5Model,
-        draft: Draft,
+        params: PyTree,
         inputs: Int[Array, "batch source"],
         prompts: Int[Array, "batch width"],
         settings: BeamSettings,
@@ -249,6 +231,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         num_decodes: int,
         max_decode_len: int,
     ) -> BeamResult:
+        target, draft = self._pair(params)
         room = settings.max_decode_len or max_decode_len
         if prompts.shape[1] > 1 + room:
             check_prompts(prompts, room)
@@ -267,7 +250,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
 class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
     """``t5x.models.DecoderOnlyModel`` with a draft, causal or with a prefix.
 
-    ``speculation.speculate`` makes one of a stock model.
+    ``speculation.speculate`` makes it.
     """
 
     def _make_network(self) -> DecoderOnlyTransformer:
@@ -297,7 +280,7 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
         """Continues each prompt of the batch; arguments and defaults are T5X's.
 
         Returns:
-          As ``SpeculativeEncoderDecoderModel``; the prompts are not part of the text.
+          The outputs of ``SpeculativeEncoderDecoderModel``; the texts do not include the prompts.
 
         Raises:
           InputError: a batch without prompts, or a setting that cannot be honoured.
@@ -310,17 +293,12 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
         tokens = jnp.asarray(batch["decoder_input_tokens"], jnp.int32)
         prompts = tokens * jnp.asarray(batch["decoder_causal_attention"], jnp.int32)
         check_prompts(prompts)
-        max_decode_len = tokens.shape[1]
-        settings = read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len)
-        target_params, draft_params = split_params(params)
-        target = self._target(target_params)
-        lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
+        lengths, max_decode_len = prompt_lengths(prompts), tokens.shape[1]
         result = self._sample(
-            target,
-            self._draft.make(target, draft_params, self.output_vocabulary),
+            params,
             prompts,
             prompts,
-            settings,
+            read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len),
             starts=lengths,
             num_decodes=num_decodes,
             max_decode_len=max_decode_len,
@@ -329,34 +307,33 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
         return pick_decodes(result.replace(tokens=without), return_all_decodes)
 
 
-def _without_prefix(tokens: Array, length: Array) -> Array:
-    """``[decodes, length]`` tokens of one input, moved left over the prompt; then padding."""
+def _without_prefix(tokens: Int[Array, "decodes length"], length: Int[Array, ""]) -> Array:
+    """Shifts the tokens of one input left over its prompt; pads the end."""
     positions = jnp.arange(tokens.shape[1])
     moved = jnp.roll(tokens, -length, axis=1)
     return jnp.where((positions < tokens.shape[1] - length)[None, :], moved, PAD_ID)
 
 
 def check_pace(gamma: int, c: float | None, position: float) -> None:
-    """Refuses what is no gamma and no cost."""
+    """Raises ``InputError`` unless gamma is a whole number and the costs are in target steps."""
     if gamma == AUTO:
         raise InputError(
             f"gamma is {AUTO!r}: a T5X launch measures no times, give a number, and with it C (the "
             "time of a draft step in target steps, as in 0.05) to draft as many tokens as pay"
         )
-    if not isinstance(gamma, numbers.Integral) or isinstance(gamma, bool) or gamma < 0:
+    if not isinstance(gamma, numbers.Integral) or gamma < 0:
         raise InputError(
             f"gamma is {gamma!r}: give a whole number of at least 0 (0 is plain decoding)"
         )
-    for name, value in {"c": c, "position": position}.items():
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not (is_number and 0 <= value < math.inf) and (name, value) != ("c", None):
+    for name, value in {"c": 0.0 if c is None else c, "position": position}.items():
+        if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
             raise InputError(f"{name} is {value!r}: give a number of at least 0, in target steps")
     if position and c is None:
         raise InputError(f"position is {position} without c: give it too")
 
 
 def split_params(params: PyTree) -> tuple[PyTree, PyTree | None]:
-    """The target's parameters and the draft's, None where it has none."""
+    """Returns the target's parameters, and the draft's or None."""
     params = dict(flax.core.unfreeze(params))
     return params, params.pop(DRAFT, None)
 
@@ -367,7 +344,7 @@ def random_stream(
     starts: Int[Array, "rows"],
     num_steps: int,
 ) -> Array | Stream:
-    """What the loops draw with: T5X's own chain of keys where the verifier can follow it."""
+    """Returns a key for the loops, or T5X's own chain of keys for a coupled verifier."""
     rng = settings.rng
     if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
         rng = jax.random.wrap_key_data(rng)
@@ -389,7 +366,7 @@ def random_stream(
 def pick_decodes(
     result: Decoded | BeamResult, return_all_decodes: bool
 ) -> tuple[Array, dict[str, Array]]:
-    """T5X's return values: all decodes of an input, or the last, which scores highest."""
+    """Returns all decodes of an input, or the last, which scores highest, as T5X does."""
     aux = {"scores": result.scores, **acceptance_aux(result)}
     if return_all_decodes:
         return result.tokens, aux
@@ -397,22 +374,18 @@ def pick_decodes(
 
 
 def acceptance_aux(result: Decoded | BeamResult) -> dict[str, Array]:
-    """What there is to know of acceptance, each ``[batch, num_decodes, ...]``.
+    """Returns the counts of acceptance, each ``[batch, num_decodes, ...]``.
 
-    Of sampling: ``target_calls``, ``appended``, ``proposed``, ``accepted``, ``verified`` and
-    ``beta_sum`` (``DecodeStats``), and ``accepted_by_position [..., gamma]`` and
-    ``verified_by_position``. Of a beam search: ``target_calls`` and ``steps`` of the input,
-    the same for all its hypotheses.
+    Sampling has ``target_calls``, ``appended``, ``proposed``, ``accepted``, ``verified`` and
+    ``beta_sum`` (``DecodeStats``) and, unless gamma is 0, ``accepted_by_position [..., gamma]`` and
+    ``verified_by_position``. A beam search has ``target_calls`` and ``steps`` of the input, the
+    same for all its hypotheses.
     """
-    stats = result.stats
-    if isinstance(stats, DecodeStats):
-        counts = ("target_calls", "appended", "proposed", "accepted", "verified", "beta_sum")
-        by_position = ("accepted_by_position", "verified_by_position")
-        has_positions = stats.accepted_by_position.shape[-1] > 0
-        names = counts + by_position if has_positions else counts
-        return {name: getattr(stats, name) for name in names}
-    shape = result.scores.shape
-    return {
-        name: jnp.broadcast_to(getattr(stats, name)[:, None], shape)
-        for name in ("target_calls", "steps")
-    }
+    stats, shape = result.stats, result.scores.shape
+    if not isinstance(stats, DecodeStats):
+        names = ("target_calls", "steps")
+        return {name: jnp.broadcast_to(getattr(stats, name)[:, None], shape) for name in names}
+    names = ("target_calls", "appended", "proposed", "accepted", "verified", "beta_sum")
+    if stats.accepted_by_position.shape[-1]:
+        names += ("accepted_by_position", "verified_by_position")
+    return {name: getattr(stats, name) for name in names}

@@ -1,13 +1,14 @@
 """The key of measured costs: this machine and program, these models and settings."""
 
+import functools
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from spec_t5x.errors import InputError
-from spec_t5x.machine import programs
 from spec_t5x.machine.description import machine
 from spec_t5x.types import PyTree
 
@@ -17,7 +18,16 @@ _SAMPLES = 8
 
 def identity(**parts: Any) -> dict[str, Any]:
     """Returns a key of machine, program and ``parts``, as JSON can hold them."""
-    return {"machine": machine(), "program": programs.source(), **parts}
+    return {"machine": machine(), "program": _source(), **parts}
+
+
+@functools.cache
+def _source() -> str:
+    """Returns a hash of the package's source, kernels included."""
+    package, total = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted((*package.rglob("*.py"), *package.rglob("*.cc"))):
+        total.update(path.read_bytes())
+    return total.hexdigest()
 
 
 def params_digest(model: PyTree) -> str:

@@ -7,9 +7,10 @@ import jax
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import Answer, GenerateOptions, Generator, programs
+from spec_t5x.generation import Answer, GenerateOptions, Generator
 from spec_t5x.inference.answering import Answerer, Tally
 from spec_t5x.inference.sources import Item
+from spec_t5x.loops import refill
 from spec_t5x.loops.pace import Costs
 from spec_t5x.types import EOS_ID
 
@@ -121,6 +122,6 @@ def test_a_batch_that_does_not_fit_into_memory_is_one_line(generator, monkeypatc
     def full(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nallocating 5 GB")
 
-    monkeypatch.setattr(programs, "burst", full)
+    monkeypatch.setattr(refill, "burst", full)
     with pytest.raises(InputError, match="^batch_size is 2, which does not fit .* a smaller one"):
         lines_of(generator, OPTIONS, items())

@@ -10,9 +10,9 @@ from spec_t5x.machine.dtypes import resolve_dtype
 
 @pytest.fixture(autouse=True)
 def nothing_said():
-    dtypes._say_slow.cache_clear()
+    dtypes._warn_of_slowness.cache_clear()
     yield
-    dtypes._say_slow.cache_clear()
+    dtypes._warn_of_slowness.cache_clear()
 
 
 @pytest.mark.parametrize(

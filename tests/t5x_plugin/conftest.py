@@ -1,4 +1,4 @@
-"""What holds for every test of the plug-in."""
+"""Fixtures of the plug-in's tests."""
 
 import jax
 import pytest
@@ -6,6 +6,14 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def strict_rank_promotion():
-    """T5X promotes ranks; overrides the fixture of the other tests."""
+    """Allows rank promotion, which T5X uses; overrides the fixture of the other tests."""
     with jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture(scope="session")
+def launches(tmp_path_factory, tiny_pair):
+    """Provides a folder with checkpoints that T5X wrote, in which launches run."""
+    from tests.t5x_plugin.launches import Launches
+
+    return Launches(tmp_path_factory.mktemp("launches"), tiny_pair)

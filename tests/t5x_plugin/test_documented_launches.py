@@ -1,4 +1,4 @@
-"""Launches of real T5X as its documents and ours write them: what stock T5X writes, to the byte."""
+"""Launches of real T5X as its documents and ours write them, against stock T5X."""
 
 import dataclasses
 import functools
@@ -17,24 +17,20 @@ import numpy as np
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.models.t5 import T5Config, Transformer
 from tests.checkpoints.faults import save_t5x
-from tests.t5x_plugin.test_launches import (
+from tests.t5x_plugin.launches import (
+    BY_NAME,
+    INFER,
     MODEL_GIN,
-    MODEL_PARALLEL,
-    Launches,
-    launches,
+    STOCK_INFER,
+    WITH_SCORES,
+    finished,
     predictions,
 )
 from tests.t5x_plugin.toy_models import REPOSITORY
 
-__all__ = ["launches"]
-
-INFER = "gin_configs/runs/t5x_infer.gin"
-STOCK_INFER = "t5x/configs/runs/infer.gin"
-WITH_SCORES = {"infer.mode": "predict_with_aux"}
-
 
 def assert_same(ours: list[dict], theirs: list[dict]) -> None:
-    """The same texts, one or several of an input, and scores."""
+    """Compares texts, one or several for each input, and scores."""
     assert len(ours) == len(theirs) == 5
     for found, expected in zip(ours, theirs, strict=True):
         assert found["inputs"] == expected["inputs"]
@@ -43,22 +39,25 @@ def assert_same(ours: list[dict], theirs: list[dict]) -> None:
     assert len({str(line["prediction"]) for line in ours}) > 1
 
 
-# --- what gin binds to methods -----------------------------------------------
+# --- gin's bindings of methods -----------------------------------------------
 
 BOUND = """
 from __gin__ import dynamic_registration
 from {package} import {module}
 {module}.{name}.predict_batch_with_aux:
-  num_decodes = 2
-  return_all_decodes = True
-  prompt_with_targets = True
 """
-OF_CLASSES = {
-    "stock": ("t5x", "models", "EncoderDecoderModel"),
-    "ours": ("spec_t5x.t5x_plugin", "speculative_model", "SpeculativeEncoderDecoderModel"),
-    "own": ("tests.t5x_plugin", "toy_models", "OwnMetrics"),
+BINDINGS = [
+    "  num_decodes = 2\n",
+    "  return_all_decodes = True\n  prompt_with_targets = True\n",
+]
+STOCK = {"package": "t5x", "module": "models", "name": "EncoderDecoderModel"}
+OURS = {
+    "package": "spec_t5x.t5x_plugin",
+    "module": "speculative_model",
+    "name": "SpeculativeEncoderDecoderModel",
 }
-# A user's class has to be named where speculate.gin takes T5X's.
+OWN = {"package": "tests.t5x_plugin", "module": "toy_models", "name": "OwnMetrics"}
+# A user's class has to be named in place of T5X's, which speculate.gin takes.
 OWN_MODEL = """
 from __gin__ import dynamic_registration
 from spec_t5x.t5x_plugin import speculation
@@ -69,36 +68,36 @@ speculation.speculate.model = @toy_models.OwnMetrics()
 
 @pytest.fixture(scope="module")
 def bound(launches):
-    """Gin files of the bindings, and what stock T5X writes with them."""
-    for kind, (package, module, name) in OF_CLASSES.items():
-        text = BOUND.format(package=package, module=module, name=name)
-        (launches.directory / f"bound_{kind}.gin").write_text(text)
-    text = MODEL_GIN.format(vocabulary=launches.vocabulary, temperature=1.0)
-    text = text.replace("models.EncoderDecoderModel", "toy_models.OwnMetrics")
-    text = text.replace("from t5x import models", "from tests.t5x_plugin import toy_models")
-    (launches.directory / "own.gin").write_text(text)
-    (launches.directory / "own_model.gin").write_text(OWN_MODEL)
-    files = ["model_1.0.gin", STOCK_INFER, "bound_stock.gin"]
-    options = {"CHECKPOINT_PATH": launches.checkpoint("target_legacy"), **WITH_SCORES}
-    found = predictions(launches.run("infer", files, **options))
+    """Provides a writer of gin files, and stock T5X's predictions with all bindings."""
+    own = MODEL_GIN.format(vocabulary=launches.vocabulary, temperature=1.0)
+    own = own.replace("models.EncoderDecoderModel", "toy_models.OwnMetrics")
+    own = own.replace("from t5x import models", "from tests.t5x_plugin import toy_models")
+    files = {
+        "all_of_stock": BOUND.format(**STOCK) + "".join(BINDINGS),
+        "all_of_own": BOUND.format(**OWN) + "".join(BINDINGS),
+        "some_of_stock": BOUND.format(**STOCK) + BINDINGS[0],
+        "others_of_ours": BOUND.format(**OURS) + BINDINGS[1],
+        "own": own,
+        "own_model": OWN_MODEL,
+    }
+    for name, text in files.items():
+        (launches.directory / f"{name}.gin").write_text(text)
+    found = launches.infer(["model_1.0.gin", STOCK_INFER, "all_of_stock.gin"], **WITH_SCORES)
     assert all(len(line["prediction"]) == len(line["aux"]["scores"]) == 2 for line in found)
     return found
 
 
-@pytest.mark.parametrize("kind", OF_CLASSES)
-def test_bindings_of_methods(launches, bound, kind):
-    files = ["model_1.0.gin", "bound_" + kind + ".gin", INFER, "draft.gin"]
-    if kind == "own":
-        files = ["own.gin", "bound_own.gin", INFER, "draft.gin", "own_model.gin"]
-    output = launches.run(
-        "infer",
-        files,
-        CHECKPOINT_PATH=launches.checkpoint("target_legacy"),
-        DRAFT_CHECKPOINT_PATH=launches.checkpoint("draft_legacy"),
-        VERIFIER="coupled",
-        GAMMA=3,
-    )
-    found = predictions(output)
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["model_1.0.gin", "some_of_stock.gin", "others_of_ours.gin", INFER, "draft.gin"],
+        ["own.gin", "all_of_own.gin", INFER, "draft.gin", "own_model.gin"],
+    ],
+    ids=["stock and ours", "a user's"],
+)
+def test_bindings_of_methods(launches, bound, files):
+    draft = launches.checkpoint("draft_legacy")
+    found = launches.infer(files, DRAFT_CHECKPOINT_PATH=draft, VERIFIER="coupled", GAMMA=3)
     assert_same(found, bound)
     # The targets are forced.
     assert all(any(text for text in line["prediction"]) for line in found)
@@ -106,36 +105,43 @@ def test_bindings_of_methods(launches, bound, kind):
 
 # --- a draft whose heads the mesh does not divide ----------------------------
 
-ON_4 = {
-    "num_partitions": {"partitioning.PjitPartitioner.num_partitions": 4},
-    "submesh": {
-        **MODEL_PARALLEL,
-        "partitioning.PjitPartitioner.model_parallel_submesh": (1, 1, 1, 4),
-    },
-}
 
-
-@pytest.fixture(scope="module")
-def of_4_heads(launches, tiny_pair):
-    """A target of 4 heads, drafts of 2 and 6, and what stock T5X writes with it."""
-    loaded = load(tiny_pair / "target")
+def test_heads_that_the_mesh_does_not_divide(launches, tiny_pair):
+    """The target has 4 heads and the draft 6, on 4 devices."""
+    loaded, directory = load(tiny_pair / "target"), launches.directory
     config = dataclasses.replace(loaded.config, num_heads=4, head_dim=4)
     params = jax.tree.map_with_path(
         lambda path, leaf: jnp.tile(leaf, (2, 1)) if "rel_embedding" in str(path) else leaf,
         loaded.params,
     )
-    save_t5x(launches.directory / "target_4" / "checkpoint_7", params, config)
-    draft = load(tiny_pair / "draft").config
-    odd = dataclasses.replace(draft, num_heads=6, mlp_dim=50)
-    for name, sizes in {"2": draft, "6": odd}.items():
-        save_t5x(launches.directory / f"draft_{name}" / "checkpoint_7", random(sizes), sizes)
+    save_t5x(directory / "target_4" / "checkpoint_7", params, config)
+    odd = dataclasses.replace(load(tiny_pair / "draft").config, num_heads=6, mlp_dim=50)
+    save_t5x(directory / "draft_6" / "checkpoint_7", random(odd), odd)
     macros = {
-        "CHECKPOINT_PATH": launches.checkpoint("target_4"),
+        "target": "target_4",
         "network.T5Config.num_heads": 4,
         "network.T5Config.head_dim": 4,
     }
-    files = ["model_0.0.gin", STOCK_INFER]
-    return macros, predictions(launches.run("infer", files, **macros, **WITH_SCORES))
+    expected = launches.infer(["model_0.0.gin", STOCK_INFER], **macros, **WITH_SCORES)
+    found = launches.infer(
+        ["model_0.0.gin", INFER, "gin_configs/t5x/draft_of_sizes.gin"],
+        devices=4,
+        DRAFT_CHECKPOINT_PATH=launches.checkpoint("draft_6"),
+        DRAFT_VOCAB_SIZE=128,
+        DRAFT_EMB_DIM=16,
+        DRAFT_MLP_DIM=50,
+        DRAFT_NUM_HEADS=6,
+        DRAFT_HEAD_DIM=8,
+        DRAFT_NUM_ENCODER_LAYERS=1,
+        DRAFT_NUM_DECODER_LAYERS=1,
+        DRAFT_DTYPE="float32",
+        **macros,
+        **{"partitioning.PjitPartitioner.num_partitions": 4},
+    )
+    assert_same(found, expected)
+    # Biases of both stacks; three matrices of each feed-forward layer.
+    (line,) = re.findall(r"The mesh .*does not divide.*", launches.log)
+    assert "'model': 4} does not divide 8 of the draft's 29 parameters" in line
 
 
 def random(config: T5Config):
@@ -144,38 +150,11 @@ def random(config: T5Config):
     return init(jax.random.key(0), tokens, tokens, tokens)["params"]
 
 
-@pytest.mark.parametrize(("heads", "partitions"), [(6, "num_partitions"), (2, "submesh")])
-def test_heads_that_the_mesh_does_not_divide(launches, of_4_heads, heads, partitions):
-    macros, expected = of_4_heads
-    output = launches.run(
-        "infer",
-        ["model_0.0.gin", INFER, "gin_configs/t5x/draft_of_sizes.gin"],
-        devices=4,
-        DRAFT_CHECKPOINT_PATH=launches.checkpoint(f"draft_{heads}"),
-        DRAFT_VOCAB_SIZE=128,
-        DRAFT_EMB_DIM=16,
-        DRAFT_MLP_DIM=50 if heads == 6 else 48,
-        DRAFT_NUM_HEADS=heads,
-        DRAFT_HEAD_DIM=8,
-        DRAFT_NUM_ENCODER_LAYERS=1,
-        DRAFT_NUM_DECODER_LAYERS=1,
-        DRAFT_DTYPE="float32",
-        **macros,
-        **ON_4[partitions],
-    )
-    assert_same(predictions(output), expected)
-    # Biases of both stacks; three matrices of each feed-forward layer.
-    number = 8 if heads == 6 else 2
-    (line,) = re.findall(r"The mesh .*does not divide.*", launches.log)
-    assert f"'model': 4}} does not divide {number} of the draft's 29 parameters" in line
-    assert "KB more than its share" in line
-
-
 # --- the commands of the documents -------------------------------------------
 
 
 def documented(name: str) -> list[list[str]]:
-    """The commands of a document that infer with T5X, as a shell splits them."""
+    """Returns a document's commands that infer with T5X, as a shell splits them."""
     text = (REPOSITORY / name).read_text(encoding="utf-8")
     blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
     lines = [line for line in blocks.splitlines() if line.startswith("python -m t5x.infer ")]
@@ -183,7 +162,7 @@ def documented(name: str) -> list[list[str]]:
 
 
 COMMANDS = documented("docs/t5x.md")
-# What makes a launch speculative.
+# Parts of the words that make a launch speculative.
 OF_SPECULATION = ("speculate.gin", "draft_by_name.gin", "DRAFT_", "GAMMA")
 # XXL at the size of the tests' pair.
 SMALL = {
@@ -200,12 +179,11 @@ SMALL = {
 }
 
 
-def small(launches: Launches, words: list[str], output: str):
-    """A document's command, all of it, and flags of the pair's checkpoints, sizes and task.
+def small(launches, words: list[str], output: str):
+    """Returns a document's whole command with flags of the pair's checkpoints, sizes and task.
 
-    A flag that is given twice counts as it is given last.
+    Of a flag that is given twice, the last counts.
     """
-    is_model = any("DRAFT_CHECKPOINT_PATH" in word for word in words)
     (launches.directory / "my_infer.gin").write_text(f'include "{STOCK_INFER}"\n')
     files = [word.removeprefix("--gin_file=") for word in words if word.startswith("--gin_file=")]
     files = [launches.directory.joinpath(file).name if "/" not in file else file for file in files]
@@ -217,7 +195,7 @@ def small(launches: Launches, words: list[str], output: str):
         "INFER_OUTPUT_DIR": str(launches.directory / output),
         "utils.DatasetConfig.batch_size": 8,
     }
-    if is_model:
+    if any("DRAFT_CHECKPOINT_PATH" in word for word in words):
         files.append("draft.gin")
         macros |= {
             "DRAFT_CHECKPOINT_PATH": launches.checkpoint("draft_legacy"),
@@ -228,19 +206,13 @@ def small(launches: Launches, words: list[str], output: str):
     return [*arguments[:3], *flags, *arguments[3:]], options
 
 
-def run(arguments, options) -> str:
-    done = subprocess.run(arguments, **options, capture_output=True)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return done.stderr
-
-
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[-1].partition("=")[0][6:])
 def test_commands_of_the_document(launches, words):
     number = COMMANDS.index(words)
-    log = run(*small(launches, words, f"ours_{number}"))
+    log = finished(*small(launches, words, f"ours_{number}"))
     assert "Decoding speculatively: " in log
     of_stock = [word for word in words if not any(name in word for name in OF_SPECULATION)]
-    run(*small(launches, of_stock, f"stock_{number}"))
+    finished(*small(launches, of_stock, f"stock_{number}"))
     found, expected = (
         predictions(launches.directory / f"{of}_{number}") for of in ("ours", "stock")
     )
@@ -254,39 +226,19 @@ def test_the_readmes_command_is_the_documents():
     assert len(COMMANDS) == 3
 
 
-MISTAKES = {
-    "a search without a model": (
-        ["model", INFER, "gin_configs/t5x/beams.gin", "gin_configs/t5x/draft_by_name.gin"],
-        {"DRAFT_NAME": "copy"},
-        "decode_fn is beam_search and draft 'copy' cannot search: add --gin_file=gin_configs/t5x/g",
-    ),
-    "the model last": (
-        [INFER, "model"],
-        {"GAMMA": "auto"},
-        "MODEL is a EncoderDecoderModel without a draft: give speculate.gin, or the run's file",
-    ),
-    "the draft's name first": (
-        ["model", "gin_configs/t5x/draft_by_name.gin", INFER],
-        # As many ids as DRAFT_SIZE has, which counts here.
-        {"DRAFT_NAME": "copy", "network.T5Config.vocab_size": 32128},
-        "set it or, for a draft by name, give draft_by_name.gin after speculate.gin and after",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found_before_anything_is_restored(launches, name):
-    files, macros, message = MISTAKES[name]
-    files = ["model_0.0.gin" if file == "model" else file for file in files]
-    macros = {
-        "CHECKPOINT_PATH": launches.checkpoint("target_legacy"),
-        "INFER_OUTPUT_DIR": str(launches.directory / "never"),
-        "utils.DatasetConfig.batch_size": 8,
-        **macros,
-    }
-    arguments, options = launches.command("infer", files, **macros)
+def test_mistakes_are_found_before_anything_is_restored(launches):
+    """Draws on the latest check: the draft's name comes before the file that overrides it."""
+    arguments, options = launches.command(
+        "infer",
+        ["model_0.0.gin", BY_NAME, INFER],
+        DRAFT_NAME="copy",
+        CHECKPOINT_PATH=launches.checkpoint("target_legacy"),
+        INFER_OUTPUT_DIR=str(launches.directory / "never"),
+        # As many ids as DRAFT_SIZE, whose model is the draft here.
+        **{"utils.DatasetConfig.batch_size": 8, "network.T5Config.vocab_size": 32128},
+    )
     done = subprocess.run(arguments, **options, capture_output=True)
     assert done.returncode
     (line,) = [line for line in done.stderr.splitlines() if "InputError: " in line]
-    assert message in line
+    assert "set it or, for a draft by name, give draft_by_name.gin after speculate.gin" in line
     assert "Restoring" not in done.stderr

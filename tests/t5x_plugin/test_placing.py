@@ -32,7 +32,7 @@ def place(config, data, model, dims=(1, 1)):
         mesh=mesh, logical_axis_rules=standard_logical_axis_rules(*dims)
     )
     variables = abstract_variables(config)
-    placed = with_divided_axes(variables, partitioner, 1000)
+    placed = with_divided_axes(variables, partitioner)
     before, after = (
         flatten_dict(unfreeze(get_axis_names(part["params_axes"]))) for part in (variables, placed)
     )

@@ -11,10 +11,9 @@ from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.machine import programs
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
-from spec_t5x.tuning import costs
+from spec_t5x.tuning import costs, identity
 from spec_t5x.tuning.identity import params_digest
 
 
@@ -74,5 +73,5 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
     before = key()
     assert len({before, *different}) == 1 + len(different)
     # Another program, as of another version of the package.
-    monkeypatch.setattr(programs, "source", lambda: "changed")
+    monkeypatch.setattr(identity, "_source", lambda: "changed")
     assert key() not in (before, *different)

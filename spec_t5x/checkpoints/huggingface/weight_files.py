@@ -1,11 +1,12 @@
 """Hugging Face's files of weights, opened and read by slices, and written.
 
-Files of safetensors and PyTorch are mapped into memory: a slice that is not needed is not read.
+safetensors and PyTorch's files are mapped into memory: what is not asked for is not read.
 """
 
 import dataclasses
+import functools
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 # Imported for its effect: it teaches numpy, and so safetensors, bfloat16.
@@ -19,37 +20,44 @@ from spec_t5x.checkpoints.storage.files import (
     save_arrays,
     write_json,
 )
-from spec_t5x.checkpoints.storage.tensors import Tensor
+from spec_t5x.checkpoints.storage.tensors import Index, Tensor
 from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.git_lfs import check_fetched
 
-# Names of the weights in order of preference; an index lists shards.
+# Where the weights may be, in order of preference; an index lists shards.
 INDEX_ENDING = ".index.json"
 TORCH_WEIGHTS = ("pytorch_model.bin", f"pytorch_model.bin{INDEX_ENDING}")
 WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX_ENDING}", *TORCH_WEIGHTS)
 
 # safetensors' names of types, as numpy's.
 _SAFETENSORS_TYPES = {
-    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"},
-    **{"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"},
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I8": "int8",
+    "U8": "uint8",
+    "I32": "int32",
+    "I64": "int64",
 }
 
-# Before it torch.load runs code in a file in spite of ``weights_only`` (CVE-2025-32434).
+# Before it torch.load runs code that a file holds even where it is told to take weights alone
+# (CVE-2025-32434).
 _SAFE_TORCH = (2, 6)
 
-# Prefixes that DistributedDataParallel, torch.compile and trainers put before all names.
+# What DistributedDataParallel, torch.compile and trainers put before the names of weights.
 WRAPPERS = ("module.", "_orig_mod.", "model.")
 
-# Rows compared at a time: a bound on memory.
+# Rows compared in one go: bounds the memory that the comparison takes.
 _ROWS = 4096
 
-# Largest file of a model in bytes; so much is in memory while it is written.
+# What a file of a model holds at most; so much is in memory while it is written.
 SHARD_BYTES = 10**9
 
 
 def open_tensors(directory: Path) -> dict[str, Tensor]:
-    """Opens every tensor in a directory, by its name there, and reads none."""
+    """Every tensor in a directory by its name there; none is read yet."""
     tensors = {}
     for path in weight_files(directory):
         check_fetched(path)
@@ -60,7 +68,7 @@ def open_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """Returns the transpose of a matrix."""
+    """A matrix as its transpose."""
     return dataclasses.replace(
         tensor,
         shape=tensor.shape[::-1],
@@ -69,7 +77,7 @@ def transposed(tensor: Tensor) -> Tensor:
 
 
 def renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
-    """Returns a matrix with a row for each of our ids; ``rows`` are their ids of ours."""
+    """A matrix that has a row for each of their ids, by our ids; ``rows`` are their ids of ours."""
 
     def read(index):
         ours, columns = index
@@ -79,7 +87,7 @@ def renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
 
 
 def scaled(tensor: Tensor, factor: float) -> Tensor:
-    """Returns a tensor times a number, in float32."""
+    """A tensor times a number, in float32."""
 
     def read(index):
         return tensor.read(index).astype(np.float32) * np.float32(factor)
@@ -88,17 +96,18 @@ def scaled(tensor: Tensor, factor: float) -> Tensor:
 
 
 def same_table(one: Tensor, other: Tensor) -> bool:
-    """Tells whether two matrices hold the same numbers."""
+    """Says whether two matrices hold the same numbers."""
     if one is other:
         return True
     if one.shape != other.shape or len(one.shape) != 2:
         return False
     rows, width = one.shape
-    blocks = [
-        (slice(start, min(start + _ROWS, rows)), slice(0, width)) for start in range(0, rows, _ROWS)
-    ]
-    # NaN equals NaN here: the check for it reports it better.
-    return all(np.array_equal(one.read(i), other.read(i), equal_nan=True) for i in blocks)
+    for start in range(0, rows, _ROWS):
+        index = (slice(start, min(start + _ROWS, rows)), slice(0, width))
+        # NaN equals NaN here: the check for it reports it better.
+        if not np.array_equal(one.read(index), other.read(index), equal_nan=True):
+            return False
+    return True
 
 
 def check_shared(one: Tensor, other: Tensor, directory: Path) -> None:
@@ -111,14 +120,14 @@ def check_shared(one: Tensor, other: Tensor, directory: Path) -> None:
 
 
 def unwrapped(tensors: dict[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
-    """Returns tensors without the prefixes that a wrapper put before every name."""
+    """Tensors without the prefixes that a wrapper put before every name."""
     while prefix := next((p for p in prefixes if all(n.startswith(p) for n in tensors)), None):
         tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     return tensors
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Lists the files of a directory's weights, all of which exist."""
+    """The files that hold a directory's weights; all of them are there."""
     present = [directory / name for name in WEIGHTS if (directory / name).is_file()]
     if not present:
         raise InputError(
@@ -142,20 +151,21 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import safe_open
 
     file = safe_open(path, framework="numpy")
-    parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dict
-    return {
-        name: Tensor(
+    tensors = {}
+    for name in file.keys():  # noqa: SIM118, it is not a dict
+        part = file.get_slice(name)
+        stored = part.get_dtype()
+        tensors[name] = Tensor(
             name=name,
             shape=tuple(part.get_shape()),
-            dtype=_SAFETENSORS_TYPES.get(part.get_dtype(), part.get_dtype()),
-            read=reading_weights(path)(part.__getitem__),
+            dtype=_SAFETENSORS_TYPES.get(stored, stored),
+            read=_named_reader(path, part.__getitem__),
         )
-        for name, part in parts.items()
-    }
+    return tensors
 
 
 def check_torch(path: object) -> None:
-    """Refuses a file of PyTorch's without a PyTorch that reads it safely."""
+    """Refuses a file of PyTorch's where there is none that reads it safely."""
     try:
         import torch
     except ImportError as error:
@@ -175,13 +185,10 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
     check_torch(path)
     import torch
 
-    def read(tensor):
-        def part(index):
-            found = tensor[index]
-            # numpy has no bfloat16 that torch could return; float32 holds it exactly.
-            return (found.float() if found.dtype == torch.bfloat16 else found).contiguous().numpy()
-
-        return part
+    def part_of(tensor, index):
+        part = tensor[index]
+        # numpy has no bfloat16 that torch could hand over; float32 holds it exactly.
+        return (part.float() if part.dtype == torch.bfloat16 else part).contiguous().numpy()
 
     # weights_only: a pickle from elsewhere must not run code. Files of before 2020 are
     # no archives, and cannot be mapped into memory.
@@ -191,38 +198,47 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
             name=name,
             shape=tuple(tensor.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
-            read=reading_weights(path)(read(tensor)),
+            read=_named_reader(path, functools.partial(part_of, tensor)),
         )
         for name, tensor in state.items()
     }
 
 
+def _named_reader(path: Path, read: Callable[[Index], np.ndarray]) -> Callable:
+    def read_named(index: Index) -> np.ndarray:
+        with reading_weights(path):
+            return read(index)
+
+    return read_named
+
+
 def write_safetensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
     """Writes ``model.safetensors``, or files of ``SHARD_BYTES`` at most and their index.
 
-    The tensors of one file are in memory at a time; one that is larger has its own file.
+    Tensors come by name, those of one file are in memory at a time; one that is larger has a file
+    of its own.
     """
-    shards, total, size, pending = [], 0, 0, {}
-
-    def write_shard():
-        save_arrays(directory / f"shard-{len(shards)}", pending, {"format": "pt"})
-        shards.append(list(pending))
-
+    shards: list[list[str]] = []
+    total, size, pending = 0, 0, {}
     for name, tensor in tensors:
         if pending and size + tensor.nbytes > SHARD_BYTES:
-            write_shard()
+            shards.append(_write_shard(directory, len(shards), pending))
             size, pending = 0, {}
         pending[name] = tensor
         size, total = size + tensor.nbytes, total + tensor.nbytes
-    write_shard()
+    shards.append(_write_shard(directory, len(shards), pending))
     if len(shards) == 1:
-        (directory / "shard-0").rename(directory / WEIGHTS[0])
+        (directory / "shard-0").rename(directory / "model.safetensors")
         return
     weight_map = {}
     for number, names in enumerate(shards):
         file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
         (directory / f"shard-{number}").rename(directory / file)
         weight_map |= dict.fromkeys(names, file)
-    write_json(
-        directory / WEIGHTS[1], {"metadata": {"total_size": total}, "weight_map": weight_map}
-    )
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    write_json(directory / "model.safetensors.index.json", index)
+
+
+def _write_shard(directory: Path, number: int, tensors: dict[str, np.ndarray]) -> list[str]:
+    save_arrays(directory / f"shard-{number}", tensors, {"format": "pt"})
+    return list(tensors)

@@ -1,4 +1,4 @@
-"""Parts that the native formats share: config.json and, of drafts, one safetensors file."""
+"""What the project's own formats share: config.json and, of drafts, one safetensors file."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,24 +18,25 @@ from spec_t5x.errors import InputError
 
 
 def with_extra(metadata: dict[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns a config.json with a caller's entries, whose names must be others."""
-    taken = sorted(set(metadata) & set(extra or {}))
+    """A config.json with entries of the caller's, whose names must be others."""
+    extra = extra or {}
+    taken = sorted(set(metadata) & set(extra))
     if taken:
         raise InputError(f"extra entry {taken[0]!r} is the format's own: rename it")
-    return metadata | dict(extra or {})
+    return {**metadata, **extra}
 
 
 def check_format(
     metadata: dict[str, Any], path: Location, name: str, version: int, remedy: str
 ) -> None:
-    """Refuses a config.json of another format, with the ``remedy``, or version."""
+    """Refuses a config.json of another format or version; ``remedy`` is for the former."""
     if metadata.get("format") != name:
         raise InputError(f"{path} has format {metadata.get('format')!r}, not {name!r}: {remedy}")
     check_known(path, "version", metadata.get("version"), (version,))
 
 
 def check_known(path: Location, name: str, value: Any, known: Collection) -> None:
-    """Refuses an entry of config.json whose value only a later release knows."""
+    """Refuses an entry of config.json whose value a later release brought."""
     if value not in known:
         raise InputError(
             f"{path} has {name} {value!r}, this spec_t5x reads {', '.join(map(str, known))}: "
@@ -60,7 +61,7 @@ def write_draft(
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays in a file that ``write_draft`` wrote, as they are stored."""
+    """The arrays in a file that ``write_draft`` wrote, as they are stored."""
     from safetensors.numpy import load_file
 
     with reading_weights(path):

@@ -1,1 +1,1 @@
-"""Parts that all formats share: files, arrays, vocabularies and checks."""
+"""What every format is read with: files, arrays, vocabularies and checks."""

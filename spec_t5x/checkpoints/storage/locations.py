@@ -1,8 +1,8 @@
-"""The place of a checkpoint: a directory of this machine, or one in a bucket (gs://).
+"""Where a checkpoint is: a directory of this machine, or one in a bucket (gs://).
 
-A bucket is read through TensorStore, with Google's default credentials if there are any: those of
-``gcloud auth application-default login``, of GOOGLE_APPLICATION_CREDENTIALS or of the virtual
-machine. Public buckets need none.
+A bucket is read through TensorStore, with Google's default credentials where there are
+any: those of ``gcloud auth application-default login``, of GOOGLE_APPLICATION_CREDENTIALS
+or of the virtual machine. Public buckets need none.
 """
 
 import dataclasses
@@ -15,19 +15,19 @@ from spec_t5x.errors import InputError
 
 _SCHEME = "gs://"
 
-# The command that a private bucket requires.
+# What a private bucket requires.
 LOG_IN = "gcloud auth application-default login"
 
 
 @dataclasses.dataclass(frozen=True)
 class GcsPath:
-    """A file or directory of a bucket, with the few methods of ``Path`` that reading needs.
+    """A file or directory of a bucket, with the few methods of ``Path`` that reading takes.
 
     Each method raises ``InputError`` when the bucket cannot be reached.
     """
 
     bucket: str
-    # The rest, without a slash at either end; "" is the bucket itself.
+    # What follows the bucket, without a slash at either end; "" is the bucket itself.
     key: str
 
     def __str__(self) -> str:
@@ -38,39 +38,36 @@ class GcsPath:
 
     @property
     def name(self) -> str:
-        """Last component."""
+        """The last component."""
         return self.key.rpartition("/")[2]
 
     @property
     def parent(self) -> "GcsPath":
-        """Directory that holds it."""
+        """The directory that holds it."""
         return GcsPath(self.bucket, self.key.rpartition("/")[0])
 
     def is_file(self) -> bool:
-        """Tells whether there is an object of exactly this name that may be read."""
-        # No list: the rights to read objects and to list them are separate, and a bucket that may
-        # not be listed looks empty. All files that are looked for so are small.
+        """Whether there is an object of exactly this name that may be read."""
+        # Not by a list: reading objects of a bucket and listing them are separate rights,
+        # and what may not be listed looks empty. All that is asked for so is small.
         try:
             return self._read() is not None
         except InputError as error:
-            # An absent object is forbidden, too, without the right to list.
+            # What is absent is forbidden, too, to those who may not list.
             if isinstance(error.__cause__, PermissionError):
                 return False
             raise
 
     def iterdir(self) -> list["GcsPath"]:
-        """Lists the directory's content, sorted by name."""
-        import tensorstore as ts
-
+        """The directory's content, sorted by name."""
         prefix = f"{self.key}/" if self.key else ""
         # The last key with this prefix comes before the prefix with its slash counted up.
-        keys = ts.KvStore.KeyRange(prefix, f"{self.key}0" if self.key else "")
-        found = [key.decode() for key in self._ask(lambda store: store.list(keys))]
-        names = {key.removeprefix(prefix).partition("/")[0] for key in found}
+        keys = self._list(prefix, f"{self.key}0" if self.key else "")
+        names = {key.removeprefix(prefix).partition("/")[0] for key in keys}
         return [self / name for name in sorted(names - {""})]
 
     def read_bytes(self) -> bytes:
-        """Returns the object's content.
+        """The object's content.
 
         Raises:
             FileNotFoundError: there is none.
@@ -81,12 +78,18 @@ class GcsPath:
         return content
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Returns the object's content, decoded."""
+        """The object's content, decoded."""
         return self.read_bytes().decode(encoding)
 
     def _read(self) -> bytes | None:
         result = self._ask(lambda store: store.read(self.key))
         return result.value if result.state == "value" else None
+
+    def _list(self, first: str, end: str) -> list[str]:
+        import tensorstore as ts
+
+        keys = self._ask(lambda store: store.list(ts.KvStore.KeyRange(first, end)))
+        return [key.decode() for key in keys]
 
     def _ask(self, question):
         try:
@@ -103,7 +106,7 @@ Location = Path | GcsPath
 
 
 def locate(name: str | Path | GcsPath) -> Location:
-    """Returns the place of a path or a gs:// address, whether it exists or not."""
+    """The place that a path or a gs:// address names; whether it exists is not asked."""
     if isinstance(name, GcsPath):
         return name
     text = str(name)
@@ -118,7 +121,7 @@ def locate(name: str | Path | GcsPath) -> Location:
 
 
 def kvstore_spec(location: Location) -> dict[str, Any]:
-    """Returns TensorStore's specification of a directory of files."""
+    """TensorStore's specification of the directory, as a place of files."""
     if isinstance(location, GcsPath):
         key = f"{location.key}/" if location.key else ""
         return {"driver": "gcs", "bucket": location.bucket, "path": key}

@@ -1,12 +1,11 @@
-"""The target that a draft learns from under T5X's trainer: read, sharded, never saved.
+"""A target that a draft learns from under T5X's trainer: read, sharded, never saved.
 
-T5X's train state has room beside the parameters for variables that no optimizer sees,
-``flax_mutables``; its trainer hands them to the model's losses and takes them back. There
-the target's parameters stand. What initialises, restores and saves the state sees the
-draft alone, so that its checkpoints are those of any T5X training and resume as they
-do; the target is read again from where it is, by the package's own readers.
+T5X's train state has ``flax_mutables``, variables without an optimizer, which the trainer passes to
+the model's losses and takes back. They hold the target's parameters. Initialization, restoring and
+saving see the draft alone, so that its checkpoints are those of any T5X training; a resumed run
+reads the target again, by the package's own readers.
 
-Four plug points of T5X's are bound in ``gin_configs/runs/t5x_distill.gin``: ``MODEL``
+``gin_configs/runs/t5x_distill.gin`` binds four plug points of T5X: ``MODEL``
 (``distillation.distill``), ``train.train_state_initializer_cls`` (``DraftInitializer``),
 ``train.trainer_cls`` (``trainer_with_target``) and the save's
 ``state_transformation_fns`` (``without_target``).
@@ -32,23 +31,23 @@ from spec_t5x.t5x_plugin.drafts import as_vocabulary
 from spec_t5x.t5x_plugin.networks import t5x_network
 from spec_t5x.types import PyTree
 
-# What the target's parameters are called among the train state's ``flax_mutables``.
+# Name of the target's parameters among the train state's ``flax_mutables``.
 COLLECTION = "target"
 
 
 class FrozenTarget:
-    """A checkpoint of any format the package reads, and T5X's network of its sizes."""
+    """A checkpoint of any format that the package reads, and T5X's network of its sizes."""
 
     def __init__(self, path: str, dtype: str = "bfloat16"):
-        """Opens it; the weights are read by ``restore``.
+        """Opens the checkpoint; ``restore`` reads the weights.
 
         Args:
-          path: a checkpoint of T5X's, Hugging Face's or the project's format, here or in
+          path: a checkpoint in T5X's, Hugging Face's or the project's format, here or in
             gs://, or a packaged name.
-          dtype: of its parameters and of what it computes in.
+          dtype: of the parameters and of the computation.
 
         Raises:
-          InputError: there is no such checkpoint, or no encoder-decoder of T5X's in it.
+          InputError: there is no checkpoint, or it has no encoder-decoder of T5X's.
         """
         self._stored = open_model(path)
         if not isinstance(self._stored.config, T5Config):
@@ -56,17 +55,11 @@ class FrozenTarget:
                 f"{path} is a {type(self._stored.config).__name__}: give an encoder-decoder"
             )
         self._dtype = dtype
-        # It writes nothing, so it drops nothing out.
         self.config = dataclasses.replace(self._stored.config, dtype=dtype, dropout_rate=0.0)
         self.module = t5x_network(self.config)
 
     def check_fits(self, draft: models.EncoderDecoderModel) -> None:
-        """The draft's ids must mean what the target's do.
-
-        Raises:
-          InputError: they embed different numbers of ids, or the checkpoint has a vocabulary
-            and it is not the draft's.
-        """
+        """Raises ``InputError`` unless number and vocabulary of the ids are the draft's."""
         stored, num_ids = self._stored, draft.module.config.vocab_size
         if num_ids != stored.config.vocab_size:
             raise InputError(
@@ -78,11 +71,9 @@ class FrozenTarget:
             choose_vocabulary(given, stored.vocabulary, stored.directory, num_ids)
 
     def loaded(self, params: PyTree, vocabulary: Vocabulary) -> LoadedModel:
-        """The target as the package has it.
+        """Returns the target with these parameters as a model of the package.
 
-        Args:
-          params: its parameters.
-          vocabulary: the launch's, which stands in where the checkpoint has none.
+        ``vocabulary``, the launch's, is used if the checkpoint has none.
         """
         return LoadedModel(
             params=params,
@@ -93,13 +84,13 @@ class FrozenTarget:
         )
 
     def mesh_axes(self, partitioner: partitioning.BasePartitioner) -> PyTree:
-        """The ``PartitionSpec`` of each parameter, by T5X's rules."""
+        """Returns the ``PartitionSpec`` of each parameter, by T5X's rules."""
         variables = flax.core.freeze(abstract_variables(self._stored.config))
         state = train_state.InferenceState.create(variables)
         return partitioner.get_mesh_axes(state).params
 
     def restore(self, partitioner: partitioning.BasePartitioner) -> PyTree:
-        """The parameters on the partitioner's mesh; each device reads what it holds."""
+        """Returns the parameters on the partitioner's mesh; each device reads its shards."""
         shardings = jax.tree.map(
             lambda axes: jax.sharding.NamedSharding(
                 partitioner.mesh, jax.sharding.PartitionSpec() if axes is None else axes
@@ -111,9 +102,9 @@ class FrozenTarget:
 
 
 class DraftInitializer:
-    """What ``train.train_state_initializer_cls`` is bound to: as T5X's, of the draft alone.
+    """T5X's ``TrainStateInitializer`` of the draft; its ``train_state_axes`` include the target.
 
-    Only ``train_state_axes``, by which the steps are partitioned, know of the target.
+    ``train.train_state_initializer_cls`` is bound to this class.
     """
 
     def __init__(
@@ -124,7 +115,7 @@ class DraftInitializer:
         partitioner: partitioning.BasePartitioner,
         input_types: Mapping[str, Any] | None = None,
     ):
-        """As ``t5x.utils.TrainStateInitializer``; ``init_fn`` is a distilled model's."""
+        """Takes the arguments of T5X's class; ``init_fn`` is a distilled model's."""
         self._of_draft = utils.TrainStateInitializer(
             optimizer_def, init_fn, input_shapes, partitioner, input_types
         )
@@ -134,7 +125,7 @@ class DraftInitializer:
         self.train_state_axes = _with_target(self._of_draft.train_state_axes, axes)
 
     def from_scratch(self, init_rng: jax.Array) -> train_state.TrainState:
-        """The draft's state, as T5X initialises it and with the model's ``first_params``."""
+        """Returns the draft's state as T5X initializes it, with the model's ``first_params``."""
         state = self._of_draft.from_scratch(init_rng)
         read = functools.partial(self._model.target.restore, self._partitioner)
         return state.replace_params(self._model.first_params(state.params, init_rng, read))
@@ -148,26 +139,21 @@ def trainer_with_target(
     trainer_cls: Callable[..., trainer.BaseTrainer],
     **kwargs: Any,
 ) -> trainer.BaseTrainer:
-    """What ``train.trainer_cls`` is bound to: T5X's trainer, its state with the target.
+    """Returns T5X's trainer, whose state includes the target; ``train.trainer_cls`` is bound to it.
 
     Args:
       model: of ``distillation.distill``.
       train_state: the draft's.
-      partitioner: where both lie.
+      partitioner: shards both.
       trainer_cls: T5X's ``Trainer``, or another with its constructor.
       **kwargs: of the trainer.
     """
-    params = _target_of(model).restore(partitioner)
-    return trainer_cls(
-        model=model,
-        train_state=_with_target(train_state, params),
-        partitioner=partitioner,
-        **kwargs,
-    )
+    state = _with_target(train_state, _target_of(model).restore(partitioner))
+    return trainer_cls(model=model, train_state=state, partitioner=partitioner, **kwargs)
 
 
 def without_target(state_dict: PyTree, parameter_infos: PyTree) -> tuple[PyTree, PyTree]:
-    """What ``utils.SaveCheckpointConfig.state_transformation_fns`` holds: the draft alone."""
+    """Removes the target; ``utils.SaveCheckpointConfig.state_transformation_fns`` holds this."""
     of_draft = {name: part for name, part in state_dict.items() if name != "flax_mutables"}
     return of_draft, parameter_infos
 

@@ -1,15 +1,14 @@
-"""EAGLE heads under T5X's trainer: learnt as ``spec-t5x distill`` does, and kept for ``--draft``.
+"""EAGLE heads under T5X's trainer: ``spec-t5x distill``'s learning, and its format for ``--draft``.
 
-A head goes on from its target's states, which T5X's networks do not show. Target and head are
-the package's networks here, over the parameters that T5X's trainer holds and shards:
-``distillation``, ``frozen_target`` and ``gin_configs/runs/t5x_distill_head.gin`` bind the same plug
-points as for any draft. T5X's checkpoints have the head's own parameters; with each of them
-``saving_head`` writes the head in the package's format.
+A head reads its target's states, which T5X's networks do not return. Target and head are therefore
+the package's networks, over the parameters that T5X's trainer holds and shards.
+``gin_configs/runs/t5x_distill_head.gin`` binds the same plug points as ``frozen_target`` names.
+T5X's checkpoints have the head's own parameters; with each of them ``saving_head`` writes the head
+in the package's format.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import flax.core
 import jax
@@ -40,18 +39,18 @@ def distill_head(
     objective: str = "jeffreys",
     weight: float = 1.0,
 ) -> "HeadDistillationModel":
-    """A model of which T5X trains an EAGLE head.
+    """Returns a model whose EAGLE head T5X trains.
 
     Args:
-      model: the target's own, a ``t5x.models.EncoderDecoderModel``: its vocabularies, optimizer
-        and settings of the loss are taken.
-      target: what the head goes on from and imitates.
-      layers: the head's sizes, and how many of its steps are learnt.
+      model: the target's own, a ``t5x.models.EncoderDecoderModel``, which gives vocabularies,
+        optimizer and settings of the loss.
+      target: gives the states, and is imitated by the head.
+      layers: the head's sizes, and how many of its steps are learned.
       objective: a name of ``distillation_losses.OBJECTIVES``.
-      weight: of the objective; the rest, one minus it, is T5X's own loss.
+      weight: of the objective; the rest, one minus it, is the weight of T5X's own loss.
 
     Raises:
-      InputError: as of ``distillation.distill``, and layers that are no head's.
+      InputError: as ``distillation.distill`` does, or layers that are no head's.
     """
     unused = ("loss_fn", "eval_fn", "get_initial_variables")
     made = encoder_decoder_as(HeadDistillationModel, model, unused)
@@ -61,13 +60,13 @@ def distill_head(
 
 
 class HeadDistillationModel(DistillationModel):
-    """A ``DistillationModel`` whose draft is an EAGLE head. ``distill_head`` makes one.
+    """A ``DistillationModel`` whose draft is an EAGLE head; ``distill_head`` makes it.
 
-    Texts must stand in rows of their own: the head's steps are not those of packed texts.
+    Each text must have its own row: a head has no steps of packed texts.
     """
 
     def set_up_head(self, layers: KeptLayers) -> None:
-        """What this model has beyond a ``DistillationModel``."""
+        """Sets the attributes that a ``DistillationModel`` lacks."""
         if not layers.unrolled_steps:
             raise InputError(
                 "KeptLayers.unrolled_steps is 0: give the steps of drafting that a head learns, "
@@ -79,7 +78,7 @@ class HeadDistillationModel(DistillationModel):
                 "T5X, spec-t5x distill counts the tokens of the texts"
             )
         config = self.target.config
-        # Their parameters come with each batch.
+        # Each batch brings the parameters of both.
         self._target_read = T5Model.create({}, config).showing(layers.depths)
         self._student = Student(
             config=layers.head_config(config),
@@ -88,26 +87,16 @@ class HeadDistillationModel(DistillationModel):
             unrolled_steps=layers.unrolled_steps,
         )
 
-    def get_initial_variables(
-        self,
-        rng: jax.Array,
-        input_shapes: Mapping[str, Any],
-        input_types: Mapping[str, Any] | None = None,
-    ) -> Mapping[str, PyTree]:
-        """Zeros in place of the head's own parameters, and their axes; see ``first_params``."""
-        del rng, input_shapes, input_types
+    def get_initial_variables(self, *args, **kwargs) -> Mapping[str, PyTree]:
+        """Returns zeros for the head's own parameters (see ``first_params``), and their axes."""
+        del args, kwargs
         variables = abstract_variables(self._student.config)
-        return flax.core.freeze(
-            {
-                "params": jax.tree.map(
-                    lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), own_params(variables["params"])
-                ),
-                "params_axes": own_params(variables["params_axes"]),
-            }
-        )
+        own = {name: own_params(variables[name]) for name in ("params", "params_axes")}
+        own["params"] = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), own["params"])
+        return flax.core.freeze(own)
 
     def first_params(self, params, key, restore_target):
-        """See ``eagle.first_head``."""
+        """Returns ``eagle.first_head`` of the target, sharded as ``params``."""
 
         def first(key, target_params):
             of_head = self._student.config, self._student.shared_layers
@@ -134,15 +123,13 @@ class HeadDistillationModel(DistillationModel):
         return reading.logits, self._student.logits(*given)
 
     def save(self, directory: str | Path, params: PyTree, target_params: PyTree, step: int) -> None:
-        """Writes a head as ``spec-t5x distill`` does.
-
-        All processes call it, and the first writes.
+        """Writes the head as ``spec-t5x distill`` does; all processes call it, the first writes.
 
         Args:
-          directory: what is in it is replaced.
+          directory: its content is replaced.
           params: the head's own.
-          target_params: of which its marks are taken.
-          step: kept with it.
+          target_params: stored in part, to recognize the target.
+          step: stored with the head.
         """
         params = jax.tree.map(_whole, params)
         marks = jax.tree.map(_whole, {"decoder_norm": target_params["decoder"]["decoder_norm"]})
@@ -156,9 +143,9 @@ class HeadDistillationModel(DistillationModel):
 def saving_head(
     state_dict: PyTree, parameter_infos: PyTree, *, model: HeadDistillationModel, draft_dir: str
 ) -> tuple[PyTree, PyTree]:
-    """What ``utils.SaveCheckpointConfig.state_transformation_fns`` holds: ``without_target``.
+    """Returns ``without_target``, and writes the head, for which T5X has no other plug point.
 
-    With each checkpoint it writes the head, which T5X knows no other place to do.
+    ``utils.SaveCheckpointConfig.state_transformation_fns`` holds this function.
 
     Args:
       state_dict, parameter_infos: of T5X.
@@ -172,12 +159,12 @@ def saving_head(
 
 
 def _typed(key: jax.Array) -> jax.Array:
-    """A key of JAX's type, of T5X's numbers."""
+    """Converts T5X's key to JAX's type."""
     return jax.random.wrap_key_data(key)
 
 
 def _whole(leaf: jax.Array) -> np.ndarray:
-    """An array that may lie on the devices of several processes."""
+    """Returns an array that the devices of several processes may share."""
     if not leaf.is_fully_addressable and not leaf.is_fully_replicated:
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)

@@ -1,20 +1,20 @@
-"""TPUs that are not there: chips, devices to compile for, and what a compiled program costs.
+"""TPUs without hardware: chips, devices to compile for, and costs of a compiled program.
 
-libtpu, which PyPI has, compiles for a TPU on any Linux machine. ``topology`` asks it for the
-devices of a slice; nothing can be run on them.
+libtpu, which PyPI has, compiles for a TPU on any Linux machine. ``topology`` gets the devices of a
+slice from it; nothing can run on them.
 
 The time of a step follows the roofline model: a chip computes and reads its memory at the same
-time, so that a step takes as long as the slower of the two at the chip's peak, and what chips
-send to each other on top. Latencies (of kernels, of each collective) are in no published figure
-and not counted: a step of a small model, or of many chips, takes longer than this.
+time, so that a step takes as long as the slower of the two at the chip's peak, plus the time of the
+messages between chips. Latencies of kernels and collectives are in no published figure and not
+counted: a step of a small model, or of many chips, takes longer.
 
 * operations: the compiler's count. With one row XLA multiplies on the vector units and counts
   the conversions to float32 too: 2.5 operations for one.
-* memory traffic: from shapes, what the step reads from the chip's memory once: the decoder's
-  weights (without the projections of the source, which the cache holds), the output layer, and
-  the caches as a whole. The compiler's "bytes accessed" include what moves within the chip.
-* messages: the collectives in the compiled program and how much of each one chip sends, at the
-  speed of one link.
+* memory traffic: from shapes, each byte read from the chip's memory once: the decoder's weights
+  (without the projections of the source, which the cache holds), the output layer, and the
+  caches. The compiler's "bytes accessed" include traffic within the chip.
+* messages: the collectives in the compiled program and the bytes of each that one chip sends, at
+  the speed of one link.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ import importlib.metadata
 import math
 import os
 import re
+from typing import NamedTuple
 
 import jax
 from flax.traverse_util import flatten_dict
@@ -40,9 +41,8 @@ from spec_t5x.models.weights import TiedTable
 from spec_t5x.types import PyTree
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Chip:
-    """What one chip can do at most."""
+class Chip(NamedTuple):
+    """Peaks of one chip."""
 
     # Operations per second in bfloat16.
     flops: float
@@ -52,68 +52,41 @@ class Chip:
     memory: int
     # Bytes per second over one link to a neighbour, in one direction.
     link_bandwidth: float
-    # How libtpu is to see it.
+    # libtpu's configuration; "megacore" makes one device of a chip's two cores.
     config: str
 
 
+# From cloud.google.com/tpu/docs/v4, /v5e (1600 Gbit/s over four links), /v5p (4800 Gbit/s over six)
+# and /v6e (800 GB/s in both directions over four); links of v4: Jouppi et al. (ISCA 2023), Table 4.
 CHIPS = {
-    # cloud.google.com/tpu/docs/v4; links: Jouppi et al. (ISCA 2023), Table 4. "megacore"
-    # makes one device of a chip's two cores.
-    "v4": Chip(
-        flops=275e12,
-        memory_bandwidth=1.2e12,
-        memory=32 * 2**30,
-        link_bandwidth=50e9,
-        config="megacore",
-    ),
-    # cloud.google.com/tpu/docs/v5e; 1600 Gbit/s over four links.
-    "v5e": Chip(
-        flops=197e12,
-        memory_bandwidth=819e9,
-        memory=16 * 2**30,
-        link_bandwidth=50e9,
-        config="default",
-    ),
-    # cloud.google.com/tpu/docs/v5p; 4800 Gbit/s over six links.
-    "v5p": Chip(
-        flops=459e12,
-        memory_bandwidth=2765e9,
-        memory=95 * 2**30,
-        link_bandwidth=100e9,
-        config="megacore",
-    ),
-    # cloud.google.com/tpu/docs/v6e; 800 GB/s in both directions over four links.
-    "v6e": Chip(
-        flops=918e12,
-        memory_bandwidth=1600e9,
-        memory=32 * 2**30,
-        link_bandwidth=100e9,
-        config="default",
-    ),
+    "v4": Chip(275e12, 1.2e12, 32 * 2**30, 50e9, "megacore"),
+    "v5e": Chip(197e12, 819e9, 16 * 2**30, 50e9, "default"),
+    "v5p": Chip(459e12, 2765e9, 95 * 2**30, 100e9, "megacore"),
+    "v6e": Chip(918e12, 1600e9, 32 * 2**30, 100e9, "default"),
 }
 
-# So that libtpu starts on a machine that is no TPU VM without looking for one.
+# With these libtpu starts on a machine that is no TPU VM without looking for one.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v4-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
-    # Compiling takes no TPU away from another process.
+    # Compiling takes no TPU from another process.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
 
 def prepare_environment() -> None:
-    """Sets what libtpu and JAX read when they start; what the user set stays."""
+    """Sets the variables that libtpu and JAX read when they start, unless the user set them."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # A TPU or GPU of this machine is left alone, also if JAX was imported before.
+    # JAX ignores a TPU or GPU of this machine, also if it was imported before.
     jax.config.update("jax_platforms", "cpu")
 
 
 def no_compiler() -> str | None:
-    """Returns why nothing can be compiled for a TPU here, with the remedy; None if it can be."""
+    """Returns why nothing can be compiled for a TPU here, with the remedy, or None."""
     if version("libtpu") is None:
         return f"libtpu is not installed: {EXTRAS['libtpu'].remedy} (Linux)"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -125,10 +98,10 @@ def no_compiler() -> str | None:
 
 
 def topology(name: str) -> tuple[Chip, list[jax.Device]]:
-    """The chip and the devices of a slice such as ``v4:2x2x1`` (a v4-8: 4 chips).
+    """Returns the chip and the devices of a slice, ``v4:2x2x1`` for a v4-8 of 4 chips.
 
     Raises:
-      InputError: libtpu is not installed or too old, or there is no such slice.
+      InputError: libtpu is not installed or too old, or does not know the slice.
     """
     kind, _, layout = name.partition(":")
     if kind not in CHIPS or not layout:
@@ -159,8 +132,8 @@ _COLLECTIVE = re.compile(
     r"(?P<start>-start)?\("
 )
 _ARRAY = re.compile(r"\b(?P<type>pred|[a-z]+(?P<bits>\d+)\w*)\[(?P<shape>[\d,]*)\]")
-# The chips that take part, in the three ways that XLA writes them: {{0,1},{2,3}}, [2,2]<=[4]
-# (groups of this size) and mesh['a'=2,'b'=2] {'b'} (along axes of a mesh).
+# Groups of chips, in the three ways that XLA writes them: {{0,1},{2,3}}, [2,2]<=[4] (number and
+# size) and mesh['a'=2,'b'=2] {'b'} (along axes of a mesh).
 _GROUPS = re.compile(
     r"replica_groups=(?:\{\{(?P<first>[\d,]+)\}"
     r"|\[\d+,(?P<size>\d+)\]"
@@ -170,21 +143,21 @@ _GROUPS = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """An operation between chips, as often as it is in the program."""
+    """All collective operations of one kind in a program."""
 
     kind: str
     count: int
-    # Of the results, on each chip, all together.
+    # Bytes of all results on each chip.
     result_bytes: int
-    # What each chip sends, all together, on a ring.
+    # Bytes that each chip sends, on a ring.
     sent_bytes: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """What one call of a model costs each chip."""
+    """Costs of one call of a model on each chip."""
 
-    # Tokens that it scores for each row.
+    # Tokens scored in each row.
     new_tokens: int
     # The compiler's count.
     operations: float
@@ -197,11 +170,11 @@ class StepCost:
 
     @property
     def bytes_read(self) -> int:
-        """Weights and caches."""
+        """Bytes of weights and caches."""
         return self.weight_bytes + self.cache_bytes
 
     def seconds(self, chip: Chip) -> float:
-        """At least, at the chip's peak."""
+        """Returns the least time at the chip's peak."""
         compute = self.operations / chip.flops
         memory = self.bytes_read / chip.memory_bandwidth
         messages = sum(c.sent_bytes for c in self.collectives) / chip.link_bandwidth
@@ -209,12 +182,12 @@ class StepCost:
 
 
 def step_cost(compiled: Compiled, model: T5Model, cache: DecoderCache, new_tokens: int) -> StepCost:
-    """The cost of a step.
+    """Returns the cost of a step.
 
     Args:
       compiled: the step's program.
-      model, cache: what it is called with, as shapes with shardings.
-      new_tokens: tokens that it scores for each row.
+      model, cache: its arguments, as shapes with shardings.
+      new_tokens: tokens that it scores in each row.
     """
     analysis = compiled.cost_analysis()
     return StepCost(
@@ -228,31 +201,31 @@ def step_cost(compiled: Compiled, model: T5Model, cache: DecoderCache, new_token
 
 
 def weights_read(model: T5Model, num_tokens: int) -> PyTree:
-    """The parameters that a step over ``num_tokens`` tokens reads, as shapes."""
+    """Returns the shapes of the parameters that a step over ``num_tokens`` tokens reads."""
     flat = flatten_dict(model.params, sep="/")
-    read = {
-        path: leaf
-        for path, leaf in flat.items()
-        if path.startswith(("decoder/", "fusion/"))
-        and not re.search("encoder_decoder_attention/(key|value)/", path)
-    }
     embedding = flat["token_embedder/embedding"]
     if isinstance(embedding, TiedTable):
         embedding = embedding.output
     elif not model.config.logits_via_embedding:
-        # Of the table only the rows of the tokens.
+        # A look-up reads only the rows of the tokens.
         spec = NamedSharding(embedding.sharding.mesh, jax.P())
         shape = (num_tokens, embedding.shape[1])
         embedding = jax.ShapeDtypeStruct(shape, embedding.dtype, sharding=spec)
+    of_source = re.compile("encoder_decoder_attention/(key|value)/")
+    read = {
+        path: leaf
+        for path, leaf in flat.items()
+        if path.startswith(("decoder/", "fusion/")) and not of_source.search(path)
+    }
     return {**read, "token_embedder/embedding": embedding}
 
 
 def collectives(program: str) -> tuple[Collective, ...]:
-    """The collectives in the text of a compiled program, by kind.
+    """Returns the collectives in the text of a compiled program, by kind.
 
-    A program with a loop has each of the loop's collectives once.
+    Each collective in a loop counts once.
     """
-    # By kind, bytes of each result and bytes sent.
+    # Bytes of each result and bytes sent, by kind.
     found: dict[str, list[tuple[int, float]]] = {}
     for line in program.splitlines():
         match = _COLLECTIVE.search(line)
@@ -261,7 +234,7 @@ def collectives(program: str) -> tuple[Collective, ...]:
         kind = match["kind"]
         sizes = [_num_bytes(array) for array in _ARRAY.finditer(match["type"])]
         if match["start"] and kind != "all-reduce":
-            # What is sent, what will be received, and the runtime's own.
+            # The others are the operand and the runtime's own.
             sizes = sizes[1:2]
         sent = sum(sizes) * _sent_share(kind, line)
         found.setdefault(kind, []).append((sum(sizes), sent))
@@ -277,7 +250,7 @@ def collectives(program: str) -> tuple[Collective, ...]:
 
 
 def _num_chips(line: str) -> int:
-    """How many chips take part in a collective together."""
+    """Returns the number of chips in a group of a collective."""
     groups = _GROUPS.search(line)
     if groups is None:
         raise ValueError(f"no replica_groups in a known form: {line.strip()[:300]}")
@@ -290,7 +263,7 @@ def _num_chips(line: str) -> int:
 
 
 def _sent_share(kind: str, line: str) -> float:
-    """Bytes that a chip sends for each byte of the result, on a ring."""
+    """Returns the bytes that a chip sends for each byte of the result, on a ring."""
     if kind == "collective-permute":
         return 1.0
     chips = _num_chips(line)

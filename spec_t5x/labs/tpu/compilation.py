@@ -1,12 +1,13 @@
-"""Speculative decoding compiled for TPUs that are not there: does it fit, and is it faster?
+"""Speculative decoding compiled for TPUs without hardware: its memory, costs and speed-up.
 
-From shapes alone: the whole loops, for the memory they need; a step of the target, a step of
-each draft and the verifications, for what they cost. From these c, the cost of verification,
-and with the paper's acceptance rates the speed-up of each row of Table 2.
+From shapes alone: the whole loops, for the memory they need; a step of the target, a step of each
+draft and the verifications, for their costs. These give c and the cost of verification, and with
+the paper's acceptance rates the speed-up of each row of Table 2.
 """
 
 import ctypes
 import dataclasses
+import functools
 import gc
 import importlib.metadata
 import logging
@@ -36,17 +37,17 @@ from spec_t5x.tuning.step_times import StepTimes
 log = logging.getLogger(__name__)
 
 _GIB = 2**30
-# Acceptance rates that a pair's speed-up is given for.
+# Acceptance rates for which a pair's speed-up is shown.
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to compile, and for what."""
+    """Models, shapes and chips to compile for."""
 
     topology: str = "v4:2x2x1"
     # Names of ``models.sizes``. A draft may also be the target in "int8" or "int4", or an EAGLE
-    # head of its last layer: "eagle", or "eagle:WIDTH" of one that is narrower.
+    # head of its last layer: "eagle", or "eagle:WIDTH" for a narrower one.
     target: str = paper_tables.TARGET
     drafts: tuple[str, ...] = ("t5_1_1_small",)
     # Of the target: "auto" is bfloat16. Drafts of other sizes are in bfloat16.
@@ -76,26 +77,22 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HbmUse:
-    """Bytes of one chip that a loop takes."""
+    """Memory of one chip that a loop takes, in bytes."""
 
-    # None of the plain loop.
+    # None for the plain loop.
     draft: str | None
     gamma: int
     arguments: int
-    # Beside them, and all that a chip holds at a time; None where the compiler ran out of memory.
+    # Beside the arguments, and in all; None if the compiler ran out of memory.
     temporaries: int | None = None
     total: int | None = None
     capacity: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether a chip has room for it."""
-        return self.total is not None and self.total <= self.capacity
+    fits: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step and what it costs."""
+    """A step and its cost."""
 
     # "plain", "verification" or "draft".
     kind: str
@@ -132,19 +129,16 @@ class Result:
 
 
 def run(options: Options) -> Iterator[Result]:
-    """Compiles for each mesh in turn.
+    """Compiles for each mesh in turn and yields its figures.
 
     Raises:
-      InputError: no such topology, no libtpu, or more chips asked for than it has.
+      InputError: an unknown topology, no libtpu, or a mesh of more chips than the topology has.
     """
-    chip, devices = topology(options.topology)
-    # All of them, before anything is compiled.
-    meshes = [_mesh(options, devices, data, model) for data, model in options.meshes]
-    # Of the paper's target.
+    compilers = _compilers(options)
+    # The paper's rows are about its target.
     rows = paper_tables.TABLE_2 if options.target == paper_tables.TARGET else ()
-    for mesh in meshes:
-        compiler = _Compiler(options, chip, mesh)
-        data, model = mesh.devices.shape
+    for compiler in compilers:
+        data, model = compiler.mesh.devices.shape
         yield Result(
             data=data,
             model=model,
@@ -155,34 +149,33 @@ def run(options: Options) -> Iterator[Result]:
                 for alpha in ALPHAS
             ),
             table_2=compiler.predict_rows(rows),
-            # All that were needed for these.
+            # Evaluated last: the predictions fill it.
             steps=tuple(compiler.steps.values()),
         )
 
 
-def predict_rows(options: Options, rows: Sequence[SpeedUp]) -> list[Prediction]:
-    """Rows of Table 2 alone, without the whole loops and their memory.
-
-    Args:
-      options: the topology, the target, the lengths and the first mesh.
-      rows: what to predict.
+def predict_rows(options: Options, rows: Sequence[SpeedUp]) -> tuple[Prediction, ...]:
+    """Predicts rows of Table 2 on the options' first mesh, without compiling the whole loops.
 
     Raises:
-      InputError: no such topology, no libtpu, or more chips asked for than it has.
+      InputError: as ``run`` does.
     """
+    return _compilers(options)[0].predict_rows(rows)
+
+
+def _compilers(options: Options) -> list["_Compiler"]:
+    """Returns a compiler for each mesh; compiles nothing."""
     chip, devices = topology(options.topology)
-    mesh = _mesh(options, devices, *options.meshes[0])
-    compiler = _Compiler(options, chip, mesh)
-    return list(compiler.predict_rows(rows))
-
-
-def _mesh(options: Options, devices: Sequence[jax.Device], data: int, model: int) -> Mesh:
-    if data * model > len(devices):
-        raise InputError(
-            f"mesh {data},{model} needs {data * model} chips and {options.topology} has "
-            f"{len(devices)}: choose a larger topology or a smaller mesh"
-        )
-    return make_mesh(data, model, devices[: data * model])
+    for data, model in options.meshes:
+        if data * model > len(devices):
+            raise InputError(
+                f"mesh {data},{model} needs {data * model} chips and {options.topology} has "
+                f"{len(devices)}: choose a larger topology or a smaller mesh"
+            )
+    return [
+        _Compiler(options, chip, make_mesh(data, model, devices[: data * model]))
+        for data, model in options.meshes
+    ]
 
 
 class _Compiler:
@@ -195,47 +188,36 @@ class _Compiler:
         self.target = programs.abstract_model(size(options.target), mesh, options.weights)
 
     def loop(self, draft: str | None) -> HbmUse:
-        """The memory of a whole loop: plain, or speculative with a draft."""
-        options, target = self.options, self.target
-        gamma, proposer = (options.gamma, self.draft(draft)) if draft else (0, None)
-        # A draft of the target's has leaves of it: arguments of their own, and one in memory.
-        leaves = jax.tree.leaves((target, proposer))
-        twice = bytes_per_device(leaves) - bytes_per_device({id(leaf): leaf for leaf in leaves})
+        """Returns the memory of a whole loop: plain, or speculative with a draft."""
+        gamma, proposer = (self.options.gamma, self.draft(draft)) if draft else (0, None)
+        # A leaf that target and draft share is two arguments of the program and one in memory.
+        leaves = jax.tree.leaves((self.target, proposer))
+        held = bytes_per_device({id(leaf): leaf for leaf in leaves})
+        use = functools.partial(HbmUse, draft=draft, gamma=gamma, capacity=self.chip.memory)
         log.info("compiling the loop, %s", f"draft {draft}" if draft else "plain")
         try:
-            if proposer is None:
-                compiled = programs.plain_loop(target, options.work, self.mesh)
-            else:
-                compiled = programs.speculative_loop(
-                    target, proposer, options.work, gamma, self.mesh
-                )
+            compiled = programs.loop(self.target, proposer, self.options.work, gamma, self.mesh)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            return HbmUse(
-                draft=draft,
-                gamma=gamma,
-                arguments=bytes_per_device(leaves) - twice,
-                capacity=self.chip.memory,
-            )
+            return use(arguments=held)
         analysis = compiled.memory_analysis()
         del compiled
         _return_memory()
-        arguments = analysis.argument_size_in_bytes - twice
-        temporaries = analysis.temp_size_in_bytes
+        arguments = analysis.argument_size_in_bytes - bytes_per_device(leaves) + held
         # Some outputs reuse the memory of arguments.
         outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-        return HbmUse(
-            draft=draft,
-            gamma=gamma,
+        total = arguments + outputs + analysis.generated_code_size_in_bytes
+        total += analysis.temp_size_in_bytes
+        return use(
             arguments=arguments,
-            temporaries=temporaries,
-            total=arguments + temporaries + outputs + analysis.generated_code_size_in_bytes,
-            capacity=self.chip.memory,
+            temporaries=analysis.temp_size_in_bytes,
+            total=total,
+            fits=total <= self.chip.memory,
         )
 
     def model(self, name: str) -> T5Model:
-        """The target, as shapes, or the model of a draft."""
+        """Returns the target, or the model of a draft, as shapes."""
         if name in BITS:
             return self.target.rounded(BITS[name])
         if name == self.options.target:
@@ -243,7 +225,7 @@ class _Compiler:
         return programs.abstract_model(size(name), self.mesh)
 
     def draft(self, name: str) -> TransformerDraft | SelfDraft:
-        """A draft, as shapes."""
+        """Returns a draft, as shapes."""
         if _is_head(name):
             return programs.abstract_head(self.target, self.mesh, _width(name))
         if name in BITS:
@@ -253,7 +235,7 @@ class _Compiler:
     def predict(
         self, draft: str, gamma: int, alpha: float, paper: SpeedUp | None = None
     ) -> Prediction:
-        """The speed-up with a draft at an acceptance rate."""
+        """Returns the speed-up with a draft at an acceptance rate."""
         # In seconds: only ratios are used.
         times = StepTimes(
             target=self.step("plain", self.options.target, 0).seconds,
@@ -271,26 +253,27 @@ class _Compiler:
         )
 
     def predict_rows(self, rows: Sequence[SpeedUp]) -> tuple[Prediction, ...]:
-        """Those of rows of Table 2."""
+        """Predicts rows of Table 2."""
         return tuple(
             self.predict(paper_tables.DRAFTS[row.draft], row.gamma, row.alpha, row) for row in rows
         )
 
     def step(self, kind: str, name: str, gamma: int) -> Step:
-        """A step of the target or a draft, or a verification of ``gamma`` drafts."""
+        """Returns a step of the target or a draft, or a verification of ``gamma`` drafts."""
         if (kind, name, gamma) not in self.steps:
             log.info("compiling: %s, %s, %d tokens", kind, name, gamma + 1)
-            work = self.options.work
+            work, mesh = self.options.work, self.mesh
             if _is_head(name):
                 head = self.draft(name)
-                model, of_head = head.model, (head, work, self.options.gamma, self.mesh)
-                compiled, cache = programs.head_step(self.target, *of_head)
-            elif kind == "verification":
-                model = self.model(name)
-                compiled, cache = programs.verification(model, work, gamma, self.mesh)
+                model, room = head.model, self.options.gamma
+                compiled, cache = programs.head_step(self.target, head, work, room, mesh)
             else:
                 model = self.model(name)
-                compiled, cache = programs.plain_step(model, work, self.mesh)
+                compiled, cache = (
+                    programs.verification(model, work, gamma, mesh)
+                    if kind == "verification"
+                    else programs.plain_step(model, work, mesh)
+                )
             cost = step_cost(compiled, model, cache, gamma + 1)
             del compiled
             _return_memory()
@@ -304,7 +287,7 @@ def _is_head(draft: str) -> bool:
 
 
 def _width(draft: str) -> int | None:
-    """Of the states of a head by name; None is the target's."""
+    """Returns the width of a head by name, None for the target's."""
     _, _, width = draft.partition(":")
     if width and not width.isdigit():
         raise InputError(f"draft {draft!r}: give eagle, or eagle:WIDTH such as eagle:1024")
@@ -318,31 +301,22 @@ def _return_memory() -> None:
 
 
 def write_json(path: Path, options: Options, found: Sequence[Result]) -> None:
-    """Keeps all figures (bytes, seconds, operations), with the versions they are from."""
+    """Writes all figures (bytes, seconds, operations) and the compilers' versions."""
     kept = [dataclasses.asdict(result) for result in found]
-    for values, result in zip(kept, found, strict=True):
-        for loop, memory in zip(values["loops"], result.loops, strict=True):
-            loop["fits"] = memory.fits
     values = {"versions": versions(), "options": dataclasses.asdict(options), "results": kept}
     results.write_json(path, values)
 
 
 def versions() -> dict[str, str]:
-    """The versions of what compiles."""
+    """Returns the versions of the packages that compile."""
     return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")}
 
 
 # --- tables ----------------------------------------------------------------------
 
-FOOTNOTES = (
-    "¹ Operations as the compiler counts them, conversions included. ² The compiler's bytes "
-    "accessed,\nwhich include what moves within the chip; the roofline takes weights and caches, "
-    "each read once."
-)
-
 
 def header(options: Options) -> str:
-    """What was compiled, with what."""
+    """Returns a line with models, shapes and versions."""
     work = options.work
     stored = "bfloat16" if options.weights == AUTO else options.weights
     made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
@@ -354,11 +328,10 @@ def header(options: Options) -> str:
 
 
 def tables(result: Result) -> list[results.Table | str]:
-    """Memory, steps and predictions for one mesh, below a heading."""
-    chips = result.data * result.model
-    mesh = f"(data {result.data}, model {result.model})"
-    parts = [f"## {chips} chip{'s' * (chips > 1)} {mesh}, each with:"]
-    parts += [
+    """Returns memory, steps and predictions for one mesh, below a heading."""
+    chips, mesh = result.data * result.model, f"data {result.data}, model {result.model}"
+    parts = [
+        f"## {chips} chip{'s' * (chips > 1)} ({mesh}), each with:",
         results.table(_MEMORY, result.loops),
         results.table(_STEPS, result.steps),
         _pair_table(result.pairs),
@@ -384,10 +357,10 @@ _STEPS = {
     "step": lambda s: s.kind,
     "model": lambda s: s.model,
     "tokens": lambda s: s.cost.new_tokens,
-    "Gop¹": lambda s: f"{s.cost.operations / 1e9:.2f}",
+    "compiler's Gop": lambda s: f"{s.cost.operations / 1e9:.2f}",
     "weights, GB": lambda s: f"{s.cost.weight_bytes / 1e9:.3f}",
     "caches, GB": lambda s: f"{s.cost.cache_bytes / 1e9:.3f}",
-    "compiler's GB²": lambda s: f"{s.cost.compiler_bytes / 1e9:.2f}",
+    "compiler's GB": lambda s: f"{s.cost.compiler_bytes / 1e9:.2f}",
     "collectives": lambda s: ", ".join(f"{c.count} {c.kind}" for c in s.cost.collectives) or "none",
     "sent, MB": lambda s: f"{sum(c.sent_bytes for c in s.cost.collectives) / 1e6:.3f}",
     "ms by roofline": lambda s: f"{1e3 * s.seconds:.3f}",
@@ -411,7 +384,7 @@ _TABLE_2 = {
 
 
 def _pair_table(pairs: Sequence[Prediction]) -> results.Table:
-    """A draft a row, its speed-ups by acceptance rate."""
+    """Returns a table of a draft a row, its speed-ups by acceptance rate."""
     speed_ups = {(pair.draft, pair.alpha): pair.speed_up for pair in pairs}
     columns = {"draft": lambda p: p.draft, "gamma": lambda p: p.gamma, **_COSTS}
     for alpha in ALPHAS:

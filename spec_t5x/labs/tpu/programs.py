@@ -1,8 +1,7 @@
 """The programs of decoding, compiled from shapes alone for any mesh.
 
-Two whole loops, as they would run; and the three calls that Theorem 3.8 is about, each a
-program of its own: a step of the target, a step of the draft's model, and a verification
-(an iteration without the drafting).
+Whole loops; and the three calls of Theorem 3.8, each a separate program: a step of the target, a
+step of the draft's model, and a verification (an iteration without the drafting).
 """
 
 import dataclasses
@@ -17,7 +16,8 @@ from jax.stages import Compiled
 
 from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.interfaces import Draft, Proposal
-from spec_t5x.loops import autoregressive, decode_state, speculative
+from spec_t5x.loops import decode_state, speculative
+from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import DecodeState, Loop, NoDraft
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.binding import abstract_params
@@ -43,7 +43,7 @@ from spec_t5x.types import PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The shapes that are decoded."""
+    """Shapes of the batch that is decoded."""
 
     # Rows, over all replicas of the model.
     batch: int = 1
@@ -54,9 +54,9 @@ class Workload:
 
 
 def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO) -> T5Model:
-    """A model of shapes, sharded as the rules say.
+    """Returns a model of shapes, sharded as the rules say.
 
-    Its parameters are in bfloat16, its matrices in int8 or int4 if ``weights`` says so.
+    Its parameters are in bfloat16, or its matrices in int8 or int4 by ``weights``.
     """
     config = dataclasses.replace(config, dtype="bfloat16")
     params = jax.tree.map(
@@ -69,7 +69,7 @@ def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO) -> T5Model
 
 
 def abstract_head(target: T5Model, mesh: Mesh, width: int | None = None) -> EagleDraft:
-    """An EAGLE head of the target's last layer, as shapes.
+    """Returns an EAGLE head of the target's last layer, as shapes.
 
     Raises:
       InputError: a width that is not less than the target's.
@@ -81,108 +81,96 @@ def abstract_head(target: T5Model, mesh: Mesh, width: int | None = None) -> Eagl
     return EagleDraft(T5Model(weights=weights, module=EagleNetwork(config)), layers=layers)
 
 
-def plain_loop(model: T5Model, work: Workload, mesh: Mesh) -> Compiled:
-    """``autoregressive_decode``, whole."""
-    decode = functools.partial(
-        autoregressive.autoregressive_decode, max_decode_len=work.max_decode_len
-    )
-    return _compile(decode, mesh, model, *_inputs(work, mesh))
-
-
-def speculative_loop(
-    model: T5Model, draft: Draft, work: Workload, gamma: int, mesh: Mesh
-) -> Compiled:
-    """``speculative_decode``, whole."""
-    decode = functools.partial(
-        speculative.speculative_decode, max_decode_len=work.max_decode_len, gamma=gamma
-    )
-    return _compile(decode, mesh, model, draft, *_inputs(work, mesh))
+def loop(model: T5Model, draft: Draft | None, work: Workload, gamma: int, mesh: Mesh) -> Compiled:
+    """Compiles ``speculative_decode``, or ``autoregressive_decode`` if there is no draft."""
+    room = {"max_decode_len": work.max_decode_len}
+    inputs = _inputs(work, mesh)
+    if draft is None:
+        return _compile(functools.partial(autoregressive_decode, **room), mesh, model, *inputs)
+    decode = functools.partial(speculative.speculative_decode, gamma=gamma, **room)
+    return _compile(decode, mesh, model, draft, *inputs)
 
 
 def plain_step(model: T5Model, work: Workload, mesh: Mesh) -> tuple[Compiled, DecoderCache]:
-    """One call for one token: scored, sampled, appended. Of the target or of the draft.
+    """Compiles one call for one token of the target or a draft: scored, sampled, appended.
 
     Returns:
       The program, and the cache that it takes, as shapes.
     """
-    *inputs, settings = _inputs(work, mesh)
-
-    def init(model, inputs, prompts, keys):
-        return _plain_state(model, inputs, prompts, keys, work)
-
-    state = sharded_rows(jax.eval_shape(init, model, *inputs), mesh)
-    compiled = _compile(
-        functools.partial(_step_plainly, work), mesh, model, state, settings, donate=1
-    )
-    return compiled, state.target_cache
+    given = model, NoDraft(model.vocab_size)
+    first = functools.partial(_first_state, work, 0)
+    return _compile_step(functools.partial(_plain, work), given, first, given, work, mesh)
 
 
 def head_step(
     target: T5Model, draft: EagleDraft, work: Workload, gamma: int, mesh: Mesh
 ) -> tuple[Compiled, DecoderCache]:
-    """One step of an EAGLE head after its own state: scored, sampled, appended.
+    """Compiles one step of an EAGLE head after its own state: scored, sampled, appended.
 
     Returns:
       The program, and the head's cache that it takes, as shapes.
     """
-    *inputs, settings = _inputs(work, mesh)
+    nothing = NoDraft(draft.model.vocab_size)
 
-    def init(target, draft, inputs, prompts, keys):
-        room = work.max_decode_len + 1
-        state = _plain_state(target, inputs, prompts, keys, work)
-        own = draft.prefill(inputs, prompts, room).cache
+    def first(target, draft, inputs, prompts, keys):
+        state = _first_state(work, 0, target, nothing, inputs, prompts, keys)
+        own = draft.prefill(inputs, prompts, work.max_decode_len + 1).cache
         (text,), source = own.layers, state.target_cache.layers[draft.layers[0]]
         layer = LayerCache(text.keys, text.values, source.cross_keys, source.cross_values)
         cache = state.target_cache.replace(layers=(layer,))
         states = jnp.zeros((work.batch, draft.model.config.emb_dim), jnp.bfloat16)
         return state.replace(target_cache=DraftingCache.after(cache, states, gamma))
 
-    state = sharded_rows(jax.eval_shape(init, target, draft, *inputs), mesh)
-    compiled = _compile(
-        functools.partial(_step_plainly, work), mesh, draft.model, state, settings, donate=1
-    )
-    return compiled, state.target_cache
-
-
-def _plain_state(model: T5Model, inputs, prompts, keys, work: Workload) -> DecodeState:
-    """The state of plain decoding, before its first step."""
-    loop = Loop(gamma=0, max_decode_len=work.max_decode_len)
-    draft = NoDraft(model.vocab_size)
-    return decode_state.init(model, draft, inputs, prompts, RowStream(keys), loop)
-
-
-def _step_plainly(
-    work: Workload, model: T5Model, state: DecodeState, settings: Sampling
-) -> DecodeState:
-    loop = Loop(gamma=0, max_decode_len=work.max_decode_len)
-    return speculative.step(model, NoDraft(model.vocab_size), state, settings, loop)[0]
+    step, models = functools.partial(_plain, work), (draft.model, nothing)
+    return _compile_step(step, models, first, (target, draft), work, mesh)
 
 
 def verification(
     model: T5Model, work: Workload, gamma: int, mesh: Mesh
 ) -> tuple[Compiled, DecoderCache]:
-    """One iteration whose proposals are given: gamma + 1 tokens scored, verified, appended.
+    """Compiles an iteration with given proposals: gamma + 1 tokens scored, verified, appended.
 
     Returns:
       The program, and the target's cache that it takes, as shapes.
     """
+    given = model, _given(model.vocab_size, work, gamma, mesh)
+    step = functools.partial(speculative.step, loop=_loop(work, gamma))
+    return _compile_step(
+        step, given, functools.partial(_first_state, work, gamma), given, work, mesh
+    )
+
+
+def _loop(work: Workload, gamma: int) -> Loop:
+    return Loop(gamma=gamma, max_decode_len=work.max_decode_len)
+
+
+def _first_state(
+    work: Workload, gamma: int, model: T5Model, draft: Draft, inputs, prompts, keys
+) -> DecodeState:
+    return decode_state.init(model, draft, inputs, prompts, RowStream(keys), _loop(work, gamma))
+
+
+def _plain(
+    work: Workload, model: T5Model, draft: NoDraft, state: DecodeState, settings: Sampling
+) -> DecodeState:
+    return speculative.step(model, draft, state, settings, _loop(work, 0))[0]
+
+
+def _compile_step(
+    step: Callable, models: tuple, first: Callable, given: tuple, work: Workload, mesh: Mesh
+) -> tuple[Compiled, DecoderCache]:
+    """Compiles ``step(*models, state, settings)`` for the shapes of ``first(*given, *inputs)``."""
     *inputs, settings = _inputs(work, mesh)
-    models = model, _given(model.vocab_size, work, gamma, mesh)
-    loop = Loop(gamma=gamma, max_decode_len=work.max_decode_len)
-
-    def init(model, draft, inputs, prompts, keys):
-        return decode_state.init(model, draft, inputs, prompts, RowStream(keys), loop)
-
-    state = sharded_rows(jax.eval_shape(init, *models, *inputs), mesh)
-    step = functools.partial(speculative.step, loop=loop)
-    return _compile(step, mesh, *models, state, settings, donate=2), state.target_cache
+    state = sharded_rows(jax.eval_shape(first, *given, *inputs), mesh)
+    compiled = _compile(step, mesh, *models, state, settings, donate=len(models))
+    return compiled, state.target_cache
 
 
 def sharded_rows(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Shapes of a decoding state, all of which lead with the rows, with their shardings."""
+    """Adds shardings to the shapes of a decoding state, all of which lead with the rows."""
 
     def shard(leaf):
-        # Of four axes are the caches' keys and values, and nothing else.
+        # Only the caches' keys and values have four axes.
         axes = cache_lib.AXES if leaf.ndim == 4 else ("batch", *[None] * (leaf.ndim - 1))
         spec = partition_spec(leaf.shape, axes, RULES, mesh)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
@@ -192,7 +180,7 @@ def sharded_rows(tree: PyTree, mesh: Mesh) -> PyTree:
 
 @flax.struct.dataclass
 class _Given(Draft):
-    """A draft whose proposals have been made elsewhere."""
+    """A draft with a given proposal."""
 
     proposal: Proposal
     vocab_size: int = flax.struct.field(pytree_node=False)
@@ -208,7 +196,7 @@ def _given(vocab_size: int, work: Workload, gamma: int, mesh: Mesh) -> _Given:
 
 
 def _inputs(work: Workload, mesh: Mesh):
-    """Sources, prompts, keys and settings (of any temperature), as shapes."""
+    """Returns the shapes of sources, prompts, keys and settings (of any temperature)."""
 
     def make():
         sources = jnp.zeros((work.batch, work.source_len), jnp.int32)
