@@ -1,4 +1,4 @@
-"""What slots are worth in bulk inference: tokens a second and occupancy, beside static batches.
+"""Slots in bulk inference beside static batches: tokens a second and occupancy.
 
     python -m benchmarks.bulk --target ende-target --draft transformer --data newstest2013.tsv.gz \\
         --batch_size 8 32 128 --gamma 0 4 --limit 1024 --json benchmarks/bulk_news.json
@@ -6,7 +6,7 @@
 Gamma 0 is plain decoding. All ways decode the same texts at temperature 0, in turn. Occupancy is
 the share of the rows in all target calls that had not ended; simulated, it follows from the calls
 that each text takes, were each call equally long. The host's share is what making answers adds to
-the time of the bursts. CTranslate2 decodes float32 weights in a process of its own, with each of
+the time of the bursts. CTranslate2 decodes float32 weights in a separate process, with each of
 the batch sizes; the best of them counts.
 """
 
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """All figures of a run, as JSON can hold them."""
+    """Measures all figures of a run, as JSON can hold them."""
     generator = Generator.load(args.target, args.draft)
     inputs = _inputs(generator, args)
     lines = [
@@ -120,7 +120,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _inputs(generator: Generator, args: argparse.Namespace) -> Inputs:
-    """The first texts that the encoder takes."""
+    """Reads the first texts that the encoder takes."""
     options = GenerateOptions()
     texts = read_texts(TextSource(data=args.data), generator, options, args.limit)
     return [(place, text, generator.tokenize(text, options)) for place, text in enumerate(texts)]
@@ -191,13 +191,13 @@ class _Line:
         }
 
     def _calls(self) -> list[int]:
-        """Target calls of each text, those with the longest sources first, as they are decoded."""
+        """Returns the target calls of each text, longest sources first, as they are decoded."""
         ordered = sorted(self.inputs, key=lambda one: -len(one[2]))
         return [self.answers["slots"][place][0].target_calls for place, *_ in ordered]
 
 
 def simulated_batches(calls: Sequence[int], rows: int) -> float:
-    """The occupancy of batches in this order, each as long as its longest row.
+    """Computes the occupancy of batches in this order, each as long as its longest row.
 
     >>> simulated_batches([4, 2, 3], 2)
     0.6428571428571429
@@ -207,7 +207,7 @@ def simulated_batches(calls: Sequence[int], rows: int) -> float:
 
 
 def simulated_slots(calls: Sequence[int], rows: int) -> float:
-    """The occupancy of slots that take the next text as soon as one has ended.
+    """Computes the occupancy of slots that take the next text as soon as one has ended.
 
     >>> simulated_slots([4, 2, 3], 2)
     0.9
@@ -219,7 +219,7 @@ def simulated_slots(calls: Sequence[int], rows: int) -> float:
 
 
 class _CTranslate2:
-    """All batch sizes of CTranslate2, in a process of its own: its threads and JAX's apart."""
+    """All batch sizes of CTranslate2, in a separate process, apart from JAX's threads."""
 
     def __init__(self, target: str, inputs: Inputs, batch_sizes: Sequence[int]):
         self._folder = tempfile.TemporaryDirectory()
@@ -267,7 +267,7 @@ def _translate(inputs, max_tokens: int, batch_size: int) -> tuple[float, list[li
 
 
 def table(values: Mapping[str, Any]) -> results.Table:
-    """A line for each batch size and gamma."""
+    """Makes a table with a line for each batch size and gamma."""
     others = values["others"]
     best = max((other["tokens_per_second"] for other in others), default=None)
 

@@ -1,10 +1,10 @@
-"""What an EAGLE head is worth: its parts, and beside other drafts, after equal steps and at best.
+"""An EAGLE head, its parts, and other drafts, after equal steps and at best.
 
     python -m benchmarks.eagle_heads --data_dir data/ende --output_dir runs/heads \\
         --json benchmarks/eagle_heads.json
 
 DATA_DIR holds train.tsv.gz and dev.tsv.gz (tag, English, German). Each trained draft of the
-packaged English-German target is a run of ``spec-t5x`` in a folder of its own, with the settings
+packaged English-German target is a run of ``spec-t5x`` in a separate folder, with the settings
 that all share; the same command resumes runs that were interrupted. ``spec-t5x acceptance`` then
 measures them and the packaged drafts.
 """
@@ -61,7 +61,7 @@ MEASURED = ("--temperature", "0", "--temperature", "1", "--gamma", "4", "--num_t
 
 
 def trained(data_dir: str, output_dir: Path) -> dict[str, str]:
-    """Trains all of them: what ``--draft`` is given, by name."""
+    """Trains all of them; returns the value of ``--draft`` by name."""
     drafts: dict[str, str] = {}
 
     def train(name: str, gin_file: str, result: str, command: str, changes: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def trained(data_dir: str, output_dir: Path) -> dict[str, str]:
     distilled = {
         "distill.cache_dir": str(output_dir),
         "CHECKPOINT_PATH": TARGET,
-        # The packaged head's layer is cut; what one is worth has a variant of its own.
+        # The packaged head's output layer is cut, which is a separate variant here.
         "DRAFT_VOCAB_SIZE": None,
     }
     for name, changes in VARIANTS.items():

@@ -4,7 +4,7 @@
         --json benchmarks/objectives.json
 
 DATA_DIR holds train.tsv.gz and dev.tsv.gz (tag, English, German). Each recipe is a run of
-``spec-t5x distill`` in a folder of its own; the same command resumes runs that were interrupted.
+``spec-t5x distill`` in a separate folder; the same command resumes runs that were interrupted.
 The drafts are the first decoder layer of the packaged English-German target with its encoder.
 alpha is measured at the last step, on held-out texts of the target.
 """
@@ -60,7 +60,7 @@ SETTINGS = {
 
 
 def measure(recipe: Sequence, settings: Mapping[str, Any], output_dir: Path) -> dict[str, Any]:
-    """Trains by a recipe; alpha at each temperature after the last step."""
+    """Trains by a recipe; returns alpha at each temperature after the last step."""
     objective, outputs, on_policy = recipe
     folder = output_dir / f"{objective}-{outputs}-{on_policy:g}"
     bindings = {**settings, "OBJECTIVE": objective, "OUTPUTS": outputs, "ON_POLICY": on_policy}
@@ -81,7 +81,7 @@ def measure(recipe: Sequence, settings: Mapping[str, Any], output_dir: Path) -> 
 def train(
     gin_file: str, folder: Path, bindings: Mapping[str, Any], command: str = "distill"
 ) -> None:
-    """A training of ``spec-t5x`` in a folder, by a file of ``gin_configs/runs``."""
+    """Trains with ``spec-t5x`` in a folder, by a file of ``gin_configs/runs``."""
     gin.clear_config()
     bindings = {**bindings, "OUTPUT_DIR": str(folder)}
     flags = [f"--gin.{name}={value!r}" for name, value in bindings.items()]
@@ -91,9 +91,9 @@ def train(
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> results.Table:
-    """A line for each recipe, in Markdown.
+    """Makes a table with a line for each recipe.
 
-    Bold is an alpha whose interval lies above that of the first recipe.
+    Bold is an alpha whose interval is above that of the first recipe.
     """
 
     def texts(row: Mapping[str, Any]) -> str:

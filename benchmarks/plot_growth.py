@@ -19,14 +19,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def walk(rows: Rows, axis: str) -> Rows:
-    """The rows that differ from the first one along an axis alone, in order."""
+    """Returns the rows that differ from the first one along an axis alone, in order."""
     fixed = [name for name in AXES if name != axis]
     along = [row for row in rows if all(row[name] == rows[0][name] for name in fixed)]
     return sorted(along, key=lambda row: row[axis])
 
 
 def draw(rows: Rows) -> Figure:
-    """Measured and predicted speed-ups of the loop along each axis, a row for each target."""
+    """Draws measured and predicted speed-ups along each axis, a row for each target."""
     targets = list(dict.fromkeys(row.get("target") for row in rows))
     figure = Figure(figsize=(11, 0.6 + 2.8 * len(targets)), layout="constrained")
     panels = figure.subplots(len(targets), len(AXES), squeeze=False, sharey=True)

@@ -5,7 +5,7 @@
 
 A card is ``spec_t5x/pretrained/NAME/README.md``. Its ``spec-t5x evaluate`` commands belong to the
 rows of its table, in the same order, and are run in the folder of ``--data`` that the card names.
-A figure with a 95 % interval, ``0.712 (0.703–0.723)``, must lie within it.
+A figure with a 95 % interval, ``0.712 (0.703–0.723)``, must be within it.
 
 To package what a training exported, copy its folder there, add ``max_source_length`` and
 ``training_steps`` to its ``config.json``, and edit the card.
@@ -51,7 +51,7 @@ class Measurement(NamedTuple):
 
 
 def read_card(text: str) -> list[Measurement]:
-    """The measurements of a card; none if it has no command.
+    """Reads the measurements of a card; none if it has no command.
 
     Raises:
       ValueError: not one command for each row of the table, or no folder.
@@ -82,7 +82,7 @@ def read_card(text: str) -> list[Measurement]:
 
 @functools.cache
 def evaluate(arguments: str, folder: Path) -> dict[str, Any]:
-    """What ``spec-t5x evaluate`` prints, run once for cards that share a command."""
+    """Runs ``spec-t5x evaluate``, once for cards that share a command; returns its figures."""
     print(f"spec-t5x evaluate {arguments}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "spec_t5x.cli.main", "evaluate", *shlex.split(arguments)]
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
@@ -92,7 +92,7 @@ def evaluate(arguments: str, folder: Path) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a table; 1 if a figure lies outside of its interval, 2 if a command cannot run."""
+    """Prints a table; returns 1 if a figure is outside its interval, 2 if a command cannot run."""
     cards = {path.parent.name: path for path in sorted(PACKAGED_MODELS.glob("*/README.md"))}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="holds the folders of the cards")

@@ -54,7 +54,7 @@ python = sys.executable
 
 
 def first_code_cell(notebook):
-    """The cell that installs the package."""
+    """Returns the cell that installs the package."""
     return next(cell for cell in notebook.cells if cell.cell_type == "code")
 
 

@@ -68,7 +68,7 @@ def by_temperature(values: Mapping[str, Any]) -> str:
 
 
 def alphas(values: Mapping[str, Any]) -> str:
-    """Acceptance rates: a line for each draft, columns for each temperature."""
+    """Makes a table of acceptance rates: a line for each draft, columns for each temperature."""
     lines: dict[str, dict[float, Mapping[str, Any]]] = {}
     for row in values["rows"]:
         lines.setdefault(row["draft"], {})[row["temperature"]] = row
@@ -152,7 +152,7 @@ def with_columns(text: str, names: Sequence[str]) -> str:
 
 
 def filled(text: str, folder: Path) -> str:
-    """The text with every table written again.
+    """Returns the text with every table written again.
 
     Args:
       text: Markdown.
@@ -179,7 +179,7 @@ def filled(text: str, folder: Path) -> str:
 
 
 def main() -> int:
-    """Exit status 1 if ``--check`` finds something to write."""
+    """Returns exit status 1 if ``--check`` finds something to write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     args = parser.parse_args()

@@ -14,12 +14,12 @@ with draft tokens accepted at the rate ``--alpha``.
 
 What keeps the comparison fair:
 
-* Every row is a process of its own in every round, with the same processors and threads. Rounds
+* Every row is a separate process in every round, with the same processors and threads. Rounds
   alternate, the rows take turns in going first, and ratios are medians over the rounds.
 * Compilation and allocation are timed apart: a process decodes every input once before it times,
   then again and again for a second, of which the median counts.
 * Token ids are compared with those of plain decoding with this package.
-* Beside the rows stands the memory-bandwidth bound: the time that one pass over the weights takes
+* The table ends with the memory-bandwidth bound: the time that one pass over the weights takes
   at the read bandwidth measured in the same rounds. Plain decoding cannot be faster.
 
 Run it where nothing else runs.

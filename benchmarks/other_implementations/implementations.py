@@ -29,7 +29,7 @@ Decode = Callable[[list[int], int], list[int]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _DrawnVerdicts(GenerateOptions):
-    """Of random weights: verification is done, and its count then drawn."""
+    """Options of random weights: verification is done, and its count then drawn."""
 
     alpha: float
 
@@ -46,7 +46,7 @@ def ours(
     weights: str = AUTO,
     alpha: float | None = None,
 ) -> tuple[str, Decode]:
-    """Plain decoding without a draft; else ``draft`` is what ``checkpoints.make_draft`` takes.
+    """Loads this package. Without a draft it decodes plainly; ``make_draft`` takes the name.
 
     ``RANDOM`` is the workload's. With ``alpha``, verdicts are drawn at that acceptance rate.
     """
@@ -84,7 +84,7 @@ def transformers(
     gamma: int = 0,
     lookup: int = 0,
 ) -> tuple[str, Decode]:
-    """Greedy ``generate``, with T5's own cache or a static one, alone or assisted by the draft.
+    """Loads greedy ``generate``, with T5's own cache or a static one, alone or assisted.
 
     ``gamma`` tokens are proposed every time; with 0, as many as the draft's own settings say.
     With ``lookup``, so many are looked up in the output so far.
@@ -117,7 +117,7 @@ def transformers(
 
 
 def _generating(model, **arguments) -> Decode:
-    """Greedy decoding with ``generate`` of transformers."""
+    """Makes greedy decoding of ``generate`` of transformers."""
     import torch
 
     @torch.inference_mode()
@@ -138,7 +138,7 @@ def _generating(model, **arguments) -> Decode:
 
 
 def openvino(workload: Workload) -> tuple[str, Decode]:
-    """OpenVINO with int8 weights, driven by ``generate``, through optimum-intel."""
+    """Loads OpenVINO with int8 weights, driven by ``generate``, through optimum-intel."""
     import openvino
     import optimum.intel
     import torch
@@ -153,7 +153,7 @@ def openvino(workload: Workload) -> tuple[str, Decode]:
 
 
 def _export(source: str, destination: str) -> None:
-    """To OpenVINO's format, with the weights rounded to int8, asymmetrically, by column."""
+    """Exports to OpenVINO's format, weights rounded to int8, asymmetrically, by column."""
     from optimum.intel import OVModelForSeq2SeqLM, OVWeightQuantizationConfig
 
     rounding = OVWeightQuantizationConfig(bits=8)
@@ -171,7 +171,7 @@ def _apart(convert: Callable[[str, str], None], source: str, destination: str) -
 
 
 def ctranslate2(workload: Workload, *, compute_type: str) -> tuple[str, Decode]:
-    """A translator whose tokens are the ids, written out; "float32" or "int8" weights."""
+    """Loads a translator whose tokens are the ids, written out; "float32" or "int8" weights."""
     version, translator = translator_of(workload.target_copy, compute_type, workload.threads)
 
     def decode(ids: list[int], max_tokens: int) -> list[int]:
@@ -184,7 +184,7 @@ def ctranslate2(workload: Workload, *, compute_type: str) -> tuple[str, Decode]:
 def translated(
     translator, inputs: list[list[int]], max_tokens: int, batch_size: int = 1
 ) -> list[list[int]]:
-    """What a CTranslate2 translator makes of inputs, which it sorts by length itself."""
+    """Translates with CTranslate2, which sorts the inputs by length."""
     results = translator.translate_batch(
         [list(map(str, ids)) for ids in inputs],
         beam_size=1,
@@ -198,7 +198,7 @@ def translated(
 
 
 def translator_of(checkpoint: str, compute_type: str, threads: int):
-    """CTranslate2's version, and a translator of a checkpoint in Hugging Face's format."""
+    """Returns CTranslate2's version, and a translator of a Hugging Face checkpoint."""
     import ctranslate2
 
     converted = Path(checkpoint).with_suffix(".ctranslate2")
@@ -221,11 +221,11 @@ def translator_of(checkpoint: str, compute_type: str, threads: int):
 
 
 def _convert(source: str, destination: str) -> None:
-    """To CTranslate2's format, in float32: int8 is made of it when it is loaded."""
+    """Converts to CTranslate2's format, in float32; int8 is made of it when it is loaded."""
     from ctranslate2.converters import TransformersConverter
 
     class Ids:
-        """What the converter asks of a tokenizer, whose tokens are their own ids."""
+        """Tokenizer for the converter; its tokens are their own ids."""
 
         # Token 2 is T5's for what is unknown.
         pad_token, eos_token, unk_token = str(PAD_ID), str(EOS_ID), "2"
@@ -249,7 +249,7 @@ def _convert(source: str, destination: str) -> None:
 
 
 def t5x(workload: Workload) -> tuple[str, Decode]:
-    """``predict_batch`` of T5X's model with ``temperature_sample``, its sources padded as ours.
+    """Loads T5X's model, which predicts with ``temperature_sample``, its sources padded as ours.
 
     T5X's parameters have the names and shapes that ours have (``tests/checkpoints``).
     """

@@ -36,7 +36,7 @@ def measure(workload: Workload, implementation: str, arguments: dict[str, Any]) 
         return time.perf_counter() - start, outputs
 
     def typical(max_tokens: int) -> float:
-        """The median of runs that take a second together."""
+        """Returns the median of runs that take a second together."""
         found = [timed(max_tokens)[0]]
         while sum(found) < _SECONDS:
             found.append(timed(max_tokens)[0])
@@ -56,12 +56,12 @@ def measure(workload: Workload, implementation: str, arguments: dict[str, Any]) 
 
 
 def until_end(ids: list[int]) -> list[int]:
-    """Without what comes after the end of sequence."""
+    """Cuts ids after the end of sequence."""
     return ids[: ids.index(EOS_ID) + 1] if EOS_ID in ids else ids
 
 
 def _peak_bytes() -> int | None:
-    """Not of getrusage, which on Linux begins with what the parent had."""
+    """Reads the peak from /proc, since getrusage on Linux begins with the parent's."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="ascii").splitlines() if status.is_file() else ()
     return next((1024 * int(s.split()[1]) for s in lines if s.startswith("VmHWM:")), None)

@@ -1,4 +1,4 @@
-"""Runs all rows in alternating rounds, each in a process of its own, and derives the figures."""
+"""Runs all rows in alternating rounds, each in a separate process, and derives the figures."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def make_rows(
     others: Sequence[str] = IMPLEMENTATIONS,
     weights: Sequence[str] = (AUTO,),
 ) -> list[Row]:
-    """All rows; first plain decoding with this package, which the others are compared with."""
+    """Makes all rows, first plain decoding with this package, the reference of the others."""
     rows, assisted = [], {}
     alphas = workload.alphas or (None,) * len(drafts)
     if workload.draft_copy and not workload.alphas:
@@ -82,7 +82,7 @@ def make_rows(
 def measure(
     workload: Workload, config: T5Config, rows: Sequence[Row], num_rounds: int
 ) -> dict[str, Any]:
-    """All rows of one target, as ``table`` takes them and JSON holds them.
+    """Measures all rows of one target, as ``table`` takes them and JSON holds them.
 
     Raises:
       InputError: a row of this package does not run.
@@ -125,7 +125,7 @@ def measure(
 def _figures(
     row: Row, results: Sequence[dict], plain: Sequence[dict], group: dict[str, Any]
 ) -> dict[str, Any]:
-    """A row of the table, from what its runs returned and those of plain decoding."""
+    """Derives a row of the table from its runs and those of plain decoding."""
     found = {"name": row.name, "exact": row.exact}
     if problems := [result["problem"] for result in results if "problem" in result]:
         return found | {"problem": problems[0]}
@@ -133,7 +133,7 @@ def _figures(
     num_tokens, num_inputs = sum(map(len, outputs)), group["num_inputs"]
     seconds, first = ([r[n] for r in results] for n in ("seconds", "first_token_seconds"))
     per_token = median(seconds) / num_tokens
-    # Of the ratios of each round: drift from round to round cancels.
+    # Ratios are taken in each round, so that drift from round to round cancels.
     ratios = [p["seconds"] / s for p, s in zip(plain, seconds, strict=True)]
     found |= {
         "version": results[0]["version"],
@@ -158,7 +158,7 @@ def _figures(
 
 
 def run(workload: Workload, row: Row) -> dict[str, Any]:
-    """What ``one_run`` says of a row, in a process of its own."""
+    """Returns the result of ``one_run`` for a row, in a separate process."""
     request = {"workload": dataclasses.asdict(workload), "arguments": row.arguments}
     request["implementation"] = row.implementation
     with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +179,7 @@ def run(workload: Workload, row: Row) -> dict[str, Any]:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """What the libraries read when they are imported."""
+    """Returns the variables that the libraries read when they are imported."""
     counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {

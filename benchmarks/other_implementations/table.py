@@ -15,7 +15,7 @@ _INEXACT = " ⁴ The weights are rounded: fewer bytes are read, and the output m
 
 
 def table(groups: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
-    """A table for each target, with notes and versions.
+    """Makes a table for each target, with notes and versions.
 
     Args:
       groups: of ``rounds.measure``.

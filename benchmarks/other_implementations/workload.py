@@ -1,4 +1,4 @@
-"""What every implementation is given: a target, its draft and token ids to decode."""
+"""Input of every implementation: a target, its draft and token ids to decode."""
 
 import dataclasses
 import shutil
@@ -23,7 +23,7 @@ RANDOM = "random"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Made of what JSON can hold: it crosses processes."""
+    """Values that JSON can hold, since they cross processes."""
 
     title: str
     # As ``checkpoints.loading.load`` takes it, and its float32 weights in Hugging Face's format.
@@ -44,7 +44,7 @@ class Workload:
 def of_pair(
     target: str, draft: str, texts: Sequence[str], scratch: Path, **settings: int
 ) -> tuple[Workload, T5Config]:
-    """A target and real texts, without those that are too long for it.
+    """Makes a workload of real texts, without those that are too long for the target.
 
     Raises:
       InputError: a checkpoint that cannot be read or has no encoder, or no text that fits.
@@ -76,10 +76,10 @@ def of_pair(
 def of_sizes(
     names: Sequence[str], draft: str, source_len: int, scratch: Path, **settings
 ) -> Iterator[tuple[Workload, T5Config]]:
-    """Published sizes with random weights, removed again one after the other.
+    """Yields published sizes with random weights, each removed again before the next.
 
     Raises:
-      InputError: no such size, or a draft with another vocabulary.
+      InputError: an unknown size, or a draft with another vocabulary.
     """
     for name in names:
         if size(name).vocab_size != size(draft).vocab_size:
@@ -124,7 +124,7 @@ def write_random_weights(directory: Path, name: str, *, seed: int) -> None:
 
 
 def _network_of(draft: str, target: str) -> str | None:
-    """The T5 checkpoint that a draft's name stands for; None of an n-gram table and the like."""
+    """Returns the T5 checkpoint that a draft's name refers to; None if it is no T5."""
     name = draft.removeprefix("transformer").removeprefix(":")
     name = name or PACKAGED_DRAFTS.get(target, {}).get("transformer", "")
     try:

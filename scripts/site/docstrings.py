@@ -6,7 +6,7 @@ import re
 
 import griffe
 
-# "    plain, speculative: what they are", with the lines that go on further to the right.
+# "    plain, speculative: what they are", with the lines that are indented further.
 _TOGETHER = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", re.MULTILINE)
 # Up to the next empty line.
 _DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
@@ -25,7 +25,7 @@ class Docstrings(griffe.Extension):
             attr.docstring = griffe.Docstring(text, parent=attr)
 
     def on_function_instance(self, *, func: griffe.Function, **_) -> None:
-        """Gives each argument an entry of its own, with its type."""
+        """Gives each argument an entry with its type."""
 
         def entries(match: re.Match) -> str:
             indent, names, text = match.groups()

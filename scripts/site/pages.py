@@ -29,18 +29,18 @@ INDEX_OPTIONS = "{heading_level: 2, show_submodules: false}"
 
 
 def page_of(area: str) -> str:
-    """The place of a package's page in the site."""
+    """Returns the place of a package's page in the site."""
     return f"api/{area}.md"
 
 
 def units() -> set[str]:
-    """The packages and modules right under ``spec_t5x``."""
+    """Returns the packages and modules right under ``spec_t5x``."""
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     return folders | {path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
 
 
 def linked(document: Path) -> set[str]:
-    """What a document links to in the repository, as paths below it."""
+    """Returns what a document links to in the repository, as paths below it."""
     found = re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8"))
     paths = [(document.parent / link).resolve() for link in found if "://" not in link]
     return {str(path.relative_to(REPOSITORY)) for path in paths if path.is_file()}
@@ -60,7 +60,7 @@ def on_config(config):
 
 
 def summary(area: str) -> str:
-    """The first line of a package's or a module's docstring."""
+    """Returns the first line of a package's or a module's docstring."""
     path = PACKAGE / area / "__init__.py"
     path = path if path.exists() else path.parent.with_suffix(".py")
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))).splitlines()[0]

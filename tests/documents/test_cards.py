@@ -11,7 +11,6 @@ import pytest
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.cli import evaluate as evaluate_command
-from tests import quick_compilation
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = SimpleNamespace(**runpy.run_path(str(REPOSITORY / "scripts" / "check_cards.py")))
@@ -87,13 +86,3 @@ def test_a_check_finds_what_is_outside_of_its_interval(check, capsys):
     assert "no packaged model 'b-draft': choose of a-draft" in capsys.readouterr().err
     with pytest.raises(ValueError, match="2 rows, 1 commands"):
         SCRIPT.read_card(CARD.replace("spec-t5x evaluate --draft copy --temperature 1\n", ""))
-
-
-def test_a_command_runs_in_its_folder(tmp_path, monkeypatch):
-    for name, value in quick_compilation.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "few.tsv").write_text("Where is the station?\tWo ist der Bahnhof?\n" * 2)
-    arguments = "--target ende-target --draft copy --gamma 2 --data few.tsv --max_decode_len 8"
-    found = SCRIPT.evaluate(arguments, tmp_path)
-    assert found["num_pairs"] == 2
-    assert set(found["intervals"]) == {"bleu", "alpha", "block_efficiency"}

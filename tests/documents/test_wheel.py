@@ -53,11 +53,8 @@ def test_it_holds_every_file_of_the_package_and_no_other(wheel):
 
 def test_its_gin_files_are_found_by_the_names_of_a_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
-    program = (
-        "import sys\n"
-        "from spec_t5x.cli.gin_files import read_all\n"
-        "print(*(name for name, _ in read_all(sys.argv[1:])), sep='\\n')\n"
-    )
+    program = "import sys; from spec_t5x.cli.gin_files import read_all\n"
+    program += "print(*(name for name, _ in read_all(sys.argv[1:])))"
     result = subprocess.run(
         [sys.executable, "-c", program, "gin_configs/runs/train_ende_draft.gin"],
         cwd=tmp_path,

@@ -158,14 +158,6 @@ class Comparison:
         return self.accepted / self.verified if self.verified else None
 
     @property
-    def accepted_plus_one(self) -> float:
-        """``1 + accepted / target_calls``, which Equation 1 predicts.
-
-        Every iteration counts as if it ended with a token of the target; some end with the text.
-        """
-        return 1 + self.accepted / self.target_calls
-
-    @property
     def speed_up(self) -> float:
         """Ratio of the rates, medians over rounds."""
         return self.speculative_rate / self.plain_rate

@@ -1,4 +1,4 @@
-"""What the paper measured: Leviathan, Kalman and Matias (ICML 2023), as data."""
+"""Measurements of the paper, Leviathan, Kalman and Matias (ICML 2023), as data."""
 
 import dataclasses
 from decimal import Decimal
@@ -6,7 +6,7 @@ from decimal import Decimal
 
 @dataclasses.dataclass(frozen=True)
 class TradeOff:
-    """A row of Table 1, where drafts cost nothing (c = 0)."""
+    """Row of Table 1, where drafts cost nothing (c = 0)."""
 
     alpha: float
     gamma: int
@@ -27,11 +27,11 @@ TABLE_1 = (
 
 @dataclasses.dataclass(frozen=True)
 class SpeedUp:
-    """A row of Table 2 (with c from Table 4): T5-XXL on one TPU-v4, batch 1."""
+    """Row of Table 2 (with c from Table 4): T5-XXL on one TPU-v4, batch 1."""
 
     # "EnDe" (WMT English-German) or "CNN/DM" (CNN/DailyMail).
     task: str
-    # Which T5 1.1 drafted: "small", "base" or "large".
+    # The size of the T5 1.1 that drafted: "small", "base" or "large".
     draft: str
     temperature: float
     gamma: int
@@ -66,7 +66,7 @@ DRAFTS = {name: f"t5_1_1_{name}" for name in ("small", "base", "large")}
 
 @dataclasses.dataclass(frozen=True)
 class AcceptanceRate:
-    """A row of Table 3: alpha on 10,000 tokens that the target generated."""
+    """Row of Table 3: alpha on 10,000 tokens that the target generated."""
 
     # "GPT-like (97M)", "T5-XXL (EnDe)", "T5-XXL (CNN/DM)" or "LaMDA (137B)".
     target: str
@@ -76,7 +76,7 @@ class AcceptanceRate:
 
 
 def _rates(target: str, *rows: tuple[str, float, float]) -> tuple[AcceptanceRate, ...]:
-    """As the paper has them: all drafts at temperature 0, then all at 1."""
+    """Orders rows as the paper does: all drafts at temperature 0, then all at 1."""
     return tuple(
         AcceptanceRate(target, draft, float(temperature), alphas[temperature])
         for temperature in (0, 1)
@@ -119,7 +119,7 @@ TABLE_3 = (
 
 @dataclasses.dataclass(frozen=True)
 class Lenient:
-    """A cell of Table 5, T5-XXL on EnDe at temperature 1; or of section A.5's text."""
+    """Cell of Table 5, T5-XXL on EnDe at temperature 1; or of section A.5's text."""
 
     draft: str
     lenience: float
@@ -145,7 +145,7 @@ TABLE_5 = (
 
 # The same at temperature 0, where a draft x is kept if p(x) >= l max(p). Section A.5.
 ARGMAX_LENIENCE = _lenient("T5-small", (0.75, 0.75, 0.80, 0.87), "3.3 3.3 3.9 4.9")
-# Of the speed-ups of both; the gamma of Table 5's is not said.
+# The c of the speed-ups of both; the paper does not give the gamma of Table 5's.
 LENIENCE_C = 0.015
 ARGMAX_LENIENCE_GAMMA = 8
 

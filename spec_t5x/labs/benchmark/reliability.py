@@ -49,7 +49,7 @@ def doubt(row: Row) -> str | None:
 
 
 def caution(rows: Sequence[Row]) -> str | None:
-    """Returns the line below a table of such rows; None where all are to be relied on.
+    """Returns the line below a table of rows; None where all are to be relied on.
 
     >>> caution([{"beside": 0.45}, {"beside": 0.01}])
     'Not to be relied on (1 of 2 rows): other programs used up to 45% of the processors.'

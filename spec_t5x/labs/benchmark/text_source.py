@@ -45,7 +45,7 @@ class TextSource(TaskOptions):
     source_words: int | None = None
 
     def __post_init__(self):
-        # gin hands over whatever a file binds.
+        # gin passes on any value that a file binds.
         if not isinstance(self.data, str | None):
             raise InputError(f"data is {self.data!r}: give a file of pairs in quotes")
         if self.data and self.mixture_or_task:
@@ -129,7 +129,7 @@ def read_texts(
     A task's are among its first ``limit`` examples: it may be of any length.
 
     Raises:
-      InputError: the file or task cannot be read, or has no such input.
+      InputError: the file or task cannot be read, or has no input that the target takes.
     """
     limits = [each for each in (limit, source.limit) if each is not None]
     read = dataclasses.replace(
@@ -177,7 +177,7 @@ def _read_file(source: TextSource) -> TextPairs:
     else:
         columns = (source.source_column, source.target_column, source.num_columns)
         pairs = read_pairs(source.data, *columns)
-    # All are read: a bad line is found whatever the limit is.
+    # All lines are read, so that a bad one is found at any limit.
     pairs = list(pairs)[: source.limit]
     if source.source_words is not None:
         pairs = [(" ".join(text.split()[: source.source_words]), target) for text, target in pairs]

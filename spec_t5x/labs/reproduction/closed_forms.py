@@ -1,4 +1,4 @@
-"""What follows from the paper's formulas alone: Table 1, EXP of Table 4, factors in the text.
+"""Results of the paper's formulas alone: Table 1, EXP of Table 4, factors in the text.
 
 Each is compared with the digits that the paper prints. Where they differ, the range that the
 rounding of the printed inputs leaves shows if it explains the difference.

@@ -1,4 +1,4 @@
-"""What the report shows of an item: tables and figures, and the origin of every number."""
+"""Contents of the report: tables and figures, and the origin of every number."""
 
 import dataclasses
 import enum

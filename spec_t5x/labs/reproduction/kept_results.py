@@ -17,7 +17,7 @@ from spec_t5x.tuning.store import Store
 
 log = logging.getLogger(__name__)
 
-# What items call to measure: ``Results.__call__`` or ``Results.kept``.
+# ``Results``, which items call to measure.
 Measure = Callable[..., Any]
 _CHECKOUT = Path(__file__).parents[3]
 
@@ -58,10 +58,12 @@ class Results:
         Raises:
           OSError: the result cannot be kept.
         """
-        result = self.kept(name, inputs)
         self.asked[name] = None
-        if result is not None or name in self.failed:
-            return result
+        depends_on = self._depends_on(name, inputs)
+        if name not in self.found and (kept := self.store.load(depends_on, _checked)):
+            self.found[name] = kept
+        if name in self.found or name in self.failed:
+            return self.found.get(name, {}).get("result")
         log.info(f"measuring {name}")
         start, others = time.perf_counter(), OtherPrograms()
         try:
@@ -73,18 +75,9 @@ class Results:
         took = {"date": now(), "seconds": round(time.perf_counter() - start, 1)}
         took["beside"] = round(others.share, 3)
         self.found[name] = {"result": result, "provenance": {**self.origin, **took}}
-        if problem := self.store.save(self._depends_on(name, inputs), self.found[name]):
+        if problem := self.store.save(depends_on, self.found[name]):
             raise OSError(problem)
         return result
-
-    def kept(self, name: str, inputs: Mapping[str, Any], *_) -> Any | None:
-        """Returns what ``__call__`` returns, but never measures: None if nothing is kept."""
-        if name not in self.found:
-            if not (kept := self.store.load(self._depends_on(name, inputs), _checked)):
-                return None
-            self.found[name] = kept
-        self.asked[name] = None
-        return self.found[name]["result"]
 
     def _depends_on(self, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
         machine = {key: value for key, value in self.origin["machine"].items() if key != "spec_t5x"}

@@ -9,8 +9,6 @@ COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a5c00"),
     *("#56b4e9", "#444444", "#a0522d", "#8b9dc3"),
 )
-# Each has an area, so that it can be hollow.
-MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<")
 _INK = "#333333"
 
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 ALL = "all"
 
-# In the paper's order. Measured in this order, too: the curves show what Table 2 has measured.
+# In the paper's order.
 ITEMS: dict[str, Exhibit] = {
     "table1": closed_forms.TABLE_1,
     "table2": speed_ups.TABLE_2,
@@ -100,9 +100,8 @@ def _reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Pat
     for section in sections:
         for reason in section["not_computed"]:
             log.error(f"{section['name']} not computed: {reason}")
-    # Figures 2 to 4 show Table 2's.
-    found = {name: one["result"] for each in sections for name, one in each["measured"].items()}
-    rows = [row for one in found.values() for row in one.get("rows", one.get("runs", []))]
+    measured = [one["result"] for one in results.found.values()]
+    rows = [row for one in measured for row in one.get("rows", one.get("runs", []))]
     if doubts := caution([row for row in rows if "beside" in row]):
         log.warning(f"{doubts} Results are kept in {output}: give another --output")
     log.info(f"the report is {output / 'report.html'}")

@@ -43,7 +43,7 @@ _MAX_GAMMA = 8
 
 
 def measure_all(options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]:
-    """Returns the rows that were measured for Table 2; with ``results.kept``, those kept."""
+    """Measures the rows of Table 2."""
     rows = []
     paper_gammas = {compiled_steps.key(row): row.gamma for row in paper_tables.TABLE_2}
     for run in _QUICK_RUNS if options.quick else RUNS:
@@ -100,14 +100,13 @@ def measure(
 
 
 def _row(pair: Pair, draft: str, comparison: Comparison, best: int) -> dict[str, Any]:
-    """Returns what Table 2 and the curves show of a comparison."""
+    """Returns what Table 2 shows of a comparison."""
     low, high = comparison.speed_up_range
     texts = "yes" if comparison.identical else f"{len(comparison.divergences)} differ"
     return comparison.to_dict() | {
         "task": pair.task,
         "draft": draft,
         "gamma_text": f"{comparison.gamma}{' *' if comparison.gamma == best else ''}",
-        "accepted_plus_one": comparison.accepted_plus_one,
         "range": f"{low:.2f}–{high:.2f}",
         "same_text": None if comparison.identical is None else texts,
     }
@@ -139,20 +138,6 @@ def _table_2(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
     return [printed, _measured_table(ours)] if ours else [printed]
 
 
-def _beside_the_paper(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the row with the paper's measurement of its small draft at this task and gamma."""
-    tasks = {pair.task: pair.paper_task for pair in (ENDE, SUMMARIES)}
-    setting = (tasks.get(row["task"]), "small", row["temperature"], row["gamma"])
-    theirs = {
-        f"paper_{name}": getattr(each, name)
-        for each in paper_tables.TABLE_2
-        if row["draft"] == "transformer" and (*compiled_steps.key(each), each.gamma) == setting
-        for name in ("alpha", "measured")
-    }
-    # A column of reasons would make the table wider than a page.
-    return {**row, **theirs, "range": row["range"] + (" †" if doubt(row) else "")}
-
-
 def _measured_table(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
     doubts = caution(rows)
     return ReportTable(
@@ -160,8 +145,6 @@ def _measured_table(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
         columns=(
             *contents.SETTING,
             contents.label("gamma_text", "γ"),
-            contents.paper("paper_alpha", "α"),
-            contents.paper("paper_measured", "speed-up", ".1f"),
             contents.measured("alpha", "α", ".3f"),
             contents.measured("block_efficiency", "block efficiency"),
             contents.measured("c", "c", ".3f"),
@@ -174,14 +157,14 @@ def _measured_table(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
             contents.measured("plain_tokens_per_second", "plain, tokens/s", ".0f"),
             contents.measured("same_text", "same text"),
         ),
-        rows=list(map(_beside_the_paper, rows)),
+        # A column of reasons would make the table wider than a page.
+        rows=[{**row, "range": row["range"] + (" †" if doubt(row) else "")} for row in rows],
         note="Speed-up: the ratio of the median rates in tokens per second, encoders included and "
         "compilation not; loop alone: without dispatch, encoders and prefill; least to most: over "
         "the repeats. γ is the paper's, and (*) the one that Theorem 3.8 predicts to be the best "
-        "with α, c and T(γ+1) as measured here, other T(m) on a line. The paper's are of T5-small "
-        "for T5-XXL on one TPU-v4. At temperature 1 plain and speculative texts are different "
-        "draws. T(γ+1) is the cost of verification in target steps, which the paper "
-        "takes to be 1." + (f" † {doubts}" if doubts else ""),
+        "with α, c and T(γ+1) as measured here, other T(m) on a line. At temperature 1 plain and "
+        "speculative texts are different draws. T(γ+1) is the cost of verification in target "
+        "steps, which the paper takes to be 1." + (f" † {doubts}" if doubts else ""),
     )
 
 

@@ -33,12 +33,10 @@ def results(tmp_path):
 def test_a_result_is_measured_once_and_kept_with_its_provenance(results, measure, monkeypatch):
     monkeypatch.setattr(kept_results, "OtherPrograms", lambda: Mock(share=0.45))
     first = results()
-    assert first.kept("a", {"n": 1, "b": [2, 3]}) is None
     # As a file gives it back.
     assert first("a", {"b": (2, 3), "n": 1}, measure) == KEPT
     assert first("a", {"b": (2, 3), "n": 1}, measure) == KEPT
     again = results(MACHINE | {"spec_t5x": "2"})
-    assert again.kept("a", {"n": 1, "b": [2, 3]}) == KEPT
     assert again("a", {"n": 1, "b": [2, 3]}, measure) == KEPT
     assert measure.call_count == 1
     provenance = again.found["a"]["provenance"]
@@ -57,7 +55,8 @@ def test_a_result_is_measured_once_and_kept_with_its_provenance(results, measure
 )
 def test_other_inputs_or_machines_are_measured_again(results, measure, name, inputs, machine):
     results()("a", {"n": 1}, measure)
-    assert results(machine).kept(name, inputs) is None
+    results(machine)(name, inputs, measure)
+    assert measure.call_count == 2
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,8 @@ def test_a_damaged_file_is_not_used(results, measure, damage, tmp_path):
     results()("a", {"n": 1}, measure)
     (path,) = (tmp_path / "cache").iterdir()
     path.write_text(damage(path.read_text()))
-    assert results().kept("a", {"n": 1}) is None
+    assert results()("a", {"n": 1}, measure) == KEPT
+    assert measure.call_count == 2
 
 
 def test_a_failure_is_noted_and_not_tried_again(results):

@@ -117,28 +117,12 @@ def test_table_5_has_the_papers_rows(content):
     assert {value for table in bare for row in table.values for value in row[3:]} == {None}
 
 
-def test_the_papers_figures_are_beside_ours(content, rows):
-    """They are its small draft's, at its gamma; and doubtful rows are marked."""
-    of_summaries = rows[0] | {"task": "summaries", "gamma": 5, "beside": 0.0, "noise": False}
-    found = {"table2/ende/transformer/t0": {"rows": [*rows, of_summaries]}}
-    table = content(speed_ups.TABLE_2, found)[-1]
-    titles = [(str(column.origin), column.title) for column in table.columns]
-    start = titles.index(("the paper's", "α"))
-    assert titles[start + 1] == ("the paper's", "speed-up")
-    theirs = {
-        (*row[:3], row[3]): row[start : start + 2]
-        for row in table.values
-        if row[start + 1] is not None
-    }
-    assert theirs == {
-        ("EnDe", "transformer", 0.0, "7"): [0.75, 3.4],
-        ("EnDe", "transformer", 1.0, "7"): [0.62, 2.6],
-        ("summaries", "transformer", 0.0, "2 *"): [0.65, 3.1],
-    }
+def test_doubtful_rows_are_marked(content, rows):
+    table = content(speed_ups.TABLE_2, {"table2/ende/transformer/t0": {"rows": rows}})[-1]
     marked = [row["range"].endswith(" †") for row in table.rows]
-    assert marked == [row["draft"] == "bigram" or row["gamma"] == 7 for row in rows] + [False]
+    assert marked == [row["draft"] == "bigram" or row["gamma"] == 7 for row in rows]
     assert "† Not to be relied on" in table.note and "up to 45% of the processors" in table.note
-    calm = {"table2/ende/transformer/t0": {"rows": [of_summaries]}}
+    calm = {"table2/ende/transformer/t0": {"rows": rows[:1]}}
     assert "†" not in str(content(speed_ups.TABLE_2, calm)[-1])
 
 
@@ -197,7 +181,7 @@ def test_table_2_and_figure_5_are_measured(monkeypatch, libtpu):
     (result,) = found.values()
     (row,) = result["rows"]
     assert row["gamma_text"] == "7 *"
-    assert 0 < row["alpha"] <= 1 <= row["block_efficiency"] <= row["accepted_plus_one"] <= 8
+    assert 0 < row["alpha"] <= 1 <= row["block_efficiency"] <= 8
     assert row["speed_up"] == pytest.approx(
         row["speculative_tokens_per_second"] / row["plain_tokens_per_second"]
     )

@@ -26,14 +26,6 @@ BARE = """return [...document.querySelectorAll('table')].flatMap(table => {
 CUT = """return [...document.querySelectorAll('section')].filter(
     s => s.id != 'hostile' && [...s.querySelectorAll('.scroll')].some(
         d => d.scrollWidth > d.clientWidth)).map(s => s.id)"""
-# Heights of the names in the legend, in pixels.
-HEIGHTS = "return [...document.querySelectorAll('.legend dt')].map(d => d.offsetHeight)"
-# Green, 0 to 255, of ground and text, of a cell and the badge over it, and behind figures.
-SHADES = """const shade = (css, of) => +getComputedStyle(document.querySelector(css))[of].match(
-    /\\d+/g)[1];
-return [shade('body', 'backgroundColor'), shade('body', 'color'),
-    shade('td.measured', 'backgroundColor'), shade('.badge.measured', 'color'),
-    shade('figure img', 'backgroundColor')]"""
 
 
 def test_all_figures_load_and_nothing_is_complained_of(browser, report):
@@ -53,17 +45,3 @@ def test_every_number_is_under_a_visible_badge(browser):
 @pytest.mark.parametrize("width", [WIDTH, 420])
 def test_nothing_is_wider_than_the_window(browser, width):
     assert fits(browser, width)
-
-
-def test_on_a_phone_the_legend_has_no_holes(browser):
-    heights = browser.execute_script(HEIGHTS)
-    assert len(heights) == 4
-    assert max(heights) < 40
-
-
-def test_in_the_dark_text_is_light_on_dark_and_figures_on_white(browser):
-    features = [{"name": "prefers-color-scheme", "value": "dark"}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    ground, ink, cell, badge, figure = browser.execute_script(SHADES)
-    assert max(ground, cell) < 80 < 160 < min(ink, badge)
-    assert figure == 255

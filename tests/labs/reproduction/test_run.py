@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,10 +25,11 @@ class Workshop:
         # The exceptions that measurements raise, by name.
         self.broken: dict[str, BaseException] = {}
 
-    def item(self, *names: str, only_kept: bool = False) -> Exhibit:
+    def item(self, *names: str) -> Exhibit:
         def content(options, results):
-            get = results.kept if only_kept else results
-            found = {name: get(name, {"n": 1}, lambda n=name: self.measure(n)) for name in names}
+            found = {
+                name: results(name, {"n": 1}, lambda n=name: self.measure(n)) for name in names
+            }
             rows = [{"name": f"has {name}"} for name in names if found[name]]
             return [ReportTable(caption="c", columns=(label("name"),), rows=rows)]
 
@@ -104,30 +104,16 @@ def test_an_item_that_cannot_be_shown_is_reported(shop, run):
 
 
 def test_every_run_ends_with_its_doubtful_times(shop, run, tmp_path):
-    # Rates have no time; a figure shows the rows that a table has measured.
+    # Rates have no time; two items may share a measurement.
     rows = [{"beside": 0.45}, {"beside": 0.0}, {"alpha": 0.5}]
     shop.measure = lambda name: {"rows": rows, "tokens": 1}
-    items = {"table2": shop.item("a"), "figure2": shop.item("a", only_kept=True)}
     for _ in range(2):
-        status, log, _ = run(**items)
+        status, log, _ = run(one=shop.item("a"), two=shop.item("a"))
         assert status == 0
         assert log[-2].startswith(
             "Not to be relied on (1 of 2 rows): other programs used up to 45% of the processors. "
             f"Results are kept in {tmp_path}"
         )
-
-
-def test_a_curve_shows_what_is_kept_and_measures_nothing(shop, run, tmp_path):
-    curve, owner = shop.item("b", only_kept=True), shop.item("b")
-    status, _, report = run(curve=curve)
-    assert (status, shop.measured) == (0, []) and "has b" not in report
-    run(owner=owner)
-    _, _, report = run(curve=curve)
-    assert shop.measured == ["b"] and "has b" in report
-    # A failure is the owner's.
-    shop.broken["b"] = InputError("gone")
-    shutil.rmtree(tmp_path / "out" / "cache")
-    assert run(owner=owner, curve=curve)[2].count("Not computed:") == 1
 
 
 # Measures a to d; in the one named on its command line, it sends itself a signal.
@@ -197,7 +183,6 @@ def test_a_name_has_one_measurement_and_a_quick_run_fewer_and_others():
             assert inputs.setdefault(name, its_inputs) == its_inputs
             json.dumps(its_inputs)
 
-        note.kept = note
         for item in running.select(["all"]).values():
             item.content(ReproduceOptions(quick=quick), note)
         return inputs
