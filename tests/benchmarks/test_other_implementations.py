@@ -156,24 +156,7 @@ def group(monkeypatch) -> dict:
     return json.loads(json.dumps(found))
 
 
-def test_figures_are_medians_over_rounds(group):
-    plain, drafted, other, absent = group["rows"]
-    assert plain["seconds_per_token"] == pytest.approx(0.0025)
-    assert plain["first_token_seconds"] == pytest.approx(0.002)
-    # Ratios of each round: 2, 3 and 2; 0.5, 0.8 and 0.5.
-    assert (plain["speed_up"], drafted["speed_up"]) == (pytest.approx(1), pytest.approx(2))
-    assert other["speed_up"] == pytest.approx(0.5)
-    # 24 MB for 20 tokens at 1 GB/s, of which 20 MB are the steps'.
-    assert plain["times_bound"] == pytest.approx(0.0025 / 0.0012)
-    assert group["bound"]["step_seconds"] == pytest.approx(0.001)
-    # The median of 36, 56 and 46 ms, for 18 tokens after the first of each.
-    assert plain["step_seconds"] == pytest.approx(0.046 / 18)
-    assert "step_seconds" not in drafted
-    assert [row.get("num_different") for row in group["rows"]] == [0, 0, 1, None]
-    assert absent["problem"].startswith("not installed")
-
-
-def test_the_table(group):
+def test_the_table_has_medians_over_rounds(group):
     text = table([group], {"processor": "A processor"})
     lines = text.splitlines()
     assert lines[0] == "A processor, 2 threads, float32, batch 1, greedy."
@@ -181,10 +164,13 @@ def test_the_table(group):
         "**a pair**: 2 sources of 5.5 tokens, outputs of 10.0. A step reads 1 MB, at 1.0 GB/s."
     )
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    # 24 MB for 20 tokens at 1 GB/s, of which 20 MB are the steps'. Without the first tokens, the
+    # median of 36, 56 and 46 ms, for 18 tokens.
     plain = ["plain", "2.50", "1.00", "2.08", "2.56 (2.56)", "2.00", "2.3", "300", "yes"]
     assert rows[2] == plain
+    # Ratios of each round: 2, 3 and 2; 0.5, 0.8 and 0.5.
     assert rows[3][:5] == ["drafted", "1.00", "2.00", "0.83", "—"]
-    assert rows[4][0] == "other⁴" and rows[4][-1] == "1 differ"
+    assert [rows[4][n] for n in (0, 2, -1)] == ["other⁴", "0.50", "1 differ"]
     assert rows[5][:2] == ["absent", "not installed: No module named 'transformers'"]
     assert rows[6][:5] == ["memory-bandwidth bound", "1.20", "", "1", "1.00"]
     assert "⁴ The weights are rounded" in text

@@ -5,9 +5,8 @@ mean of ``sum min(p, q)`` over their positions, with p and q after standardizati
 are scored in one pass over the target's distributions.
 
 Decoding measures two more rates: the same mean over the positions that the loop verified, and
-the share of verified drafts that were accepted. Two effects separate them from alpha. The loop
-does not verify the position after a proposal that was accepted as a whole; these positions are
-easier than others, and frequent where proposals are short (``copy``). And a draft that proposes
+the share of verified drafts that were accepted. The loop does not verify the position after a
+proposal that was accepted as a whole, and these are easier than others. And a draft that proposes
 several tokens at once (Medusa's heads) is worse at the later ones; alpha is of the first.
 """
 
@@ -29,7 +28,7 @@ from spec_t5x.theory.estimates import Bootstrap, Estimate
 from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.types import PAD_ID, Int
 
-# ``report(done, total, what)``: tokens.
+# Takes the tokens done, their total and what is done.
 Report = Callable[[int, int, str], None]
 
 
@@ -102,10 +101,9 @@ class Achieved:
     target_calls: int
     # Generated tokens for each target call.
     block_efficiency: Estimate
-    # Mean of beta over verified positions, as the loop counts it. None where nothing was
-    # verified.
+    # Mean of beta over verified positions, as the loop counts it; None if nothing was verified.
     alpha: Estimate | None
-    # Accepted drafts over verified ones; None where nothing was verified.
+    # Accepted drafts over verified ones; None if nothing was verified.
     observed: Estimate | None
     # The rate at which the i-th draft was accepted where it was verified.
     acceptance_by_position: list[float]
@@ -116,13 +114,9 @@ def achieved(
     texts: Int[np.ndarray, "outputs"] | None = None,
     bootstrap: Bootstrap | None = None,
 ) -> Achieved:
-    """Returns the acceptance of outputs that were decoded with a draft.
+    """Returns the acceptance of at least one output that was decoded with a draft.
 
-    Args:
-      outputs: at least one.
-      texts: the number of the text that each output counts as in the bootstrap; None takes
-        each output as a text by itself.
-      bootstrap: how the intervals are made.
+    ``texts`` are the numbers of the outputs' texts in the bootstrap; None takes each as a text.
     """
     bootstrap = bootstrap or Bootstrap()
     texts = np.arange(len(outputs)) if texts is None else texts
@@ -249,12 +243,8 @@ class _Repeated:
     """Texts that a target generates from, again and again."""
 
     def __init__(self, generator: Generator, texts: Sequence[str], decoding: GenerateOptions):
-        """Finds the widths that fit all batches, so that one program serves them.
-
-        Raises:
-          InputError: a text that the target does not take.
-        """
         self.generator, self.texts = generator, list(texts)
+        # All batches are as wide, so that one program serves them.
         longest = max(texts, key=lambda text: len(generator.tokenize(text, decoding)))
         (self._widest,) = generator.batches([longest], decoding)
 
@@ -301,12 +291,10 @@ def _score(
     options: AcceptanceOptions,
     tell: Callable[[int, str], None],
 ) -> tuple[dict[str, Any], int]:
-    """Scores all drafts while the target generates.
+    """Scores all drafts while the target generates; returns the scores and the number of texts.
 
-    Returns:
-      The scores of all tokens, one after the other: ``texts``, the number of the text that a
-      token is in; by draft ``betas`` [leniences, tokens] and ``proposed``, true where it
-      proposed anything. And how many texts were generated.
+    Of all tokens, one after the other: ``texts``, the number of the text that a token is in; by
+    draft ``betas`` [leniences, tokens] and ``proposed``, true where it proposed anything.
     """
     generator, wanted, parts, num_used = repeated.generator, options.num_tokens, [], 0
     for batch in repeated.batches(decoding, first=0):

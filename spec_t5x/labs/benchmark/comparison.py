@@ -42,16 +42,11 @@ def time_in_turn(
     speculative: Callable[[], Decode],
     rounds: Sequence[Sequence[Batch]],
 ) -> tuple[dict[str, Any], list[Round]]:
-    """Times both ways of decoding the same batches: all of them one way, then all the other way.
+    """Times both ways of decoding the batches of each round: all one way, then all the other way.
 
     If the ways alternated batch by batch, each program would find the other's code and weights in
     the processor's cache, which no user's program does. Every round begins with the other way, so
-    that drift of the machine affects both.
-
-    Args:
-      plain, speculative: each makes a ``Decode``, a new one for every round: a pace starts from
-        nothing.
-      rounds: the batches of each round.
+    that drift of the machine affects both, and with new functions, whose paces start from nothing.
 
     Returns:
       The times, as fields of ``Comparison``; and what was decoded in each round.
@@ -306,13 +301,8 @@ def comparison_of(
 ) -> Comparison:
     """Makes the comparison that ``time_in_turn`` has timed; measures the step times as well.
 
-    Args:
-      times, decoded: what ``time_in_turn`` returns.
-      target, draft: the models.
-      inputs: of one batch, for the step times.
-      options: how it was decoded.
-      gamma: drafts per iteration; 0 of plain decoding on both sides.
-      values: the fields that do not follow from these.
+    ``inputs`` are of one batch. At gamma 0 both sides were plain decoding. ``values`` are the
+    fields that do not follow from the other arguments.
     """
     tokens = float(values["plain_tokens"])
     mean = {"appended": tokens, "target_calls": tokens, "plain_steps": tokens}

@@ -75,45 +75,39 @@ class AcceptanceRate:
     alpha: float
 
 
-def _rates(target: str, *rows: tuple[str, float, float]) -> tuple[AcceptanceRate, ...]:
-    """Orders rows as the paper does: all drafts at temperature 0, then all at 1."""
-    return tuple(
-        AcceptanceRate(target, draft, float(temperature), alphas[temperature])
-        for temperature in (0, 1)
-        for draft, *alphas in rows
-    )
-
-
-TABLE_3 = (
-    *_rates(
-        "GPT-like (97M)",
-        ("unigram", 0.03, 0.03),
-        ("bigram", 0.05, 0.05),
-        ("GPT-like (6M)", 0.88, 0.89),
-    ),
-    *_rates(
-        "T5-XXL (EnDe)",
-        ("unigram", 0.08, 0.07),
-        ("bigram", 0.20, 0.19),
-        ("T5-small", 0.75, 0.62),
-        ("T5-base", 0.80, 0.68),
-        ("T5-large", 0.82, 0.71),
-    ),
-    *_rates(
-        "T5-XXL (CNN/DM)",
-        ("unigram", 0.13, 0.08),
-        ("bigram", 0.23, 0.16),
-        ("T5-small", 0.65, 0.53),
-        ("T5-base", 0.73, 0.55),
-        ("T5-large", 0.74, 0.56),
-    ),
-    # Behind a top-40 filter, as all of LaMDA's output.
-    *_rates(
-        "LaMDA (137B)",
-        ("LaMDA (100M)", 0.61, 0.57),
-        ("LaMDA (2B)", 0.71, 0.71),
-        ("LaMDA (8B)", 0.75, 0.74),
-    ),
+# Alphas at temperature 0 and at 1, by target and draft. All of LaMDA's output is behind a top-40
+# filter.
+_RATES = {
+    "GPT-like (97M)": {
+        "unigram": (0.03, 0.03),
+        "bigram": (0.05, 0.05),
+        "GPT-like (6M)": (0.88, 0.89),
+    },
+    "T5-XXL (EnDe)": {
+        "unigram": (0.08, 0.07),
+        "bigram": (0.20, 0.19),
+        "T5-small": (0.75, 0.62),
+        "T5-base": (0.80, 0.68),
+        "T5-large": (0.82, 0.71),
+    },
+    "T5-XXL (CNN/DM)": {
+        "unigram": (0.13, 0.08),
+        "bigram": (0.23, 0.16),
+        "T5-small": (0.65, 0.53),
+        "T5-base": (0.73, 0.55),
+        "T5-large": (0.74, 0.56),
+    },
+    "LaMDA (137B)": {
+        "LaMDA (100M)": (0.61, 0.57),
+        "LaMDA (2B)": (0.71, 0.71),
+        "LaMDA (8B)": (0.75, 0.74),
+    },
+}
+TABLE_3 = tuple(
+    AcceptanceRate(target, draft, float(temperature), alphas[temperature])
+    for target, drafts in _RATES.items()
+    for temperature in (0, 1)
+    for draft, alphas in drafts.items()
 )
 
 

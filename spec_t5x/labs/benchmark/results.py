@@ -36,12 +36,9 @@ class Table:
 
 
 def table(columns: Mapping[str, Callable[[Row], Any]], rows: Sequence[Row], *notes: str) -> Table:
-    """Makes a table; a cell of None is a dash, and a column of nothing else is left out.
+    """Makes a table with a line for each row; ``columns`` have its cells, by title.
 
-    Args:
-      columns: by title, the cell of a row: text, or a number that needs no format.
-      rows: a line each.
-      notes: footnotes, joined to a paragraph below the table.
+    A cell of None is a dash, and a column of nothing else is left out.
     """
     cells = {title: [cell(row) for row in rows] for title, cell in columns.items()}
     cells = {title: column for title, column in cells.items() if any(c is not None for c in column)}
@@ -57,12 +54,9 @@ def show(*parts: Table | str) -> None:
 
 
 def save(path: Path, rows: Sequence[Mapping[str, Any]], **settings: Any) -> None:
-    """Writes the result record: the machine, the settings and the rows.
+    """Writes the result record: the machine, the rows, and dataclasses of settings by name.
 
-    Args:
-      path: of the JSON file; its folder is made.
-      rows: what was measured.
-      settings: dataclasses, by the names that the record gives them, without their folders.
+    Paths in the settings lose their folders.
     """
     shown = {name: _without_folders(dataclasses.asdict(each)) for name, each in settings.items()}
     write_json(path, {"machine": machine(), **shown, "rows": list(rows)})

@@ -91,17 +91,12 @@ def score_texts(
     draft's probability of ``p(x) >= l max(p)``, p at temperature 1 (section A.5).
 
     Args:
-      target: the model that generates the texts.
       drafts: by any names; each may sample in its own way.
-      inputs, prompts: what the texts are generated from, as in ``autoregressive_decode``.
-      keys: a random key for each row; the texts are those of ``autoregressive_decode``.
-      settings: how the target samples.
-      max_decode_len: room for tokens, the prompt's included.
-      max_decode_steps: tokens to generate at most, after the prompt.
+      target, inputs, prompts, keys, settings, max_decode_len, max_decode_steps, eos_id: as of
+        ``autoregressive_decode``, which generates the same texts.
       texts: given texts in place of the target's, their prompts included; as many positions
         as ``max_decode_len``.
       leniences: l of section A.5; 1 is Algorithm 1.
-      eos_id: the token that ends a text, or several.
 
     Raises:
       InputError: a draft with another vocabulary than the target's, or one that needs

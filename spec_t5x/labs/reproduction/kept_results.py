@@ -32,13 +32,10 @@ class Results:
     """
 
     def __init__(self, directory: Path, origin: Mapping[str, Any]):
-        """Uses a directory, which need not be there yet.
+        """Uses a directory, which need not be there yet, and notes the run's origin.
 
-        Args:
-          directory: of the files.
-          origin: of the run (``origin``), noted with each result. A result depends on the machine
-            and the version of JAX; of this package's code, a number in a measurement's inputs
-            says what it depends on.
+        A result depends on the machine and the version of JAX; the inputs of a measurement have a
+        number that changes with its code.
         """
         self.store, self.origin = Store(directory), origin
         self.found: dict[str, dict[str, Any]] = {}
@@ -48,12 +45,8 @@ class Results:
     def __call__(self, name: str, inputs: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
         """Returns a result: found in this run, kept by an earlier one, or else measured and kept.
 
-        A measurement that fails is noted in ``failed`` and does not stop the others.
-
-        Args:
-          name: unique in the report: "acceptance/ende-target".
-          inputs: all that the result depends on, as JSON.
-          compute: measures; what it returns is JSON.
+        A measurement that fails is noted in ``failed`` and does not stop the others. The inputs
+        are all that the result depends on; they and the result are JSON.
 
         Raises:
           OSError: the result cannot be kept.
