@@ -1,7 +1,7 @@
-"""From one format of checkpoints to another, tensor by tensor.
+"""Conversion of checkpoints from one format to another, tensor by tensor.
 
-A destination is written as the source is read: of a model of any size a few tensors are in
-memory at a time (of Hugging Face's format, those of one file, 1 GB).
+A destination is written while the source is read: a few tensors of a model of any size are in
+memory at a time (in Hugging Face's format those of one file, 1 GB).
 """
 
 import dataclasses
@@ -33,32 +33,31 @@ def convert(
     """Writes a model in another format, completely or not at all.
 
     Args:
-        source: what ``loading.load`` reads.
-        destination: a directory; of a T5X checkpoint ``…/checkpoint_N``, where N is the
-            step that T5X takes it for.
+        source: as of ``loading.load``.
+        destination: a directory; for T5X ``…/checkpoint_N``, where N is the step.
         to: "t5x" (its legacy format), "t5x_scanned" (the same for ``scalable_t5``), "huggingface"
             or "native".
-        dtype: "float32" or "bfloat16", of the stored weights; None keeps the source's,
-            of which all other types become float32.
+        dtype: "float32" or "bfloat16" of the stored weights; None keeps bfloat16, and stores all
+            other types as float32.
         weights: "int8" or "int4" rounds the matrices, which "native" alone can store.
-        vocabulary: as ``loading.load``. Only T5X's format does without one.
+        vocabulary: as of ``loading.load``. T5X's format alone does without one.
         overwrite: whether an earlier checkpoint may be replaced.
         report: called after each tensor with the bytes written so far and in all.
 
     Returns:
-        The source as it was opened.
+        The opened source.
 
     Raises:
-        InputError: the source cannot be read, the destination is taken, or the format has
-            no such model.
+        InputError: the source cannot be read, the destination is taken, or the format cannot hold
+            the model.
     """
     check_choice("format", to, writers_of())
     check_choice("weights", weights, WEIGHTS)
     if weights != AUTO and to != "native":
         raise InputError(f"weights is {weights} and {to} stores none of that: give native")
-    if isinstance(locate(destination), GcsPath):
+    directory = locate(destination)
+    if isinstance(directory, GcsPath):
         raise InputError(f"{destination} is in a bucket: write to this machine and copy it there")
-    directory = Path(locate(destination))
     # Before anything is read.
     step = {"step": t5x.step_of(directory)} if to.startswith("t5x") else {}
     check_destination(directory, overwrite)
@@ -75,13 +74,9 @@ def convert(
         )
     if weights == AUTO and to == "native":
         weights = stored.weights
+    if dtype is None:
+        types = {tensor.dtype for tensor in stored.tensors.values()}
+        dtype = "bfloat16" if types == {"bfloat16"} else "float32"
     written = dataclasses.replace(stored, metadata=stored.metadata | step, weights=weights)
-    dtype = dtype or _common_dtype(stored)
     written.write(directory, writers[to], dtype=dtype, overwrite=overwrite, report=report)
     return stored
-
-
-def _common_dtype(stored: StoredModel) -> str:
-    """What holds all weights of a model as they are: bfloat16 only where all of them are."""
-    types = {tensor.dtype for tensor in stored.tensors.values()}
-    return "bfloat16" if types == {"bfloat16"} else "float32"

@@ -1,10 +1,8 @@
-"""The content of a checkpoint, whatever it is called and wherever it is stored.
+"""Digests of checkpoints by content, so that one may be moved between a kill and the restart.
 
-A digest is of the content, so that a checkpoint may be copied or moved between a
-kill and the restart. Of a large file it takes in the size and samples from all over it:
-weights that were trained on differ everywhere, and 45 GB need not be read. Of a checkpoint
-in ``gs://`` it takes in the address and the names there alone, and of one on the Hugging Face
-Hub the commit.
+A digest of a large file covers its size and samples from all over it: training changes weights
+everywhere, and 45 GB need not be read. A digest of a checkpoint in ``gs://`` covers the address and
+the names there alone, and one on the Hugging Face Hub the commit.
 """
 
 import hashlib
@@ -21,37 +19,35 @@ _SAMPLE = 4096  # bytes
 
 
 def files_digest(name: str | None, output_dir: str | None = None) -> dict[str, str | None]:
-    """Name and content of a checkpoint, or of a draft such as ``cascade:DIR,bigram``.
+    """Computes the digest of a checkpoint, or of a draft such as ``cascade:DIR,bigram``.
 
     Args:
       name: as on the command line.
-      output_dir: the run's own, which may lie below the checkpoint and is no part of it.
+      output_dir: the run's, which may be below the checkpoint and is no part of it.
 
     Returns:
-      ``{"name": as given, "content": the name with a hash (hex) for each place in it}``.
-      Two digests are of one thing if their contents are equal.
+      ``{"name": as given, "content": the name with a hash (hex) for each place in it}``; equal
+      contents mean one thing.
     """
     if name is None:
         return {"name": None, "content": None}
     output = None if output_dir is None else Path(output_dir).expanduser().resolve()
-    whole = _content(name, output)
-    if whole is not None:
-        return {"name": name, "content": whole}
     parts = re.split("(:(?!//)|,)", name)
-    return {"name": name, "content": "".join(_content(part, output) or part for part in parts)}
+    found = _content(name, output) or "".join(_content(part, output) or part for part in parts)
+    return {"name": name, "content": found}
 
 
 def _content(name: str, output: Path | None) -> str | None:
-    """The hash of what lies at ``name``, None where nothing does."""
+    """Returns the hash of the checkpoint at ``name``, None where there is none."""
     if not name:
         return None
     if name.startswith("gs://"):
-        # What is published in a bucket does not change: its address and names identify it.
+        # A published bucket does not change: its address and names identify it.
         location = locate(name)
         names = [str(location), *(entry.name for entry in location.iterdir())]
         return hashlib.sha256("\0".join(names).encode()).hexdigest()
     if is_on_hub(name):
-        # What else is in the cache's directory depends on who downloaded it.
+        # The other files in the cache's directory depend on who downloaded it.
         directory = find_directory(name)
         commit = f"{directory.parents[1].name}@{directory.name}"
         return hashlib.sha256(commit.encode()).hexdigest()
@@ -62,7 +58,7 @@ def _content(name: str, output: Path | None) -> str | None:
         return _of_files(path.parent, [path])
     if not path.is_dir():
         return None
-    # Of a model's directory the checkpoint that is read, not what is beside it.
+    # The checkpoint that is read, and no other file of a model's directory.
     directory = (find_t5x(path) or path).resolve()
     files = (file for file in directory.rglob("*") if file.is_file())
     outside = (file for file in files if output is None or not file.is_relative_to(output))

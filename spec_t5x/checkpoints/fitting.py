@@ -1,8 +1,8 @@
 """A draft's tables cut or padded to the number of ids that its target embeds.
 
 Models of one vocabulary have embeddings of different sizes, 32100 and 32128 rows for T5's. The
-target stays as it is, so its texts and their law do too. Of a larger draft the last rows are cut;
-a smaller one is given rows of zeros, and the logits of those ids are masked.
+target keeps its rows, so its texts and their law stay. A larger draft loses its last rows; a
+smaller one gets rows of zeros, and the logits of those ids are masked.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
 from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.errors import InputError
 
-# Our parameters that have something for each id, and along which axis.
+# The parameters with one entry for each id, and its axis.
 _AXES = {
     "token_embedder/embedding": 0,
     "source_embedder/embedding": 0,
@@ -25,7 +25,7 @@ _AXES = {
 
 
 def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
-    """The draft with as many ids as the target has.
+    """Returns the draft with as many ids as the target.
 
     Raises:
         InputError: their ids differ in meaning, or the draft's weights do not fit its
@@ -45,8 +45,7 @@ def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
                 f"{draft.config.vocab_size}: give a draft with as many, or more"
             )
     elif added or more > 0:
-        # Id 0, which is one of them, is no token where ids are renumbered, and else one that no
-        # text holds: a draft that never proposes it is as good.
+        # Id 0 is masked, too: no token where ids are renumbered, and else in no text.
         changes["added_rows"] = max(max(added, 1) + more, 1)
     config = dataclasses.replace(draft.config, **changes)
     tensors = {
@@ -57,9 +56,8 @@ def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
 
 
 def _resized(tensor: Tensor, axis: int, size: int) -> Tensor:
-    """A matrix cut along an axis, or with zeros after all else."""
+    """Returns a matrix that is cut, or padded with zeros at the end, along an axis."""
     old = tensor.shape[axis]
-    shape = tuple(size if place == axis else length for place, length in enumerate(tensor.shape))
 
     def read(index):
         start, stop, _ = index[axis].indices(size)
@@ -69,4 +67,5 @@ def _resized(tensor: Tensor, axis: int, size: int) -> Tensor:
         missing[axis] = (0, (stop - start) - part.shape[axis])
         return np.pad(part, missing)
 
+    shape = (*tensor.shape[:axis], size, *tensor.shape[axis + 1 :])
     return dataclasses.replace(tensor, shape=shape, read=read)

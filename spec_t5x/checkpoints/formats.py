@@ -1,6 +1,6 @@
-"""Formats of checkpoints: what each is recognized by, and what reads and writes it.
+"""Formats of checkpoints: how each is recognized, read and written.
 
-A format is an entry of the registry, so that a folder of ``contrib`` brings its own.
+A format is an entry of the registry, so that a folder of ``contrib`` can bring another.
 """
 
 import dataclasses
@@ -13,8 +13,7 @@ from spec_t5x.checkpoints.native import model_files
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel, Writer
-from spec_t5x.checkpoints.t5x import reading as t5x
-from spec_t5x.checkpoints.t5x import writing as t5x_writing
+from spec_t5x.checkpoints.t5x import reading, writing
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
@@ -32,22 +31,22 @@ class Format:
     recognizes: Callable[[Location, Values], bool]
     # Opens all but the weights.
     open_model: Callable[[Location, Values], StoredModel]
-    # Models of these families are written, by the names that ``convert`` has.
+    # The family that is written, and the writers by the names of ``convert``.
     config: type[ModelConfig] = ModelConfig
     writers: Mapping[str, Writer] = dataclasses.field(default_factory=dict)
-    # Of models on the Hugging Face Hub: raises ``InputError`` for a config.json of none that is
-    # read, and reads the vocabulary alone, None without files.
+    # For models on the Hugging Face Hub: refuses a config.json that is not read, and reads the
+    # vocabulary alone, None without files.
     check_supported: Callable[[dict[str, Any], Location], object] | None = None
     read_vocabulary: Callable[[Location, dict[str, Any]], Vocabulary | None] | None = None
 
 
 def format_of(directory: Location, values: Values) -> Format:
-    """The format of a directory with this config.json: the core's last, but for its own.
+    """Returns the format of a directory with this config.json.
 
     Raises:
         InputError: none of them.
     """
-    # A checkpoint of our own keeps the entries of the one that it was converted from.
+    # Native first: a converted checkpoint keeps its source's entries. The core's others last.
     for each in (NATIVE, *reversed(registry.find_all("format").values())):
         if each.recognizes(directory, values):
             return each
@@ -58,7 +57,7 @@ def format_of(directory: Location, values: Values) -> Format:
 
 
 def writers_of(config: ModelConfig | None = None) -> dict[str, Writer]:
-    """The writers, by name, of all formats, or of those that have such a model."""
+    """Returns the writers by name, all or those for a model."""
     formats = registry.find_all("format").values()
     fitting = (each for each in formats if config is None or isinstance(config, each.config))
     return {name: writer for each in fitting for name, writer in each.writers.items()}
@@ -66,12 +65,12 @@ def writers_of(config: ModelConfig | None = None) -> dict[str, Writer]:
 
 T5X = Format(
     recognizes=lambda directory, values: values is None,
-    open_model=t5x.open_model,
+    open_model=reading.open_model,
     config=T5Config,
-    writers={"t5x": t5x_writing.write_model, "t5x_scanned": t5x_writing.write_scanned},
+    writers={"t5x": writing.write_model, "t5x_scanned": writing.write_scanned},
 )
 HUGGINGFACE = Format(
-    # Refuses those of other networks with their names.
+    # Those of other networks too, to refuse them by their names.
     recognizes=lambda directory, values: values is not None and "model_type" in values,
     open_model=huggingface_t5.open_model,
     config=T5Config,
@@ -80,9 +79,7 @@ HUGGINGFACE = Format(
     read_vocabulary=huggingface_t5.read_vocabulary,
 )
 NATIVE = Format(
-    recognizes=lambda directory, values: (
-        bool(values) and values.get("format") == model_files.FORMAT
-    ),
+    recognizes=lambda directory, values: (values or {}).get("format") == model_files.FORMAT,
     open_model=model_files.open_model,
     writers={"native": model_files.write_model},
 )

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.formats import NATIVE, format_of
+from spec_t5x.checkpoints.formats import NATIVE, Format, format_of
 from spec_t5x.checkpoints.huggingface import generation_config, hub
 from spec_t5x.checkpoints.packaged import PACKAGED_MODELS, packaged_names
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
@@ -36,24 +36,23 @@ def load(
     """Reads a model of any of the ``formats``, recognized by its files.
 
     Args:
-        directory_or_name: a directory, or the name of a model that ships with the
-            package or lies on the Hugging Face Hub (``huggingface.hub``); a directory of
-            that name comes first. T5X's may be the checkpoint's
-            (``…/checkpoint_1000000``) or the model's, of which the latest is taken, and
-            may lie in a bucket (``gs://…``).
+        directory_or_name: a directory, or the name of a packaged model or of one on the Hugging
+            Face Hub (``huggingface.hub``); a directory of that name comes first. A T5X checkpoint
+            (``…/checkpoint_1000000``), or a model's directory with its latest, may be in a bucket
+            (``gs://…``).
         dtype: "float32" or "bfloat16", of the parameters and of ``config.dtype``.
-        vocabulary: of a checkpoint without one, as T5X's are (see ``vocabularies``): a
+        vocabulary: for a checkpoint without one, as T5X's are (see ``vocabularies``): a
             SentencePiece file, ``FILE:100`` with that many extra ids, "bytes", or another
-            model that has it. One that disagrees with the checkpoint's own is refused.
+            model that has it. One that disagrees with the checkpoint's is refused.
         shardings: from the configuration to a tree of shardings like the parameters, such
             as ``models.partitioning.param_shardings`` with a mesh bound. Then only the
             slices that devices of this process hold are read, each of them once. Without it
-            the parameters go to JAX's default device.
+            the parameters are on JAX's default device.
         for_decoding: gives parameters as ``LoadedModel.bind`` has them; where this machine's
             operations pack them, those in float32 are never all in memory.
 
     Raises:
-        InputError: there is no such directory or repository, or nothing in it that can be read.
+        InputError: there is no such directory or repository, or nothing in it can be read.
     """
     stored = open_model(directory_or_name, vocabulary=vocabulary)
     with doing(log, f"loading {stored.directory}"):
@@ -63,10 +62,8 @@ def load(
 def open_model(
     directory_or_name: str | Path | GcsPath, *, vocabulary: VocabularyLike | None = None
 ) -> StoredModel:
-    """Opens what ``load`` loads; the weights are read later."""
-    directory = _find(directory_or_name)
-    values = _read_config(directory)
-    format = format_of(directory, values)
+    """Opens the model that ``load`` loads; the weights are read later."""
+    directory, values, format = _recognized(find(directory_or_name))
     if is_on_hub(directory_or_name):
         hub.download_weights(directory_or_name)
     stored = format.open_model(directory, values)
@@ -74,29 +71,23 @@ def open_model(
     if values is not None and "format" not in values:
         settings = generation_config.read(directory, values)
         metadata = {**metadata, generation_config.GENERATION: settings} if settings else metadata
-    chosen = choose_vocabulary(
-        _of_another_model(vocabulary),
-        stored.vocabulary,
-        stored.directory,
-        stored.config.vocab_size,
-    )
+    given, rows = _of_another_model(vocabulary), stored.config.vocab_size
+    chosen = choose_vocabulary(given, stored.vocabulary, stored.directory, rows)
     return dataclasses.replace(stored, vocabulary=chosen, metadata=metadata)
 
 
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
-    """The vocabulary of a model; its weights are not read, nor downloaded of a T5 on the Hub."""
+    """Reads the vocabulary of a model; the weights of a T5 on the Hub are not downloaded."""
     if is_on_hub(directory_or_name):
-        directory = find_directory(directory_or_name)
-        values = _read_config(directory)
-        read = format_of(directory, values).read_vocabulary
-        vocabulary = read and read(directory, values)
+        directory, values, format = _recognized(find(directory_or_name))
+        vocabulary = format.read_vocabulary and format.read_vocabulary(directory, values)
         if vocabulary is not None:
             return vocabulary
     return open_model(directory_or_name).known_vocabulary()
 
 
 def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) -> Vocabulary:
-    """What is meant by the ``vocabulary`` of ``load``; ``num_rows`` as in ``make_vocabulary``.
+    """Makes the ``vocabulary`` of ``load``; ``num_rows`` as in ``make_vocabulary``.
 
     Raises:
         InputError: as ``make_vocabulary`` and ``load_vocabulary``.
@@ -105,7 +96,7 @@ def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) ->
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel) -> None:
-    """Refuses a draft whose ids mean something else than the target's.
+    """Refuses a draft whose ids differ in meaning from the target's.
 
     Raises:
         InputError: the vocabularies differ (named with the first id that does).
@@ -119,15 +110,15 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel)
 
 
 def _same_ids(target: Vocabulary, draft: Vocabulary) -> bool:
-    """Says whether each of the draft's ids is the target's, which may have more tokens."""
+    """Tells whether each of the draft's ids is the target's, which may have more tokens."""
     if target.fingerprint() == draft.fingerprint():
         return True
     if isinstance(target, MappedVocabulary) and isinstance(draft, MappedVocabulary):
-        # Of models that are padded to different sizes.
+        # Their models may be padded to different sizes.
         return target.named_pieces() == draft.named_pieces()
     if not (isinstance(target, UnigramVocabulary) and target.has_added):
         return False
-    # The model that tokens were added to: it drafts none of them.
+    # The model that tokens were added to drafts none of them.
     ids = range(draft.vocab_size)
     return len(ids) <= target.vocab_size and all(target.piece(i) == draft.piece(i) for i in ids)
 
@@ -142,27 +133,19 @@ def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:
     return f"{target.vocab_size} and {draft.vocab_size} ids"
 
 
-def find_all(*directories_or_names: str | Path | GcsPath) -> None:
-    """Finds models before any of them is loaded, and downloads those that lie on the Hub.
-
-    All are found before the first weights are downloaded.
-
-    Raises:
-        InputError: as ``find_directory``, or weights that cannot be downloaded.
-    """
-    for name in directories_or_names:
-        _find(name)
-    for name in filter(is_on_hub, directories_or_names):
-        hub.download_weights(name)
+def find(directory_or_name: str | Path | GcsPath) -> Location:
+    """Finds a model here or in a bucket; see ``find_directory``."""
+    location = locate(directory_or_name)
+    return location if isinstance(location, GcsPath) else find_directory(directory_or_name)
 
 
 def find_directory(directory_or_name: str | Path) -> Path:
-    """The directory of that path, the packaged one of that name, or that in the Hub's cache.
+    """Finds the directory of a path, of a packaged model, or of a name in the Hub's cache.
 
-    Of a name on the Hub all but the weights is downloaded.
+    All files but the weights of a name on the Hub are downloaded.
 
     Raises:
-        InputError: there is none, or what is on the Hub is no model that is read.
+        InputError: there is none, or the model on the Hub is none that is read.
     """
     directory = Path(directory_or_name).expanduser()
     recover(directory)
@@ -183,23 +166,17 @@ def find_directory(directory_or_name: str | Path) -> Path:
 
 
 def is_on_hub(directory_or_name: str | Path | GcsPath) -> bool:
-    """Whether a name is one of the Hub's: a text ``OWNER/NAME``, and nothing on this machine."""
+    """Tells whether a name is a text ``OWNER/NAME``, with nothing of that path on this machine."""
     if not isinstance(directory_or_name, str) or not hub.is_name(directory_or_name):
         return False
     recover(Path(directory_or_name))
     return not Path(directory_or_name).exists()
 
 
-def _find(directory_or_name: str | Path | GcsPath) -> Location:
-    location = locate(directory_or_name)
-    return location if isinstance(location, GcsPath) else find_directory(directory_or_name)
-
-
 def _checked(name: str, directory: Path) -> Path:
-    """The directory of a model on the Hub, unless its configuration is of none that is read."""
-    values = _read_config(directory)
+    """Returns the directory of a model on the Hub, unless its configuration is not read."""
     try:
-        format = format_of(directory, values)
+        _, values, format = _recognized(directory)
         if format.check_supported is not None:
             format.check_supported(values, directory)
     except InputError as error:
@@ -212,23 +189,25 @@ def _checked(name: str, directory: Path) -> Path:
     return directory
 
 
-def _read_config(directory: Location) -> dict[str, Any] | None:
+def _recognized(directory: Location) -> tuple[Location, dict[str, Any] | None, Format]:
+    """Returns a directory with its config.json, if it has one, and its format."""
     path = directory / CONFIG_NAME
     if not path.is_file():
-        return None
+        return directory, None, format_of(directory, None)
     if isinstance(directory, GcsPath):
         raise InputError(
             f"{directory} holds a {CONFIG_NAME}: copy it to this machine; from a bucket T5X "
             "checkpoints are read"
         )
-    return read_json(path)
+    values = read_json(path)
+    return directory, values, format_of(directory, values)
 
 
 def _of_another_model(vocabulary: VocabularyLike | None) -> VocabularyLike | None:
-    """A vocabulary given by a model's directory or name, read from there."""
+    """Reads a vocabulary that is given by a model's directory or name; returns others as given."""
     if isinstance(vocabulary, str | Path):
         name = Path(vocabulary).expanduser()
-        # What ends as files do is one that is missing.
+        # A name that ends as files do is a missing file.
         on_hub = is_on_hub(vocabulary) and name.suffix not in (".model", ".json")
         packaged = str(vocabulary) in packaged_names() and not name.exists()
         if name.is_dir() or packaged or on_hub:

@@ -1,22 +1,18 @@
-"""Drafts by name: what ``--draft`` and gin say, made into a draft for a target.
+"""Drafts by name, as ``--draft`` and gin have them, made for a target.
 
     transformer[:DIR]    a smaller model (or just DIR)
-    unigram[:DIR]        n-gram tables, from ``spec-t5x train-ngram``
-    bigram[:DIR]
-    ngram[:DIR]
-    copy[:MIN_MATCH]     the source, from where the output has come to in it
+    unigram[:DIR]        n-gram tables, from ``spec-t5x train-ngram``; also bigram and ngram
+    copy[:MIN_MATCH]     the source, after the tokens that the output ends with
     uniform              any token
-    eagle[:DIR]          a layer that goes on from the target's states, from ``spec-t5x distill``
+    eagle[:DIR]          a layer on the target's states, from ``spec-t5x distill``
     shared_encoder[:DIR] the same without states: a draft that shares its target's encoder
-    early_exit[:LAYERS]  the target's own first decoder layers, half of them by default
-    int8                 the target's own decoder with its weights rounded to 8 bits
-    int4                 the same in 4 bits
+    early_exit[:LAYERS]  the target's first decoder layers, half of them by default
+    int8, int4           the target's decoder with its weights rounded to so many bits
     mixed[:DRAFT]        copy where it proposes something, DRAFT (transformer) elsewhere
 
-and those that the folders of ``contrib`` register. A directory alone may also hold what a kind has
-a format of: n-gram tables, heads, a draft that shares its target's encoder. A model may be named as
-``loading.load`` names it, as OWNER/NAME on the Hugging Face Hub. DIR may be left out where the
-target is a packaged one. A T5X checkpoint, which has no vocabulary, is taken to have the target's.
+and those that the folders of ``contrib`` register. A directory alone may also hold n-gram tables or
+another draft with a format. DIR is any name that ``loading.load`` takes, and may be left out where
+the target is a packaged one. A T5X checkpoint, which has no vocabulary, takes the target's.
 """
 
 import dataclasses
@@ -25,14 +21,15 @@ from pathlib import Path
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.fitting import fitted
+from spec_t5x.checkpoints.huggingface import hub
 from spec_t5x.checkpoints.loading import (
     PACKAGED_MODELS,
-    find_all,
+    find,
     find_directory,
     is_on_hub,
     open_model,
 )
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_if_there
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request, one_checkpoint
@@ -52,7 +49,7 @@ PACKAGED_DRAFTS = {
         "eagle": "summaries-eagle",
     },
     "lm-target": {"transformer": "lm-draft", "ngram": "lm-ngram"},
-    # What it writes is mostly in its source: it is copied.
+    # Most of its output is in its source: it is copied.
     "correct-target": {},
 }
 
@@ -60,7 +57,7 @@ PACKAGED_DRAFTS = {
 def make_draft(
     text: str | Path, target: LoadedModel, model: Model, options: DraftOptions | None = None
 ) -> Draft:
-    """The draft that ``text`` describes (see above).
+    """Makes the draft that ``text`` describes (see above).
 
     Args:
       text: a name, ``NAME:ARGUMENT``, or a directory.
@@ -72,23 +69,8 @@ def make_draft(
       InputError: an unknown name, an argument or a setting that it does not take, or a
         checkpoint of another vocabulary.
     """
-    options = options or DraftOptions()
-    text = str(text)
-    name = kind_of(text)
-    kind = registry.find("draft", name)
-    _check(kind, text, target, options)
-    request = Request(
-        target=target,
-        model=model,
-        options=options,
-        make=lambda other, options: make_draft(other, target, model, options),
-        packaged=lambda name: _packaged(name, target),
-    )
-    return kind.make(request, text.partition(":")[2] if _is_named(text) else text)
-
-
-def _check(kind: DraftKind, text: str, target: LoadedModel, options: DraftOptions) -> None:
-    """Refuses the options and the target that a draft cannot have."""
+    options, text = options or DraftOptions(), str(text)
+    kind = registry.find("draft", kind_of(text))
     if options.settings is not None and not kind.has_temperature:
         raise InputError(f"draft {text!r} has no temperature of its own: leave it out")
     if kind.needs_encoder and not target.config.has_source:
@@ -97,30 +79,40 @@ def _check(kind: DraftKind, text: str, target: LoadedModel, options: DraftOption
             "decoder alone: use transformer, an n-gram draft or copy"
         )
 
+    def packaged(name: str) -> str:
+        directory = target.directory
+        drafts = PACKAGED_DRAFTS.get(directory.name, {})
+        if directory != PACKAGED_MODELS / directory.name or name not in drafts:
+            raise InputError(
+                f"draft {name!r} of target {directory}: give its directory, as in {name}:DIR"
+            )
+        return drafts[name]
 
-def _packaged(name: str, target: LoadedModel) -> str:
-    directory = target.directory
-    drafts = PACKAGED_DRAFTS.get(directory.name, {})
-    if directory != PACKAGED_MODELS / directory.name or name not in drafts:
-        raise InputError(
-            f"draft {name!r} of target {directory}: give its directory, as in {name}:DIR"
-        )
-    return drafts[name]
+    request = Request(
+        target=target,
+        model=model,
+        options=options,
+        make=lambda other, options: make_draft(other, target, model, options),
+        packaged=packaged,
+    )
+    return kind.make(request, text.partition(":")[2] if _is_named(text) else text)
 
 
 def find_models(target: str | Path | GcsPath, drafts: Iterable[str | Path]) -> None:
-    """Finds what a target and its drafts are read from, before any of it is loaded.
-
-    What lies on the Hugging Face Hub is downloaded.
+    """Finds a target and the models of its drafts, and then downloads those on the Hub.
 
     Raises:
       InputError: there is no such checkpoint, or it cannot be downloaded.
     """
-    find_all(target, *(name for draft in drafts for name in _checkpoints_of(str(draft))))
+    names = [target, *(name for draft in drafts for name in _checkpoints_of(str(draft)))]
+    for name in names:
+        find(name)
+    for name in filter(is_on_hub, names):
+        hub.download_weights(name)
 
 
 def _checkpoints_of(text: str) -> list[str]:
-    """The checkpoints that a draft's text names."""
+    """Lists the checkpoints that a draft's text names."""
     name = kind_of(text)
     if not _is_named(text):
         return [text]
@@ -130,7 +122,7 @@ def _checkpoints_of(text: str) -> list[str]:
 
 
 def kind_of(text: str) -> str:
-    """Finds the name of a draft, of one in a directory, here or in a bucket, or of a packaged one.
+    """Finds the kind of a draft by its name, or by its directory's format.
 
     Raises:
       InputError: no such draft.
@@ -148,8 +140,7 @@ def kind_of(text: str) -> str:
             f"no draft {text!r}: give the directory of a checkpoint, OWNER/NAME of one on the "
             f"Hugging Face Hub, or one of {', '.join(registry.names('draft'))}"
         ) from error
-    config = directory / CONFIG_NAME
-    format = read_json(config).get("format") if config.is_file() else None
+    format = read_if_there(directory / CONFIG_NAME).get("format")
     kinds = registry.find_all("draft").items() if format else ()
     return next((name for name, kind in kinds if kind.format == format), TRANSFORMER)
 
@@ -161,7 +152,7 @@ def _is_named(text: str) -> bool:
 
 
 def model_draft(request: Request, argument: str) -> TransformerDraft:
-    """The smaller model of that name, its tables fitted to the target's.
+    """Makes the smaller model of that name a draft, its tables fitted to the target's.
 
     Raises:
       InputError: it is of another family or vocabulary.
@@ -175,7 +166,6 @@ def model_draft(request: Request, argument: str) -> TransformerDraft:
             f"which has no vocabulary, {own_rows}: convert it with its vocabulary, or give a "
             "draft of the target's"
         )
-    # A T5X checkpoint has no vocabulary; the target's must be its own in any case.
     stored = dataclasses.replace(stored, vocabulary=stored.vocabulary or target.vocabulary)
     if type(stored.config) is not type(target.config):
         raise InputError(

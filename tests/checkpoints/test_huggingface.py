@@ -302,12 +302,8 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"model_type": "umt5"}, "1 missing (decoder.block.1.layer.0.SelfAttention.rel"),
-        ({"model_type": "bart"}, "is of a BART, which is not read: give a T5"),
-        ({"model_type": "longt5"}, "is of a LongT5 (local attention in the encoder), which is not"),
-        ({"model_type": "switch_transformers"}, "is of a Switch Transformer (experts), which is"),
-        ({"model_type": "whisper"}, "is of a Whisper (audio), which is not read"),
-        ({"model_type": "perceiver"}, "is of a model of type 'perceiver', which is not read"),
+        ({"model_type": "umt5"}, "1 missing (decoder/layers_1/relpos_bias/rel_embedding"),
+        ({"model_type": "bart"}, "is of a model of type 'bart', which is not read: give a T5"),
         ({"decoder_start_token_id": 160}, "has decoder_start_token_id 160"),
         ({"eos_token_id": None}, "config.json has no eos_token_id, so that in transformers no"),
         ({"dense_act_fn": "gelu"}, "has the activation 'gelu' (feed_forward_proj 'relu')"),
@@ -317,8 +313,8 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
         ({"quantization_config": {}}, "is quantized"),
         ({"d_model": None}, "has no d_model"),
         ({"vocab_size": 120}, "has 140 ids, the model embeds 120"),
-        ({"d_kv": 16}, "SelfAttention.k.weight is [24, 32], not [48, 32]"),
-        ({"num_layers": 2}, "8 missing (encoder.block.1.layer.0.SelfAttention"),
+        ({"d_kv": 16}, "attention/key/kernel is [32, 24], not [32, 48]"),
+        ({"num_layers": 2}, "8 missing (encoder/layers_1/attention/"),
         ({"num_decoder_layers": 1}, "13 unexpected (decoder.block.1"),
     ],
 )
@@ -344,9 +340,9 @@ def test_unsuitable_tensors(directory):
     original = (directory / "model.safetensors").read_bytes()
     name = "encoder.final_layer_norm.weight"
     for value, expected in (
-        (None, f"1 missing ({name})"),
+        (None, "1 missing (encoder/encoder_norm/scale)"),
         (np.full(32, np.nan, np.float32), name),
-        (np.ones(32, np.int8), f"{name} is int8"),
+        (np.ones(32, np.int8), "encoder/encoder_norm/scale is int8"),
     ):
         (directory / "model.safetensors").write_bytes(original)
         edit_tensors(directory, **{name: value})
@@ -357,7 +353,7 @@ def test_an_output_layer_that_is_missing(copied):
     _, directory = copied("1.1")
     edit_config(directory, tie_word_embeddings=False)
     edit_tensors(directory, **{"lm_head.weight": None})
-    assert_refused(directory, "1 missing (lm_head.weight)")
+    assert_refused(directory, "1 missing (decoder/logits_dense/kernel)")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])

@@ -1,7 +1,7 @@
-"""Decoding settings of a Hugging Face directory: what transformers' ``generate`` does by default.
+"""Decoding settings of a Hugging Face directory: the defaults of transformers' ``generate``.
 
-They lie in ``generation_config.json`` or, where that is absent, in ``config.json``. A model keeps
-them under ``metadata["generation"]`` as they are written, so that a converted model has them, too.
+They are in ``generation_config.json`` or, without one, in ``config.json``. A model keeps them
+unchanged under ``metadata["generation"]``, so that a converted model has them, too.
 """
 
 import dataclasses
@@ -17,45 +17,56 @@ GENERATION_NAME = "generation_config.json"
 GENERATION = "generation"
 TASKS = "task_specific_params"
 
-# Settings that become rules of decoding by the same name; their values are token ids or numbers.
+# Settings that become options of the same name: numbers, and token ids.
 _NUMBERS = {"repetition_penalty": float, "no_repeat_ngram_size": int}
 _IDS = (
     *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
     *("bad_words_ids", "sequence_bias"),
 )
-_LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
+# Our lengths, and their names of a length without the start token and with it.
+_LENGTHS = {
+    "max_decode_len": ("max_new_tokens", "max_length"),
+    "min_decode_len": ("min_new_tokens", "min_length"),
+}
 _BEAMS = ("length_penalty", "early_stopping")
-# Settings of sampling, with the values that change nothing.
+# Settings of sampling, with their neutral values.
 _SAMPLING = {
     **{"typical_p": 1.0, "top_p": 1.0, "temperature": 1.0, "top_k": 0},
     **{"min_p": None, "top_h": None, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0},
 }
-# Settings that change the output and are not honoured: the values that change nothing, and our
-# option for the same.
+# Settings that change the output and are not honoured, with their neutral values.
 _LEFT_OUT = {
-    "num_beams": (1, "--beams {}"),
-    "num_return_sequences": (1, "--num_decodes {}"),
-    "stop_strings": (None, "--stop TEXT"),
-    "guidance_scale": (1, None),
-    "encoder_repetition_penalty": (1, None),
-    "encoder_no_repeat_ngram_size": (0, None),
-    "exponential_decay_length_penalty": (None, None),
-    "renormalize_logits": (False, None),
-    "watermarking_config": (None, None),
-    "diversity_penalty": (0, None),
-    "num_beam_groups": (1, None),
-    "penalty_alpha": (0, None),
-    "dola_layers": (None, None),
-    "constraints": (None, None),
-    "force_words_ids": (None, None),
-    "forced_decoder_ids": (None, None),
-    "max_time": (None, None),
-    "token_healing": (False, None),
-    # Of a task alone: what its inputs begin with.
-    "prefix": (None, "put it before each input"),
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "stop_strings": None,
+    "guidance_scale": 1,
+    "encoder_repetition_penalty": 1,
+    "encoder_no_repeat_ngram_size": 0,
+    "exponential_decay_length_penalty": None,
+    "renormalize_logits": False,
+    "watermarking_config": None,
+    "diversity_penalty": 0,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0,
+    "dola_layers": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "forced_decoder_ids": None,
+    "max_time": None,
+    "token_healing": False,
+    # A task's alone: the beginning of its inputs.
+    "prefix": None,
 }
-_KNOWN = {*_NUMBERS, *_IDS, *_LENGTHS, *_BEAMS, *_SAMPLING, *_LEFT_OUT, "do_sample"} - {"prefix"}
-# Where else config.json may have them.
+# Our options for some of them.
+_REMEDIES = {
+    "num_beams": "--beams {}",
+    "num_return_sequences": "--num_decodes {}",
+    "stop_strings": "--stop TEXT",
+    "prefix": "put it before each input",
+}
+_KNOWN = {*_NUMBERS, *_IDS, *_BEAMS, *_SAMPLING, *_LEFT_OUT, "do_sample"} - {"prefix"}
+_KNOWN.update(*_LENGTHS.values())
+# Parts of config.json that may have them, too.
 _NESTED = ("decoder", "generator", "text_config")
 
 
@@ -64,12 +75,12 @@ class Decoding:
     """The settings of a directory as options of ours, and those that are left out."""
 
     options: dict[str, Any]
-    # Each with its value and, in brackets, how to have it.
+    # Each with its value and, in brackets, the remedy.
     left_out: list[str]
 
 
 def read(directory: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as transformers finds them, those of tasks under ``TASKS``.
+    """Reads the settings as transformers finds them, those of tasks under ``TASKS``.
 
     Args:
       directory: the checkpoint.
@@ -83,16 +94,16 @@ def read(directory: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def said(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The file that transformers takes settings from, and the entries that are set.
+    """Returns the file that transformers takes settings from, and the entries that are set.
 
-    Where there is a generation_config.json, it alone counts.
+    If there is a generation_config.json, it alone counts.
     """
     path = directory / GENERATION_NAME
     return (path, _present(read_json(path))) if path.is_file() else configured(directory, values)
 
 
 def configured(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The directory's config.json, and its entries that are set, a decoder's part second."""
+    """Returns the path of config.json, and its entries that are set, a decoder's part second."""
     nested = next((part for part in map(values.get, _NESTED) if isinstance(part, Mapping)), {})
     return directory / CONFIG_NAME, _present({**nested, **_present(values)})
 
@@ -105,12 +116,12 @@ def understood(
     to_ours: Callable[[Sequence[int]], list[int]] = list,
     is_decoder_only: bool = False,
 ) -> Decoding:
-    """The settings as options of ours.
+    """Returns the settings as options of ours.
 
     Args:
-      settings: what ``read`` gives.
+      settings: as ``read`` returns them.
       where: the checkpoint, for messages.
-      task: whose settings come before the others.
+      task: a task whose settings come before the others.
       to_ours: from ids of the checkpoint's tokenizer to those of the package's vocabulary.
       is_decoder_only: whether lengths count a prompt.
 
@@ -127,15 +138,21 @@ def understood(
             )
         settings |= _present(tasks[task])
     left_out = list(_left_out(settings))
-    options = {**_numbers(settings, where), **_ids(settings, where, to_ours)}
-    if is_decoder_only:
-        left_out += [
-            f"{name} {settings[name]} (it counts the prompt: --{ours})"
-            for name, ours in (("max_length", "max_decode_len"), ("min_length", "min_decode_len"))
-            if settings.get(name)
-        ]
-        settings = {n: v for n, v in settings.items() if n not in ("max_length", "min_length")}
-    options |= _lengths(settings, where)
+    options = {
+        name: _number(settings, name, kind, where)
+        for name, kind in _NUMBERS.items()
+        if name in settings
+    }
+    options |= _ids(settings, where, to_ours)
+    for ours, (of_new, of_all) in _LENGTHS.items():
+        if is_decoder_only and settings.get(of_all):
+            left_out.append(f"{of_all} {settings[of_all]} (it counts the prompt: --{ours})")
+        if of_new in settings:
+            options[ours] = _number(settings, of_new, int, where)
+        elif of_all in settings and not is_decoder_only:
+            options[ours] = max(_number(settings, of_all, int, where) - 1, 0)
+    if options.get("max_decode_len") == 0:
+        raise InputError(f"{where} has a max_length of no tokens: raise it, or leave it out")
     if any(settings.get(name) for name in _BEAMS) or settings.get("num_beams", 1) != 1:
         options["length_penalty"] = _number(settings, "length_penalty", float, where, 1.0)
         options["early_stopping"] = settings.get("early_stopping", False)
@@ -145,16 +162,8 @@ def understood(
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are set: transformers writes null for the others."""
+    """Returns the values that are set: transformers writes null for the others."""
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _numbers(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return {
-        name: _number(settings, name, kind, where)
-        for name, kind in _NUMBERS.items()
-        if name in settings
-    }
 
 
 def _number(settings, name: str, kind: type, where: str, otherwise=None):
@@ -164,58 +173,40 @@ def _number(settings, name: str, kind: type, where: str, otherwise=None):
     return kind(value)
 
 
-def _lengths(settings: Mapping[str, Any], where: str) -> dict[str, int]:
-    """Lengths of ours, which do not count the start token."""
-    found = {}
-    for ours, of_new, of_all in (
-        ("max_decode_len", "max_new_tokens", "max_length"),
-        ("min_decode_len", "min_new_tokens", "min_length"),
-    ):
-        if of_new in settings:
-            found[ours] = _number(settings, of_new, int, where)
-        elif of_all in settings:
-            found[ours] = max(_number(settings, of_all, int, where) - 1, 0)
-    if found.get("max_decode_len") == 0:
-        raise InputError(f"{where} has a max_length of no tokens: raise it, or leave it out")
-    return found
-
-
 def _ids(settings: Mapping[str, Any], where: str, to_ours) -> dict[str, Any]:
-    """Token ids of ours, as tuples."""
+    """Returns the settings that are token ids, in our numbers and as tuples."""
+
+    def ours(ids: list[int]) -> tuple[int, ...]:
+        if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+            raise TypeError(ids)
+        return tuple(to_ours(ids))
+
     found = {}
     for name in _IDS:
         value = settings.get(name)
         if value is None or value == []:
             continue
         try:
-            if name == "forced_bos_token_id":
-                (found[name],) = to_ours(_checked([value]))
-            elif name == "bad_words_ids":
-                found[name] = tuple(tuple(to_ours(_checked(word))) for word in value)
+            if name == "bad_words_ids":
+                found[name] = tuple(map(ours, value))
             elif name == "sequence_bias":
-                found[name] = tuple(
-                    (tuple(to_ours(_checked(text))), float(bias)) for text, bias in value
-                )
+                found[name] = tuple((ours(text), float(bias)) for text, bias in value)
+            elif name == "forced_bos_token_id":
+                (found[name],) = ours([value])
             else:
-                value = value if isinstance(value, list) else [value]
-                found[name] = tuple(to_ours(_checked(value)))
+                found[name] = ours(value if isinstance(value, list) else [value])
         except (TypeError, ValueError) as error:
             raise InputError(f"{where} has {name} {value!r}: set it to token ids") from error
     return found
 
 
-def _checked(ids: list[int]) -> list[int]:
-    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
-        raise TypeError(ids)
-    return ids
-
-
 def _left_out(settings: Mapping[str, Any]) -> Iterator[str]:
-    """The settings that are not honoured, each with its value and the remedy, if there is one."""
-    for name, (neutral, remedy) in _LEFT_OUT.items():
+    """Yields the settings that are not honoured, each with its value and any remedy."""
+    for name, neutral in _LEFT_OUT.items():
         value = settings.get(name)
         if value and value != neutral:
-            yield f"{name} {value!r}" + (f" ({remedy.format(value)})" if remedy else "")
+            remedy = f" ({_REMEDIES[name].format(value)})" if name in _REMEDIES else ""
+            yield f"{name} {value!r}{remedy}"
     if settings.get("do_sample"):
         sampled = {"temperature": 1.0, "top_k": 50} | {
             name: settings[name] for name in _SAMPLING if name in settings

@@ -2,7 +2,7 @@
 
 config.json, weights (``model.safetensors`` or ``pytorch_model.bin``, whole or in shards) and a
 tokenizer (``vocabulary_files``), which ByT5 does without: T5 1.0, T5 1.1, Flan-T5, mT5, umT5 and
-ByT5. Where other ids than T5's start, end and pad a text, all are renumbered
+ByT5. If other ids than T5's start, end and pad a text, all are renumbered
 (``data.mapped_vocabulary``): MADLAD-400, CodeT5+, Pile-T5.
 """
 
@@ -45,8 +45,8 @@ from spec_t5x.models.binding import ModelConfig, expected_shapes, known_families
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
 
-# Their names for activations (``dense_act_fn``). All of one line are one function there: the tanh
-# approximation is what T5X calls "gelu"; their "gelu", the exact one, has no equal there.
+# Their names of activations (``dense_act_fn``), by ours; all of one line are one function. T5X's
+# "gelu" is the tanh approximation; their "gelu", the exact one, is not among T5X's.
 _ACTIVATIONS = {
     "relu": ("relu",),
     "gelu": ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"),
@@ -56,11 +56,11 @@ _ACTIVATIONS = {
     "sigmoid": ("sigmoid",),
 }
 _OURS = {theirs: ours for ours, names in _ACTIVATIONS.items() for theirs in names}
-_GATED = "gated"
-# The one combination that has a name of its own there; see ``_activations``.
-_GATED_GELU = f"{_GATED}-gelu"
+# The one combination with its own name; see ``_activations``.
+_GATED, _GATED_GELU = "gated", "gated-gelu"
 
-# Our sizes: their names, and what transformers takes where config.json has none.
+# Our sizes: their names, and transformers' default for an absent entry. None requires one;
+# ``num_decoder_layers`` defaults to the encoder's.
 _SIZES = {
     "vocab_size": ("vocab_size", None),
     "emb_dim": ("d_model", None),
@@ -68,7 +68,6 @@ _SIZES = {
     "mlp_dim": ("d_ff", None),
     "num_heads": ("num_heads", None),
     "num_encoder_layers": ("num_layers", None),
-    # As many as the encoder has.
     "num_decoder_layers": ("num_decoder_layers", None),
     "dropout_rate": ("dropout_rate", 0.1),
     "relpos_num_buckets": ("relative_attention_num_buckets", 32),
@@ -76,21 +75,9 @@ _SIZES = {
     "layer_norm_epsilon": ("layer_norm_epsilon", 1e-6),
 }
 
-# Their names of the networks; umT5's alone has a relative bias in every layer.
+# Their names of the networks; only umT5 has a relative bias in every layer.
 _UMT5 = "umt5"
 _KINDS = ("t5", "mt5", _UMT5)
-# Other encoder-decoders that people try.
-_OTHERS = {
-    "bart": "BART",
-    "longt5": "LongT5 (local attention in the encoder)",
-    "m2m_100": "M2M-100 or NLLB",
-    "marian": "Marian",
-    "mbart": "mBART",
-    "pegasus": "Pegasus",
-    "switch_transformers": "Switch Transformer (experts)",
-    "whisper": "Whisper (audio)",
-}
-
 # Rows of mT5's embedding, of every size.
 _MT5_ROWS = 250112
 
@@ -103,27 +90,24 @@ _ROWS = 128
 _SHARED = "shared.weight"
 _LM_HEAD = "lm_head.weight"
 _SOURCES, _TARGETS = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
-# They have a row for each id. Where one is absent, the first that is there is in its place.
+# The tensors with a row for each id. The first that exists replaces an absent one.
 _TABLES = (_SHARED, _SOURCES, _TARGETS, _LM_HEAD)
 
-# Our modules within a layer, as theirs: encoder layers hold two blocks, decoder
-# layers three.
-_IN_ENCODER = {
-    "pre_attention_layer_norm": "layer.0.layer_norm",
-    "attention": "layer.0.SelfAttention",
-    "pre_mlp_layer_norm": "layer.1.layer_norm",
-    "mlp": "layer.1.DenseReluDense",
+# Our modules within a layer, as theirs: encoder layers hold two blocks, decoder layers three.
+_MODULES = {
+    "encoder/pre_attention_layer_norm": "layer.0.layer_norm",
+    "encoder/attention": "layer.0.SelfAttention",
+    "encoder/pre_mlp_layer_norm": "layer.1.layer_norm",
+    "encoder/mlp": "layer.1.DenseReluDense",
+    "decoder/pre_self_attention_layer_norm": "layer.0.layer_norm",
+    "decoder/self_attention": "layer.0.SelfAttention",
+    "decoder/pre_cross_attention_layer_norm": "layer.1.layer_norm",
+    "decoder/encoder_decoder_attention": "layer.1.EncDecAttention",
+    "decoder/pre_mlp_layer_norm": "layer.2.layer_norm",
+    "decoder/mlp": "layer.2.DenseReluDense",
 }
-_IN_DECODER = {
-    "pre_self_attention_layer_norm": "layer.0.layer_norm",
-    "self_attention": "layer.0.SelfAttention",
-    "pre_cross_attention_layer_norm": "layer.1.layer_norm",
-    "encoder_decoder_attention": "layer.1.EncDecAttention",
-    "pre_mlp_layer_norm": "layer.2.layer_norm",
-    "mlp": "layer.2.DenseReluDense",
-}
+_MAPS = {"query": "q", "key": "k", "value": "v", "out": "o"}
 _BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
-_PROJECTIONS = {"query": "q", "key": "k", "value": "v", "out": "o"}
 
 # A leftover of the original conversion that no release of transformers uses.
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
@@ -143,12 +127,10 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     if not _are_t5s(ids):
         left, config = renumbered_model(left, config, ids, _TABLES)
         metadata[PAD] = ids[PAD]
-    names = tensor_names(config)
     return StoredModel(
-        tensors=by_our_paths(left, names),
-        names=names,
+        tensors=by_our_paths(left, tensor_names(config)),
         config=config,
-        vocabulary=read_vocabulary(directory, values, ids),
+        vocabulary=read_vocabulary(directory, values),
         directory=directory,
         metadata=metadata,
     )
@@ -157,9 +139,9 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 def by_our_paths(
     tensors: dict[str, Tensor], names: dict[str, tuple[str, bool]]
 ) -> dict[str, Tensor]:
-    """Tensors by our paths and as we have them; ``names`` are theirs, and which are transposed.
+    """Returns tensors by our paths and in our layout, and the rest by their names, to be refused.
 
-    What belongs to no parameter stays, to be refused by its own name.
+    ``names`` are theirs by our paths, and tell which are transposed.
     """
     left, found = dict(tensors), {}
     for path, (name, is_transposed) in names.items():
@@ -172,9 +154,10 @@ def by_our_paths(
 def renumbered_model(
     tensors: dict[str, Tensor], config: ModelConfig, ids: dict[str, Any], tables: Sequence[str]
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """Tensors and configuration by our ids in place of theirs; ``tables`` have a row for each."""
+    """Returns tensors and configuration by our ids; ``tables`` have a row for each of theirs."""
     theirs = their_ids(config.vocab_size, ids[START], ids[EOS])
-    for tensor in (tensors[name] for name in tables if name in tensors):
+    found = {name: tensors[name] for name in tables if name in tensors}
+    for tensor in found.values():
         if tensor.shape[:1] != (config.vocab_size,):
             raise InputError(
                 f"{tensor.name} is {list(tensor.shape)} and the configuration has vocab_size "
@@ -182,18 +165,21 @@ def renumbered_model(
             )
     added = -len(theirs) % _ROWS
     rows = np.pad(theirs, (0, added))
-    theirs_by_ours = {name: renumbered(tensors[name], rows) for name in tables if name in tensors}
     config = dataclasses.replace(config, vocab_size=len(rows), added_rows=1 + added)
-    return tensors | theirs_by_ours, config
+    return tensors | {name: renumbered(tensor, rows) for name, tensor in found.items()}, config
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """Writes what ``T5ForConditionalGeneration.from_pretrained`` reads; see ``formats``.
+    """Writes a checkpoint for ``T5ForConditionalGeneration.from_pretrained``; see ``formats``.
 
-    The model stays a ``t5`` or ``mt5`` if it was one; otherwise its network decides. Its further
-    entries are left out: transformers owns config.json.
+    A ``t5`` or ``mt5`` stays one; otherwise the network decides. The model's further entries are
+    left out: transformers owns config.json.
     """
-    kind = _model_type(stored)
+    kind = stored.metadata.get("model_type")
+    if stored.config.relpos_per_layer:
+        kind = _UMT5
+    # The names t5 (also ByT5's) and mt5 differ in defaults, not in the network.
+    kind = kind or ("mt5" if stored.config.vocab_size == _MT5_ROWS else "t5")
 
     def values_of(config: T5Config, ids: dict[str, Any]) -> dict[str, Any]:
         return config_values(config, dtype, kind) | ids
@@ -210,7 +196,7 @@ def write_as(
     names_of: Callable[[ModelConfig], dict[str, tuple[str, bool]]],
     tables: Sequence[str],
 ) -> None:
-    """Writes a model of a kind, which says what config.json and the tensors' names are.
+    """Writes a model, given functions that return its config.json and its tensors' names.
 
     ``tables`` are the tensors that have a row for each id.
     """
@@ -241,43 +227,40 @@ def write_as(
 
 
 def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:
-    """Their name of each of our parameters, and whether it is stored transposed.
+    """Returns their name of each of our parameters, and whether it is stored transposed.
 
     Linear maps are stored there as ``[outputs, inputs]`` and relative biases as
     ``[buckets, heads]``: both are the transpose of T5X's. For example
     ``encoder/layers_0/attention/query/kernel`` is
     ``("encoder.block.0.layer.0.SelfAttention.q.weight", True)``.
     """
-    return {path: _tensor_name(path) for path in expected_shapes(config)}
+    others = {
+        "token_embedder/embedding": (_SHARED, False),
+        "decoder/logits_dense/kernel": (_LM_HEAD, True),
+        "encoder/encoder_norm/scale": ("encoder.final_layer_norm.weight", False),
+        "decoder/decoder_norm/scale": ("decoder.final_layer_norm.weight", False),
+        "encoder/relpos_bias/rel_embedding": (f"encoder.block.0.{_BIAS}", True),
+        "decoder/relpos_bias/rel_embedding": (f"decoder.block.0.{_BIAS}", True),
+    }
+    return {path: others.get(path) or _name_in_layer(path) for path in expected_shapes(config)}
 
 
-def _tensor_name(path: str) -> tuple[str, bool]:
-    if path == "token_embedder/embedding":
-        return _SHARED, False
-    if path == "decoder/logits_dense/kernel":
-        return _LM_HEAD, True
-    stack, module, *inner = path.split("/")
+def _name_in_layer(path: str) -> tuple[str, bool]:
+    stack, layer, module, *inner = path.split("/")
+    block = f"{stack}.block.{layer.removeprefix('layers_')}"
     if module == "relpos_bias":
-        return f"{stack}.block.0.{_BIAS}", True
-    if module == f"{stack}_norm":
-        return f"{stack}.final_layer_norm.weight", False
-    index = module.removeprefix("layers_")
-    if inner[0] == "relpos_bias":
-        return f"{stack}.block.{index}.{_BIAS}", True
-    block = (_IN_ENCODER if stack == "encoder" else _IN_DECODER)[inner[0]]
-    prefix = f"{stack}.block.{index}.{block}"
-    if inner[-1] == "scale":
-        return f"{prefix}.weight", False
-    return f"{prefix}.{_PROJECTIONS.get(inner[1], inner[1])}.weight", True
+        return f"{block}.{_BIAS}", True
+    names = [_MODULES[f"{stack}/{module}"], *(_MAPS.get(name, name) for name in inner[:-1])]
+    return f"{block}.{'.'.join(names)}.weight", inner[-1] == "kernel"
 
 
 def _settled(
     tensors: dict[str, Tensor], config: T5Config, values: dict[str, Any], directory: Path
 ) -> tuple[dict[str, Tensor], T5Config]:
-    """Tensors with one table for each use, and the configuration that fits the output layer.
+    """Returns tensors with one table for each use, and the configuration of the output layer.
 
-    As in transformers a table that is there is used where its name says so, whatever config.json
-    says of tying; the factor on the last states is config.json's alone.
+    As in transformers a table that exists is used for its name's purpose, in spite of config.json's
+    word on tying; the factor on the last states is config.json's alone.
     """
     tensors.pop(_UNUSED, None)
     tables = {name: tensors.pop(name) for name in _TABLES if name in tensors}
@@ -299,11 +282,13 @@ def _settled(
 
 
 def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Refuses models that would load and then decode something else; gives ``special_ids``."""
+    """Refuses models that would load and then decode something else; returns ``special_ids``."""
     path, model_type = directory / CONFIG_NAME, values.get("model_type")
     if model_type not in _KINDS:
-        kind = _OTHERS.get(model_type, f"model of type {model_type!r}")
-        raise InputError(f"{path} is of a {kind}, which is not read: give a {known_families()}")
+        raise InputError(
+            f"{path} is of a model of type {model_type!r}, which is not read: give a "
+            f"{known_families()}"
+        )
     check_whole(values, path)
     return special_ids(values, directory)
 
@@ -317,17 +302,21 @@ def check_whole(values: dict[str, Any], path: Path) -> None:
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """The ids that start, end and pad a text, as transformers finds them.
+    """Finds the ids that start, end and pad a text, as transformers does.
 
-    A text starts with ``bos_token_id`` where nothing else is said, and is padded with what ends it.
-    Where several ids end a text, the first is ``EOS``'s, and the others are ``MORE_EOS``'s.
+    ``bos_token_id`` starts a text without another entry, and the id that ends a text pads it. If
+    several ids end a text, the first is ``EOS``'s, and the others are ``MORE_EOS``'s.
     """
-    path, said = generation_config.said(directory, values)
-    if _start_of(said) is None:
-        # Transformers generates nothing: config.json's are taken, and T5's for those it lacks.
-        path, said = generation_config.configured(directory, values)
-        said = _SPECIAL_IDS | said if _start_of(said) is None else said
-    start, eos, pad = _start_of(said), said.get(EOS), said.get(PAD)
+
+    def start_of(entries: dict[str, Any]) -> Any:
+        return entries.get("bos_token_id") if entries.get(START) is None else entries[START]
+
+    path, found = generation_config.said(directory, values)
+    if start_of(found) is None:
+        # Without a start transformers generates nothing: config.json's entries, and then T5's.
+        path, found = generation_config.configured(directory, values)
+        found = _SPECIAL_IDS | found if start_of(found) is None else found
+    start, eos, pad = start_of(found), found.get(EOS), found.get(PAD)
     if eos is None:
         raise InputError(
             f"{path} has no {EOS}, so that in transformers no text would end: set it (T5's is "
@@ -335,7 +324,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
         )
     several = eos if isinstance(eos, list) and eos else [eos]
     if start == PAD_ID and EOS_ID in several:
-        # T5's, and others beside it. Outputs are padded there, and here cut.
+        # T5's, and others beside it. transformers pads outputs, which are cut here.
         several = [EOS_ID, *(token for token in several if token != EOS_ID)]
         pad = PAD_ID if pad is None else pad
     pad = several[0] if pad is None else pad
@@ -346,16 +335,12 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
                 f"{path} has {name} {eos if name == EOS else tokens[0]!r} and {CONFIG_NAME} "
                 f"vocab_size {values.get('vocab_size')}: set it to a token's id"
             )
-    found = {START: start, EOS: several[0], PAD: pad}
-    return found | ({MORE_EOS: several[1:]} if several[1:] else {})
-
-
-def _start_of(said: dict[str, Any]) -> Any:
-    return said.get("bos_token_id") if said.get(START) is None else said[START]
+    ids = {START: start, EOS: several[0], PAD: pad}
+    return ids | ({MORE_EOS: several[1:]} if several[1:] else {})
 
 
 def _read_config(values: dict[str, Any], path: Path) -> T5Config:
-    # Values that transformers leaves out, or writes as null, at their defaults.
+    # transformers leaves defaults out, or writes them as null.
     present = {name: value for name, value in values.items() if value is not None}
     with describing(path, "T5"):
         present.setdefault("num_decoder_layers", present["num_layers"])
@@ -372,7 +357,7 @@ def _read_config(values: dict[str, Any], path: Path) -> T5Config:
 
 
 def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
-    """The activations, of ``feed_forward_proj`` or of the two entries that come before it."""
+    """Reads ``feed_forward_proj`` and the two entries that come before it."""
     usual = "relu" if values["model_type"] == "t5" else _GATED_GELU
     projection = values.get("feed_forward_proj", usual)
     gate, _, name = projection.rpartition("-")
@@ -381,8 +366,7 @@ def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
             f"{path} has feed_forward_proj {projection!r}: give {_GATED}- and an activation, or an "
             "activation"
         )
-    name = "gelu_new" if projection == _GATED_GELU else name
-    name = values.get("dense_act_fn", name)
+    name = values.get("dense_act_fn", "gelu_new" if projection == _GATED_GELU else name)
     if name not in _OURS:
         raise InputError(
             f"{path} has the activation {name!r} (feed_forward_proj {projection!r}): supported are "
@@ -392,20 +376,8 @@ def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
     return (_OURS[name], "linear") if is_gated else (_OURS[name],)
 
 
-def _model_type(stored: StoredModel) -> str:
-    """ "umt5" where layers have biases; else "t5" or "mt5": as config.json had it, or by size.
-
-    ByT5 is a "t5" there. These two names differ in what transformers takes for granted, not
-    in the network.
-    """
-    if stored.config.relpos_per_layer:
-        return _UMT5
-    by_size = "mt5" if stored.config.vocab_size == _MT5_ROWS else "t5"
-    return stored.metadata.get("model_type") or by_size
-
-
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
-    """config.json for transformers, of version 4 and 5."""
+    """Returns config.json for transformers, of version 4 and 5."""
     name, *gate = config.mlp_activations
     if name not in _ACTIVATIONS or gate not in ([], ["linear"]):
         raise InputError(
@@ -427,35 +399,29 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
 
 
 def _rescales_logits(values: dict[str, Any]) -> bool:
-    """Says whether transformers 5 multiplies the last states by ``d_model ** -0.5``.
+    """Tells whether transformers 5 multiplies the last states by ``d_model ** -0.5``.
 
-    Those of mT5 never; of others ``scale_decoder_outputs`` says so, and where it is absent, as
-    before version 5, ``tie_word_embeddings``.
+    mT5 never does; for others ``scale_decoder_outputs`` decides, and without it, as before
+    version 5, ``tie_word_embeddings``.
     """
     if values["model_type"] == "mt5":
         return False
-    if "scale_decoder_outputs" in values:
-        return bool(values["scale_decoder_outputs"])
-    return values.get("tie_word_embeddings") is not False
+    tied = values.get("tie_word_embeddings") is not False
+    return bool(values.get("scale_decoder_outputs", tied))
 
 
-def read_vocabulary(
-    directory: Path, values: dict[str, Any], ids: dict[str, Any] | None = None
-) -> Vocabulary | None:
-    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files.
-
-    ``ids`` are its ``special_ids`` where they have been read.
-    """
-    ids = ids or special_ids(values, directory)
+def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
+    """Reads the vocabulary of a checkpoint with this config.json; None without files."""
+    ids = special_ids(values, directory)
     start_id = None if _are_t5s(ids) else ids[START]
     return vocabulary_files.read_vocabulary(directory, values, start_id, eos_ids(ids))
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:
-    """Says whether ids need no renumbering: others may end a text beside T5's."""
+    """Tells whether ids need no renumbering: others may end a text beside T5's."""
     return {name: ids[name] for name in _SPECIAL_IDS} == _SPECIAL_IDS
 
 
 def eos_ids(ids: dict[str, Any]) -> list[int]:
-    """All of ``special_ids`` that end a text."""
+    """Returns all of ``special_ids`` that end a text."""
     return [ids[EOS], *ids.get(MORE_EOS, ())]

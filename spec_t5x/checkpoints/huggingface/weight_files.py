@@ -1,12 +1,11 @@
 """Hugging Face's files of weights, opened and read by slices, and written.
 
-safetensors and PyTorch's files are mapped into memory: what is not asked for is not read.
+Files of safetensors and PyTorch are mapped into memory: a slice that is not needed is not read.
 """
 
 import dataclasses
-import functools
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # Imported for its effect: it teaches numpy, and so safetensors, bfloat16.
@@ -20,44 +19,37 @@ from spec_t5x.checkpoints.storage.files import (
     save_arrays,
     write_json,
 )
-from spec_t5x.checkpoints.storage.tensors import Index, Tensor
+from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.git_lfs import check_fetched
 
-# Where the weights may be, in order of preference; an index lists shards.
+# Names of the weights in order of preference; an index lists shards.
 INDEX_ENDING = ".index.json"
 TORCH_WEIGHTS = ("pytorch_model.bin", f"pytorch_model.bin{INDEX_ENDING}")
 WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX_ENDING}", *TORCH_WEIGHTS)
 
 # safetensors' names of types, as numpy's.
 _SAFETENSORS_TYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I8": "int8",
-    "U8": "uint8",
-    "I32": "int32",
-    "I64": "int64",
+    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"},
+    **{"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"},
 }
 
-# Before it torch.load runs code that a file holds even where it is told to take weights alone
-# (CVE-2025-32434).
+# Before it torch.load runs code in a file in spite of ``weights_only`` (CVE-2025-32434).
 _SAFE_TORCH = (2, 6)
 
-# What DistributedDataParallel, torch.compile and trainers put before the names of weights.
+# Prefixes that DistributedDataParallel, torch.compile and trainers put before all names.
 WRAPPERS = ("module.", "_orig_mod.", "model.")
 
-# Rows compared in one go: bounds the memory that the comparison takes.
+# Rows compared at a time: a bound on memory.
 _ROWS = 4096
 
-# What a file of a model holds at most; so much is in memory while it is written.
+# Largest file of a model in bytes; so much is in memory while it is written.
 SHARD_BYTES = 10**9
 
 
 def open_tensors(directory: Path) -> dict[str, Tensor]:
-    """Every tensor in a directory by its name there; none is read yet."""
+    """Opens every tensor in a directory, by its name there, and reads none."""
     tensors = {}
     for path in weight_files(directory):
         check_fetched(path)
@@ -68,7 +60,7 @@ def open_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """A matrix as its transpose."""
+    """Returns the transpose of a matrix."""
     return dataclasses.replace(
         tensor,
         shape=tensor.shape[::-1],
@@ -77,7 +69,7 @@ def transposed(tensor: Tensor) -> Tensor:
 
 
 def renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
-    """A matrix that has a row for each of their ids, by our ids; ``rows`` are their ids of ours."""
+    """Returns a matrix with a row for each of our ids; ``rows`` are their ids of ours."""
 
     def read(index):
         ours, columns = index
@@ -87,7 +79,7 @@ def renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
 
 
 def scaled(tensor: Tensor, factor: float) -> Tensor:
-    """A tensor times a number, in float32."""
+    """Returns a tensor times a number, in float32."""
 
     def read(index):
         return tensor.read(index).astype(np.float32) * np.float32(factor)
@@ -96,18 +88,17 @@ def scaled(tensor: Tensor, factor: float) -> Tensor:
 
 
 def same_table(one: Tensor, other: Tensor) -> bool:
-    """Says whether two matrices hold the same numbers."""
+    """Tells whether two matrices hold the same numbers."""
     if one is other:
         return True
     if one.shape != other.shape or len(one.shape) != 2:
         return False
     rows, width = one.shape
-    for start in range(0, rows, _ROWS):
-        index = (slice(start, min(start + _ROWS, rows)), slice(0, width))
-        # NaN equals NaN here: the check for it reports it better.
-        if not np.array_equal(one.read(index), other.read(index), equal_nan=True):
-            return False
-    return True
+    blocks = [
+        (slice(start, min(start + _ROWS, rows)), slice(0, width)) for start in range(0, rows, _ROWS)
+    ]
+    # NaN equals NaN here: the check for it reports it better.
+    return all(np.array_equal(one.read(i), other.read(i), equal_nan=True) for i in blocks)
 
 
 def check_shared(one: Tensor, other: Tensor, directory: Path) -> None:
@@ -120,14 +111,14 @@ def check_shared(one: Tensor, other: Tensor, directory: Path) -> None:
 
 
 def unwrapped(tensors: dict[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
-    """Tensors without the prefixes that a wrapper put before every name."""
+    """Returns tensors without the prefixes that a wrapper put before every name."""
     while prefix := next((p for p in prefixes if all(n.startswith(p) for n in tensors)), None):
         tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     return tensors
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that hold a directory's weights; all of them are there."""
+    """Lists the files of a directory's weights, all of which exist."""
     present = [directory / name for name in WEIGHTS if (directory / name).is_file()]
     if not present:
         raise InputError(
@@ -151,21 +142,20 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import safe_open
 
     file = safe_open(path, framework="numpy")
-    tensors = {}
-    for name in file.keys():  # noqa: SIM118, it is not a dict
-        part = file.get_slice(name)
-        stored = part.get_dtype()
-        tensors[name] = Tensor(
+    parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+    return {
+        name: Tensor(
             name=name,
             shape=tuple(part.get_shape()),
-            dtype=_SAFETENSORS_TYPES.get(stored, stored),
-            read=_named_reader(path, part.__getitem__),
+            dtype=_SAFETENSORS_TYPES.get(part.get_dtype(), part.get_dtype()),
+            read=reading_weights(path)(part.__getitem__),
         )
-    return tensors
+        for name, part in parts.items()
+    }
 
 
 def check_torch(path: object) -> None:
-    """Refuses a file of PyTorch's where there is none that reads it safely."""
+    """Refuses a file of PyTorch's without a PyTorch that reads it safely."""
     try:
         import torch
     except ImportError as error:
@@ -185,10 +175,13 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
     check_torch(path)
     import torch
 
-    def part_of(tensor, index):
-        part = tensor[index]
-        # numpy has no bfloat16 that torch could hand over; float32 holds it exactly.
-        return (part.float() if part.dtype == torch.bfloat16 else part).contiguous().numpy()
+    def read(tensor):
+        def part(index):
+            found = tensor[index]
+            # numpy has no bfloat16 that torch could return; float32 holds it exactly.
+            return (found.float() if found.dtype == torch.bfloat16 else found).contiguous().numpy()
+
+        return part
 
     # weights_only: a pickle from elsewhere must not run code. Files of before 2020 are
     # no archives, and cannot be mapped into memory.
@@ -198,47 +191,38 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
             name=name,
             shape=tuple(tensor.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
-            read=_named_reader(path, functools.partial(part_of, tensor)),
+            read=reading_weights(path)(read(tensor)),
         )
         for name, tensor in state.items()
     }
 
 
-def _named_reader(path: Path, read: Callable[[Index], np.ndarray]) -> Callable:
-    def read_named(index: Index) -> np.ndarray:
-        with reading_weights(path):
-            return read(index)
-
-    return read_named
-
-
 def write_safetensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
     """Writes ``model.safetensors``, or files of ``SHARD_BYTES`` at most and their index.
 
-    Tensors come by name, those of one file are in memory at a time; one that is larger has a file
-    of its own.
+    The tensors of one file are in memory at a time; one that is larger has its own file.
     """
-    shards: list[list[str]] = []
-    total, size, pending = 0, 0, {}
+    shards, total, size, pending = [], 0, 0, {}
+
+    def write_shard():
+        save_arrays(directory / f"shard-{len(shards)}", pending, {"format": "pt"})
+        shards.append(list(pending))
+
     for name, tensor in tensors:
         if pending and size + tensor.nbytes > SHARD_BYTES:
-            shards.append(_write_shard(directory, len(shards), pending))
+            write_shard()
             size, pending = 0, {}
         pending[name] = tensor
         size, total = size + tensor.nbytes, total + tensor.nbytes
-    shards.append(_write_shard(directory, len(shards), pending))
+    write_shard()
     if len(shards) == 1:
-        (directory / "shard-0").rename(directory / "model.safetensors")
+        (directory / "shard-0").rename(directory / WEIGHTS[0])
         return
     weight_map = {}
     for number, names in enumerate(shards):
         file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
         (directory / f"shard-{number}").rename(directory / file)
         weight_map |= dict.fromkeys(names, file)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    write_json(directory / "model.safetensors.index.json", index)
-
-
-def _write_shard(directory: Path, number: int, tensors: dict[str, np.ndarray]) -> list[str]:
-    save_arrays(directory / f"shard-{number}", tensors, {"format": "pt"})
-    return list(tensors)
+    write_json(
+        directory / WEIGHTS[1], {"metadata": {"total_size": total}, "weight_map": weight_map}
+    )

@@ -1,4 +1,4 @@
-"""What the project's own formats share: config.json and, of drafts, one safetensors file."""
+"""Parts that the native formats share: config.json and, of drafts, one safetensors file."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,25 +18,24 @@ from spec_t5x.errors import InputError
 
 
 def with_extra(metadata: dict[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A config.json with entries of the caller's, whose names must be others."""
-    extra = extra or {}
-    taken = sorted(set(metadata) & set(extra))
+    """Returns a config.json with a caller's entries, whose names must be others."""
+    taken = sorted(set(metadata) & set(extra or {}))
     if taken:
         raise InputError(f"extra entry {taken[0]!r} is the format's own: rename it")
-    return {**metadata, **extra}
+    return metadata | dict(extra or {})
 
 
 def check_format(
     metadata: dict[str, Any], path: Location, name: str, version: int, remedy: str
 ) -> None:
-    """Refuses a config.json of another format or version; ``remedy`` is for the former."""
+    """Refuses a config.json of another format, with the ``remedy``, or version."""
     if metadata.get("format") != name:
         raise InputError(f"{path} has format {metadata.get('format')!r}, not {name!r}: {remedy}")
     check_known(path, "version", metadata.get("version"), (version,))
 
 
 def check_known(path: Location, name: str, value: Any, known: Collection) -> None:
-    """Refuses an entry of config.json whose value a later release brought."""
+    """Refuses an entry of config.json whose value only a later release knows."""
     if value not in known:
         raise InputError(
             f"{path} has {name} {value!r}, this spec_t5x reads {', '.join(map(str, known))}: "
@@ -61,7 +60,7 @@ def write_draft(
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in a file that ``write_draft`` wrote, as they are stored."""
+    """Reads the arrays in a file that ``write_draft`` wrote, as they are stored."""
     from safetensors.numpy import load_file
 
     with reading_weights(path):

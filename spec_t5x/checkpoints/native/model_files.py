@@ -1,11 +1,11 @@
-"""The project's own checkpoints.
+"""The project's own format of models.
 
 A directory that can be copied, committed and shipped as package data:
 
     config.json     format, version, model, vocabulary, stored type; readable
     params/         the weights, as Orbax writes and restores them
     spiece.model    the SentencePiece model, or
-    tokenizer.json  another vocabulary, as Unigram or WordPiece (neither when it is bytes)
+    tokenizer.json  another vocabulary, as Unigram or WordPiece (neither for bytes)
 """
 
 from collections.abc import Callable
@@ -41,11 +41,10 @@ VERSION = 1
 _ROUNDED_VERSION = 2
 PARAMS_NAME = "params"
 _OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_dtype", "weights")
+# Entries of "vocabulary" that not all vocabularies have.
 _MAPPED_IDS = ("num_ids", "start_id", "eos_id")
-# Of the same, where several tokens end an output.
-_READS_SENTINELS, _CLEANS_UP = "reads_sentinels", "cleans_up"
-_MORE_EOS = "more_eos_ids"
-# The family where config.json has no "network", as checkpoints from before there were two.
+_READS_SENTINELS, _CLEANS_UP, _MORE_EOS = "reads_sentinels", "cleans_up", "more_eos_ids"
+# The family of a config.json without "network", from before there were two.
 _FIRST = "t5"
 
 
@@ -62,13 +61,13 @@ def save_model(
     """Writes a checkpoint, completely or not at all.
 
     Args:
-        directory: where; its parents are made.
+        directory: the checkpoint's; its parents are made.
         params: the tree of the network of ``config``, without an outer "params".
         config: the model.
         vocabulary_or_path: a vocabulary, or a SentencePiece file without extra ids.
         dtype: "bfloat16" or "float32", the type of the stored weights.
         extra: more entries for config.json (training steps, scores, ...).
-        overwrite: replace an earlier checkpoint.
+        overwrite: whether an earlier checkpoint may be replaced.
 
     Raises:
         InputError: the directory is taken, the parameters do not fit the
@@ -82,15 +81,14 @@ def save_model(
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """``save_model`` of a stored model; see ``formats``."""
+    """Writes a stored model; see ``formats``."""
     stored.known_vocabulary()
     write_json(stage / CONFIG_NAME, describe(stored, dtype))
-    source = str(stored.directory)
-    if stored.weights == AUTO:
-        tensors = read_tensors(stored.tensors, source, dtype, report)
-    else:
-        whole = read_tensors(stored.tensors, source, "float32", report)
-        tensors = rounded.split(whole, BITS[stored.weights], dtype)
+    is_rounded = stored.weights != AUTO
+    read_as = "float32" if is_rounded else dtype
+    tensors = read_tensors(stored.tensors, str(stored.directory), read_as, report)
+    if is_rounded:
+        tensors = rounded.split(tensors, BITS[stored.weights], dtype)
     write_tree(stage / PARAMS_NAME, ((tuple(path.split("/")), array) for path, array in tensors))
 
 
@@ -115,7 +113,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 
 
 def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
-    """What config.json holds of a model, its further entries included."""
+    """Returns the config.json of a model, its further entries included."""
     config, vocabulary, weights = stored.config, stored.vocabulary, stored.weights
     metadata = {
         "format": FORMAT,
@@ -131,35 +129,35 @@ def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
 
 
 def _name_of(kind: str, fits: Callable[[Any], bool]) -> str:
-    """The name of the first entry that fits."""
+    """Returns the name of the first entry that fits."""
     return next(name for name, entry in registry.find_all(kind).items() if fits(entry))
 
 
 def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
+    more = list(vocabulary.eos_ids[1:])
     if isinstance(vocabulary, ByteVocabulary):
-        kind = {"kind": "bytes"}
+        entry = {"kind": "bytes"}
         if vocabulary.reads_sentinels:
-            kind[_READS_SENTINELS] = True
+            entry[_READS_SENTINELS] = True
     elif isinstance(vocabulary, SentencePieceVocabulary):
-        kind = {"kind": "sentencepiece", "file": SPIECE_NAME}
-    elif not isinstance(vocabulary, MappedVocabulary):
-        kind = _name_of("tokenizer", lambda cls: isinstance(vocabulary, cls))
-        kind = {"kind": kind, "file": TOKENIZER_NAME}
-    if isinstance(vocabulary, MappedVocabulary):
-        # Renumbered, see there.
+        entry = {"kind": "sentencepiece", "file": SPIECE_NAME}
+    elif isinstance(vocabulary, MappedVocabulary):
+        # The tokenizer's ids, before they are renumbered.
         ids = {name: getattr(vocabulary, name) for name in _MAPPED_IDS}
-        kind = {"kind": "mapped", "file": TOKENIZER_NAME, **ids}
-        if vocabulary.more_eos_ids:
-            kind[_MORE_EOS] = list(vocabulary.more_eos_ids)
-    elif len(vocabulary.eos_ids) > 1:
-        kind[_MORE_EOS] = list(vocabulary.eos_ids[1:])
+        entry = {"kind": "mapped", "file": TOKENIZER_NAME, **ids}
+        more = list(vocabulary.more_eos_ids)
+    else:
+        kind = _name_of("tokenizer", lambda cls: isinstance(vocabulary, cls))
+        entry = {"kind": kind, "file": TOKENIZER_NAME}
+    if more:
+        entry[_MORE_EOS] = more
     if vocabulary.cleans_up:
-        kind[_CLEANS_UP] = True
-    return {**kind, "extra_ids": vocabulary.extra_ids, "fingerprint": vocabulary.fingerprint()}
+        entry[_CLEANS_UP] = True
+    return {**entry, "extra_ids": vocabulary.extra_ids, "fingerprint": vocabulary.fingerprint()}
 
 
 def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
-    """The model that ``metadata``, read from ``path``, describes."""
+    """Returns the model's configuration in ``metadata``, which was read from ``path``."""
     version = VERSION if metadata.get("weights", AUTO) == AUTO else _ROUNDED_VERSION
     check_format(metadata, path, FORMAT, version, "load it with spec_t5x.checkpoints.loading.load")
     network = metadata.get("network", _FIRST)
@@ -169,35 +167,35 @@ def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
 
 
 def extra_entries(metadata: dict[str, Any]) -> dict[str, Any]:
-    """What of ``metadata`` is not the format's own."""
+    """Returns the entries of ``metadata`` that are not the format's."""
     return {name: value for name, value in metadata.items() if name not in _OWN_ENTRIES}
 
 
 def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
-    """The vocabulary that ``values`` describes."""
+    """Reads the vocabulary that ``values`` describes."""
     entry = values.get("vocabulary")
     entry = entry if isinstance(entry, dict) else {}
-    extra_ids, tokenizers = entry.get("extra_ids", 0), registry.names("tokenizer")
-    if entry.get("kind") == "bytes":
+    kind, tokenizers = entry.get("kind"), registry.names("tokenizer")
+    extra_ids, more = entry.get("extra_ids", 0), entry.get(_MORE_EOS, ())
+    if kind == "bytes":
         vocabulary = ByteVocabulary(extra_ids, entry.get(_READS_SENTINELS, False))
-    elif entry.get("kind") == "sentencepiece":
+    elif kind == "sentencepiece":
         vocabulary = SentencePieceVocabulary(local_file(directory / SPIECE_NAME), extra_ids)
-    elif entry.get("kind") in tokenizers:
-        path = local_file(directory / TOKENIZER_NAME)
-        vocabulary = registry.find("tokenizer", entry["kind"])(path)
-    elif entry.get("kind") == "mapped":
+    elif kind in tokenizers:
+        vocabulary = registry.find("tokenizer", kind)(local_file(directory / TOKENIZER_NAME))
+    elif kind == "mapped":
         ids = {name: entry.get(name, 0) for name in _MAPPED_IDS}
         tokenizer = read_tokenizer(local_file(directory / TOKENIZER_NAME))
         if tokenizer is None:
             raise InputError(f"no vocabulary at {directory / TOKENIZER_NAME}: copy it there")
-        vocabulary = MappedVocabulary(tokenizer, **ids, more_eos_ids=entry.get(_MORE_EOS, ()))
+        vocabulary = MappedVocabulary(tokenizer, **ids, more_eos_ids=more)
     else:
         raise InputError(
-            f"{directory / CONFIG_NAME} has vocabulary {entry.get('kind')!r}: "
+            f"{directory / CONFIG_NAME} has vocabulary {kind!r}: "
             f"it must be sentencepiece, {', '.join(tokenizers)}, mapped or bytes"
         )
-    if entry["kind"] != "mapped":
-        vocabulary.eos_ids = (EOS_ID, *entry.get(_MORE_EOS, ()))
+    if kind != "mapped":
+        vocabulary.eos_ids = (EOS_ID, *more)
     vocabulary.cleans_up = entry.get(_CLEANS_UP, False)
     if vocabulary.fingerprint() != entry.get("fingerprint"):
         raise InputError(

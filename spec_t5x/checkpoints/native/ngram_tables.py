@@ -1,14 +1,13 @@
-"""N-gram tables on disk, and whether they belong to a target.
+"""N-gram tables on disk.
 
-    config.json          format, version, order, vocabulary, what was counted
+    config.json          format, version, order, vocabulary, facts about the counted texts
     ngrams.safetensors   unigram [vocab], and for each order n from 2 on:
                            n.children [contexts of order n - 1]   contexts that extend each
                            n.tokens, n.num_successors [contexts]
                            n.successors, n.masses [entries]
 
-Contexts and entries are in the order that ``drafts.ngram.ContextLevel`` has them in;
-numbers of items are stored in place of offsets. The vocabulary is the target's, and
-stays with it.
+Contexts and entries are in the order of ``drafts.ngram.ContextLevel``; numbers of items are stored
+in place of offsets. The vocabulary is the target's, which alone stores it.
 """
 
 from pathlib import Path
@@ -42,13 +41,13 @@ def save_ngram(
     extra: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes what ``training.ngram_counts`` counted, completely or not at all.
+    """Writes the tables of ``training.ngram_counts``, completely or not at all.
 
     The arguments are those of ``native.save_model``.
 
     Raises:
         InputError: the directory is taken, the vocabulary is of another size, or an
-            extra entry has a name of the format's own.
+            extra entry has a name of the format.
     """
     if draft.vocab_size != vocabulary.vocab_size:
         raise InputError(
@@ -62,7 +61,12 @@ def save_ngram(
         "vocab_size": draft.vocab_size,
         "vocabulary": vocabulary.fingerprint(),
     }
-    arrays = _to_arrays(draft)
+    arrays = {"unigram": np.asarray(draft.unigram)}
+    for order, level in enumerate(draft.levels, start=2):
+        children, num_successors = _counts(level.first), _counts(level.starts)
+        tables = (children, level.tokens, num_successors, level.successors, level.masses)
+        for name, table in zip(_TABLES, tables, strict=True):
+            arrays[f"{order}.{name}"] = np.asarray(table)
     write_draft(directory, metadata, TABLES_NAME, arrays, extra=extra, overwrite=overwrite)
 
 
@@ -75,7 +79,7 @@ def load_ngram(
     """Reads tables that ``save_ngram`` wrote, as a draft on JAX's default device.
 
     Args:
-        directory_or_name: a directory, or the name of tables that ship with the package.
+        directory_or_name: a directory, or the name of packaged tables.
         target: the model that will verify the proposals. The draft gets as many logits;
             without it, as many as the vocabulary has ids.
         order: 1 for unigrams, 2 for bigrams, …; None takes the longest there are.
@@ -85,64 +89,55 @@ def load_ngram(
             vocabulary than the target's, or do not go up to ``order``.
     """
     directory = find_directory(directory_or_name)
-    metadata = read_json(directory / CONFIG_NAME)
     path = directory / CONFIG_NAME
+    metadata = read_json(path)
     check_format(metadata, path, FORMAT, VERSION, "give n-grams that spec-t5x train-ngram wrote")
     with describing(path, "n-grams"):
         stored_order, vocab_size = int(metadata["order"]), int(metadata["vocab_size"])
-    if target is not None:
-        _check_belongs(metadata, directory, target)
-    draft = _from_arrays(directory / TABLES_NAME, stored_order, vocab_size)
+    if target is not None and metadata.get("vocabulary") != target.vocabulary.fingerprint():
+        raise InputError(
+            f"n-grams {directory} and target {target.directory} have different vocabularies "
+            f"({vocab_size} and {target.vocabulary.vocab_size} ids): count n-grams with the "
+            "target's vocabulary (spec-t5x train-ngram)"
+        )
+    draft = _read_tables(directory / TABLES_NAME, stored_order, vocab_size)
     if target is not None:
         draft = draft.with_vocab_size(target.config.vocab_size)
     return jax.device_put(draft if order is None else draft.with_order(order))
 
 
-def _check_belongs(metadata: dict[str, Any], directory: Path, target: LoadedModel) -> None:
-    if metadata.get("vocabulary") != target.vocabulary.fingerprint():
-        raise InputError(
-            f"n-grams {directory} and target {target.directory} have different vocabularies "
-            f"({metadata['vocab_size']} and {target.vocabulary.vocab_size} ids): count n-grams "
-            "with the target's vocabulary (spec-t5x train-ngram)"
-        )
-
-
-def _to_arrays(draft: NgramDraft) -> dict[str, np.ndarray]:
-    arrays = {"unigram": np.asarray(draft.unigram)}
-    for order, level in enumerate(draft.levels, start=2):
-        children, num_successors = _counts(level.first), _counts(level.starts)
-        tables = (children, level.tokens, num_successors, level.successors, level.masses)
-        for name, table in zip(_TABLES, tables, strict=True):
-            arrays[f"{order}.{name}"] = np.asarray(table)
-    return arrays
-
-
 def _counts(offsets: Int[Array, "owners_and_one"]) -> Integer[np.ndarray, "owners"]:
-    """Numbers of items, in two bytes where they fit."""
+    """Returns numbers of items, in two bytes if they fit."""
     counts = np.diff(np.asarray(offsets))
     return counts.astype(np.uint16) if counts.max() <= np.iinfo(np.uint16).max else counts
 
 
-def _from_arrays(path: Path, order: int, vocab_size: int) -> NgramDraft:
-    """The draft, once its tables are known to belong together."""
+def _offsets(counts: Integer[np.ndarray, "owners"]) -> Int[np.ndarray, "owners_and_one"]:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int32)
+
+
+def _read_tables(path: Path, order: int, vocab_size: int) -> NgramDraft:
+    """Reads the tables, and refuses those that do not fit together."""
     arrays = read_arrays(path)
     levels = []
     with describing(path, f"n-grams up to order {order}"):
         unigram = arrays["unigram"]
         fits = unigram.shape == (vocab_size,)
         for length in range(2, order + 1):
-            tables = {name: arrays[f"{length}.{name}"] for name in _TABLES}
+            children, tokens, counts, successors, masses = (
+                arrays[f"{length}.{name}"] for name in _TABLES
+            )
             level = ContextLevel(
-                first=_offsets(tables["children"]),
-                tokens=tables["tokens"],
-                starts=_offsets(tables["num_successors"]),
-                successors=tables["successors"],
-                masses=tables["masses"],
+                first=_offsets(children),
+                tokens=tokens,
+                starts=_offsets(counts),
+                successors=successors,
+                masses=masses,
             )
             # On a device an index that leads out of a table would raise nothing.
-            fits &= level.first[-1] == len(level.tokens) == len(level.starts) - 1
-            fits &= level.starts[-1] == len(level.successors) == len(level.masses)
-            fits &= max(level.tokens.max(), level.successors.max()) < vocab_size
+            fits &= level.first[-1] == len(tokens) == len(level.starts) - 1
+            fits &= level.starts[-1] == len(successors) == len(masses)
+            fits &= max(tokens.max(), successors.max()) < vocab_size
             levels.append(level)
     if not fits:
         raise InputError(
@@ -154,10 +149,6 @@ def _from_arrays(path: Path, order: int, vocab_size: int) -> NgramDraft:
         levels=tuple(levels),
         max_successors=max((int(np.diff(level.starts).max()) for level in levels), default=0),
     )
-
-
-def _offsets(counts: Integer[np.ndarray, "owners"]) -> Int[np.ndarray, "owners_and_one"]:
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int32)
 
 
 def _of_order(order: int | None) -> DraftKind:

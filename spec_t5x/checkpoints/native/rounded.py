@@ -1,6 +1,6 @@
 """Rounded matrices on disk: whole numbers, and beside each the scales of its groups.
 
-They are the very numbers that a model computes with: a matrix that was rounded and is read back
+They are the numbers that a model computes with: a rounded matrix that is read back
 is rounded to itself (``models.weights.Rounded``).
 """
 
@@ -12,18 +12,17 @@ from spec_t5x.checkpoints.storage.tensors import Index, Tensor
 from spec_t5x.errors import InputError
 from spec_t5x.models.weights import GROUP, Rounded
 
-_MATRIX = "/kernel"
-_SCALES = "/kernel_scales"
+_MATRIX, _SCALES = "/kernel", "/kernel_scales"
 
 
 def split(
     tensors: Iterable[tuple[str, np.ndarray]], bits: int, dtype: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """What is stored of weights in float32: matrices rounded, all else as ``dtype``."""
+    """Yields the stored form of weights in float32: matrices rounded, all else as ``dtype``."""
     for path, array in tensors:
         if path.endswith(_MATRIX):
             rounded = Rounded.of(array, bits)
-            # Numbers of 4 bits too: what is not used of a byte is compressed away.
+            # Numbers of 4 bits too: compression removes the rest of a byte.
             yield path, np.asarray(rounded.values).astype(np.int8)
             yield path.removesuffix(_MATRIX) + _SCALES, np.asarray(rounded.scales)
         else:
@@ -31,7 +30,7 @@ def split(
 
 
 def join(stored: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """The weights of a model that ``split`` made, matrices in float32."""
+    """Returns the weights of a model that ``split`` made, matrices in float32."""
     tensors = {}
     for path, tensor in stored.items():
         if path.endswith(_MATRIX):

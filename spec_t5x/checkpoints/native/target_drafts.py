@@ -1,11 +1,11 @@
-"""Drafts that build on their target's parameters, on disk: only what is their own.
+"""Drafts that build on their target's parameters, on disk: only their own parameters.
 
     config.json          format, version, sizes, the target's marks, stored type
     draft.safetensors    of a draft that shares the encoder: the decoder, by our names, without
                          the maps to keys and values of the source; of an EAGLE head, the
                          maps of its inputs, too
 
-The *marks* of a target, by which its draft knows it again, are the fingerprints of its
+The *marks* of a target, by which its draft recognizes it, are the fingerprints of its
 vocabulary and of its decoder.
 """
 
@@ -45,7 +45,7 @@ from spec_t5x.types import PyTree
 
 VERSION = 1
 _IDS = "narrow_head/ids"
-# Of a draft's sizes, what need not be the target's.
+# Sizes of a draft that may differ from the target's, and further ones of a head.
 _OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
 _OF_HEADS = ("emb_dim", "mlp_dim", "logits_via_embedding")
 
@@ -58,7 +58,7 @@ class DraftFormat:
     name: str
     # The file with the arrays.
     file: str
-    # What writes it, for messages.
+    # The command that writes it, for messages.
     made_by: str
 
 
@@ -69,15 +69,15 @@ EAGLE = DraftFormat("spec_t5x_eagle", _FILE, "a head that spec-t5x distill, with
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedSharedDraft:
-    """What is a draft's own, read from disk and checked against its target."""
+    """A draft's own parameters, read from disk and checked against its target."""
 
-    # ``models.kept_layers.own_params``, of the type that the target was loaded as.
+    # ``models.kept_layers.own_params``, of the target's type.
     params: PyTree
     # ``config.dtype`` is the target's.
     config: T5Config
-    # Which decoder layer of the target's each of the draft's was.
+    # The target's decoder layer that each of the draft's was.
     layers: tuple[int, ...]
-    # Of a narrow output layer; None where all tokens are known.
+    # A narrow output layer's tokens; None if all tokens are known.
     head: NarrowHead | None
 
 
@@ -93,16 +93,16 @@ def save_shared_draft(
 ) -> None:
     """Writes a draft that shares its target's encoder, completely or not at all.
 
-    One of an ``EagleConfig`` is of the format ``EAGLE``.
+    A draft of an ``EagleConfig`` has the format ``EAGLE``.
 
     Args:
-        directory: where.
+        directory: the draft's.
         params: the draft's own (``models.kept_layers.own_params``; with a head,
             ``models.narrow_head.narrowed_params``).
         config: the draft's sizes.
-        layers: which decoder layer of the target's each of the draft's was.
-        target: the model it was trained for.
-        head: which tokens its narrow output layer knows.
+        layers: the target's decoder layer that each of the draft's was.
+        target: the model that the draft was trained for.
+        head: the tokens of its narrow output layer.
         **options: as of ``write_for_target``.
     """
     num_known = None if head is None else head.ids.shape[0]
@@ -140,20 +140,18 @@ def load_shared_draft(
     check_belongs("draft layers", directory, metadata, target, sizes)
     flat = read_arrays(directory / kind.file)
     ids, dtype = flat.pop(_IDS, None), target.config.dtype
-    params = checked_params(flat, _shapes_of_layers(config, num_known), directory, dtype)
-    head = None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size)
     return LoadedSharedDraft(
-        params=params,
+        params=checked_params(flat, _shapes_of_layers(config, num_known), directory, dtype),
         config=dataclasses.replace(config, dtype=dtype),
         layers=layers,
-        head=head,
+        head=None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size),
     )
 
 
 def target_fingerprint(target: LoadedModel) -> str:
-    """A hash that tells trained targets apart, whatever type they were loaded as.
+    """Computes a hash that tells trained targets apart, loaded as any type.
 
-    Of the scale of the decoder's last norm, which all training changes; in bfloat16, the
+    It covers the scale of the decoder's last norm, which all training changes, in bfloat16, the
     coarsest type that models are stored and loaded in.
     """
     scale = np.asarray(target.params["decoder"]["decoder_norm"]["scale"])
@@ -176,24 +174,23 @@ def write_for_target(
     """Writes parameters, stored as ``dtype``, and ``exact`` arrays, stored as they are.
 
     Args:
-        directory: where.
+        directory: the draft's.
         kind: the format.
-        entries: what config.json says beside the target's marks.
+        entries: config.json beside the target's marks.
         params: the draft's own, of these ``shapes`` by path.
         target: the model that they belong to.
         dtype, extra, overwrite: as of ``native.save_model``.
         exact: further arrays by name.
     """
     check_choice("stored dtype", dtype, STORED_DTYPES)
-    marks = {
-        "vocabulary": target.vocabulary.fingerprint(),
-        "fingerprint": target_fingerprint(target),
-    }
     metadata = {
         "format": kind.name,
         "version": VERSION,
         **entries,
-        "target": marks,
+        "target": {
+            "vocabulary": target.vocabulary.fingerprint(),
+            "fingerprint": target_fingerprint(target),
+        },
         "stored_dtype": dtype,
     }
     tensors = array_tensors(params)
@@ -203,7 +200,7 @@ def write_for_target(
 
 
 def read_config(directory_or_name: str | Path, kind: DraftFormat) -> tuple[Path, dict[str, Any]]:
-    """The directory, and the config.json in it, which has to be of this format."""
+    """Returns the directory, and its config.json, which has to be of this format."""
     directory = find_directory(directory_or_name)
     path = directory / CONFIG_NAME
     metadata = read_json(path)
@@ -217,7 +214,7 @@ def checked_params(
     directory: Path,
     dtype: str,
 ) -> PyTree:
-    """Arrays by path as parameters of the shapes that are wanted, all finite, as ``dtype``."""
+    """Returns arrays by path as finite parameters of these shapes, as ``dtype``."""
     tensors = array_tensors(arrays)
     check_tensors(tensors, shapes, str(directory))
     return read_params(tensors, str(directory), dtype=dtype)
@@ -241,7 +238,7 @@ def check_belongs(
 ) -> None:
     """Refuses a draft of another target, by its marks and by ``sizes`` (the draft's, the target's).
 
-    The target's parameters are compared where they can be read: a program's trace has none.
+    The target's parameters are compared if they can be read: a program's trace has none.
     """
     marks = metadata.get("target")
     marks = marks if isinstance(marks, dict) else {}
@@ -258,7 +255,7 @@ def check_belongs(
 
 
 def _is_known(values: Any) -> bool:
-    """Whether this process can read them: no shapes, not traced, not on other hosts."""
+    """Tells whether this process can read an array: no shape, not traced, not on other hosts."""
     if isinstance(values, jax.ShapeDtypeStruct | jax.core.Tracer):
         return False
     if isinstance(values, jax.Array):
@@ -269,15 +266,9 @@ def _is_known(values: Any) -> bool:
 def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) -> DraftKind:
     def make(request: Request, argument: str) -> SharedEncoderDraft:
         loaded = load_shared_draft(argument or request.packaged(name), request.target, kind)
-        made = draft.create(
-            loaded.params,
-            loaded.config,
-            loaded.layers,
-            request.model,
-            settings=request.options.settings,
-            head=loaded.head,
-        )
-        weights = request.options.weights
+        own, weights = (loaded.params, loaded.config, loaded.layers), request.options.weights
+        settings = request.options.settings
+        made = draft.create(*own, request.model, settings=settings, head=loaded.head)
         return made if weights == AUTO else made.replace(model=made.model.rounded(BITS[weights]))
 
     return DraftKind(make=make, format=kind.name, checkpoints=one_checkpoint, needs_encoder=True)

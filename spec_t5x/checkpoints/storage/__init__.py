@@ -1,1 +1,1 @@
-"""What every format is read with: files, arrays, vocabularies and checks."""
+"""Parts that all formats share: files, arrays, vocabularies and checks."""

@@ -17,15 +17,15 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine.git_lfs import check_fetched
 
 CONFIG_NAME = "config.json"
-# Beside T5X's files, which it does not read: the config.json of our own format.
+# The config.json of the native format beside T5X's files, which T5X does not read.
 SIDECAR_NAME = "spec_t5x.json"
 
-# What a directory is called while it is written, and while another takes its place.
+# Marks in the name of a directory that is being written, and of one that another replaces.
 _STAGE, _RETIRED = "writing", "old"
 
 
 def read_json(path: Any) -> dict[str, Any]:
-    """The JSON object in a file, a ``Path`` or one in a bucket."""
+    """Reads the JSON object in a file, a ``Path`` or one in a bucket."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -40,14 +40,14 @@ def read_json(path: Any) -> dict[str, Any]:
     return values
 
 
-def read_if_there(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, an empty one without the file."""
+def read_if_there(path: Any) -> dict[str, Any]:
+    """Reads the JSON object in a file, an empty one without the file."""
     return read_json(path) if path.is_file() else {}
 
 
 @contextlib.contextmanager
 def describing(path: object, what: str) -> Iterator[None]:
-    """Around code that makes ``what`` of a JSON file's values.
+    """Explains the errors of code that makes ``what`` of a JSON file's values.
 
     Raises:
         InputError: in place of the errors of values that are absent or do not fit.
@@ -79,18 +79,18 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 def save_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes a safetensors file; the library's own function makes one that nobody else may read."""
+    """Writes a safetensors file; the library's function makes one that its owner alone may read."""
     # Imported where weights move: the command line starts without it.
     from safetensors.numpy import save
 
-    # Of a transposed array the memory lies in another order.
+    # The memory of a transposed array is in another order.
     in_order = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     path.write_bytes(save(in_order, metadata))
 
 
 @contextlib.contextmanager
 def reading_weights(path: Path) -> Iterator[None]:
-    """Around code that reads a file of weights: what it raises becomes an ``InputError``."""
+    """Turns all errors of code that reads a file of weights into an ``InputError``."""
     try:
         yield
     except InputError:
@@ -102,10 +102,10 @@ def reading_weights(path: Path) -> Iterator[None]:
 
 
 def check_inside(name: str, source: object) -> str:
-    """A file's name as a checkpoint gives it, unless it leads out of the checkpoint.
+    """Returns a file's name that ``source`` gives, unless it leads out of the checkpoint.
 
     Raises:
-        InputError: it is absolute or goes to a parent; ``source`` is what names it.
+        InputError: it is absolute or leads to a parent.
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
@@ -116,7 +116,7 @@ def check_inside(name: str, source: object) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The gist of an error, for a message that must stay on one line."""
+    """Returns the gist of an error, for a message that must stay on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 160 else text[:157] + "..."
 
@@ -125,10 +125,9 @@ def one_line(error: BaseException) -> str:
 def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path]:
     """Yields a directory beside ``directory`` that takes its place at the end.
 
-    When the body fails, nothing has changed. With ``overwrite`` an earlier
-    checkpoint is removed, once the new one is complete. A process that is killed, wherever, leaves
-    the earlier checkpoint or the new one under the name, once ``recover`` was called, as whatever
-    reads checkpoints does; what else it leaves goes when the name is written next.
+    If the body fails, nothing has changed. With ``overwrite`` an earlier checkpoint is removed once
+    the new one is complete. A killed process leaves the earlier checkpoint or the new one under the
+    name, after ``recover``, which all readers call; its other files go at the next write.
 
     Raises:
         InputError: something is there already, and it is not an empty directory
@@ -138,9 +137,18 @@ def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path
     recover(directory)
     check_destination(directory, overwrite)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with _stage_of(directory) as stage:
-        yield stage
-        _replace(directory, stage)
+    stage = _new_beside(directory, _STAGE)
+    with contextlib.ExitStack() as held:
+        with _lock(directory.parent):
+            _remove_left(directory)
+            stage.mkdir()
+            # Tells others that this process is alive: the system releases it at its end.
+            held.enter_context(_lock(stage, wait=False))
+        try:
+            yield stage
+            _replace(directory, stage)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
 
 
 def recover(directory: Path) -> None:
@@ -155,7 +163,7 @@ def recover(directory: Path) -> None:
 
 
 def check_destination(directory: Path, overwrite: bool) -> None:
-    """Refuses what ``staged_directory`` would refuse."""
+    """Refuses a directory that ``staged_directory`` would refuse."""
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -164,7 +172,7 @@ def check_destination(directory: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise InputError(f"{directory} exists: choose another directory or set overwrite=True")
-    # A wrong path must not cost anybody their files.
+    # A wrong path must not cost a user other files.
     if not any((directory / name).is_file() for name in (CONFIG_NAME, SIDECAR_NAME)):
         raise InputError(
             f"{directory} holds no {CONFIG_NAME} and no {SIDECAR_NAME}, so it is no checkpoint to "
@@ -172,36 +180,22 @@ def check_destination(directory: Path, overwrite: bool) -> None:
         )
 
 
-@contextlib.contextmanager
-def _stage_of(directory: Path) -> Iterator[Path]:
-    """A new directory beside ``directory``, removed at the end; so are those left by the dead.
-
-    Living processes hold a lock on theirs, which the system releases when they end.
-    """
-    stage = _new_beside(directory, _STAGE)
-    with contextlib.ExitStack() as held:
-        with _lock(directory.parent):
-            left = _beside(directory, _STAGE)
-            left += _beside(directory, _RETIRED) if directory.exists() else []
-            for path in left:
-                with _lock(path, wait=False) as is_free:
-                    if is_free:
-                        shutil.rmtree(path, ignore_errors=True)
-            stage.mkdir()
-            held.enter_context(_lock(stage, wait=False))
-        try:
-            yield stage
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
+def _remove_left(directory: Path) -> None:
+    """Removes the directories that dead processes left beside ``directory``."""
+    retired = _beside(directory, _RETIRED) if directory.exists() else []
+    for path in [*_beside(directory, _STAGE), *retired]:
+        with _lock(path, wait=False) as is_free:
+            if is_free:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _replace(directory: Path, stage: Path) -> None:
-    """Gives ``stage`` the name ``directory``; what had it is gone."""
+    """Gives ``stage`` the name ``directory``, and removes the directory that had it."""
     if not directory.exists():
         os.rename(stage, directory)
         return
     retired = _new_beside(directory, _RETIRED)
-    # Others wait, rather than to find nothing and recover.
+    # Others wait, rather than find nothing and recover.
     with _lock(directory.parent):
         os.rename(directory, retired)
         try:
@@ -217,23 +211,19 @@ def _new_beside(directory: Path, kind: str) -> Path:
 
 
 def _beside(directory: Path, kind: str) -> list[Path]:
-    """What processes have under the names of ``_new_beside``."""
+    """Lists the directories that ``_new_beside`` named."""
     return sorted(directory.parent.glob(f".{glob.escape(directory.name)}.{kind}-*"))
 
 
 @contextlib.contextmanager
 def _lock(directory: Path, wait: bool = True) -> Iterator[bool]:
-    """Holds a directory's lock, or yields False.
-
-    Where another process holds it and ``wait`` is not set, and where the file system keeps none.
-    """
+    """Yields True with a directory's lock held, False if another has it or there are no locks."""
     with contextlib.ExitStack() as opened:
         try:
             descriptor = os.open(directory, os.O_RDONLY)
             opened.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            held = True
         except OSError:
             held = False
-        else:
-            held = True
         yield held

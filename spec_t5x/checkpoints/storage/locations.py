@@ -1,8 +1,8 @@
-"""Where a checkpoint is: a directory of this machine, or one in a bucket (gs://).
+"""The place of a checkpoint: a directory of this machine, or one in a bucket (gs://).
 
-A bucket is read through TensorStore, with Google's default credentials where there are
-any: those of ``gcloud auth application-default login``, of GOOGLE_APPLICATION_CREDENTIALS
-or of the virtual machine. Public buckets need none.
+A bucket is read through TensorStore, with Google's default credentials if there are any: those of
+``gcloud auth application-default login``, of GOOGLE_APPLICATION_CREDENTIALS or of the virtual
+machine. Public buckets need none.
 """
 
 import dataclasses
@@ -15,19 +15,19 @@ from spec_t5x.errors import InputError
 
 _SCHEME = "gs://"
 
-# What a private bucket requires.
+# The command that a private bucket requires.
 LOG_IN = "gcloud auth application-default login"
 
 
 @dataclasses.dataclass(frozen=True)
 class GcsPath:
-    """A file or directory of a bucket, with the few methods of ``Path`` that reading takes.
+    """A file or directory of a bucket, with the few methods of ``Path`` that reading needs.
 
     Each method raises ``InputError`` when the bucket cannot be reached.
     """
 
     bucket: str
-    # What follows the bucket, without a slash at either end; "" is the bucket itself.
+    # The rest, without a slash at either end; "" is the bucket itself.
     key: str
 
     def __str__(self) -> str:
@@ -38,36 +38,39 @@ class GcsPath:
 
     @property
     def name(self) -> str:
-        """The last component."""
+        """Last component."""
         return self.key.rpartition("/")[2]
 
     @property
     def parent(self) -> "GcsPath":
-        """The directory that holds it."""
+        """Directory that holds it."""
         return GcsPath(self.bucket, self.key.rpartition("/")[0])
 
     def is_file(self) -> bool:
-        """Whether there is an object of exactly this name that may be read."""
-        # Not by a list: reading objects of a bucket and listing them are separate rights,
-        # and what may not be listed looks empty. All that is asked for so is small.
+        """Tells whether there is an object of exactly this name that may be read."""
+        # No list: the rights to read objects and to list them are separate, and a bucket that may
+        # not be listed looks empty. All files that are looked for so are small.
         try:
             return self._read() is not None
         except InputError as error:
-            # What is absent is forbidden, too, to those who may not list.
+            # An absent object is forbidden, too, without the right to list.
             if isinstance(error.__cause__, PermissionError):
                 return False
             raise
 
     def iterdir(self) -> list["GcsPath"]:
-        """The directory's content, sorted by name."""
+        """Lists the directory's content, sorted by name."""
+        import tensorstore as ts
+
         prefix = f"{self.key}/" if self.key else ""
         # The last key with this prefix comes before the prefix with its slash counted up.
-        keys = self._list(prefix, f"{self.key}0" if self.key else "")
-        names = {key.removeprefix(prefix).partition("/")[0] for key in keys}
+        keys = ts.KvStore.KeyRange(prefix, f"{self.key}0" if self.key else "")
+        found = [key.decode() for key in self._ask(lambda store: store.list(keys))]
+        names = {key.removeprefix(prefix).partition("/")[0] for key in found}
         return [self / name for name in sorted(names - {""})]
 
     def read_bytes(self) -> bytes:
-        """The object's content.
+        """Returns the object's content.
 
         Raises:
             FileNotFoundError: there is none.
@@ -78,18 +81,12 @@ class GcsPath:
         return content
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """The object's content, decoded."""
+        """Returns the object's content, decoded."""
         return self.read_bytes().decode(encoding)
 
     def _read(self) -> bytes | None:
         result = self._ask(lambda store: store.read(self.key))
         return result.value if result.state == "value" else None
-
-    def _list(self, first: str, end: str) -> list[str]:
-        import tensorstore as ts
-
-        keys = self._ask(lambda store: store.list(ts.KvStore.KeyRange(first, end)))
-        return [key.decode() for key in keys]
 
     def _ask(self, question):
         try:
@@ -106,7 +103,7 @@ Location = Path | GcsPath
 
 
 def locate(name: str | Path | GcsPath) -> Location:
-    """The place that a path or a gs:// address names; whether it exists is not asked."""
+    """Returns the place of a path or a gs:// address, whether it exists or not."""
     if isinstance(name, GcsPath):
         return name
     text = str(name)
@@ -121,7 +118,7 @@ def locate(name: str | Path | GcsPath) -> Location:
 
 
 def kvstore_spec(location: Location) -> dict[str, Any]:
-    """TensorStore's specification of the directory, as a place of files."""
+    """Returns TensorStore's specification of a directory of files."""
     if isinstance(location, GcsPath):
         key = f"{location.key}/" if location.key else ""
         return {"driver": "gcs", "bucket": location.bucket, "path": key}

@@ -1,7 +1,7 @@
 """A model on disk, which a format opens, and a model in memory."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,39 +29,36 @@ Shardings = Callable[[ModelConfig], PyTree]
 class LoadedModel:
     """A model read from disk, checked and ready to run."""
 
-    # ``{"token_embedder": {"embedding": [vocab, embed]}, "encoder": ...}``; read for decoding, as
-    # this machine's operations read it (``machine.operations``).
+    # ``{"token_embedder": {"embedding": [vocab, embed]}, "encoder": ...}``; if it was read for
+    # decoding, in the form of this machine's operations (``machine.operations``).
     params: PyTree
-    # ``config.dtype`` is the type that was asked for, not the stored one.
+    # ``config.dtype`` is the requested type, not the stored one.
     config: ModelConfig
     vocabulary: Vocabulary
-    # Where the model was read from.
     directory: Location
     # Entries of config.json beside the model's, and the step of a T5X checkpoint.
     metadata: dict[str, Any]
-    # "int8" or "int4" where the matrices were rounded before they were stored.
+    # "int8" or "int4" if the matrices were rounded before they were stored.
     weights: str = AUTO
 
     def bind(self, weights: str = AUTO) -> Model:
-        """The model for decoding (``binding.bind``), its matrices as stored or rounded to less."""
+        """Binds the model for decoding, its matrices as stored or rounded to fewer bits."""
         return bind(self.params, self.config, self.weights if weights == AUTO else weights)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredModel:
-    """A model that is opened; its weights are read later."""
+    """An opened model; its weights are read later."""
 
     tensors: Tensors
     config: ModelConfig
-    # None where a checkpoint has none, as T5X's.
+    # None if the checkpoint has none, as T5X's.
     vocabulary: Vocabulary | None
     directory: Location
-    # As in ``LoadedModel``. The former hold for a copy, too; a format that writes the model rounds
-    # it as the latter says.
+    # As in ``LoadedModel``; a format that writes the model copies the metadata and rounds the
+    # matrices to ``weights``.
     metadata: dict[str, Any]
     weights: str = AUTO
-    # The format's names of our paths, and which tensors it holds transposed, where they are others.
-    names: Mapping[str, tuple[str, bool]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_params(
@@ -72,7 +69,7 @@ class StoredModel:
         vocabulary: Vocabulary | None,
         metadata: dict[str, Any] | None = None,
     ) -> "StoredModel":
-        """A model in memory that a format is to write to ``directory``."""
+        """Makes one of a model in memory that a format is to write to ``directory``."""
         return cls(
             tensors=array_tensors(params),
             config=config,
@@ -82,7 +79,7 @@ class StoredModel:
         )
 
     def check(self) -> None:
-        """Refuses vocabulary and weights that do not fit the configuration; reads none of them."""
+        """Refuses vocabulary and weights that do not fit the configuration, unread."""
         # Every id needs a row in the embedding; more rows are padding.
         if self.vocabulary and self.vocabulary.vocab_size > self.config.vocab_size:
             raise InputError(
@@ -90,13 +87,12 @@ class StoredModel:
                 f"embeds {self.config.vocab_size}: give the vocabulary it was trained with, and "
                 "its number of extra_ids"
             )
-        shapes = expected_shapes(self.config)
-        check_tensors(self.tensors, shapes, str(self.directory), self.names)
+        check_tensors(self.tensors, expected_shapes(self.config), str(self.directory))
 
     def load(
         self, *, dtype: str, shardings: Shardings | None = None, for_decoding: bool = False
     ) -> LoadedModel:
-        """Reads the weights, only those that devices of this process hold."""
+        """Reads the weights that devices of this process hold; see ``loading.load``."""
         vocabulary = self.known_vocabulary()
         config = dataclasses.replace(self.config, dtype=dtype)
         tree = None if shardings is None else shardings(config)
@@ -111,7 +107,7 @@ class StoredModel:
         )
 
     def read_params(self, **options) -> PyTree:
-        """The checked weights; the options are those of ``tensors.read_params``."""
+        """Checks and reads the weights; the options are those of ``tensors.read_params``."""
         self.check()
         return read_params(self.tensors, str(self.directory), **options)
 
@@ -124,18 +120,11 @@ class StoredModel:
         overwrite: bool = False,
         report: Report | None = None,
     ) -> None:
-        """Has a format write the model to a directory, completely or not at all.
-
-        Args:
-            directory: where; its parents are made.
-            writer: of the format.
-            dtype: "bfloat16" or "float32", of the stored weights.
-            overwrite: whether an earlier checkpoint may be replaced.
-            report: called after each tensor with the bytes written so far and in all.
+        """Writes the model and its vocabulary, completely or not at all; see ``convert``.
 
         Raises:
             InputError: the directory is taken, the weights do not fit the configuration or are
-                damaged, or the format has no such model.
+                damaged, or the format cannot hold the model.
         """
         check_choice("stored dtype", dtype, STORED_DTYPES)
         self.check()
@@ -146,7 +135,7 @@ class StoredModel:
                     self.vocabulary.save(stage)
         except InputError:
             raise
-        # The second is TensorStore's for some of the system's errors.
+        # TensorStore raises ValueError for some of the system's errors.
         except (OSError, ValueError) as error:
             raise InputError(
                 f"cannot write {directory} ({one_line(error)}): make room there or choose another "
@@ -154,7 +143,7 @@ class StoredModel:
             ) from error
 
     def known_vocabulary(self) -> Vocabulary:
-        """The vocabulary, which has to be there."""
+        """Returns the vocabulary, or raises ``InputError`` without one."""
         if self.vocabulary is None:
             raise InputError(
                 f"{self.directory} holds no vocabulary: give one (--vocabulary), a SentencePiece "
@@ -163,6 +152,5 @@ class StoredModel:
         return self.vocabulary
 
 
-# Writes a model to an empty directory, tensor by tensor, as this type; the vocabulary is saved
-# by ``StoredModel.write``.
+# Writes a model to an empty directory, tensor by tensor, as this type, but for its vocabulary.
 Writer = Callable[[Path, StoredModel, str, Report | None], None]

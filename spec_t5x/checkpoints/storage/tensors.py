@@ -1,7 +1,7 @@
 """Weights on disk: opened by a format, read by slices on demand.
 
-``check_tensors`` looks at their names, shapes and types. ``read_params`` brings them onto devices
-or into host memory; ``read_tensors`` hands them to a format that writes them.
+``check_tensors`` compares their names, shapes and types with the expected ones. ``read_params``
+reads them onto devices or into host memory, ``read_tensors`` for a format that writes them.
 """
 
 import collections
@@ -24,15 +24,15 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine.operations import XLA
 from spec_t5x.types import PyTree
 
-# Tensors that are read at once, or wait to be handed on: a bound on memory.
+# Tensors that are read ahead: a bound on memory.
 _AHEAD = 8
-# Elements looked at in one go: bounds the memory that the check for NaN takes.
+# Elements that are checked for NaN at a time: a bound on memory.
 _FINITE_BLOCK = 1 << 24
 
 # Called with the bytes that are done, and with their total.
 Report = Callable[[int, int], None]
 
-# What weights may be stored as.
+# Types of stored weights.
 _TYPES = ("float32", "bfloat16", "float16", "float64")
 # Faults of a kind that a message names.
 _NAMED = 6
@@ -48,66 +48,46 @@ _Result = TypeVar("_Result")
 class Tensor:
     """A tensor in a file: its description, and a function that reads a part of it."""
 
-    # What the checkpoint calls it; messages do, too.
+    # The checkpoint's name, for messages.
     name: str
     shape: tuple[int, ...]
     # numpy's name of the stored type, such as "bfloat16".
     dtype: str
-    # Called from several threads; raises ``InputError`` where the data are damaged.
+    # Called from several threads; raises ``InputError`` if the data are damaged.
     read: Callable[[Index], np.ndarray]
-    # Whether it stays of this type, whatever the others are cast to.
+    # Keeps the type when the others are cast.
     keeps_dtype: bool = False
 
 
 # The weights of a model by our paths, such as ``encoder/encoder_norm/scale``, in the shapes
-# that our network has; what else a checkpoint holds, by its own names.
+# that our network has; a checkpoint's other tensors by their names there.
 Tensors = Mapping[str, Tensor]
 
 
 def array_tensors(params: PyTree) -> dict[str, Tensor]:
-    """Weights that are in memory already, as a tree of arrays."""
+    """Describes a tree of arrays in memory."""
 
     def tensor(path, array):
-        return Tensor(
-            name=path,
-            shape=np.shape(array),
-            dtype=str(array.dtype),
-            read=lambda index: np.asarray(array[index]),
-        )
+        shape, dtype = np.shape(array), str(array.dtype)
+        return Tensor(name=path, shape=shape, dtype=dtype, read=lambda i: np.asarray(array[i]))
 
     flat = flatten_dict(params, sep="/")
     return {path: tensor(path, array) for path, array in flat.items()}
 
 
-def check_tensors(
-    found: Tensors,
-    expected: Mapping[str, tuple[int, ...]],
-    source: str,
-    names: Mapping[str, tuple[str, bool]] | None = None,
-) -> None:
-    """Refuses tensors that do not fit the shapes expected, with every fault in one line.
-
-    ``names`` are the checkpoint's own names of our paths, and which tensors it holds transposed.
-    """
-    names = names or {}
-
-    def named(path: str) -> str:
-        return names[path][0] if path in names else path
-
-    def shape(path: str, sizes: Sequence[int]) -> list[int]:
-        return list(sizes)[::-1] if path in names and names[path][1] else list(sizes)
-
+def check_tensors(found: Tensors, expected: Mapping[str, tuple[int, ...]], source: str) -> None:
+    """Refuses tensors that do not fit the shapes expected, with every fault in one line."""
     common = [path for path in expected if path in found]
     faults = {
-        "missing": [named(path) for path in expected if path not in found],
+        "missing": [path for path in expected if path not in found],
         "unexpected": [path for path in found if path not in expected],
         "of the wrong shape": [
-            f"{named(path)} is {shape(path, found[path].shape)}, not {shape(path, expected[path])}"
+            f"{path} is {list(found[path].shape)}, not {list(expected[path])}"
             for path in common
             if tuple(found[path].shape) != tuple(expected[path])
         ],
         f"not stored as {', '.join(_TYPES[:-1])} or {_TYPES[-1]}": [
-            f"{named(path)} is {found[path].dtype}"
+            f"{path} is {found[path].dtype}"
             for path in common
             if str(found[path].dtype) not in _TYPES
         ],
@@ -123,7 +103,7 @@ def check_tensors(
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Returns the first few names, and how many more there are."""
     more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
@@ -136,34 +116,33 @@ def read_params(
     shardings: PyTree | None = None,
     packed: Callable[[str, np.ndarray], Any] = XLA.packed,
 ) -> PyTree:
-    """The weights as our tree of parameters.
+    """Reads the weights as our tree of parameters.
 
     Args:
-        tensors: what to read.
+        tensors: the weights by path.
         source: begins every message.
-        dtype: what each slice is cast to, as it is read (``Tensor.keeps_dtype``).
+        dtype: the type that each slice is cast to, as it is read (``Tensor.keeps_dtype``).
         shardings: a tree like the parameters; None is JAX's default device. Only the slices that
-            devices of this process hold are read, each of them once, whatever the number of
-            devices that hold it.
-        packed: ``machine.operations.Operations.packed``, of each parameter as it is read; not of
-            those that are sharded.
+            devices of this process hold are read, each of them once, on however many devices it
+            is.
+        packed: ``machine.operations.Operations.packed``, of each unsharded parameter as it is
+            read.
     """
     flat = None if shardings is None else flatten_dict(shardings, sep="/")
     params = {}
     for path, parts in _finite_parts(tensors, source, dtype, flat):
-        if flat is not None:
+        if flat is None:
+            (whole,) = parts.values()
+            params[path] = packed(path.rpartition("/")[2], whole)
+        else:
             params[path] = _on_devices(parts, tensors[path].shape, flat[path])
-            continue
-        (whole,) = parts.values()
-        name = path.rpartition("/")[2]
-        params[path] = packed(name, whole)
     return unflatten_dict(params, sep="/")
 
 
 def read_tensors(
     tensors: Tensors, source: str, dtype: str, report: Report | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor, whole and as ``dtype``, in order; a few are read ahead.
+    """Yields every tensor, whole and as ``dtype``, in order; a few are read ahead.
 
     Weights that are not finite are refused at the end.
     """
@@ -180,7 +159,7 @@ def read_tensors(
 def _finite_parts(
     tensors: Tensors, source: str, dtype: str, shardings: Mapping | None = None
 ) -> Iterator[tuple[str, dict[Bounds, np.ndarray]]]:
-    """The slices of each tensor, in order; refuses at the end what is not finite."""
+    """Yields the slices of each tensor, in order; refuses NaN and infinity at the end."""
 
     def read(path: str) -> dict[Bounds, np.ndarray]:
         tensor = tensors[path]
@@ -206,7 +185,7 @@ def _is_finite(array: np.ndarray) -> bool:
 
 
 def _local_bounds(shape: tuple[int, ...], sharding: jax.sharding.Sharding | None) -> set[Bounds]:
-    """What devices of this process hold of an array, each slice once; without a sharding all."""
+    """Returns the slices on devices of this process, each once; without a sharding the whole."""
     if sharding is None:
         return {tuple((0, length) for length in shape)}
     indices = sharding.addressable_devices_indices_map(shape).values()
@@ -229,7 +208,7 @@ def _read(tensor: Tensor, index: Index, dtype: str) -> np.ndarray:
 
 
 def _read_ahead(tensors: Tensors, read: Callable[[str], _Result]) -> Iterator[tuple[str, _Result]]:
-    """``read`` of each path, in order; the next ones are read meanwhile."""
+    """Yields ``read`` of each path, in order, while threads read the next ones."""
     pool = ThreadPoolExecutor(_AHEAD)
     paths, pending = iter(tensors), collections.deque()
     try:

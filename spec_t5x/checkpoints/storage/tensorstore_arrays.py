@@ -1,11 +1,11 @@
-"""Arrays that TensorStore stores, as T5X's legacy format and Orbax have them.
+"""Arrays in TensorStore, as T5X's legacy format and Orbax have them.
 
 All arrays are opened at once and read by slices. Only their drivers and names come from the
 checkpoint's index: a checkpoint may have moved since it was written.
 
 Orbax's description of a tree, ``_METADATA``, names its arrays; they are in one OCDBT store
 (``manifest.ocdbt``), or in a directory each. Trees are read and written without Orbax, so
-that a model need not be in memory, and Orbax restores what is written here.
+that a model need not be in memory, and Orbax restores a tree written here.
 """
 
 import math
@@ -27,9 +27,8 @@ from spec_t5x.checkpoints.storage.tensors import Tensor, listed
 from spec_t5x.errors import InputError
 
 METADATA_NAME = "_METADATA"
-_MANIFEST_NAME = "manifest.ocdbt"
 
-# What Orbax notes beside the tree, but for the machine and the time.
+# Orbax's notes beside the tree, without the machine and the time.
 _CHECKPOINT_METADATA = {
     "item_handlers": "orbax.checkpoint._src.handlers.pytree_checkpoint_handler."
     "PyTreeCheckpointHandler",
@@ -39,24 +38,22 @@ _CHECKPOINT_METADATA = {
     "commit_timestamp_nsecs": None,
     "custom_metadata": {},
 }
-# What Orbax calls the leaves that are arrays.
+# Orbax's types of the leaves that are arrays.
 _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 
-# Chunks that several slices share are decoded once: so much of them is kept.
+# Bytes of decoded chunks that are kept, for slices that share one.
 _CACHE_BYTES = 1 << 27
 _FILES_AT_ONCE = 32
-# The largest piece of an array; T5X's own bound, for any partitioning and file system.
+# Bytes of the largest piece of an array; T5X's bound, for any partitioning and file system.
 _CHUNK_BYTES = 1 << 26
-# Arrays written in one go: a bound on memory.
+# Bytes of arrays written in one transaction: a bound on memory.
 _COMMIT_BYTES = 1 << 28
 
-_COPY_AGAIN = "copy the whole checkpoint again"
+COPY_AGAIN = "copy the whole checkpoint again"
 
 # The keys on the way to a leaf.
 Keys = tuple[str, ...]
-
-
-# An array as a checkpoint's index has it: what TensorStore opens, or the array itself.
+# An array as a checkpoint's index has it: TensorStore's specification, or the array itself.
 ArrayEntry = Mapping[str, Any] | np.ndarray
 
 
@@ -65,7 +62,7 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
 
     Args:
         entries: by path.
-        source: where they are; messages name it.
+        source: the checkpoint, for messages.
     """
     import tensorstore as ts
 
@@ -75,14 +72,12 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
             "file_io_concurrency": {"limit": _FILES_AT_ONCE},
         }
     )
-    # A chunk that is not there would be read as zeros; zarr3 may leave those out on purpose.
+    # An absent chunk would be read as zeros; zarr3 may leave those out on purpose.
     missing = {"zarr": {"fill_missing_data_reads": False}, "zarr3": {}}
+    options = {"open": True, "read": True, "context": context}
     futures = {
         path: ts.open(
-            {**entry, **missing[entry["driver"]], "recheck_cached_data": "open"},
-            open=True,
-            read=True,
-            context=context,
+            {**entry, **missing[entry["driver"]], "recheck_cached_data": "open"}, **options
         )
         for path, entry in entries.items()
         if not isinstance(entry, np.ndarray)
@@ -100,7 +95,7 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
     if absent:
         raise InputError(
             f"{source}: {len(absent)} of {len(entries)} arrays are not there ({listed(absent)}): "
-            f"{_COPY_AGAIN}"
+            f"{COPY_AGAIN}"
         )
     return tensors
 
@@ -118,24 +113,24 @@ def _tensor(path: str, array: Any, source: str) -> Tensor:
 
 
 def _unreadable(path: str, source: str, error: Exception) -> InputError:
-    return InputError(f"cannot read {path} of {source} ({one_line(error)}): {_COPY_AGAIN}")
+    return InputError(f"cannot read {path} of {source} ({one_line(error)}): {COPY_AGAIN}")
 
 
 def zarr_spec(kvstore: Mapping[str, Any], name: str, driver: str = "zarr") -> dict[str, Any]:
-    """The specification of the array ``name`` in a directory, which it must not lead out of."""
+    """Returns the specification of the array ``name`` in a directory, which it must not leave."""
     path = f"{kvstore.get('path', '')}{check_inside(name, 'the index of arrays')}/"
     return {"driver": driver, "kvstore": {**kvstore, "path": path}}
 
 
 def array_metadata(array: np.ndarray, compressor: str) -> dict[str, Any]:
-    """How zarr is to store an array, in chunks of at most ``_CHUNK_BYTES``."""
+    """Describes an array to zarr, in chunks of at most ``_CHUNK_BYTES``."""
     chunks = chunk_shape(array.shape, array.itemsize, _CHUNK_BYTES)
     compression = {"id": compressor, "level": 1}
     return {"shape": list(array.shape), "chunks": chunks, "compressor": compression}
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int, limit: int) -> list[int]:
-    """The shape, halved along its longest side until a chunk has at most ``limit`` bytes.
+    """Halves the longest side of a shape until a chunk has at most ``limit`` bytes.
 
     >>> chunk_shape((8, 4), 4, 64)
     [4, 4]
@@ -148,14 +143,14 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int, limit: int) -> list[int]:
 
 
 def arrays_kvstore(location: Location) -> dict[str, Any]:
-    """Where the arrays of a checkpoint are: one store of them all, or their directories."""
-    if (location / _MANIFEST_NAME).is_file():
-        return {"driver": "ocdbt", "base": kvstore_spec(location)}
-    return kvstore_spec(location)
+    """Returns the store of a checkpoint's arrays: one OCDBT store, or their directories."""
+    kvstore = kvstore_spec(location)
+    is_one = (location / "manifest.ocdbt").is_file()
+    return {"driver": "ocdbt", "base": kvstore} if is_one else kvstore
 
 
 def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
-    """The arrays of a tree that Orbax saved in ``location``, by the keys on the way to them."""
+    """Returns the arrays of a tree that Orbax saved in ``location``, by their keys."""
     path = location / METADATA_NAME
     metadata = read_json(path)
     driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
@@ -170,10 +165,10 @@ def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
 
 
 def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> None:
-    """Writes arrays, by the keys on the way to them, as Orbax does: one OCDBT store.
+    """Writes arrays, by their keys, as Orbax does: one OCDBT store.
 
     Args:
-        location: a directory that is not there yet.
+        location: a directory that does not exist.
         arrays: taken one after another; a few are in memory at a time.
     """
     import tensorstore as ts
@@ -187,7 +182,7 @@ def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> Non
         store = ts.open(spec, create=True, context=context, transaction=pending).result()
         store.write(array).result()
         tree[str(keys)] = {
-            # Of a dict all keys are of type 2.
+            # Type 2 is a dict's key.
             "key_metadata": [{"key": key, "key_type": 2} for key in keys],
             "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
         }

@@ -1,14 +1,14 @@
-"""The vocabulary of a checkpoint that comes without one, as T5X's do.
+"""Vocabularies of checkpoints that come without one, as T5X's do.
 
     spiece.model        a SentencePiece model, on this machine or in a bucket (gs://)
     spiece.model:100    the same with so many extra ids appended
     bytes, bytes:125    ByT5's
-    tokenizer.json      a vocabulary of a kind that is registered, on this machine
+    tokenizer.json      a vocabulary of a registered kind, on this machine
 
-Extra ids (``<extra_id_0>``, …) decide what an id means, so their number is never guessed.
-Left out, it is 0 where the file holds them itself (mT5's, and T5X's ``…100extra`` files),
-and otherwise inferred from the rows of the embedding, which T5 pads to a multiple of 128: 32128 for
-32000 pieces and 100 extra ids. Where both 0 and 100 could be meant, that is an error.
+Extra ids (``<extra_id_0>``, …) decide the meaning of an id, so their number is never guessed.
+Without one, it is 0 if the file holds them itself (mT5's, and T5X's ``…100extra`` files),
+and is otherwise inferred from the rows of the embedding, which T5 pads to a multiple of 128: 32128
+for 32000 pieces and 100 extra ids. If both 0 and 100 fit, that is an error.
 """
 
 import hashlib
@@ -27,19 +27,17 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.compilation_cache import user_cache
 
-BYTES = "bytes"
-
-# The numbers of extra ids that T5 and ByT5 were trained with.
+# Numbers of extra ids that T5 and ByT5 were trained with.
 _T5_EXTRA_IDS, _BYTE_EXTRA_IDS = 100, 125
 # Embeddings are padded to a multiple of this.
 _PADDING = 128
 
-# A vocabulary, or how the command line names one.
+# A vocabulary, or its name on the command line.
 VocabularyLike = Vocabulary | str | Path
 
 
 def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabulary:
-    """The vocabulary that is meant (see above) for an embedding of ``num_rows``.
+    """Makes a named vocabulary (see above) for an embedding of ``num_rows``.
 
     None infers nothing: a file without a number has no extra ids but its own.
 
@@ -51,13 +49,13 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabul
     if str(vocabulary).endswith(".json"):
         path = Path(vocabulary)
         return registry.find("tokenizer", kind_of_tokenizer(path))(path)
-    name, extra_ids = split_extra_ids(str(vocabulary))
-    if name == BYTES:
-        # They decode to nothing: their number only counts.
-        base = ByteVocabulary(0).vocab_size
-        if extra_ids is None and num_rows is not None:
-            extra_ids = min(_BYTE_EXTRA_IDS, max(num_rows - base, 0))
-        return ByteVocabulary(_BYTE_EXTRA_IDS if extra_ids is None else extra_ids)
+    name, extra_ids = _split_extra_ids(str(vocabulary))
+    if name == "bytes":
+        if extra_ids is None:
+            # They decode to nothing: their number only counts.
+            rows = num_rows or ByteVocabulary(_BYTE_EXTRA_IDS).vocab_size
+            extra_ids = min(_BYTE_EXTRA_IDS, max(rows - ByteVocabulary(0).vocab_size, 0))
+        return ByteVocabulary(extra_ids)
     path = local_file(locate(name))
     if extra_ids is None and num_rows is not None:
         extra_ids = _infer_extra_ids(SentencePieceVocabulary(path), num_rows)
@@ -67,9 +65,9 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabul
 def choose_vocabulary(
     given: VocabularyLike | None, own: Vocabulary | None, directory: Location, num_rows: int
 ) -> Vocabulary | None:
-    """A checkpoint's own vocabulary, if it has one, which a given one must not contradict.
+    """Returns a checkpoint's own vocabulary, if it has one, which a given one must not contradict.
 
-    Without either, a ``spiece.model`` is looked for in the directory and in the one above.
+    Without either, a ``spiece.model`` in the directory or in the one above is taken.
     """
     if given is None and own is None and isinstance(directory, Path):
         # Resolved: the directory above "." is its parent.
@@ -88,7 +86,7 @@ def choose_vocabulary(
 
 
 def local_file(location: Location) -> Path:
-    """The file itself, or the copy of one in a bucket, fetched once."""
+    """Returns a file, or the copy of one in a bucket, which is fetched once."""
     if isinstance(location, Path):
         return location
     digest = hashlib.sha256(str(location).encode()).hexdigest()[:16]
@@ -105,8 +103,8 @@ def local_file(location: Location) -> Path:
     return path
 
 
-def split_extra_ids(text: str) -> tuple[str, int | None]:
-    """``FILE:100`` in its two parts; a file that has a colon in its name comes first."""
+def _split_extra_ids(text: str) -> tuple[str, int | None]:
+    """Splits ``FILE:100``; a file with a colon in its name comes first."""
     name, colon, number = text.rpartition(":")
     if not colon or not number.isdigit() or Path(text).is_file():
         return text, None
@@ -117,11 +115,8 @@ def _infer_extra_ids(vocabulary: SentencePieceVocabulary, num_rows: int) -> int:
     size = vocabulary.vocab_size
     if any("<extra_id_0>" in vocabulary.piece(token) for token in range(size)):
         return 0
-    fitting = [
-        number
-        for number in (0, _T5_EXTRA_IDS)
-        if num_rows in (size + number, -(-(size + number) // _PADDING) * _PADDING)
-    ]
+    sums = {number: size + number for number in (0, _T5_EXTRA_IDS)}
+    fitting = [n for n, ids in sums.items() if num_rows in (ids, -(-ids // _PADDING) * _PADDING)]
     if len(fitting) != 1:
         raise InputError(
             f"the model embeds {num_rows} ids and {vocabulary.path} holds {size}: how many extra "

@@ -6,8 +6,8 @@
               state/manifest.ocdbt, state/d/  all arrays in one OCDBT store; or, in older
                                               ones, a zarr array for each, as above
 
-A leaf of the msgpack file is an array, TensorStore's specification of one, or, where
-early Orbax wrote the file, ``PLACEHOLDER://name``. The optimizer's state is left alone.
+A leaf of the msgpack file is an array, TensorStore's specification of one, or, if early Orbax wrote
+the file, ``PLACEHOLDER://name``. The optimizer's state is not read.
 """
 
 import re
@@ -19,6 +19,7 @@ import numpy as np
 from spec_t5x.checkpoints.storage.files import one_line
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.tensorstore_arrays import (
+    COPY_AGAIN,
     METADATA_NAME,
     ArrayEntry,
     Keys,
@@ -33,33 +34,27 @@ from spec_t5x.errors import InputError
 VERSIONS = (2, 3)
 
 CHECKPOINT_NAME = "checkpoint"
-_STATE_NAME = "state"
 
 _PLACEHOLDER = "PLACEHOLDER://"
 _STEP_DIRECTORY = re.compile(r"checkpoint_(\d+)")
-_COPY_AGAIN = "copy the whole checkpoint again"
 
-# Where the parameters and the step are in the tree, in the order of looking.
+# Places of the parameters and the step in the tree, in the order of looking.
 _TARGETS = ("target", "optimizer/target", "_optimizer/target")
-# What a tree that lacks them is made of; "version" is the legacy format's.
-_WITHOUT_PARAMETERS = {"state", "optimizer", "_optimizer", "version"}
 _STEPS = ("state/step", "optimizer/state/step", "_optimizer/state/step")
+# Entries of a tree without parameters; "version" is the legacy format's.
+_WITHOUT_PARAMETERS = {"state", "optimizer", "_optimizer", "version"}
 
 
 def find_t5x(location: Location) -> Location | None:
-    """The directory of the T5X checkpoint: this one, its ``state``, or its latest step.
+    """Finds the directory of a T5X checkpoint: this one, its ``state``, or its latest step.
 
-    None where there is none. As T5X does, a model's directory is taken for the highest
-    step in it.
+    None if there is none. As in T5X, the highest step in a model's directory is taken.
     """
-    for place in (location, location / _STATE_NAME):
+    for place in (location, location / "state"):
         if any((place / name).is_file() for name in (CHECKPOINT_NAME, METADATA_NAME)):
             return place
-    steps = {}
-    for child in location.iterdir():
-        match = _STEP_DIRECTORY.fullmatch(child.name)
-        if match:
-            steps[int(match[1])] = child
+    matches = {child: _STEP_DIRECTORY.fullmatch(child.name) for child in location.iterdir()}
+    steps = {int(match[1]): child for child, match in matches.items() if match}
     if not steps:
         return None
     latest = steps[max(steps)]
@@ -73,7 +68,7 @@ def find_t5x(location: Location) -> Location | None:
 
 
 def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | None]:
-    """The parameters of the checkpoint that ``find_t5x`` found, by their paths, and its step."""
+    """Reads the parameters of the checkpoint that ``find_t5x`` found, by path, and its step."""
     path = location / CHECKPOINT_NAME
     is_orbax = (location / METADATA_NAME).is_file()
     if is_orbax and not path.is_file():
@@ -81,7 +76,7 @@ def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | 
     else:
         tree = _read_msgpack(path)
         leaves, version = dict(_leaves(tree)), tree.get("version")
-        # Early Orbax, too, wrote such a file, and says nothing of a version.
+        # Early Orbax, too, wrote this file, without a version.
         of_orbax = is_orbax or any(isinstance(leaf, str | bytes) for leaf in leaves.values())
         if not of_orbax and version not in VERSIONS:
             raise InputError(
@@ -112,13 +107,13 @@ def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | 
 
 
 def _read_msgpack(path: Location) -> dict[str, Any]:
-    # flax takes a moment to import, and is wanted here alone.
+    # flax takes a moment to import, and no other format needs it.
     from flax.serialization import msgpack_restore
 
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read {path} ({one_line(error)}): {_COPY_AGAIN}") from error
+        raise InputError(f"cannot read {path} ({one_line(error)}): {COPY_AGAIN}") from error
     if content.startswith(b"model_checkpoint_path"):
         raise InputError(
             f"{path} is a TensorFlow checkpoint: convert it with t5x.scripts.convert_tf_checkpoint"
@@ -127,24 +122,21 @@ def _read_msgpack(path: Location) -> dict[str, Any]:
         tree = msgpack_restore(content)
     except Exception as error:  # msgpack and numpy raise assorted types
         raise InputError(
-            f"cannot read {path} as msgpack ({one_line(error)}): {_COPY_AGAIN}"
+            f"cannot read {path} as msgpack ({one_line(error)}): {COPY_AGAIN}"
         ) from error
     if not isinstance(tree, dict):
-        raise InputError(f"{path} holds no tree of arrays: {_COPY_AGAIN}")
+        raise InputError(f"{path} holds no tree of arrays: {COPY_AGAIN}")
     return tree
 
 
 def _leaves(tree: Mapping, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
     for key, value in tree.items():
         inner = (*path, str(key))
-        if isinstance(value, Mapping) and not _is_spec(value):
+        is_spec = isinstance(value, Mapping) and value.keys() & {"kvstore", "base"}
+        if isinstance(value, Mapping) and not (is_spec and "driver" in value):
             yield from _leaves(value, inner)
         elif value is not None:
             yield inner, value
-
-
-def _is_spec(value: Mapping) -> bool:
-    return "driver" in value and ("kvstore" in value or "base" in value)
 
 
 def _entry(leaf: Any, kvstore: Mapping[str, Any], path: Keys, location: Location) -> ArrayEntry:
@@ -152,23 +144,17 @@ def _entry(leaf: Any, kvstore: Mapping[str, Any], path: Keys, location: Location
         leaf = leaf.decode(errors="replace")
     if isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
         return zarr_spec(kvstore, leaf.removeprefix(_PLACEHOLDER))
-    if isinstance(leaf, Mapping):
-        leaf = leaf["base"] if leaf["driver"] == "cast" else leaf
-        if leaf.get("driver") not in ("zarr", "zarr3"):
-            raise InputError(
-                f"{location}: {'/'.join(path)} is stored with TensorStore's driver "
-                f"{leaf.get('driver')!r}, T5X has zarr: give a checkpoint that T5X saved"
-            )
-        return zarr_spec(kvstore, _array_name(leaf, path), leaf["driver"])
-    return np.asarray(leaf)
-
-
-def _array_name(spec: Mapping[str, Any], path: Keys) -> str:
-    """The array's directory in the checkpoint's own, wherever it was written.
-
-    T5X notes it relative to the checkpoint, in one of two places by the age of its
-    TensorStore; drivers and buckets are those of the day.
-    """
-    kvstore = spec.get("kvstore")
-    noted = (kvstore.get("path") if isinstance(kvstore, Mapping) else None) or spec.get("path")
-    return str(noted).strip("/").rpartition("/")[2] if noted else ".".join(path[1:])
+    if not isinstance(leaf, Mapping):
+        return np.asarray(leaf)
+    leaf = leaf["base"] if leaf["driver"] == "cast" else leaf
+    if leaf.get("driver") not in ("zarr", "zarr3"):
+        raise InputError(
+            f"{location}: {'/'.join(path)} is stored with TensorStore's driver "
+            f"{leaf.get('driver')!r}, T5X has zarr: give a checkpoint that T5X saved"
+        )
+    # T5X notes the array's path relative to the checkpoint, in one of two places by the age of its
+    # TensorStore; drivers and buckets are of the machine that wrote it.
+    store = leaf.get("kvstore")
+    noted = (store.get("path") if isinstance(store, Mapping) else None) or leaf.get("path")
+    name = str(noted).strip("/").rpartition("/")[2] if noted else ".".join(path[1:])
+    return zarr_spec(kvstore, name, leaf["driver"])

@@ -5,8 +5,8 @@
     decoder/decoder/self_attention/out/kernel    [heads, layers, kv, embed]    scanned
     decoder/layers_3/self_attention/out/kernel   [heads * kv, embed]           ours
 
-``param_scan_axis`` is 1 in T5X's gin files. Each layer has a relative bias of its own, and
-projections of attention have heads and their widths as two axes.
+``param_scan_axis`` is 1 in T5X's gin files. Each layer has its relative bias, and projections of
+attention have heads and their widths as two axes.
 """
 
 import collections
@@ -17,6 +17,7 @@ import threading
 import numpy as np
 
 from spec_t5x.checkpoints.storage.tensors import Index, Tensor, Tensors
+from spec_t5x.checkpoints.storage.tensorstore_arrays import COPY_AGAIN
 from spec_t5x.errors import InputError
 
 # T5X's default, and the only one in its gin files.
@@ -29,14 +30,14 @@ _BIAS = "relpos_bias/rel_embedding"
 
 
 def ours(tensors: Tensors, source: str) -> dict[str, Tensor]:
-    """The tensors of each layer by itself, in our shapes; those of T5X's ``t5`` as they are.
+    """Returns the tensors of each layer by itself, in our shapes; others as they are.
 
     Args:
         tensors: of a checkpoint, by T5X's paths.
-        source: where they come from; messages begin with it.
+        source: the checkpoint; messages begin with it.
 
     Raises:
-        InputError: layers are not along ``param_scan_axis`` 1, or not of one number.
+        InputError: layers are not along ``param_scan_axis`` 1, or their numbers differ.
     """
     found = {}
     for path, tensor in tensors.items():
@@ -52,7 +53,7 @@ def ours(tensors: Tensors, source: str) -> dict[str, Tensor]:
 
 
 def scanned(tensors: Tensors, head_dim: int) -> dict[str, Tensor]:
-    """The inverse of ``ours`` for scanned layers; a bias that layers share becomes each one's."""
+    """Inverts ``ours`` for scanned layers; a bias that layers share becomes each one's."""
     found, stacked = {}, collections.defaultdict(dict)
     for path, tensor in tensors.items():
         if match := _LAYER.fullmatch(path):
@@ -71,13 +72,13 @@ def scanned(tensors: Tensors, head_dim: int) -> dict[str, Tensor]:
 
 
 def _heads_axis(path: str) -> int | None:
-    """The axis of a projection's heads; None of other tensors."""
+    """Returns the axis of a projection's heads; None for other tensors."""
     match = _PROJECTION.search(path)
     return None if match is None else int(match[1] != "out")
 
 
 def _joined(path: str, tensor: Tensor) -> Tensor:
-    """A projection with heads and their widths as one axis."""
+    """Returns a projection with heads and their widths as one axis."""
     at = _heads_axis(path)
     if at is None or len(tensor.shape) != 3:
         return tensor
@@ -85,7 +86,7 @@ def _joined(path: str, tensor: Tensor) -> Tensor:
 
     def read(index: Index) -> np.ndarray:
         part = index[at]
-        # Whole heads, of which some ends may be too many.
+        # Whole heads, whose ends may be too many.
         heads = slice(part.start // width, -(-part.stop // width))
         found = tensor.read((*index[:at], heads, slice(0, width), *index[at + 1 :]))
         shape = (*found.shape[:at], -1, *found.shape[at + 2 :])
@@ -98,7 +99,7 @@ def _joined(path: str, tensor: Tensor) -> Tensor:
 
 
 def _split(path: str, tensor: Tensor, width: int) -> Tensor:
-    """A projection with an axis for the heads and one for their widths."""
+    """Returns a projection with an axis for the heads and one for their widths."""
     at = _heads_axis(path)
     if at is None:
         return tensor
@@ -125,14 +126,13 @@ def _num_layers(tensors: Tensors, stack: str, path: str, source: str) -> int:
     num, shape = scale.shape[_AXIS], tensors[path].shape
     if len(shape) <= _AXIS or shape[_AXIS] != num:
         raise InputError(
-            f"{source}: {path} is {list(shape)} and the {stack} has {num} layers: copy the whole "
-            "checkpoint again"
+            f"{source}: {path} is {list(shape)} and the {stack} has {num} layers: {COPY_AGAIN}"
         )
     return num
 
 
 class _Layers:
-    """The layers of a scanned tensor; what is read of all of them is kept until each had it.
+    """The layers of a scanned tensor; a part that is read of all is kept until each had it.
 
     They are read one after the other (``tensors.read_params`` keeps the order), so that one
     tensor is held at a time.
@@ -145,7 +145,7 @@ class _Layers:
         self._read: dict[tuple, tuple[np.ndarray, set[int]]] = {}
 
     def tensor(self, number: int) -> Tensor:
-        """One layer's."""
+        """Returns one layer's."""
         shape = self._whole.shape
         return dataclasses.replace(
             self._whole,
@@ -171,9 +171,8 @@ def _stacked(path: str, layers: list[Tensor]) -> Tensor:
     shape = layers[0].shape
 
     def read(index: Index) -> np.ndarray:
-        chosen = layers[index[_AXIS]]
         rest = (*index[:_AXIS], *index[_AXIS + 1 :])
-        return np.stack([layer.read(rest) for layer in chosen], axis=_AXIS)
+        return np.stack([layer.read(rest) for layer in layers[index[_AXIS]]], axis=_AXIS)
 
     stacked_shape = (*shape[:_AXIS], len(layers), *shape[_AXIS:])
     return dataclasses.replace(layers[0], name=path, shape=stacked_shape, read=read)

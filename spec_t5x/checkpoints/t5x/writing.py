@@ -1,14 +1,12 @@
 """Writing checkpoints in T5X's legacy format, without T5X.
 
-What T5X restores for inference, evaluation and fine-tuning: the parameters and the step.
+T5X restores them for inference, evaluation and fine-tuning: the parameters and the step.
 There is no optimizer state.
 """
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flax.traverse_util import unflatten_dict
@@ -26,44 +24,17 @@ from spec_t5x.errors import InputError
 # The legacy format's since June 2021.
 _VERSION = 3
 
-_NAME = re.compile(r"checkpoint_(\d+)")
-
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """Writes what T5X restores of ``…/checkpoint_STEP``; see ``formats``.
+    """Writes ``…/checkpoint_STEP`` for T5X; see ``formats``.
 
-    The step is among the model's metadata. T5X has the network in gin: it is noted
-    beside what T5X reads, for those who read the checkpoint without T5X (``spec_t5x.json``).
+    The step is among the model's metadata. T5X has the network in gin: for readers without T5X it
+    is in a file beside T5X's (``spec_t5x.json``).
     """
-    write_json(stage / SIDECAR_NAME, model_files.describe(stored, dtype))
-    specs = _write_arrays(stage, stored, dtype, report)
-    _write_index(stage / CHECKPOINT_NAME, specs, stored.metadata["step"])
-
-
-def write_scanned(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """``write_model`` for T5X's ``scalable_t5``, whose layers are scanned."""
-    config = dataclasses.replace(stored.config, relpos_per_layer=True)
-    tensors = scanned(stored.tensors, stored.config.head_dim)
-    write_model(stage, dataclasses.replace(stored, tensors=tensors, config=config), dtype, report)
-
-
-def step_of(directory: Path) -> int:
-    """The step in a checkpoint's name."""
-    match = _NAME.fullmatch(directory.name)
-    if not match:
-        raise InputError(
-            f"{directory} is no name of a T5X checkpoint: give one that ends in "
-            f"checkpoint_STEP, such as {directory / 'checkpoint_0'}"
-        )
-    return int(match[1])
-
-
-def _write_arrays(
-    stage: Path, stored: StoredModel, dtype: str, report: Report | None
-) -> dict[str, dict[str, Any]]:
-    """Writes every parameter; returns what the index notes of each, by path."""
     import tensorstore as ts
+    from flax.serialization import msgpack_serialize
 
+    write_json(stage / SIDECAR_NAME, model_files.describe(stored, dtype))
     specs = {}
     for path, tensor in read_tensors(stored.tensors, str(stored.directory), dtype, report):
         name = ".".join(("target", *path.split("/")))
@@ -73,17 +44,24 @@ def _write_arrays(
         store.result().write(tensor).result()
         # Relative: a checkpoint may be moved.
         specs[path] = {**common, "kvstore": {"driver": "file", "path": f"{name}/"}}
-    return specs
+    step, target = np.int32(stored.metadata["step"]), unflatten_dict(specs, sep="/")
+    tree = {"version": _VERSION, "optimizer": {"state": {"step": step}, "target": target}}
+    (stage / CHECKPOINT_NAME).write_bytes(msgpack_serialize(tree))
 
 
-def _write_index(path: Path, specs: Mapping[str, dict[str, Any]], step: int) -> None:
-    from flax.serialization import msgpack_serialize
+def write_scanned(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
+    """Writes as ``write_model`` for T5X's ``scalable_t5``, whose layers are scanned."""
+    config = dataclasses.replace(stored.config, relpos_per_layer=True)
+    tensors = scanned(stored.tensors, stored.config.head_dim)
+    write_model(stage, dataclasses.replace(stored, tensors=tensors, config=config), dtype, report)
 
-    tree = {
-        "version": _VERSION,
-        "optimizer": {
-            "state": {"step": np.int32(step)},
-            "target": unflatten_dict(dict(specs), sep="/"),
-        },
-    }
-    path.write_bytes(msgpack_serialize(tree))
+
+def step_of(directory: Path) -> int:
+    """Returns the step in a checkpoint's name."""
+    match = re.fullmatch(r"checkpoint_(\d+)", directory.name)
+    if not match:
+        raise InputError(
+            f"{directory} is no name of a T5X checkpoint: give one that ends in "
+            f"checkpoint_STEP, such as {directory / 'checkpoint_0'}"
+        )
+    return int(match[1])

@@ -99,10 +99,8 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     if config.image_end_id:
         theirs = their_ids(num_ids, ids[t5.START], ids[t5.EOS]).tolist()
         config = dataclasses.replace(config, image_end_id=theirs.index(config.image_end_id))
-    names = tensor_names(config)
     return StoredModel(
-        tensors=t5.by_our_paths(left, names),
-        names=names,
+        tensors=t5.by_our_paths(left, tensor_names(config)),
         config=config,
         vocabulary=_vocabulary(directory, num_ids, ids),
         directory=directory,

@@ -1,0 +1,124 @@
+"""Prints pytest options, one a line, that leave out parts of the second lane.
+
+    python scripts/lanes.py            # the default lane: every part is left out
+    python scripts/lanes.py --changed  # and the parts whose files have changed
+
+A part is left out with ``--ignore``. Files have changed if they differ from those of the revision
+that the variable CI_BASE names or, without it, of the last commit a day older than HEAD. If git
+knows no such revision, every part runs.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+class Part(NamedTuple):
+    """Tests that take long, and the files that they depend on beside their own."""
+
+    tests: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+# The packages that every decoding program is made of.
+_DECODING = tuple(
+    f"spec_t5x/{name}"
+    for name in ("drafts", "interfaces", "loops", "machine", "models", "sampling", "verifiers")
+)
+PARTS: Mapping[str, Part] = {
+    "notebooks": Part(
+        ("tests/documents/test_notebooks.py",),
+        ("notebooks/", "scripts/run_notebooks.py", "spec_t5x/generation/", "spec_t5x/labs/demo"),
+    ),
+    "site": Part(
+        ("tests/documents/test_site.py",),
+        ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/", "mkdocs.yml", "scripts/"),
+    ),
+    "wheel": Part(
+        ("tests/documents/test_wheel.py",),
+        ("setup.py", "pyproject.toml", "MANIFEST.in", "spec_t5x/pretrained/", "gin_configs/"),
+    ),
+    "pages in a browser": Part(
+        ("tests/cli/test_demo.py", "tests/labs/reproduction/test_report_in_browser.py"),
+        ("spec_t5x/labs/demo", "spec_t5x/labs/reproduction/", "spec_t5x/generation/"),
+    ),
+    "compiled programs": Part(
+        (
+            "tests/loops/test_compiled_for_tpu.py",
+            "tests/loops/test_compiled_loops.py",
+            "tests/labs/tpu/",
+        ),
+        (*_DECODING, "spec_t5x/labs/tpu/"),
+    ),
+    "laws beside transformers": Part(
+        ("tests/loops/test_laws_against_transformers.py", "tests/checkpoints/test_t5x_itself.py"),
+        (*_DECODING, "spec_t5x/checkpoints/"),
+    ),
+    "contrib": Part(("tests/contrib/",), (*_DECODING, "spec_t5x/contrib/", "spec_t5x/registry")),
+    "every draft by its name": Part(
+        ("tests/end_to_end/", "tests/inference/test_processes.py"),
+        (*_DECODING, "spec_t5x/checkpoints/", "spec_t5x/inference/", "spec_t5x/generation/"),
+    ),
+    "trainings": Part(
+        (
+            "tests/labs/training/test_distill.py",
+            "tests/labs/training/test_killed_runs.py",
+            "tests/labs/training/test_run_distill.py",
+            "tests/labs/training/test_run_tasks.py",
+            "tests/labs/training/test_task_streams.py",
+        ),
+        ("spec_t5x/labs/training/", "spec_t5x/data/", "spec_t5x/models/"),
+    ),
+    "comparisons": Part(
+        ("tests/benchmarks/", "tests/labs/reproduction/test_measured.py"),
+        ("benchmarks/", "spec_t5x/labs/benchmark/", "spec_t5x/labs/reproduction/"),
+    ),
+}
+
+
+def changed_files() -> list[str] | None:
+    """Returns the paths that differ from the base, or None if there is no base."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(REPOSITORY), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        seconds = int(git("log", "-1", "--format=%ct")) - 24 * 60 * 60
+        base = os.environ.get("CI_BASE") or git("rev-list", "-1", f"--before={seconds}", "HEAD")
+        return git("diff", "--name-only", base).splitlines() if base else None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def left_out(changed: Iterable[str] | None) -> list[str]:
+    """Returns the tests of the parts that no changed path belongs to."""
+    if changed is None:
+        return []
+    paths = tuple(changed)
+    return [
+        test
+        for part in PARTS.values()
+        if not any(path.startswith((*part.tests, *part.sources)) for path in paths)
+        for test in part.tests
+    ]
+
+
+def main() -> int:
+    """Prints the options for the arguments of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--changed", action="store_true", help="keep parts whose files changed")
+    args = parser.parse_args()
+    for test in left_out(changed_files() if args.changed else ()):
+        print(f"--ignore={test}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

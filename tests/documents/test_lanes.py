@@ -1,0 +1,51 @@
+"""The parts of the second lane: their files exist, and changed files select them."""
+
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = runpy.run_path(str(REPOSITORY / "scripts" / "lanes.py"))
+PARTS = SCRIPT["PARTS"]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_files_of_a_part_exist(name):
+    for path in (*PARTS[name].tests, *PARTS[name].sources):
+        found = (REPOSITORY / path).parent.glob(f"{Path(path).name}*")
+        assert any(found), f"{name}: there is no {path}"
+
+
+def test_changed_files_select_parts():
+    left_out = SCRIPT["left_out"]
+    everything = {test for part in PARTS.values() for test in part.tests}
+    assert set(left_out(["tests/theory/test_formulas.py"])) == everything
+    assert left_out(None) == []
+    kept = everything - set(left_out(["spec_t5x/contrib/cpu/calls.py"]))
+    assert kept == set(PARTS["contrib"].tests)
+    # A part's tests are among its files.
+    for part in PARTS.values():
+        assert not set(part.tests) & set(left_out(part.tests))
+
+
+def test_without_a_history_every_part_runs(monkeypatch):
+    def fail(command, **_):
+        raise subprocess.CalledProcessError(128, command)
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    assert SCRIPT["changed_files"]() is None
+
+
+def test_the_base_is_that_of_ci(monkeypatch):
+    commands = []
+
+    def run(command, **_):
+        commands.append(command[3:])
+        return subprocess.CompletedProcess(command, 0, stdout="1700000000\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("CI_BASE", "v1")
+    SCRIPT["changed_files"]()
+    assert commands[-1] == ["diff", "--name-only", "v1"]
