@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import Sampling, check_float32, values_at, write_rows
 from spec_t5x.sampling.draws import Draws
-from spec_t5x.sampling.rules import Places, Rules, apply
+from spec_t5x.sampling.rules import Places, apply
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
@@ -126,11 +126,6 @@ class Context:
     starts: Int[Array, "batch"] | None = None
     limits: Int[Array, "batch"] | None = None
 
-    @property
-    def rules(self) -> Rules | None:
-        """The rules of decoding, which hold for draft and target alike."""
-        return self.settings.rules
-
     def ruled(
         self,
         logits: Float[Array, "batch places vocab"],
@@ -138,7 +133,7 @@ class Context:
         first: Int[Array, ""] | int = 0,
     ) -> Float[Array, "batch places vocab"]:
         """Applies the rules to the logits after ``first``, ``first + 1``, … drafted tokens."""
-        if self.rules is None:
+        if self.settings.rules is None:
             return logits
         sequences = write_rows(self.sequences, drafted, self.lengths + 1)
         offsets = first + jnp.arange(logits.shape[1])
@@ -157,7 +152,7 @@ class Context:
             starts=self.starts,
             limits=self.limits,
         )
-        return apply(self.rules, logits, places)
+        return apply(self.settings.rules, logits, places)
 
     def num_drafts(self, gamma: int) -> Int[Array, ""] | int:
         """Returns the number of tokens that are worth proposing, of ``gamma``."""
@@ -167,12 +162,6 @@ class Context:
     def last_tokens(self) -> Int[Array, "batch"]:
         """Each row's last token, which proposals follow."""
         return values_at(self.sequences, self.lengths)
-
-    @property
-    def last_states(self) -> Float32[Array, "batch embed"]:
-        """The states that the last tokens were predicted from."""
-        at_last = self.lengths[:, None, None]
-        return jnp.take_along_axis(self.target_states, at_last, axis=1)[:, 0]
 
 
 @flax.struct.dataclass(kw_only=True)

@@ -12,7 +12,7 @@ The aliases are jaxtyping annotations; the tests check every annotated call. Axi
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int, Integer, Key, PyTree, Shaped, UInt32
+from jaxtyping import Bool, Float, Float32, Int, Integer, Key, PyTree, Shaped, UInt32  # noqa: F401
 
 # On the device or on the host: fetched results have the same dataclasses.
 Array = jax.Array | np.ndarray
@@ -24,20 +24,3 @@ EOS_ID = 1
 # The token that ends a row, traced or not, or several.
 EndOfSequence = Int[Array, ""] | int | tuple[Int[Array, ""] | int, ...]
 UNK_ID = 2
-
-__all__ = [
-    "Array",
-    "Bool",
-    "EOS_ID",
-    "EndOfSequence",
-    "Float",
-    "Float32",
-    "Int",
-    "Integer",
-    "Key",
-    "PAD_ID",
-    "PyTree",
-    "Shaped",
-    "UInt32",
-    "UNK_ID",
-]

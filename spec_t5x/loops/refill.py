@@ -128,14 +128,9 @@ class _Burst:
     # Members of the group that have had a slot.
     taken: Int[Array, ""]
     # Outputs and statistics of the rows that ended, their inputs' indices, and their number.
-    outputs: Outputs
-    stats: PyTree
-    places: Int[Array, "inputs"]
+    ended: tuple[Outputs, PyTree, Int[Array, "inputs"]]
     num_ended: Int[Array, ""]
     calls: Int[Array, ""]
-
-    def with_state(self, state: DecodeState, **changes) -> "_Burst":
-        return self.replace(slots=self.slots.replace(state=state), **changes)
 
     @property
     def is_waiting(self) -> Bool[Array, ""]:
@@ -225,7 +220,7 @@ def burst(
 
     def iterate(carry: _Burst, loop: Loop) -> _Burst:
         state, _ = speculative.step(target, draft, carry.slots.state, settings, loop)
-        return carry.with_state(state, calls=carry.calls + 1)
+        return carry.replace(slots=carry.slots.replace(state=state), calls=carry.calls + 1)
 
     def make_ready(carry: _Burst) -> _Burst:
         return _made_ready(carry, draft, settings, loop)
@@ -268,14 +263,13 @@ def _begun(slots: Slots, group: Members) -> _Burst:
     def room(leaf):
         return jnp.zeros((capacity * (leaf.shape[0] // num), *leaf.shape[1:]), leaf.dtype)
 
+    outputs, stats = jax.tree.map(room, (state.outputs, state.stats))
     return _Burst(
         slots=slots,
         # Any device may fill a slot with any input: gathered once, not for each slot.
         group=gather_rows(group),
         taken=jnp.int32(0),
-        outputs=jax.tree.map(room, state.outputs),
-        stats=jax.tree.map(room, state.stats),
-        places=jnp.full(capacity, EMPTY_SLOT, jnp.int32),
+        ended=(outputs, stats, jnp.full(capacity, EMPTY_SLOT, jnp.int32)),
         num_ended=jnp.int32(0),
         calls=jnp.int32(0),
     )
@@ -283,16 +277,15 @@ def _begun(slots: Slots, group: Members) -> _Burst:
 
 def _finished(carry: _Burst, loop: Loop, is_plain: bool) -> tuple[Slots, Ended]:
     """Returns the slots for the next burst, and the results of this one."""
-    state, pace = carry.slots.state, carry.slots.state.pace
-    pace = pace and pace.end_batch()
-    stats = None if is_plain else carry.stats
-    decoded = outputs_lib.finish(carry.outputs, loop.num_decodes, loop.max_decode_len, stats, pace)
+    state, (outputs, stats, places) = carry.slots.state, carry.ended
+    pace, stats = state.pace and state.pace.end_batch(), None if is_plain else stats
+    decoded = outputs_lib.finish(outputs, loop.num_decodes, loop.max_decode_len, stats, pace)
     rows = {**vars(carry.slots), "state": state.replace(pace=None)}
     drafting = rows.pop("drafting")
     # Spread as by ``prepare``, so that the next burst is the same program.
     rows = spread_rows(rows)
     slots = Slots(**{**rows, "state": rows["state"].replace(pace=pace)}, drafting=drafting)
-    return slots, Ended(places=carry.places, decoded=decoded, calls=carry.calls)
+    return slots, Ended(places=places, decoded=decoded, calls=carry.calls)
 
 
 def _made_ready(carry: _Burst, draft: Draft, settings: Sampling, loop: Loop) -> _Burst:
@@ -333,35 +326,31 @@ def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     """Keeps the outputs of a slot; those of a free one are overwritten by the next."""
     slots = carry.slots
     move = Move(source=slot, to=carry.num_ended, num_sources=slots.places.shape[0])
-    outputs, stats = move.of_all(
-        (carry.outputs, carry.stats), (slots.state.outputs, slots.state.stats)
-    )
     return carry.replace(
-        outputs=outputs,
-        stats=stats,
-        places=carry.places.at[carry.num_ended].set(slots.places[slot]),
-        num_ended=carry.num_ended + (slots.places[slot] != EMPTY_SLOT),
+        ended=move.of_all(carry.ended, (slots.state.outputs, slots.state.stats, slots.places)),
+        num_ended=carry.num_ended + slots.is_used[slot],
     )
 
 
 def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     """Gives a slot to the next input that waits, and frees it if there is none."""
     group, slots, is_there = carry.group, carry.slots, carry.is_waiting
-    last, num_slots = group.places.shape[0] - 1, slots.places.shape[0]
-    source = jnp.minimum(carry.taken, last)
-    state, sources, prompts = Move(source=source, to=slot, num_sources=last + 1).of_all(
-        (_cleared(slots.state.replace(pace=None), slot, num_slots), slots.sources, slots.prompts),
-        (group.state, group.sources, group.prompts),
+    num_sources, num_slots = group.places.shape[0], slots.places.shape[0]
+    source = jnp.minimum(carry.taken, num_sources - 1)
+    state = _cleared(slots.state.replace(pace=None), slot, num_slots)
+    state, sources, prompts, places = Move(source=source, to=slot, num_sources=num_sources).of_all(
+        (state, slots.sources, slots.prompts, slots.places),
+        (group.state, group.sources, group.prompts, group.places),
     )
     ended = state.outputs.ended
     rows = jnp.arange(ended.shape[0]) * num_slots // ended.shape[0]
     outputs = state.outputs.replace(ended=ended | ((rows == slot) & ~is_there))
-    place = jnp.where(is_there, group.places[source], EMPTY_SLOT)
+    is_freed = (jnp.arange(num_slots) == slot) & ~is_there
     slots = slots.replace(
         state=state.replace(outputs=outputs, pace=slots.state.pace),
         sources=sources,
         prompts=prompts,
-        places=slots.places.at[slot].set(place),
+        places=jnp.where(is_freed, EMPTY_SLOT, places),
     )
     return carry.replace(slots=slots, taken=carry.taken + is_there)
 

@@ -53,7 +53,7 @@ def ruled_nodes(
 
     ``tokens`` are those of all nodes but the root, in parts; those of the paths are enough.
     """
-    if context.rules is None:
+    if context.settings.rules is None:
         return logits
     nodes = first + np.arange(logits.shape[1])
     # The node at each depth of the paths, from depth 1; of shorter ones the last repeats.

@@ -1,4 +1,4 @@
-"""What a compiled program does in its loops, read from its HLO: copies, talk with the host."""
+"""Instructions in a compiled program's loops, read from its HLO: copies, host transfers."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -16,26 +16,22 @@ _TO_HOST = ("infeed", "outfeed", "send", "recv", "send-done", "recv-done")
 
 
 def loop_instructions(program: str) -> Iterator[str]:
-    """The lines of all computations that a while loop runs, directly or through others.
-
-    Args:
-      program: optimized HLO, ``compiled.as_text()``.
-    """
+    """Yields the lines of all computations that a while loop of optimized HLO runs."""
     computations = _computations(program)
     for name in _in_loops(program, computations):
         yield from computations[name]
 
 
 def cache_copies(program: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
-    """Instructions in loops that copy an array of one of these shapes, in any layout.
+    """Finds instructions in loops that copy an array of one of these shapes, in any layout.
 
-    Axes of length 1 do not count, nor does the order of the axes: a transposed copy is a
-    copy. One inside a fusion that makes something else of it is none: it is never written.
-    Nor is a move between two memories of a chip, for which XLA overlaps loading with work.
+    Axes of length 1 do not count, nor does the order of the axes: a transposed copy is a copy. A
+    copy inside a fusion with another result is none, since it is never written, nor is a move
+    between two memories of a chip, which XLA overlaps with work.
     """
     wanted = {_essence(shape) for shape in shapes}
     computations = _computations(program)
-    # Each holds what one fusion does; what is written is its root's.
+    # The computations of fusions; a fusion writes the result of its root.
     fused = {name for name in computations if f"calls=%{name}" in program}
     found = []
     for name in _in_loops(program, computations, without=fused):
@@ -48,7 +44,7 @@ def cache_copies(program: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
 
 
 def host_transfers(program: str) -> list[str]:
-    """Instructions in loops that talk with the host: feeds, sends, calls of Python."""
+    """Finds instructions in loops that transfer to the host: feeds, sends, calls of Python."""
     found = []
     for line in loop_instructions(program):
         match = re.search(r" ([\w\-]+)\(", line)
@@ -73,7 +69,7 @@ def _computations(program: str) -> dict[str, list[str]]:
 
 
 def _in_loops(program: str, computations, without=frozenset()) -> list[str]:
-    """The computations that loops run."""
+    """Returns the computations that loops run."""
     bodies = re.findall(r"while\(.*?body=%?([\w.\-]+)", program)
     reached, waiting = set(), list(bodies)
     while waiting:
@@ -85,7 +81,7 @@ def _in_loops(program: str, computations, without=frozenset()) -> list[str]:
 
 
 def _root(line: str, computations: dict[str, list[str]]) -> str:
-    """What a line does: of a fusion, its last instruction."""
+    """Returns the line itself or, of a fusion, its last instruction."""
     while _operation(line) == "fusion":
         (name,) = _called(line)
         line = next(inner for inner in computations[name] if inner.strip().startswith("ROOT "))
@@ -93,7 +89,7 @@ def _root(line: str, computations: dict[str, list[str]]) -> str:
 
 
 def _is_move(line: str) -> bool:
-    """Whether an asynchronous copy leaves the layout, the memory's number apart, as it is."""
+    """Tells whether an asynchronous copy changes at most the memory's number in a layout."""
     match = re.search(
         r"= \((\w+\[[\d,]*\]\{[^}]*\}), (\w+\[[\d,]*\]\{[^}]*\}),.* copy-start\(", line
     )

@@ -1,4 +1,4 @@
-"""What XLA makes of the loops for a TPU v4, without one: no copy of a cache."""
+"""The loops compiled for a TPU v4, without one, copy no cache."""
 
 import dataclasses
 
@@ -26,13 +26,13 @@ from tests.named_drafts import named
 
 @pytest.fixture(scope="module", autouse=True)
 def no_check_of_types():
-    """What is lowered is described by shapes, which stand where arrays belong."""
+    """Disables type checks: arguments are shapes in place of arrays."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-# Those that keep a cache, read the target's or write to it, and those that vary.
+# Drafts that keep a cache, read the target's or write to it, or vary.
 @pytest.mark.parametrize("draft", ["{}/draft", "early_exit:1", "mixed:{}/shared"])
 def test_drafts(draft, target_of_drafts, v4):
     loaded, target, directory = target_of_drafts
@@ -43,7 +43,7 @@ def test_drafts(draft, target_of_drafts, v4):
 
 
 def test_trees(v4):
-    # Caches of a common size: XLA lays out toys as it does nothing else.
+    # Caches of a common size: XLA lays out toys differently.
     sizes = {
         "emb_dim": 1024,
         "mlp_dim": 1024,
@@ -59,7 +59,7 @@ def test_trees(v4):
 
 @pytest.fixture(scope="module")
 def v4():
-    """One chip that programs are compiled for, without one."""
+    """Yields a mesh of one chip to compile for."""
     if reason := chips.no_compiler():
         pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +71,7 @@ def v4():
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_slots(v4, plain):
-    """Neither do inputs that are put into slots: the text's caches, and those of the source."""
+    """Inputs that are put into slots copy neither the text's caches nor the source's."""
     target, draft = tiny_t5(0, num_decoder_layers=2), TransformerDraft(tiny_t5(1))
     draft = None if plain else draft
     loop = Loop(gamma=0 if plain else GAMMA, max_decode_len=MAX_DECODE_LEN)
@@ -97,11 +97,11 @@ def test_slots(v4, plain):
 
 
 def shapes_of(tree, mesh):
-    """Shapes of arrays on a mesh, of models in bfloat16."""
+    """Returns shapes of arrays on a mesh, of models in bfloat16."""
 
     def shapes(node):
         if isinstance(node, T5Model):
-            # As on a TPU: weights as they were given, of an output layer of its own too.
+            # Weights as on a TPU: as they were given, the output layer's too.
             config = dataclasses.replace(node.config, dtype="bfloat16")
             params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), node.params)
             node = node.replace(weights=params, module=Transformer(config), operations=XLA)
@@ -119,12 +119,12 @@ def shapes_of(tree, mesh):
 
 
 def on_tpu(mesh, target, draft, **options):
-    """The compiled loop, of models in bfloat16, at temperature 0: sampling has no cache."""
+    """Compiles the loop for models in bfloat16, at temperature 0: sampling has no cache."""
     args = shapes_of((target, draft, *rows(2, 0.0)), mesh)
     options = {"gamma": GAMMA, "max_decode_len": MAX_DECODE_LEN, **options}
     with partitioned(mesh):
         traced = speculative_decode.trace(*args, **options)
         program = traced.lower(lowering_platforms=("tpu",)).compile().as_text()
-    # What is looked through holds the steps.
+    # The instructions include the steps.
     assert any("dynamic-update-slice" in line for line in loop_instructions(program))
     return program

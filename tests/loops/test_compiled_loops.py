@@ -21,14 +21,10 @@ from spec_t5x.machine.operations import XLA
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.verifiers import TreeVerifier
-from tests.loops.compiled_loops import (
-    cache_copies,
-    host_transfers,
-    loop_instructions,
-)
+from tests.loops.compiled_loops import cache_copies, host_transfers, loop_instructions
 from tests.named_drafts import EVERY, named
 
-# What is read here XLA decides before it makes machine code, which need not be fast.
+# XLA decides on copies before it makes machine code, which need not be fast.
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 # Lengths of caches that no other array has.
@@ -37,14 +33,14 @@ GAMMA, MAX_DECODE_LEN = 3, 37
 
 @pytest.fixture(scope="module", autouse=True)
 def no_check_of_types():
-    """What is lowered is described by shapes, which stand where arrays belong."""
+    """Disables type checks: arguments are shapes in place of arrays."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def rows(batch, temperature):
-    """Sources, prompts, keys and settings."""
+    """Makes sources, prompts, keys and settings."""
     return (
         jnp.ones((batch, 7), jnp.int32),
         jnp.zeros((batch, 1), jnp.int32),
@@ -54,7 +50,7 @@ def rows(batch, temperature):
 
 
 def on_cpu(target, draft, batch, temperature, **options):
-    """The compiled loop; without a draft, that of plain decoding."""
+    """Compiles the loop; without a draft, that of plain decoding."""
     inputs, options = rows(batch, temperature), {"max_decode_len": MAX_DECODE_LEN, **options}
     if draft is None:
         lowered = autoregressive_decode.lower(target, *inputs, **options)
@@ -84,12 +80,12 @@ TREE = TreeVerifier((2, 2))
 
 
 def test_on_a_cpu():
-    """And at temperature 0 neither draft nor verifier writes a distribution of the draft."""
+    """At temperature 0 neither draft nor verifier writes a distribution of the draft."""
     target, draft = toys()
     of_drafts = f"f32[{{}},{GAMMA},{target.vocab_size}]"
     for batch, temperature in ((1, 0.0), (3, 1.0)):
         program = on_cpu(target, draft, batch, temperature)
-        # What is looked through holds the steps, by a kernel or as products.
+        # The instructions include the steps, as kernels or products.
         steps = [line for line in loop_instructions(program) if "Extend" in line or " dot(" in line]
         assert steps
         check(program, target.config, batch)
@@ -112,7 +108,7 @@ def test_states_that_no_draft_uses_leave_no_trace_in_a_call_over_several_widths(
 
 
 def test_on_a_cpu_at_a_pace():
-    """But the zeros that a draft's prefill starts from, once."""
+    """Only the zeros that a draft's prefill starts from are copied, once."""
     target, draft = toys()
     program = on_cpu(target, draft, 3, 0.0, pace=Pace.start(Costs.by_formula(c=0.1, largest=3)))
     copies = cache_copies(program, [(3, 2, MAX_DECODE_LEN + GAMMA + 1, 8)])
@@ -120,7 +116,7 @@ def test_on_a_cpu_at_a_pace():
 
 
 def burst(target, draft, temperature, pace=None):
-    """Three slots and a group of five, as shapes for ``refill.burst``."""
+    """Lowers ``refill.burst`` of three slots and a group of five."""
     loop = Loop(gamma=GAMMA if draft else 0, max_decode_len=MAX_DECODE_LEN)
     common = {"loop": loop, "paced": pace is not None}
 
@@ -149,7 +145,7 @@ def test_slots_on_a_cpu(temperature):
 
 
 def test_slots_on_a_cpu_at_a_pace():
-    """What the draft keeps of the sources is laid out once, where it is made."""
+    """The draft's state of the sources is laid out once, where it is made."""
     target, draft = toys()[0], TransformerDraft(tiny_t5(1, num_heads=3))
     lowered, _ = burst(target, draft, 0.0, Pace.start(Costs.by_formula(c=0.1, largest=3)))
     program = lowered.compile().as_text()
@@ -159,7 +155,7 @@ def test_slots_on_a_cpu_at_a_pace():
     assert all("empty_cache" in copy for copy in copies)
 
 
-# But for those without a cache, and a second one of the same kind.
+# Drafts without a cache are left out, and a second one of the same kind.
 @pytest.mark.parametrize("draft", [d for d in EVERY if d not in ("uniform", "int8", "{}/narrow")])
 def test_drafts_on_a_cpu(draft, target_of_drafts):
     loaded, target, directory = target_of_drafts

@@ -128,13 +128,12 @@ def law_of(directory, processors=lambda ids, logits: logits):
     texts = np.zeros((len(SOURCES), VOCAB, VOCAB, VOCAB))
     for index, source in enumerate(torch.tensor(SOURCES)):
         inputs = source.expand(len(prefixes), -1)
+        masks = {
+            "attention_mask": (inputs != 0).long(),
+            "decoder_attention_mask": torch.ones_like(prefixes),
+        }
         with torch.no_grad():
-            logits = theirs(
-                input_ids=inputs,
-                attention_mask=(inputs != 0).long(),
-                decoder_input_ids=prefixes,
-                decoder_attention_mask=torch.ones_like(prefixes),
-            ).logits
+            logits = theirs(input_ids=inputs, decoder_input_ids=prefixes, **masks).logits
         places = [processors(prefixes[:, : n + 1], logits[:, n].clone()) for n in range(LENGTH)]
         logits = torch.stack(places, dim=1)
         probs = torch.softmax(logits / TEMPERATURE, dim=-1).numpy()
@@ -159,19 +158,11 @@ def decode(draft, verifier_name, temperature=TEMPERATURE, seed=11):
 
 
 def decode_with(target, draft, verifier_name, temperature=TEMPERATURE, seed=11, rules=None):
-    return jax.device_get(
-        speculative_decode(
-            target,
-            draft,
-            jnp.asarray(np.tile(SOURCES, (ROWS // len(SOURCES), 1))),
-            jnp.zeros((ROWS, 1), jnp.int32),
-            jax.random.key(seed),
-            sampling(temperature).replace(rules=rules),
-            gamma=GAMMA,
-            max_decode_len=LENGTH,
-            verifier=verifier(verifier_name),
-        )
-    )
+    sources = jnp.asarray(np.tile(SOURCES, (ROWS // len(SOURCES), 1)))
+    settings = sampling(temperature).replace(rules=rules)
+    arguments = sources, jnp.zeros((ROWS, 1), jnp.int32), jax.random.key(seed), settings
+    options = {"gamma": GAMMA, "max_decode_len": LENGTH, "verifier": verifier(verifier_name)}
+    return jax.device_get(speculative_decode(target, draft, *arguments, **options))
 
 
 def p_value(law, *runs):

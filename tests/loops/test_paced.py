@@ -1,4 +1,4 @@
-"""Decoding at a pace: the same text and law, whatever the pace decides."""
+"""Decoding at a pace: the same text and law under all decisions."""
 
 import jax
 import jax.numpy as jnp

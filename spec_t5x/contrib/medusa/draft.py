@@ -52,7 +52,9 @@ class MedusaDraft(Draft):
         """Proposes a token of each of the first ``gamma`` heads, as far as there are heads."""
         num, settings = min(gamma, self.heads.num_heads), self.settings or context.settings
         # Another draft may have requested states of more layers, which follow the last layer's.
-        states = context.last_states[:, : self.heads.module.config.emb_dim]
+        at_last = context.lengths[:, None, None]
+        states = jnp.take_along_axis(context.target_states, at_last, axis=1)[:, 0]
+        states = states[:, : self.heads.module.config.emb_dim]
         logits, draws = self.heads.head_logits(states, context.last_tokens, num), context.draws
         tokens, probs = jnp.zeros((len(logits), gamma), jnp.int32), []
         for head in range(num):
