@@ -28,16 +28,10 @@ def nodes(
     lineages: Int[Array, "batch nodes positions"],
     width: int,
 ) -> Nodes:
-    """Returns the argument of ``score_nodes``.
+    """Returns the argument of ``score_nodes`` for tokens at positions of their texts.
 
-    Args:
-      tokens: the tokens to feed.
-      positions: each token's position in its text; the start token's is 0.
-      places: each token's place at its position, below ``width``; no two of a row share
-        position and place.
-      lineages: the places of the tokens of each node's text, itself included; those of later
-        positions are ignored.
-      width: places at a position.
+    No two tokens of a row share position and place, which is below ``width``. ``lineages`` have
+    the places of each node's text, itself included; those of later positions are ignored.
     """
     batch, num, length = lineages.shape
     position_of = jnp.arange(length * width) // width

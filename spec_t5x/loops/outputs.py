@@ -164,11 +164,8 @@ def repeat_rows(tree: PyTree, times: int) -> PyTree:
 def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key[Array, "rows"]:
     """Makes a key for each row, in the order of ``repeat_rows``.
 
-    Args:
-      rng: one key, from which row b takes ``fold_in(rng, b)``; or ``[batch]`` keys of the
-        caller's, which make a row's output independent of its index in the batch.
-      batch: number of inputs.
-      num_decodes: sequences for each input.
+    From one key row b takes ``fold_in(rng, b)``; a key for each input makes a row's output
+    independent of its index in the batch.
     """
     if rng.ndim == 0:
         rng = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(batch))
@@ -181,12 +178,7 @@ def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key
 def row_stream(
     rng: Key[Array, "*batch"] | Stream, batch: int, num_decodes: int, coupled: bool, num_steps: int
 ) -> Stream:
-    """Makes the stream of a loop over ``batch * num_decodes`` rows, up to ``num_steps`` tokens.
-
-    Raises:
-      InputError: T5X's chain of keys, without the coupled draws that it is for, for another
-        number of rows, or with too few steps.
-    """
+    """Makes the stream of a loop over ``batch * num_decodes`` rows, up to ``num_steps`` tokens."""
     if isinstance(rng, RowStream):
         return rng
     if not isinstance(rng, T5XStream):

@@ -84,11 +84,8 @@ class Costs:
     ) -> "Costs":
         """Returns the costs of section 3.4, where nothing can be measured.
 
-        Args:
-          c: time of a draft step, in target steps (Definition 3.7).
-          position: time of one more position in the target's call; the paper takes it to be 0.
-          largest: the most drafts of an iteration.
-          whole: whether an iteration has as many or none, as with a tree.
+        A draft step takes ``c`` target steps (Definition 3.7), one more position of the target's
+        call ``position`` (0 in the paper). ``whole`` iterations have ``largest`` drafts or none.
         """
         each = [1 + n * (c + position) for n in range(largest + 1)]
         if whole:
@@ -245,14 +242,10 @@ class Pace:
         accepted: Int[Array, "gamma"],
         refused: Int[Array, "gamma"],
     ) -> "Pace":
-        """Returns the pace after an iteration.
+        """Returns the pace after an iteration that brought ``tokens`` for each live row.
 
-        Args:
-          tokens: tokens that each live row got, on average.
-          longest: drafts of the longest proposal.
-          limit: the most drafts that there could have been.
-          accepted: rows whose draft at the position was accepted.
-          refused: rows that got the target's own token at the position.
+        Its longest proposal had ``longest`` of ``limit`` drafts. ``accepted`` counts, by position,
+        rows whose draft was accepted, ``refused`` those that got the target's own token.
         """
         positions, kept = jnp.arange(self.largest), 1 - _FORGETTING
         return self.replace(

@@ -155,19 +155,12 @@ def prepare(
     paced: bool = False,
     waits: bool = True,
 ) -> Members:
-    """Encodes inputs and feeds their prompts.
+    """Encodes inputs and feeds their prompts; padding comes last.
 
-    Args:
-      target, draft: the models; without a draft decoding is plain, and ``loop.gamma`` 0.
-      sources: the argument of both models' ``prefill``.
-      prompts: the start token first, as of ``speculative_decode``.
-      keys: one for each input.
-      max_decode_steps: tokens to generate at most; 0 of padding.
-      places: the inputs' indices among all; ``EMPTY_SLOT`` of padding, which comes last.
-      loop: the settings that the loop is compiled for.
-      paced: whether a pace decides when the draft's state is made.
-      waits: whether the inputs wait for slots, and their caches have room for the prompts alone.
-        Sources and prompts may be shorter than those in the slots.
+    Without a draft decoding is plain, and ``loop.gamma`` 0. ``places`` are the inputs' indices
+    among all, ``EMPTY_SLOT`` of padding, whose ``max_decode_steps`` is 0. If ``paced``, a pace
+    decides when the draft's state is made. If the inputs wait for slots (``waits``), their caches
+    have room for the prompts alone, and sources and prompts may be shorter than the slots'.
     """
     stream = outputs_lib.row_stream(
         keys, prompts.shape[0], loop.num_decodes, loop.verifier.coupled, loop.max_decode_len
@@ -206,13 +199,7 @@ def burst(
 ) -> tuple[Slots, Ended]:
     """Decodes until all of a group have had slots and one is free; to the end with ``drain``.
 
-    Args:
-      target, draft: as of ``prepare``.
-      slots: donated.
-      group: inputs that wait; it may be all padding.
-      settings: the distribution to sample from, the same for all inputs.
-      drain: whether to continue until every slot is free.
-      loop: as of ``prepare``.
+    The slots are donated. The group may be all padding; all inputs have the same ``settings``.
     """
     is_plain, draft = draft is None, draft or NoDraft(target.vocab_size)
     if loop.verifier.coupled:

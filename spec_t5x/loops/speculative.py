@@ -298,13 +298,9 @@ def drive(
 ) -> PyTree:
     """Runs iterations while ``going``; at a pace, plain steps where its limit is 0.
 
-    Args:
-      carry: the state of the loop, the argument of the functions that follow.
-      going: tells whether to continue.
-      pace: returns the pace; None for iterations alone.
-      iterate: makes an iteration, compiled for its second argument, a ``Loop``.
-      prepare: makes the draft ready after plain steps.
-      loop: the settings of iterations.
+    The functions' argument is the state of the loop, ``carry``: ``pace`` returns its pace or None,
+    ``iterate`` makes an iteration of its second argument, a ``Loop``, and ``prepare`` makes the
+    draft ready after plain steps.
     """
 
     def run(carry, drafting: bool):

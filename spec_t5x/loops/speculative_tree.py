@@ -165,11 +165,8 @@ def walk_argmax(
 def _walk(tree: Tree, at_leaf: Array, children_verdict):
     """Returns the path to the last accepted node of one row, its depth, and the emission.
 
-    Args:
-      tree: the tree.
-      at_leaf: the emission after each node that is a leaf.
-      children_verdict: maps ``(depth, node, children)`` to the index of the accepted child (or
-        their number) and the emission if there is none.
+    ``at_leaf`` has the emission after each leaf; ``children_verdict`` maps ``(depth, node,
+    children)`` to the index of the accepted child (or their number) and the emission without one.
     """
     first_children = jnp.asarray(tree.first_children)
     node, going = jnp.int32(0), jnp.asarray(True)

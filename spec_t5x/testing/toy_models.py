@@ -158,15 +158,10 @@ class TableTarget(PrefixTarget):
         scale: float = 1.5,
         zeros: float = 0.0,
     ) -> "TableTarget":
-        """Draws random logits.
+        """Draws random logits of standard deviation ``scale``, for 2 tokens or more.
 
-        Args:
-          seed: the table's.
-          vocab_size: number of tokens, at least 2.
-          contexts: rows of the table, 1 for a law that ignores the prefix.
-          scale: standard deviation of the logits.
-          zeros: share of the tokens that have probability zero; one random token of each row has
-            not.
+        The table has ``contexts`` rows: a law of one row ignores the prefix. A share ``zeros`` of
+        the tokens has probability zero, but one random token of each row has not.
         """
         if vocab_size < 2:
             raise InputError(f"vocab_size is {vocab_size}: give at least 2")
@@ -303,13 +298,7 @@ def sequence_law(
     Texts are the tokens after the start token, the prompt's included, up to the end-of-sequence
     token or ``max_decode_len`` tokens. Texts of probability zero are left out.
 
-    Args:
-      target: a target of a small vocabulary.
-      source: the row's source tokens.
-      settings: the distribution sampled from, with one temperature.
-      max_decode_len: length at which a text ends; more than the prompt's.
-      prompt: tokens that every text begins with.
-      eos_id: the token that ends a text after the prompt, or several.
+    ``settings`` have one temperature; ``prompt`` begins every text and is shorter than it.
     """
     by_text = conditionals(target, source, settings, max_decode_len=max_decode_len, prompt=prompt)
     eos_ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)

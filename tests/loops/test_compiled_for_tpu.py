@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import pytest
 
 from spec_t5x.checkpoints.make_draft import make_draft
@@ -23,13 +22,8 @@ from tests.loops.compiled_loops import cache_copies, loop_instructions
 from tests.loops.test_compiled_loops import GAMMA, MAX_DECODE_LEN, TREE, check, rows
 from tests.named_drafts import named
 
-
-@pytest.fixture(scope="module", autouse=True)
-def no_check_of_types():
-    """Disables type checks: arguments are shapes in place of arrays."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+# Arguments are shapes in place of arrays.
+pytestmark = pytest.mark.usefixtures("unchecked_module")
 
 
 # Drafts that keep a cache, read the target's or write to it, or vary.

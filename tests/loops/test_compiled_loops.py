@@ -5,7 +5,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -25,18 +24,10 @@ from tests.loops.compiled_loops import cache_copies, host_transfers, loop_instru
 from tests.named_drafts import EVERY, named
 
 # XLA decides on copies before it makes machine code, which need not be fast.
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked_module")
 
 # Lengths of caches that no other array has.
 GAMMA, MAX_DECODE_LEN = 3, 37
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_check_of_types():
-    """Disables type checks: arguments are shapes in place of arrays."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def rows(batch, temperature):

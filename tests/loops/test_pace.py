@@ -91,11 +91,6 @@ def test_where_nothing_pays_plain_steps_are_taken(rate, rows):
     assert 0 < first < 40 and not any(text.limits[first : first + CHEAP.pause])
 
 
-def test_where_no_acceptance_pays_nothing_is_ever_drafted():
-    assert math.isinf(DEAR.needed)
-    assert Text(DEAR).write(1.0, 300).limits == [0] * 300
-
-
 def test_positions_that_are_easy_after_the_first_are_found_out():
     """The first copy is seldom right, and those after it nearly always."""
     rates = [0.35, *[0.97] * 7]
@@ -143,6 +138,12 @@ def test_a_tree_is_taken_whole_or_not_at_all():
     assert set(Text(costs).write(0.0, 500).limits) == {0, 3}
 
 
+@pytest.mark.parametrize("costs", [DEAR, Costs.by_formula(c=0.5, position=0.3, largest=2)])
+def test_a_draft_that_pays_at_no_likely_rate_is_never_tried(costs):
+    assert costs.needed > OPTIMISM
+    assert Text(costs).write(1.0, 100).limits == [0] * 100
+
+
 def test_the_rate_from_which_speculation_pays():
     assert Costs.by_formula(c=0.0).needed <= 0.03
     assert Costs(iteration=(1.0, 1.5)).needed == pytest.approx(0.54)
@@ -162,9 +163,3 @@ def test_the_rate_from_which_speculation_pays():
 def test_costs_that_cannot_be_are_refused(wrong, message):
     with pytest.raises(InputError, match=message):
         Costs(**wrong)
-
-
-def test_a_draft_that_would_pay_at_no_likely_rate_is_never_tried():
-    costs = Costs.by_formula(c=0.5, position=0.3, largest=2)
-    assert OPTIMISM < costs.needed < 1
-    assert Text(costs).write(1.0, 100).limits == [0] * 100
