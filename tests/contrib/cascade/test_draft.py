@@ -74,7 +74,7 @@ def test_mixed_with_another_draft_it_is_as_every_draft_is():
 @pytest.mark.parametrize("draft", DRAFTS)
 @test_ruled.every_rule
 def test_rules_of_decoding_are_kept(name, draft):
-    test_ruled.test_the_text_is_that_of_plain_decoding(name, draft)
+    test_ruled.test_the_text_is_that_of_plain_decoding(draft, name, "block")
 
 
 @pytest.mark.usefixtures("small_models")

@@ -1,7 +1,11 @@
 """The loop with heads, compiled for a TPU v4 without one."""
 
+import pytest
+
 from tests.loops import test_compiled_for_tpu
-from tests.loops.test_compiled_for_tpu import no_check_of_types, v4  # noqa: F401
+from tests.loops.test_compiled_for_tpu import v4  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("unchecked_module")
 
 
 def test_no_cache_is_copied(target_of_drafts, v4):  # noqa: F811

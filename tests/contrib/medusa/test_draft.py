@@ -153,7 +153,7 @@ def test_impossible_combinations_are_refused(model, options, message):
 def test_rules_of_decoding_are_kept(name, monkeypatch):
     make = lambda: random_heads(model=test_ruled.target())  # noqa: E731
     monkeypatch.setitem(test_ruled.DRAFTS, "medusa", make)
-    test_ruled.test_the_text_is_that_of_plain_decoding(name, "medusa")
+    test_ruled.test_the_text_is_that_of_plain_decoding("medusa", name, "block")
 
 
 @pytest.mark.usefixtures("unchecked", "small_models")

@@ -5,8 +5,10 @@ import pytest
 from spec_t5x.drafts.transformer import TransformerDraft
 from tests.contrib.t5gemma.toys import T5GEMMA2, tiny_t5gemma
 from tests.loops.compiled_loops import cache_copies
-from tests.loops.test_compiled_for_tpu import no_check_of_types, on_tpu, v4  # noqa: F401
+from tests.loops.test_compiled_for_tpu import on_tpu, v4  # noqa: F401
 from tests.loops.test_compiled_loops import check
+
+pytestmark = pytest.mark.usefixtures("unchecked_module")
 
 
 @pytest.mark.parametrize("changes", [{}, T5GEMMA2], ids=["1", "2"])
