@@ -19,15 +19,10 @@ _SAMPLE = 4096  # bytes
 
 
 def files_digest(name: str | None, output_dir: str | None = None) -> dict[str, str | None]:
-    """Computes the digest of a checkpoint, or of a draft such as ``cascade:DIR,bigram``.
+    """Returns ``{"name": name, "content": digest}`` of a checkpoint or a draft (``cascade:DIR``).
 
-    Args:
-      name: as on the command line.
-      output_dir: the run's, which may be below the checkpoint and is no part of it.
-
-    Returns:
-      ``{"name": as given, "content": the name with a hash (hex) for each place in it}``; equal
-      contents mean one thing.
+    The digest is the name with a hash (hex) for each place in it; files of the run's
+    ``output_dir``, which may be below the checkpoint, are left out.
     """
     if name is None:
         return {"name": None, "content": None}

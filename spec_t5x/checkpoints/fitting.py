@@ -25,12 +25,7 @@ _AXES = {
 
 
 def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
-    """Returns the draft with as many ids as the target.
-
-    Raises:
-        InputError: their ids differ in meaning, or the draft's weights do not fit its
-            configuration.
-    """
+    """Returns the draft with as many ids as the target; refuses one whose ids differ in meaning."""
     check_same_vocabulary(target, draft)
     draft.check()
     size, added = target.config.vocab_size, draft.config.added_rows

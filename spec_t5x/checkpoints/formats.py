@@ -41,11 +41,7 @@ class Format:
 
 
 def format_of(directory: Location, values: Values) -> Format:
-    """Returns the format of a directory with this config.json.
-
-    Raises:
-        InputError: none of them.
-    """
+    """Returns the format of a directory with this config.json, or raises ``InputError``."""
     # Native first: a converted checkpoint keeps its source's entries. The core's others last.
     for each in (NATIVE, *reversed(registry.find_all("format").values())):
         if each.recognizes(directory, values):

@@ -87,20 +87,12 @@ def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
 
 
 def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) -> Vocabulary:
-    """Makes the ``vocabulary`` of ``load``; ``num_rows`` as in ``make_vocabulary``.
-
-    Raises:
-        InputError: as ``make_vocabulary`` and ``load_vocabulary``.
-    """
+    """Makes the ``vocabulary`` of ``load``; ``num_rows`` as in ``make_vocabulary``."""
     return make_vocabulary(_of_another_model(vocabulary), num_rows)
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel) -> None:
-    """Refuses a draft whose ids differ in meaning from the target's.
-
-    Raises:
-        InputError: the vocabularies differ (named with the first id that does).
-    """
+    """Refuses a draft whose ids differ in meaning from the target's, with the first that does."""
     if not _same_ids(target.vocabulary, draft.vocabulary):
         raise InputError(
             f"target {target.directory} and draft {draft.directory} have different "

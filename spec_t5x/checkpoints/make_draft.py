@@ -99,11 +99,7 @@ def make_draft(
 
 
 def find_models(target: str | Path | GcsPath, drafts: Iterable[str | Path]) -> None:
-    """Finds a target and the models of its drafts, and then downloads those on the Hub.
-
-    Raises:
-      InputError: there is no such checkpoint, or it cannot be downloaded.
-    """
+    """Finds a target and the models of its drafts, and then downloads those on the Hub."""
     names = [target, *(name for draft in drafts for name in _checkpoints_of(str(draft)))]
     for name in names:
         find(name)
@@ -122,11 +118,7 @@ def _checkpoints_of(text: str) -> list[str]:
 
 
 def kind_of(text: str) -> str:
-    """Finds the kind of a draft by its name, or by its directory's format.
-
-    Raises:
-      InputError: no such draft.
-    """
+    """Finds the kind of a draft by its name, or by its directory's format."""
     if _is_named(text):
         return text.partition(":")[0]
     if isinstance(locate(text), GcsPath):
@@ -152,11 +144,7 @@ def _is_named(text: str) -> bool:
 
 
 def model_draft(request: Request, argument: str) -> TransformerDraft:
-    """Makes the smaller model of that name a draft, its tables fitted to the target's.
-
-    Raises:
-      InputError: it is of another family or vocabulary.
-    """
+    """Makes the smaller model of that name a draft, its tables fitted to the target's."""
     target, name = request.target, argument or request.packaged(TRANSFORMER)
     stored = open_model(name)
     rows, own_rows = target.config.vocab_size, stored.config.vocab_size

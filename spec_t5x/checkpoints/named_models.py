@@ -57,7 +57,7 @@ class Models:
     draft_top_p: float = option(0.0, "top_p of the draft")
 
     def __post_init__(self):
-        # gin hands over whatever a file binds.
+        # A gin file may bind anything.
         texts = {"target": str, "draft": str | None, "vocabulary": str | None, "task": str | None}
         for name, kind in texts.items():
             if not isinstance(value := getattr(self, name), kind):
@@ -71,24 +71,19 @@ class Models:
             )
 
     def draft_options(self):
-        """Settings of the draft."""
+        """Returns the settings of the draft."""
         from spec_t5x.checkpoints.make_draft import DraftOptions
         from spec_t5x.sampling.distributions import sampling
 
-        temperature = self.draft_temperature
-        own = (temperature, self.draft_top_k, self.draft_top_p)
-        return DraftOptions(
-            settings=None if temperature is None else sampling(*own),
-            dtype=self.dtype,
-            weights=self.draft_weights,
-        )
+        settings = None
+        if self.draft_temperature is not None:
+            settings = sampling(self.draft_temperature, self.draft_top_k, self.draft_top_p)
+        return DraftOptions(settings=settings, dtype=self.dtype, weights=self.draft_weights)
 
     def draft_name(self) -> str | None:
-        """The draft's name or directory, None for plain decoding."""
-        if self.draft == NO_DRAFT:
-            return None
+        """Returns the draft's name or directory, None for plain decoding."""
         if self.draft:
-            return self.draft
+            return None if self.draft == NO_DRAFT else self.draft
         from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 
         if self.target not in PACKAGED_DRAFTS:

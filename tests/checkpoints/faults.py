@@ -1,9 +1,12 @@
-"""Checkpoints that are written or damaged, and what is said of them."""
+"""Helpers that write and damage checkpoints, and compare them."""
 
 import json
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+from sentencepiece import sentencepiece_model_pb2
 
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.t5x.writing import step_of, write_model
@@ -11,7 +14,7 @@ from spec_t5x.errors import InputError
 
 
 def message_of(function, *args, **kwargs) -> str:
-    """The one line that a call is refused with."""
+    """Returns the one line that a call is refused with."""
     with pytest.raises(InputError) as caught:
         function(*args, **kwargs)
     message = str(caught.value)
@@ -27,10 +30,25 @@ def edit_config(directory, *remove, **changes):
 
 
 def save_t5x(directory, params, config, vocabulary=None, *, dtype="float32"):
-    """A checkpoint of T5X's legacy format, of parameters in memory."""
+    """Saves a checkpoint of T5X's legacy format, of parameters in memory."""
     step = {"step": step_of(Path(directory))}
     stored = StoredModel.of_params(directory, params, config, vocabulary, step)
     stored.write(directory, write_model, dtype=dtype)
+
+
+def with_sentinels(spiece: Path, path: Path, number: int) -> Path:
+    """Writes a vocabulary with extra ids in the file, as mT5's is."""
+    model = sentencepiece_model_pb2.ModelProto.FromString(spiece.read_bytes())
+    kind = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED
+    for each in reversed(range(number)):
+        model.pieces.add(piece=f"\u2581<extra_id_{each}>", score=0.0, type=kind)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def assert_trees_equal(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 def check_params(params, config, source):

@@ -20,7 +20,7 @@ REFUSALS = {
 
 
 def commit_of(directory: Path) -> str:
-    """A hash of the files' names and sizes, in place of git's."""
+    """Returns a hash of the files' names and sizes, in place of git's."""
     names = sorted(f"{path.name} {path.stat().st_size}" for path in directory.iterdir())
     return hashlib.sha1("\0".join(names).encode()).hexdigest()
 
@@ -96,7 +96,7 @@ def _json(values) -> tuple[int, dict[str, str], bytes]:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Hub]:
-    """A Hub that answers at its ``address``, on this machine alone."""
+    """Yields a Hub that answers at its ``address``, on this machine alone."""
     hub = Hub()
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Every fault of a checkpoint is one line that names it and says what to do."""
+"""Every fault of a checkpoint is one line that names it and its remedy."""
 
 import dataclasses
 from pathlib import Path
@@ -13,9 +13,11 @@ from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from tests.checkpoints.faults import check_params, edit_config, message_of
 
 
-def test_no_directory(tmp_path):
-    message = message_of(load, tmp_path / "absent")
-    assert f"no directory {tmp_path / 'absent'}" in message
+def test_directories_that_hold_no_model(saved, tmp_path):
+    assert f"no directory {tmp_path / 'absent'}" in message_of(load, tmp_path / "absent")
+    assert "is a file" in message_of(load, saved / "config.json")
+    (tmp_path / "empty").mkdir()
+    assert "holds no config.json" in message_of(load, tmp_path / "empty")
 
 
 def test_packaged_names_are_found_and_listed(saved, monkeypatch):
@@ -25,30 +27,34 @@ def test_packaged_names_are_found_and_listed(saved, monkeypatch):
     assert "one of the packaged sound" in message_of(load, "absent")
 
 
-def test_a_file_or_an_empty_directory(saved, tmp_path):
-    assert "is a file" in message_of(load, saved / "config.json")
-    (tmp_path / "empty").mkdir()
-    assert "holds no config.json" in message_of(load, tmp_path / "empty")
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"format": "spec_t5x", ', "config.json as JSON"),
+        ("[]", "no JSON object"),
+        ("{}", "neither format 'spec_t5x' nor a model_type"),
+    ],
+)
+def test_corrupt_config(saved, content, expected):
+    (saved / "config.json").write_text(content)
+    assert expected in message_of(load, saved)
 
 
-def test_corrupt_config(saved):
-    (saved / "config.json").write_text('{"format": "spec_t5x", ')
-    assert f"cannot read {saved / 'config.json'} as JSON" in message_of(load, saved)
-    (saved / "config.json").write_text("[]")
-    assert "no JSON object" in message_of(load, saved)
-    (saved / "config.json").write_text("{}")
-    assert "neither format 'spec_t5x' nor a model_type" in message_of(load, saved)
-
-
-def test_config_of_another_version_or_without_a_model(saved):
-    edit_config(saved, version=2)
-    assert "version 2" in message_of(load, saved)
-    edit_config(saved, version=1, model={"vocab_size": 96, "n_layer": 3})
-    assert "'n_layer'" in message_of(load, saved)
-    edit_config(saved, model={"vocab_size": "many"})
-    assert "describes no T5" in message_of(load, saved)
-    edit_config(saved, model={"mlp_activations": ["relu6x", "linear"]})
-    assert "mlp_activations has 'relu6x': choose from linear, relu" in message_of(load, saved)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"model": {"vocab_size": 96, "n_layer": 3}}, "'n_layer'"),
+        ({"model": {"vocab_size": "many"}}, "describes no T5"),
+        (
+            {"model": {"mlp_activations": ["relu6x", "linear"]}},
+            "mlp_activations has 'relu6x': choose from linear, relu",
+        ),
+    ],
+)
+def test_config_of_another_version_or_without_a_model(saved, changes, expected):
+    edit_config(saved, **changes)
+    assert expected in message_of(load, saved)
 
 
 def test_missing_vocabulary_and_weights(saved):
@@ -69,65 +75,54 @@ def test_truncated_weights(saved, pattern):
     for path in (saved / "params").glob(pattern):
         path.write_bytes(path.read_bytes()[:8])
     message = message_of(load, saved)
-    assert "cannot read" in message
-    assert str(saved / "params") in message
+    assert "cannot read" in message and str(saved / "params") in message
 
 
-def test_weights_of_another_shape(saved, configs):
-    edit_config(saved, model={**configs["1.1"].to_dict(), "vocab_size": 128, "mlp_dim": 32})
-    message = message_of(load, saved)
-    assert "11 of the wrong shape" in message
-    assert "is [24, 16], not [32, 16]" in message and ", and 5 more)" in message
-
-
-def test_vocabulary_larger_than_the_embedding(saved, configs):
-    edit_config(saved, model={**configs["1.1"].to_dict(), "vocab_size": 32})
-    assert "the vocabulary has 40 ids, the model embeds 32" in message_of(load, saved)
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"vocab_size": 128, "mlp_dim": 32}, "11 of the wrong shape"),
+        ({"vocab_size": 128, "mlp_dim": 32}, "is [24, 16], not [32, 16]"),
+        ({"vocab_size": 128, "mlp_dim": 32}, ", and 5 more)"),
+        ({"vocab_size": 32}, "the vocabulary has 40 ids, the model embeds 32"),
+    ],
+)
+def test_weights_of_another_shape(saved, configs, sizes, expected):
+    edit_config(saved, model={**configs["1.1"].to_dict(), **sizes})
+    assert expected in message_of(load, saved)
 
 
 def test_all_faults_of_a_tree_at_once(configs, random_params):
-    config = configs["1.0"]
-    params = random_params(config)
+    params = random_params(configs["1.0"])
     del params["encoder"]["layers_1"]
     del params["decoder"]["decoder_norm"]
     params["decoder"]["logits_dense"] = {"kernel": np.zeros((16, 96))}
     params["token_embedder"]["embedding"] = np.zeros((97, 16))
-    message = message_of(check_params, params, config, "here")
+    message = message_of(check_params, params, configs["1.0"], "here")
     assert message.startswith("here: ")
-    assert "9 missing" in message
-    assert "decoder/decoder_norm/scale" in message
+    assert "9 missing" in message and "decoder/decoder_norm/scale" in message
     assert "1 unexpected (decoder/logits_dense/kernel)" in message
     assert "token_embedder/embedding is [97, 16], not [96, 16]" in message
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(np.nan, "float32"), (-np.inf, "bfloat16")])
 def test_weights_that_are_not_finite(value, dtype, configs, random_params):
-    config = configs["1.0"]
-    params = random_params(config)
+    params = random_params(configs["1.0"])
     params["encoder"]["layers_1"]["mlp"]["wi"]["kernel"][3, 5] = value
     params = jax.tree.map(lambda leaf: leaf.astype(jax.numpy.dtype(dtype)), params)
-    message = message_of(check_params, params, config, "here")
-    assert "in 1 of" in message
-    assert "encoder/layers_1/mlp/wi/kernel" in message
+    message = message_of(check_params, params, configs["1.0"], "here")
+    assert "in 1 of" in message and "encoder/layers_1/mlp/wi/kernel" in message
 
 
 def test_different_vocabularies_name_the_first_different_id(saved, spiece):
     target = load(saved)
-    draft = dataclasses.replace(
-        target,
-        vocabulary=SentencePieceVocabulary(spiece, extra_ids=2),
-        directory=Path("draft"),
-    )
-    message = message_of(check_same_vocabulary, target, draft)
-    assert str(saved) in message
-    assert "draft draft" in message
-    assert "40 and 42 ids" in message
 
-    other = SentencePieceVocabulary(spiece, extra_ids=1)
-    message = message_of(
-        check_same_vocabulary, draft, dataclasses.replace(target, vocabulary=other)
-    )
+    def draft(vocabulary):
+        return dataclasses.replace(target, vocabulary=vocabulary, directory=Path("draft"))
+
+    one, two = (SentencePieceVocabulary(spiece, extra_ids=number) for number in (1, 2))
+    message = message_of(check_same_vocabulary, target, draft(two))
+    assert str(saved) in message and "draft draft" in message and "40 and 42 ids" in message
+    message = message_of(check_same_vocabulary, draft(two), draft(one))
     assert "id 40 is '▁<extra_id_1>' and '▁<extra_id_0>'" in message
-
-    as_bytes = dataclasses.replace(target, vocabulary=ByteVocabulary())
-    assert "ByteVocabulary" in message_of(check_same_vocabulary, target, as_bytes)
+    assert "ByteVocabulary" in message_of(check_same_vocabulary, target, draft(ByteVocabulary()))

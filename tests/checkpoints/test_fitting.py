@@ -25,7 +25,7 @@ SIZES = [(SMALL, LARGE), (LARGE, SMALL)]
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def directory(tmp_path_factory, vocabulary, request):
-    """One model with tables of two sizes."""
+    """Provides one model with tables of two sizes."""
     root = tmp_path_factory.mktemp("sizes")
     model = tiny_t5(1, vocab_size=SMALL, logits_via_embedding=request.param)
     rng = np.random.default_rng(0)

@@ -3,9 +3,8 @@
 import hashlib
 import io
 import json
-import os
+import logging
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -35,7 +34,7 @@ TARGET, DRAFT = "owner/target", "owner/draft"
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory, tiny_pair):
-    """``target`` and ``draft`` of the tiny pair, as transformers writes them."""
+    """Provides ``target`` and ``draft`` of the tiny pair, as transformers writes them."""
     root = tmp_path_factory.mktemp("theirs")
     for name in ("target", "draft"):
         converted = root / "converted" / name
@@ -51,7 +50,7 @@ def directories(tmp_path_factory, tiny_pair):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache of the Hub; this machine has no network."""
+    """Provides an empty cache of the Hub; this machine has no network."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.snapshot.cache_clear()
@@ -61,7 +60,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cached(cache, directories):
-    """A cache with both models."""
+    """Provides a cache with both models."""
     for name, directory in ((TARGET, "target"), (DRAFT, "draft")):
         add_to_cache(cache, name, directories / directory)
     return cache
@@ -69,7 +68,7 @@ def cached(cache, directories):
 
 @pytest.fixture
 def online(cache, directories, monkeypatch, tmp_path):
-    """A Hub with both models and an empty cache; what the Hub has may be spoiled."""
+    """Provides a Hub with both models and an empty cache; what the Hub has may be spoiled."""
     shutil.copytree(directories / "target", tmp_path / "hub" / "target")
     shutil.copytree(directories / "draft", tmp_path / "hub" / "draft")
     with serving() as served:
@@ -86,7 +85,7 @@ def online(cache, directories, monkeypatch, tmp_path):
 
 @pytest.fixture
 def unloadable(monkeypatch):
-    """No model may be loaded: what is asked for must be refused before."""
+    """Lets no model be loaded: a refusal has to come before."""
 
     def load_none(*_, **__):
         raise AssertionError("a model was loaded")
@@ -221,7 +220,8 @@ def test_a_missing_file_is_no_name(cache, tmp_path, monkeypatch):
         assert f"no vocabulary at {name}" in message_of(named_vocabulary, name)
 
 
-def test_download(online, directories, monkeypatch):
+def test_download(online, directories, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, logger="spec_t5x")
     repository = online.repositories[TARGET]
     for name in ("pytorch_model.bin", "tf_model.h5", "README.md", "optimizer.pt"):
         (repository / name).write_text("not needed")
@@ -231,6 +231,8 @@ def test_download(online, directories, monkeypatch):
     needed |= {f"{DRAFT}/{path.name}" for path in (directories / "draft").iterdir()}
     assert "owner/target/model.safetensors" in needed
     assert sorted(online.sent) == sorted(needed)
+    for name in (TARGET, DRAFT):
+        assert caplog.messages.count(f"downloading {name} to the Hub's cache, once") == 1
     # From now on without a network.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.snapshot.cache_clear()
@@ -336,37 +338,3 @@ def test_repositories_that_lack_something(online):
     (online.repositories[DRAFT] / "config.json").unlink()
     hub.snapshot.cache_clear()
     assert "owner/draft has no config.json" in message_of(Generator.load, TARGET, DRAFT)
-
-
-def test_the_command_writes_nothing_else(directories, tmp_path, kept_programs):
-    """Downloaded by one process and read without a network by the next."""
-    shutil.copytree(directories, tmp_path / "hub")
-    command = [sys.executable, "-m", "spec_t5x.cli.main", "generate", "--gamma", "3"]
-    command += ["--max_decode_len", "8", "--batch_size", "2", *TEXTS]
-    named = ["--target", TARGET, "--draft", DRAFT]
-    with serving() as served:
-        served.repositories = {TARGET: tmp_path / "hub/target", DRAFT: tmp_path / "hub/draft"}
-        environment = {
-            **os.environ,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_ENDPOINT": served.address,
-            "JAX_COMPILATION_CACHE_DIR": kept_programs,
-        }
-        del environment["HF_HUB_OFFLINE"]
-        first = run([*command, *named], environment)
-        assert f"{TARGET}/model.safetensors" in served.sent
-    offline = environment | {"HF_HUB_OFFLINE": "1"}
-    second = run([*command, *named], offline)
-    assert first.stdout == second.stdout and len(first.stdout.splitlines()) == len(TEXTS)
-    said = [f"spec-t5x: downloading {name} to the Hub's cache, once" for name in (TARGET, DRAFT)]
-    assert lines(first.stderr) == said
-    assert lines(second.stderr) == []
-
-
-def lines(stderr):
-    """What was written, but for what a slow machine is told."""
-    return [line for line in stderr.splitlines() if "compiling for these models" not in line]
-
-
-def run(command, environment):
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

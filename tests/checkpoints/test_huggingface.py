@@ -1,6 +1,5 @@
-"""Hugging Face's checkpoints: the same logits as transformers, in both directions."""
+"""Hugging Face's checkpoints, read and written; ``test_layouts`` compares more logits."""
 
-import functools
 import json
 import shutil
 from pathlib import Path
@@ -15,201 +14,80 @@ from spec_t5x.checkpoints.huggingface import weight_files
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load, load_vocabulary
 from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.unigram import UnigramVocabulary
-from spec_t5x.data.vocabulary import ByteVocabulary
-from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID
 from tests.checkpoints.faults import edit_config, message_of
-from tests.torch_t5 import assert_same_logits
+from tests.torch_t5 import SIZES, assert_same_logits, enlivened
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-SIZES = {
-    "vocab_size": 160,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 48,
-    "num_heads": 3,
-    "num_layers": 1,
-    "num_decoder_layers": 2,
-    "decoder_start_token_id": 0,
-}
-
-
-def torch_model(version: str, **changes):
-    """A tiny T5 in which every weight, biases and norms included, has a say."""
-    torch.manual_seed(0)
-    if version == "mt5":
-        model = transformers.MT5ForConditionalGeneration(
-            transformers.MT5Config(**{**SIZES, **changes})
-        )
-    else:
-        gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-        kind = gated if version == "1.1" else {"feed_forward_proj": "relu"}
-        config = transformers.T5Config(**{**SIZES, **kind, **changes})
-        model = transformers.T5ForConditionalGeneration(config)
-    if version == "1.1":
-        # An output layer of its own; version 5 ties every T5 that it builds.
-        model.lm_head = torch.nn.Linear(model.config.d_model, model.config.vocab_size, bias=False)
-        model.all_tied_weights_keys = {}
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "relative_attention_bias" in name:
-                weight.normal_()
-            elif "layer_norm" in name:
-                weight.normal_(1.0, 0.2)
-    return model.eval()
-
 
 def add_vocabulary(directory, spiece, extra_ids=100):
-    """What transformers writes beside a model."""
+    """Writes the files of transformers' tokenizer."""
     (directory / "spiece.model").write_bytes(spiece.read_bytes())
     values = {"tokenizer_class": "T5Tokenizer", "extra_ids": extra_ids}
     (directory / "tokenizer_config.json").write_text(json.dumps(values))
 
 
-@pytest.fixture
-def write(tmp_path, spiece):
-    """Saves a model with its vocabulary and returns the directory."""
-
-    def save(model, **kwargs):
-        directory = tmp_path / "theirs"
-        model.save_pretrained(directory, **kwargs)
-        add_vocabulary(directory, spiece)
-        return directory
-
-    return save
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, spiece):
-    """``made("1.0")``: a model and where it is saved, once."""
-
-    @functools.cache
-    def make(version):
-        model, directory = torch_model(version), tmp_path_factory.mktemp(version)
-        model.save_pretrained(directory)
-        add_vocabulary(directory, spiece)
-        return model, directory
-
-    return make
-
-
-@pytest.fixture
-def copied(made, tmp_path):
-    """``copied("1.0")``: the model, and a copy of its directory to spoil."""
-
-    def copy(version):
-        model, directory = made(version)
-        return model, Path(shutil.copytree(directory, tmp_path / "theirs"))
-
-    return copy
+    """Provides a tiny T5 1.0 of transformers, and its directory."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 160, "num_layers": 1, "num_decoder_layers": 2}
+    config = transformers.T5Config(**SIZES, **sizes, decoder_start_token_id=0)
+    model = enlivened(transformers.T5ForConditionalGeneration(config))
+    directory = tmp_path_factory.mktemp("made")
+    model.save_pretrained(directory)
+    add_vocabulary(directory, spiece)
+    return model, directory
 
 
 @pytest.fixture
-def directory(copied):
-    """A copy of the T5 1.0 alone."""
-    return copied("1.0")[1]
+def directory(made, tmp_path):
+    """Provides a copy of the directory, to spoil."""
+    return Path(shutil.copytree(made[1], tmp_path / "theirs"))
 
 
-def test_logits_of_mt5_equal_those_of_transformers(made):
-    """Those of T5 1.0 and 1.1 as well, in ``tests/models/test_t5_huggingface.py``."""
-    model, directory = made("mt5")
-    loaded = load(directory)
-    assert (loaded.config.num_encoder_layers, loaded.config.num_decoder_layers) == (1, 2)
-    assert not loaded.config.logits_via_embedding
-    assert_same_logits(loaded, model)
+def assert_refused(directory, expected):
+    message = message_of(load, directory)
+    assert expected in message and str(directory) in message
 
 
-@pytest.mark.parametrize(
-    ("version", "removed", "changes"),
-    [("1.1", [], {"tie_word_embeddings": False}), ("1.0", ["tie_word_embeddings"], {})],
-)
-def test_configurations_of_version_4(copied, version, removed, changes):
-    """Before version 5, tie_word_embeddings alone said whether logits are rescaled."""
-    model, directory = copied(version)
-    edit_config(directory, "scale_decoder_outputs", *removed, **changes)
-    assert_same_logits(load(directory), model)
-
-
-# As version 5 makes a fresh T5 1.1, too: one embedding, logits as they are.
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-        {"feed_forward_proj": "gelu_new"},
-    ],
-    ids=lambda options: options["feed_forward_proj"],
-)
-def test_other_activations_and_a_tied_layer_that_is_not_rescaled(write, options):
-    config = transformers.T5Config(**SIZES, **options)
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    loaded = load(write(model))
-    assert loaded.config.logits_via_embedding == ("tie_word_embeddings" not in options)
-    assert_same_logits(loaded, model)
-
-
-@pytest.mark.parametrize(("version", "sharded"), [("1.0", False), ("1.1", True)])
-def test_torch_files(copied, version, sharded):
-    model, directory = copied(version)
+def test_shards_of_torch(made, directory):
+    """With every alias of the embedding and the leftover that old files carry."""
     (directory / "model.safetensors").unlink()
-    # With every alias of the embedding and the leftover that old files carry.
-    state = model.state_dict()
-    state["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(
-        32, 3
-    )
-    if sharded:
-        weight_map = {name: f"pytorch_model-{len(name) % 2}.bin" for name in state}
-        for file in set(weight_map.values()):
-            part = {name: state[name] for name in state if weight_map[name] == file}
-            torch.save(part, directory / file)
-        (directory / "pytorch_model.bin.index.json").write_text(
-            json.dumps({"weight_map": weight_map})
-        )
-    else:
-        torch.save(state, directory / "pytorch_model.bin")
-    assert_same_logits(load(directory), model)
-
-
-def test_sharded_safetensors(made, write):
-    model, _ = made("1.1")
-    directory = write(model, max_shard_size="20KB")
-    shards = list(directory.glob("*.safetensors"))
-    assert len(shards) > 2
-    assert_same_logits(load(directory), model)
-    shards[0].unlink()
-    with pytest.raises(InputError, match=f"no file .*{shards[0].name}"):
-        load(directory)
+    state = made[0].state_dict()
+    leftover = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    state[leftover] = torch.zeros(32, 3)
+    weight_map = {name: f"pytorch_model-{len(name) % 2}.bin" for name in state}
+    for file in set(weight_map.values()):
+        part = {name: state[name] for name in state if weight_map[name] == file}
+        torch.save(part, directory / file)
+    index = json.dumps({"weight_map": weight_map})
+    (directory / "pytorch_model.bin.index.json").write_text(index)
+    assert_same_logits(load(directory), made[0])
+    (directory / file).unlink()
+    assert_refused(directory, f"no file {directory / file}")
 
 
 @pytest.mark.parametrize(("file", "dtype"), [("safetensors", "float16"), ("bin", "bfloat16")])
-def test_half_precision_is_read_exactly(write, dtype, file):
-    model = torch_model("1.0").to(getattr(torch, dtype))
-    directory = write(model)
+def test_half_precision_is_read_exactly(made, directory, dtype, file):
+    model = transformers.T5ForConditionalGeneration.from_pretrained(made[1])
+    model = model.to(getattr(torch, dtype))
+    model.save_pretrained(directory)
     if file == "bin":
         (directory / "model.safetensors").unlink()
         torch.save(model.state_dict(), directory / "pytorch_model.bin")
     assert_same_logits(load(directory), model.float())
 
 
-def test_bytes(write):
-    directory = write(torch_model("1.1", vocab_size=384))
-    (directory / "spiece.model").unlink()
-    values = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}
-    (directory / "tokenizer_config.json").write_text(json.dumps(values))
-    assert isinstance(load_vocabulary(directory), ByteVocabulary)
-    assert load_vocabulary(directory).vocab_size == 384
-    (directory / "tokenizer_config.json").unlink()
-    assert isinstance(load_vocabulary(directory), ByteVocabulary)
-
-
 @pytest.fixture
-def with_tokenizer(copied):
-    """A T5 as transformers 5 saves it, without a spiece.model, and the same with one."""
-    _, with_spiece = copied("1.0")
+def with_tokenizer(directory):
+    """Provides a T5 as transformers 5 saves it, without a spiece.model, and the same with one."""
+    with_spiece = directory
     directory = with_spiece.with_name("of_transformers_5")
     shutil.copytree(with_spiece, directory, ignore=shutil.ignore_patterns("spiece.model"))
     transformers.AutoTokenizer.from_pretrained(with_spiece).save_pretrained(directory)
@@ -296,9 +174,6 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
-# --- what is refused ---------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -312,6 +187,10 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
         ({"is_encoder_decoder": False}, "encoder alone"),
         ({"quantization_config": {}}, "is quantized"),
         ({"d_model": None}, "has no d_model"),
+        (
+            {"tie_word_embeddings": False, "scale_decoder_outputs": False},
+            "1 missing (decoder/logits_dense/kernel)",
+        ),
         ({"vocab_size": 120}, "has 140 ids, the model embeds 120"),
         ({"d_kv": 16}, "attention/key/kernel is [32, 24], not [32, 48]"),
         ({"num_layers": 2}, "8 missing (encoder/layers_1/attention/"),
@@ -325,43 +204,26 @@ def test_unsuitable_configurations(directory, changes, expected):
     assert_refused(directory, expected)
 
 
-def assert_refused(directory, expected):
-    message = message_of(load, directory)
-    assert expected in message and str(directory) in message
-
-
-def edit_tensors(directory, **changes):
-    path = directory / "model.safetensors"
-    tensors = {**load_file(path), **changes}
-    save_file({k: v for k, v in tensors.items() if v is not None}, path)
-
-
-def test_unsuitable_tensors(directory):
-    original = (directory / "model.safetensors").read_bytes()
-    name = "encoder.final_layer_norm.weight"
-    for value, expected in (
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
         (None, "1 missing (encoder/encoder_norm/scale)"),
-        (np.full(32, np.nan, np.float32), name),
+        (np.full(32, np.nan, np.float32), "encoder.final_layer_norm.weight"),
         (np.ones(32, np.int8), "encoder/encoder_norm/scale is int8"),
-    ):
-        (directory / "model.safetensors").write_bytes(original)
-        edit_tensors(directory, **{name: value})
-        assert_refused(directory, expected)
-
-
-def test_an_output_layer_that_is_missing(copied):
-    _, directory = copied("1.1")
-    edit_config(directory, tie_word_embeddings=False)
-    edit_tensors(directory, **{"lm_head.weight": None})
-    assert_refused(directory, "1 missing (decoder/logits_dense/kernel)")
+    ],
+)
+def test_unsuitable_tensors(directory, value, expected):
+    path = directory / "model.safetensors"
+    tensors = load_file(path) | {"encoder.final_layer_norm.weight": value}
+    save_file({name: t for name, t in tensors.items() if t is not None}, path)
+    assert_refused(directory, expected)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_truncated_weights(copied, file):
-    model, directory = copied("1.0")
+def test_truncated_weights(made, directory, file):
     if file == "pytorch_model.bin":
         (directory / "model.safetensors").unlink()
-        torch.save(model.state_dict(), directory / file)
+        torch.save(made[0].state_dict(), directory / file)
     content = (directory / file).read_bytes()
     (directory / file).write_bytes(content[: len(content) // 2])
     assert_refused(directory, f"cannot read the weights in {directory / file}")

@@ -32,7 +32,7 @@ OPTIONS = GenerateOptions(gamma=3, max_decode_len=12, batch_size=2)
 
 @pytest.fixture
 def directory(tmp_path, spiece):
-    """A directory with a vocabulary and nothing else."""
+    """Provides a directory with a vocabulary and nothing else."""
     (tmp_path / "spiece.model").write_bytes(spiece.read_bytes())
     settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -40,7 +40,7 @@ def directory(tmp_path, spiece):
 
 
 def write(directory, kind="t5", seed=0, layers=1, rows=ROWS, **changes):
-    """A model of transformers, its config.json with these changes (None removes an entry)."""
+    """Saves a model of transformers, its config.json with these changes (None removes one)."""
     torch.manual_seed(seed)
     sizes = {**SIZES, "vocab_size": rows, "num_layers": layers, "num_decoder_layers": layers}
     config = transformers.AutoConfig.for_model(kind, **sizes, **IDS)

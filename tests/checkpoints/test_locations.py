@@ -79,7 +79,7 @@ class Bucket(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
-    """``gs://bucket`` is the directory that this returns."""
+    """Provides the directory of ``gs://bucket``."""
     directory = tmp_path / "bucket"
     directory.mkdir()
     handler = type("Handler", (Bucket,), {"directory": directory})

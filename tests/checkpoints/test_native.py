@@ -1,10 +1,9 @@
-"""The project's own format: round trips, and what lies on disk."""
+"""The project's own format: round trips, and its files."""
 
 import json
 import shutil
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
@@ -12,11 +11,7 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
-
-
-def assert_trees_equal(actual, expected):
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+from tests.checkpoints.faults import assert_trees_equal
 
 
 def test_float32_round_trip_is_exact(tmp_path, vocabulary, configs, random_params):
@@ -77,7 +72,7 @@ def test_orbax_restores_what_is_written(tmp_path, vocabulary, configs, random_pa
 
 
 def test_what_orbax_writes_is_read(saved, configs, random_params):
-    """As earlier releases of the package wrote it."""
+    """Earlier releases of the package wrote it so."""
     params = random_params(configs["1.1"], seed=3)
     shutil.rmtree(saved / "params")
     with ocp.PyTreeCheckpointer() as checkpointer:

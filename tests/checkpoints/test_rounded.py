@@ -25,7 +25,7 @@ def same(first, second):
 
 @pytest.fixture(scope="module", params=["int8", "int4"])
 def kept(tiny_pair, tmp_path_factory, request):
-    """The pair's target with rounded matrices on disk, and how they were rounded."""
+    """Provides the pair's target with rounded matrices on disk, and how they were rounded."""
     directory = tmp_path_factory.mktemp("rounded") / "target"
     convert(tiny_pair / "target", directory, to="native", weights=request.param)
     return directory, request.param

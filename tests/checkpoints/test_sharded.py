@@ -62,7 +62,7 @@ for directory in directories:
 
 
 def run_two_processes(directories: list[list[Path]], logs: Path) -> list[list[dict]]:
-    """What each process prints, given its directories."""
+    """Returns the output of each process, given its directories."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -71,7 +71,7 @@ def run_two_processes(directories: list[list[Path]], logs: Path) -> list[list[di
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    # Files, not pipes: each waits for the other at its end, and nobody may be kept waiting.
+    # Files, not pipes: each waits for the other at its end, and none may be kept waiting.
     outputs = [logs / f"output_{rank}" for rank in range(2)]
     errors = [logs / f"errors_{rank}" for rank in range(2)]
     processes = [
@@ -104,7 +104,7 @@ def test_a_process_reads_its_slices_and_each_of_them_once(
     for rank in range(2):
         directories.append([tmp_path / f"checkpoint_{rank}"])
         save_t5x(directories[rank][0], params, config, vocabulary)
-        # Half of the embedding is not even there: whoever asks for it fails.
+        # Half of the embedding is not even there: a process that reads it fails.
         chunks = list((directories[rank][0] / "target.token_embedder.embedding").glob("[0-9]*.*"))
         others = [path for path in chunks if (int(path.name.split(".")[0]) < 4) == (rank == 1)]
         assert len(others) == len(chunks) // 2 > 0
@@ -135,7 +135,7 @@ def test_a_process_reads_its_slices_and_each_of_them_once(
 
 
 def test_no_more_is_read_ahead_than_fits(t5x_data, monkeypatch):
-    """Memory is bounded by what waits to be handed on, whatever the model."""
+    """Memory is bounded by what waits to be handed on, for any model."""
     tensors = open_model(t5x_data.legacy).tensors
     monkeypatch.setattr(tensors_lib, "_AHEAD", 3)
     started = []

@@ -100,7 +100,7 @@ def torch_model(family: str, layers: int, seed: int, rows: int = NUM_IDS):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """``made(family)``: a target, and the directory of it and of a smaller model."""
+    """Provides ``made(family)``: a target, and the directory of it and of a smaller model."""
 
     @functools.cache
     def make(family):
@@ -162,7 +162,7 @@ def test_text_equals_that_of_transformers(made, family):
     ).numpy()[:, 1:]
     assert len(np.unique(expected)) > 7
     eos, tokenizer = FAMILIES[family][2], tokenizer_of(*FAMILIES[family][1:])
-    for draft in (None, str(root / "draft"), "copy", "early_exit:1"):
+    for draft in (None, str(root / "draft"), "copy", "early_exit:1", "int8"):
         generator = Generator.load(root / "target", draft)
         answers = generator.generate(TEXTS, OPTIONS)
         for (answer, *_), row in zip(answers, expected, strict=True):
@@ -242,7 +242,7 @@ def test_conversions(made, tmp_path, family):
 
 @pytest.fixture(scope="module")
 def with_two(made):
-    """A target some of whose texts end with the second of two ids, and what transformers writes."""
+    """Provides a target whose first text ends with the second of two ids, and the expectation."""
     model, root = made("madlad")
     theirs, is_token = their_sources("madlad")
     options = {"do_sample": False, "num_beams": 1, "max_new_tokens": NUM_NEW}

@@ -19,12 +19,7 @@ from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.checkpoints.t5x import scanned
 from spec_t5x.models.seq2seq import T5Model
-from tests.checkpoints.faults import message_of, save_t5x
-
-
-def assert_trees_equal(actual, expected):
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+from tests.checkpoints.faults import assert_trees_equal, message_of, save_t5x
 
 
 def weights_of(directory) -> dict[str, np.ndarray]:
@@ -40,17 +35,14 @@ def edit_index(checkpoint, change):
 
 @pytest.fixture
 def legacy(t5x_data, tmp_path) -> Path:
-    """A copy of the checkpoint that T5X wrote in its legacy format."""
+    """Provides a copy of the checkpoint that T5X wrote in its legacy format."""
     return shutil.copytree(t5x_data.legacy, tmp_path / "model" / "checkpoint_7")
 
 
 @pytest.fixture
 def orbax(t5x_data, tmp_path) -> Path:
-    """A copy of the checkpoint that T5X wrote with Orbax."""
+    """Provides a copy of the checkpoint that T5X wrote with Orbax."""
     return shutil.copytree(t5x_data.orbax, tmp_path / "model" / "checkpoint_7")
-
-
-# --- what T5X wrote --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["legacy", "orbax"])
@@ -75,11 +67,8 @@ def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
     assert "checkpoint_11 is the latest of 3" in message_of(load, legacy.parent)
 
 
-# --- forms of other years --------------------------------------------------------------
-
-
 def change_specs(tree, change, path=()):
-    """Every TensorStore specification in a tree, changed."""
+    """Returns every TensorStore specification in a tree, changed."""
     if not isinstance(tree, dict):
         return tree
     if "driver" in tree:
@@ -93,7 +82,7 @@ def with_bucket(spec, path):
 
 
 def with_path_outside(spec, path):
-    """As TensorStore had it before 0.1.14."""
+    """Returns the form of TensorStore before 0.1.14."""
     name = spec["kvstore"]["path"].rstrip("/")
     return {**spec, "kvstore": {"driver": "gfile"}, "path": name}
 
@@ -147,9 +136,6 @@ def test_arrays_outside_of_the_checkpoint_are_not_read(legacy, name):
     assert f"names {name!r}, which is outside" in message_of(load, legacy, vocabulary="bytes")
 
 
-# --- what we write ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("version", "dtype"), [("1.0", "bfloat16"), ("1.1", "float32")])
 def test_round_trip_through_every_format(
     tmp_path, spiece, vocabulary, configs, random_params, version, dtype
@@ -199,9 +185,6 @@ def test_writes_what_t5x_would(t5x_data, tmp_path):
     )
 
 
-# --- vocabularies ----------------------------------------------------------------------
-
-
 def test_a_vocabulary_is_given_found_or_asked_for(legacy, tmp_path, spiece, configs, random_params):
     message = message_of(load, legacy)
     assert "holds no vocabulary" in message and "--vocabulary" in message
@@ -237,9 +220,6 @@ def test_a_draft_of_t5x_takes_the_targets_vocabulary(saved, tmp_path, configs, r
     assert "embeds 96 ids" in message_of(make_draft, tmp_path / "wide", target, model)
 
 
-# --- faults ----------------------------------------------------------------------------
-
-
 def test_missing_arrays_are_all_named(legacy):
     for path in [*legacy.glob("target.encoder.layers_*.mlp.wo.kernel"), *legacy.glob("*.wi.*")]:
         shutil.rmtree(path, ignore_errors=True)
@@ -266,13 +246,16 @@ def test_every_kind_of_fault_at_once(legacy):
 def test_damaged_arrays(legacy):
     chunk = legacy / "target.token_embedder.embedding" / "0.0"
     content = chunk.read_bytes()
-    chunk.write_bytes(content[: len(content) // 2])
-    assert "cannot read token_embedder/embedding of" in message_of(load, legacy, vocabulary="bytes")
-    # TensorStore would take it for zeros.
-    chunk.unlink()
-    assert "cannot read token_embedder/embedding of" in message_of(load, legacy, vocabulary="bytes")
-    (chunk.parent / ".zarray").write_text("{")
-    assert "cannot read token_embedder/embedding of" in message_of(load, legacy, vocabulary="bytes")
+    damages = (
+        lambda: chunk.write_bytes(content[: len(content) // 2]),
+        # TensorStore would take it for zeros.
+        chunk.unlink,
+        lambda: (chunk.parent / ".zarray").write_text("{"),
+    )
+    for damage in damages:
+        damage()
+        message = message_of(load, legacy, vocabulary="bytes")
+        assert "cannot read token_embedder/embedding of" in message
 
 
 def test_damaged_orbax(orbax):
@@ -289,43 +272,50 @@ def test_damaged_orbax(orbax):
     assert "_METADATA as JSON" in message_of(load, orbax)
 
 
-def test_damaged_index(legacy):
-    path = legacy / "checkpoint"
-    content = path.read_bytes()
-    path.write_bytes(content[:100])
-    assert f"cannot read {path} as msgpack" in message_of(load, legacy)
-    path.write_bytes(b"model_checkpoint_path: x")
-    assert "is a TensorFlow checkpoint" in message_of(load, legacy)
-    path.write_bytes(msgpack_serialize([1, 2]))
-    assert "holds no tree" in message_of(load, legacy)
-    path.write_bytes(content)
-    edit_index(legacy, lambda tree: {**tree, "version": 1})
-    assert "has version 1, this spec_t5x reads 2 and 3" in message_of(load, legacy)
-    edit_index(legacy, lambda tree: {"version": 3, "model": {"a": np.zeros(1)}})
-    assert "no parameters under 'target', but 'model'" in message_of(load, legacy)
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\x82", "checkpoint as msgpack"),
+        (b"model_checkpoint_path: x", "is a TensorFlow checkpoint"),
+        (msgpack_serialize([1, 2]), "holds no tree"),
+        (msgpack_serialize({"version": 1}), "has version 1, this spec_t5x reads 2 and 3"),
+        (
+            msgpack_serialize({"version": 3, "model": {"a": np.zeros(1)}}),
+            "no parameters under 'target', but 'model'",
+        ),
+        (
+            msgpack_serialize({"version": 3, "optimizer": {"state": {"step": np.int32(1)}}}),
+            "holds an optimizer's state and no parameters: give the checkpoint",
+        ),
+    ],
+)
+def test_damaged_index(legacy, content, expected):
+    (legacy / "checkpoint").write_bytes(content)
+    assert expected in message_of(load, legacy)
 
 
-def test_networks_that_are_no_t5(legacy):
-    path = legacy / "checkpoint"
-    content = path.read_bytes()
-
-    def with_target(change):
-        path.write_bytes(content)
-        edit_index(legacy, lambda tree: change(tree["optimizer"]["target"]))
-        return message_of(load, legacy, vocabulary="bytes")
-
-    assert "param_scan_axis = 1" in with_target(
-        lambda t: t["encoder"].update(encoder=t["decoder"]["layers_0"])
-    )
-    assert "1 unexpected (" in with_target(
-        lambda t: t["encoder"]["layers_1"].update(relpos_bias=t["encoder"]["relpos_bias"])
-    )
-    assert "has no encoder" in with_target(lambda t: t.pop("encoder") and None)
-    assert "is not there" in with_target(lambda t: t.pop("token_embedder") and None)
-    odd = np.zeros((3, 32), np.float32)
-    assert "does not divide into the 3 heads" in with_target(
-        lambda t: t["encoder"]["relpos_bias"].update(rel_embedding=odd)
-    )
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda t: t["encoder"].update(encoder=t["decoder"]["layers_0"]),
+            "param_scan_axis = 1",
+        ),
+        (
+            lambda t: t["encoder"]["layers_1"].update(relpos_bias=t["encoder"]["relpos_bias"]),
+            "1 unexpected (",
+        ),
+        (lambda t: t.pop("encoder"), "has no encoder"),
+        (lambda t: t.pop("token_embedder"), "is not there"),
+        (
+            lambda t: t["encoder"]["relpos_bias"].update(rel_embedding=np.zeros((3, 32), "f")),
+            "does not divide into the 3 heads",
+        ),
+    ],
+)
+def test_networks_that_are_no_t5(legacy, change, expected):
+    edit_index(legacy, lambda tree: change(tree["optimizer"]["target"]) and None)
+    assert expected in message_of(load, legacy, vocabulary="bytes")
 
 
 def test_conversions_that_cannot_be(saved, tmp_path, configs, random_params):
@@ -357,7 +347,8 @@ def test_scanned_layers_come_back(
 ):
     """All layers of a tensor are read at once; a bias that they share becomes each one's."""
     config = dataclasses.replace(configs["1.1"], relpos_per_layer=per_layer)
-    save_model(tmp_path / "a", random_params(config), config, vocabulary)
+    extra = {"max_source_length": 33}
+    save_model(tmp_path / "a", random_params(config), config, vocabulary, extra=extra)
     convert(tmp_path / "a", tmp_path / "checkpoint_5", to="t5x_scanned")
     names = [entry.name for entry in (tmp_path / "checkpoint_5").iterdir()]
     assert "target.decoder.decoder.mlp.wi_0.kernel" in names
@@ -374,30 +365,17 @@ def test_scanned_layers_come_back(
         shared = re.sub("layers_[0-9]+/", "", path)
         np.testing.assert_array_equal(leaf, expected.get(path, expected.get(shared)))
     convert(tmp_path / "checkpoint_5", tmp_path / "b", to="native")
-    assert_trees_equal(load(tmp_path / "b").params, loaded.params)
+    again = load(tmp_path / "b")
+    assert_trees_equal(again.params, loaded.params)
+    # Entries beside the format's come along.
+    assert again.metadata["max_source_length"] == loaded.metadata["max_source_length"] == 33
 
 
 def spied(init, made):
-    """A constructor that also notes what it made."""
+    """Returns a constructor that also notes what it made."""
 
     def spy(self, *args):
         made.append(self)
         init(self, *args)
 
     return spy
-
-
-def test_entries_of_its_own_come_along(tmp_path, vocabulary, configs, random_params):
-    config = configs["1.1"]
-    extra = {"max_source_length": 33}
-    save_model(tmp_path / "a", random_params(config), config, vocabulary, extra=extra)
-    convert(tmp_path / "a", tmp_path / "checkpoint_5", to="t5x")
-    assert load(tmp_path / "checkpoint_5").metadata["max_source_length"] == 33
-    convert(tmp_path / "checkpoint_5", tmp_path / "b", to="native")
-    assert load(tmp_path / "b").metadata["max_source_length"] == 33
-
-
-def test_an_optimizer_without_parameters(legacy):
-    edit_index(legacy, lambda tree: tree["optimizer"].pop("target") and None)
-    message = message_of(load, legacy)
-    assert "holds an optimizer's state and no parameters: give the checkpoint" in message

@@ -17,11 +17,11 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from sentencepiece import sentencepiece_model_pb2
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.models.t5 import T5Config, Transformer
+from tests.checkpoints.faults import with_sentinels
 
 checkpoints = pytest.importorskip("t5x.checkpoints", reason="needs T5X")
 torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -70,12 +70,12 @@ def params(random_params):
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory, params, t5x_data, spiece) -> dict[tuple[str, str], Path]:
-    """For every version and format: ``saved`` by T5X, ``theirs`` and ``back`` converted."""
+    """Provides each version in each format: ``saved`` by T5X, ``theirs`` and ``back`` converted."""
     root = tmp_path_factory.mktemp("t5x")
     vocabularies = {
         "1.0": str(spiece),
         "1.1": f"{spiece}:100",
-        "mt5": str(with_sentinels(spiece, root / "mt5.model")),
+        "mt5": str(with_sentinels(spiece, root / "mt5.model", 100)),
         "umt5": f"{spiece}:100",
         "byt5": "bytes",
     }
@@ -96,19 +96,6 @@ def directories(tmp_path_factory, params, t5x_data, spiece) -> dict[tuple[str, s
     return made
 
 
-def with_sentinels(spiece: Path, path: Path) -> Path:
-    """The vocabulary with 100 extra ids in the file, as mT5's is."""
-    model = sentencepiece_model_pb2.ModelProto.FromString(spiece.read_bytes())
-    for number in reversed(range(100)):
-        model.pieces.add(
-            piece=f"\u2581<extra_id_{number}>",
-            score=0.0,
-            type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
-        )
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
 @functools.cache
 def batch():
     rng = np.random.default_rng(0)
@@ -120,13 +107,13 @@ def batch():
 
 @functools.cache
 def forward(config: T5Config):
-    """Our network, compiled once for both formats."""
+    """Returns our network, compiled once for both formats."""
     return jax.jit(functools.partial(Transformer(config).apply, enable_dropout=False))
 
 
 @pytest.fixture(scope="module")
 def logits_of_t5x(params, t5x_data):
-    """T5X's own network, on the weights it saved."""
+    """Provides the logits of T5X's network, on the weights it saved."""
 
     @functools.cache
     def compute(version: str) -> np.ndarray:
@@ -148,7 +135,7 @@ def test_hugging_face_and_we_have_the_logits_of_t5x(directories, logits_of_t5x, 
     sources, inputs, _ = batch()
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory).eval()
     assert model.config.model_type == (version if version in ("mt5", "umt5") else "t5")
-    # Version 5 rescales the logits of every umT5, whatever its config.json says.
+    # Version 5 rescales the logits of every umT5, in spite of its config.json.
     model.config.tie_word_embeddings = False
     with torch.no_grad():
         theirs = model(

@@ -22,7 +22,6 @@ from spec_t5x.sampling.distributions import sampling
 from tests.checkpoints.faults import edit_config, message_of
 
 LAYERS = (0, 2)
-NO_DRAFT = "describes no draft under 'draft' and 'layers'"
 
 
 @pytest.fixture
@@ -37,8 +36,9 @@ def target(configs, random_params, vocabulary, tmp_path):
     )
 
 
-def own_layers(target):
-    """A draft's own parameters and its sizes."""
+@pytest.fixture
+def own(target):
+    """Provides a draft's own parameters, and its sizes."""
     kept = {"encoder": range(target.config.num_encoder_layers), "decoder": LAYERS}
     params, config = keep_layers(target.params, target.config, **kept)
     rng = np.random.default_rng(0)
@@ -46,94 +46,67 @@ def own_layers(target):
     return own_params(noisy), config
 
 
+@pytest.fixture
+def saved(own, target, tmp_path):
+    save_shared_draft(tmp_path / "draft", *own, LAYERS, target, extra={"step": 7})
+    return tmp_path / "draft"
+
+
+def test_bfloat16_is_the_default_and_half_the_size(saved, own, target):
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(np.float32), own[0])
+    loaded = load_shared_draft(saved, target).params
+    jax.tree.map(np.testing.assert_array_equal, loaded, rounded)
+    size = sum(leaf.size for leaf in jax.tree.leaves(loaded))
+    assert (saved / "draft.safetensors").stat().st_size < 2 * size + 5000
+    assert json.loads((saved / "config.json").read_text())["step"] == 7
+
+
+def test_drafts_of_another_target_are_refused(saved, target, random_params):
+    def message(**changes):
+        return message_of(load_shared_draft, saved, dataclasses.replace(target, **changes))
+
+    wide = message(config=dataclasses.replace(target.config, emb_dim=24))
+    assert f"16 and target {target.directory} has 24" in wide
+    assert "give draft layers that were trained for this target" in wide
+    assert "are for vocabulary" in message(vocabulary=ByteVocabulary())
+    assert "are for decoder" in message(params=random_params(target.config, seed=1))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"version": 2}, "has version 2, this spec_t5x reads 1"),
+        ({"format": "spec_t5x"}, "has format 'spec_t5x', not 'spec_t5x_"),
+        ({"target": None}, "are for vocabulary None"),
+        ({"draft": None}, "describes no draft under 'draft' and 'layers'"),
+        ({"tokens_known": "many"}, "describes no draft under 'draft' and 'layers'"),
+    ],
+)
+def test_what_is_damaged(saved, target, changes, expected):
+    edit_config(saved, **changes)
+    assert expected in message_of(load_shared_draft, saved, target)
+
+
+def test_files_that_are_damaged_or_missing(saved, target):
+    path = saved / "draft.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert f"cannot read the weights in {path}" in message_of(load_shared_draft, saved, target)
+    (saved / "config.json").unlink()
+    assert f"no file {saved / 'config.json'}" in message_of(load_shared_draft, saved, target)
+
+
 def matrices(weights):
-    """The numbers of each matrix that a draft multiplies with, in the form that it has."""
+    """Returns the numbers of each matrix that a draft multiplies with, in the form that it has."""
     flat = flatten_dict(weights)
     return [jax.tree.leaves(leaf)[0] for path, leaf in flat.items() if path[-1] == "kernel"]
 
 
-def save_layers(directory, target, **options):
-    save_shared_draft(directory, *own_layers(target), LAYERS, target, **options)
-
-
-# What saves a format and loads its parameters, what it saves of a target, its file, and how it is
-# called.
-KINDS = {
-    "layers": (
-        save_layers,
-        lambda *args: load_shared_draft(*args).params,
-        lambda target: own_layers(target)[0],
-        "draft.safetensors",
-        "draft layers",
-    ),
-}
-DAMAGES = {
-    "layers": [({"draft": None}, NO_DRAFT), ({"tokens_known": "many"}, NO_DRAFT)],
-}
-
-
-@pytest.fixture(params=KINDS)
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def saved(target, tmp_path, kind):
-    KINDS[kind][0](tmp_path / "draft", target, extra={"step": 7})
-    return tmp_path / "draft"
-
-
-def test_bfloat16_is_the_default_and_half_the_size(saved, target, kind):
-    _, load_draft, params_of, file, _ = KINDS[kind]
-    params = params_of(target)
-    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(np.float32), params)
-    jax.tree.map(np.testing.assert_array_equal, load_draft(saved, target), rounded)
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert (saved / file).stat().st_size < 2 * size + 5000
-    assert json.loads((saved / "config.json").read_text())["step"] == 7
-
-
-def test_drafts_of_another_target_are_refused(saved, target, kind, random_params):
-    _, load_draft, _, _, what = KINDS[kind]
-
-    def message(**changes):
-        return message_of(load_draft, saved, dataclasses.replace(target, **changes))
-
-    wide = message(config=dataclasses.replace(target.config, emb_dim=24))
-    assert f"16 and target {target.directory} has 24" in wide
-    assert f"give {what} that were trained for this target" in wide
-    assert "are for vocabulary" in message(vocabulary=ByteVocabulary())
-    assert "are for decoder" in message(params=random_params(target.config, seed=1))
-    # The type that it was loaded as does not matter.
-    halved = jax.tree.map(lambda leaf: np.asarray(leaf).astype(jnp.bfloat16), target.params)
-    load_draft(saved, dataclasses.replace(target, params=halved))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_is_damaged(saved, target, kind):
-    _, load_draft, _, file, _ = KINDS[kind]
-    content = (saved / "config.json").read_text()
-    damages = [
-        ({"version": 2}, "has version 2, this spec_t5x reads 1"),
-        ({"format": "spec_t5x"}, "has format 'spec_t5x', not 'spec_t5x_"),
-        ({"target": None}, "are for vocabulary None"),
-    ]
-    for changes, expected in [*damages, *DAMAGES[kind]]:
-        (saved / "config.json").write_text(content)
-        edit_config(saved, **changes)
-        assert expected in message_of(load_draft, saved, target)
-    (saved / "config.json").write_text(content)
-    (saved / file).write_bytes((saved / file).read_bytes()[:-100])
-    assert f"cannot read the weights in {saved / file}" in message_of(load_draft, saved, target)
-    (saved / "config.json").unlink()
-    assert f"no file {saved / 'config.json'}" in message_of(load_draft, saved, target)
-
-
-def test_a_narrow_head_is_kept(target, tmp_path):
-    own, config = own_layers(target)
-    whole = with_shared(own, target.params, LAYERS)
+def test_a_narrow_head_is_kept(own, target, tmp_path):
+    params, config = own
+    whole = with_shared(params, target.params, LAYERS)
     head = NarrowHead.create(np.array([1, 2, 7, 40, 95]), 96)
-    narrow = narrowed_params(own, whole, config, head.ids)
+    narrow = narrowed_params(params, whole, config, head.ids)
     directory = tmp_path / "narrow"
     options = {"head": head, "dtype": "float32"}
     save_shared_draft(directory, narrow, config, LAYERS, target, **options)
@@ -147,21 +120,22 @@ def test_a_narrow_head_is_kept(target, tmp_path):
     rounded = make_draft(directory, target, model, DraftOptions(dtype="float32", weights="int8"))
     found = [*matrices(rounded.model.weights), *matrices({"kernel": rounded.model.kernel})]
     assert {str(each.dtype) for each in found} == {"int8"}
-    message = message_of(save_shared_draft, tmp_path / "x", own, config, LAYERS, target, head=head)
+    message = message_of(save_shared_draft, tmp_path / "x", *own, LAYERS, target, head=head)
     assert "narrow_head/kernel" in message
     edit_config(directory, tokens_known=6)
     assert "is [16, 5], not [16, 6]" in message_of(load_shared_draft, directory, target)
 
 
-@pytest.mark.parametrize("kind", ["layers"], indirect=True)
 def test_layers_are_loaded_as_the_type_of_their_target(saved, target):
+    """The target may be loaded as another type than it was."""
+    halved = jax.tree.map(lambda leaf: np.asarray(leaf).astype(jnp.bfloat16), target.params)
     config = dataclasses.replace(target.config, dtype="bfloat16")
-    loaded = load_shared_draft(saved, dataclasses.replace(target, config=config))
+    target = dataclasses.replace(target, config=config, params=halved)
+    loaded = load_shared_draft(saved, target)
     assert loaded.config.dtype == "bfloat16"
     assert {leaf.dtype for leaf in jax.tree.leaves(loaded.params)} == {jnp.dtype("bfloat16")}
 
 
-@pytest.mark.parametrize("kind", ["layers"], indirect=True)
 def test_a_directory_of_layers_is_a_draft(saved, target):
     model = bind(target.params, target.config)
     options = DraftOptions(settings=sampling(0.5), dtype="float32")

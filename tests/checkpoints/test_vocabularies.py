@@ -1,11 +1,11 @@
-"""Which vocabulary is meant, and with how many extra ids: told or asked for, never guessed."""
+"""Vocabularies by name, and their number of extra ids, which is never guessed."""
 
 import pytest
-from sentencepiece import sentencepiece_model_pb2
 
 from spec_t5x.checkpoints.storage.vocabularies import make_vocabulary
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.errors import InputError
+from tests.checkpoints.faults import with_sentinels
 
 
 # The tiny vocabulary has 40 pieces: with or without 100 extra ids it is padded to 256 or 128.
@@ -22,17 +22,8 @@ def test_what_cannot_be_told_is_asked_for(spiece, rows):
 
 
 def test_a_file_that_holds_its_sentinels(spiece, tmp_path):
-    """As mT5's and T5X's ``…100extra`` do: nothing is appended, whatever the rows."""
-    model = sentencepiece_model_pb2.ModelProto.FromString(spiece.read_bytes())
-    for number in reversed(range(3)):
-        model.pieces.add(
-            piece=f"\u2581<extra_id_{number}>",
-            score=0.0,
-            type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
-        )
-    path = tmp_path / "3extra.model"
-    path.write_bytes(model.SerializeToString())
-    vocabulary = make_vocabulary(path, 96)
+    """Files of mT5 and T5X's ``…100extra`` do; nothing is appended for any number of rows."""
+    vocabulary = make_vocabulary(with_sentinels(spiece, tmp_path / "3extra.model", 3), 96)
     assert (vocabulary.extra_ids, vocabulary.vocab_size) == (0, 43)
     appended = SentencePieceVocabulary(spiece, 3)
     assert vocabulary.fingerprint() == appended.fingerprint()

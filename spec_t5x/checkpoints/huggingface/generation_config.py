@@ -80,12 +80,7 @@ class Decoding:
 
 
 def read(directory: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the settings as transformers finds them, those of tasks under ``TASKS``.
-
-    Args:
-      directory: the checkpoint.
-      values: its config.json.
-    """
+    """Reads the settings of a directory and its config.json, those of tasks under ``TASKS``."""
     path, found = said(directory, values)
     if path.name != GENERATION_NAME:
         found = {name: value for name, value in found.items() if name in _KNOWN}
@@ -116,17 +111,14 @@ def understood(
     to_ours: Callable[[Sequence[int]], list[int]] = list,
     is_decoder_only: bool = False,
 ) -> Decoding:
-    """Returns the settings as options of ours.
+    """Returns the settings that ``read`` returned as options of ours.
 
     Args:
-      settings: as ``read`` returns them.
+      settings: the settings; those of ``task`` come before the others.
       where: the checkpoint, for messages.
-      task: a task whose settings come before the others.
+      task: a task's name, or None.
       to_ours: from ids of the checkpoint's tokenizer to those of the package's vocabulary.
       is_decoder_only: whether lengths count a prompt.
-
-    Raises:
-      InputError: there is no such task, or a value is of another type.
     """
     settings, tasks = dict(settings), settings.get(TASKS, {})
     settings.pop(TASKS, None)

@@ -48,10 +48,6 @@ def snapshot(name: str) -> Path:
     """Downloads a checkpoint without its weights, and returns its directory in the Hub's cache.
 
     A process asks once, and so reads one commit of it, whose hash is the directory's name.
-
-    Raises:
-        InputError: no such repository or revision, no right to read it, or neither a network nor a
-            copy in the cache.
     """
     directory = _download(name, _NAME.fullmatch(name)["revision"], _SMALL_FILES)
     if not (directory / CONFIG_NAME).is_file():
@@ -63,11 +59,7 @@ def snapshot(name: str) -> Path:
 
 
 def download_weights(name: str) -> None:
-    """Completes ``snapshot``: safetensors, or ``pytorch_model.bin`` where there are none.
-
-    Raises:
-        InputError: as ``snapshot``, or the repository holds no such weights.
-    """
+    """Completes ``snapshot``: safetensors, or ``pytorch_model.bin`` where there are none."""
     from huggingface_hub import HfApi
 
     directory = snapshot(name)

@@ -8,7 +8,7 @@ ByT5. If other ids than T5's start, end and pad a text, all are renumbered
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,7 @@ _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weigh
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a model that transformers wrote; see ``formats``.
-
-    Args:
-        directory, values: the checkpoint and its config.json.
-    """
+    """Opens a model that transformers wrote, with this config.json; see ``formats``."""
     ids = check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
     tensors = unwrapped(open_tensors(directory), (*WRAPPERS, "transformer."))
@@ -175,32 +171,10 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     A ``t5`` or ``mt5`` stays one; otherwise the network decides. The model's further entries are
     left out: transformers owns config.json.
     """
-    kind = stored.metadata.get("model_type")
-    if stored.config.relpos_per_layer:
-        kind = _UMT5
-    # The names t5 (also ByT5's) and mt5 differ in defaults, not in the network.
-    kind = kind or ("mt5" if stored.config.vocab_size == _MT5_ROWS else "t5")
-
-    def values_of(config: T5Config, ids: dict[str, Any]) -> dict[str, Any]:
-        return config_values(config, dtype, kind) | ids
-
-    write_as(stage, stored, dtype, report, values_of, tensor_names, _TABLES)
-
-
-def write_as(
-    stage: Path,
-    stored: StoredModel,
-    dtype: str,
-    report: Report | None,
-    values_of: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]],
-    names_of: Callable[[ModelConfig], dict[str, tuple[str, bool]]],
-    tables: Sequence[str],
-) -> None:
-    """Writes a model, given functions that return its config.json and its tensors' names.
-
-    ``tables`` are the tensors that have a row for each id.
-    """
     config, vocabulary, ids, ours = stored.config, stored.known_vocabulary(), _SPECIAL_IDS, None
+    kind = _UMT5 if config.relpos_per_layer else stored.metadata.get("model_type")
+    # The names t5 (also ByT5's) and mt5 differ in defaults, not in the network.
+    kind = kind or ("mt5" if config.vocab_size == _MT5_ROWS else "t5")
     if len(vocabulary.eos_ids) > 1:
         ids = ids | {EOS: list(vocabulary.eos_ids)}
     if isinstance(vocabulary, MappedVocabulary):
@@ -211,17 +185,17 @@ def write_as(
         config = dataclasses.replace(config, vocab_size=vocabulary.num_ids, added_rows=0)
     generation = dict(stored.metadata.get(GENERATION, {}))
     tasks = {TASKS: generation.pop(TASKS)} if TASKS in generation else {}
-    write_json(stage / CONFIG_NAME, values_of(config, ids) | tasks)
+    write_json(stage / CONFIG_NAME, config_values(config, dtype, kind) | ids | tasks)
     write_json(stage / GENERATION_NAME, generation | ids)
     settings = vocabulary_files.settings_of(vocabulary, ids[PAD])
     write_json(stage / vocabulary_files.SETTINGS_NAME, settings)
-    names = names_of(config)
+    names = tensor_names(config)
 
     def written() -> Iterator[tuple[str, np.ndarray]]:
         for path, tensor in read_tensors(stored.tensors, str(stored.directory), dtype, report):
             name, is_transposed = names[path]
             tensor = tensor.T if is_transposed else tensor
-            yield name, tensor[ours] if ours and name in tables else tensor
+            yield name, tensor[ours] if ours and name in _TABLES else tensor
 
     write_safetensors(stage, written())
 

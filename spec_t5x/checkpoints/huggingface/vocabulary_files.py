@@ -47,12 +47,10 @@ _SENTINEL = re.compile(r"▁?<extra_id_\d+>")
 def read_vocabulary(
     directory: Path, values: dict[str, Any], start_id: int | None, eos_ids: Sequence[int]
 ) -> Vocabulary | None:
-    """Reads the vocabulary of a checkpoint; None without files.
+    """Reads the vocabulary of a checkpoint with this config.json; None without files.
 
-    Args:
-        directory, values: the checkpoint and its config.json.
-        start_id: the id that starts a text if ids are to be renumbered, None if they are T5's.
-        eos_ids: the ids that end a text there, T5's first if ids are T5's.
+    If ids are to be renumbered, ``start_id`` starts a text, and is None otherwise; ``eos_ids`` end
+    one, the first of them T5's if ids are T5's.
     """
     settings = read_if_there(directory / SETTINGS_NAME)
     kind = str(settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5)
@@ -217,11 +215,7 @@ class _Files:
         return others <= {*_OF_T5.values()} and given.items() <= dict(enumerate(pieces)).items()
 
     def _by_transformers(self, given: dict[int, str]) -> dict[str, Any]:
-        """Returns the tokenizer.json that transformers makes of the files.
-
-        Raises:
-            InputError: transformers is not there or fails, or gives a token another id.
-        """
+        """Returns transformers' tokenizer.json; refuses one with other ids than the files give."""
         with needed("transformers"):
             from transformers import AutoTokenizer
         try:

@@ -44,10 +44,6 @@ def save_ngram(
     """Writes the tables of ``training.ngram_counts``, completely or not at all.
 
     The arguments are those of ``native.save_model``.
-
-    Raises:
-        InputError: the directory is taken, the vocabulary is of another size, or an
-            extra entry has a name of the format.
     """
     if draft.vocab_size != vocabulary.vocab_size:
         raise InputError(

@@ -103,7 +103,7 @@ def save_shared_draft(
         layers: the target's decoder layer that each of the draft's was.
         target: the model that the draft was trained for.
         head: the tokens of its narrow output layer.
-        **options: as of ``write_for_target``.
+        **options: ``dtype``, ``extra`` and ``overwrite``, as of ``native.save_model``.
     """
     num_known = None if head is None else head.ids.shape[0]
     entries = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}
@@ -116,14 +116,7 @@ def save_shared_draft(
 def load_shared_draft(
     directory_or_name: str | Path, target: LoadedModel, kind: DraftFormat = SHARED
 ) -> LoadedSharedDraft:
-    """Reads a draft that ``save_shared_draft`` wrote, for the target that it belongs to.
-
-    ``kind`` is ``SHARED`` or ``EAGLE``.
-
-    Raises:
-        InputError: the directory holds no such draft or a damaged one, or it is for
-            another target.
-    """
+    """Reads a draft of ``kind`` (``SHARED``, ``EAGLE``) for the target that it belongs to."""
     directory, metadata = read_config(directory_or_name, kind)
     is_head = kind == EAGLE
     with describing(directory / CONFIG_NAME, "draft under 'draft' and 'layers'"):
@@ -171,16 +164,9 @@ def write_for_target(
     extra: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes parameters, stored as ``dtype``, and ``exact`` arrays, stored as they are.
+    """Writes parameters of these ``shapes``, stored as ``dtype``, and ``exact`` arrays as they are.
 
-    Args:
-        directory: the draft's.
-        kind: the format.
-        entries: config.json beside the target's marks.
-        params: the draft's own, of these ``shapes`` by path.
-        target: the model that they belong to.
-        dtype, extra, overwrite: as of ``native.save_model``.
-        exact: further arrays by name.
+    ``entries`` are those of config.json beside the target's marks.
     """
     check_choice("stored dtype", dtype, STORED_DTYPES)
     metadata = {

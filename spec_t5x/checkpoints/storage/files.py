@@ -47,11 +47,7 @@ def read_if_there(path: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def describing(path: object, what: str) -> Iterator[None]:
-    """Explains the errors of code that makes ``what`` of a JSON file's values.
-
-    Raises:
-        InputError: in place of the errors of values that are absent or do not fit.
-    """
+    """Turns errors of code that makes ``what`` of a JSON file's values into an ``InputError``."""
     try:
         yield
     except InputError:
@@ -102,11 +98,7 @@ def reading_weights(path: Path) -> Iterator[None]:
 
 
 def check_inside(name: str, source: object) -> str:
-    """Returns a file's name that ``source`` gives, unless it leads out of the checkpoint.
-
-    Raises:
-        InputError: it is absolute or leads to a parent.
-    """
+    """Returns a file's name that ``source`` gives, unless it leads out of the checkpoint."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise InputError(

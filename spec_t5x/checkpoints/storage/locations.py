@@ -70,11 +70,7 @@ class GcsPath:
         return [self / name for name in sorted(names - {""})]
 
     def read_bytes(self) -> bytes:
-        """Returns the object's content.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """Returns the object's content, or raises ``FileNotFoundError``."""
         content = self._read()
         if content is None:
             raise FileNotFoundError(str(self))

@@ -120,12 +120,7 @@ class StoredModel:
         overwrite: bool = False,
         report: Report | None = None,
     ) -> None:
-        """Writes the model and its vocabulary, completely or not at all; see ``convert``.
-
-        Raises:
-            InputError: the directory is taken, the weights do not fit the configuration or are
-                damaged, or the format cannot hold the model.
-        """
+        """Writes the model and its vocabulary, completely or not at all; see ``convert``."""
         check_choice("stored dtype", dtype, STORED_DTYPES)
         self.check()
         try:

@@ -116,17 +116,11 @@ def read_params(
     shardings: PyTree | None = None,
     packed: Callable[[str, np.ndarray], Any] = XLA.packed,
 ) -> PyTree:
-    """Reads the weights as our tree of parameters.
+    """Reads the weights as our tree of parameters, each slice cast to ``dtype`` as it is read.
 
-    Args:
-        tensors: the weights by path.
-        source: begins every message.
-        dtype: the type that each slice is cast to, as it is read (``Tensor.keeps_dtype``).
-        shardings: a tree like the parameters; None is JAX's default device. Only the slices that
-            devices of this process hold are read, each of them once, on however many devices it
-            is.
-        packed: ``machine.operations.Operations.packed``, of each unsharded parameter as it is
-            read.
+    With ``shardings``, a tree like the parameters, only the slices that devices of this process
+    hold are read, each of them once. Otherwise each parameter is ``packed``
+    (``machine.operations.Operations``) as it is read. Messages begin with ``source``.
     """
     flat = None if shardings is None else flatten_dict(shardings, sep="/")
     params = {}

@@ -58,12 +58,7 @@ ArrayEntry = Mapping[str, Any] | np.ndarray
 
 
 def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Tensor]:
-    """Opens every array, all at the same time, and reads none.
-
-    Args:
-        entries: by path.
-        source: the checkpoint, for messages.
-    """
+    """Opens every array of the checkpoint ``source``, all at the same time, and reads none."""
     import tensorstore as ts
 
     context = ts.Context(
@@ -165,11 +160,9 @@ def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
 
 
 def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> None:
-    """Writes arrays, by their keys, as Orbax does: one OCDBT store.
+    """Writes arrays, by their keys, to a new directory as Orbax does: one OCDBT store.
 
-    Args:
-        location: a directory that does not exist.
-        arrays: taken one after another; a few are in memory at a time.
+    The arrays are taken one after another; a few are in memory at a time.
     """
     import tensorstore as ts
 

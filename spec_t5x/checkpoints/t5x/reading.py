@@ -25,10 +25,8 @@ _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
 def open_model(location: Location, values: None = None) -> StoredModel:
     """Opens a checkpoint that T5X or ``writing`` wrote (T5 1.0, 1.1, Flan, mT5, umT5, ByT5).
 
-    Args:
-        location: a checkpoint's directory (``…/checkpoint_1000000``), or a model's with
-            such directories, of which the latest is taken; on this machine or in a bucket.
-        values: None; see ``formats``.
+    ``location`` is a checkpoint's directory (``…/checkpoint_1000000``), or a model's, whose latest
+    is taken.
     """
     found = find_t5x(location)
     if found is None:
@@ -62,12 +60,7 @@ def open_model(location: Location, values: None = None) -> StoredModel:
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]], source: str) -> T5Config:
-    """Returns the T5 whose parameters have these shapes.
-
-    Args:
-        shapes: by path, such as ``decoder/layers_0/mlp/wo/kernel``.
-        source: the checkpoint; messages begin with it.
-    """
+    """Returns the T5 whose parameters have these shapes by path."""
     if shapes and not any(path.startswith("encoder/") for path in shapes):
         raise InputError(
             f"{source} has no encoder: give an encoder-decoder of t5x/examples/t5 (T5, Flan, mT5, "

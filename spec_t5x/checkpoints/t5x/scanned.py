@@ -32,12 +32,7 @@ _BIAS = "relpos_bias/rel_embedding"
 def ours(tensors: Tensors, source: str) -> dict[str, Tensor]:
     """Returns the tensors of each layer by itself, in our shapes; others as they are.
 
-    Args:
-        tensors: of a checkpoint, by T5X's paths.
-        source: the checkpoint; messages begin with it.
-
-    Raises:
-        InputError: layers are not along ``param_scan_axis`` 1, or their numbers differ.
+    Scanned layers must be along ``param_scan_axis`` 1.
     """
     found = {}
     for path, tensor in tensors.items():

@@ -47,7 +47,7 @@ def known_params(config: T5Config) -> PyTree:
 def save_legacy(
     model_dir: Path, params: PyTree, config: T5Config, step: int = STEP, dtype=np.float32
 ) -> Path:
-    """``model_dir/checkpoint_STEP`` of the legacy format, with an optimizer's state."""
+    """Saves ``model_dir/checkpoint_STEP`` of the legacy format, with an optimizer's state."""
     from t5x import checkpoints
 
     state = _train_state(t5x_network(config), as_t5x(params, config), step)
@@ -58,7 +58,7 @@ def save_legacy(
 def save_orbax(
     model_dir: Path, params: PyTree, config: T5Config, step: int = STEP, dtype=np.float32
 ) -> Path:
-    """``model_dir/checkpoint_STEP`` as T5X's Orbax interface writes it, parameters alone."""
+    """Saves ``model_dir/checkpoint_STEP`` with T5X's Orbax interface, parameters alone."""
     from t5x import checkpoints, train_state
 
     state = _train_state(t5x_network(config), as_t5x(params, config), step)
@@ -75,7 +75,7 @@ def save_orbax(
 
 
 def restore(checkpoint: Path, config: T5Config):
-    """The checkpoint as T5X restores it for inference."""
+    """Returns the checkpoint as T5X restores it for inference."""
     from t5x import checkpoints, train_state
 
     state = _train_state(t5x_network(config), as_t5x(known_params(config), config), 0)
@@ -87,7 +87,7 @@ def restore(checkpoint: Path, config: T5Config):
 
 
 def t5x_network(config: T5Config):
-    """T5X's own network of that configuration; ``scalable_t5`` has biases in every layer."""
+    """Returns T5X's network of that configuration; ``scalable_t5`` has biases in every layer."""
     names = (*_TINY, "mlp_activations", "logits_via_embedding", "dtype")
     sizes = {n: getattr(config, n) for n in names}
     if config.relpos_per_layer:
@@ -98,7 +98,7 @@ def t5x_network(config: T5Config):
 
 
 def as_t5x(params: PyTree, config: T5Config) -> PyTree:
-    """Our parameters as ``t5x_network`` has them: its layers may be scanned."""
+    """Returns our parameters as ``t5x_network`` has them: its layers may be scanned."""
     if not config.relpos_per_layer:
         return params
     flat = flatten_dict(params, sep="/")
@@ -117,7 +117,7 @@ def as_t5x(params: PyTree, config: T5Config) -> PyTree:
 
 
 def _train_state(module, params: PyTree, step: int):
-    """T5X's state of a network with these parameters."""
+    """Returns T5X's state of a network with these parameters."""
     import jax
     from t5x import adafactor, train_state
 
@@ -155,7 +155,7 @@ def _main() -> None:
 
 
 def _forget_machine(directory: Path) -> None:
-    # Neither a data set nor an optimizer goes on from here.
+    # Neither a data set nor an optimizer continues from here.
     for path in [directory / "dataset", *directory.glob("state.param_states.*")]:
         shutil.rmtree(path, ignore_errors=True)
     for path in directory.rglob("commit_success.txt"):
