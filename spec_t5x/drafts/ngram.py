@@ -122,10 +122,9 @@ class NgramDraft(Draft):
         return self.replace(unigram=jnp.pad(self.unigram, (0, missing)))
 
     def next_probs(self, window: Int[Array, "window"]) -> Float32[Array, "vocab"]:
-        """Returns the distribution of the token after ``window``, before any temperature.
+        """Returns the distribution, before any temperature, after the last ``order - 1`` tokens.
 
-        Args:
-          window: the last ``order - 1`` tokens; -1 before the start token.
+        ``window`` has -1 before the start token.
         """
         probs, context = self.unigram, jnp.int32(0)
         for back, level in enumerate(self.levels, start=1):

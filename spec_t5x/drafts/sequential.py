@@ -23,15 +23,9 @@ def draft_tokens(
     settings: Sampling,
     gamma: int,
 ) -> tuple[Proposal, Cache]:
-    """Drafts ``gamma`` tokens, each given those before it (Algorithm 1).
+    """Drafts ``gamma`` tokens, at least 1, each given those before it (Algorithm 1).
 
-    Args:
-      model: the model that drafts.
-      cache: holds the rows' texts, their last tokens included.
-      logits: the model's, after the last tokens.
-      context: the rows.
-      settings: those that the draft samples with.
-      gamma: tokens for each row, at least 1.
+    ``cache`` holds the rows' texts with their last tokens, after which ``logits`` are the model's.
     """
 
     def draw(logits, offset, draws, drafted):

@@ -105,13 +105,11 @@ Stream = RowStream | T5XStream
 def t5x_stream(
     rng: Key[Array, ""], starts: Int[Array, "batch"], num_steps: int, same_for_rows: bool = False
 ) -> T5XStream:
-    """Returns the chain that T5X's sampling loop makes of ``rng``.
+    """Returns the chain that T5X's sampling loop makes of ``rng``, its ``decode_rng``.
 
-    Args:
-      rng: T5X's ``decode_rng``.
-      starts: length of each row's prompt, or zeros if T5X does not prefill it.
-      num_steps: largest number of tokens that are generated.
-      same_for_rows: gives all rows the same noise, as T5X does if each has its own temperature.
+    ``starts`` are the lengths of the prompts, or zeros if T5X does not prefill them, and
+    ``num_steps`` is the largest number of generated tokens. T5X draws noise that is
+    ``same_for_rows`` if each row has its own temperature.
     """
 
     def split(key, _):
@@ -146,9 +144,7 @@ class Draws:
     ) -> tuple[Int[Array, "batch"], "Draws"]:
         """Draws a token of each row's distribution; also returns the draws of the next token.
 
-        Args:
-          probs: after ``standardize``.
-          settings: those of ``probs``.
+        ``probs`` were standardized with ``settings``.
         """
         check_float32(probs, "a draft's probabilities")
         positions, after = self.lengths + self.drawn, self.replace(drawn=self.drawn + 1)
@@ -166,13 +162,9 @@ class Draws:
     ) -> tuple[Int[Array, "batch num"], "Draws"]:
         """Draws ``num`` tokens without replacement, in order: the children of a node of a tree.
 
-        ``drawn`` counts nodes.
-
-        Args:
-          probs: after ``standardize``; tokens of probability 0 are added if there are too few.
-          logits: those of ``probs``; at temperature 0 the likeliest tokens are taken.
-          num: number of tokens for each row.
-          settings: those of ``probs``.
+        ``probs`` are ``logits`` standardized with ``settings``; at temperature 0 the likeliest
+        tokens are taken. Tokens of probability 0 are added if there are too few others. ``drawn``
+        counts nodes.
         """
         check_float32(probs, "a draft's probabilities")
         after = self.replace(drawn=self.drawn + 1)

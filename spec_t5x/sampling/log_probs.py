@@ -15,16 +15,10 @@ def token_log_probs(
 ) -> Float32[Array, "batch new"]:
     """Returns the natural log-probability of each token.
 
-    A log-probability is not finite if its logits are not: no token follows the model's
-    distribution then.
-
-    Args:
-      logits: the target's.
-      probs: the same after ``standardize``.
-      tokens: one for each position.
-      settings: those of ``probs``.
-      rescale_log_probs: scores tokens under the sampled distribution, in which an argmax token
-        has 0; otherwise under the model's own softmax.
+    ``logits`` are the target's, and ``probs`` the same after ``standardize``. With
+    ``rescale_log_probs`` tokens are scored under the sampled distribution, in which an argmax token
+    has 0, otherwise under the model's own softmax. If logits are not finite, no token follows the
+    model's distribution, and neither is the log-probability.
     """
     if not rescale_log_probs:
         return values_at(logits, tokens) - log_sum_exp(logits)

@@ -246,14 +246,8 @@ def lenient_argmax_verification(
 ) -> Verdict:
     """Accepts drafts with ``p(x) >= l max(p)``, before standardization (section A.5).
 
-    The paper prints the inequality reversed. Lossy: a text need not be the argmax's.
-
-    Args:
-      draft_tokens: the proposals.
-      target_logits: the target's logits, at temperature 1.
-      target_tokens: their argmax.
-      num_proposed: number of proposals.
-      lenience: l, in (0, 1].
+    The paper prints the inequality reversed. Lossy: a text need not be the argmax's. The logits are
+    those at temperature 1, ``target_tokens`` their argmax, and the lenience l is in (0, 1].
     """
     acceptable = lenient_argmax_acceptable(draft_tokens, target_logits[:-1], lenience)
     return _accept_leading(acceptable, target_tokens, num_proposed)
@@ -294,14 +288,12 @@ def node_verification(
 
     Args:
       uniforms: one number in [0, 1) for each child.
-      children: distinct tokens in the order of their draws; a token that the draft could not
-        draw counts as absent.
-      draft_probs: the distribution that the first was drawn from.
-      target_probs: the target's distribution at this position.
+      children: distinct tokens in the order of their draws; a token that the draft could not draw
+        counts as absent.
+      draft_probs, target_probs: distributions at this position, before the first draw.
 
     Returns:
-      The index of the accepted child, or ``len(children)``, and the distribution to emit from in
-      the latter case.
+      The index of the accepted child, or ``len(children)`` and the distribution to emit from.
     """
     num = children.shape[0]
 

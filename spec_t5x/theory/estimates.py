@@ -47,10 +47,7 @@ def mean(
 ) -> Estimate | None:
     """Returns alpha, the mean of beta over places (Corollary 3.6), or None for no place.
 
-    Args:
-      betas: at each place, the probability that a draft is accepted.
-      texts: the index of the text that each place is in.
-      bootstrap: settings of the interval.
+    ``texts`` has the index of the text that each place is in.
     """
     return ratio(np.bincount(texts, weights=betas), np.bincount(texts), bootstrap)
 

@@ -49,12 +49,8 @@ def beta(
 ) -> Number:
     """Returns ``sum min(p / l, q)``, the probability that a draft is accepted (Theorem 3.5).
 
-    Its mean over the places of texts that the target generated is alpha (Corollary 3.6).
-
-    Args:
-      target_probs: p, after standardization.
-      draft_probs: q, the distribution that the draft is drawn from.
-      lenience: l of section A.5, in (0, 1]; 1 is Algorithm 1.
+    Its mean over the places of texts that the target generated is alpha (Corollary 3.6). Both are
+    standardized, and the lenience l is in (0, 1] (section A.5); 1 is Algorithm 1.
     """
     _check_lenience(lenience)
     xp = target_probs.__array_namespace__()
@@ -116,11 +112,8 @@ def conditional_acceptance(
 ) -> Float[np.ndarray, "gamma"]:
     """Returns the rate at which the i-th draft was accepted if those before it were, or 0.
 
-    Args:
-      accepted_by_position: iterations whose i-th draft was accepted
-        (``DecodeStats.accepted_by_position``, summed over rows).
-      verified_by_position: iterations whose i-th draft was verified
-        (``DecodeStats.verified_by_position``, likewise).
+    The arguments are the numbers of iterations whose i-th draft was accepted, and verified:
+    ``DecodeStats.accepted_by_position`` and ``verified_by_position``, summed over rows.
     """
     return np.asarray(accepted_by_position) / np.maximum(np.asarray(verified_by_position), 1)
 

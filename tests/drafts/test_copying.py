@@ -169,6 +169,12 @@ EACH_A_WORD = [True] * VOCAB
         ([5, 6, 7, 8, 2, 6, 9, 1], [4, 6, 7], [[5, 6, 7, 8], [6, 7, 8, 2]]),
         # The output's own words where they match for longer.
         ([2, 1], [6, 7, 8, 6, 7, 8], [[2, 1], [1], [], [], [7, 8, 6]]),
+        # After two wrong proposals only a match is followed: a name that the source has.
+        (
+            [2, 3, 4, 10, 11, 7, 1],
+            [8, 9, 8, 5, 6, 10, 11, 6, 1],
+            [[2, 3, 4, 10], [3, 4, 10, 11], [], [9, 8], [], [], [11, 7, 1], [10, 11, 6]],
+        ),
         # A text that continues beyond the source's end may end any time.
         ([5, 1], [5, 1, 9, 9], [[5, 1], [1]]),
     ],
@@ -229,29 +235,10 @@ def test_two_calls_after_any_edit_the_source_goes_on(words, start, removed, inse
         assert tokens[:1] == output[length : length + 1], found
 
 
-def test_after_two_wrong_proposals_only_a_match_is_followed():
-    """Nothing is copied from the source but a name, and the name alone is proposed then."""
-    source = [2, 3, 4, 10, 11, 7, 1]
-    (found,) = calls(CopyDraft(VOCAB), [source], [[8, 9, 8, 5, 6, 10, 11, 6, 1]])
-    assert [len(proposed) for proposed, _ in found[:2]] == [4, 4]
-    assert [proposed for proposed, _ in found[2:]] == [[], [9, 8], [], [], [11, 7, 1], [10, 11, 6]]
-
-
-@pytest.mark.parametrize(
-    ("options", "gamma", "source", "output", "lengths"),
-    [
-        # Up to twice the tokens that calls brought lately: 2 (8 + 1), 2 (4 + 1), 2 (2 + 1).
-        ({}, 8, [2, 3, 4, 5, 6, 7, 8, 9, 1], [10, 2, 11, 3, 10, 4], [8, 8, 6]),
-        # After two wrong proposals a match of two tokens is required.
-        ({"min_match": 2}, 4, [2, 3, 4, 5, 1], [6, 7, 8, 3, 4, 9], [4, 4, 0, 0, 0, 2]),
-        # A decoder alone has no source: the output's own words are repeated.
-        ({}, 4, [], [5, 6, 7, 5, 6, 7, 5], [0, 0, 0, 0, 3]),
-    ],
-    ids=["the record", "a longer match", "no source"],
-)
-def test_proposals_are_as_long_as_record_and_match_allow(options, gamma, source, output, lengths):
-    (found,) = calls(CopyDraft(VOCAB, **options), [source], [output], gamma=gamma)
-    assert [len(proposed) for proposed, _ in found[: len(lengths)]] == lengths
+def test_without_a_source_the_output_alone_is_repeated():
+    """The inputs of a decoder alone are padding."""
+    (found,) = calls(CopyDraft(VOCAB), [[]], [[5, 6, 7, 5, 6, 7, 5]])
+    assert [proposed for proposed, _ in found] == [[], [], [], [], [6, 7, 5]]
 
 
 def test_a_row_proposes_the_same_whatever_is_beside_it():

@@ -81,15 +81,6 @@ def test_the_text_does_not_depend_on_how_the_draft_drafts(draft):
     assert 0 < acceptance(decoded) < 1
 
 
-def test_a_rows_text_depends_on_its_key_and_not_on_its_batch():
-    keys = jax.random.split(KEY, 5)
-    decode = functools.partial(coupled_decode, TARGET, DRAFTS["good"], gamma=2)
-    together = decode(SOURCES, PROMPTS, keys, SAMPLED)
-    order = np.array([3, 0, 4, 2, 1])
-    moved = decode(SOURCES[order], PROMPTS[order], keys[order], SAMPLED)
-    np.testing.assert_array_equal(moved.tokens, together.tokens[order])
-
-
 def test_several_decodes_are_those_of_plain_decoding():
     arguments = SOURCES, PROMPTS, KEY, sampling([1.0, 0.7, 0.0, 2.0, 1.0])
     plain = plain_decode(TARGET, *arguments, num_decodes=3)

@@ -76,18 +76,3 @@ def test_every_node_is_scored_as_the_end_of_its_own_text():
             alone = jnp.tile(jnp.array(whole + [0] * (5 - len(whole))), (2, 1))
             expected, *_ = SCORE(target, empty, alone)
             np.testing.assert_allclose(logits[row, node], expected[row, len(whole) - 1], atol=1e-4)
-
-
-def test_the_nodes_of_one_level_see_those_above():
-    """Feeding nodes level by level, as a draft does, gives the logits of all at once."""
-    target, tree, lengths = tiny_t5(0), Tree((2, 1)), jnp.array([0])
-    tokens = jnp.array([[0, 5, 6, 7, 8]])
-    cache = PREFILL(target, jnp.array([[3, 4, 1]]), 8)
-    expected, *_ = SCORE_NODES(target, cache, tree_nodes(tree, tokens, lengths, 8))
-    *_, cache = SCORE(target, cache, tokens[:, :1])
-    found = []
-    for first, end in ((1, 3), (3, 5)):
-        nodes = tree_nodes(tree, tokens[:, first:end], lengths, 8, first)
-        logits, _, cache = SCORE_NODES(target, cache, nodes)
-        found.append(logits)
-    np.testing.assert_allclose(jnp.concatenate(found, axis=1), expected[:, 1:], atol=1e-4)
