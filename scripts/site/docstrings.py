@@ -52,5 +52,6 @@ def _help(value: str | griffe.Expr | None) -> str:
     call = ast.parse(str(value), mode="eval").body
     if not isinstance(call, ast.Call) or getattr(call.func, "id", None) != "option":
         return ""
-    parts = ast.walk(call.args[1])
-    return "".join(part.value for part in parts if isinstance(getattr(part, "value", None), str))
+    text = call.args[1]
+    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+    return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in parts)

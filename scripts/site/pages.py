@@ -16,7 +16,7 @@ PACKAGE = REPOSITORY / "spec_t5x"
 AREAS = (
     *("generation", "checkpoints", "drafts", "verifiers", "inference", "data"),
     *("tuning", "theory", "sampling", "interfaces", "loops", "beams", "models", "t5x_plugin"),
-    *("labs", "contrib", "testing", "registry", "machine", "errors", "names", "types"),
+    *("labs", "contrib", "testing", "registry", "machine", "options", "errors", "names", "types"),
 )
 # The command line; its help is its manual.
 LEFT_OUT = ("cli", "infer")

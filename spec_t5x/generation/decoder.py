@@ -1,6 +1,5 @@
 """Texts to batches, batches through the loops, and decoded tokens to texts."""
 
-import contextlib
 import dataclasses
 import functools
 import sys
@@ -222,14 +221,15 @@ class BatchDecoder:
 
         Similar limits share a program: the exact one is ``max_decode_steps``.
         """
-        with contextlib.suppress(InputError):
-            room = batch.prompts.shape[1] - 1 + bucket(self.max_decode_len(options), sys.maxsize)
+        room = batch.prompts.shape[1] - 1 + bucket(self.max_decode_len(options), sys.maxsize)
+        try:
             check_positions(self.target, room)
             if self.draft is not None:
                 self.draft.check(self.target, room)
-            return room
-        # Models of fewer positions.
-        return self.longest(batch, options)
+        except InputError:
+            # Models of fewer positions.
+            return self.longest(batch, options)
+        return room
 
     def loop(self, batch: Batch, options: GenerateOptions, gamma: int) -> Loop:
         """Returns the loop of a batch, with ``gamma`` drafts in an iteration at most."""
@@ -309,18 +309,18 @@ class BatchDecoder:
         """
         settled, ranking = options.settled(self.defaults), Ranking(exponent=options.beam_alpha)
         # The end of a search by T5X's rules depends on the longest text that it has room for.
-        room = self.longest
+        room = self.longest(batch, options)
         if settled["length_penalty"] is not None:
             ranking = TransformersRanking(
                 exponent=settled["length_penalty"], early_stopping=settled["early_stopping"]
             )
-            room = self.room
+            room = self.room(batch, options)
         named = {
             "beams": options.beams,
             "ranking": ranking,
             "rules": self.rules(options),
             "eos_id": self.eos_id,
-            "max_decode_len": room(batch, options),
+            "max_decode_len": room,
             "max_decode_steps": batch.max_decode_steps,
         }
         if not self._searches_speculatively(options):

@@ -211,47 +211,41 @@ def test_the_gin_file_takes_the_macros_of_a_t5x_launch(run, tmp_path, tiny_pair)
     assert settings["draft"]["name"] == str(tiny_pair / "draft")
 
 
+def content_of(*place) -> str:
+    return files_digest(*map(str, place))["content"]
+
+
 def test_a_copied_checkpoint_is_the_same_and_a_trained_one_is_not(tiny_pair, tmp_path):
     copied, name = tmp_path / "copied", str(tiny_pair / "target")
     shutil.copytree(name, copied)
-    before = files_digest(name)
-    assert before == {"name": name, "content": files_digest(str(copied))["content"]}
-    mixed = files_digest(f"mixed:{copied}")
-    assert mixed["content"] == f"mixed:{before['content']}"
-    assert files_digest("copy:3") == {"name": "copy:3", "content": "copy:3"}
-    assert files_digest("ende-draft")["content"] != "ende-draft"
+    before = content_of(copied)
+    assert files_digest(name) == {"name": name, "content": before}
+    assert content_of(f"mixed:{copied}") == f"mixed:{before}"
+    assert content_of("copy:3") == "copy:3" and content_of("ende-draft") != "ende-draft"
     # The run's directory may be below a checkpoint.
-    answers = copied / "answers"
-    answers.mkdir()
-    (answers / "manifest.json").write_text("{}")
-    assert files_digest(str(copied), str(answers))["content"] == before["content"]
+    (copied / "answers").mkdir()
+    (copied / "answers" / "manifest.json").write_text("{}")
+    assert content_of(copied, copied / "answers") == before
     largest = max(copied.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
-    assert files_digest(str(copied), str(answers))["content"] != before["content"]
+    assert content_of(copied, copied / "answers") != before
 
 
-def test_of_t5xs_folders_of_checkpoints_the_latest_is_read(tmp_path):
+def test_a_digest_is_of_t5xs_latest_checkpoint_and_of_all_parts_of_a_file(tmp_path):
     for step in (5, 10):
         (tmp_path / "t5x" / f"checkpoint_{step}").mkdir(parents=True)
-        (tmp_path / "t5x" / f"checkpoint_{step}" / "checkpoint").write_text(f"{step}")
-    before = files_digest(str(tmp_path / "t5x"))
+        (tmp_path / "t5x" / f"checkpoint_{step}" / "checkpoint").write_bytes(bytes(5 << 20))
+    before = content_of(tmp_path / "t5x")
     (tmp_path / "t5x" / "events.out").write_text("x")
-    assert files_digest(str(tmp_path / "t5x")) == before
-    (tmp_path / "t5x" / "checkpoint_10" / "checkpoint").write_text("11")
-    assert files_digest(str(tmp_path / "t5x")) != before
-
-
-def test_a_large_file_is_sampled_from_end_to_end(tmp_path, monkeypatch):
-    path = tmp_path / "weights"
-    path.write_bytes(bytes(5 << 20))
-    before = files_digest(str(path))
+    (tmp_path / "t5x" / "checkpoint_5" / "checkpoint").write_text("x")
+    assert content_of(tmp_path / "t5x") == before
     for place in (0, (5 << 20) - 1):
         content = bytearray(5 << 20)
         content[place] = 1
-        path.write_bytes(content)
-        assert files_digest(str(path)) != before
+        (tmp_path / "t5x" / "checkpoint_10" / "checkpoint").write_bytes(content)
+        assert content_of(tmp_path / "t5x") != before
 
 
 def test_processes_that_cannot_meet_are_one_line(run, lines, monkeypatch):
