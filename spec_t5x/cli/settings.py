@@ -82,13 +82,13 @@ def flags_of(cls: type, *names: str) -> dict[str, tuple[Any, str]]:
     """Returns the flags of a dataclass's fields with ``options.option``, as ``add_flags`` takes."""
     flags = {}
     for field in dataclasses.fields(cls):
-        if "help" in field.metadata and field.name in (names or (field.name,)):
+        if "help" in field.metadata:
             default, text = field.default, field.metadata["help"]
             kind = field.metadata["kind"] or field.type
             if default is not None and default is not False and default not in ("", ()):
                 text += f" (default: {default:g})" if kind is float else f" (default: {default})"
             flags[field.name] = kind, text
-    return flags
+    return {name: flags[name] for name in names or flags}
 
 
 def add_flags(parser, flags: Mapping[str, tuple[Any, str]]) -> None:

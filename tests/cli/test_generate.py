@@ -351,13 +351,13 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
     assert "line 2: the text is empty" in empty and "line 4: the text has" in long
     assert "line 6: byte 5 is 0xdf, not UTF-8: convert the file (iconv -t utf-8)" in latin
     assert (result.status, result.lines) == (2, [first, "", second, "", third, ""])
-    with_stdin(monkeypatch, path.read_bytes())
-    assert generate() == result
-    result = generate("--input", path, "--batch_size", 2, "--json")
-    values = [json.loads(line) for line in result.lines]
+    objects = generate("--input", path, "--batch_size", 2, "--json")
+    values = [json.loads(line) for line in objects.lines]
     assert [v.get("output") for v in values] == [first, None, second, None, third, None]
     assert [list(values[n]) for n in (1, 3)] == [["line", "input", "error"]] * 2
     assert values[1]["line"] == 2 and values[1]["error"] in empty
+    with_stdin(monkeypatch, path.read_bytes())
+    assert generate() == result
 
 
 @pytest.mark.parametrize(
@@ -373,13 +373,13 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         (("infer", "--logprobs"), "an output has a score, its tokens have none"),
         (("evaluate", "--batch_sizes", "2"), "did you mean '--batch_size'?: see spec-t5x evaluate"),
         (("generate", "x", "--target", "{pair}"), "for --target {pair}: give --draft int8, which"),
-        (("train", "--gin_file", "/dev/null"), "'output_dir'"),
+        (("train", "--gin_file", "{pair}/empty.gin"), "'output_dir'"),
     ],
 )
-def test_mistakes_are_refused_with_what_is_meant(run, tiny_pair, unchecked, arguments, hint):
-    pair = str(tiny_pair / "target")
-    result = run(*[argument.format(pair=pair) for argument in arguments])
-    assert_refused(result, hint.format(pair=pair))
+def test_mistakes_are_refused_with_what_is_meant(run, tmp_path, unchecked, arguments, hint):
+    (tmp_path / "empty.gin").touch()
+    result = run(*[argument.format(pair=tmp_path) for argument in arguments])
+    assert_refused(result, hint.format(pair=tmp_path))
 
 
 # --- as a program ------------------------------------------------------------
