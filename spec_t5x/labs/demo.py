@@ -1,10 +1,6 @@
 """A page on which plain and speculative decoding of one text race: ``spec-t5x demo``.
 
-In a notebook, where it shows inline:
-
-    from spec_t5x.labs import demo
-
-    demo.page().launch(share=False)
+In a notebook, ``demo.page().launch(share=False)`` shows it inline.
 
 The race is fair. The sides decode one after the other, each alone and by its own clock, a few times
 over: the fastest run counts, and no run that compiles. The page then shows the record of both. The
@@ -37,7 +33,6 @@ _SHORTEST, _LONGEST = 2.5, 8.0
 _EXAMPLES = [
     ["The program reads the configuration file and prints a warning.", "ende-target", 4],
     ["Tom said he was going to by a new car when he have money for it.", "correct-target", 12],
-    ["the station is in the middle of the town , and", "lm-target", 4],
 ]
 _MARKS = {
     "accepted": "proposed by the draft and accepted",
@@ -140,17 +135,17 @@ def verdict(sides: Sides, seconds: Whole, options: GenerateOptions, *, beside: f
         found = "The texts differ, from a token on that is as likely as another but for rounding."
     each = len(speculative) / len(sides[1])
     ratios = _rate(sides[1]) / _rate(sides[0]), seconds[0] / seconds[1]
-    streamed, program = map(_compared, ratios)
+    streamed, program = (
+        f"{ratio:.2f} times as fast" if ratio >= 1 else f"slower, at {ratio:.2f} of the speed"
+        for ratio in ratios
+    )
     noise = plain == speculative and max(ratios) > each
+    figures = (
+        f"A target call brought {each:.2f} tokens: streamed call by call, speculative decoding "
+        f"was {streamed}; as one program, as generate decodes, it was {program}."
+    )
     doubts = caution([{"beside": beside, "noise": noise}])
-    return (
-        f"{found} A target call brought {each:.2f} tokens: streamed call by call, speculative "
-        f"decoding was {streamed}; as one program, as generate decodes, it was {program}."
-    ) + (f" {doubts}" if doubts else "")
-
-
-def _compared(ratio: float) -> str:
-    return f"{ratio:.2f} times as fast" if ratio >= 1 else f"slower, at {ratio:.2f} of the speed"
+    return " ".join(filter(None, (found, figures, doubts)))
 
 
 def _ids(events: list[StreamEvent]) -> list[int]:
@@ -185,13 +180,12 @@ def _coloured(events: list[StreamEvent], decode: Callable[[list[int]], str] | No
 
 def _side(title: str, events: list[StreamEvent], text: str) -> str:
     seconds = events[-1].seconds if events else 0.0
-    figures = (
-        f"<b>{_rate(events):.1f}</b> tokens/s",
-        f"<b>{len(events)}</b> target calls",
-        f"<b>{seconds:.3f}</b> seconds",
+    return (
+        f'<div class="side"><b>{title}</b><div class="text">{text}</div>'
+        f"<span><b>{_rate(events):.1f}</b> tokens/s</span> "
+        f"<span><b>{len(events)}</b> target calls</span> "
+        f"<span><b>{seconds:.3f}</b> seconds</span></div>"
     )
-    shown = " ".join(f"<span>{figure}</span>" for figure in figures)
-    return f'<div class="side"><b>{title}</b><div class="text">{text}</div>{shown}</div>'
 
 
 def _chart(events: list[StreamEvent]) -> str:

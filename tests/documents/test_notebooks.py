@@ -161,14 +161,11 @@ def pip(folder):
     return f'%pip install --quiet "{folder}[plots]"'
 
 
-@pytest.mark.parametrize("absent", ["spec_t5x", "jaxtyping"])
-def test_a_notebook_in_a_clone_installs_that(first_cell, absent):
+def test_a_notebook_in_or_beside_a_clone_installs_that(first_cell, tmp_path):
     # In the clone the package alone is found without its requirements.
-    for folder in (REPOSITORY / "notebooks", REPOSITORY):
-        assert first_cell(folder, absent=[absent]) == [pip(REPOSITORY)]
-
-
-def test_a_notebook_beside_a_clone_installs_that_once(first_cell, tmp_path):
+    for absent in ("spec_t5x", "jaxtyping"):
+        for folder in (REPOSITORY / "notebooks", REPOSITORY):
+            assert first_cell(folder, absent=[absent]) == [pip(REPOSITORY)]
     clone = tmp_path / "a clone"
     (clone / "spec_t5x").mkdir(parents=True)
     for name in ("spec_t5x/__init__.py", "setup.py"):

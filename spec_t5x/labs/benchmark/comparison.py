@@ -26,7 +26,6 @@ from spec_t5x.labs.benchmark.reliability import OtherPrograms
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.sampling import rules
 from spec_t5x.sampling.rules import Places
-from spec_t5x.theory import formulas
 from spec_t5x.tuning.interleaving import elapsed
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import PAD_ID, PyTree
@@ -196,34 +195,24 @@ class Comparison:
         """Theorem 3.8 with the measured cost of scoring gamma + 1 tokens as well."""
         return self.step_times.speed_up(self.alpha, self.gamma)
 
-    @property
-    def oracle(self) -> float:
-        """Speed-up of an oracle that knows when to stop drafting (section 3.5)."""
-        return formulas.oracle_improvement(self.alpha, self.step_times.c)
-
     def to_dict(self) -> dict:
         """Returns all fields and figures but the outputs, as JSON can hold them."""
-        fields = dataclasses.asdict(dataclasses.replace(self, outputs=[]))
+        fields = dataclasses.asdict(self)
         del fields["outputs"]
-        names = {name: name for name in ("block_efficiency", "acceptance_rate", "speed_up")}
-        names |= {
-            "plain_tokens_per_second": "plain_rate",
-            "speculative_tokens_per_second": "speculative_rate",
-            "noise": "is_noise",
-            "loop_speed_up": "loop_speed_up",
-            "predicted_speed_up": "predicted",
-            "oracle_speed_up": "oracle",
-            "predicted_speed_up_with_verification": "predicted_with_verification",
+        return fields | {
+            "plain_tokens_per_second": self.plain_rate,
+            "speculative_tokens_per_second": self.speculative_rate,
+            "block_efficiency": self.block_efficiency,
+            "acceptance_rate": self.acceptance_rate,
+            "speed_up": self.speed_up,
+            "speed_up_range": list(self.speed_up_range),
+            "noise": self.is_noise,
+            "loop_speed_up": self.loop_speed_up,
+            "c": self.step_times.c,
+            "verification_cost": self.step_times.verification_cost,
+            "predicted_speed_up": self.predicted,
+            "predicted_speed_up_with_verification": self.predicted_with_verification,
         }
-        return (
-            fields
-            | {key: getattr(self, name) for key, name in names.items()}
-            | {
-                "speed_up_range": list(self.speed_up_range),
-                "c": self.step_times.c,
-                "verification_cost": self.step_times.verification_cost,
-            }
-        )
 
 
 def compare(

@@ -389,13 +389,12 @@ _COLUMNS: dict[str, Callable[[Row], Any]] = {
     "doubt": doubt,
     "loop alone¹": _cell("loop_speed_up"),
     "predicted²": _cell("predicted"),
-    "oracle³": _cell("oracle_speed_up"),
     "plain steps": _plain_steps,
     "same text": _same_text,
     "the paper's EXP": lambda row: row.get("paper", {}).get("expected"),
     "EMP": lambda row: row.get("paper", {}).get("measured"),
     "iteration, ms": _part("iteration"),
-    "both networks⁴": _part("networks"),
+    "both networks³": _part("networks"),
     "overhead": _cell("overhead", ".3f"),
     "of the iteration": _cell("overhead_share", ".1%"),
     "quartiles": _cell("overhead_quartiles", ".1%"),
@@ -408,9 +407,7 @@ _NOTES = {
     "loop_speed_up": "¹ Without dispatch, encoder and prefill.",
     "predicted": "² Theorem 3.8 with the measured c and cost of verification T(verify), in target "
     "steps; of drawn verdicts until the last row of the batch is done.",
-    "oracle_speed_up": "³ 1 / (1 - alpha + c alpha): gamma known beforehand, and verification at "
-    "the cost of one step.",
-    "parts": "⁴ gamma draft steps, their sampling included, and the target call over gamma + 1 "
+    "parts": "³ gamma draft steps, their sampling included, and the target call over gamma + 1 "
     "tokens, in alternation; each alone beside it.",
 }
 
