@@ -2,13 +2,13 @@
 
 ``f(x)`` works out a distribution and ``g(x, y)`` needs a draw ``y`` from it, so that one
 has to wait for the other. A cheap approximation of ``f`` proposes a draw, on which ``g``
-starts while ``f`` runs; speculative sampling (section 2.3) decides whether the draw
-stands. It does with probability ``alpha``, the overlap ``sum min`` of the two distributions
+starts while ``f`` runs; speculative sampling (section 2.3) accepts the draw or
+replaces it. It accepts with probability ``alpha``, the overlap ``sum min`` of the two distributions
 (Theorem 3.5), and the expected time goes from ``f + g`` to ``alpha max(f, g) + (1 - alpha)
 (f + g)``.
 
-The outcome has the distribution that it has one after the other, exactly. No language
-model takes part: f may be a policy and g a simulator of the world.
+The outcome has the distribution that it has one after the other, exactly. It needs
+no language model: f may be a policy and g a simulator of the world.
 """
 
 import concurrent.futures
@@ -30,13 +30,13 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Execution(Generic[Result]):
-    """What one speculative execution came to."""
+    """The outcome of one speculative execution."""
 
     # y, a draw from f(x).
     draw: int
     # g(x, y).
     result: Result
-    # Whether the proposed draw stood, so that g ran once; it runs twice otherwise.
+    # Says whether the proposed draw was accepted, so that g ran once; it runs twice otherwise.
     accepted: bool
 
 
@@ -48,11 +48,11 @@ def execute_speculatively(
     approximate_f: Callable[[Input], Float32[Array, "outcomes"]],
     executor: concurrent.futures.Executor,
 ) -> Execution[Result]:
-    """Draws ``y ~ f(x)`` and works out ``g(x, y)``, with both running at once.
+    """Draws ``y ~ f(x)`` and computes ``g(x, y)``, with both running at once.
 
-    ``g`` may run for a draw that is then refused, so it should have no side effects; what
-    it raises for such a draw is not raised here. ``executor`` needs two free workers, and
-    a third one for as long as a refused run of ``g`` lasts.
+    ``g`` may run for a draw that is then refused, so it should have no side effects; its errors
+    for a refused draw are dropped. ``executor`` needs two free workers, and a third one for as
+    long as a refused run of ``g`` lasts.
 
     Args:
       key: of all draws.
@@ -65,12 +65,12 @@ def execute_speculatively(
     Raises:
       InputError: the distributions are not over the same outcomes, or are of fewer bits
         than float32.
-      Exception: whatever ``f`` raises, or ``g`` for the draw that stands.
+      Exception: an error of ``f``, or of ``g`` for the final draw.
     """
     propose_key, accept_key, emit_key = jax.random.split(key, 3)
     guessed_probs = _float32(approximate_f(x), "what f's approximation gives")
     guess = int(_sample(propose_key, guessed_probs))
-    # Speculation: g on the guess, before f has said whether it is wanted.
+    # Speculation: g runs on the guess before f has accepted it.
     probs_to_come = executor.submit(f, x)
     result_to_come = executor.submit(g, x, guess)
     try:
@@ -92,7 +92,7 @@ _sample = jax.jit(sample)
 
 @jax.jit
 def _verify_one(accept_key, emit_key, guess, guessed_probs, probs) -> Verdict:
-    """Algorithm 1 with gamma = 1: ``next_token`` is the draw if the guess is refused."""
+    """Runs Algorithm 1 with gamma = 1: ``next_token`` is the draw if the guess is refused."""
     # Nothing follows an accepted guess: the last row is there for the shape.
     target_probs = jnp.stack([probs, probs])
     guesses = jnp.asarray(guess, jnp.int32)[None]
@@ -100,7 +100,7 @@ def _verify_one(accept_key, emit_key, guess, guessed_probs, probs) -> Verdict:
 
 
 def _float32(probs: Array, whose: str) -> Float32[Array, "outcomes"]:
-    """On the device, where NumPy's float64 is rounded."""
+    """Puts probabilities on the device, where NumPy's float64 is rounded."""
     probs = jnp.asarray(probs)
     check_float32(probs, whose)
     return probs

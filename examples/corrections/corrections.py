@@ -1,4 +1,4 @@
-"""How well errors are corrected: the changes that were made, against those that were due.
+"""The quality of corrections: the changes that were made, against those that were due.
 
 Changes are found word by word (difflib), and are the same where they replace the same words by the
 same words, as ERRANT and M2 count them (Dahlmeier and Ng 2012), without their categories.
@@ -23,7 +23,7 @@ class Correction:
 
 
 def changes(source: str, text: str) -> set[tuple[int, int, tuple[str, ...]]]:
-    """Which words of the source, from and to, stand as which words in the text."""
+    """Returns (from, to, words) for words of the source that the text has others for."""
     old, new = source.split(), text.split()
     found = set()
     for kind, i, i_end, j, j_end in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
@@ -37,10 +37,10 @@ def changes(source: str, text: str) -> set[tuple[int, int, tuple[str, ...]]]:
 
 
 def figures(targets: Sequence[Correction], predictions: Sequence[str]) -> dict[str, float]:
-    """Exact match, errors corrected, changes that were right and F0.5, all in percent.
+    """Computes exact match, errors corrected, right changes and F0.5, all in percent.
 
-    ``false_changes`` are those in 100 texts that were right before; of a set without any it is
-    left out.
+    ``false_changes`` are those in 100 texts that were right before; a set without any has no such
+    figure.
     """
     parts = _parts(targets, predictions)
     found = {
@@ -57,7 +57,7 @@ def figures(targets: Sequence[Correction], predictions: Sequence[str]) -> dict[s
 def intervals(
     targets: Sequence[Correction], predictions: Sequence[str]
 ) -> dict[str, tuple[float, float]]:
-    """95 % intervals of what are ratios, bootstrapped over texts."""
+    """Computes 95 % intervals of the figures that are ratios, bootstrapped over texts."""
     found = {
         name: ratio(sums, counts, Bootstrap())
         for name, (sums, counts) in _parts(targets, predictions).items()
@@ -72,7 +72,7 @@ def intervals(
 def _parts(
     targets: Sequence[Correction], predictions: Sequence[str]
 ) -> dict[str, tuple[Int[np.ndarray, "texts"], Int[np.ndarray, "texts"]]]:
-    """Of each text, what a figure counts and what it is counted among."""
+    """Returns numerator and denominator of each figure, by text."""
     due = [changes(each.source, each.target) for each in targets]
     made = [changes(each.source, text) for each, text in zip(targets, predictions, strict=True)]
     right = [len(one & other) for one, other in zip(due, made, strict=True)]

@@ -3,7 +3,7 @@
 ``make_errors.py`` writes them to files. The kinds of errors, ``KINDS``, are those that
 typists and learners of English make most (the categories of ERRANT, Bryant et al. 2017, that rules
 can make without a parser). Words are the parts between spaces that consist of letters, with
-punctuation around them; options, numbers, paths and placeholders such as ``%s`` stay as they are.
+punctuation around them; options, numbers, paths and placeholders (``%s``) stay as they are.
 
 A text's errors depend on the text, the seed and the copy's number alone, not on its neighbours.
 """
@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from spec_t5x.errors import InputError
 
-# Of the texts that are to have errors, by word: from a slip to a beginner's text.
+# Rates of errors, by word: from a slip to a beginner's text.
 RATES = (0.04, 0.08, 0.12, 0.2, 0.3)
 # The share of texts that are right as they are.
 RIGHT = 0.25
-# To make an error in a text that is to have one.
+# Attempts to make an error in a text that is to have one.
 _TRIES = 8
 
 _WORD = re.compile(r"""([("'\[“‘]*)([A-Za-z]+(?:['’][A-Za-z]+)?)([)"'\],.;:!?…”’]*)""")
@@ -45,13 +45,13 @@ class _Place:
         return self.word.lower().replace("’", "'")
 
     def with_word(self, word: str) -> str:
-        """The place with another word, capitalised as the one here."""
+        """Returns the place with another word, capitalised as the one here."""
         if self.word[0].isupper() and word:
             word = word[0].upper() + word[1:]
         return self.before + word + self.after
 
 
-# A kind of error: what stands in place of a word; None where there can be none of the kind.
+# A kind of error: returns the text in place of a word; None where it cannot be made.
 Kind = Callable[[_Place, random.Random], str | None]
 
 
@@ -60,7 +60,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _groups(text: str) -> tuple[tuple[str, ...], ...]:
-    """Of words that are mistaken for one another; commas separate the groups."""
+    """Splits groups of words that are mistaken for one another, at commas."""
     return tuple(tuple(group.split()) for group in text.split(","))
 
 
@@ -68,15 +68,15 @@ def _groups(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _at(word: str, rng: random.Random) -> int:
-    """Where a slip happens: hardly ever at the first letter."""
+    """Draws where a slip happens: hardly ever at the first letter."""
     return 0 if rng.random() < 0.05 else rng.randrange(1, len(word))
 
 
 def _neighbours(letter: str) -> str:
-    """The keys around a letter's."""
+    """Returns the keys around a letter's."""
     for number, row in enumerate(_ROWS):
         if (at := row.find(letter)) >= 0:
-            # Each row lies a little to the right of the one above.
+            # Each row is a little to the right of the one above.
             above = _ROWS[number - 1][at : at + 2] if number else ""
             below = _ROWS[number + 1][max(at - 1, 0) : at + 1] if number < 2 else ""
             return row[max(at - 1, 0) : at] + row[at + 1 : at + 2] + above + below
@@ -108,7 +108,7 @@ def _swapped(place: _Place, rng: random.Random) -> str | None:
 
 
 def _beside(place: _Place, rng: random.Random) -> str | None:
-    """A key beside the right one, in its place or before it."""
+    """Types a key beside the right one, in its place or before it."""
     if len(place.word) < 4:
         return None
     at = _at(place.word, rng)
@@ -252,7 +252,7 @@ _CONFUSED = _groups(
 
 
 def _other(groups: Sequence[Sequence[str]]) -> Kind:
-    """Another word of the same group."""
+    """Returns the kind of error that takes another word of the same group."""
     others: dict[str, list[str]] = {}
     for group in groups:
         for word in group:
@@ -269,7 +269,7 @@ def _other(groups: Sequence[Sequence[str]]) -> Kind:
 
 
 def _article(place: _Place, rng: random.Random) -> str | None:
-    """Left out, another one, or one too many."""
+    """Leaves out an article, takes another one, or adds one."""
     if place.lower in _ARTICLES:
         if place.following and not place.after and rng.random() < 0.6:
             return ""
@@ -281,7 +281,7 @@ def _article(place: _Place, rng: random.Random) -> str | None:
 
 
 def _preposition(place: _Place, rng: random.Random) -> str | None:
-    """Left out or another one."""
+    """Leaves out a preposition or takes another one."""
     if place.lower not in _PREPOSITIONS or place.after:
         return None
     if place.following and rng.random() < 0.35:
@@ -291,7 +291,7 @@ def _preposition(place: _Place, rng: random.Random) -> str | None:
 
 
 def _one_of_many(word: str) -> str | None:
-    """A plural's singular, or a verb without the ending of the third person."""
+    """Returns a plural's singular, or a verb without the ending of the third person."""
     if len(word) < 4 or not word.endswith("s") or word.endswith(("ss", "us", "is", "'s", "’s")):
         return None
     if word.endswith("ies") and len(word) > 4:
@@ -308,7 +308,7 @@ def _with_s(word: str) -> str | None:
 
 
 def _number(place: _Place, rng: random.Random) -> str | None:
-    """The wrong number of a noun, or the wrong person of a verb."""
+    """Takes the wrong number of a noun, or the wrong person of a verb."""
     if place.previous in _MANY or place.previous in _OF_ONE or place.previous in _MODALS:
         other = None if place.lower.endswith(("ly", "ed", "ing")) else _with_s(place.lower)
     else:
@@ -317,7 +317,7 @@ def _number(place: _Place, rng: random.Random) -> str | None:
 
 
 def _form(place: _Place, rng: random.Random) -> str | None:
-    """Another form of a verb."""
+    """Takes another form of a verb."""
     if replaced := _OTHER_FORM(place, rng):
         return replaced
     word = place.lower
@@ -337,7 +337,7 @@ def _form(place: _Place, rng: random.Random) -> str | None:
 
 
 def _left_out(place: _Place, rng: random.Random) -> str | None:
-    """A small word left out."""
+    """Leaves out a small word."""
     small = place.lower in _PRONOUNS or place.lower in ("to", "is", "are", "be", "and", "that")
     return "" if small and place.following and not (place.after or place.before) else None
 
@@ -372,16 +372,10 @@ MISSPELLING = ("drop", "double", "swap", "beside", "ear")
 def corrupt(
     text: str, rng: random.Random, *, rate: float, kinds: Collection[str] = tuple(KINDS)
 ) -> str:
-    """The text with errors.
-
-    Args:
-      text: right English; words are separated by spaces.
-      rng: what errors are drawn with.
-      rate: how likely a word is to get an error, 0 to 1.
-      kinds: names of ``KINDS``.
+    """Returns a right English text with errors of some ``kinds``, in words with chance ``rate``.
 
     Raises:
-      InputError: another rate, or no such kind.
+      InputError: a rate outside of 0 to 1, or an unknown kind.
     """
     _check(rate, kinds)
     chunks = text.split(" ")
@@ -407,7 +401,7 @@ def _check(rate: float | None, kinds: Collection[str]) -> None:
 
 
 def _with_error(place: _Place, rng: random.Random, kinds: list[str], otherwise: str) -> str:
-    """The place with an error of the first kind drawn that can be made there."""
+    """Returns the place with an error of the first kind drawn that can be made there."""
     while kinds:
         kind = rng.choices(kinds, [KINDS[name][1] for name in kinds])[0]
         error = KINDS[kind][0](place, rng)
@@ -426,19 +420,13 @@ def pairs(
     right: float = RIGHT,
     kinds: Collection[str] = tuple(KINDS),
 ) -> Iterator[tuple[str, str]]:
-    """Each distinct text ``copies`` times: with errors, and as it is.
+    """Yields each distinct text ``copies`` times: with errors, and as it is.
 
-    Args:
-      texts: right English.
-      seed: other errors for another seed.
-      copies: of each text, with different errors.
-      rate: as of ``corrupt``. None draws one of ``RATES`` for each text, and makes one error at
-        least, where one can be made.
-      right: the share of texts that get none.
-      kinds: of errors, as of ``corrupt``.
+    A share of ``right`` gets no errors. ``rate`` None draws one of ``RATES`` for each text, and
+    makes one error at least, where one can be made.
 
     Raises:
-      InputError: a share that is none, or no such kind.
+      InputError: a share outside of 0 to 1, or an unknown kind.
     """
     if not 0 <= right <= 1:
         raise InputError(f"right is {right}: give the share of texts without errors, 0 to 1")
@@ -456,7 +444,7 @@ def pairs(
 
 def _wrong(text: str, rng: random.Random, kinds: Collection[str]) -> str:
     rate = min(max(rng.choice(RATES), 1 / len(text.split(" "))), 1.0)
-    # Of many words hardly any error can be made.
+    # Many words allow hardly any error.
     for _ in range(_TRIES):
         if (found := corrupt(text, rng, rate=rate, kinds=kinds)) != text:
             return found

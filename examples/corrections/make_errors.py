@@ -20,7 +20,7 @@ from spec_t5x.machine.atomic import reported, write_whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the file; 2 for a mistake, which is told in a line."""
+    """Writes the file; returns 2 for a mistake, which a line on standard error reports."""
     parser = argparse.ArgumentParser(
         prog="make_errors.py",
         description=__doc__,

@@ -31,7 +31,7 @@ _XXL = Path(__file__).parents[2] / "benchmarks" / "tpu_v4_xxl.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints the table and keeps the figures as JSON if asked to; 2 for a mistake."""
+    """Measures, prints the table and writes the figures with ``--json``; 2 for a mistake."""
     parser = argparse.ArgumentParser(
         prog="measure.py",
         description=__doc__,
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(values: Mapping[str, Any]) -> results.Table:
-    """A line for each text, columns for each gamma."""
+    """Lays out a line for each text, with columns for each gamma."""
     lines: dict[str, dict[int, Mapping[str, Any]]] = {}
     for row in values["rows"]:
         lines.setdefault(row["text"], {})[row["gamma"]] = row
@@ -85,7 +85,7 @@ def table(values: Mapping[str, Any]) -> results.Table:
 
 
 def verification_cost(positions: int) -> float:
-    """Of a call over so many positions of XXL on a TPU-v4, in plain steps, by the roofline."""
+    """Returns the time of XXL's call over ``positions`` on a TPU-v4 in plain steps (roofline)."""
     steps = json.loads(_XXL.read_text(encoding="utf-8"))["results"][0]["steps"]
     stored = next(step["cost"] for step in steps if step["kind"] == "plain")
     fields = {field.name: stored[field.name] for field in dataclasses.fields(StepCost)}

@@ -97,11 +97,6 @@ class MappedVocabulary(TokenizerVocabulary):
         return self.cleaned(self._original.decode(theirs, skip_special_tokens=True))
 
     @property
-    def model_type(self) -> str:
-        """The kind of the tokenizer's model: "Unigram", "BPE", ..."""
-        return type(self._original.model).__name__
-
-    @property
     def special(self) -> dict[int, str]:
         """The tokenizer's special tokens by its ids."""
         added = self._original.get_added_tokens_decoder()

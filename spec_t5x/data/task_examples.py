@@ -75,7 +75,7 @@ class TaskExamples:
     ) -> dict[str, tuple[float, float]]:
         """Computes 95 % intervals of ``score``'s figures, for metrics of this package."""
         given = self._postprocessed(targets, predictions)
-        values: dict[str, tuple[float, float]] = {}
+        values = {}
         for metric in self.task.predict_metric_fns:
             values |= metric_intervals(metric, *given)
         return values
@@ -101,15 +101,10 @@ def read_task(
     modules: Sequence[str] = (),
     caches: Sequence[str] | None = None,
 ) -> list[TaskExamples]:
-    """Reads a split of a task, or of every task of a mixture, in order.
+    """Reads a split of a task, or of every task of a mixture, in order (``task_or_mixture``).
 
-    Args:
-        name: a task or mixture in seqio's registry.
-        split: "train", "validation", "test", or another split of the task.
-        vocabulary: the model's.
-        lengths: tokens for each feature, for preprocessors that use them.
-        limit: examples to read of each task, the first ones.
-        modules, caches: as for ``task_or_mixture``.
+    ``lengths`` are tokens for each feature, for preprocessors that use them; ``limit`` is the
+    number of examples of each task, the first ones.
 
     Raises:
         InputError: as ``task_or_mixture``, or nothing to read, a task without texts, or
@@ -139,11 +134,8 @@ def task_or_mixture(
 ) -> seqio.Task | seqio.Mixture:
     """Returns the task or mixture of a name, with the model's ids and its own rates.
 
-    Args:
-        name: a name in seqio's registry.
-        vocabulary: the model's.
-        modules: imported first, to register tasks. The paper's tasks need none.
-        caches: folders of cached tasks beside seqio's own; None reads no cache.
+    ``modules`` are imported first, to register tasks; ``caches`` are folders of cached tasks
+    beside seqio's own, and None reads no cache.
 
     Raises:
         InputError: a module cannot be imported, an unknown name, a vocabulary that seqio lacks,
@@ -182,11 +174,7 @@ def task_or_mixture(
 
 
 def _check_cache(task: seqio.Task, caches: Sequence[str] | None, ids: seqio.Vocabulary) -> None:
-    """Checks that a task's cache is there if it is to be read, and has the model's ids.
-
-    Raises:
-      InputError: it is not, or the task cannot be read without.
-    """
+    """Raises ``InputError`` if a cache that is to be read is absent or has other ids."""
     if caches is None and task.requires_caching:
         raise InputError(f"task {task.name} requires caching: set use_cached_tasks=True")
     if caches is None or not task.supports_caching:
@@ -229,14 +217,7 @@ def read_features(
     limit: int | None = None,
     cached: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Yields all features of each example of a split, as numpy arrays, always in one order.
-
-    ``lengths`` are tokens for each feature; ``limit`` takes the first examples; ``cached`` reads
-    the task's cache.
-
-    Raises:
-        InputError: the data cannot be read.
-    """
+    """Yields all features of each example of a split, as numpy arrays, always in one order."""
     with reading(task.name, split):
         dataset = task.get_dataset(
             sequence_length=lengths,

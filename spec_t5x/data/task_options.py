@@ -1,4 +1,4 @@
-"""Options of a seqio task for every part of the package that reads one."""
+"""Options of a seqio task, shared by the readers of one."""
 
 import dataclasses
 from typing import Any, TypeVar

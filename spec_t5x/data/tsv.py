@@ -24,11 +24,9 @@ def read_pairs(
 ) -> Iterator[tuple[str, str]]:
     """Yields (source, target) of every line, stripped of surrounding spaces.
 
-    Args:
-        path: a tab-separated file, gzipped or not, without header or quoting.
-        source_column, target_column: from 0. None is the usual one: of two columns the
-            first and the second, of more the second and the third, of one the only one.
-        num_columns: the number that every line must have; None is that of the first.
+    The file is tab-separated, gzipped or not, without header or quoting. Columns count from 0; None
+    is the usual one: of two columns the first and the second, of more the second and the third, of
+    one the only one. Every line must have ``num_columns``, None for those of the first.
 
     Raises:
         InputError: the file is absent, empty or not UTF-8, a column is outside of
@@ -62,12 +60,7 @@ def read_columns(
 def read_lines(
     files: Sequence[str | Path], columns: Sequence[int] = (0,), num_columns: int = 1
 ) -> Iterator[str]:
-    """Yields the texts of the files in order, stripped, without the empty ones.
-
-    Args:
-        files: plain text, one example a line, or tab-separated; gzipped or not.
-        columns: the columns of a line that are texts, from 0, each of them an example.
-        num_columns: the number that every line must have.
+    """Yields the texts of the files' columns in order, stripped, without the empty ones.
 
     Raises:
         InputError: as ``read_columns``, or no file or no column is given.

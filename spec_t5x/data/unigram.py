@@ -8,16 +8,15 @@ from. Its pieces, normalisation and split into words count; these settings of th
 - The callers truncate and pad.
 
 Where tokens were added, with own ids or as pieces of the model, the file is read as transformers
-reads it but for the first and the third of these: a token is found wherever its flags allow it,
-sentinels among them, the text after it begins a word, and special tokens are left out of a text
+reads it but for the first and the third of these: a token is found where its flags allow it,
+sentinels too, the text after it begins a word, and special tokens are left out of a text
 (``skip_special_tokens``).
 
 Four differences to SentencePiece remain. White space of any kind and length is one space, as
-transformers has it; T5's own model has the same but for U+0085, and a vocabulary of
-``train_sentencepiece`` tells spaces apart. A word that begins with U+2581, the space within pieces,
-has no separate piece for it. Of two segmentations with one score ("....." and "." for six dots, or
-the other way round) rounding chooses, which is in float64 here. As in transformers, a combining
-mark is lost after a character that NFKC rewrites ("²" and U+0304).
+transformers has it (T5's own model excepts U+0085). A word that begins with U+2581, the space
+within pieces, has no separate piece for it. Of two segmentations with one score rounding chooses,
+which is in float64 here. As in transformers, a combining mark is lost after a character that NFKC
+rewrites ("²" and U+0304).
 """
 
 import json

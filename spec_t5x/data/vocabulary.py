@@ -173,8 +173,8 @@ class ByteVocabulary(Vocabulary):
     def __init__(self, extra_ids: int = 125, reads_sentinels: bool = False):
         """Appends ``extra_ids`` sentinels, which decode to nothing (384 ids in ByT5).
 
-        With ``reads_sentinels`` a name such as ``<extra_id_0>`` in a text is the sentinel (259), as
-        in transformers; otherwise it is bytes, as in T5X.
+        With ``reads_sentinels`` the name ``<extra_id_0>`` in a text is the sentinel (259), as in
+        transformers; otherwise it is bytes, as in T5X.
 
         Raises:
             InputError: extra_ids < 0.

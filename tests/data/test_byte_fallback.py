@@ -64,7 +64,7 @@ def trained(tokenizer, special) -> Tokenizer:
 
 @pytest.fixture(params=[gemma, llama], ids=["gemma", "llama"])
 def both(request):
-    """The tokenizer, and the vocabulary of it."""
+    """Provides the tokenizer, and its vocabulary."""
     tokenizer, ids = request.param()
     return tokenizer, MappedVocabulary(tokenizer, num_ids=tokenizer.get_vocab_size(), **ids)
 

@@ -1,4 +1,4 @@
-"""Tasks that seqio has cached: read where that is asked for, refused where the ids are others'."""
+"""Tasks that seqio has cached: read on request, refused where the ids are others'."""
 
 import itertools
 import json
@@ -23,22 +23,22 @@ from spec_t5x.inference.task_source import task_source  # noqa: E402
 from spec_t5x.labs.training.task_streams import PairedTask  # noqa: E402
 
 BYTES = ByteVocabulary()
-# What the data hold, and what the cache holds.
+# The texts of the data, and those of the cache.
+SIDES = ("inputs", "targets")
 FRESH, CACHED = ("fresh", "frisch"), ("cached", "aus dem Lager")
 LENGTHS = {"inputs": 32, "targets": 32}
 _numbers = itertools.count()
 
 
 def register(required: bool, vocabulary=None, caching: bool = True) -> str:
-    """A task of one example; its name."""
+    """Registers a task of one example and returns its name."""
     name, text = f"cached_task_{next(_numbers)}", tf.TensorSpec((), tf.string)
     placeholder = [seqio.CacheDatasetPlaceholder(required=required)] if caching else []
 
     def dataset(split, shuffle_files, seed=None):
-        examples = [dict(zip(("inputs", "targets"), FRESH, strict=True))]
-        return tf.data.Dataset.from_generator(
-            lambda: iter(examples), output_signature={"inputs": text, "targets": text}
-        )
+        examples = [dict(zip(SIDES, FRESH, strict=True))]
+        signature = dict.fromkeys(SIDES, text)
+        return tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=signature)
 
     feature = seqio.Feature(vocabulary or seqio.ByteVocabulary(), add_eos=True)
     seqio.TaskRegistry.add(
@@ -49,24 +49,22 @@ def register(required: bool, vocabulary=None, caching: bool = True) -> str:
             *placeholder,
             seqio.preprocessors.append_eos_after_trim,
         ],
-        output_features={"inputs": feature, "targets": feature},
+        output_features=dict.fromkeys(SIDES, feature),
         metric_fns=[bleu_metric],
     )
     return name
 
 
 def write_cache(folder, name, vocabulary=BYTES):
-    """The files that seqio's caching writes for a task, here of another text."""
+    """Writes the files of seqio's caching for a task, here of another text."""
     place = folder / name
     place.mkdir(parents=True)
-    texts = dict(zip(("inputs", "targets"), CACHED, strict=True))
     features, values = {}, {}
-    for key, text in texts.items():
-        ids = vocabulary.encode(text)
+    for key, text in zip(SIDES, CACHED, strict=True):
+        ids, encoded = vocabulary.encode(text), [text.encode()]
         values[key] = tf.train.Feature(int64_list=tf.train.Int64List(value=ids))
-        values[f"{key}_pretokenized"] = tf.train.Feature(
-            bytes_list=tf.train.BytesList(value=[text.encode()])
-        )
+        kept = tf.train.Feature(bytes_list=tf.train.BytesList(value=encoded))
+        values[f"{key}_pretokenized"] = kept
         features[key] = {"shape": [None], "dtype": "int32"}
         features[f"{key}_pretokenized"] = {"shape": [], "dtype": "string"}
     example = tf.train.Example(features=tf.train.Features(feature=values))
@@ -81,19 +79,10 @@ def write_cache(folder, name, vocabulary=BYTES):
 
 @pytest.fixture(autouse=True)
 def folders():
-    """seqio knows of no cache but a test's own."""
+    """Leaves seqio the caches of one test alone."""
     seqio.set_global_cache_dirs([])
     yield
     seqio.set_global_cache_dirs([])
-
-
-@pytest.fixture(scope="module")
-def spieces(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("spieces")
-    return [
-        SentencePieceVocabulary(train_sentencepiece(text, folder / name, 100))
-        for name, text in (("ours", ENGLISH + GERMAN), ("other", GERMAN))
-    ]
 
 
 def sources(name, caches):
@@ -101,14 +90,14 @@ def sources(name, caches):
     return [example.source for example in read.examples]
 
 
-def test_a_task_is_read_from_its_cache_if_asked(tmp_path):
+def test_a_task_is_read_from_its_cache_on_request(tmp_path):
     name, uncacheable = register(required=False), register(required=False, caching=False)
     write_cache(tmp_path, name)
     assert sources(name, None) == [FRESH[0]]
     assert sources(name, [str(tmp_path)]) == [CACHED[0]]
     # As in T5X, a task that has no cache is read as it is.
     assert sources(uncacheable, [str(tmp_path)]) == [FRESH[0]]
-    # Folders that the program has told seqio of serve as well.
+    # Folders that the program has added to seqio's serve as well.
     assert sources(name, []) == [CACHED[0]]
 
 
@@ -137,31 +126,34 @@ def test_a_mixture_is_read_from_the_caches_of_its_tasks(tmp_path):
     assert [part.examples[0].target for part in read] == [CACHED[1]] * 2
 
 
-def test_what_cannot_be_read_is_said_with_the_remedy(tmp_path):
+def test_tasks_that_cannot_be_read(tmp_path):
     name = register(required=True)
-    with pytest.raises(InputError, match=f"{name} requires caching: set use_cached_tasks=True"):
-        sources(name, None)
     absent = rf"{name} is in no folder of cached tasks \({tmp_path}\): give seqio_additional"
-    with pytest.raises(InputError, match=absent):
-        sources(name, [str(tmp_path)])
+    required = f"{name} requires caching: set use_cached_tasks=True"
+    for caches, message in ((None, required), ([str(tmp_path)], absent)):
+        with pytest.raises(InputError, match=message):
+            sources(name, caches)
 
 
-def test_a_cache_of_other_ids_is_refused(tmp_path, spieces):
-    ours, other = spieces
+def test_a_cache_of_other_ids_is_refused(tmp_path):
+    ours, other = (
+        SentencePieceVocabulary(train_sentencepiece(text, tmp_path / name, 100))
+        for name, text in (("ours", ENGLISH + GERMAN), ("other", GERMAN))
+    )
 
-    def read(cached_with, model):
-        spiece = seqio.SentencePieceVocabulary(str(cached_with.path))
+    def read(model):
+        spiece = seqio.SentencePieceVocabulary(str(ours.path))
         name = register(required=True, vocabulary=spiece)
-        write_cache(tmp_path, name, cached_with)
+        write_cache(tmp_path, name, ours)
         (found,) = read_task(name, "validation", model, caches=[str(tmp_path)])
         return found.examples[0].source
 
     # Sentinels of the model's that the task does not have change no id.
     for model in (ours, SentencePieceVocabulary(ours.path, 100)):
-        assert read(ours, model) == CACHED[0]
+        assert read(model) == CACHED[0]
     for model in (other, BYTES):
         with pytest.raises(InputError, match="which are not the model's: leave use_cached_tasks"):
-            read(ours, model)
+            read(model)
 
 
 @pytest.mark.parametrize("given", [("/a", "/b"), ["/a", "/b"]])

@@ -16,7 +16,6 @@ from spec_t5x.data.paper_tasks import (  # noqa: E402
     register_paper_tasks,
 )
 from spec_t5x.data.task_examples import read_task  # noqa: E402
-from spec_t5x.data.tasks import register_jsonl_task  # noqa: E402
 
 # As TFDS has them.
 SOURCES = {
@@ -31,14 +30,16 @@ SOURCES = {
     },
 }
 INPUTS = {
-    WMT_ENDE: [
-        "translate English to German: The cat sleeps.",
-        "translate English to German: We go home.",
-    ],
-    CNN_DAILYMAIL: ["summarize: A long story . It ends .", "summarize: Another one ."],
+    WMT_ENDE: [f"translate English to German: {text}" for text in SOURCES[WMT_ENDE]["en"]],
+    CNN_DAILYMAIL: [f"summarize: {text}" for text in SOURCES[CNN_DAILYMAIL]["article"]],
 }
 TARGETS = {WMT_ENDE: SOURCES[WMT_ENDE]["de"], CNN_DAILYMAIL: SOURCES[CNN_DAILYMAIL]["highlights"]}
-TASKS = pytest.mark.parametrize("name", [WMT_ENDE, CNN_DAILYMAIL])
+# TFDS's name, our metric and its figures.
+EXPECTED = {
+    WMT_ENDE: ("wmt_t2t_translate/de-en:1.0.0", "bleu_intl", {"bleu"}),
+    CNN_DAILYMAIL: ("cnn_dailymail:3.4.0", "rouge", {"rouge1", "rouge2", "rougeLsum"}),
+}
+BYTES = ByteVocabulary()
 
 
 @pytest.fixture(scope="module")
@@ -49,37 +50,32 @@ def spiece(tmp_path_factory):
 
 @pytest.fixture
 def local_tasks(spiece, monkeypatch):
-    """The tasks with a local vocabulary, on two examples in the place of TFDS's."""
+    """Replaces the tasks' vocabulary by a local one, and TFDS by two examples."""
     register_paper_tasks(str(spiece), extra_ids=100)
     for name, columns in SOURCES.items():
-        task = seqio.TaskRegistry.get(name)
 
         def dataset_fn(split, shuffle_files, seed=None, columns=columns):
-            splits = {"train": columns, "validation": columns}
-            return tf.data.Dataset.from_tensor_slices(splits[split])
+            return tf.data.Dataset.from_tensor_slices(
+                {"train": columns, "validation": columns}[split]
+            )
 
         source = seqio.FunctionDataSource(dataset_fn, splits=("train", "validation"))
-        monkeypatch.setattr(task, "_source", source)
+        monkeypatch.setattr(seqio.TaskRegistry.get(name), "_source", source)
     yield
     register_paper_tasks()
 
 
-@TASKS
+@pytest.mark.parametrize("name", EXPECTED)
 def test_a_task_is_registered_as_the_t5_library_does(name):
-    task = seqio.TaskRegistry.get(name)
-    expected = {
-        WMT_ENDE: "wmt_t2t_translate/de-en:1.0.0",
-        CNN_DAILYMAIL: "cnn_dailymail:3.4.0",
-    }
-    assert task.source.tfds_dataset.name == expected[name]
+    task, (tfds_name, metric, _) = seqio.TaskRegistry.get(name), EXPECTED[name]
+    assert task.source.tfds_dataset.name == tfds_name
     assert set(task.output_features) == {"inputs", "targets"}
     for feature in task.output_features.values():
         # By this very name T5X knows that task and model agree.
         assert feature.vocabulary == seqio.SentencePieceVocabulary(paper_tasks.VOCABULARY_PATH)
         assert feature.add_eos
     assert not task.output_features["inputs"].required
-    (metric,) = task.metric_fns
-    assert metric is METRICS["bleu_intl" if name == WMT_ENDE else "rouge"]
+    assert task.metric_fns == [METRICS[metric]]
 
 
 def test_registering_again_is_no_mistake_and_leaves_others_tasks_alone(monkeypatch):
@@ -91,12 +87,12 @@ def test_registering_again_is_no_mistake_and_leaves_others_tasks_alone(monkeypat
     assert seqio.TaskRegistry.get(WMT_ENDE) is task
 
 
-@TASKS
+@pytest.mark.parametrize("name", EXPECTED)
 def test_a_task_is_read_with_the_models_vocabulary_and_scored_with_its_metric(
     local_tasks, spiece, name
 ):
     # Byte ids too, although the task's own vocabulary is another.
-    for vocabulary in (SentencePieceVocabulary(spiece, extra_ids=100), ByteVocabulary()):
+    for vocabulary in (SentencePieceVocabulary(spiece, extra_ids=100), BYTES):
         (read,) = read_task(name, "validation", vocabulary, lengths={"inputs": 64, "targets": 8})
         assert read.name == name
         assert [example.source for example in read.examples] == INPUTS[name]
@@ -105,13 +101,10 @@ def test_a_task_is_read_with_the_models_vocabulary_and_scored_with_its_metric(
             ids = [example.features[side].tolist() for side in ("inputs", "targets")]
             source, target = map(vocabulary.encode, (example.source, example.target))
             assert ids == [[*source[:63], 1], [*target[:7], 1]]
-    perfect = read.score(read.examples, TARGETS[name])
-    keys = {"bleu"} if name == WMT_ENDE else {"rouge1", "rouge2", "rougeLsum"}
-    assert set(perfect) == keys
-    assert all(value == pytest.approx(100.0) for value in perfect.values())
-    worse = read.score(read.examples, TARGETS[name][::-1])
-    assert all(worse[key] < perfect[key] for key in keys)
-    (one,) = read_task(name, "validation", ByteVocabulary(), limit=1)
+    perfect, worse = (read.score(read.examples, TARGETS[name][::step]) for step in (1, -1))
+    assert perfect == pytest.approx(dict.fromkeys(EXPECTED[name][2], 100.0))
+    assert all(worse[key] < perfect[key] for key in perfect)
+    (one,) = read_task(name, "validation", BYTES, limit=1)
     assert len(one.examples) == 1
 
 
@@ -137,7 +130,7 @@ def test_postprocessors_mixtures_and_scores_of_seqios_kind(local_tasks):
     seqio.TaskRegistry.add_provider("paper_shouting", task)
     seqio.MixtureRegistry.add("paper_both", ["paper_shouting", CNN_DAILYMAIL], default_rate=1.0)
     try:
-        read = {part.name: part for part in read_task("paper_both", "train", ByteVocabulary())}
+        read = {part.name: part for part in read_task("paper_both", "train", BYTES)}
         assert set(read) == {"paper_shouting", CNN_DAILYMAIL}
         part = read["paper_shouting"]
         texts = [TARGETS[WMT_ENDE][0].lower(), "x"]
@@ -148,36 +141,17 @@ def test_postprocessors_mixtures_and_scores_of_seqios_kind(local_tasks):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "split", "modules", "message"),
     [
-        (("wmt_t2t_ende_v03", "validation"), "no task or mixture .*wmt_t2t_ende_v003"),
-        ((WMT_ENDE, "absent"), "cannot read split 'absent' of task wmt_t2t_ende_v003"),
+        ("wmt_t2t_ende_v03", "validation", [], "no task or mixture .*wmt_t2t_ende_v003"),
+        (WMT_ENDE, "absent", [], "cannot read split 'absent' of task wmt_t2t_ende_v003"),
+        (WMT_ENDE, "train", ["my_tasks"], r"task module my_tasks \(a part is missing\)"),
     ],
 )
-def test_what_cannot_be_read_is_said(local_tasks, arguments, message):
-    with pytest.raises(InputError, match=message):
-        read_task(*arguments, ByteVocabulary())
-
-
-def test_modules_are_imported_first(tmp_path, monkeypatch):
+def test_tasks_that_cannot_be_read(
+    local_tasks, tmp_path, monkeypatch, name, split, modules, message
+):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_tasks.py").write_text("raise ImportError('a part is missing')\n")
-    with pytest.raises(InputError, match=r"task module my_tasks \(a part is missing\)"):
-        read_task(WMT_ENDE, "validation", ByteVocabulary(), modules=["my_tasks"])
-
-
-# --- the same tasks over local files -----------------------------------------
-
-
-def test_json_lines_of_articles(tmp_path, spiece):
-    path = tmp_path / "pairs.jsonl"
-    path.write_text(
-        '{"article": "A long story . It ends .", "highlights": "Story .\\nEnds ."}\n'
-        '{"article": "Another one .", "highlights": "One more ."}\n'
-    )
-    task = register_jsonl_task("paper_local_cnn", str(path), str(path), str(spiece))
-    assert task.metric_fns == [METRICS["rouge"]]
-    assert task.num_input_examples("validation") == 2
-    (read,) = read_task(task.name, "validation", SentencePieceVocabulary(spiece))
-    assert [e.source for e in read.examples] == INPUTS[CNN_DAILYMAIL]
-    assert [e.target for e in read.examples] == TARGETS[CNN_DAILYMAIL]
+    with pytest.raises(InputError, match=message):
+        read_task(name, split, BYTES, modules=modules)

@@ -1,21 +1,24 @@
-"""seqio tasks over tab-separated files."""
+"""seqio tasks over local files, tab-separated or of JSON lines."""
 
 import gzip
 import itertools
+import json
 
 import pytest
 
+from spec_t5x.data.metrics import METRICS
 from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece
 from spec_t5x.errors import InputError
 
 seqio = pytest.importorskip("seqio")
 
-from spec_t5x.data.tasks import register_tsv_task  # noqa: E402
+from spec_t5x.data.tasks import register_jsonl_task, register_tsv_task  # noqa: E402
 
 NUMBERS = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
 LINES = [f"tag\t{a} {b}\t {b} {a} " for a, b in itertools.product(NUMBERS, NUMBERS)]
 COLUMNS = {"source_column": 1, "target_column": 2, "num_columns": 3}
-_names = (f"tsv_test_{i}" for i in itertools.count())
+LENGTHS = {"inputs": 32, "targets": 32}
+_names = (f"local_task_{i}" for i in itertools.count())
 
 
 @pytest.fixture(scope="module")
@@ -28,38 +31,42 @@ def folder(tmp_path_factory):
     return folder
 
 
-def register(folder, train="train.tsv.gz", dev="dev.tsv", name=None, **options):
-    return register_tsv_task(
-        name or next(_names),
-        str(folder / train),
-        str(folder / dev),
-        str(folder / "spiece.model"),
-        **COLUMNS | options,
-    )
+def register(folder, dev="dev.tsv", **options):
+    files = (str(folder / name) for name in ("train.tsv.gz", dev, "spiece.model"))
+    return register_tsv_task(next(_names), *files, **COLUMNS | options)
+
+
+def examples_of(task, split):
+    return list(task.get_dataset(LENGTHS, split, shuffle=False).as_numpy_iterator())
 
 
 def test_examples(folder):
-    task = register(folder)
-    lengths = {"inputs": 32, "targets": 32}
-    dataset = task.get_dataset(lengths, "train", shuffle=False)
-    examples = list(dataset.as_numpy_iterator())
-    assert len(examples) == task.num_input_examples("train") == 36
-    assert task.num_input_examples("validation") == 3
-    vocabulary = SentencePieceVocabulary(folder / "spiece.model")
-    example = examples[1]
-    assert example["inputs"].tolist() == [*vocabulary.encode("eins zwei"), 1]
-    assert example["targets"].tolist() == [*vocabulary.encode("zwei eins"), 1]
-    assert example["targets_pretokenized"].decode() == "zwei eins"
-    assert list(task.get_dataset(lengths, "validation", shuffle=False))
-
-
-def test_extra_ids_agree_with_ours(folder):
     task = register(folder, extra_ids=7)
-    theirs = task.output_features["inputs"].vocabulary
+    examples = examples_of(task, "train")
+    assert len(examples) == task.num_input_examples("train") == 36
+    assert len(examples_of(task, "validation")) == task.num_input_examples("validation") == 3
     ours = SentencePieceVocabulary(folder / "spiece.model", extra_ids=7)
+    example = examples[1]
+    assert example["inputs"].tolist() == [*ours.encode("eins zwei"), 1]
+    assert example["targets"].tolist() == [*ours.encode("zwei eins"), 1]
+    assert example["targets_pretokenized"].decode() == "zwei eins"
+    theirs = task.output_features["inputs"].vocabulary
     assert theirs.vocab_size == ours.vocab_size == 37
     text = "eins <extra_id_0> zwei <extra_id_6>"
     assert theirs.encode(text) == ours.encode(text)
+
+
+def test_json_lines_of_articles(folder):
+    rows = [("Eins .\nZwei .", "eins"), ("zwei", "zwei zwei")]
+    path = folder / "pairs.jsonl"
+    names = "article", "highlights"
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    given = str(path), str(path), str(folder / "spiece.model")
+    task = register_jsonl_task(next(_names), *given)
+    assert task.metric_fns == [METRICS["rouge"]] and task.num_input_examples("validation") == 2
+    for example, (source, target) in zip(examples_of(task, "validation"), rows, strict=True):
+        assert example["inputs_pretokenized"].decode() == f"summarize: {source}"
+        assert example["targets_pretokenized"].decode() == target
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pairs in tab-separated files and JSON lines, and what is wrong with a file."""
+"""Pairs in tab-separated files and JSON lines, and the errors of a bad file."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ MANY = 20_000
 
 @pytest.fixture
 def write(tmp_path):
-    """``write(content)``: a file that holds these bytes."""
+    """Provides ``write(content)``, which returns the path of a file of these bytes."""
 
     def write(content, name="pairs.tsv"):
         path = tmp_path / name
@@ -58,15 +58,10 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("content", "message"), UNREADABLE.values(), ids=UNREADABLE)
-def test_what_cannot_be_read_is_said(write, content, message):
+def test_pairs_that_cannot_be_read(write, content, message):
     with pytest.raises(InputError, match=message) as raised:
         list(read_pairs(write(content), 0, 1, 2))
     assert "\n" not in str(raised.value)
-
-
-def test_a_column_that_is_not_there(write):
-    with pytest.raises(InputError, match="column 2 of 2"):
-        next(read_pairs(write(b"a\tb\n"), 0, 2, 2))
 
 
 def test_columns_of_several_files_are_read_in_order(write):
@@ -74,10 +69,13 @@ def test_columns_of_several_files_are_read_in_order(write):
     text = write(gzip.compress(b"four\n\nfive\n"), "text.gz")
     assert list(read_lines([table], (1, 2), 3)) == ["one", "eins", "zwei", "three", "drei"]
     assert list(read_lines([text, text])) == ["four", "five"] * 2
-    with pytest.raises(InputError, match=r"files are \[\], columns \[0\]: give at least one"):
-        read_lines([])
-    with pytest.raises(InputError, match="3 columns, not 1"):
-        list(read_lines([text, table]))
+    for files, columns, message in (
+        ([], (0,), r"files are \[\], columns \[0\]: give at least one"),
+        ([text, table], (0,), "3 columns, not 1"),
+        ([text], (1,), "column 1 of 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            list(read_lines(files, columns))
 
 
 ROWS = [
@@ -90,11 +88,10 @@ def read_json(path, source="article", target="highlights"):
     return list(read_json_pairs(path, source, target))
 
 
-@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
-def test_json_pairs_are_read(tmp_path, name):
-    path = tmp_path / name
+@pytest.mark.parametrize(("name", "compress"), [("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress)])
+def test_json_pairs_are_read(write, name, compress):
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n\n" for row in ROWS)
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    path = write(compress(text.encode()), name)
     assert is_jsonl(path)
     assert read_json(path) == [("Ein Text.\u2028Mehr.", "Text"), ("Noch einer", "Einer")]
     assert read_json(path, "highlights", "article")[1] == ("Einer", "Noch einer")

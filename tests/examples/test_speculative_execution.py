@@ -45,7 +45,7 @@ def executions(draws=DRAWS, **functions):
 
 
 def chi_square(found):
-    """The statistic, and the threshold that is passed by chance once in a million times."""
+    """Returns the statistic, and the threshold that chance passes once in a million times."""
     counts, probs = np.bincount([one.draw for one in found], minlength=4), np.asarray(PROBS)
     if counts[probs == 0].any():
         return np.inf, 0.0
@@ -85,7 +85,7 @@ def test_a_right_guess_is_always_accepted():
 
 @pytest.fixture(scope="module")
 def keys():
-    """A key under which the guess is accepted, and one under which it is not."""
+    """Provides a key under which the guess is accepted, and one under which it is not."""
     by_kind = {}
     for key in jax.random.split(jax.random.key(1), 100):
         by_kind.setdefault(execute(key).accepted, key)

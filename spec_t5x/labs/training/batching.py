@@ -107,18 +107,13 @@ def tokenise(
     truncate_sources: bool = False,
     name: str = "texts",
 ) -> TokenisedPairs:
-    """Returns the ids of ``(source, target)``, each ending in EOS.
+    """Returns the ids of ``(source, target)``, each ending in EOS; sources may all be None.
 
-    Args:
-        texts: pairs; sources may all be None, as for language models.
-        vocabulary: encodes both sides.
-        limits: tokens of source and target, EOS included; longer pairs are dropped and
-            counted, and so are pairs with an empty side.
-        truncate_sources: cut longer sources, as T5 does, instead of dropping their pairs.
-        name: names the texts in an error.
+    Pairs longer than ``limits`` (tokens of source and target, EOS included) or with an empty side
+    are dropped and counted; ``truncate_sources`` cuts longer sources instead, as T5 does.
 
     Raises:
-        InputError: no pair is left.
+        InputError: no pair is left; the message begins with ``name``.
     """
     pairs = join_pairs(_encoded(iter(texts), vocabulary, limits, truncate_sources))
     if not len(pairs):
@@ -186,15 +181,10 @@ class Batches:
         seed: int,
         buckets: Sequence[int] = DEFAULT_BUCKETS,
     ):
-        """Sorts the pairs into buckets.
+        """Sorts the pairs into buckets, which are padded lengths, by their longer side.
 
-        Args:
-            pairs: the pairs to batch.
-            tokens_per_batch: padded tokens of a batch, of the longer side; a bucket of
-                length L has ``max(1, tokens_per_batch // L)`` rows.
-            seed: with the epoch, decides the order.
-            buckets: padded lengths. The longer side of a pair decides its bucket; the other side
-                is padded no further than the bucket's longest needs.
+        A batch of length L has ``max(1, tokens_per_batch // L)`` rows; its shorter side is padded
+        no further than the bucket's longest needs.
 
         Raises:
             InputError: a pair fits no bucket, or tokens_per_batch < 1.
@@ -229,8 +219,7 @@ class Batches:
         """Yields batch ``start_step``, ``start_step + 1``, ... without end.
 
         Raises:
-            InputError: ``position``, a directory of ``save_position``, belongs to batches of other
-                pairs, in another order or of another size.
+            InputError: ``position``, a directory of ``save_position``, is of other batches.
         """
         file = position and position / _FINGERPRINT_NAME
         if file and not (file.exists() and file.read_text() == self.fingerprint):

@@ -312,13 +312,7 @@ def sample_outputs(
 ) -> Int[Array, "batch length"]:
     """Samples outputs in the form of a batch's targets, cut at padding that the model generates.
 
-    Args:
-        model: any T5.
-        sources: tokens.
-        keys: a random key for each row.
-        settings: the distribution to sample from.
-        is_row: the rows to decode; the others stay empty.
-        max_length: width of the outputs.
+    ``keys`` are for each row; rows other than ``is_row`` stay empty.
     """
     # A padding row needs something to attend to.
     sources = sources.at[:, 0].set(jnp.where(sources[:, 0] == PAD_ID, EOS_ID, sources[:, 0]))

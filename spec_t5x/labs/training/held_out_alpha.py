@@ -37,11 +37,8 @@ class HeldOutAlpha:
     ) -> "HeldOutAlpha":
         """Computes alpha over all tokens, with an interval bootstrapped over texts.
 
-        Args:
-            batches: texts that the target wrote at ``temperature``.
-            scores: for each batch, fetched: the objective's sums, and acceptance probabilities
-                ``[batch, length]``, 0 at padding.
-            temperature, gamma: see the class.
+        ``scores`` are, for each batch, the objective's sums and acceptance probabilities
+        ``[batch, length]``, 0 at padding.
 
         Raises:
             InputError: the texts hold no token.

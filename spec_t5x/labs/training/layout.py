@@ -38,15 +38,9 @@ class Layout:
         model_parallel: int,
         param_shardings: Callable[[Mesh], PyTree],
     ) -> "Layout":
-        """Makes the layout of ``data_parallel`` replicas of ``model_parallel`` devices each.
+        """Makes the layout of as many replicas as ``count_replicas`` returns.
 
-        Args:
-            data_parallel: None takes as many as there are devices for.
-            model_parallel: devices that share one copy of the parameters.
-            param_shardings: returns the shardings of the trained parameters on a mesh.
-
-        Raises:
-            InputError: there are too few devices, or their number is no multiple.
+        ``param_shardings`` returns the shardings of the trained parameters on a mesh.
         """
         replicas = count_replicas(data_parallel, model_parallel)
         wanted = replicas * model_parallel
@@ -114,8 +108,10 @@ class Layout:
 def count_replicas(data_parallel: int | None, model_parallel: int) -> int:
     """Returns the number of copies of the parameters, of ``model_parallel`` devices each.
 
+    ``data_parallel`` None takes as many as there are devices for.
+
     Raises:
-        InputError: as ``Layout.create``.
+        InputError: there are too few devices, or their number is no multiple.
     """
     devices = jax.device_count()
     if data_parallel is None:

@@ -80,13 +80,9 @@ def cross_entropy(
 ) -> tuple[Float32[Array, "batch length"], Float32[Array, "batch length"]]:
     """Computes the cross-entropy of every token, in nats, with and without regularizers.
 
-    Args:
-        logits: unnormalized scores.
-        targets: the right tokens.
-        label_smoothing: share of the target distribution spread evenly over the whole vocabulary,
-            the right token included.
-        z_loss: weight of ``logsumexp(logits) ** 2``, which keeps the logits from drifting (T5X
-            uses 1e-4).
+    ``label_smoothing`` is the share of the target distribution that is spread evenly over the whole
+    vocabulary, ``z_loss`` the weight of ``logsumexp(logits) ** 2``, which keeps the logits from
+    drifting (T5X uses 1e-4).
     """
 
     # Recomputed for the derivative, so that nothing of the logits' size is stored for it: they are

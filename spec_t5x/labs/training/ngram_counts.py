@@ -79,13 +79,9 @@ def count_ngrams(
 ) -> NgramDraft:
     """Makes the draft with the tables of a corpus. Equal arguments give equal tables.
 
-    Args:
-      corpus: the texts (``join_texts``).
-      vocab_size: number of token ids.
-      order: length of the longest n-grams, at least 1.
-      min_count: n-grams of two tokens and more that occur less often are left out.
-      max_successors: tokens stored for each context at most: the likeliest ones, of
-        several the ones with the lowest ids.
+    The longest n-grams have ``order`` tokens; n-grams of two tokens and more that occur less than
+    ``min_count`` times are left out. A context stores at most ``max_successors`` tokens: the
+    likeliest ones, of several the ones with the lowest ids.
 
     Raises:
       InputError: an argument below 1, a token outside the vocabulary, or nothing left

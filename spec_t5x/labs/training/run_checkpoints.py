@@ -98,14 +98,8 @@ class RunCheckpoints:
     ) -> None:
         """Begins to write a checkpoint, once the one before is written.
 
-        The state has been copied when this returns: the next step may take over its buffers.
-
-        Args:
-            step: the checkpoint's number.
-            state: arrays.
-            window: numbers that JSON can hold.
-            save_position: writes the data's position into a directory.
-            score: keeps the checkpoint until one with a larger score is saved.
+        The state has been copied when this returns: the next step may take over its buffers. A
+        ``score`` keeps the checkpoint until one with a larger score is saved.
 
         Raises:
             InputError: this one or the one before cannot be written.
@@ -140,9 +134,7 @@ class RunCheckpoints:
     ) -> tuple[PyTree, dict[str, float], Path]:
         """Reads state and window of a step, or the newest; returns the position's directory too.
 
-        Args:
-            like: a state of the same shapes and types.
-            step: the step of a checkpoint that is kept.
+        ``like`` is a state of the same shapes and types.
 
         Raises:
             InputError: the checkpoint is of another model.

@@ -131,10 +131,8 @@ class TrainingData(abc.ABC):
 
     def train_and_dev(self, vocabulary: Vocabulary, seed: int) -> tuple[Positioned, Batches | None]:
         """Returns training and held-out batches."""
-        train = self.train_batches(vocabulary, seed)
-        if self.name("dev") is None:
-            return train, None
-        return train, self.batches(self.pairs("dev", vocabulary, seed), seed)
+        train, has_dev = self.train_batches(vocabulary, seed), self.name("dev") is not None
+        return train, self.batches(self.pairs("dev", vocabulary, seed), seed) if has_dev else None
 
     def batches(self, pairs: TokenisedPairs, seed: int) -> Batches:
         """Makes the batches of the data's pairs, or of others with the same sources."""
@@ -311,10 +309,8 @@ class TaskDataOptions(TrainingData, TaskOptions):
         task = self.task(vocabulary)
         if part == "train":
             return task.shuffled_pairs(self.train_split, seed, limit=first)
-        limits = [self.dev_examples]
-        if first is not None:
-            limits.append(-(-first // len(task.tasks_with(self.dev_split))))
-        given = [limit for limit in limits if limit is not None]
+        of_each = first and -(-first // len(task.tasks_with(self.dev_split)))
+        given = [limit for limit in (self.dev_examples, of_each) if limit is not None]
         return task.pairs(self.dev_split, limit=min(given, default=None))
 
     def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:

@@ -66,11 +66,13 @@ class KeptLayers:
     def __post_init__(self):
         check_at_least(self, unrolled_steps=0)
         object.__setattr__(self, "depths", tuple(self.depths))
-        if self.unrolled_steps and self.encoder != SHARED:
-            raise InputError(
-                f"unrolled_steps is {self.unrolled_steps} and encoder {self.encoder!r}: a draft "
-                f"that continues from the target's states needs the {SHARED!r} encoder"
-            )
+        for name, default in (("unrolled_steps", 0), ("draft_vocab_size", None)):
+            value = getattr(self, name)
+            if value != default and self.encoder != SHARED:
+                raise InputError(
+                    f"{name} is {value} and encoder {self.encoder!r}: it needs the {SHARED!r} "
+                    "encoder, leave one of them out"
+                )
         for name, default in (("width", None), ("depths", ()), ("reads_source", True)):
             value = getattr(self, name)
             if value != default and not self.unrolled_steps:
@@ -78,11 +80,6 @@ class KeptLayers:
                     f"{name} is {value} and unrolled_steps 0: it is of a draft that continues from "
                     "the target's states, give unrolled_steps or leave it out"
                 )
-        if self.draft_vocab_size is not None and self.encoder != SHARED:
-            raise InputError(
-                f"draft_vocab_size is {self.draft_vocab_size} and encoder {self.encoder!r}: a "
-                f"smaller output layer needs the {SHARED!r} encoder, leave one of them out"
-            )
 
     def of(self, target: ModelConfig) -> tuple[int, ...]:
         """Returns the layers of a target's decoder, from 0."""

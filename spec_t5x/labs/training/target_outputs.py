@@ -48,13 +48,8 @@ def sample_targets(
 ) -> TokenisedPairs:
     """Returns the same sources, each with the target's output for it.
 
-    Args:
-        target: generates, plainly.
-        pairs: their own targets are not used.
-        options: settings of sampling.
-        cache_dir: the outputs are stored here, in a folder named by a hash of the target's
-            parameters, the sources and the settings; None stores nothing.
-        name: names the sources in the log.
+    ``cache_dir`` stores the outputs in a folder named by a hash of the target's parameters, the
+    sources and the settings; ``name`` names the sources in the log.
 
     Raises:
         InputError: a source fits no bucket, or the target's logits are not finite.

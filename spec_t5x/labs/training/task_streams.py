@@ -44,16 +44,12 @@ class PairedTask:
         modules: Sequence[str] = (),
         caches: Sequence[str] | None = None,
     ):
-        """Looks the name up.
+        """Looks the name up (``task_examples.task_or_mixture``).
 
-        Args:
-            name, modules, caches: as for ``task_examples.task_or_mixture``.
-            vocabulary: the model's, in the place of the task's own.
-            lengths: tokens that ``inputs`` and ``targets`` are cut to, EOS included.
+        ``inputs`` and ``targets`` are cut to ``lengths`` in tokens, EOS included.
 
         Raises:
-            InputError: a module cannot be imported, unknown task, or one without sources or
-                targets of ids.
+            InputError: an unknown task, or one without sources or targets of ids.
         """
         self.name, self.lengths = name, dict(lengths)
         self.vocabulary, self.cached = vocabulary, caches is not None
@@ -91,10 +87,7 @@ class PairedTask:
     def dataset(self, split: str, seed: int, num_epochs: int | None) -> tf.data.Dataset:
         """Returns shuffled pairs of ids, without those that have an empty side.
 
-        Args:
-            split: "train", "validation", "test", or another split of the task.
-            seed: for shuffling, mixing, and preprocessors that draw.
-            num_epochs: None repeats without end. A mixture ends with the first task that does.
+        ``num_epochs`` None repeats without end. A mixture ends with the first task that does.
         """
         self.tasks_with(split)
         with reading(self.name, split):
@@ -116,11 +109,7 @@ class PairedTask:
         )
 
     def pairs(self, split: str, *, limit: int | None = None) -> TokenisedPairs:
-        """Reads the first pairs of a split, in order; ``limit`` for each task of a mixture.
-
-        Raises:
-            InputError: unknown split, it cannot be read, or it holds no pair.
-        """
+        """Reads the first pairs of a split, in order; ``limit`` for each task of a mixture."""
         examples = (
             features
             for task in self.tasks_with(split)
@@ -129,11 +118,7 @@ class PairedTask:
         return self._joined(split, examples)
 
     def shuffled_pairs(self, split: str, seed: int, *, limit: int | None = None) -> TokenisedPairs:
-        """Reads the first ``limit`` pairs of the shuffled split or mixture, at most an epoch.
-
-        Raises:
-            InputError: as ``pairs``.
-        """
+        """Reads the first ``limit`` pairs of the shuffled split or mixture, at most an epoch."""
         dataset = self.dataset(split, seed, num_epochs=1)
         dataset = dataset if limit is None else dataset.take(limit)
         with reading(self.name, split):
@@ -161,17 +146,11 @@ class TaskStream:
     ):
         """Reads an example, so that data which cannot be read are found now.
 
-        Args:
-            task: the task to read.
-            split: "train", or another split of the task.
-            buckets: padded lengths, the largest no less than the task's. The longer side of a
-                pair decides its bucket; a side is padded no further than the task's length.
-            tokens_per_batch: padded tokens of a batch, of the longer side; a bucket of
-                length L has ``max(1, tokens_per_batch // L)`` rows.
-            seed: decides the order.
+        ``buckets`` and ``tokens_per_batch`` are those of ``batching.Batches``; a side is padded no
+        further than the task's length.
 
         Raises:
-            InputError: unknown split, it cannot be read, or it holds no pair.
+            InputError: an unknown split, it cannot be read, or it holds no pair.
         """
         check_numbers(1, tokens_per_batch=tokens_per_batch)
         buckets = sorted(set(buckets))
@@ -201,12 +180,8 @@ class TaskStream:
         """Yields batch ``start_step``, ``start_step + 1``, ... without end.
 
         Call it once for each object: a second time, seqio shuffles otherwise, unless a position
-        is given. ``save_position`` is about the latest iterator.
-
-        Args:
-            start_step: batches to leave out.
-            position: directory of ``save_position`` after as many batches; it is read now. None
-                reads the batches again.
+        is given. Without a position, a directory of ``save_position`` after as many batches, the
+        batches before are read again.
 
         Raises:
             InputError: the position is of other data or another step, or reading fails.
@@ -237,9 +212,6 @@ class TaskStream:
 
         For a task that a Python generator reads, as JSON lines, it is the number of batches alone,
         which are then read again.
-
-        Args:
-            directory: made if absent.
 
         Raises:
             OSError: it cannot be written.

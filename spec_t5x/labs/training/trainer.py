@@ -256,15 +256,9 @@ def fit(
 ) -> TrainResult:
     """Trains to ``learner.options.steps``, from the newest checkpoint if there is one.
 
-    Args:
-        learner: the parameters and their loss.
-        optimizer, schedule: the schedule is only shown; the optimizer has its own.
-        stream: yields batch N for step N; its position is stored with every checkpoint.
-        dev: held-out data for ``learner.evaluate`` each ``eval_period`` and at the end, or
-            None.
-        directory: ``checkpoints/`` and ``metrics.jsonl`` are written in it.
-        initial_params: start from these instead of random ones.
-        scorer: scores generated texts.
+    Writes ``checkpoints/`` and ``metrics.jsonl`` in ``directory``. The schedule is only shown; the
+    optimizer has its own. ``dev`` are held-out data for ``learner.evaluate`` each ``eval_period``
+    and at the end, or None; ``initial_params`` replace random ones.
 
     Raises:
         InputError: the checkpoint in ``directory`` is of another model, or cannot be written,
@@ -339,10 +333,10 @@ class _Loop:
         # Another stream than the initialization's; on CPUs, dropout masks several times faster
         # than by JAX's default.
         run_key = jax.random.key(options.seed + 1, impl="rbg")
-        # The newest results, and the steps that they are of.
-        dev, evaluated, metrics, scored = [], None, None, None
+        # Results by step.
+        dev, metrics = {}, {}
         if step == 0 and self.learner.keeps_best:
-            dev, evaluated = self._evaluate(), step
+            dev[step] = self._evaluate()
         while not self._is_over(step) and time.monotonic() < deadline:
             self._step(step, next(batches), run_key)
             step += 1
@@ -350,27 +344,27 @@ class _Loop:
                 self._log()
             # Before the checkpoint: parameters that cannot be evaluated are not kept.
             if _is_due(step, options.eval_period) or self._is_over(step):
-                dev, evaluated = self._evaluate(), step
+                dev[step] = self._evaluate()
             if self.scorer and _is_due(step, self.scorer.options.period):
-                metrics, scored = self._score(), step
+                metrics[step] = self._score()
             if _is_due(step, options.checkpoint_period):
                 self._save()
         finished = self._is_over(step)
         # If the run resumed at its end. (A run out of time will resume as if it had not stopped,
         # and is not evaluated.)
-        if finished and evaluated != step:
-            dev, evaluated = self._evaluate(), step
+        if finished and step not in dev:
+            dev[step] = self._evaluate()
         self._save()
         # After the checkpoint: the training does not depend on it, and it may take long.
-        if finished and self.scorer and scored != step:
-            metrics, scored = self._score(), step
+        if finished and self.scorer and step not in metrics:
+            metrics[step] = self._score()
         # A checkpoint that cannot be written ends the run before anything is exported.
         self.checkpoints.finish()
         return TrainResult(
             state=self.state,
-            dev=dev if evaluated == step else [],
+            dev=dev.get(step, []),
             finished=finished,
-            metrics=metrics if scored == step else None,
+            metrics=metrics.get(step),
             best=self._best() if self.learner.keeps_best else None,
         )
 

@@ -1,4 +1,4 @@
-"""What copying is worth: the command on a tiny pair, and the table of what it keeps."""
+"""The gain of copying: the command on a tiny pair, and the table of its figures."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the runs of a file share."""
+"""A jitted step that the runs of a file share."""
 
 import dataclasses
 import functools
@@ -13,23 +13,22 @@ _OF_THE_LOSS = ("label_smoothing", "z_loss", "objective", "distillation_weight")
 
 @pytest.fixture(scope="module", autouse=True)
 def shared_steps():
-    """Runs of like learners with one optimizer take the same jitted step: it is traced once."""
+    """Gives runs of like learners with one optimizer the same jitted step: it is traced once."""
     make, steps = trainer.make_train_step, {}
 
     def shared(learner, optimizer):
         options = [getattr(learner.options, name) for name in _OF_THE_LOSS]
         fields = {field.name: getattr(learner, field.name) for field in dataclasses.fields(learner)}
-        del fields["options"]
-        fields.pop("distillation", None)
+        # Equal configurations are alike, whichever they are.
         same = [
-            # Configurations of one size are alike, whichever they are.
             repr(value) if name == "config" else id(value)
             for name, value in fields.items()
+            if name not in ("options", "distillation")
         ]
         parts = learner.options.accumulation_steps
         key = (type(learner), *same, *options, parts, id(optimizer))
         if key not in steps:
-            # With what the ids are of.
+            # With the objects that the ids identify.
             steps[key] = make(learner, optimizer), learner, optimizer
         return steps[key][0]
 

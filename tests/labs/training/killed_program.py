@@ -1,4 +1,4 @@
-"""The run of ``test_killed_runs.py``, in a process of its own that may be killed."""
+"""The run of ``test_killed_runs.py``, in a separate process that may be killed."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ class Signalling(Batches):
 
 
 class Accuracy(DevMetrics):
-    """The same, of which more is better."""
+    """Accuracy as the measured value: more is better."""
 
     @property
     def value(self):
@@ -50,7 +50,7 @@ class Keeper(Copier):
 
 
 def run(directory: Path, cache: Path, begun: Synchronized) -> None:
-    """Trains to the end, and writes there where it ended."""
+    """Trains to the end, and writes the final state and results."""
     # Each process but the first reads its programs.
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

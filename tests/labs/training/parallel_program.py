@@ -32,7 +32,7 @@ def options(steps: int, **more) -> TrainOptions:
 
 
 def train(directory: Path, steps: int, **more):
-    """5 rows do not divide by two devices and two parts."""
+    """Trains on batches of 5 rows, which two devices and two parts do not divide."""
     texts = [""] * len(SOURCES)
     pairs = {"sources": texts, "ids": SOURCES, "targets": texts}
     batches = copy_batches(64, rows=5)
@@ -62,7 +62,7 @@ def logged(file: Path, name: str) -> list:
 
 
 def specs(tree) -> dict[str, list]:
-    """The axes of each array's sharding."""
+    """Returns the axes of each array's sharding."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         axes = list(leaf.sharding.spec)

@@ -25,7 +25,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-# Of the largest number of a tensor: two implementations in float32.
+# Relative to the largest number of a tensor: two implementations in float32.
 TOLERANCE = 1e-4
 VOCAB_SIZE = 224
 LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 1e-2, 0.1, 0.5
@@ -43,7 +43,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory, tiny_pair):
-    """``pair(version)``: a model of transformers' without dropout, and what ``load`` has of it."""
+    """Provides ``pair(version)``: a model of transformers' without dropout, and ours of it."""
 
     @functools.cache
     def make(version: str) -> Pair:
@@ -76,7 +76,7 @@ def pair(tmp_path_factory, tiny_pair):
 
 @pytest.fixture(scope="module")
 def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sources, targets shifted right and targets, of lengths of their own, padded."""
+    """Makes sources, targets shifted right and targets, of various lengths, padded."""
     rng = np.random.default_rng(0)
     source, target = (rng.integers(3, VOCAB_SIZE, (4, n)).astype(np.int32) for n in (11, 9))
     for tokens, lengths in ((source, (11, 5, 8, 2)), (target, (4, 9, 1, 6))):
@@ -86,49 +86,28 @@ def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def their_loss(theirs, batch, label_smoothing=0.0, z_loss=0.0):
-    """The mean over tokens."""
-    source, shifted, target = batch
-    logits = theirs(
-        input_ids=torch.tensor(source).long(),
-        attention_mask=torch.tensor(source != 0).long(),
-        decoder_input_ids=torch.tensor(shifted).long(),
-    ).logits
-    is_token = torch.tensor(target != 0)
-    logits, labels = logits[is_token], torch.tensor(target).long()[is_token]
-    loss = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=label_smoothing)
-    return loss + z_loss * torch.logsumexp(logits, dim=-1).square().mean()
-
-
-def our_loss(config, batch, **options):
-    def loss(params):
-        logits = Transformer(config).apply({"params": params}, *batch, enable_dropout=False)
-        sums = token_losses(logits, batch[2], **options)
-        return sums.loss / sums.num_tokens
-
-    return loss
+    """Computes the mean loss of the tokens, and its gradients."""
+    theirs.zero_grad()
+    source, shifted, target = (torch.tensor(each).long() for each in batch)
+    given = {"input_ids": source, "attention_mask": source != 0, "decoder_input_ids": shifted}
+    logits = theirs(**given).logits[target != 0]
+    smoothing = {"label_smoothing": label_smoothing}
+    loss = torch.nn.functional.cross_entropy(logits, target[target != 0], **smoothing)
+    loss += z_loss * torch.logsumexp(logits, dim=-1).square().mean()
+    loss.backward()
+    return float(loss.detach())
 
 
 def tensors_of(theirs, config: T5Config, value) -> dict[str, np.ndarray]:
-    """By our paths, ``value`` of each of their parameters, as our network has it."""
+    """Returns ``value`` of each of their parameters by our paths, in our form."""
     named = dict(theirs.named_parameters())
     found = {}
     for path, (name, is_transposed) in tensor_names(config).items():
         tensor = value(named[name]).detach().numpy().copy()
         found[path] = tensor.T if is_transposed else tensor
-    # None of theirs is without a counterpart; a tied output layer has no name of its own.
+    # Each of theirs has a counterpart; a tied output layer has no separate name.
     assert len(found) == len(named)
     return found
-
-
-def assert_alike(ours: PyTree, theirs: dict[str, np.ndarray]):
-    flat = flatten_dict(ours, sep="/")
-    assert set(flat) == set(theirs)
-    for path, expected in theirs.items():
-        largest = np.abs(expected).max()
-        assert largest > 0, path
-        np.testing.assert_allclose(
-            flat[path], expected, rtol=0, atol=TOLERANCE * largest, err_msg=path
-        )
 
 
 @pytest.mark.parametrize(
@@ -136,21 +115,34 @@ def assert_alike(ours: PyTree, theirs: dict[str, np.ndarray]):
 )
 def test_loss_and_gradients(pair, batch, version, options):
     theirs, params, config = pair(version)
-    theirs.zero_grad()
     expected = their_loss(theirs, batch, **options)
-    expected.backward()
-    loss, gradients = jax.jit(jax.value_and_grad(our_loss(config, batch, **options)))(params)
-    assert float(loss) == pytest.approx(float(expected.detach()), rel=TOLERANCE)
-    assert_alike(gradients, tensors_of(theirs, config, lambda parameter: parameter.grad))
+
+    @jax.jit
+    @jax.value_and_grad
+    def our_loss(params):
+        logits = Transformer(config).apply({"params": params}, *batch, enable_dropout=False)
+        sums = token_losses(logits, batch[2], **options)
+        return sums.loss / sums.num_tokens
+
+    loss, gradients = our_loss(params)
+    assert float(loss) == pytest.approx(expected, rel=TOLERANCE)
+    flat = flatten_dict(gradients, sep="/")
+    their_gradients = tensors_of(theirs, config, lambda parameter: parameter.grad)
+    assert set(flat) == set(their_gradients)
+    for path, gradient in their_gradients.items():
+        largest = np.abs(gradient).max()
+        assert largest > 0, path
+        np.testing.assert_allclose(
+            flat[path], gradient, rtol=0, atol=TOLERANCE * largest, err_msg=path
+        )
 
 
 def test_a_step_of_adamw(pair, batch):
-    """Clipped by the global norm, with weight decay of matrices alone."""
-    pair = pair("1.1")
-    theirs, params, config = copy.deepcopy(pair.theirs), pair.params, pair.config
+    """Gradients are clipped by the global norm; weight decay is that of matrices alone."""
+    theirs, params, config = pair("1.1")
+    theirs = copy.deepcopy(theirs)
     before = tensors_of(theirs, config, lambda parameter: parameter)
-    theirs.zero_grad()
-    their_loss(theirs, batch).backward()
+    their_loss(theirs, batch)
     norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), CLIP_NORM)
     assert norm > CLIP_NORM
     gradients = tensors_of(theirs, config, lambda parameter: parameter.grad)
@@ -170,17 +162,12 @@ def test_a_step_of_adamw(pair, batch):
 
     ours = flatten_dict(state.params, sep="/")
     for path, expected in after.items():
-        # The first step goes by the sign of the gradient: where that is next to nothing,
-        # rounding decides. Where it is nothing, as of tokens that do not occur, both decay.
+        # The first step is the sign of the gradient: where that is next to nothing, rounding
+        # decides. Where it is nothing, as of tokens that do not occur, both decay.
         size = np.abs(gradients[path])
         clear = (size > 1e-3 * size.max()) | (size == 0)
         assert clear.mean() > 0.9, path
         moved = np.abs(expected - before[path])
         assert moved[size > 0].min() > 0
-        np.testing.assert_allclose(
-            np.asarray(ours[path])[clear],
-            expected[clear],
-            rtol=0,
-            atol=TOLERANCE * moved.max(),
-            err_msg=path,
-        )
+        found, atol = np.asarray(ours[path])[clear], TOLERANCE * moved.max()
+        np.testing.assert_allclose(found, expected[clear], rtol=0, atol=atol, err_msg=path)

@@ -35,14 +35,14 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def train(data, tmp_path):
-    """``train(**macros)``: the command; its exit status."""
+    """Provides ``train(**macros)``, which runs the command and returns its exit status."""
     given = {"DATA_DIR": str(data), "OUTPUT_DIR": str(tmp_path / "output"), **TOY}
     return lambda **macros: run_command("train", "first_training", **given | macros)
 
 
 def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
     output = tmp_path / "output"
-    # Out of time: a status of its own, for a script that runs it again.
+    # Out of time: a separate status, for a script that runs it again.
     with a_minute_a_step():
         assert train(TrainOptions__max_minutes=2.5) == 75
     assert "out of time at step 2" in capfd.readouterr().err

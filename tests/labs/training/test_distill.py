@@ -1,4 +1,4 @@
-"""Distillation of toy models: alpha rises, is what decoding sees, and decides."""
+"""Distillation of toy models: alpha rises, equals that of decoding, and selects the best draft."""
 
 import dataclasses
 import functools
@@ -35,43 +35,34 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 TARGET = tiny_t5(0, num_decoder_layers=2)
 GENERATOR = Generator(target=TARGET, vocabulary=ByteVocabulary(), max_source_len=16)
 LAYERS = (1,)
-LENGTH = 10
+BATCHES = {"tokens_per_batch": 10 * 8, "buckets": (10,)}
 
 
 @pytest.fixture(scope="module")
 def texts():
-    """``texts(temperature, seed)``: the target's, for some sources, in batches of one shape."""
+    """Provides ``texts(temperature, seed)``: the target's texts, in batches of one shape."""
     rng = np.random.default_rng(3)
     sources = [[*rng.integers(3, 30, n - 1).tolist(), 1] for n in rng.integers(3, 9, 24)]
     pairs = join_pairs((source, [1]) for source in sources)
 
     @functools.cache
     def write(temperature, seed=0):
-        options = SampleOptions(
-            temperature=temperature,
-            max_length=LENGTH,
-            tokens_per_batch=10 * 8,
-            buckets=(LENGTH,),
-            seed=seed,
-        )
-        written = sample_targets(GENERATOR, pairs, options, None)
-        return Batches(written, tokens_per_batch=10 * 8, seed=0, buckets=(LENGTH,))
+        options = SampleOptions(temperature=temperature, max_length=10, seed=seed, **BATCHES)
+        return Batches(sample_targets(GENERATOR, pairs, options, None), seed=0, **BATCHES)
 
     return write
 
 
 @functools.cache
-def make_student(shares=True, known=None, unrolled_steps=0, width=None):
-    kept = {"encoder": (0,), "decoder": LAYERS}
-    params, config = keep_layers(TARGET.params, TARGET.config, **kept)
-    config = dataclasses.replace(config, dropout_rate=0.1)
+def make_student(shares=True, known=None, unrolled_steps=0):
+    params, config = keep_layers(TARGET.params, TARGET.config, encoder=(0,), decoder=LAYERS)
     if not shares:
-        return Student(config=config, params=params)
+        return Student(config=dataclasses.replace(config, dropout_rate=0.1), params=params)
     own = own_params(params)
     if unrolled_steps:
-        config = head_config(TARGET.config, LAYERS, width)
+        config = head_config(TARGET.config, LAYERS)
         own = first_head(jax.random.key(0), TARGET.params, TARGET.config, config, LAYERS)
-        config = dataclasses.replace(config, dropout_rate=0.1)
+    config = dataclasses.replace(config, dropout_rate=0.1)
     student = Student(
         config=config, params=own, shared_layers=LAYERS, unrolled_steps=unrolled_steps
     )
@@ -90,38 +81,19 @@ def make_learner(student, distillation=None, **options):
 _SCORES, adam = {}, functools.cache(optax.adam)
 
 
-def run(
-    texts,
-    directory,
-    steps,
-    *,
-    student=None,
-    rate=5e-3,
-    temperatures=(0.0,),
-    patience=0,
-    on_policy=0.0,
-    **options,
-):
-    # Of one objective and rate, so that runs of one student share a compiled step.
+def run(texts, directory, steps, *, student=None, rate=5e-3, temperatures=(0.0,), **options):
+    # One objective and rate, so that runs of one student share a compiled step.
     defaults = {"objective": "cross_entropy", "log_period": 0}
     defaults |= {"eval_period": 4, "checkpoint_period": 4}
     student = student or make_student()
-    distillation = DistillOptions(patience=patience, on_policy=on_policy)
-    learner = make_learner(student, distillation, steps=steps, **{**defaults, **options})
-    # Traced once, whatever the number of steps.
-    learner.__dict__["score"] = _SCORES.setdefault(
-        (id(student), learner.options.objective), learner.score
-    )
+    recipe = {name: options.pop(name) for name in ("patience", "on_policy") if name in options}
+    learner = make_learner(student, DistillOptions(**recipe), steps=steps, **defaults | options)
+    # Traced once for all numbers of steps.
+    key = id(student), learner.options.objective
+    learner.__dict__["score"] = _SCORES.setdefault(key, learner.score)
     held_out = {temperature: texts(temperature, seed=1) for temperature in temperatures}
-    return fit(
-        learner,
-        adam(rate),
-        lambda step: rate,
-        texts(1.0),
-        held_out,
-        directory,
-        initial_params=student.params,
-    )
+    given = learner, adam(rate), lambda step: rate, texts(1.0), held_out, directory
+    return fit(*given, initial_params=student.params)
 
 
 def records(directory):
@@ -137,14 +109,14 @@ def records(directory):
         ({"shares": False}, "forward_kl", (1.0, 0.0)),
         ({"known": range(1, 27), "unrolled_steps": 3}, "jeffreys", (0.0,)),
     ],
-    ids=["shared encoder", "narrow head", "layers of its own", "EAGLE head"],
+    ids=["shared encoder", "narrow head", "separate layers", "EAGLE head"],
 )
 def test_alpha_rises(texts, tmp_path, student, objective, temperatures):
     student = make_student(**student)
     options = {"objective": objective, "temperatures": temperatures, "checkpoint_period": 0}
     result = run(texts, tmp_path, 40, student=student, eval_period=20, **options)
     found = records(tmp_path)
-    # Of the start too, and at each temperature.
+    # The start is measured too, and each temperature.
     assert [line["step"] for line in found] == [s for s in (0, 20, 40) for _ in temperatures]
     for each, first in zip(result.best.dev, found, strict=False):
         before = first["held_out"]
@@ -162,11 +134,15 @@ def test_alpha_rises(texts, tmp_path, student, objective, temperatures):
 KNOWN = range(1, 30, 2)
 
 
-def test_a_draft_that_does_not_know_all_tokens_learns_what_it_can_say():
+def shifted(text):
+    return np.pad(text[:, :-1], ((0, 0), (1, 0)))
+
+
+def test_the_objectives_of_a_draft_without_some_tokens():
     student, known = make_student(known=KNOWN), np.asarray(KNOWN)
     rng = np.random.default_rng(0)
     text = rng.integers(1, 30, (2, 4))
-    inputs = rng.integers(1, 30, (2, 5)), np.pad(text[:, :-1], ((0, 0), (1, 0))), text
+    inputs = rng.integers(1, 30, (2, 5)), shifted(text), text
 
     @jax.jit
     def read():
@@ -203,7 +179,7 @@ def test_a_draft_that_does_not_know_all_tokens_learns_what_it_can_say():
     assert mixed.num_tokens == sums.num_tokens == is_known.sum() and np.isfinite(mixed.loss)
 
     known_p, known_q = p[..., known], q[..., known]
-    # The rest of what the target says, as if it were all.
+    # The target's probabilities of the known tokens, normalized.
     rest = known_p / known_p.sum(axis=-1, keepdims=True)
     for objective, expected in {
         "forward_kl": rest * np.log(rest / known_q),
@@ -219,15 +195,14 @@ def test_a_draft_that_does_not_know_all_tokens_learns_what_it_can_say():
 def test_the_tokens_of_a_text_take_the_steps_of_drafting_in_turn():
     student, params = make_student(unrolled_steps=3), TARGET.params
     own, _ = tiny_head(TARGET, LAYERS)
-    text = jax.random.randint(jax.random.key(0), (2, 7), 1, 30)
-    inputs = text[:, :5], jnp.pad(text[:, :-1], ((0, 0), (1, 0))), text
+    text = np.random.default_rng(0).integers(1, 30, (2, 7))
+    inputs = text[:, :5], shifted(text), text
 
     @jax.jit
     def read():
         found = read_target(TARGET, inputs)
-        network = EagleNetwork(student.config)
-        given = found.encoded, inputs[0], inputs[1], found.states, 3
-        whole = {"params": student.whole(own, params)}
+        network, whole = EagleNetwork(student.config), {"params": student.whole(own, params)}
+        given = found.encoded, *inputs[:2], found.states, 3
         unrolled = network.apply(whole, *given, method="unroll")
         steps = [network.apply(whole, states, method="logits") for states in unrolled]
         return student.logits(own, params, inputs, found), jnp.stack(steps)
@@ -236,28 +211,21 @@ def test_the_tokens_of_a_text_take_the_steps_of_drafting_in_turn():
     assert np.std(steps, axis=0)[:, 2:].mean() > 0.01
     # No token is drafted in a step that comes after it.
     for row, in_turn in enumerate(([0, 1, 2, 0, 1, 2, 0], [0, 1, 0, 1, 2, 0, 1])):
-        for position, step in enumerate(in_turn):
-            expected = steps[step, row, position]
-            np.testing.assert_allclose(logits[row, position], expected, rtol=1e-5, atol=1e-5)
+        expected = steps[np.array(in_turn), row, np.arange(7)]
+        np.testing.assert_allclose(logits[row], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("unrolled_steps", "kind"),
-    [(0, SharedEncoderDraft), (1, EagleDraft)],
-    ids=["shared encoder", "EAGLE head"],
-)
-def test_alpha_is_what_the_draft_is_accepted_with(texts, unrolled_steps, kind):
-    """As the decoding draft, with the target's cache, has it of the same texts."""
-    temperature = 1.0
+@pytest.mark.parametrize(("unrolled_steps", "kind"), [(0, SharedEncoderDraft), (1, EagleDraft)])
+def test_alpha_is_that_of_the_decoding_draft(texts, unrolled_steps, kind):
+    """The draft of decoding reads the same texts with the target's cache."""
+    temperature, settings = 1.0, sampling(1.0)
     student = make_student(unrolled_steps=unrolled_steps)
     if unrolled_steps:
         # A fusion that reads the states.
         noisy = jax.random.normal(jax.random.key(1), (32, 16)) * 16**-0.5
         params = {**student.params, "fusion": {"kernel": noisy}}
         student = dataclasses.replace(student, params=params)
-    batches = list(texts(temperature).one_pass())
-    learner = make_learner(student)
-    settings = sampling(temperature)
+    batches, learner = list(texts(temperature).one_pass()), make_learner(student)
     scored = [
         learner.score(student.params, TARGET.params, model_inputs(batch), settings)
         for batch in batches
@@ -284,7 +252,7 @@ def test_alpha_is_what_the_draft_is_accepted_with(texts, unrolled_steps, kind):
     assert found.alpha.value == pytest.approx(betas.mean(), abs=1e-5)
 
 
-def test_a_run_out_of_time_goes_on_as_though_it_had_not_stopped(texts, tmp_path):
+def test_a_run_out_of_time_resumes_as_though_it_had_not_stopped(texts, tmp_path):
     """Between two evaluations, where another draft might be the best, and end the patience."""
     whole, cut, recipe = tmp_path / "whole", tmp_path / "cut", {"patience": 2, "on_policy": 0.3}
     undisturbed = run(texts, whole, 10, **recipe)
@@ -299,56 +267,49 @@ def test_a_run_out_of_time_goes_on_as_though_it_had_not_stopped(texts, tmp_path)
     assert records(cut) == records(whole)
 
 
-def test_without_a_better_alpha_it_stops_and_gives_the_best(texts, tmp_path):
+def test_without_a_better_alpha_it_stops_and_returns_the_best(texts, tmp_path):
     """Steps so large that they do harm: the start is the best."""
     result = run(texts, tmp_path, 40, rate=1.0, patience=2)
     assert result.finished and int(result.state.step) == 8
     assert result.best.step == 0
     assert_identical(result.best.params, make_student().params)
     assert result.best.dev[0].record() == {"held_out": records(tmp_path)[0]["held_out"]}
-    # Asked again, it does not go on.
+    # The same command again takes no further step.
     again = run(texts, tmp_path, 40, rate=1.0, patience=2)
     assert int(again.state.step) == 8 and again.best.dev == result.best.dev
 
 
-def test_on_its_own_texts_the_draft_reads_what_it_writes(texts):
+def test_on_policy_the_draft_reads_its_own_outputs(texts):
     student, batches = make_student(), texts(1.0).batches()
     learner = make_learner(student, DistillOptions(on_policy=0.5, temperature=0.0), seed=5)
-    writer = T5Model.create(student.whole(student.params, TARGET.params), student.config)
-    own = 0
+    writer, own = T5Model.create(student.whole(student.params, TARGET.params), student.config), 0
     for step, batch in zip(range(8), batches, strict=False):
-        source, shifted, text = learner.inputs(student.params, TARGET.params, step, batch)
+        source, shift, text = learner.inputs(student.params, TARGET.params, step, batch)
         np.testing.assert_array_equal(source, batch.encoder_input_tokens)
-        np.testing.assert_array_equal(shifted[:, 1:], text[:, :-1])
-        assert not np.any(shifted[:, 0])
+        np.testing.assert_array_equal(shift, shifted(text))
         if text is batch.decoder_target_tokens:
             continue
         own += 1
-        expected = autoregressive_decode(
-            writer,
-            jnp.asarray(source),
-            jnp.zeros((len(source), 1), jnp.int32),
-            jax.random.key(0),
-            sampling(0.0),
-            max_decode_len=text.shape[1],
-        ).tokens[:, 0]
-        # As far as padding that the draft said itself.
-        is_text = np.cumprod(expected != 0, axis=1)
-        np.testing.assert_array_equal(text, expected * is_text)
+        expected = decoded(writer, jnp.asarray(source), jax.random.key(0), 0.0).tokens[:, 0]
+        # As far as padding that the draft generated itself.
+        np.testing.assert_array_equal(text, expected * np.cumprod(expected != 0, axis=1))
     assert 2 <= own <= 6
 
 
-def test_a_sampled_text_ends_where_a_model_says_padding():
+def decoded(model, sources, keys, temperature):
+    starts = jnp.zeros((len(sources), 1), jnp.int32)
+    return autoregressive_decode(
+        model, sources, starts, keys, sampling(temperature), max_decode_len=10
+    )
+
+
+def test_a_sampled_text_ends_at_generated_padding():
     """Training would take all that follows for padding."""
     rows = 64
     sources = jnp.tile(jnp.array([[5, 6, 1]]), (rows, 1))
-    keys = jax.random.split(jax.random.key(0), rows)
-    is_row = jnp.arange(rows) < rows - 3
-    settings = sampling(3.0)
-    tokens = sample_outputs(TARGET, sources, keys, settings, is_row, max_length=10)
-    raw = autoregressive_decode(
-        TARGET, sources, jnp.zeros((rows, 1), jnp.int32), keys, settings, max_decode_len=10
-    )
+    keys, is_row = jax.random.split(jax.random.key(0), rows), jnp.arange(rows) < rows - 3
+    tokens = sample_outputs(TARGET, sources, keys, sampling(3.0), is_row, max_length=10)
+    raw = decoded(TARGET, sources, keys, 3.0)
     says_padding = (raw.tokens[:, 0] == 0) & (np.arange(10) < np.asarray(raw.lengths))
     assert says_padding.any()
     assert not np.any((tokens[:, :-1] == 0) & (tokens[:, 1:] != 0))

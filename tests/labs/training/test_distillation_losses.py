@@ -1,4 +1,4 @@
-"""Each divergence against plain ``jax.numpy``, its gradient too, and what is known of it."""
+"""Each divergence and its gradient against plain ``jax.numpy``, and known properties of it."""
 
 import functools
 
@@ -23,19 +23,19 @@ ONES = jnp.ones((2, 3))
 
 @functools.partial(jax.jit, static_argnums=0)
 def with_gradient(divergence, target, draft, weights=ONES):
-    """Its values, and the gradient to the draft's logits."""
+    """Returns its values, and the gradient to the draft's logits."""
     values, pull = jax.vjp(functools.partial(divergence, target), draft)
     return values, *pull(weights)
 
 
 def reference(name, target_logits, draft_logits):
-    """The definitions, on probabilities."""
+    """Computes the definitions, on probabilities."""
     p, q = jax.nn.softmax(target_logits), jax.nn.softmax(draft_logits)
     return {
         "forward_kl": lambda: (p * jnp.log(p / q)).sum(-1),
         "reverse_kl": lambda: (q * jnp.log(q / p)).sum(-1),
         "jeffreys": lambda: ((p - q) * jnp.log(p / q)).sum(-1),
-        # What is refused (Theorem 3.5).
+        # The rejected probability (Theorem 3.5).
         "total_variation": lambda: 1.0 - jnp.minimum(p, q).sum(-1),
     }[name]()
 
@@ -74,7 +74,7 @@ def test_distributions_that_are_far_apart_give_numbers(name):
 
 
 @each
-def test_tokens_that_neither_may_say_count_for_nothing(name):
+def test_tokens_that_are_masked_in_both_models_count_for_nothing(name):
     def of_masked(*logits):
         masks = ((0, 0), (0, 0), (1, 0))
         return DIVERGENCES[name](*(jnp.pad(x, masks, constant_values=-jnp.inf) for x in logits))

@@ -1,4 +1,4 @@
-"""Runs that are killed, and killed again, end like one that nobody disturbed."""
+"""Runs that are killed, and killed again, end like an undisturbed one."""
 
 import json
 import multiprocessing
@@ -19,11 +19,11 @@ KILLS = 3
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """``start(directory)``: a process of its own, and the step that it has begun."""
+    """Provides ``start(directory)``, which returns a process and the step that it has begun."""
     # Forked from a process that has imported everything and computed nothing.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([killed_program.__name__])
-    # Of that process, which the first of these starts.
+    # For that process, which the first of these starts.
     for name, value in {"PYTHONPATH": str(REPOSITORY), **quick_compilation.ENVIRONMENT}.items():
         monkeypatch.setenv(name, value)
 
@@ -39,7 +39,7 @@ def start(tmp_path, monkeypatch):
 
 
 def curve(directory):
-    """All that was found, but how fast."""
+    """Reads all that was logged but the rates."""
     lines = map(json.loads, (directory / "metrics.jsonl").open())
     rates = ("tokens_per_s", "pairs_per_s")
     return [{name: line[name] for name in line if name not in rates} for line in lines]
@@ -77,7 +77,7 @@ def test_a_run_killed_at_any_time_ends_like_an_undisturbed_one(start, tmp_path):
         assert ours.files == theirs.files
         for name in ours.files:
             assert ours[name].tobytes() == theirs[name].tobytes()
-    # Nothing is left of what the kills cut short.
+    # Nothing is left of checkpoints that the kills cut short.
     best = json.loads((killed / "end.json").read_text())["best"]
     kept = {path.name for path in (killed / "checkpoints").iterdir()}
     assert kept == {str(step) for step in (21, 24, best)}

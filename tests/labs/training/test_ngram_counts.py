@@ -21,10 +21,10 @@ VOCAB = 6
 
 
 class Recount:
-    """The same law, from its definition: exact, and as slow as can be."""
+    """The same law, from its definition: exact and slow."""
 
-    def __init__(self, texts, vocab_size, *, min_count, max_successors):
-        self.vocab_size, self.min_count, self.max_successors = vocab_size, min_count, max_successors
+    def __init__(self, texts, *, min_count, max_successors):
+        self.min_count, self.max_successors = min_count, max_successors
         self.followers = defaultdict(Counter)
         for text in texts:
             whole = (PAD_ID, *text)
@@ -33,11 +33,9 @@ class Recount:
                     self.followers[whole[start:end]][whole[end]] += 1
 
     def stored(self, context) -> dict[int, Fraction]:
-        """Token to mass."""
         counts = self.followers.get(context, Counter())
-        total = sum(counts.values())
         masses = {
-            token: Fraction((count - Fraction(3, 4)) / total * 65536 // 1, 65536)
+            token: Fraction((count - Fraction(3, 4)) / counts.total() * 65536 // 1, 65536)
             for token, count in counts.items()
             if count >= self.min_count
         }
@@ -45,18 +43,15 @@ class Recount:
         return {token: masses[token] for token in likeliest[: self.max_successors]}
 
     def law(self, context) -> list[Fraction]:
-        """Probabilities after a context, all of whose tokens are looked at."""
+        """Computes the probabilities after a context."""
         if not context:
             counts = self.followers[()]
-            total = sum(counts.values())
-            taken = Fraction(3, 4) * len(counts)
-            return [
-                (max(counts[token] - Fraction(3, 4), 0) + taken / self.vocab_size) / total
-                for token in range(self.vocab_size)
-            ]
+            rest = Fraction(3, 4) * len(counts) / VOCAB
+            taken = [max(counts[token] - Fraction(3, 4), 0) for token in range(VOCAB)]
+            return [(each + rest) / counts.total() for each in taken]
         stored, shorter = self.stored(context), self.law(context[1:])
         rest = 1 - sum(stored.values())
-        return [stored.get(token, 0) + rest * shorter[token] for token in range(self.vocab_size)]
+        return [stored.get(token, 0) + rest * shorter[token] for token in range(VOCAB)]
 
 
 @functools.partial(jax.jit, static_argnames="order")
@@ -83,7 +78,7 @@ def test_probabilities_are_those_of_a_recount(texts, order, min_count, max_succe
     options = {"min_count": min_count, "max_successors": max_successors}
     # So that something of every order is left.
     texts = [*texts, *[[2, 3, 4, EOS_ID]] * 2]
-    recount = Recount(texts, VOCAB, **options)
+    recount = Recount(texts, **options)
     draft = count_ngrams(join_texts(texts), VOCAB, order=order, **options)
     assert draft.order == order
 
@@ -101,20 +96,16 @@ def test_probabilities_are_those_of_a_recount(texts, order, min_count, max_succe
         assert law.min() > 0
 
 
-def random_texts(seed, vocab_size=VOCAB, num=60):
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(3, 12, num)
-    return [[*rng.integers(2, vocab_size, length).tolist(), EOS_ID] for length in lengths]
-
-
 def test_lower_orders_are_those_counted_alone():
-    corpus = join_texts(random_texts(1))
-    windows = jnp.arange(VOCAB)[:, None]
-    of_trigrams = count_ngrams(corpus, VOCAB, order=3)
-    of_bigrams = count_ngrams(corpus, VOCAB, order=2)
-    np.testing.assert_array_equal(
-        laws_after(of_trigrams, windows, 2), laws_after(of_bigrams, windows, 2)
+    rng = np.random.default_rng(1)
+    texts = [[*rng.integers(2, VOCAB, n).tolist(), EOS_ID] for n in rng.integers(3, 12, 60)]
+    of_trigrams, of_bigrams = (
+        laws_after(
+            count_ngrams(join_texts(texts), VOCAB, order=order), jnp.arange(VOCAB)[:, None], 2
+        )
+        for order in (3, 2)
     )
+    np.testing.assert_array_equal(of_trigrams, of_bigrams)
 
 
 def test_ids_beyond_two_bytes():
@@ -124,12 +115,12 @@ def test_ids_beyond_two_bytes():
     laws = laws_after(draft, jnp.array([[2, large], [0, 2], [2, 7]]), 3)
     assert np.argmax(laws[0]) == 3
     assert np.argmax(laws[1]) == large
-    # 7 is another token than the large one, and what follows it occurred but once.
+    # 7 is another token than the large one, and its successor occurred but once.
     np.testing.assert_array_equal(laws[2], draft.unigram)
 
 
 def test_a_context_without_entries_is_on_the_way_to_longer_ones():
-    # After 2 comes everything: nothing that a mass of two bytes could tell from nothing.
+    # Every token follows 2, each with a mass that two bytes round to nothing.
     vocab_size = 66_000
     texts = [[token, 2, token, EOS_ID] for token in range(3, vocab_size)] * 2
     draft = count_ngrams(join_texts(texts), vocab_size, order=3)
@@ -149,7 +140,7 @@ def test_a_context_without_entries_is_on_the_way_to_longer_ones():
         ({"order": 9, "min_count": 1}, "no 7 tokens occur together 1 times"),
     ],
 )
-def test_what_cannot_be_counted(options, message):
+def test_counts_that_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         count_ngrams(join_texts([[2, 3, 4, 5, EOS_ID]] * 3), **{"vocab_size": VOCAB, **options})
 

@@ -102,7 +102,7 @@ def test_a_checkpoint_that_finds_no_room_ends_the_run(
         "step 3: free some space and run the same command again to resume"
     )
     assert str(caught.value) == message, str(caught.value)
-    # That line is all that is said of it.
+    # Nothing else is printed.
     assert "rror" not in capfd.readouterr().err
     # The half of a checkpoint is none.
     names = sorted(path.name for path in checkpoints.iterdir())

@@ -32,64 +32,71 @@ BINDINGS = {
     "distill.export_dtype": "float32",
 }
 
-# Out of time at once: what is exported is what it started from.
+# Out of time at once: the export is the start.
 NO_STEP = {"TrainOptions__max_minutes": 1e-9}
-# A draft of sizes of its own.
 OF_SIZES = {"distill__layers": None, "distill__model": "@T5Config()"}
 
 
 @pytest.fixture
-def distill(tiny_pair, tmp_path):
-    """``distill(**bindings)``: runs the command; its exit status."""
+def output(tmp_path):
+    return tmp_path / "output"
+
+
+@pytest.fixture
+def distill(tiny_pair, tmp_path, output):
+    """Provides ``distill(**bindings)``, which runs the command and returns its exit status."""
     for name, pairs in {"train": PAIRS * 4, "dev": PAIRS}.items():
         (tmp_path / f"{name}.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in pairs))
     paths = {"CHECKPOINT_PATH": str(tiny_pair / "target"), "DATA_DIR": str(tmp_path)}
-    given = {**paths, "OUTPUT_DIR": str(tmp_path / "output"), **BINDINGS}
+    given = {**paths, "OUTPUT_DIR": str(output), **BINDINGS}
     return lambda **changes: run_command("distill", "distill_draft", **given | changes)
 
 
-def test_a_draft_in_the_targets_encoder_that_knows_some_tokens(distill, tiny_pair, tmp_path, capfd):
-    target, output = tiny_pair / "target", tmp_path / "output"
+def ids_of_both(generator):
+    """Ids of speculative decoding, which must be those of plain decoding."""
+    options = GenerateOptions(gamma=2, max_decode_len=8, batch_size=len(PAIRS))
+    speculative, plain = (
+        [each.output_ids for (each,) in which.generate([source for source, _ in PAIRS], options)]
+        for which in (generator, generator.plain())
+    )
+    assert speculative == plain
+    return plain
+
+
+def test_a_draft_in_the_targets_encoder_with_some_tokens(distill, tiny_pair, output, capfd):
     recipe = {"OBJECTIVE": "total_variation", "ON_POLICY": 0.5, "DRAFT_VOCAB_SIZE": 10}
     assert distill(**recipe) == 0
-    said = capfd.readouterr().err
-    assert "train.tsv: the target has written 12 of 12 texts (T=1)" in said
-    assert "dev.tsv: the target has written 3 of 3 texts (T=0)" in said
-    assert re.search(r"step 0  T=0: loss .* alpha 0\.\d+ \(.*\)  expected tokens", said)
-    assert re.search(r"finished at step 2; draft in .*\n.*the best was step \d", said)
+    log = capfd.readouterr().err
+    assert "train.tsv: the target has written 12 of 12 texts (T=1)" in log
+    assert "dev.tsv: the target has written 3 of 3 texts (T=0)" in log
+    assert re.search(r"step 0  T=0: loss .* alpha 0\.\d+ \(.*\)  expected tokens", log)
+    assert re.search(r"finished at step 2; draft in .*\n.*the best was step \d", log)
 
-    generator = Generator.load(target, output / "draft")
+    generator = Generator.load(tiny_pair / "target", output / "draft")
     assert type(generator.draft) is SharedEncoderDraft and generator.draft.layers == (0,)
     config = json.loads((output / "draft" / "config.json").read_text())
     (held_out,) = config["held_out"]
     assert 0 < held_out["alpha"]["value"] <= 1 and held_out["temperature"] == 0.0
-    # Tokens of the texts that it was trained on; in the target's text are others as well.
+    # Tokens of the training texts; the target's text contains others as well.
     known = set(np.asarray(generator.draft.model.head.ids).tolist())
     assert len(known) == 10 and 1 in known
-    options = GenerateOptions(gamma=2, max_decode_len=8, batch_size=len(PAIRS))
-    speculative, plain = (
-        [output for (output,) in which.generate([source for source, _ in PAIRS], options)]
-        for which in (generator, generator.plain())
-    )
-    assert [each.output_ids for each in speculative] == [each.output_ids for each in plain]
-    written = {token for each in plain for token in each.output_ids}
+    written = {token for ids in ids_of_both(generator) for token in ids}
     assert written - known and written & known
 
-    # The same command again finds all done; texts are not written a second time.
+    # The same command again resumes at the end; texts are not written a second time.
     parts = {path: path.stat().st_mtime_ns for path in (output / "cache").rglob("*.npz")}
-    assert distill(**recipe) == 0
+    assert parts and distill(**recipe) == 0
     assert "resumed at step 2" in capfd.readouterr().err
     assert parts == {path: path.stat().st_mtime_ns for path in (output / "cache").rglob("*.npz")}
     assert json.loads((output / "draft" / "config.json").read_text()) == config
 
 
-def test_a_draft_with_layers_of_its_own_on_references(distill, tiny_pair, tmp_path, capfd):
-    target, output = tiny_pair / "target", tmp_path / "output"
+def test_a_draft_with_separate_layers_on_references(distill, tiny_pair, output, capfd):
     changes = {"ENCODER_LAYERS": "first:1", "OUTPUTS": "references"}
     assert distill(**changes, **NO_STEP, DistillOptions__train_texts=5) == 75
-    said = capfd.readouterr().err
-    assert "train.tsv: the target" not in said and "dev.tsv: the target has written" in said
-    draft, loaded = load(output / "draft"), load(target)
+    log = capfd.readouterr().err
+    assert "train.tsv: the target" not in log and "dev.tsv: the target has written" in log
+    draft, loaded = load(output / "draft"), load(tiny_pair / "target")
     check_same_vocabulary(loaded, draft)
     assert (draft.config.num_encoder_layers, draft.config.num_decoder_layers) == (1, 1)
     assert draft.config.mlp_activations == loaded.config.mlp_activations
@@ -98,28 +105,23 @@ def test_a_draft_with_layers_of_its_own_on_references(distill, tiny_pair, tmp_pa
 @pytest.mark.parametrize(
     ("width", "depths"), [(None, ()), (24, (0,))], ids=["as wide", "narrower, of two depths"]
 )
-def test_an_eagle_head(distill, tiny_pair, tmp_path, width, depths):
-    target, output = tiny_pair / "target", tmp_path / "output"
-    settings = {"DECODER_LAYERS": "last:1", "UNROLLED_STEPS": 2}
-    settings |= {"HEAD_WIDTH": width, "HEAD_DEPTHS": depths}
-    assert distill(**settings, OUTPUTS="references") == 0
-    generator = Generator.load(target, f"eagle:{output / 'draft'}")
-    assert type(generator.draft) is EagleDraft and generator.draft.layers == (1,)
-    assert type(Generator.load(target, output / "draft").draft) is EagleDraft
-    options = GenerateOptions(gamma=2, max_decode_len=8, batch_size=len(PAIRS))
-    sources = [source for source, _ in PAIRS]
-    speculative, plain = (
-        each.generate(sources, options) for each in (generator, generator.plain())
+def test_an_eagle_head(distill, tiny_pair, output, width, depths):
+    settings = {"DECODER_LAYERS": "last:1", "UNROLLED_STEPS": 2, "OUTPUTS": "references"}
+    assert distill(**settings, HEAD_WIDTH=width, HEAD_DEPTHS=depths) == 0
+    named, found = (
+        Generator.load(tiny_pair / "target", draft)
+        for draft in (f"eagle:{output / 'draft'}", output / "draft")
     )
-    assert [each.output_ids for (each,) in speculative] == [each.output_ids for (each,) in plain]
+    assert type(named.draft) is type(found.draft) is EagleDraft and named.draft.layers == (1,)
+    ids_of_both(named)
 
 
-def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
-    sizes = load(tiny_pair / "draft").config.to_dict()
-    changes = {f"T5Config__{name}": value for name, value in sizes.items()} | OF_SIZES
-    start = {"distill__initial_checkpoint": str(tiny_pair / "draft"), "OUTPUTS": "references"}
-    assert distill(**changes, **start, **NO_STEP) == 75
-    draft, start = load(tmp_path / "output" / "draft"), load(tiny_pair / "draft")
+def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, output):
+    start = load(tiny_pair / "draft")
+    changes = {f"T5Config__{name}": value for name, value in start.config.to_dict().items()}
+    changes |= {"distill__initial_checkpoint": str(tiny_pair / "draft"), "OUTPUTS": "references"}
+    assert distill(**changes, **OF_SIZES, **NO_STEP) == 75
+    draft = load(output / "draft")
     assert draft.config == start.config
     assert_identical(draft.params, start.params)
 
@@ -135,12 +137,9 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
         ({"ENCODER_LAYERS": "every:9"}, "'every:9', of 2: give K from 1 to 2"),
         (
             {"DRAFT_VOCAB_SIZE": 9, "ENCODER_LAYERS": "all"},
-            "draft_vocab_size is 9 and encoder 'all': a smaller output layer needs the 'shared'",
+            "draft_vocab_size is 9 and encoder 'all': it needs the 'shared' encoder",
         ),
-        (
-            {"UNROLLED_STEPS": 2, "ENCODER_LAYERS": "all"},
-            "unrolled_steps is 2 and encoder 'all': a draft that continues from the target's",
-        ),
+        ({"UNROLLED_STEPS": 2, "ENCODER_LAYERS": "all"}, "unrolled_steps is 2 and encoder 'all'"),
         ({"UNROLLED_STEPS": 2, "ON_POLICY": 0.5}, "on_policy is 0.5 and unrolled_steps 2: a draft"),
         ({"HEAD_WIDTH": 24}, "width is 24 and unrolled_steps 0: it is of a draft that continues"),
         ({"HEAD_DEPTHS": (0,)}, "depths is (0,) and unrolled_steps 0: it is of a draft that"),
@@ -152,11 +151,12 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
             {"DRAFT_VOCAB_SIZE": 9, "TrainOptions.label_smoothing": 0.1},
             "label_smoothing is 0.1: leave it 0 for a draft",
         ),
+        ({"DistillOptions__patience": 1, "TrainOptions.eval_period": 0}, "patience is 1 and eval"),
         (OF_SIZES, "the target's vocab_size is 128, the draft's 32128: make them equal"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_written(distill, tmp_path, capfd, changes, message):
+def test_mistakes_are_reported_before_anything_is_written(distill, output, capfd, changes, message):
     assert distill(**changes) == 2
     error = capfd.readouterr().err
     assert message in error and error.count("\n") == 1
-    assert not (tmp_path / "output").exists()
+    assert not output.exists()

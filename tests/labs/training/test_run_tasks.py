@@ -18,15 +18,10 @@ import tensorflow as tf  # noqa: E402
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 MIXTURE = "run_tasks_mixture"
-# Of each task: its texts, its rate and its metric.
+# For each task: its texts, its rate and its metric.
 TASKS = {
     "run_tasks_ende": (ENGLISH, GERMAN, 2.0, "bleu"),
-    "run_tasks_copy": (
-        [text[:12] for text in ENGLISH],
-        [text[:9] for text in ENGLISH],
-        1.0,
-        "rouge",
-    ),
+    "run_tasks_copy": ([t[:12] for t in ENGLISH], [t[:9] for t in ENGLISH], 1.0, "rouge"),
 }
 BINDINGS = {
     "MIXTURE_OR_TASK_NAME": MIXTURE,
@@ -44,22 +39,18 @@ BINDINGS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def tasks():
-    # No such vocabulary: the model's is in its place.
+    # An absent vocabulary: the model's takes its place.
     feature = seqio.Feature(seqio.SentencePieceVocabulary("absent.model"), add_eos=True)
     for name, (sources, targets, _, metric) in TASKS.items():
         texts = {"inputs": list(sources), "targets": list(targets)}
+
+        def dataset(split, shuffle_files, seed=None, texts=texts):
+            return tf.data.Dataset.from_tensor_slices(texts)
+
         seqio.TaskRegistry.add(
             name,
-            seqio.FunctionDataSource(
-                lambda split, shuffle_files, seed=None, texts=texts: (
-                    tf.data.Dataset.from_tensor_slices(texts)
-                ),
-                splits=("train", "validation"),
-            ),
-            preprocessors=[
-                seqio.preprocessors.tokenize,
-                seqio.preprocessors.append_eos_after_trim,
-            ],
+            seqio.FunctionDataSource(dataset, splits=("train", "validation")),
+            preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
             output_features={"inputs": feature, "targets": feature},
             metric_fns=[METRICS[metric]],
         )
@@ -72,7 +63,7 @@ def tasks():
 
 @pytest.fixture
 def train(tiny_pair):
-    """``train(output, **bindings)``: the command, from the draft of the pair; its exit status."""
+    """Provides ``train(output, **bindings)``, which starts from the draft of the pair."""
     start = tiny_pair / "draft"
     sizes = load(start, dtype="float32").config.to_dict() | {"dropout_rate": 0.1}
     given = BINDINGS | {f"T5Config.{name}": value for name, value in sizes.items()}
@@ -85,14 +76,14 @@ def train(tiny_pair):
     return run
 
 
-def metrics_of(output):
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_mixture_cut_and_resumed_ends_where_an_undisturbed_run_does(train, tmp_path, capfd):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert train(whole) == 0
-    # What is not scored trains alike.
+    # Scores do not change the training.
     unscored = {"train.metrics": None}
     with a_minute_a_step():
         assert train(cut, **unscored, **{"TrainOptions.max_minutes": 3.5}) == 75
@@ -100,22 +91,26 @@ def test_a_mixture_cut_and_resumed_ends_where_an_undisturbed_run_does(train, tmp
     assert "resumed at step 3" in capfd.readouterr().err
     expected, found = (load(each / "model", dtype="float32").params for each in (whole, cut))
     assert_identical(found, expected)
+    lines = lines_of(whole / "metrics.jsonl")
     (dev, *_), (again, *_) = (
-        [line for line in metrics_of(each) if line.get("step") == 6 and "dev_loss" in line]
-        for each in (whole, cut)
+        [line for line in of_run if line.get("step") == 6 and "dev_loss" in line]
+        for of_run in (lines, lines_of(cut / "metrics.jsonl"))
     )
     assert dev == again
 
-    # Scored at the end, each task by its own metric.
-    (scored,) = [line for line in metrics_of(whole) if "metrics" in line]
+    # Scored at the end, each task by its metric.
+    (scored,) = [line for line in lines if "metrics" in line]
     assert scored["step"] == 6
     figures = scored["metrics"]
     assert set(figures["run_tasks_ende"]) == {"bleu"}
     assert set(figures["run_tasks_copy"]) == {"rouge1", "rouge2", "rougeLsum"}
     assert load(whole / "model").metadata["metrics"] == figures
-    check_predictions(whole / "predictions" / "run_tasks_ende-000006.jsonl", figures)
+    written = lines_of(whole / "predictions" / "run_tasks_ende-000006.jsonl")
+    assert [line["input"]["inputs_pretokenized"] for line in written] == ENGLISH[:4]
+    bleu = sacrebleu.corpus_bleu([each["prediction"] for each in written], [GERMAN[:4]])
+    assert figures["run_tasks_ende"]["bleu"] == pytest.approx(bleu.score)
 
-    # ``evaluate`` finds the same figures of the exported model.
+    # ``evaluate`` computes the same figures for the exported model.
     capfd.readouterr()
     words = ["--mixture_or_task", MIXTURE, "--limit", "4", "--target", str(whole / "model")]
     lengths = "--gin.TextSource.task_feature_lengths={'inputs': 16, 'targets': 12}"
@@ -124,14 +119,6 @@ def test_a_mixture_cut_and_resumed_ends_where_an_undisturbed_run_does(train, tmp
     for report in map(json.loads, printed):
         for name, value in figures[report["task"]].items():
             assert report[name] == pytest.approx(value, abs=1e-9)
-
-
-def check_predictions(path, figures):
-    """seqio's file holds the texts that the figures are of."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["input"]["inputs_pretokenized"] for line in lines] == ENGLISH[:4]
-    bleu = sacrebleu.corpus_bleu([each["prediction"] for each in lines], [GERMAN[:4]])
-    assert figures["run_tasks_ende"]["bleu"] == pytest.approx(bleu.score)
 
 
 def test_a_file_is_scored_with_its_metric(tiny_pair, tmp_path):
@@ -154,7 +141,7 @@ def test_distill_on_a_mixture(tiny_pair, tmp_path, capfd):
         "OUTPUT_DIR": str(tmp_path),
         "CHECKPOINT_PATH": str(tiny_pair / "target"),
         "TRAIN_TEXTS": 12,
-        # What is exported is the start: what it is trained on is all that matters.
+        # The export is the start: only the texts matter here.
         "TrainOptions.max_minutes": 1e-9,
         "DistillOptions.eval_temperatures": (0.0,),
         "DistillOptions.dev_texts": 4,
@@ -183,7 +170,7 @@ NO_START = {"INITIAL_CHECKPOINT": None}
         ),
     ],
 )
-def test_mistakes_are_told_before_compilation(train, tmp_path, capfd, changes, message):
+def test_mistakes_are_reported_before_compilation(train, tmp_path, capfd, changes, message):
     assert train(tmp_path / "run", **changes) == 2
     error = capfd.readouterr().err
     assert message in error.splitlines()[-1]

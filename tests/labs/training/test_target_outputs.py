@@ -1,4 +1,4 @@
-"""Texts of a target: those of plain decoding, whatever the batch, stored in parts."""
+"""Texts of a target: those of plain decoding, in any batch, stored in parts."""
 
 import dataclasses
 
@@ -36,7 +36,7 @@ def make_pairs(lengths=(3, 8, 4, 2, 6, 5, 8, 3, 7)):
 
 
 def expected_text(source, place, temperature):
-    """The text of one source, decoded by itself."""
+    """Decodes one source by itself."""
     key = jax.random.fold_in(jax.random.key(OPTIONS.seed), place)
     tokens = autoregressive_decode(
         TARGET.target,

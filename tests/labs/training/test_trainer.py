@@ -20,18 +20,13 @@ from tests.labs.training.toys import Copier, assert_identical, copy_batches, toy
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 
-# The loop.
-
-
-def test_loss_goes_down_and_is_recorded(tmp_path, caplog):
+def test_loss_decreases_and_is_recorded(tmp_path, caplog):
     caplog.set_level("INFO", logger="spec_t5x")
-    periods = {"log_period": 10, "eval_period": 20}
-    result = train_toy(tmp_path, 40, dev=copy_batches(), **periods)
+    result = train_toy(tmp_path, 40, dev=copy_batches(), log_period=10, eval_period=20)
     assert result.finished and int(result.state.step) == 40
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
-    losses = [line["loss"] for line in lines if "loss" in line]
+    losses, dev = ([line[name] for line in lines if name in line] for name in ("loss", "dev_loss"))
     assert len(losses) == 4 and losses[-1] < 0.8 * losses[0]
-    dev = [line["dev_loss"] for line in lines if "dev_loss" in line]
     assert len(dev) == 2 and dev[1] < dev[0]
     assert result.dev[0].cross_entropy == pytest.approx(dev[1])
     assert "40 of 40 steps, loss" in caplog.text
@@ -49,34 +44,32 @@ def test_a_run_that_is_cut_or_finished_resumes_where_it_was(tmp_path):
 
 def test_another_run_cannot_resume_it(tmp_path):
     train_toy(tmp_path, 2)
-    for batches in (copy_batches(seed=1), copy_batches(rows=2), copy_batches(12)):
-        with pytest.raises(InputError, match="step 2 is of other pairs, another seed or batches"):
-            train_toy(tmp_path, 3, batches=batches)
-    narrower = functools.partial(Copier, width=6)
-    for change in ({"optimizer": optax.adafactor}, {"learner": narrower}):
-        with pytest.raises(InputError, match="another model or optimizer"):
+    others = "step 2 is of other pairs, another seed or batches"
+    for change, message in (
+        ({"batches": copy_batches(seed=1)}, others),
+        ({"batches": copy_batches(rows=2)}, others),
+        ({"batches": copy_batches(12)}, others),
+        ({"optimizer": optax.adafactor}, "another model or optimizer"),
+        ({"learner": functools.partial(Copier, width=6)}, "another model or optimizer"),
+    ):
+        with pytest.raises(InputError, match=message):
             train_toy(tmp_path, 3, **change)
 
 
 def test_in_bfloat16_only_the_network_computes():
     """Parameters, the optimizer's averages and the loss stay in float32."""
-    config = toy_config(dtype="bfloat16")
     transformation = OptimizerOptions(name="adafactor").optimizer(lambda step: 1e-2)
-    learner = Network(config, TrainOptions(steps=1))
+    learner = Network(toy_config(dtype="bfloat16"), TrainOptions(steps=1))
     state, step = init_state(learner, transformation), make_train_step(learner, transformation)
     inputs = model_inputs(next(copy_batches().batches()))
     lowered = step.lower(state, inputs, jax.random.key(0), None)
-    # What is multiplied is in bfloat16.
+    # Products are in bfloat16.
     products = [line for line in lowered.as_text().splitlines() if "dot_general" in line]
     assert products and sum("bf16" in line for line in products) > len(products) / 2
     state, sums = step(state, inputs, jax.random.key(0), None)
-    types = {leaf.dtype for leaf in jax.tree.leaves((state.params, sums))}
-    assert types == {jnp.dtype(jnp.float32)}
     averages = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
-    assert averages and all(leaf.dtype == jnp.float32 for leaf in averages)
-
-
-# The loss.
+    types = {leaf.dtype for leaf in jax.tree.leaves((state.params, sums, averages))}
+    assert averages and types == {jnp.dtype(jnp.float32)}
 
 
 def random_logits(seed=0, shape=(2, 3, 7)):
@@ -104,16 +97,15 @@ def test_cross_entropy_and_its_gradient():
     np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
 
 
-def test_padding_does_not_count():
+def test_padding_does_not_count_and_accuracy_does():
     logits = random_logits()
     sums = token_losses(logits, TARGETS)
     assert sums.num_tokens == 5
-    assert_identical(sums, token_losses(logits.at[0, 2].set(100.0), TARGETS))
-    # Also where it has no chance.
-    assert_identical(sums, token_losses(logits.at[0, 2, 0].set(-jnp.inf), TARGETS))
-
-
-def test_accuracy():
+    # Minus infinity: also where it has no chance.
+    for padding in (logits.at[0, 2].set(100.0), logits.at[0, 2, 0].set(-jnp.inf)):
+        assert_identical(sums, token_losses(padding, TARGETS))
+        gradient = jax.grad(lambda logits: token_losses(logits, TARGETS).loss)(padding)
+        assert np.isfinite(gradient).all() and not gradient[0, 2].any()
     logits = 5.0 * jax.nn.one_hot(TARGETS, 7).at[0, 0].set(0.0).at[0, 0, 5].set(1.0)
     assert token_losses(logits, TARGETS).num_correct == 4
 
@@ -126,13 +118,10 @@ def test_divergence_and_cross_entropy_are_mixed():
         sums = token_losses(student, TARGETS, distillation_weight=0.25, **taught)
         expected = 0.75 * cross_entropy(student, TARGETS)[0] + 0.25 * divergence(teacher, student)
         np.testing.assert_allclose(sums.loss, (expected * weights).sum(), rtol=1e-5)
-    # The cross-entropy alone does not look at the target.
+    # The cross-entropy alone does not use the target.
     taught = {"target_logits": teacher, "distillation_weight": 1.0, "objective": "cross_entropy"}
     assert_identical(token_losses(student, TARGETS, **taught), token_losses(student, TARGETS))
     assert not TrainOptions(steps=1, objective="cross_entropy").uses_target
-
-
-# Schedules.
 
 
 def test_schedule_values():

@@ -1,4 +1,4 @@
-"""What a run shows and logs: a bar, ``metrics.jsonl``, and TensorBoard's curves."""
+"""Reports and the log of a run: a bar, ``metrics.jsonl``, and TensorBoard's curves."""
 
 import io
 import json
@@ -32,18 +32,18 @@ def lines_of(path):
 
 def test_no_step_is_logged_twice_and_no_half_line_stays(tmp_path):
     path = tmp_path / "metrics.jsonl"
+    losses = [{"step": step, "loss": 1 / step} for step in (1, 2, 3, 4)]
     first = MetricsFile(path, 0)
-    for step in (1, 2, 3, 4):
-        first.add(step=step, loss=1 / step)
+    for line in losses:
+        first.add(**line)
     with path.open("ab") as stream:
         stream.write(b'\0\xff\n7\n{"step": 2, "lo')
     again = MetricsFile(path, 2)
-    # Of the step that is resumed from, what is there already; then what comes.
-    again.add(step=2, loss=1 / 2)
-    again.add(step=2, dev_loss=0.25)
-    again.add(step=3, loss=1 / 3)
-    losses = [{"step": step, "loss": 1 / step} for step in (1, 2, 3)]
-    assert lines_of(path) == [*losses[:2], {"step": 2, "dev_loss": 0.25}, losses[2]]
+    # The line of the resumed step is there already; the others are new.
+    dev = {"step": 2, "dev_loss": 0.25}
+    for line in (losses[1], dev, losses[2]):
+        again.add(**line)
+    assert lines_of(path) == [*losses[:2], dev, losses[2]]
 
 
 def test_a_log_that_finds_no_room(tmp_path, disk):
@@ -58,22 +58,10 @@ def test_a_log_that_finds_no_room(tmp_path, disk):
     assert lines_of(path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
 
 
-def curves(directory):
-    """By name: the steps and the values."""
+def test_the_curves_are_those_of_the_log(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    # All of them: its sample leaves some out.
-    found = EventAccumulator(str(directory / "tensorboard"), size_guidance={"tensors": 0})
-    found.Reload()
     from tensorboard.util.tensor_util import make_ndarray
 
-    return {
-        name: {each.step: float(make_ndarray(each.tensor_proto)) for each in found.Tensors(name)}
-        for name in found.Tags()["tensors"]
-    }
-
-
-def test_the_curves_are_those_of_the_log(tmp_path):
     options = {"log_period": 2, "eval_period": 4, "tensorboard": True}
     train_toy(tmp_path, 4, dev=copy_batches(), **options)
     expected = {}
@@ -83,4 +71,10 @@ def test_the_curves_are_those_of_the_log(tmp_path):
             expected.setdefault(name, {})[step] = pytest.approx(value, rel=1e-6)
     assert sorted(expected["loss"]) == [2, 4] and sorted(expected["dev_loss"]) == [4]
     assert {"accuracy", "learning_rate", "tokens_per_s", "dev_accuracy"} < set(expected)
-    assert curves(tmp_path) == expected
+    # All of them: its sample leaves some out.
+    curves = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0})
+    curves.Reload()
+    assert expected == {
+        name: {each.step: float(make_ndarray(each.tensor_proto)) for each in curves.Tensors(name)}
+        for name in curves.Tags()["tensors"]
+    }

@@ -1,4 +1,4 @@
-"""What runs of tests train where the text does not matter, and how they are started."""
+"""Toy models, data and runs for tests in which the text does not matter."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from spec_t5x.models.t5 import T5Config
 
 
 def toy_config(vocab_size: int = 16, emb_dim: int = 8, **changes) -> T5Config:
-    """One layer on each side."""
+    """Returns sizes with one layer on each side."""
     return T5Config(
         vocab_size=vocab_size,
         emb_dim=emb_dim,
@@ -38,7 +38,7 @@ def toy_config(vocab_size: int = 16, emb_dim: int = 8, **changes) -> T5Config:
 def copy_batches(
     vocab_size: int = 16, *, rows: int = 4, seed: int = 0, kind: type[Batches] = Batches
 ) -> Batches:
-    """Batches of 40 sources of 3 to 8 tokens, each its own target."""
+    """Makes batches of 40 sources of 3 to 8 tokens, each its own target."""
     rng = np.random.default_rng(0)
     texts = [[*rng.integers(2, vocab_size, n - 1).tolist(), 1] for n in rng.integers(3, 9, 40)]
     pairs = join_pairs(zip(texts, texts, strict=True))
@@ -47,7 +47,7 @@ def copy_batches(
 
 @dataclasses.dataclass(frozen=True)
 class Copier(Learner):
-    """Says each token of the source, with dropout: a network that is compiled in a moment."""
+    """A network that copies each token of the source, with dropout; it compiles in a moment."""
 
     options: TrainOptions
     width: int = 128
@@ -91,7 +91,7 @@ def train_toy(
     learner=Copier,
     **options,
 ) -> TrainResult:
-    """A run of a toy; nothing is logged, evaluated or kept but what ``options`` ask for."""
+    """Trains a toy, which logs, evaluates and keeps nothing without ``options``."""
     periods = {"log_period": 0, "eval_period": 0, "checkpoint_period": 0}
     return fit(
         learner(TrainOptions(steps=steps, **periods | options)),
@@ -105,7 +105,7 @@ def train_toy(
 
 @contextlib.contextmanager
 def a_minute_a_step():
-    """The time as a run sees it, which asks for it at its start and before each step."""
+    """Moves a run's clock by a minute at its start and before each step."""
     minutes = types.SimpleNamespace(monotonic=functools.partial(next, itertools.count(0.0, 60.0)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "time", minutes)
@@ -113,13 +113,13 @@ def a_minute_a_step():
 
 
 def run_command(command: str, file: str, **bindings) -> int:
-    """``spec-t5x COMMAND`` with ``gin_configs/runs/FILE.gin``; its exit status.
+    """Runs ``spec-t5x COMMAND`` with ``gin_configs/runs/FILE.gin`` and returns its exit status.
 
     Names of the bindings may have ``__`` for a dot; of two that are one, the second counts.
     """
     values = {name.replace("__", "."): value for name, value in bindings.items()}
     bound = [
-        # What gin is to make is no string.
+        # An object that gin makes is no string.
         f"--gin.{name}={value if str(value).startswith('@') else repr(value)}"
         for name, value in values.items()
     ]
@@ -131,5 +131,5 @@ def run_command(command: str, file: str, **bindings) -> int:
 
 
 def assert_identical(left, right) -> None:
-    """The same arrays in the same tree."""
+    """Checks that both trees have the same arrays."""
     jax.tree.map(np.testing.assert_array_equal, left, right)
