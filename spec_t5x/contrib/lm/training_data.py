@@ -2,7 +2,8 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import gin
@@ -13,7 +14,7 @@ from spec_t5x.data.tsv import read_lines
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.batching import TokenisedPairs, tokenise
-from spec_t5x.labs.training.run_data import TrainingData, sample
+from spec_t5x.labs.training.run_data import TrainingData
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class TextOptions(TrainingData):
         """Trains a WordPiece vocabulary."""
         path = directory / TOKENIZER_NAME
         if not path.is_file():
-            lines = sample(self._lines("train"), _SAMPLED_LINES)
+            lines = _sampled(self._lines("train"), _SAMPLED_LINES)
             log.info(f"training a vocabulary of {vocab_size} pieces")
             train_wordpiece(lines, path, vocab_size)
         return WordPieceVocabulary(path)
@@ -75,6 +76,18 @@ class TextOptions(TrainingData):
     def _lines(self, part: str) -> Iterator[str]:
         files = [Path(self.directory) / name for name in self._names(part)]
         return read_lines(files, self.columns, self.num_columns)
+
+
+def _sampled(texts: Iterable[str], size: int) -> list[str]:
+    """Draws ``size`` of the texts, each as likely as any other, without holding them all."""
+    # A separate generator: the sample does not depend on the training seed.
+    rng, sample = random.Random(0), []
+    for number, text in enumerate(texts):
+        if number < size:
+            sample.append(text)
+        elif (index := rng.randrange(number + 1)) < size:
+            sample[index] = text
+    return sample
 
 
 gin.external_configurable(TextOptions, module="spec_t5x")

@@ -75,13 +75,9 @@ class HeldOutAlpha:
             f"expected tokens {self.expected_tokens:.3f} (gamma {self.gamma})"
         )
 
-    def to_dict(self) -> dict:
-        """Returns all figures as JSON can hold them."""
-        return dataclasses.asdict(self) | {"expected_tokens": self.expected_tokens}
-
     def record(self) -> dict[str, dict]:
-        """Returns the values of a line of ``metrics.jsonl``."""
-        return {"held_out": self.to_dict()}
+        """Returns the values of a line of ``metrics.jsonl``, all figures."""
+        return {"held_out": dataclasses.asdict(self) | {"expected_tokens": self.expected_tokens}}
 
     def curves(self) -> dict[str, float]:
         """Returns the figures by the names of their curves over the steps."""

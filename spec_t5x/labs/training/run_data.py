@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -330,18 +330,6 @@ class TaskDataOptions(TrainingData, TaskOptions):
                 )
             )
         return found
-
-
-def sample(texts: Iterable[str], size: int) -> list[str]:
-    """Draws ``size`` of the texts, each as likely as any other, without holding them all."""
-    # A separate generator: the sample does not depend on the training seed.
-    rng, sample = random.Random(0), []
-    for number, text in enumerate(texts):
-        if number < size:
-            sample.append(text)
-        elif (index := rng.randrange(number + 1)) < size:
-            sample[index] = text
-    return sample
 
 
 def kinds_of_data() -> dict[str, type[TrainingData]]:

@@ -169,7 +169,7 @@ def distill(
         initial_params=student.params,
     )
     best = result.best
-    figures = {"step": best.step, "held_out": [each.to_dict() for each in best.dev]}
+    figures = {"step": best.step, "held_out": [each.record()["held_out"] for each in best.dev]}
     # Replaces the export of an earlier, shorter run.
     export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
     if student.shared_layers is None:

@@ -15,15 +15,11 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 @functools.cache
 def learns_until(at, rate):
-    def schedule(step):
-        return jnp.where(jnp.asarray(step) < at, 1e-2, rate)
-
-    return schedule
+    return lambda step: jnp.where(jnp.asarray(step) < at, 1e-2, rate)
 
 
 def diverge(directory, at, rate=1e30, steps=40, **options):
     """Learns well for ``at`` steps, and then by a rate that is a slip of the pen."""
-
     options = {"checkpoint_period": 4, "schedule": learns_until(at, rate)} | options
     return train_toy(directory, steps, **options)
 
@@ -48,33 +44,45 @@ def test_the_message_says_where(tmp_path):
     assert checkpoints(tmp_path) == ["4"]
     # The rate put right, it ends as if nothing had happened.
     resumed = diverge(tmp_path, at=100, steps=8).state
-    undisturbed = diverge(tmp_path / "undisturbed", at=100, steps=8).state
-    assert_identical(resumed, undisturbed)
+    assert_identical(resumed, diverge(tmp_path / "undisturbed", at=100, steps=8).state)
 
 
-@pytest.mark.parametrize("period", ["log_period", "eval_period"])
-def test_the_step_is_the_same_whenever_it_is_looked_at(tmp_path, period):
-    with pytest.raises(InputError, match="step 4 has a loss of nan and a gradient of norm nan"):
-        diverge(tmp_path, at=2, rate=jnp.inf, **{"checkpoint_period": 0, period: 4})
-    assert not checkpoints(tmp_path)
+class Unmeasured(Copier):
+    """A network whose held-out loss is no number."""
+
+    def loss(self, params, inputs, key, target_params=None):
+        sums = super().loss(params, inputs, key, target_params)
+        return sums if key is not None else sums.replace(cross_entropy=jnp.nan)
 
 
-def test_parameters_that_are_not_finite_are_never_written(tmp_path):
-    """The last step's loss is finite still: its update alone is not."""
-    with pytest.raises(InputError, match=r"parameters not finite: .* after step 4; the latest"):
-        diverge(tmp_path, 3, jnp.inf, steps=4, optimizer=optax.sgd, checkpoint_period=2)
-    assert checkpoints(tmp_path) == ["2"]
+NAN_AT_4 = "step 4 has a loss of nan and a gradient of norm nan"
 
 
-def test_what_cannot_be_measured_is_not_kept(tmp_path):
-    """Parameters that are numbers, and a held-out loss that is none."""
-
-    class Diverging(Copier):
-        def loss(self, params, inputs, key, target_params=None):
-            sums = super().loss(params, inputs, key, target_params)
-            return sums if key is not None else sums.replace(cross_entropy=jnp.nan)
-
-    periods = {"checkpoint_period": 2, "eval_period": 4}
-    with pytest.raises(InputError, match="the dev loss after step 4 is nan; the latest checkpoint"):
-        train_toy(tmp_path, 4, learner=Diverging, dev=copy_batches(), **periods)
-    assert checkpoints(tmp_path) == ["2"]
+@pytest.mark.parametrize(
+    ("at", "options", "message", "kept"),
+    [
+        # The step is the same whenever a result is due.
+        (2, {"rate": jnp.inf, "checkpoint_period": 0, "log_period": 4}, NAN_AT_4, []),
+        (2, {"rate": jnp.inf, "checkpoint_period": 0, "eval_period": 4}, NAN_AT_4, []),
+        # The last step's loss is finite: its update alone is not.
+        (
+            3,
+            {"rate": jnp.inf, "steps": 4, "optimizer": optax.sgd, "checkpoint_period": 2},
+            r"parameters not finite: .* after step 4; the latest",
+            ["2"],
+        ),
+        # Parameters that are numbers.
+        (
+            100,
+            {"steps": 4, "learner": Unmeasured, "checkpoint_period": 2, "eval_period": 4},
+            "the dev loss after step 4 is nan; the latest checkpoint",
+            ["2"],
+        ),
+    ],
+    ids=["log", "evaluation", "update", "held-out loss"],
+)
+def test_nothing_is_kept_that_is_not_finite(tmp_path, at, options, message, kept):
+    dev = copy_batches() if "learner" in options else None
+    with pytest.raises(InputError, match=message):
+        diverge(tmp_path, at, dev=dev, **options)
+    assert checkpoints(tmp_path) == kept
