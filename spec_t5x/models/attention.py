@@ -141,14 +141,10 @@ class Attention(nn.Module):
         deterministic: bool = True,
         positions: Int[Array, "#batch new"] | None = None,
     ) -> Float[Array, "batch new embed"]:
-        """Attends from ``inputs`` to ready keys and values; softmax in float32.
+        """Attends from normed ``inputs`` to ``sources``; softmax in float32.
 
-        Args:
-          inputs: normed states.
-          *sources: keys and values ``[#batch kv_heads length head_dim]``, and their bias
-            ``[#batch #heads #new length]``. Consecutive rows of the batch may share a source.
-          deterministic: False drops weights out.
-          positions: of the inputs, for rotary positions.
+        A source is keys and values ``[#batch kv_heads length head_dim]``, which consecutive rows
+        of the batch may share, and their bias ``[#batch #heads #new length]``.
         """
         queries = self._queries(inputs, positions)
         return self._joined(self._contexts(queries, sources, deterministic))
@@ -242,14 +238,9 @@ class Attention(nn.Module):
         relpos: "RelativeBias | None" = None,
         source: Source | None = None,
     ) -> tuple[Float[Array, "batch new embed"], KeysValues]:
-        """Writes new tokens into the layer's cache, then attends to all of it.
+        """Writes new tokens, of normed ``inputs``, into the layer's cache, then attends to it.
 
-        Args:
-          inputs: normed states of the tokens.
-          cache: keys and values of the layer.
-          tokens: their places, and what they see.
-          relpos: the layer's own relative bias; None for the one that all layers share.
-          source: attended to in the same softmax.
+        The layer may have its own relative bias, and attend to a source in the same softmax.
         """
         keys, values = self.keys_values(inputs, tokens.positions)
         write, bias = tokens.write, tokens.bias(relpos, self.traits.window)

@@ -70,6 +70,11 @@ class CachedModel:
         return self.config.vocab_size
 
     @property
+    def num_layers(self) -> int:
+        """Number of decoder layers."""
+        return self.config.num_decoder_layers
+
+    @property
     def state_size(self) -> int:
         """Width of a decoder state."""
         return self.config.emb_dim * (1 + len(getattr(self.module, "depths", ())))
@@ -142,11 +147,6 @@ class TextModel(CachedModel):
 
     Of its inputs only the number of rows counts.
     """
-
-    @property
-    def num_layers(self) -> int:
-        """Number of decoder layers."""
-        return self.config.num_layers
 
     def prefill(
         self,

@@ -42,11 +42,6 @@ class DecoderOnlyConfig(NetworkConfig):
     relpos_max_distance: ClassVar[int] = 128
     layer_norm_epsilon: ClassVar[float] = 1e-6
 
-    @property
-    def num_decoder_layers(self) -> int:
-        """Number of layers."""
-        return self.num_layers
-
 
 class _Decoder(Decoder):
     """T5's decoder with the embedding inside, where T5X has it."""

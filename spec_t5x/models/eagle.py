@@ -146,15 +146,9 @@ class EagleNetwork(CachedNetwork):
     ) -> list[Float[Array, "batch length embed"]]:
         """Returns the states at all positions of a text in its first, second, … draft step.
 
-        Those of step i are undefined at the first i positions; both count from 0.
-
-        Args:
-          encoded: output of the target's encoder.
-          source: the encoded tokens.
-          shifted: the text from its start token on.
-          states: the target's at each position.
-          num_steps: steps to unroll.
-          enable_dropout: as of ``Transformer.encode``.
+        Those of step i are undefined at the first i positions; both count from 0. ``encoded`` and
+        ``states`` are the target's, of the source and of the text, which is ``shifted``: from its
+        start token on.
         """
         cross_bias = mask_bias((source > 0)[:, None, None, :])
         distances = jnp.arange(shifted.shape[1])[:, None] - jnp.arange(shifted.shape[1])[None]
@@ -190,8 +184,7 @@ def head_config(
       target: the target's sizes.
       layers: the target's decoder layers whose keys and values of the source the head reads.
       width: of the head's states; None for the target's.
-      depths: the target's decoder layers to read beside the last, counted from 0.
-      reads_source: whether the head attends to the source.
+      depths, reads_source: as of ``EagleConfig``.
 
     Raises:
       InputError: a width that is not less than the target's.
@@ -222,12 +215,7 @@ def first_head(
     A head as wide as the target starts as layers of the target's decoder that read the tokens
     alone. A narrower one starts with random layers among the principal components of the
     target's output layer: its state is the target's state there, to which the layers add.
-
-    Args:
-      key: for the random parameters.
-      params, target: the target's parameters and sizes.
-      config: the head's sizes, from ``head_config``.
-      layers: as of ``head_config``.
+    ``params`` and ``target`` are the target's; ``head_config`` makes ``config`` of ``layers``.
     """
     own = own_params(EagleNetwork(config).init(key, jnp.zeros((1, 1), jnp.int32))["params"])
     target_dim, width = config.target_dim, config.emb_dim

@@ -65,10 +65,7 @@ def own_params(params: PyTree) -> PyTree:
 def with_shared(own: PyTree, target_params: PyTree, layers: Sequence[int]) -> PyTree:
     """Returns all parameters of a draft: its own, and those that it shares with its target.
 
-    Args:
-        own: see ``own_params``.
-        target_params: the target's.
-        layers: the target's decoder layer from which each of the draft's was made.
+    ``layers`` are the target's decoder layers from which the draft's were made.
     """
     decoder = dict(own["decoder"])
     for number, layer in enumerate(layers):

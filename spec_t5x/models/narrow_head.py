@@ -105,14 +105,8 @@ def likeliest_ids(tokens: Int[Array, "tokens"], number: int, vocab_size: int) ->
 def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTree:
     """Replaces the output layer in a draft's own parameters by its columns of known tokens.
 
-    Args:
-        own: see ``kept_layers.own_params``.
-        params, config: all of the draft's.
-        ids: the known tokens ``[known]``.
-
-    Returns:
-        ``own`` with ``{"narrow_head": {"kernel": [embed, known]}}``, and a decoder without an
-        output layer.
+    Returns ``own`` (``kept_layers.own_params``) with a ``narrow_head``, whose ``kernel`` is
+    ``[embed, known]``, for the output layer. ``params`` are all of the draft's.
     """
     kernel = output_kernel(params, config)[:, ids]
     decoder = {name: each for name, each in own["decoder"].items() if name != "logits_dense"}

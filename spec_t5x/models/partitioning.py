@@ -85,10 +85,7 @@ def param_shardings(config: ModelConfig, mesh: Mesh) -> PyTree:
 def declared_shardings(params: PyTree, params_axes: PyTree, mesh: Mesh) -> PyTree:
     """Returns the ``NamedSharding`` of every parameter of any network that declares its axes.
 
-    Args:
-      params: arrays or shapes, the collection ``params`` of the network's ``init``.
-      params_axes: its collection ``params_axes``.
-      mesh: has the axes ``data`` and ``model``.
+    ``params`` (arrays or shapes) and ``params_axes`` are collections of the network's ``init``.
     """
     axes = unfreeze(flax_partitioning.get_axis_names(params_axes))
 

@@ -16,11 +16,6 @@ class T5Model(CachedModel):
 
     network = Transformer
 
-    @property
-    def num_layers(self) -> int:
-        """Number of decoder layers."""
-        return self.config.num_decoder_layers
-
     def showing(self, depths: tuple[int, ...]) -> "T5Model":
         """Appends the outputs of these decoder layers, counted from 0, to the model's states.
 

@@ -1,14 +1,9 @@
 """The encoder-decoder: T5 1.0 and 1.1 (Flan, mT5, umT5, ByT5), and T5Gemma by its parts.
 
 The parameter tree and its logical axes are those of T5X's ``examples/t5``. A configuration says
-how a network differs: norms, traits of attention, place of the source. There are three ways to
-call it:
-
-* ``encode`` the source;
-* ``decode`` a whole target sequence, teacher-forced (with ``encode`` this is
-  ``__call__``, the training path);
-* ``extend`` a static cache by any number of tokens, each row at its own position
-  (``extend_nodes`` by tokens of any positions).
+how a network differs: norms, traits of attention, place of the source. ``encode`` and ``decode``
+compute whole sequences (``__call__``, the training path); ``extend`` feeds any number of tokens to
+a static cache, each row at its own position.
 """
 
 import dataclasses
@@ -72,6 +67,11 @@ class NetworkConfig:
         return self.emb_dim**-0.5
 
     @property
+    def num_decoder_layers(self) -> int:
+        """Number of layers of a decoder without an encoder."""
+        return self.num_layers
+
+    @property
     def num_kv_heads(self) -> int:
         """Number of heads of keys and values."""
         return self.num_heads
@@ -96,17 +96,16 @@ class NetworkConfig:
         return dataclasses.replace(self, **numbers)
 
     def __post_init__(self):
-        name = type(self).__name__
-        sizes = [field for field in dataclasses.fields(self) if field.type is int]
-        check_at_least(self, **{field.name: int(field.default != 0) for field in sizes})
-        for field in dataclasses.fields(self):
+        name, fields = type(self).__name__, dataclasses.fields(self)
+        sizes = {field.name: int(field.default != 0) for field in fields if field.type is int}
+        check_at_least(self, **sizes)
+        for field in fields:
             # gin and JSON give lists; the configuration must be hashable.
             if isinstance(getattr(self, field.name), list):
                 object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
-        if hasattr(self, "mlp_activations"):
-            for activation in set(self.mlp_activations) - set(ACTIVATIONS):
-                known = ", ".join(ACTIVATIONS)
-                raise InputError(f"{name}.mlp_activations has {activation!r}: choose from {known}")
+        for activation in set(self.mlp_activations) - set(ACTIVATIONS):
+            known = ", ".join(ACTIVATIONS)
+            raise InputError(f"{name}.mlp_activations has {activation!r}: choose from {known}")
         if self.dtype not in ("float32", "bfloat16"):
             raise InputError(f"{name}.dtype is {self.dtype!r}: choose float32 or bfloat16")
 
@@ -398,8 +397,7 @@ class CachedNetwork(nn.Module):
         """Feeds ``tokens[b]`` to the decoder at position ``cache.lengths[b]``.
 
         Returns the normed states after each, which ``logits`` takes, and the cache, longer by
-        ``new``. The caller ensures that ``lengths + new`` is within the cache.
-        ``attention.after_texts`` describes ``bidirectional``.
+        ``new``: the caller ensures that it has room. See ``attention.after_texts``.
         """
         return self.decoder.extend(self.token_embedder(tokens), cache, bidirectional)
 

@@ -1,9 +1,7 @@
 """The cached network and the loops give what transformers gives, token for token."""
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +13,10 @@ from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
-from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import disturbed
 from spec_t5x.types import EOS_ID
-from tests.torch_t5 import SIZES, TOLERANCE, enlivened
+from tests.torch_t5 import SIZES, assert_same_logits, enlivened
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -73,11 +69,11 @@ def spiece(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory, spiece) -> Callable[..., tuple[Any, T5Model]]:
+def pair(tmp_path_factory, spiece):
     """Provides ``pair(version, seed=0)``: a model of transformers, and the same loaded by us."""
 
     @functools.cache
-    def make(version: tuple, seed: int = 0) -> tuple[Any, T5Model]:
+    def make(version: tuple, seed: int = 0):
         theirs = torch_model(*version, seed=seed)
         directory = tmp_path_factory.mktemp("theirs")
         theirs.generation_config.eos_token_id = EOS_ID
@@ -88,7 +84,7 @@ def pair(tmp_path_factory, spiece) -> Callable[..., tuple[Any, T5Model]]:
         loaded = load(directory)
         # A T5 1.0 rescales its logits, which T5X knows for a tied embedding only.
         assert loaded.config.logits_via_embedding == version[1]
-        return theirs, T5Model.create(loaded.params, loaded.config)
+        return theirs, loaded
 
     return make
 
@@ -102,34 +98,11 @@ def sources(length: int) -> np.ndarray:
     return tokens.astype(np.int32)
 
 
-def their_logits(theirs, tokens: np.ndarray, decoder_inputs: np.ndarray) -> np.ndarray:
-    with torch.no_grad():
-        return theirs(
-            input_ids=torch.tensor(tokens).long(),
-            attention_mask=torch.tensor(tokens != 0).long(),
-            decoder_input_ids=torch.tensor(decoder_inputs).long(),
-        ).logits.numpy()
-
-
-def decoder_inputs(length: int) -> np.ndarray:
-    tokens = np.random.default_rng(length + 1).integers(2, VOCAB_SIZE, (4, length))
-    tokens[:, 0] = 0
-    return tokens.astype(np.int32)
-
-
 @pytest.mark.parametrize("version", [*VERSIONS, UMT5])
 def test_teacher_forced_logits_equal_those_of_transformers(pair, version):
-    """Beyond the exact buckets of distances; ``test_cache.py`` has every way to cache a text."""
-    theirs, ours = pair(version)
-    tokens, inputs = sources(40), decoder_inputs(28)
-    # Rows of targets end at several lengths.
-    targets = np.where(np.arange(28) < np.array([[28], [5], [12], [1]]), 7, 0)
-    forward = functools.partial(Transformer(ours.config).apply, enable_dropout=False)
-    logits = jax.jit(forward)({"params": ours.params}, tokens, inputs, targets)
-    expected = their_logits(theirs, tokens, inputs)
-    real = targets > 0
-    assert real.sum() == 46
-    np.testing.assert_allclose(np.asarray(logits)[real], expected[real], rtol=0, atol=TOLERANCE)
+    """``test_cache.py`` compares them with cached ones."""
+    theirs, loaded = pair(version)
+    assert_same_logits(loaded, theirs)
 
 
 def their_text(theirs, tokens: np.ndarray, eos_id: int, prompts=None) -> np.ndarray:
@@ -173,35 +146,31 @@ def decode_ours(model, draft, tokens, eos_id, prompts=None):
 
 @pytest.mark.parametrize("version", [T5_1_0, T5_1_1, UMT5], ids=["1.0", "1.1", "umt5"])
 def test_greedy_text_equals_that_of_transformers(pair, version):
-    """In a padded batch; from the plain loop, and under all sorts of drafts."""
-    theirs, ours = pair(version)
-    tokens = sources(14)
+    """In a padded batch; from the plain loop, and with several drafts."""
+    theirs, loaded = pair(version)
+    ours, tokens = loaded.bind(), sources(14)
     endless = their_text(theirs, tokens, NO_EOS)
     assert len(np.unique(endless)) > 6
     eos_id = end_token(endless)
     expected = their_text(theirs, tokens, eos_id)
     # Some rows end by themselves, and some do not.
-    assert (expected[:, -1] == 0).any()
-    assert (expected[:, -1] != 0).any()
-    drafts = {"random": pair(version, seed=1)[1], "similar": disturbed(ours, 0.1), "same": ours}
-    decoded = {
-        name: decode_ours(ours, draft, tokens, eos_id)
-        for name, draft in ({"plain": None} | drafts).items()
-    }
-    for name in decoded:
-        np.testing.assert_array_equal(decoded[name].tokens[:, 0], expected, err_msg=name)
+    assert (expected[:, -1] == 0).any() and (expected[:, -1] != 0).any()
+    drafts = None, pair(version, seed=1)[1].bind(), disturbed(ours, 0.1), ours
+    decoded = [decode_ours(ours, draft, tokens, eos_id) for draft in drafts]
+    for each in decoded:
+        np.testing.assert_array_equal(each.tokens[:, 0], expected)
     # Drafts were accepted and rejected, and never rejected if both models are the same.
-    accepted = int(decoded["similar"].stats.accepted.sum())
-    assert 0 < accepted < 3 / 4 * int(decoded["similar"].lengths.sum())
-    np.testing.assert_array_equal(
-        decoded["same"].stats.target_calls, -(-decoded["same"].lengths // (GAMMA + 1))
-    )
+    *_, similar, same = decoded
+    assert 0 < int(similar.stats.accepted.sum()) < 3 / 4 * int(similar.lengths.sum())
+    np.testing.assert_array_equal(same.stats.target_calls, -(-same.lengths // (GAMMA + 1)))
 
 
 def test_text_after_forced_prompts_equals_that_of_transformers(pair):
-    """Prompts of several lengths in one batch, one of which holds the token that ends a row."""
-    theirs, ours = pair(T5_1_1)
-    tokens, prompts = sources(14), decoder_inputs(4)
+    """Prompts of one batch have several lengths, and one holds the token that ends a row."""
+    theirs, loaded = pair(T5_1_1)
+    ours, tokens = loaded.bind(), sources(14)
+    prompts = np.random.default_rng(5).integers(2, VOCAB_SIZE, (4, 4)).astype(np.int32)
+    prompts[:, 0] = 0
     widths = (4, 2, 1, 3)
     for row, width in enumerate(widths):
         prompts[row, width:] = 0

@@ -193,16 +193,12 @@ def extend_attention(
     positions 0 … p of its row. The cost grows with the text, not with the cache's length.
 
     Args:
-      states: of the new tokens.
-      norm: of the states.
-      matrices: of queries, keys, values and of the output.
+      states, norm: states of the new tokens, and their norm.
+      matrices: those of queries, keys, values and of the output.
       keys, values: the cache, updated in place.
       starts: position of each row's first new token.
       bias: added to the scores by distance; None for none.
       scale: factor of the scores before the bias.
-
-    Returns:
-      The states and the cache.
     """
     return _extended("SpecT5XExtend", states, norm, matrices, (keys, values, starts), bias, scale)
 

@@ -155,7 +155,7 @@ by_xla = jax.jit(distributions.tempered.__wrapped__, static_argnames=("top_k", "
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kept", [(0, 0.0), (3, 0.0), (0, 0.3), (0, 0.95)])
+@pytest.mark.parametrize("kept", [(0, 0.0), (1, 0.0), (3, 0.0), (0, 0.3), (0, 0.95)])
 def test_distributions_are_those_of_xla(width, kept):
     kept = dict(zip(("top_k", "top_p"), kept, strict=True))
     logits = 3 * draws(3, 4, width)
@@ -175,21 +175,6 @@ def test_distributions_are_those_of_xla(width, kept):
         logits[1, 3], np.asarray(0.7, np.float32), **kept, least_temperature=least
     )
     np.testing.assert_array_equal(alone, found[1, 3])
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_top_k_keeps_the_largest_and_what_ties_with_the_last(width):
-    ranks = np.random.default_rng(0).permutation(width).astype(np.float32)
-    logits = np.stack([ranks, -ranks, np.floor(ranks / 3), 1e30 * ranks])
-    ones = np.ones(4, np.float32)
-    for k in (1, 2, 7, width):
-        found = calls.standardize(logits, ones, top_k=k, top_p=0.0, least_temperature=1e-4)
-        threshold = np.sort(logits, axis=-1)[:, -min(k, width), None]
-        found = np.asarray(found)
-        assert (found[logits < threshold] == 0).all()
-        # What is kept far below the largest has no mass left in float32.
-        heavy = logits > logits.max(axis=-1, keepdims=True) - 80
-        assert (found[heavy & (logits >= threshold)] > 0).all()
 
 
 @pytest.mark.parametrize("width", WIDTHS)

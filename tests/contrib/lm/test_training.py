@@ -1,21 +1,13 @@
 """``spec-t5x train-lm``: from lines to a language model that decodes speculatively."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
-from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.cli.main import main
 from spec_t5x.contrib.lm.gpt import GPTConfig
 from spec_t5x.contrib.lm.wordpiece import WordPieceVocabulary
-from spec_t5x.data.vocabulary import ByteVocabulary
-from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.labs.training.run_distill import _student
-from spec_t5x.labs.training.run_train import load_initial
-from spec_t5x.models.sizes import size
 from tests.conftest import ENGLISH
 from tests.labs.training.conftest import shared_steps  # noqa: F401
 from tests.labs.training.toys import assert_identical, run_command
@@ -158,15 +150,3 @@ def test_a_language_model_is_converted_to_the_own_format_only(target, tmp_path, 
     assert main([*command, "native"]) == 0
     copied = load(tmp_path / "out")
     assert_identical(copied.params, load(target / "model").params)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_models_of_two_families_are_told_apart():
-    config = size("t5_1_1_small")
-    with pytest.raises(InputError, match="lm-target is a GPTConfig, and the model to train a T5"):
-        load_initial("lm-target", None, config)
-    target = LoadedModel(
-        params={}, config=config, vocabulary=ByteVocabulary(), directory=Path("T5"), metadata={}
-    )
-    with pytest.raises(InputError, match="is a T5Config and distill.model a GPTConfig: give @T5C"):
-        _student(target, None, GPTConfig(), None, None)
