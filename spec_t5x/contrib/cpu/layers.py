@@ -117,7 +117,7 @@ BLOCKS: dict[tuple[type, str], Callable] = {
 
 
 def _is_plain(traits: Traits) -> bool:
-    """Tells whether the kernels compute such attention."""
+    """Tells whether the kernels compute attention with these traits."""
     return traits == Traits(scale=traits.scale, use_bias=traits.use_bias)
 
 

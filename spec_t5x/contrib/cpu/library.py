@@ -134,7 +134,7 @@ def _compile(compiler: Sequence[str], library: Path) -> None:
 
 
 def _compiler() -> list[str] | None:
-    """Returns ``CXX`` with its arguments, or the system's compiler if there is no such program."""
+    """Returns ``CXX`` with its arguments, or the system's compiler if that program is missing."""
     given = os.environ.get("CXX", "")
     wanted = given.split()
     for command in filter(None, (wanted, ["g++"], ["clang++"])):

@@ -20,7 +20,7 @@ from spec_t5x.models.t5 import NetworkConfig
 
 # Kinds of layers, by what they see of a text.
 LOCAL, GLOBAL = "local", "global"
-# Sizes that the encoder may have of its own.
+# Sizes that may differ in the encoder.
 _OF_ENCODER = ("emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "query_scalar")
 
 
