@@ -111,7 +111,7 @@ def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
 
     def line(raw: bytes) -> Item:
         item = read.item(next(numbers), raw)
-        # Whether a text may be empty depends on the model.
+        # The model decides whether a text may be empty.
         return item if raw.strip() else dataclasses.replace(item, error=None)
 
     def lines(part: Iterable[bytes]) -> Iterator[Item]:
@@ -140,7 +140,7 @@ class _Command:
     args: argparse.Namespace
     generator: Any
     options: Any
-    # Whether an input had no output.
+    # True once an input had no output.
     failed: bool = False
 
     def run(self, source: Iterator[Iterable[Item]]) -> None:

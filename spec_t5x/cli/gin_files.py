@@ -26,7 +26,7 @@ _MACRO = re.compile(r"%([\w.]+)")
 _INCLUDE = re.compile(r"""include\s+(['"])(.+?)\1""")
 _IMPORT = re.compile(r"(import|from)\s")
 _STRING_OR_COMMENT = re.compile(r"""'[^'\n]*'|"[^"\n]*"|#.*""")
-# What gin raises for a file that it cannot use.
+# Exceptions of gin for a file that it cannot use.
 _ERRORS = (ValueError, SyntaxError, AttributeError, ImportError, OSError, tokenize.TokenError)
 
 # Folders of ``--gin_search_paths``.

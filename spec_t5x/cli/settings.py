@@ -61,7 +61,7 @@ _TYPES = {
     tuple | list | str: (folders, "DIR,DIR"),
     dict | None: (_lengths, "{'inputs':N,'targets':N}"),
 }
-# Of ``labs.benchmark.text_source.TextSource``, whose module imports JAX.
+# The flags of ``labs.benchmark.text_source.TextSource``, whose module imports JAX.
 _TEXTS = {
     "data": ("FILE", "pairs, .tsv or .jsonl, gzipped or not"),
     "source_column": (int, "column of a .tsv, from 0 (default: of two the first, else the second)"),

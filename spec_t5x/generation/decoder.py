@@ -183,7 +183,7 @@ class BatchDecoder:
             prompts = np.asarray([[PAD_ID, *self.prefix_ids(options)]] * rows, np.int32)
         steps = np.zeros(rows, np.int32)
         steps[: len(ids)] = self.max_decode_len(options)
-        # As many keys for every batch: their number is part of the program.
+        # The number of keys is part of the program: it is the same for every batch.
         numbers = np.zeros(rows, np.uint32)
         numbers[: len(places)] = places
         return Batch(

@@ -61,7 +61,7 @@ class Engine:
           pace: with gamma "auto" that of earlier batches; None starts a new one.
         """
         self.decoder, self.options, self.pace = decoder, options, pace
-        # Whether an input that has ended makes room for the next one: a search has no slots, and
+        # True if an input that has ended makes room for the next one: a search has no slots, and
         # one row makes no other wait.
         self.in_slots = options.batch_size > 1 and not options.beams
         # Target calls, times the rows that each was for.
@@ -288,7 +288,7 @@ class _Slots:
             paced=self.pace is not None,
             waits=waits,
         )
-        # Of the host, as the empty ones of ``burst``: another sharding is another program.
+        # Places are on the host, as those of ``burst``: another sharding is another program.
         return members.replace(places=numbers) if waits else members
 
     def collected(self, ended: refill.Ended) -> tuple[int, tuple[int, ...], list[Answer]]:

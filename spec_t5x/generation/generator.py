@@ -127,7 +127,7 @@ class Generator(BatchDecoder):
         first: int = 0,
         **changes,
     ) -> Answers:
-        """Gives, for each input in order, its outputs, the best first, while iterated over.
+        """Returns the answers to the inputs in order, which are decoded while iterated over.
 
         An input that cannot be decoded is its answer's ``error``; the others are decoded.
 

@@ -75,7 +75,7 @@ def stream(engine: Engine, batch: Batch, ended: Callable[[], None]) -> Iterator[
             ended()
         text = settled(decode(ids), stop)
         if vocabulary.cleans_up:
-            # What follows may take away the space before the last word.
+            # Later tokens may remove the space before the last word.
             text = text.rpartition(" ")[0]
         accepted = min(int(iteration.num_accepted[0]), len(new))
         yield StreamEvent(

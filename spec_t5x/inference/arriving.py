@@ -12,7 +12,7 @@ _TOGETHER = 0.02
 
 def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Yields the lines of a stream: those there, then those arrived meanwhile; raises its error."""
-    # None is the end.
+    # The last item is None.
     waiting: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=_READ_AHEAD)
 
     def read() -> None:

@@ -147,7 +147,7 @@ class _Run:
         inputs, digests = survey(self.source, self.options.shard_size, self.progress.reading)
         now = Manifest(source=self.source.name, count=inputs, digests=digests, settings=settings)
         with processes.one_at_a_time(self.directory):
-            # Of a worker that may be at work.
+            # Another worker may have begun the run.
             before = read_manifest(self.directory) if count > 1 else None
             if before is None:
                 run_directory.start(self.directory, now, overwrite=self.options.overwrite)

@@ -74,7 +74,7 @@ class Placement:
             return placed[id(leaf)][1]
 
         def place_model(model: Model) -> Model:
-            # Of a whole model: a draft may lack some of its parameters, and have others.
+            # A draft may lack some parameters of a whole model, and have others.
             shardings = flatten_dict(param_shardings(model.config, self.mesh))
             flat = flatten_dict(model.weights)
             params = {

@@ -33,7 +33,7 @@ class TaskSource:
     split: str
     lengths: Mapping[str, int] | None
     vocabulary: Vocabulary
-    # Whether the cached tasks are read.
+    # True reads the cached tasks.
     cached: bool = False
 
     @property
