@@ -1,6 +1,6 @@
 """The memory-bandwidth bound: the time of one pass over what a decoder step must read.
 
-A step multiplies each weight once for each row. At batch 1 that is less work than fetching the
+A step uses each weight once for each row. At batch 1 that is less work than fetching the
 weights, so no implementation takes less time a step than reading every weight once, and the part
 of the caches in use, at the machine's read bandwidth (section 3.4 of the paper counts the same
 accesses). Speculation takes fewer steps, and so may go below it.

@@ -18,11 +18,6 @@ from spec_t5x.labs.reproduction import kept_results
 from spec_t5x.labs.reproduction.contents import Origin, ReportFigure, ReportTable
 from spec_t5x.machine.atomic import write_whole
 
-PAPER = (
-    "Yaniv Leviathan, Matan Kalman and Yossi Matias: Fast Inference from Transformers via "
-    "Speculative Decoding, ICML 2023"
-)
-PAPER_URL = "https://arxiv.org/abs/2211.17192"
 # Meaning of each origin, in order, and a symbol, so that colour alone does not distinguish them.
 LEGEND = {
     Origin.CLOSED_FORM: ("ƒ", "computed by this package from the paper's formulas"),
@@ -39,13 +34,10 @@ Sections = Sequence[Mapping[str, Any]]
 
 
 def write(output: Path, sections: Sections, origin: Mapping[str, Any]) -> None:
-    """Writes all files of the report.
+    """Writes all files of the report of a run with this origin.
 
-    Args:
-      output: the report's directory.
-      sections: each item's name, title, content (tables and figures), ``not_computed``
-        (reasons) and ``measured`` (results and provenance by name).
-      origin: of the run (``kept_results.origin``).
+    Sections have an item's name, title, content (tables and figures), ``not_computed`` (reasons)
+    and ``measured`` (results and provenance by name).
 
     Raises:
       OSError: a file cannot be written.
@@ -93,18 +85,10 @@ def _html(sections: Sections, run: Mapping[str, Any]) -> str:
         + (f"in {texts}" if texts else "of the package"),
         "Written": run["date"],
     }
-    flags = [
-        *(["--quick"] * run["quick"]),
-        *([f"--seed {run['seed']}"] if run["seed"] else []),
-        *([f"--data_dir {texts}"] if texts else []),
-    ]
     return environment.get_template("report.html.jinja").render(
-        paper=PAPER,
-        paper_url=PAPER_URL,
         facts=facts,
         legend=LEGEND,
         sections=sections,
-        flags="".join(f" {flag}" for flag in flags),
         origins=_origins,
         cells=_cells,
         numeric=_numeric,

@@ -118,7 +118,7 @@ def test_the_same_numbers_give_the_same_pictures(tmp_path):
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_each_section_has_the_command_that_computes_it_again(tmp_path):
+def test_the_report_names_the_run_without_paths(tmp_path):
     output, data = tmp_path / "out", tmp_path / "texts"
     for name in ("ende/dev.tsv.gz", "summarize/debian_dev.tsv.gz"):
         (data / name).parent.mkdir(parents=True)
@@ -126,9 +126,6 @@ def test_each_section_has_the_command_that_computes_it_again(tmp_path):
     options = ReproduceOptions(quick=True, seed=4, data_dir=data)
     assert running.reproduce({"table1": TABLE_1}, options, output) == 0
     html = (output / "report.html").read_text(encoding="utf-8")
-    command = "spec-t5x reproduce table1 --output DIR --quick --seed 4 --data_dir texts"
-    assert f"Again: <code>{command}</code>" in html
     assert "quick, seed 4, texts in texts" in html
-    # The paths of the files are private.
     for name in ("report.html", "results.json"):
         assert str(tmp_path) not in (output / name).read_text(encoding="utf-8")
