@@ -77,11 +77,7 @@ class CascadeDraft(Draft):
         return 2 * (self.inner_gamma + 1)
 
     def check(self, target: Target, max_decode_len: int) -> None:
-        """Raises ``InputError`` if the cheap draft or the model cannot draft.
-
-        It cannot if ``inner_gamma`` is below 1, the vocabularies differ, positions are missing or
-        the cheap draft uses the target's states.
-        """
+        """Raises ``InputError`` for an ``inner_gamma`` below 1 or parts that cannot draft."""
         if self.inner_gamma < 1:
             raise InputError(f"inner_gamma is {self.inner_gamma}: give at least 1")
         check_vocabularies(self.draft, self.model, "inner draft", "draft")

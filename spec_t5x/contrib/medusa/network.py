@@ -58,10 +58,8 @@ class Heads(nn.Module):
     ) -> Float32[Array, "batch length num embed"]:
         """Returns states of the first ``num`` heads, for the target's output layer.
 
-        Args:
-          states: the target's normed decoder states.
-          embedded: the target's embeddings of the tokens predicted from them.
-          num: heads to apply, at most ``config.num_heads``.
+        ``states`` are the target's normed decoder states, and ``embedded`` its embeddings of the
+        tokens predicted from them.
         """
         cfg = self.config
         shape = (cfg.num_heads, 2 * cfg.emb_dim, cfg.hidden_dim)
@@ -124,10 +122,8 @@ class T5Heads:
     ) -> Float32[Array, "batch length num embed"]:
         """Returns the states from which the first ``num`` heads predict.
 
-        Args:
-          states: the target's normed decoder states.
-          tokens: the tokens that were predicted from them; head i predicts i + 1 further.
-          num: heads to apply.
+        ``tokens`` were predicted from the target's normed decoder ``states``; head i predicts the
+        token i + 1 further.
         """
         embedded = self._apply(
             tokens, method=lambda network, tokens: network.token_embedder(tokens)

@@ -116,24 +116,6 @@ def test_proposals_come_from_the_states_of_the_text_so_far(paced):
     assert compared > 10 and accepted > 0
 
 
-def test_a_row_does_not_depend_on_the_rows_beside_it():
-    draft, keys = random_heads(), jax.random.split(KEY, 5)
-    temperatures = np.array([0.0, 1.0, 0.5, 1.0, 0.0], np.float32)
-
-    def decode(rows):
-        given = SOURCES[rows], jnp.zeros((5, 1), jnp.int32), keys[rows]
-        settings = sampling(temperatures[rows])
-        options = {"gamma": 3, "max_decode_len": LENGTH}
-        decoded = speculative_decode(target(), draft, *given, settings, **options)
-        return decoded.tokens, decoded.stats.target_calls, decoded.stats.accepted
-
-    order = np.array([4, 2, 0, 3, 1])
-    together, moved = decode(np.arange(5)), decode(order)
-    for found, expected in zip(moved, together, strict=True):
-        np.testing.assert_array_equal(found, expected[order])
-    assert np.any(together[-1] > 0)
-
-
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
