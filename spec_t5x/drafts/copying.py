@@ -42,7 +42,7 @@ class CopyDraft(Draft):
     """Proposes the source from the pointer on, or the output's own repetition.
 
     After tokens that disagree with the source, the pointer is set behind the longest suffix of the
-    output (up to ``max_match`` tokens) in the source; of several such places, the nearest to where
+    output (up to ``max_match`` tokens) in the source; of several places, the nearest to where
     it would be if each token had replaced one. If nothing matches, a word has replaced a word: the
     pointer is set to the source's next word.
 

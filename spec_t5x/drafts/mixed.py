@@ -35,7 +35,7 @@ class MixedState:
 
 @flax.struct.dataclass
 class MixedDraft(Draft):
-    """Two drafts, by row: ``first`` wherever it proposes anything, else ``second``.
+    """Two drafts, by row: ``first`` if it proposes anything, else ``second``.
 
     If every live row copies, ``second`` is not run; it catches up with the copied tokens later.
     """

@@ -54,7 +54,7 @@ class Rules:
     # last token after its other tokens.
     phrases: Int[Array, "phrases longest"] | None = None
     phrase_biases: Float32[Array, "phrases"] | None = None
-    # Number of tokens that no text has twice in this order; 0 for no such rule.
+    # Number of tokens that no text has twice in this order; 0 for no rule.
     no_repeat_ngram_size: int = flax.struct.field(pytree_node=False, default=0)
     # The start token's id within a text, if start and end are one token.
     start_id: int = flax.struct.field(pytree_node=False, default=PAD_ID)

@@ -57,8 +57,7 @@ def train_heads(
         num_heads: number of tokens that are predicted ahead.
         hidden_dim: width of each head's hidden layer.
         export_dtype: type of the exported parameters, 'bfloat16' or 'float32'.
-        vocabulary: for a target without one, such as T5X's checkpoints: a SentencePiece model, or
-            "bytes".
+        vocabulary: for a target without one (T5X's checkpoints): a SentencePiece model or "bytes".
 
     Raises:
         InputError: files, target or settings cannot be used.
