@@ -106,7 +106,7 @@ class NgramDraft(Draft):
         return 1 + len(self.levels)
 
     def with_order(self, order: int) -> "NgramDraft":
-        """Returns the draft of order 1 … ``self.order``; raises ``InputError`` for another order."""
+        """Returns the draft of order 1 … ``self.order``; raises ``InputError`` for another."""
         if not 1 <= order <= self.order:
             raise InputError(f"order is {order}: give 1 to {self.order}, the order of the table")
         return self.replace(levels=self.levels[: order - 1])
