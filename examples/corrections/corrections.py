@@ -39,8 +39,7 @@ def changes(source: str, text: str) -> set[tuple[int, int, tuple[str, ...]]]:
 def figures(targets: Sequence[Correction], predictions: Sequence[str]) -> dict[str, float]:
     """Computes exact match, errors corrected, right changes and F0.5, all in percent.
 
-    ``false_changes`` are those in 100 texts that were right before; a set without any has no such
-    figure.
+    ``false_changes`` are those in 100 texts that were right before, if there are any.
     """
     parts = _parts(targets, predictions)
     found = {

@@ -28,7 +28,7 @@ from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, log_exported
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
-from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
+from spec_t5x.labs.training.trainer import Best, TrainOptions, TrainResult, fit
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.eagle import EagleConfig, first_head, head_config
@@ -118,13 +118,12 @@ def distill(
         target: directory or name of the model that the draft is for (``loading.load``): a T5, or
             a language model, whose draft learns from the references.
         data: its vocabulary must be left out: the target's is taken.
-        optimizer, options: see the classes; ``options.objective`` is minimized.
+        options: its ``objective`` is minimized.
         distillation: the texts to train and measure on.
         layers: the draft is made of the target's layers, or
         model: it has these sizes, and starts with random parameters, or with those of
-        initial_checkpoint: a model of these very sizes, of any format.
-        vocabulary: for a target without one, as T5X's checkpoints are: a SentencePiece model, or
-            "bytes".
+        initial_checkpoint: a model of these very sizes.
+        vocabulary: for a target without one, as T5X's: a SentencePiece model, or "bytes".
         export_dtype: dtype of the exported parameters, 'bfloat16' or 'float32'.
         cache_dir: folder of the target's outputs, which drafts for one target may share; None is
             ``cache`` in ``output_dir``.
@@ -132,23 +131,15 @@ def distill(
     Raises:
         InputError: files, target or settings that cannot be used.
     """
-    directory = Path(output_dir)
-    draft = directory / "draft"
+    directory, draft = Path(output_dir), Path(output_dir) / "draft"
     check_settings(optimizer, options, export_dtype, draft)
     _check(data, layers, model, initial_checkpoint, options, distillation)
     loaded = load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto"))
     check_kind(loaded.config, data, options)
-    if not loaded.config.has_source and (
-        distillation.outputs == "target" or distillation.on_policy
-    ):
-        raise InputError(
-            f"DistillOptions.outputs is {distillation.outputs!r} and on_policy "
-            f"{distillation.on_policy}: give 'references' and 0 for a language model, which has no "
-            "source to write an output for"
-        )
+    _check_outputs(loaded, distillation)
     student = _student(loaded, layers, model, initial_checkpoint, options)
     bound = loaded.bind()
-    if layers is not None and layers.depths:
+    if layers and layers.depths:
         bound = bound.showing(layers.depths)
     directory.mkdir(parents=True, exist_ok=True)
     cache = Path(cache_dir) if cache_dir else directory / "cache"
@@ -156,9 +147,8 @@ def distill(
         target=bound, vocabulary=loaded.vocabulary, max_source_len=max(data.longest[0], 2)
     )
     train_pairs, held_out = _texts(data, generator, cache, options, distillation)
-    if layers is not None and layers.draft_vocab_size is not None:
-        sizes = layers.draft_vocab_size, loaded.config.vocab_size
-        ids = likeliest_ids(train_pairs.target.ids, *sizes)
+    if number := layers and layers.draft_vocab_size:
+        ids = likeliest_ids(train_pairs.target.ids, number, loaded.config.vocab_size)
         student = student.narrowed(loaded.params, ids)
     result = fit(
         DraftLearner(student=student, target=bound, distillation=distillation, options=options),
@@ -168,17 +158,20 @@ def distill(
         directory,
         initial_params=student.params,
     )
-    best = result.best
-    figures = {"step": best.step, "held_out": [each.record()["held_out"] for each in best.dev]}
-    # Replaces the export of an earlier, shorter run.
-    export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
-    if student.shared_layers is None:
-        save_model(draft, best.params, student.config, loaded.vocabulary, **export)
-    else:
-        shared = (student.config, student.shared_layers, loaded)
-        save_shared_draft(draft, best.params, *shared, head=student.head, **export)
+    _export(draft, result.best, student, loaded, export_dtype)
     log_exported(result, f"draft in {draft}")
     return result
+
+
+def _export(directory: Path, best: Best, student: Student, target: LoadedModel, dtype: str) -> None:
+    """Writes the best draft; it replaces the export of an earlier, shorter run."""
+    figures = {"step": best.step, "held_out": [each.record()["held_out"] for each in best.dev]}
+    export = {"dtype": dtype, "extra": figures, "overwrite": True}
+    if student.shared_layers is None:
+        save_model(directory, best.params, student.config, target.vocabulary, **export)
+    else:
+        shared = (student.config, student.shared_layers, target)
+        save_shared_draft(directory, best.params, *shared, head=student.head, **export)
 
 
 def _check(
@@ -224,6 +217,17 @@ def _check(
     for is_made, message in mistakes:
         if is_made:
             raise InputError(message)
+
+
+def _check_outputs(target: LoadedModel, distillation: DistillOptions) -> None:
+    """Raises ``InputError`` if a language model, which has no sources, is to write outputs."""
+    writes = distillation.outputs == "target" or distillation.on_policy
+    if writes and not target.config.has_source:
+        raise InputError(
+            f"DistillOptions.outputs is {distillation.outputs!r} and on_policy "
+            f"{distillation.on_policy}: give 'references' and 0 for a language model, which has no "
+            "source to write an output for"
+        )
 
 
 def _student(

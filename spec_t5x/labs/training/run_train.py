@@ -73,7 +73,6 @@ def train(
         output_dir: made if absent; a run in it is resumed.
         model: sizes; its vocab_size must hold the vocabulary.
         data: text pairs, or lines for a model that has no source.
-        optimizer, options: see the classes.
         initial_checkpoint: a model of these very sizes to start from, of any format; its
             vocabulary is taken over.
         export_dtype: dtype of the exported parameters, 'bfloat16' or 'float32'.
@@ -82,8 +81,7 @@ def train(
     Raises:
         InputError: files, vocabulary or settings that cannot be used.
     """
-    directory = Path(output_dir)
-    exported = directory / "model"
+    directory, exported = Path(output_dir), Path(output_dir) / "model"
     check_settings(optimizer, options, export_dtype, exported)
     check_kind(model, data, options)
     if metrics and data.name("dev") is None:
@@ -111,9 +109,7 @@ def train(
         initial_params=initial and initial.params,
         scorer=scorer,
     )
-    figures = figures_of(result)
-    if result.dev and not model.has_source:
-        figures["perplexity"] = result.dev[0].perplexity
+    figures = figures_of(result, with_perplexity=not model.has_source)
     # Replaces the export of an earlier, shorter run.
     export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
     save_model(exported, result.state.params, model, vocabulary, **export)
@@ -179,11 +175,13 @@ def load_initial(
     return loaded
 
 
-def figures_of(result: TrainResult) -> dict[str, Any]:
+def figures_of(result: TrainResult, with_perplexity: bool = False) -> dict[str, Any]:
     """Returns step and figures of a model, as its export holds them."""
     figures = {"step": int(result.state.step)}
     for each in result.dev:
         figures |= dataclasses.asdict(each)
+        if with_perplexity:
+            figures["perplexity"] = each.perplexity
     return figures if result.metrics is None else figures | {"metrics": result.metrics}
 
 

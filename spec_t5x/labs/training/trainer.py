@@ -256,13 +256,12 @@ def fit(
 ) -> TrainResult:
     """Trains to ``learner.options.steps``, from the newest checkpoint if there is one.
 
-    Writes ``checkpoints/`` and ``metrics.jsonl`` in ``directory``. The schedule is only shown; the
-    optimizer has its own. ``dev`` are held-out data for ``learner.evaluate`` each ``eval_period``
-    and at the end, or None; ``initial_params`` replace random ones.
+    Writes ``checkpoints/`` and ``metrics.jsonl``. The schedule is only shown. ``dev``, held-out
+    data or None, is for ``learner.evaluate``; ``initial_params`` replace random ones.
 
     Raises:
-        InputError: the checkpoint in ``directory`` is of another model, or cannot be written,
-            or the loss is not finite. The newest checkpoint stays.
+        InputError: the checkpoint is of another model, or cannot be written, or the loss is not
+            finite. The newest checkpoint stays.
     """
     options = learner.options
     deadline = time.monotonic() + 60.0 * (options.max_minutes or float("inf"))
