@@ -122,26 +122,12 @@ def test_two_embeddings_are_refused(directory, stored):
     assert "encoder and decoder have one embedding here" in message and str(directory) in message
 
 
-@pytest.mark.parametrize("form", ["bin", "shards", "module.", "_orig_mod.", "model.", "both"])
-def test_forms_of_files(directory, form):
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod."])
+def test_prefixes_of_wrappers(directory, prefix):
     write(directory)
     tables(directory, shared=1, sources=1, targets=1, head=2)
     model, path = theirs(directory), directory / "model.safetensors"
-    stored = load_file(path)
-    if form == "bin":
-        torch.save({n: torch.tensor(t) for n, t in stored.items()}, directory / "pytorch_model.bin")
-        path.unlink()
-    elif form == "shards":
-        parts = {"1.safetensors": [SHARED, SOURCES, TARGETS]}
-        parts["2.safetensors"] = [name for name in stored if name not in parts["1.safetensors"]]
-        for file, names in parts.items():
-            save_file({name: stored[name] for name in names}, directory / file)
-        index = {name: file for file, names in parts.items() for name in names}
-        (directory / f"{path.name}.index.json").write_text(json.dumps({"weight_map": index}))
-        path.unlink()
-    else:
-        prefix = "module._orig_mod." if form == "both" else form
-        save_file({f"{prefix}{name}": tensor for name, tensor in stored.items()}, path)
+    save_file({f"{prefix}{name}": tensor for name, tensor in load_file(path).items()}, path)
     assert_same_logits(load(directory), model)
 
 
@@ -176,16 +162,14 @@ ACTIVATIONS = [
 
 
 @pytest.mark.parametrize(("kind", "changes"), ACTIVATIONS)
-def test_activations_are_those_of_transformers(directory, kind, changes, tmp_path):
-    # Which have one or two matrices.
-    probe = tmp_path / "probe"
-    write(probe, kind, **changes)
-    config = transformers.AutoConfig.from_pretrained(probe)
+def test_activations_are_those_of_transformers(directory, kind, changes):
     write(directory, kind, **changes)
+    # The configuration decides whether there are one or two matrices.
+    config = transformers.AutoConfig.from_pretrained(directory)
     torch.manual_seed(0)
     model = enlivened(transformers.AutoModelForSeq2SeqLM.from_config(config))
-    save_file({n: t.contiguous().numpy() for n, t in model.state_dict().items()}, directory / "m")
-    (directory / "m").rename(directory / "model.safetensors")
+    state = {name: tensor.contiguous().numpy() for name, tensor in model.state_dict().items()}
+    save_file(state, directory / "model.safetensors")
     assert_same_logits(load(directory), theirs(directory), tolerance=1e-3)
 
 
@@ -335,19 +319,11 @@ def test_conversions_keep_the_tokenizer(directory, tmp_path, layout):
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 308000000\n"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.safetensors",
-        "pytorch_model.bin",
-        "spiece.model",
-        "tokenizer.json",
-        "config.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-        "model.safetensors.index.json",
-    ],
-)
+LFS_FILES = """model.safetensors model.safetensors.index.json pytorch_model.bin spiece.model
+tokenizer.json config.json tokenizer_config.json generation_config.json"""
+
+
+@pytest.mark.parametrize("name", LFS_FILES.split())
 def test_pointers_of_git_lfs(directory, name):
     write(directory)
     if name == "pytorch_model.bin" or name.endswith("index.json"):

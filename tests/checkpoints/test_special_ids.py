@@ -34,18 +34,8 @@ FAMILIES = {
 }
 NUM_IDS, NUM_NEW = 61, 14
 WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "lazy",
-    "dogs",
-    "while",
-    "seven",
-    "wizards",
-    "box",
+    *["the", "quick", "brown", "fox", "jumps", "over"],
+    *["lazy", "dogs", "while", "seven", "wizards", "box"],
 ]
 TEXTS = ["the quick fox", "seven lazy dogs", "zebra wizards jumps", "box <extra_id_0> the brown"]
 # A character that no piece has.
@@ -84,18 +74,10 @@ def save_tokenizer(directory, family: str) -> None:
 def torch_model(family: str, layers: int, seed: int, rows: int = NUM_IDS):
     kind, start, eos, pad = FAMILIES[family]
     torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(
-        kind,
-        vocab_size=rows,
-        **SIZES,
-        num_layers=layers,
-        num_decoder_layers=layers,
-        decoder_start_token_id=start,
-        eos_token_id=eos,
-        pad_token_id=pad,
-    )
-    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
-    return enlivened(model)
+    ids = {"decoder_start_token_id": start, "eos_token_id": eos, "pad_token_id": pad}
+    sizes = {**SIZES, "vocab_size": rows, "num_layers": layers, "num_decoder_layers": layers}
+    config = transformers.AutoConfig.for_model(kind, **sizes, **ids)
+    return enlivened(transformers.AutoModelForSeq2SeqLM.from_config(config))
 
 
 @pytest.fixture(scope="module")

@@ -227,22 +227,6 @@ def test_missing_arrays_are_all_named(legacy):
     assert "5 of 34 arrays are not there (decoder/layers_0/mlp/wi/kernel" in message
 
 
-def test_every_kind_of_fault_at_once(legacy):
-    def change(tree):
-        target = tree["optimizer"]["target"]
-        del target["decoder"]["decoder_norm"]
-        target["encoder"]["adapter"] = {"kernel": np.zeros((3, 3), np.float32)}
-        target["encoder"]["encoder_norm"]["scale"] = np.zeros(5, np.float32)
-        target["encoder"]["layers_1"]["mlp"]["wo"]["kernel"] = np.zeros((8, 4), np.uint16)
-
-    edit_index(legacy, change)
-    message = message_of(load, legacy, vocabulary="bytes")
-    assert "1 missing (decoder/decoder_norm/scale)" in message
-    assert "1 unexpected (encoder/adapter/kernel)" in message
-    assert "1 of the wrong shape (encoder/encoder_norm/scale is [5], not [4])" in message
-    assert "float64 (encoder/layers_1/mlp/wo/kernel is uint16)" in message
-
-
 def test_damaged_arrays(legacy):
     chunk = legacy / "target.token_embedder.embedding" / "0.0"
     content = chunk.read_bytes()

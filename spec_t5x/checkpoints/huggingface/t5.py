@@ -15,11 +15,7 @@ from typing import Any
 import numpy as np
 
 from spec_t5x.checkpoints.huggingface import generation_config, vocabulary_files
-from spec_t5x.checkpoints.huggingface.generation_config import (
-    GENERATION,
-    GENERATION_NAME,
-    TASKS,
-)
+from spec_t5x.checkpoints.huggingface.generation_config import GENERATION, GENERATION_NAME, TASKS
 from spec_t5x.checkpoints.huggingface.weight_files import (
     WRAPPERS,
     check_shared,
@@ -31,11 +27,7 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
     unwrapped,
     write_safetensors,
 )
-from spec_t5x.checkpoints.storage.files import (
-    CONFIG_NAME,
-    describing,
-    write_json,
-)
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, write_json
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, Tensor, read_tensors
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, their_ids
