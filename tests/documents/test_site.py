@@ -77,9 +77,10 @@ def test_every_public_name_is_on_an_api_page(pages):
 
 
 def test_fields_arguments_and_exceptions_are_described(site):
+    page = (site / "api" / "options.html").read_text(encoding="utf-8")
+    # The help of an option, and a comment above a field.
+    assert "outputs for each input" in page and "Pairs of ids in order" in page
     page = (site / "api" / "generation.html").read_text(encoding="utf-8")
-    # A comment above a field.
-    assert "Sequences for each input." in page
     assert "Raises:" in page and "a checkpoint that cannot be found" in page
     # Two arguments with one description.
     page = (site / "api" / "tuning.html").read_text(encoding="utf-8")
