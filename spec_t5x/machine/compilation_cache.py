@@ -111,7 +111,7 @@ def announce() -> None:
 
 
 def _bounded(directory: Path) -> Path | None:
-    """Has JAX bound the directory's size and returns it, or None if it cannot be written."""
+    """Returns the directory, whose size JAX is set to bound, or None if it cannot be written."""
     try:
         directory.mkdir(exist_ok=True)
         # JAX stores nothing if a program lacks the file by which it orders them, as those of a

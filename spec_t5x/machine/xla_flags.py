@@ -5,7 +5,7 @@ than a T5-small step itself. XLA records operations into command buffers (CUDA g
 this flag the loops and branches around them too: then a whole draft loop is one launch. Decoding
 needs no flag on a CPU or TPU.
 
-JAX starts libtpu wherever it is installed, and without a TPU libtpu prints half a dozen lines.
+JAX starts libtpu if it is installed, and without a TPU libtpu prints half a dozen lines.
 
 ``spec-t5x`` calls ``apply`` itself. Your own program calls it before JAX makes its first
 array, or exports the variable: ``export XLA_FLAGS="$(python -m spec_t5x.machine.xla_flags)"``.
@@ -39,7 +39,7 @@ def _tpu_is_likely() -> bool:
 
 
 def _disable_tpu() -> None:
-    """Has JAX try the next platform, unless the user or JAX's look at PCI devices chose some."""
+    """Makes JAX try the next platform, unless the user or JAX itself chose some."""
     import jax
     from jax.extend.backend import register_backend_factory
 

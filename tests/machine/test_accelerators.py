@@ -1,8 +1,9 @@
-"""What is said where JAX does not use the GPU or TPU of a machine."""
+"""Reasons for which JAX does not use the GPU or TPU of a machine."""
 
 import importlib.metadata
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from spec_t5x.machine import accelerators
@@ -11,7 +12,7 @@ from spec_t5x.machine.accelerators import GPU, TPU
 
 @pytest.fixture
 def machine(monkeypatch):
-    """``machine(files, platform, packages)``: device files, JAX's platform, installed versions."""
+    """Provides a function that sets device files, JAX's platform and installed versions."""
 
     def set_up(files=(), platform="cpu", platforms=None, **packages):
         versions = {name.replace("_", "-"): version for name, version in packages.items()}
@@ -33,78 +34,70 @@ def machine(monkeypatch):
     return set_up
 
 
-CUDA12 = "pip install 'jax[cuda12]==0.12.0', and restart Python"
-CUDA13 = "pip install 'jax[cuda13]==0.12.0', and restart Python"
-GPU_FILES, TPU_FILES = ["/dev/nvidia"], ["/dev/accel"]
+CUDA12, CUDA13, OF_TPU = (
+    f"pip install 'jax[{extra}]==0.12.0', and restart Python"
+    for extra in ("cuda12", "cuda13", "tpu")
+)
+AT_GPU, AT_TPU = {"files": ["/dev/nvidia"]}, {"files": ["/dev/accel"]}
+NO_GPU, NO_TPU = (f"JAX does not see the {name}: " for name in ("NVIDIA GPU", "TPU"))
 
 
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        # Nothing to use, or used.
-        ({}, None),
+        # There is nothing to use, or it is used.
         ({"libtpu": "0.0.1"}, None),
-        ({"files": GPU_FILES, "platform": "gpu", "jax_cuda12_plugin": "0.12.0"}, None),
-        ({"files": TPU_FILES, "platform": "tpu", "libtpu": "0.0.21"}, None),
+        ({**AT_GPU, "platform": "gpu", "jax_cuda12_plugin": "0.12.0"}, None),
         ({"files": ["/dev/vfio"], "platform": "tpu", "libtpu": "0.0.21"}, None),
-        # As JAX compares: numbers alone.
+        # JAX compares the numbers alone.
         ({"jax_cuda12_plugin": "0.12.0+cuda"}, None),
         (
-            {"jax_cuda12_plugin": "0.7.2", "files": GPU_FILES},
+            {**AT_GPU, "jax_cuda12_plugin": "0.7.2"},
             f"jax-cuda12-plugin is 0.7.2 and jaxlib 0.12.0: {CUDA12}",
         ),
         (
-            {"jax_cuda13_plugin": "0.10.2"},
-            f"jax-cuda13-plugin is 0.10.2 and jaxlib 0.12.0: {CUDA13}",
-        ),
-        (
-            {"jax_cuda12_plugin": "0.12.0", "jax_cuda12_pjrt": "0.7.2"},
-            f"jax-cuda12-pjrt is 0.7.2 and jaxlib 0.12.0: {CUDA12}",
+            {"jax_cuda13_plugin": "0.12.0", "jax_cuda13_pjrt": "0.7.2"},
+            f"jax-cuda13-pjrt is 0.7.2 and jaxlib 0.12.0: {CUDA13}",
         ),
         (
             {"jax_cuda12_plugin": "0.12.0", "jaxlib": "0.12.0.1"},
             f"jax-cuda12-plugin is 0.12.0 and jaxlib 0.12.0.1: {CUDA12}",
         ),
-        ({"files": GPU_FILES}, f"JAX does not see the NVIDIA GPU: {CUDA12}"),
+        (AT_GPU, NO_GPU + CUDA12),
         (
-            {"files": GPU_FILES, "jax_cuda13_plugin": "0.12.0"},
-            "JAX does not see the NVIDIA GPU: jax-cuda13-plugin does not start, see whether "
-            "nvidia-smi finds the driver, and restart Python",
+            {**AT_GPU, "jax_cuda13_plugin": "0.12.0"},
+            NO_GPU + "jax-cuda13-plugin does not start, see whether nvidia-smi finds the driver, "
+            "and restart Python",
+        ),
+        ({**AT_TPU, "platforms": "tpu,cpu"}, NO_TPU + OF_TPU),
+        (
+            {**AT_TPU, "libtpu": "0.0.21"},
+            NO_TPU + "libtpu does not start, end the other processes that hold the TPU, and "
+            "restart Python",
         ),
         (
-            {"files": TPU_FILES},
-            "JAX does not see the TPU: pip install 'jax[tpu]==0.12.0', and restart Python",
-        ),
-        (
-            {"files": TPU_FILES, "libtpu": "0.0.21"},
-            "JAX does not see the TPU: libtpu does not start, end the other processes that hold "
-            "the TPU, and restart Python",
-        ),
-        (
-            {"files": GPU_FILES, "platforms": "cpu", "jax_cuda12_plugin": "0.12.0"},
-            "JAX does not see the NVIDIA GPU: JAX_PLATFORMS is 'cpu', unset it",
-        ),
-        (
-            {"files": TPU_FILES, "platforms": "tpu,cpu"},
-            "JAX does not see the TPU: pip install 'jax[tpu]==0.12.0', and restart Python",
+            {**AT_GPU, "platforms": "cpu", "jax_cuda12_plugin": "0.12.0"},
+            NO_GPU + "JAX_PLATFORMS is 'cpu', unset it",
         ),
     ],
 )
-def test_what_keeps_jax_from_an_accelerator(machine, settings, line):
+def test_reasons_not_to_use_an_accelerator(machine, settings, line):
     machine(**settings)
     assert accelerators.unused() == line
 
 
 def test_the_accelerator_by_its_device_files(machine):
-    for files, found in ((TPU_FILES, TPU), (GPU_FILES, GPU), ([], None)):
-        machine(files=files)
+    for files, found in ((AT_TPU, TPU), (AT_GPU, GPU), ({}, None)):
+        machine(**files)
         assert accelerators.present() is found
 
 
 def test_it_prints_jaxs_devices_and_the_line(machine, capsys, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
-    machine(files=GPU_FILES)
+    # JAX looks for plug-ins once, by the functions that the fixture replaces.
+    jax.devices()
+    machine(**AT_GPU)
     accelerators.main()
     devices, why = capsys.readouterr().out.splitlines()
     assert devices.startswith("jax.devices() is [")
-    assert why == f"JAX does not see the NVIDIA GPU: {CUDA12}"
+    assert why == NO_GPU + CUDA12

@@ -1,4 +1,4 @@
-"""Compiled programs outlive the process, where the user wants them to."""
+"""The cache of compiled programs: its place, bound, log line and owner."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from spec_t5x.machine import compilation_cache
 
 @pytest.fixture
 def own_settings(monkeypatch):
-    """What is set in JAX is put back."""
+    """Restores JAX's settings."""
     before = dict(jax.config.values)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     yield
@@ -60,7 +60,7 @@ for number, moment in enumerate((60.0, 0.0, 0.0)):
 
 
 def run(program, **variables):
-    """What a process of its own prints on standard error."""
+    """Returns what a new process prints on standard error."""
     environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -76,7 +76,7 @@ def test_the_users_cache_is_bounded(tmp_path):
     programs = tmp_path / "spec_t5x" / "compiled"
     programs.mkdir(parents=True, mode=0o700)
     programs.parent.chmod(0o700)
-    # Of a cache that had no bound: JAX has not noted when it was used.
+    # In a cache without a bound JAX stores no time of last use.
     (programs / "old-cache").write_bytes(bytes(5900))
     assert run(FILL, XDG_CACHE_HOME=str(tmp_path)) == ""
     kept = list(programs.glob("*-cache"))
@@ -84,7 +84,7 @@ def test_the_users_cache_is_bounded(tmp_path):
     assert sum(path.stat().st_size for path in kept) <= 6000
 
 
-def test_it_is_said_once_that_a_program_is_compiled(tmp_path):
+def test_a_compilation_is_logged_once(tmp_path):
     said = run(COMPILE, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).splitlines()
     line = "compiling for these models and shapes, which is done once"
     assert said == ["0", f"{line} (kept in {tmp_path})", "1", "2"]
@@ -108,7 +108,7 @@ def writable_by_others(caches, monkeypatch):
     return "others can write to it: remove it"
 
 
-def somebody_elses(caches, monkeypatch):
+def another_users(caches, monkeypatch):
     (caches / "spec_t5x").mkdir(parents=True)
     if os.getuid() == 0:
         os.chown(caches / "spec_t5x", 12345, -1)
@@ -131,7 +131,7 @@ def no_home(caches, monkeypatch):
     return "there is no home directory: set XDG_CACHE_HOME"
 
 
-@pytest.mark.parametrize("spoil", [writable_by_others, somebody_elses, no_directory, no_home])
+@pytest.mark.parametrize("spoil", [writable_by_others, another_users, no_directory, no_home])
 def test_a_cache_that_cannot_be_trusted_is_not_used(caches, monkeypatch, caplog, spoil):
     compilation_cache._in_place_of.cache_clear()
     remedy = spoil(caches, monkeypatch)

@@ -1,4 +1,4 @@
-"""What networks compute in where nobody says."""
+"""The default type that networks compute in."""
 
 import pytest
 
@@ -8,23 +8,17 @@ from spec_t5x.machine import dtypes
 from spec_t5x.machine.dtypes import resolve_dtype
 
 
-@pytest.fixture(autouse=True)
-def nothing_said():
-    dtypes._warn_of_slowness.cache_clear()
-    yield
-    dtypes._warn_of_slowness.cache_clear()
-
-
 @pytest.mark.parametrize(
     ("platform", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")]
 )
-def test_auto_is_what_the_platform_is_quick_in(platform, dtype, caplog):
+def test_auto_is_the_fast_type_of_the_platform(platform, dtype, caplog):
     assert resolve_dtype("auto", platform) == dtype
     assert resolve_dtype("float32", platform) == "float32"
     assert caplog.messages == []
 
 
-def test_a_slow_choice_is_followed_and_said_once(caplog):
+def test_a_slow_choice_is_followed_with_one_warning(caplog):
+    dtypes._warn_of_slowness.cache_clear()
     assert [resolve_dtype("bfloat16", "cpu") for _ in range(3)] == ["bfloat16"] * 3
     (line,) = caplog.messages
     assert "bfloat16 on a CPU is about 20 times slower" in line

@@ -1,4 +1,4 @@
-"""What a run shows on a terminal and elsewhere."""
+"""Progress of a run on a terminal and elsewhere."""
 
 import io
 import logging
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def logged(caplog):
-    """What is logged, as by a program that shows it."""
+    """Provides the log of a program that shows information."""
     caplog.set_level("INFO", logger="spec_t5x")
     return caplog
 

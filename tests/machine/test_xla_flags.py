@@ -1,4 +1,4 @@
-"""What XLA is told: flags that it knows, the user's own first, and of no TPU where none is."""
+"""XLA's flags: it knows them, the user's come first, and libtpu needs a TPU."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ START = "import jax; print(float(jax.numpy.ones(3).sum()))"
 
 
 def test_the_installed_xla_knows_them():
-    """It ends a process for a flag or a value that it does not know."""
+    """XLA ends a process for an unknown flag or value."""
     environment = os.environ | {"XLA_FLAGS": xla_flags.combined(""), "JAX_PLATFORMS": "cpu"}
     run = subprocess.run(
         [sys.executable, "-c", START], env=environment, capture_output=True, text=True
@@ -59,7 +59,7 @@ except RuntimeError as error:
 
 
 def run_like_a_user(*command, **environment):
-    """Without the suite's choice of platforms; standard output and error."""
+    """Runs Python without the suite's choice of platforms; returns standard output and error."""
     kept = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     run = subprocess.run(
         [sys.executable, *command], env=kept | environment, capture_output=True, text=True
@@ -89,7 +89,7 @@ def test_where_a_tpu_was_asked_for_jax_decides(no_tpu, name):
 
 
 def test_commands_print_their_own_lines_alone(no_tpu, tiny_pair, tmp_path):
-    # Kernels and decoding itself have tests of their own: one token is enough.
+    # Other tests cover kernels and decoding: one token is enough.
     brief = ["--target", str(tiny_pair / "target"), "--draft", "none", "--max_decode_len", "1"]
     environment = {"SPEC_T5X_CPU_KERNELS": "0", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     (tmp_path / "inputs.txt").write_text("My sister\n", encoding="utf-8")

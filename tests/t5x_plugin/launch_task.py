@@ -1,4 +1,4 @@
-"""A seqio task for the launches: what ``MIXTURE_OR_TASK_MODULE`` names there."""
+"""A seqio task; the launches name this module as ``MIXTURE_OR_TASK_MODULE``."""
 
 import os
 

@@ -126,7 +126,7 @@ class Launches:
         manager.close()
 
     def checkpoint(self, name: str) -> str:
-        """Returns the path of a checkpoint, such as ``target_legacy``."""
+        """Returns the path of a checkpoint, ``target_legacy`` for example."""
         return str(self.directory / name / "checkpoint_7")
 
     def command(self, program: str, files: list[str], *, devices: int = 1, **macros):

@@ -38,16 +38,16 @@ VOCAB = 128
 
 @pytest.fixture(scope="module")
 def pair(tiny_pair):
-    """Target and draft as the package loads them, and where the target is."""
+    """Provides the target's directory, and target and draft as the package loads them."""
     draft = load(tiny_pair / "draft")
-    # It starts texts from zeros, which its norms take apart: gradients of rounding errors.
+    # Texts start from zeros, whose norms would give gradients of rounding errors.
     embedder = draft.params["token_embedder"]
     embedder["embedding"] = embedder["embedding"].at[0].set(jax.random.normal(KEY, (16,)))
     return tiny_pair / "target", load(tiny_pair / "target"), draft
 
 
 def make_model(pair, made_by=models.EncoderDecoderModel, path=None, **options):
-    """A draft that T5X trains, of the tests' pair."""
+    """Returns a draft of the tests' pair that T5X trains."""
     directory, target, draft = pair
     vocabulary = seqio.SentencePieceVocabulary(str(directory / "spiece.model"), 0)
     regularisers = {
@@ -68,7 +68,7 @@ def make_model(pair, made_by=models.EncoderDecoderModel, path=None, **options):
 
 
 def make_batch(lengths, width=10, seed=0):
-    """Texts of these lengths, one a row, as T5X's feature converter gives them unpacked."""
+    """Returns texts of these lengths, one a row, as T5X's feature converter gives them."""
     rng = np.random.default_rng(seed)
     shape = (len(lengths), width)
     inside = np.arange(width) < np.array(lengths)[:, None]
@@ -82,7 +82,7 @@ def make_batch(lengths, width=10, seed=0):
 
 
 def packed(batch, lengths):
-    """The same texts in one row, as T5X packs them."""
+    """Returns the same texts in one row, as T5X packs them."""
 
     def joined(values):
         return jnp.concatenate([row[:n] for row, n in zip(values, lengths, strict=True)])[None]
@@ -105,7 +105,7 @@ def loss_and_gradients(model, params, target_params, batch):
 
 
 def assert_same_gradients(found, expected):
-    """To 2e-5 of each array's largest entry."""
+    """Compares to 2e-5 of each array's largest entry."""
     assert jax.tree.structure(flax.core.unfreeze(found)) == jax.tree.structure(expected)
     for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         largest = float(jnp.abs(theirs).max())
@@ -115,7 +115,7 @@ def assert_same_gradients(found, expected):
 
 
 def logits_of(loaded, params, batch):
-    """By the package's own network."""
+    """Returns the logits of the package's network."""
     inputs = (batch[f"{name}_tokens"] for name in ("encoder_input", "decoder_input"))
     return Transformer(loaded.config).apply(
         {"params": params}, *inputs, batch["decoder_target_tokens"], enable_dropout=False
@@ -123,12 +123,7 @@ def logits_of(loaded, params, batch):
 
 
 @pytest.mark.parametrize(
-    ("objective", "weight"),
-    [
-        ("forward_kl", 0.4),
-        ("total_variation", 1.0),
-        ("cross_entropy", 1.0),
-    ],
+    ("objective", "weight"), [("forward_kl", 0.4), ("total_variation", 1.0), ("cross_entropy", 1.0)]
 )
 def test_loss_and_gradients_are_the_packages_own(pair, objective, weight):
     _, target, draft = pair
@@ -212,7 +207,7 @@ def test_alpha_is_that_of_the_paper(pair):
 
 
 def make_trainer(model, batch, directory, weights):
-    """As ``t5x.train`` makes it; ``weights`` replaces the draft's random ones."""
+    """Makes a trainer as ``t5x.train`` does; ``weights`` replace the draft's random ones."""
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     initializer = DraftInitializer(
         model.optimizer_def,
@@ -302,11 +297,8 @@ def test_the_target_lies_on_the_partitioners_mesh(pair):
     run_program(SHARDED, str(pair[0]), devices=4)
 
 
-# --- what does not go together -----------------------------------------------
-
-
 class OwnLoss(models.EncoderDecoderModel):
-    """A model with a loss of its own."""
+    """A model that overrides the loss."""
 
     def loss_fn(self, params, batch, dropout_rng):
         raise NotImplementedError

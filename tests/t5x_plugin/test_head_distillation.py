@@ -58,7 +58,7 @@ def make_model(target, objective="jeffreys", weight=1.0, made_by=None, **of_head
 
 
 def first_state(model, batch):
-    """As ``t5x.train`` makes it."""
+    """Returns the first train state, as ``t5x.train`` makes it."""
     return DraftInitializer(
         model.optimizer_def,
         model.get_initial_variables,
@@ -68,7 +68,7 @@ def first_state(model, batch):
 
 
 def assert_same_start(found, expected, target):
-    """Each parameter to float32's rounding; principal components also to how well they are known.
+    """Compares parameters to float32's rounding, and principal components to their error bound.
 
     A component is an eigenvector of ``kernel @ kernel.T``. To first order an error ``E`` of that
     matrix moves it by at most ``E / gap``, and its sign is free. Both are wrong by at most one
@@ -85,7 +85,7 @@ def assert_same_start(found, expected, target):
         rounding = sum(kernel.shape) * np.finfo(np.float32).eps
         error = rounding * np.linalg.norm(abs(kernel) @ abs(kernel).T, 2)
         moved = 2 * error / apart.min(axis=0)[-len(moved) :]
-    # Such a bound must tell components from one another.
+    # A larger bound would not tell components from one another.
     assert moved.max() < 0.1
     bounds = {
         ("reduction", "kernel"): moved,

@@ -1,4 +1,4 @@
-"""Which states of a checkpoint a training starts from."""
+"""States of a checkpoint from which a training starts."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_the_optimizer_is_left_out():
     assert weights_alone(CHECKPOINT, TRAINING) == {"target": CHECKPOINT["target"]}
 
 
-def test_a_run_that_was_begun_goes_on():
+def test_a_run_that_was_begun_resumes():
     assert weights_alone(CHECKPOINT, TRAINING, is_resuming=True) is CHECKPOINT
 
 

@@ -34,7 +34,7 @@ BATCH = {
 
 @pytest.fixture(scope="module")
 def stock(drafts_of_pair):
-    """The pair's target as T5X's model, its parameters, and what it writes."""
+    """Provides the pair's target as T5X's model, its parameters, and its texts."""
     loaded = load(drafts_of_pair / "target")
     spiece = drafts_of_pair / "target" / "spiece.model"
     vocabulary = seqio.SentencePieceVocabulary(str(spiece), extra_ids=0)
@@ -52,7 +52,7 @@ def stock(drafts_of_pair):
 
 
 def predict(model, params):
-    """The program of a batch, traced as T5X traces it."""
+    """Returns the program of a batch, traced as T5X traces it."""
 
     def call(params):
         return model.predict_batch_with_aux(params, BATCH, decoder_params=dict(GREEDY))[0]
@@ -61,7 +61,7 @@ def predict(model, params):
 
 
 def speculative(stock, name):
-    """The model with a draft, the shapes that T5X sees, and all parameters."""
+    """Returns the model with a draft, the shapes that T5X sees, and all parameters."""
     model = speculate(stock[0], NamedDraft(name=name), gamma=2)
     shapes = {name: tokens.shape for name, tokens in BATCH.items()}
     variables = jax.eval_shape(
@@ -90,7 +90,6 @@ def test_the_text_is_t5xs_and_the_program_holds_no_parameters(draft, stock, draf
 
 
 def test_a_draft_of_another_target_is_refused_where_there_are_parameters(stock, drafts_of_pair):
-    """The shapes that a trace sees tell nothing of it; what was restored does."""
     model, _, _ = speculative(stock, f"eagle:{drafts_of_pair}/eagle")
     scaled = jax.tree.map(lambda leaf: 2 * leaf, stock[1])
     with pytest.raises(InputError, match="are for decoder .* give draft layers that were"):

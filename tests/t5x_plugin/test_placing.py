@@ -1,4 +1,4 @@
-"""What T5X's mesh does not divide of a draft is whole on every device."""
+"""Axes of a draft that T5X's mesh does not divide are whole on every device."""
 
 import types
 
@@ -26,7 +26,7 @@ ODD = T5Config(
 
 
 def place(config, data, model, dims=(1, 1)):
-    """The axes before and after, the shapes, and what the log said."""
+    """Returns the paths whose axes changed, and the axes before and after."""
     mesh = AbstractMesh((data, model), ("data", "model"))
     partitioner = types.SimpleNamespace(
         mesh=mesh, logical_axis_rules=standard_logical_axis_rules(*dims)
@@ -50,9 +50,6 @@ def place(config, data, model, dims=(1, 1)):
     [
         ("t5_1_1_small", 2, 0),
         ("t5_1_1_small", 4, 2),
-        ("t5_1_1_base", 4, 0),
-        ("t5_1_1_base", 8, 2),
-        ("t5_1_1_large", 16, 0),
         ("t5_1_1_large", 32, 2),
     ],
 )

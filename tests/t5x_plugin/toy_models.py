@@ -42,7 +42,7 @@ class Pair(NamedTuple):
     draft_params: PyTree
 
     def speculative(self, **options: Any):
-        """The speculative model and its parameters."""
+        """Returns the speculative model and its parameters."""
         options = {"draft": self.draft, "gamma": 3, **options}
         has_params = isinstance(options["draft"], ModelDraft)
         draft = {DRAFT: self.draft_params} if has_params else {}
@@ -65,12 +65,12 @@ BUCKETS = {"relpos_num_buckets": 32, "relpos_max_distance": 128}
 
 
 def t5x_network(config: T5Config) -> t5_network.Transformer:
-    """T5X's own network of these sizes, without dropout."""
+    """Returns T5X's own network of these sizes, without dropout."""
     return networks.t5x_network(dataclasses.replace(config, dropout_rate=0.0))
 
 
 def environment(devices: int) -> dict[str, str]:
-    """Of a process with so many devices that imports what this one does."""
+    """Returns the environment of a process with so many devices and this one's imports."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
@@ -89,7 +89,7 @@ def run_program(program: str, *arguments: str, devices: int) -> None:
 
 
 def make_pair(size: str, decode_fn=decoding.temperature_sample) -> Pair:
-    """An encoder-decoder and a draft that agrees with it about half the time."""
+    """Returns an encoder-decoder and a draft that agrees with it about half the time."""
     target = tiny_t5(0, **SIZES[size], **BUCKETS)
     if "logits_dense" in target.params["decoder"]:
         # Some texts shall end.
@@ -137,7 +137,7 @@ DECODER_ONLY = {
 
 
 def make_decoder_only_pair(bidirectional: bool, tied: bool) -> Pair:
-    """A decoder and a draft of one layer less."""
+    """Returns a decoder and a draft of one layer less."""
     # Its end of sequence is all that counts.
     vocabulary = seqio.ByteVocabulary()
 

@@ -47,7 +47,7 @@ GAMMA = 7
 
 @pytest.fixture(scope="module", autouse=True)
 def environment():
-    """As the command has it; and no check of types: shapes stand where arrays belong."""
+    """Sets the command's environment; checks no types, because shapes replace arrays."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in tpu_chips.ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -83,7 +83,7 @@ def verification():
     return compiled, step_cost(compiled, model, cache, new_tokens=GAMMA + 1)
 
 
-# By hand, for a step of the decoder: four projections of its own, two of the source's,
+# By hand, for a step of the decoder: four projections of its states, two of the source's,
 # the feed-forward block, the output layer.
 JOINED = CONFIG.num_heads * CONFIG.head_dim
 MATRICES = (
@@ -249,7 +249,7 @@ def test_a_loop_that_the_compiler_finds_no_room_for_does_not_fit(monkeypatch):
     def out_of_memory(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: XLA:TPU compile ran out of memory")
 
-    monkeypatch.setattr(programs, "plain_loop", out_of_memory)
+    monkeypatch.setattr(programs, "loop", out_of_memory)
     compiler = _Compiler(Options(target="t5_1_1_small"), CHIPS["v4"], mesh(1))
     memory = compiler.loop(None)
     assert not memory.fits
