@@ -36,6 +36,7 @@ from tests.t5x_plugin.toy_models import run_program, t5x_network
     [(0.0, "block", ("legacy", "orbax")), (1.0, "coupled", ("orbax", "legacy"))],
 )
 def test_infer_writes_what_stock_t5x_writes(launches, temperature, verifier, formats):
+    expected = launches.stock(temperature)
     found = launches.infer(
         [f"model_{temperature}.gin", INFER, "draft.gin"],
         target=f"target_{formats[0]}",
@@ -43,7 +44,6 @@ def test_infer_writes_what_stock_t5x_writes(launches, temperature, verifier, for
         VERIFIER=verifier,
         GAMMA=3,
     )
-    expected = launches.stock(temperature)
     assert "Decoding speculatively: draft model 16 wide with 2 heads, gamma 3" in launches.log
     assert "Speculative decoding of" in launches.log
     assert "block_efficiency" in launches.log
