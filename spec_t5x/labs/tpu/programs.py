@@ -114,7 +114,7 @@ def head_step(
 
     def first(target, draft, inputs, prompts, keys):
         state = _first_state(work, 0, target, nothing, inputs, prompts, keys)
-        own = draft.prefill(inputs, prompts, work.max_decode_len + 1).cache
+        own = draft.prefill(inputs, prompts, work.max_decode_len + 1)
         (text,), source = own.layers, state.target_cache.layers[draft.layers[0]]
         layer = LayerCache(text.keys, text.values, source.cross_keys, source.cross_values)
         cache = state.target_cache.replace(layers=(layer,))
