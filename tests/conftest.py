@@ -87,7 +87,7 @@ GERMAN = [
 
 
 def pytest_configure():
-    """What tests measure is not kept: of the user's cache only the compiled kernels serve."""
+    """Replaces the user's cache by an empty one that shares the compiled kernels alone."""
     older_jax.leave_placeholders_unchecked()
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
@@ -105,14 +105,14 @@ def pytest_configure():
 
 @pytest.fixture(autouse=True)
 def strict_rank_promotion():
-    """No array is broadcast to another rank by accident, in our code."""
+    """Raises if an array is broadcast to another rank implicitly."""
     with jax.numpy_rank_promotion("raise"):
         yield
 
 
 @pytest.fixture(autouse=True)
 def known_costs(monkeypatch):
-    """What gamma "auto" does depends on no clock, and nothing is remembered."""
+    """Fixes the costs of gamma "auto", so that no test depends on a clock or a cache."""
 
     def measure(target, draft, inputs, settings, loop):
         # Not the most that is ever drafted: each width of a call takes its time to compile.
@@ -136,7 +136,7 @@ def no_programs_left_behind():
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real text that lies beside the repository, where there is one."""
+    """Returns the folder of real text beside the repository, or skips the test."""
     if not (SHARED / "data").is_dir():
         pytest.skip(f"needs the real text of {SHARED.name}/data beside the repository")
     return SHARED / "data"
@@ -144,7 +144,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def disk():
-    """``disk.fill()``: from now on files cannot grow beyond what a log line needs."""
+    """Yields ``disk.fill()``, after which files cannot grow beyond the size of a log line."""
 
     class Disk:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -169,19 +169,19 @@ def _without_checks():
 
 @pytest.fixture
 def unchecked():
-    """As for a user: no hook checks the types of our calls."""
+    """Disables the type checks of calls, as for a user."""
     yield from _without_checks()
 
 
 @pytest.fixture(scope="module")
 def unchecked_module():
-    """The same for all tests of a module, of parts whose own tests have their calls checked."""
+    """Disables the type checks for a module whose callees are checked in other tests."""
     yield from _without_checks()
 
 
 @pytest.fixture(scope="module")
 def quick_compilation():
-    """For tests whose programs run for a moment: compiling them is the cost."""
+    """Compiles without optimizations, for tests whose programs run for a moment."""
     name = "jax_disable_most_optimizations"
     before = jax.config.values[name]
     jax.config.update(name, True)
@@ -193,10 +193,7 @@ def quick_compilation():
 
 @pytest.fixture(scope="module")
 def kept_programs():
-    """For tests that make programs which others make, too: they are compiled once in all.
-
-    The directory that they lie in, for other processes.
-    """
+    """Shares compiled programs between test modules; yields their directory, for processes."""
     settings = {
         "jax_compilation_cache_dir": str(Path(os.environ["XDG_CACHE_HOME"]) / "programs"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -214,7 +211,7 @@ def kept_programs():
 
 @pytest.fixture(scope="session")
 def tiny_pair(tmp_path_factory) -> Path:
-    """A directory with ``target``, ``draft`` and ``other``, saved with ``save_model``.
+    """Returns a directory with ``target``, ``draft`` and ``other``, saved with ``save_model``.
 
     Random T5 1.1 of 128 ids over a vocabulary of 120, for sources of up to 48
     tokens. The draft proposes about half of the target's tokens, texts depend on
@@ -251,20 +248,20 @@ def tiny_pair(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def drafts_of_pair(tiny_pair) -> Path:
-    """``tiny_pair``, with all that drafts of its target read (``tests.named_drafts``)."""
+    """Returns ``tiny_pair`` with the files of all drafts (``tests.named_drafts``)."""
     named_drafts.write(tiny_pair)
     return tiny_pair
 
 
 @pytest.fixture(scope="session")
 def target_of_drafts(drafts_of_pair):
-    """The target of ``drafts_of_pair`` as it is loaded and as it is bound, and the directory."""
+    """Returns the target of ``drafts_of_pair``, loaded and bound, and the directory."""
     loaded = load(drafts_of_pair / "target")
     return loaded, bind(loaded.params, loaded.config), drafts_of_pair
 
 
 def _babbling_params(config: T5Config, seed: int) -> PyTree:
-    """Random weights under which each token has a likely successor, the same for all seeds."""
+    """Returns random weights under which each token has a likely successor."""
     rng = np.random.default_rng(seed)
     shapes = sorted(expected_shapes(config).items())
     flat = {path: rng.normal(scale=0.17, size=shape).astype(np.float32) for path, shape in shapes}

@@ -1,4 +1,4 @@
-"""What JAX 0.7 does differently, as the tests take it."""
+"""Differences of JAX 0.7 that the tests allow for."""
 
 from typing import Any
 

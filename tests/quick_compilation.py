@@ -1,7 +1,7 @@
-"""How programs that run for a moment are compiled soonest, in this process and in others.
+"""The fastest compilation, for programs that run for a moment.
 
 Without optimizations, as JAX's own setting has it, and without what XLA spends on speed
-regardless: fusions in a language of their own, and a program in many parts. Leaving that out
+regardless: fusion emitters, and programs in many parts. Leaving that out
 halves what is left.
 """
 
@@ -20,7 +20,7 @@ _get_compile_options = compiler.get_compile_options
 
 
 def get_compile_options(*args, env_options_overrides=None, **kwargs):
-    """JAX's function of this name, with ``OPTIONS``.
+    """Returns the options of JAX's function of this name with ``OPTIONS``.
 
     ``XLA_FLAGS`` is read once, and would hold for the tests of optimized programs too.
     """

@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 def printed_by(program: str, *arguments: str | Path, devices: int, cache: Path | str = "") -> Any:
-    """The JSON that a program prints, in a process of its own with so many CPU devices.
+    """Returns the JSON that a program prints in a process with so many CPU devices.
 
     Args:
       program: its path from ``tests``.

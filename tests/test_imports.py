@@ -31,7 +31,7 @@ CORE = (
     ("data",),
     ("checkpoints",),
     ("tuning",),
-    # Text in, text out; and the toy models for tests of one's own.
+    # Text in, text out; and the toy models for users' tests.
     ("generation", "testing"),
     ("inference",),
     ("t5x_plugin",),
@@ -64,18 +64,18 @@ MAY_BE_HEAVY = ("checkpoints", *MAY_USE_GIN)
 
 
 def unit_of(parts: Sequence[str]) -> str:
-    """The module or package of a layer that a module belongs to, by the parts of its name."""
+    """Returns the unit of a layer that a module belongs to, by the parts of its name."""
     inner = [part for part in parts[1:2] if part != "__init__" and parts[0] in RINGS]
     return ".".join([parts[0], *inner])
 
 
 def module_of(path: Path) -> tuple[str, ...]:
-    """The parts of a module's name under ``spec_t5x``."""
+    """Returns the parts of a module's name under ``spec_t5x``."""
     return path.with_suffix("").parts
 
 
 def imports(source: str) -> Iterator[str]:
-    """Every module that a source imports, in functions too, as absolute names."""
+    """Yields every module that a source imports, in functions too, as absolute names."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -86,14 +86,14 @@ def imports(source: str) -> Iterator[str]:
 
 
 def layers_of(package: Path) -> dict[str, int]:
-    """The layer of each unit; the folders of ``contrib`` share one, so none imports another."""
+    """Returns the layer of each unit; the folders of ``contrib`` share one."""
     layer_of = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
     folders = (path.name for path in (package / "contrib").glob("*/"))
     return {f"contrib.{name}": layer_of["contrib"] for name in folders} | layer_of
 
 
 def wrong_imports(package: Path) -> list[str]:
-    """What breaks the rules in ``package``, each as "file imports module"."""
+    """Returns each break of the rules in ``package`` as "file imports module"."""
     layer_of = layers_of(package)
     wrong = []
     for path in sorted(package.rglob("*.py")):
@@ -126,7 +126,7 @@ def test_imports_point_one_way():
 
 
 def test_the_core_does_not_grow():
-    """Whoever adds a line takes one away, or moves what does not decode to another ring."""
+    """A new line replaces an old one, or belongs to another ring."""
     package = REPOSITORY / "spec_t5x"
     outside = [package / ring for ring in RINGS]
     core = [path for path in package.rglob("*.py") if not any(map(path.is_relative_to, outside))]
@@ -176,7 +176,7 @@ def test_an_import_against_the_direction_is_found(tmp_path, file, line):
 
 @pytest.fixture(scope="module")
 def loaded_after() -> dict[str, list[str]]:
-    """The packages of extras in ``sys.modules`` after each import, in a fresh process."""
+    """Returns the extras in ``sys.modules`` after each import, in a fresh process."""
     program = (
         "import importlib, json, sys\n"
         "loaded = {}\n"

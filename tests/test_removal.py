@@ -55,7 +55,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory):
-    """A copy of the package without contrib, and what runs a program in it."""
+    """Returns a copy of the package without contrib, and a function that runs programs in it."""
     directory = tmp_path_factory.mktemp("core")
     core_copy.write(directory)
 
