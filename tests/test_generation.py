@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import pickle
+import types
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from spec_t5x.generation import (
     bucket,
     decoder,
     engine,
+    streaming,
 )
 from spec_t5x.labs.benchmark import comparison as comparison_lib
 from spec_t5x.labs.benchmark.comparison import compare
@@ -362,6 +364,15 @@ def test_without_a_draft_tokens_come_one_by_one(generator, temperature, verifier
         events = events_of(generator.plain(), text, settings, place)
         assert [len(event.appended) for event in events] == [1] * len(events)
         assert not any(event.proposed for event in events)
+
+
+def test_a_streams_clock_leaves_out_the_callers_time(generator, monkeypatch):
+    now = [0.0]
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(streaming, "time", clock)
+    for event in generator.stream(TEXTS[0], GREEDY):
+        assert event.seconds == event.prefill_seconds == 0
+        now[0] += 100
 
 
 def test_a_stream_is_of_one_decode_that_is_no_search(generator):
