@@ -30,7 +30,7 @@ def convert(
     overwrite: bool = False,
     report: Report | None = None,
 ) -> StoredModel:
-    """Writes a model in another format, completely or not at all.
+    """Writes a model in another format, completely or not at all; returns the opened source.
 
     Args:
         source: as of ``loading.load``.
@@ -43,9 +43,6 @@ def convert(
         vocabulary: as of ``loading.load``. T5X's format alone does without one.
         overwrite: whether an earlier checkpoint may be replaced.
         report: called after each tensor with the bytes written so far and in all.
-
-    Returns:
-        The opened source.
 
     Raises:
         InputError: the source cannot be read, the destination is taken, or the format cannot hold
