@@ -39,7 +39,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
     """Writes these bytes by ``whole_file``."""
     with whole_file(path) as file:
-        file.writelines(chunks)
+        for chunk in chunks:
+            file.write(chunk)
 
 
 @contextlib.contextmanager

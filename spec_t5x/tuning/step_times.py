@@ -239,8 +239,11 @@ def _call_draft(
     context = decode_state.make_context(state, settings, coupled)
     outcome = Outcome(lengths=state.outputs.lengths, num_accepted=none_accepted)
 
-    shapes, _ = jax.eval_shape(propose, state.draft_state, context, outcome)
-    nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)]
+    def shapes_of(draft_state):
+        return jax.tree.leaves(propose(draft_state, context, outcome)[0])
+
+    shapes = jax.eval_shape(shapes_of, state.draft_state)
+    nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes]
     # The whole proposal is carried: XLA would remove what is unused.
     carry = (state.draft_state, state.outputs, state.target_cache, nothing)
     return jax.lax.fori_loop(0, calls, call, carry)
