@@ -148,7 +148,9 @@ class _Command:
         args, options = self.args, self.options
         single = options.batch_size == options.num_decodes == 1 and not options.beams
         streams = sys.stdout.isatty() and not args.json and single
-        if args.text:
+        if args.text == ["-"]:
+            source = ([self._checked(line) for line in part] for part in source)
+        elif args.text:
             # Arguments are refused before any is decoded.
             source = iter([[self._checked(line) for part in source for line in part]])
         if not (args.compare or args.trace or streams):

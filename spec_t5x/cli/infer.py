@@ -59,11 +59,12 @@ def run(args: argparse.Namespace) -> int:
 
     models, decoding, options = settings.read(args, InferOptions)
     if joined is not None:
-        if options.shard_count is not None:
-            raise InputError(
-                f"shard_count is {options.shard_count} and {joined[1]} processes have met: give "
-                "one or the other"
-            )
+        given = {"shard_index": options.shard_index, "shard_count": options.shard_count}
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(
+                    f"{name} is {value} and {joined[1]} processes have met: give one or the other"
+                )
         options = dataclasses.replace(options, shard_index=joined[0], shard_count=joined[1])
     options.check()
     if options.merge:

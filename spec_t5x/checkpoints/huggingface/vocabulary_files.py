@@ -165,10 +165,9 @@ class _Files:
         """
         own, spiece = read_if_there(self.directory / TOKENIZER_NAME), self.directory / SPIECE_NAME
         with describing(f"tokenizer of {self.directory}", "added tokens"):
-            if own and own["model"].get("type", "Unigram") != "Unigram":
-                return own
             given, special = self._named()
-            if own and self._is_whole(own, given, special):
+            is_other = bool(own) and own["model"].get("type", "Unigram") != "Unigram"
+            if is_other or (own and self._is_whole(own, given, special)):
                 found = own
             elif own or (spiece.is_file() and (not self._is_plain(given, special) or is_needed)):
                 found = self._by_transformers(given)
@@ -217,13 +216,21 @@ class _Files:
     def _by_transformers(self, given: dict[int, str]) -> dict[str, Any]:
         """Returns transformers' tokenizer.json; refuses one with other ids than the files give."""
         with needed("transformers"):
-            from transformers import AutoTokenizer
+            import transformers
+        if int(transformers.__version__.split(".")[0]) < 5:
+            raise InputError(
+                f"the tokenizer of {self.directory} needs transformers 5, and "
+                f"{transformers.__version__} is installed: pip install 'transformers>=5'"
+            )
+        remedy = "copy its files again"
+        if not (self.directory / TOKENIZER_NAME).is_file():
+            remedy = f"save it there as {TOKENIZER_NAME} with transformers 5"
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.directory).backend_tokenizer
+            tokenizer = transformers.AutoTokenizer.from_pretrained(self.directory).backend_tokenizer
         except Exception as error:  # assorted types
             raise InputError(
                 f"transformers cannot read the tokenizer of {self.directory} ({one_line(error)}): "
-                "copy its files again"
+                f"{remedy}"
             ) from error
         for number, name in given.items():
             if (other := tokenizer.token_to_id(name)) not in (number, None):

@@ -49,7 +49,10 @@ def show(*parts: Table | str) -> None:
     """Prints tables and paragraphs: laid out for a terminal, as Markdown elsewhere."""
     width = shutil.get_terminal_size().columns
     if sys.stdout.isatty():
-        parts = ["\n\n".join(_laid_out(p, width)) if isinstance(p, Table) else p for p in parts]
+        parts = [
+            "\n\n".join(_laid_out(p, width)) if isinstance(p, Table) else p.removeprefix("## ")
+            for p in parts
+        ]
     print("\n\n".join(map(str, parts)), flush=True)
 
 

@@ -205,14 +205,14 @@ def run(
         )
         # As ``generate`` decodes them: a batch takes as long as its longest row.
         texts.sort(key=lambda text: len(generator.tokenize(text, decoding)))
-    made, draft = None, None
+    made, draft, pair = None, None, None
     for done, setting in enumerate(settings):
         row, name = setting.decoding.without_open(defaults), setting.draft
         what = f"{name}/{row.verifier}, gamma {row.gamma}, temperature {row.temperature:g}"
         report(done, len(settings), f"{what}, batch {row.batch_size}, {row.max_decode_len} tokens")
         if name != made:
             # One draft is on the device at a time.
-            draft = None
+            draft = pair = None
             made, draft = name, make(name)
         if options.drawn:
             how = {"source_len": options.source_len, "repeats": options.repeats}

@@ -8,7 +8,9 @@ dropped.
 """
 
 import errno
+import hashlib
 import json
+import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +32,16 @@ with needed("seqio"):
 _SETTINGS_NAME, _ITERATOR_NAME = "position.json", "iterator"
 # The features of a pair.
 _SIDES = ("inputs", "targets")
+
+
+def _digest(vocabulary: Vocabulary) -> str:
+    """Returns a hash of the pieces and of the files that decide how texts are segmented."""
+    found = hashlib.sha256(vocabulary.fingerprint().encode())
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary.save(folder)
+        for path in sorted(Path(folder).iterdir()):
+            found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 class PairedTask:
@@ -161,7 +173,7 @@ class TaskStream:
             "task": task.name,
             "split": split,
             "lengths": task.lengths,
-            "vocabulary": task.vocabulary.fingerprint(),
+            "vocabulary": _digest(task.vocabulary),
             "buckets": buckets,
             "tokens_per_batch": tokens_per_batch,
             "seed": seed,
