@@ -28,7 +28,7 @@ from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 Cache = Any
 # A draft's own state.
 DraftState = Any
-# Tokens that a model drafts for an iteration at most, where their number follows what pays.
+# Tokens that a model drafts for an iteration at most, where a pace chooses their number.
 MAX_CHAIN = 8
 
 
@@ -42,11 +42,11 @@ class Proposal:
 
     # The proposed tokens.
     tokens: Int[Array, "batch gamma"]
-    # The distributions they were drawn from, after standardization: the verifier must see the
+    # The distributions they were drawn from, after standardization: the verifier must use the
     # same arrays. None where all mass is on the tokens, for example at temperature 0.
     probs: Float32[Array, "batch gamma vocab"] | None = None
     # Number of tokens drawn, each with the draws that the one before it left. Tokens beyond are
-    # not proposed. For distributions alone.
+    # not proposed. None without ``probs``.
     drawn: Int[Array, ""] | int | None = None
     # Number of tokens that each row proposes, 0 … gamma; those beyond are ignored. None is gamma
     # in every row. Whether a token is proposed may depend on the tokens before it, never on
@@ -99,7 +99,7 @@ class Proposal:
 
 @flax.struct.dataclass(kw_only=True)
 class Context:
-    """The text and settings that a draft may look at when it proposes."""
+    """The text and settings that a draft may use when it proposes."""
 
     # Start token and text of each row; positions beyond the length hold anything.
     sequences: Int[Array, "batch width"]
@@ -111,15 +111,15 @@ class Context:
     draws: Draws
     # The target's settings; a draft may have its own (section 6).
     settings: Sampling
-    # The target's cache, which holds positions 0 … lengths - 1. To read; a draft that writes
-    # beyond them returns it (``Proposal.target_cache``).
+    # The target's cache, which holds positions 0 … lengths - 1. A draft may read it; one that
+    # writes beyond them returns it (``Proposal.target_cache``).
     target_cache: Cache
     # The target's last decoder state that each token, up to position lengths, was predicted
     # from, followed by those of the draft's ``depths``; zeros for the start token. None unless
     # the draft ``uses_target_states``.
     target_states: Float32[Array, "batch positions embed"] | None = None
-    # Drafts of a row that may be verified; None for all gamma. A draft that stops there saves
-    # time, and proposals beyond are ignored.
+    # Number of a row's tokens that may be verified; None for gamma. Proposals beyond are ignored,
+    # and a draft that stops there saves time.
     limit: Int[Array, ""] | None = None
     # The prompts' lengths, and those at which rows end at the latest, for the rules of decoding;
     # None where there is no rule.
@@ -155,7 +155,7 @@ class Context:
         return apply(self.settings.rules, logits, places)
 
     def num_drafts(self, gamma: int) -> Int[Array, ""] | int:
-        """Returns the number of tokens that are worth proposing, of ``gamma``."""
+        """Returns how many of ``gamma`` tokens are worth proposing: at most ``limit``."""
         return gamma if self.limit is None else jnp.minimum(self.limit, gamma)
 
     @property
@@ -221,9 +221,9 @@ class Target(Protocol):
     def score(
         self, cache: Cache, tokens: Int[Array, "batch new"], num: Int[Array, ""] | None = None
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
-        """Feeds new tokens at each row's length: logits and states after each, longer cache.
+        """Feeds new tokens at each row's length; returns logits and states after each, and cache.
 
-        The states are those that the logits were made from. Entries of the cache at these
+        The states are those that the logits are computed from. Entries of the cache at these
         positions are overwritten: they may belong to rejected tokens. If ``num`` is given, only
         the first ``num`` tokens of each row matter, and a target may skip the others.
         """
@@ -233,7 +233,7 @@ class Target(Protocol):
 
 
 def check_positions(model: Target, max_decode_len: int, role: str = "target") -> None:
-    """Raises ``InputError`` for texts longer than a target, or a draft's model, has positions for.
+    """Raises ``InputError`` if texts need more positions than a target, or draft's model, has.
 
     The last of ``max_decode_len`` tokens is never fed, and drafts beyond it are dropped.
     """
@@ -248,7 +248,7 @@ def check_positions(model: Target, max_decode_len: int, role: str = "target") ->
 def check_vocabularies(
     draft: "Target | Draft", target: "Target | Draft", of_draft="draft", of_target="target"
 ) -> None:
-    """Raises ``InputError`` unless two models, of these roles, have as many tokens."""
+    """Raises ``InputError``, which names the roles, unless both models have as many tokens."""
     if draft.vocab_size != target.vocab_size:
         raise InputError(
             f"the {of_draft} has {draft.vocab_size} tokens and the {of_target} "
@@ -288,7 +288,7 @@ class NodeTarget(Target, Protocol):
     def score_nodes(
         self, cache: Cache, nodes: Nodes
     ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], Cache]:
-        """Feeds new tokens to their slots: logits and states after each, and the written cache.
+        """Feeds new tokens to their slots; returns logits and states after each, and the cache.
 
         The cache's lengths have no meaning here, and stay as they are.
         """
@@ -306,7 +306,7 @@ class DraftTraits:
     # Whether it may propose fewer than gamma tokens: the target then scores as many positions as
     # the longest proposal needs.
     varies: bool = False
-    # The most tokens of a proposal, where their number follows what pays.
+    # The most tokens of a proposal, where a pace chooses their number.
     max_worthwhile: int = MAX_CHAIN
     # Whether ``Context.target_states`` is wanted, and of which decoder layers of the target,
     # from 0, after the last one's (for a target with ``showing(layers)``, such as ``T5Model``).
@@ -318,7 +318,7 @@ class DraftTraits:
 class Draft(Protocol):
     """Base class of drafts, which propose the tokens that may come next.
 
-    All but ``vocab_size`` and ``propose`` has a default, for a draft without a state that always
+    All but ``vocab_size`` and ``propose`` have defaults, for a draft without a state that always
     proposes gamma tokens. ``docs/extending.md`` has examples; ``testing.laws.check_draft`` tests
     a draft.
     """
@@ -328,14 +328,14 @@ class Draft(Protocol):
     traits: DraftTraits = DraftTraits()
 
     def check(self, target: Target, max_decode_len: int) -> None:
-        """Raises ``InputError`` if it cannot draft for this target, or texts of this length."""
+        """Raises ``InputError`` if the draft does not fit this target, or texts of this length."""
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch length"], max_length: int
     ) -> DraftState:
         """Returns the state before the first proposal; ``prompts`` start with the start token.
 
-        Every leaf of the state leads with the batch axis, but in caches that repeat their rows
+        Every leaf of the state leads with the batch axis, except in caches that repeat their rows
         themselves (see ``Target.prefill``).
         """
         return ()
@@ -353,8 +353,8 @@ class Draft(Protocol):
     def catch_up(self, state: DraftState, context: Context, width: int) -> DraftState:
         """Returns the state for a text that may have grown without the draft.
 
-        A pace, or a draft that asks others first, calls it before ``propose``. A model is fed the
-        missing tokens, ``width`` of each row at a time, for which the state has room.
+        A loop at a pace, or a draft that calls others first, calls this before ``propose``. A model
+        is fed the missing tokens, ``width`` of each row at a time: its state has room for them.
         """
         return state
 
@@ -371,14 +371,14 @@ class TreeDraft(Draft, Protocol):
     def commit_tree(
         self, state: DraftState, outcome: Outcome, path: Int[Array, "batch depth"]
     ) -> DraftState:
-        """Returns the state after verification went through the path's node at each depth.
+        """Returns the state after verification accepted the nodes of ``path``, one at each depth.
 
         Beyond ``outcome.num_accepted`` the path repeats its last node.
         """
 
 
 def shown_to(draft: Draft, target: Target) -> Target:
-    """Returns the target, with the states that a draft wants."""
+    """Returns the target, whose states include those of the draft's ``traits.depths``."""
     depths = draft.traits.depths
     return target.showing(depths) if depths else target
 

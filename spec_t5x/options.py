@@ -228,7 +228,7 @@ class GenerateOptions:
         return self.sampling().greedy or self.make_verifier().coupled
 
     def settled(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the options that a checkpoint may set, with its values where they are None."""
+        """Returns the options of ``NEUTRAL``: given ones, else a checkpoint's, else neutral."""
         given = {name: getattr(self, name) for name in NEUTRAL}
         return {
             name: of_checkpoint.get(name, NEUTRAL[name]) if value is None else value
@@ -236,7 +236,7 @@ class GenerateOptions:
         }
 
     def without_open(self, of_checkpoint: Mapping[str, Any]) -> "GenerateOptions":
-        """Returns the same options with a checkpoint's values in place of None."""
+        """Returns these options with the values of ``settled`` in place of None."""
         return dataclasses.replace(self, **self.settled(of_checkpoint))
 
     def rules(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,12 +255,12 @@ class GenerateOptions:
         return verifier(self.verifier, lenience=self.lenience, widths=self.widths)
 
     def sampling(self) -> "Sampling":
-        """Returns the distribution to sample from."""
+        """Returns temperature, top-k and top-p as the loops take them."""
         return _sampling(self.temperature, self.top_k, self.top_p)
 
 
 def _tuples(value):
-    """Makes sequences tuples, at all depths."""
+    """Converts lists to tuples, at all depths."""
     if isinstance(value, list | tuple):
         return tuple(_tuples(each) for each in value)
     return value
@@ -275,7 +275,7 @@ def _sampling(*settings) -> "Sampling":
 
 
 def options_with(options: GenerateOptions | None, changes: dict) -> GenerateOptions:
-    """Returns the options, None for the defaults, with the changes, each by its name."""
+    """Returns the options, or the defaults for None, with ``changes``, values by name."""
     options = GenerateOptions() if options is None else options
     if not isinstance(options, GenerateOptions):
         raise InputError(

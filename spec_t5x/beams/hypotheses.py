@@ -15,10 +15,10 @@ The rules are those of ``t5x.decoding.beam_search``. For each row:
 the result that T5X gives for it alone:
 
 * each row ends by itself. T5X continues while any row of the batch does, which adds nothing to a
-  finished set unless alpha is negative (where the last bound is none);
+  finished set unless alpha is negative (the last bound does not hold then);
 * prompts of unequal lengths are prefilled (``initial_index`` there), but each row ends at its own
   limit. T5X lets the longer ones run beyond it, and cuts them;
-* a hypothesis of probability zero is none. T5X marks empty places by a log-probability of -1e7,
+* a hypothesis of probability zero is dropped. T5X marks empty places by a log-probability of -1e7,
   and hypotheses grow on them where a model has probabilities of zero.
 """
 
@@ -32,7 +32,7 @@ from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
 
-# The score of an empty place, T5X's.
+# T5X's score of an empty place.
 EMPTY_SCORE = -1.0e7
 
 
@@ -72,7 +72,7 @@ class Beams:
 
 @flax.struct.dataclass(kw_only=True)
 class Ranking:
-    """The order of hypotheses, and the point at which a search has found enough of them: T5X's."""
+    """T5X's order of hypotheses, and its test that a search has found enough of them."""
 
     # Exponent of the penalty on short texts (alpha).
     exponent: Float[Array, ""] | float = 0.6
@@ -80,7 +80,7 @@ class Ranking:
     def penalty(
         self, lengths: Int[Array, "batch"], starts: Int[Array, "batch"]
     ) -> Float32[Array, "batch"]:
-        """Returns the divisor of the log-probabilities of hypotheses of these lengths."""
+        """Returns the divisor of log-probabilities; ``lengths`` count prompts (``starts``), too."""
         return brevity_penalty(self.exponent, lengths)
 
     def counted(
@@ -114,19 +114,19 @@ class TransformersRanking(Ranking):
     early_stopping: bool | str = flax.struct.field(pytree_node=False, default=False)
 
     def penalty(self, lengths, starts):
-        """Returns a power of the number of generated tokens."""
+        """Returns ``generated tokens ** length_penalty``."""
         exponent = jnp.asarray(self.exponent, jnp.float32)
         return (lengths - starts).astype(jnp.float32) ** exponent
 
     def counted(self, ends, found, beams):
-        """Counts the ``beams`` likeliest candidates alone, and all of them at a row's limit."""
+        """Tells which of the ``beams`` likeliest candidates end: at a row's limit, all of them."""
         num = beams.live_log_probs.shape[1]
         is_last = beams.lengths + 1 >= beams.limits
         ends = ends | (is_last[:, None] & (found.log_probs > -jnp.inf))
         return ends & (jnp.arange(ends.shape[1]) < num)[None, :]
 
     def is_settled(self, beams):
-        """Compares at the present length, unless ``early_stopping`` says otherwise."""
+        """Tells, for each row, whether its search is over by the rule of ``early_stopping``."""
         is_full = jnp.all(beams.finished_lengths > 0, axis=1)
         if self.early_stopping is True:
             return is_full
@@ -187,7 +187,7 @@ class Candidates:
     # The hypothesis that each continues, and the token that it adds.
     parents: Int[Array, "batch top"]
     tokens: Int[Array, "batch top"]
-    # Log-probabilities of the whole hypotheses; minus infinity for none.
+    # Log-probabilities of the whole hypotheses; minus infinity where there is no hypothesis.
     log_probs: Float32[Array, "batch top"]
 
 
@@ -197,7 +197,7 @@ def start(
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None,
 ) -> Beams:
-    """Returns one live hypothesis in each row, its prompt (``prompts[:, 0]`` starts it)."""
+    """Returns beams whose one live hypothesis in each row is its prompt, start token first."""
     rows = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=0)
     batch, width = rows.sequences.shape
     # The likeliest hypothesis is the last one.
@@ -268,7 +268,7 @@ def candidates(log_probs: Float32[Array, "batch nodes"], following: Continuation
 
 
 def going_on(found: Candidates, beams: int, eos_id: EndOfSequence) -> Candidates:
-    """Picks the ``beams`` likeliest that do not end, by increasing log-probability."""
+    """Picks the ``beams`` likeliest candidates that do not end, by increasing log-probability."""
     log_probs = jnp.where(outputs_lib.ends(found.tokens, eos_id), -jnp.inf, found.log_probs)
     return pick(found.replace(log_probs=log_probs), _best(log_probs, beams))
 

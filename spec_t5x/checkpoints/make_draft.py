@@ -108,7 +108,7 @@ def find_models(target: str | Path | GcsPath, drafts: Iterable[str | Path]) -> N
 
 
 def _checkpoints_of(text: str) -> list[str]:
-    """Lists the checkpoints that a draft's text names."""
+    """Lists the checkpoints that a draft's text names, those of its inner drafts included."""
     name = kind_of(text)
     if not _is_named(text):
         return [text]
@@ -144,7 +144,7 @@ def _is_named(text: str) -> bool:
 
 
 def model_draft(request: Request, argument: str) -> TransformerDraft:
-    """Makes the smaller model of that name a draft, its tables fitted to the target's."""
+    """Makes a draft of the model named ``argument``, with its tables fitted to the target's."""
     target, name = request.target, argument or request.packaged(TRANSFORMER)
     stored = open_model(name)
     rows, own_rows = target.config.vocab_size, stored.config.vocab_size

@@ -121,14 +121,14 @@ def add_flags(parser, flags: Mapping[str, tuple[Any, str]]) -> None:
 
 
 def add_text(parser: argparse.ArgumentParser) -> None:
-    """Adds the inputs that are given as arguments."""
+    """Adds the positional argument ``TEXT``, an input, which may be repeated."""
     parser.add_argument(
         "text", nargs="*", metavar="TEXT", type=standard_streams.text, help="an input; repeatable"
     )
 
 
 def add_gin(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--gin_file``; ``--gin.NAME=VALUE`` is taken by every command."""
+    """Adds ``--gin_file``; ``--gin.NAME=VALUE`` needs no flag, since ``main`` parses it."""
     parser.add_argument("--gin_file", default=[], **GIN_FILE)
 
 
@@ -162,7 +162,7 @@ def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
 
 
 def given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """Returns the flags that were given, of those that are fields of a dataclass."""
+    """Returns the values of the flags that were given and are fields of the dataclass ``cls``."""
     values = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(cls)}
     # Lists are of repeatable flags.
     return {

@@ -70,7 +70,7 @@ class ContextLevel:
     ) -> tuple[Integer[Array, "num"], Float32[Array, "num"]]:
         """Returns the first ``num`` tokens that followed a context, and their masses.
 
-        Masses are zero beyond the last token, and for a context that is not stored (-1).
+        Masses are zero beyond the last successor, and for a context that is not stored (-1).
         """
         indices = self.starts[context] + jnp.arange(num)
         is_there = (context >= 0) & (indices < self.starts[context + 1])
@@ -80,7 +80,7 @@ class ContextLevel:
 
 @flax.struct.dataclass(kw_only=True)
 class NgramDraft(Draft):
-    """Proposes from the distribution of the next token given the last ``order - 1``.
+    """N-gram draft: the next token's distribution depends on the last ``order - 1`` tokens.
 
     No context extends beyond the start token. ``checkpoints.ngram_tables.load_ngram`` reads a
     draft from disk.
@@ -106,13 +106,13 @@ class NgramDraft(Draft):
         return 1 + len(self.levels)
 
     def with_order(self, order: int) -> "NgramDraft":
-        """Returns the draft of order 1 … ``self.order``; raises ``InputError`` for another."""
+        """Returns the draft cut to ``order``; raises ``InputError`` outside 1 … ``self.order``."""
         if not 1 <= order <= self.order:
             raise InputError(f"order is {order}: give 1 to {self.order}, the order of the table")
         return self.replace(levels=self.levels[: order - 1])
 
     def with_vocab_size(self, vocab_size: int) -> "NgramDraft":
-        """Returns the draft for a padded vocabulary, or raises ``InputError`` if it is smaller."""
+        """Pads the unigrams with zeros to ``vocab_size``; raises ``InputError`` if that is less."""
         missing = vocab_size - self.vocab_size
         if missing < 0:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Texts to batches, batches through the loops, and decoded tokens to texts."""
+"""Decoder that makes batches of texts, runs the loops and makes texts of their tokens."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ Kind = TypeVar("Kind", bound="BatchDecoder")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BatchDecoder:
-    """A target, an optional draft and their vocabulary: decodes batches."""
+    """A target, an optional draft and their vocabulary, which decode batches."""
 
     target: Model
     vocabulary: Vocabulary
@@ -54,11 +54,11 @@ class BatchDecoder:
         return f"{type(self).__name__}({', '.join(shown)}, {self.vocabulary.vocab_size} ids)"
 
     def with_draft(self: Kind, draft: Draft | None) -> Kind:
-        """Returns the same with another draft."""
+        """Returns this decoder with another draft."""
         return dataclasses.replace(self, draft=draft)
 
     def plain(self: Kind) -> Kind:
-        """Returns the same without its draft."""
+        """Returns this decoder without its draft."""
         return self.with_draft(None)
 
     @property
@@ -69,7 +69,7 @@ class BatchDecoder:
     # Texts to batches
 
     def tokenize(self, text: str | InputError, options: GenerateOptions) -> list[int]:
-        """Encodes one input: a source in the vocabulary's frame, a prompt without.
+        """Encodes one input: a source with the ids that frame it, a prompt without them.
 
         Raises:
           InputError: no Unicode text, an empty source, or without ``options.truncate`` text
@@ -94,7 +94,7 @@ class BatchDecoder:
         """Returns a source's ids, cut if they are too many and ``options.truncate`` allows it.
 
         Raises:
-          InputError: they are too many.
+          InputError: there are too many ids.
         """
         limit = options.max_source_len or self.max_source_len
         if len(ids) <= limit:
@@ -135,7 +135,7 @@ class BatchDecoder:
         """Returns the inputs in order, in batches of ``options.batch_size``.
 
         Each input has its own random key, by its place among ``texts`` (the first of which is
-        at place ``first``): a sampled text does not depend on the batch it is in.
+        at place ``first``), so that a sampled text does not depend on its batch.
         """
         ids = [self.tokenize(text, options) for text in texts]
         places, size = range(first, first + len(texts)), options.batch_size
@@ -147,7 +147,7 @@ class BatchDecoder:
     def by_length(
         self, inputs: Iterable[Input], options: GenerateOptions
     ) -> Iterator[tuple[tuple[int, ...], Batch]]:
-        """Yields batches of inputs of similar length, each after the places of its inputs.
+        """Yields batches of inputs of similar length, each with the places of its inputs.
 
         A batch takes as long as its longest row. The longest inputs are first: a batch that does
         not fit into memory fails early.
@@ -166,11 +166,11 @@ class BatchDecoder:
     ) -> Batch:
         """Makes a batch of at most ``options.batch_size`` inputs.
 
-        ``places`` are those of the inputs among all, which their random keys depend on.
+        ``places`` are the inputs' positions among all, which decide their random keys.
         """
         rows, longest = options.batch_size, max(map(len, ids))
         if self.is_decoder_only:
-            # A source of one token.
+            # The target ignores its source.
             tokens = np.full((rows, 1), EOS_ID, np.int32)
             width = bucket(longest, self._longest_prompt(options)) if longest else 0
             start = np.full((rows, 1), PAD_ID, np.int32)
@@ -195,7 +195,7 @@ class BatchDecoder:
         )
 
     def prefix_ids(self, options: GenerateOptions) -> list[int]:
-        """Encodes the text that every output begins with; no ids of a decoder alone."""
+        """Encodes the text that every output begins with; returns [] for a decoder alone."""
         if self.is_decoder_only or not options.output_prefix:
             return []
         return self.vocabulary.encode(options.output_prefix)
@@ -204,22 +204,22 @@ class BatchDecoder:
 
     @property
     def eos_id(self) -> EndOfSequence:
-        """The id that ends an output, or all of them, as the loops take it."""
+        """The id that ends an output, or the tuple of several such ids."""
         ids = self.vocabulary.eos_ids
         return ids if len(ids) > 1 else ids[0]
 
     def max_decode_len(self, options: GenerateOptions) -> int:
-        """Returns the most tokens that are generated."""
+        """Returns the largest number of tokens that are generated for an input."""
         return options.settled(self.defaults)["max_decode_len"]
 
     def longest(self, batch: Batch, options: GenerateOptions) -> int:
-        """Returns the most tokens of a batch's row, its prompt included."""
+        """Returns the largest length of a batch's row, its prompt included."""
         return batch.prompts.shape[1] - 1 + self.max_decode_len(options)
 
     def room(self, batch: Batch, options: GenerateOptions) -> int:
         """Returns the loops' ``max_decode_len``, which counts the prompt.
 
-        Similar limits share a program: the exact one is ``max_decode_steps``.
+        Similar limits share a program: the exact limit is ``max_decode_steps``.
         """
         room = batch.prompts.shape[1] - 1 + bucket(self.max_decode_len(options), sys.maxsize)
         try:
@@ -227,7 +227,7 @@ class BatchDecoder:
             if self.draft is not None:
                 self.draft.check(self.target, room)
         except InputError:
-            # Models of fewer positions.
+            # A model has fewer positions.
             return self.longest(batch, options)
         return room
 
@@ -244,7 +244,7 @@ class BatchDecoder:
         }
 
     def sampling(self, options: GenerateOptions) -> Sampling:
-        """Returns the distribution to sample from, by the rules of decoding."""
+        """Returns the settings of sampling, with the rules of decoding if there are any."""
         settings, found = options.sampling(), self.rules(options)
         return settings if found is None else settings.replace(rules=found)
 
@@ -264,7 +264,7 @@ class BatchDecoder:
     def _loop_arguments(
         self, batch: Batch, options: GenerateOptions, pace: Pace | None
     ) -> tuple[Draft | None, tuple, dict]:
-        """Returns the draft, None if it is left out, and further arguments by place and name."""
+        """Returns the draft, or None if it is left out, and positional and named arguments."""
         draft = None if options.gamma == AUTO and pace is None else self.draft
         placed = batch.tokens, batch.prompts, batch.keys, self.sampling(options)
         named = self._of_loop(batch, options) | {"max_decode_steps": batch.max_decode_steps}
@@ -302,7 +302,7 @@ class BatchDecoder:
         return speculative_steps(self.target, draft, *placed, **named)
 
     def search(self, batch: Batch, options: GenerateOptions) -> BeamResult:
-        """Searches for one batch on the device; returns at once, before it is done.
+        """Runs a beam search of one batch on the device; returns at once, before it is done.
 
         Raises:
           InputError: a draft that is not a model.
@@ -339,7 +339,7 @@ class BatchDecoder:
     # Results to texts
 
     def collect(self, batch: Batch, decoded: Decoded, options: GenerateOptions) -> Iterator[Answer]:
-        """Fetches a batch's results and yields their texts."""
+        """Fetches a batch's results and yields each input's answer."""
         # The pace stays on the device.
         decoded = jax.device_get(decoded.replace(pace=None))
         lengths = prompt_lengths(batch)
@@ -351,7 +351,7 @@ class BatchDecoder:
     ) -> Answer:
         """Makes the answer to one input, without the ``skipped`` tokens of its prompt.
 
-        ``decoded`` is on the host; ``row`` is the input's there.
+        ``decoded`` is on the host; ``row`` is the input's row in it.
         """
         error, stats = _unsound("target", text, decoded.scores[row]), decoded.stats
         if error is None and stats is not None:
@@ -379,7 +379,7 @@ class BatchDecoder:
     def collect_beams(
         self, batch: Batch, result: BeamResult, options: GenerateOptions
     ) -> Iterator[Answer]:
-        """Fetches the results of a search and yields their texts."""
+        """Fetches the results of a search and yields each input's answer."""
         result = jax.device_get(result)
         speculative, lengths = self._searches_speculatively(options), prompt_lengths(batch)
         best = range(options.beams - options.num_decodes, options.beams)

@@ -1,8 +1,8 @@
-"""Batches in, answers out, and the device never idle.
+"""Engine of decoding, which takes batches, returns answers and keeps the device busy.
 
-    submit    sets the device to work on a batch
-    collect   yields the answers that are there while what came last is under way
-    close     decodes what is left
+    submit    queues a batch for the device
+    collect   returns the answers of all that has begun but the last, which stays under way
+    close     decodes the rest
 
 A batch of several rows goes into slots (``loops/refill.py``), where an input that has ended makes
 room for the next one. With gamma "auto" each batch is decoded at the pace of those before it.
@@ -57,7 +57,7 @@ class Engine:
         Args:
           decoder: the models.
           options: how to decode.
-          costs: of speculation with some options; measured ones are added.
+          costs: of speculation, by options; ``costs`` adds those that it measures.
           pace: with gamma "auto" that of earlier batches; None starts a new one.
         """
         self.decoder, self.options, self.pace = decoder, options, pace
@@ -74,7 +74,7 @@ class Engine:
         self._slots: _Slots | None = None
 
     def submit(self, places: tuple[int, ...], batch: Batch) -> None:
-        """Sets the device to work on a batch; ``places`` are those of its inputs among all."""
+        """Queues a batch to decode; ``places`` are its inputs' positions among all inputs."""
         if self.in_slots:
             if self._waiting is not None:
                 self._slots = _Slots(self._for(self._waiting[1]), self.options, self.pace)
@@ -95,11 +95,11 @@ class Engine:
         self.under_way.append(functools.partial(self._counted, places, answers))
 
     def collect(self) -> list[Answered]:
-        """Returns what was submitted before the last batch, which stays under way."""
+        """Returns the answers of all that is under way but the last batch or burst."""
         return [self.under_way.popleft()() for _ in range(len(self.under_way) - 1)]
 
     def close(self) -> Iterator[Answered]:
-        """Decodes what waits, and yields all that is left."""
+        """Decodes a batch that waits, and yields all remaining answers."""
         if self._slots is not None:
             self._keep(self._slots, self._slots.burst())
         elif self._waiting is not None:
@@ -123,9 +123,9 @@ class Engine:
         return decoded
 
     def steps(self, batch: Batch) -> Generator[Iteration, bool, Answer]:
-        """Decodes as ``decode`` one input, driven from the host; the return value is the answer.
+        """Decodes one input as ``decode`` does, driven from the host; returns the answer last.
 
-        The prefill has run when the call returns. Sent True, it ends the input where it is.
+        The prefill has run when the call returns. Sent True, the generator ends the input.
         """
         decoder = self._for(batch)
         steps = decoder.steps(batch, self.options, self.pace)
@@ -141,7 +141,7 @@ class Engine:
         return run()
 
     def _counted(self, places: tuple[int, ...], answers: Iterable[Answer]) -> Answered:
-        """Waits for a batch that has run until its last row had ended."""
+        """Waits for a batch, and counts its calls for all rows until its last one had ended."""
         answers = list(answers)
         good = itertools.chain.from_iterable(a for a in answers if a.error is None)
         # A search's calls are for all hypotheses of an input.
@@ -151,7 +151,7 @@ class Engine:
         return places, answers
 
     def _keep(self, slots: "_Slots", ended: refill.Ended) -> None:
-        """Keeps a burst that has begun under way."""
+        """Queues the answers of a burst that has begun."""
         self.pace = slots.pace
 
         def counted() -> Answered:
@@ -227,7 +227,7 @@ class Engine:
 
 
 def costly(options: GenerateOptions) -> dict:
-    """Returns the options that the time of a step depends on, as JSON can hold them."""
+    """Returns the options that the time of a step depends on, as values of JSON."""
     values = {name: getattr(options, name) for name in _COSTLY}
     # Programs are shared by similar limits.
     room = options.max_decode_len and bucket(options.max_decode_len, sys.maxsize)
@@ -235,7 +235,7 @@ def costly(options: GenerateOptions) -> dict:
 
 
 class _Slots:
-    """Inputs in slots (``loops/refill.py``), to which groups of others are added."""
+    """Inputs in slots (``loops/refill.py``), to which groups of further inputs are added."""
 
     def __init__(self, decoder: BatchDecoder, options: GenerateOptions, pace: Pace | None):
         """Begins empty; drafts at ``pace``, or ``options.gamma`` tokens if it is None."""
@@ -259,7 +259,7 @@ class _Slots:
         return all(new.shape[1] <= first.shape[1] for new, first in pairs)
 
     def burst(self, places: Sequence[int] = (), batch: Batch | None = None) -> refill.Ended:
-        """Sets the device to decode until all of a batch have slots; without one, to the end."""
+        """Starts decoding until all inputs of ``batch`` have slots; without a batch, to the end."""
         if batch is not None or self._group is None:
             self._group = self._prepared(places, batch or self._first, waits=True)
         if batch is None:
@@ -292,7 +292,7 @@ class _Slots:
         return members.replace(places=numbers) if waits else members
 
     def collected(self, ended: refill.Ended) -> tuple[int, tuple[int, ...], list[Answer]]:
-        """Waits for a burst: its target calls, and the places and answers of what has ended."""
+        """Waits for a burst; returns its target calls, and ended inputs' places and answers."""
         # The pace stays on the device.
         ended = jax.device_get(ended.replace(decoded=ended.decoded.replace(pace=None)))
         rows = {int(p): row for row, p in enumerate(ended.places) if p != refill.EMPTY_SLOT}

@@ -40,7 +40,7 @@ class Tally:
     advance: float = 0.0
 
     def add(self, other: "Tally") -> None:
-        """Adds another's counts."""
+        """Adds the counts of another tally."""
         for field in dataclasses.fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
@@ -51,7 +51,7 @@ class Tally:
 
     @property
     def occupancy(self) -> float:
-        """Share of the rows in all target calls that had not ended."""
+        """Share of rows that had not ended, over all target calls."""
         return self.target_calls / self.row_calls if self.row_calls else 1.0
 
 
@@ -82,13 +82,13 @@ class Learned:
 
     @classmethod
     def parse(cls, values: Any) -> "Learned":
-        """Reads what ``dataclasses.asdict`` gave, after JSON."""
+        """Inverts ``dataclasses.asdict``, after JSON."""
         return cls(**{**values, "costs": Costs.parse(values["costs"])})
 
 
 @dataclasses.dataclass(kw_only=True)
 class Answerer:
-    """A pair, its settings and its devices: inputs to lines of output."""
+    """A target and draft, their settings and devices, which turn inputs into lines of output."""
 
     generator: Generator
     options: GenerateOptions
@@ -108,7 +108,7 @@ class Answerer:
 
         Args:
           shards: numbers and inputs, read when there is room for them.
-          progress: is called with counts of what has ended.
+          progress: is called with the counts of inputs that have ended.
 
         Raises:
           InputError: a batch does not fit into the devices' memory.
@@ -124,10 +124,10 @@ class Answerer:
         shards: Iterable[tuple[int, Sequence[Item]]],
         progress: Callable[[Tally], None],
     ) -> Iterator[tuple[int, list[bytes]]]:
-        """Yields the lines of each shard, once all are there."""
-        # By number: the inputs of each shard, and the lines that are there.
+        """Yields the lines of each shard once all of its inputs have ended."""
+        # Inputs and finished lines of each shard, by its number.
         begun: dict[int, tuple[Sequence[Item], dict[int, bytes]]] = {}
-        # By index: the shard and the input.
+        # Shard and input, by the input's index.
         left: dict[int, tuple[int, Item]] = {}
         counted = 0
 
@@ -159,10 +159,10 @@ class Answerer:
                         yield shard, [lines[item.index] for item in items]
 
     def learned(self, items: Sequence[Item]) -> Learned | None:
-        """Measures what a run of similar inputs begins with; None if none of them can be decoded.
+        """Measures the costs for a run of similar inputs; None if no input can be decoded.
 
-        If texts depend on how many tokens are drafted when, a batch is decoded to see how many
-        pay, for all of the run.
+        If texts depend on the number of drafts, a batch is decoded, too, to fix for the whole run
+        the number that pays most.
         """
         good, _ = self._prepared(items)
         with self._on_devices():
@@ -177,7 +177,7 @@ class Answerer:
         return None
 
     def assume(self, learned: Learned) -> None:
-        """Takes for known what this or another process has learned."""
+        """Applies the findings of this or another process: costs, and gamma if it is fixed."""
         self.generator.assume(self.options, learned.costs)
         if learned.gamma is not None:
             self.options = dataclasses.replace(self.options, gamma=learned.gamma)

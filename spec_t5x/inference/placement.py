@@ -23,13 +23,13 @@ from spec_t5x.types import PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Devices that decode together. None is JAX's default device alone."""
+    """Devices that decode together: those of the mesh or, if it is None, JAX's default device."""
 
     mesh: Mesh | None = None
 
     @classmethod
     def create(cls, model_parallel: int, batch_size: int) -> "Placement":
-        """Takes all devices of this machine, ``model_parallel`` of them to each model."""
+        """Makes a mesh of this machine's devices, ``model_parallel`` for each copy of a model."""
         devices = jax.local_devices()
         if len(devices) == 1 and model_parallel == 1:
             return cls()
@@ -48,7 +48,7 @@ class Placement:
 
     @property
     def shape(self) -> list[int]:
-        """Number of models at work at once, and devices of each."""
+        """Number of copies of the models that decode at once, and devices of each."""
         return [1, 1] if self.mesh is None else [self.mesh.shape["data"], self.mesh.shape["model"]]
 
     def within(self) -> contextlib.AbstractContextManager:
@@ -60,7 +60,7 @@ class Placement:
         return param_shardings(config, self.mesh)
 
     def generator(self, generator: Generator) -> Generator:
-        """Puts the pair's parameters on these devices: models sharded, all else on each."""
+        """Returns the generator with its models sharded, and all else whole on each device."""
         if self.mesh is None:
             return generator
         # Arrays that two models share are placed once. The old one is held beside the new, so
@@ -96,7 +96,7 @@ class Placement:
         )
 
     def batch(self, batch: Batch) -> Batch:
-        """Puts the rows of a batch on these devices."""
+        """Returns the batch with its rows spread over the copies of the models."""
         if self.mesh is None:
             return batch
         tokens, keys, steps = shard_batch(

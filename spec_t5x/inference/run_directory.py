@@ -77,9 +77,9 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:
-    """Writes the manifest of a run, or compares that of a resumed run.
+    """Writes the manifest of a new run; raises ``InputError`` if a resumed run has another.
 
-    No process may be at work in the directory.
+    No other process may write to the directory.
     """
     atomic.remove_unfinished(directory)
     if overwrite:
@@ -116,7 +116,7 @@ class Shards:
 
     @property
     def merged(self) -> Path:
-        """The file that holds all lines at the end."""
+        """Path of the file that ``merge`` writes."""
         return self.directory / MERGED
 
     def path(self, shard: int) -> Path:
@@ -130,7 +130,7 @@ class Shards:
     def unfinished(self) -> list[int]:
         """Lists the missing shards in order.
 
-        Once all are merged none is missing: a user may delete them.
+        Once ``merged`` exists none is missing: a user may delete the shards.
         """
         there = _answers(self.directory)
         if MERGED in there:
@@ -143,7 +143,7 @@ class Shards:
         write(path, lines, f"shard {shard} of {self.count} ({path.name})")
 
     def merge(self) -> None:
-        """Joins all shards."""
+        """Writes the lines of all shards to ``merged``."""
         write(self.merged, self.lines(), f"{MERGED}, the {self.count} shards in one file")
 
     def lines(self) -> Iterator[bytes]:
@@ -156,7 +156,7 @@ class Shards:
 
 
 def write(path: Path, lines: Iterable[bytes], what: str) -> None:
-    """Writes a file of a run, whole or not at all."""
+    """Writes a file whole or not at all; an ``InputError`` of the system's error names ``what``."""
     try:
         atomic.write_whole(path, lines)
     except OSError as error:

@@ -67,12 +67,12 @@ class FileSource:
 
     @property
     def name(self) -> str:
-        """The path."""
+        """The file's path."""
         return str(self.path)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of reading a line."""
+        """Settings that decide how lines are read, for the manifest."""
         return {"jsonl": self.jsonl, "field": self.field}
 
     def raw(self) -> Iterator[bytes]:
@@ -80,7 +80,7 @@ class FileSource:
         return raw_lines(self.path)
 
     def item(self, index: int, raw: bytes) -> Item:
-        """Makes the input of a line."""
+        """Makes the input of a line; the input holds the error of a line that cannot be read."""
         item = Item(index=index, place=("line", index + 1))
         try:
             text, fields = self._read(raw)

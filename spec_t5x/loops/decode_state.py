@@ -41,7 +41,7 @@ class Loop:
 
     @property
     def plain(self) -> "Loop":
-        """The loop whose steps ask no draft."""
+        """The loop at gamma 0, whose steps call no draft."""
         return dataclasses.replace(self, gamma=0)
 
     @property
@@ -63,7 +63,7 @@ class DecodeStats:
     target_calls: Int[Array, "*rows"]
     # The plain steps among them; 0 without a pace.
     plain_steps: Int[Array, "*rows"]
-    # Tokens that these calls brought, end of sequence included.
+    # Tokens that these calls appended, end of sequence included.
     appended: Int[Array, "*rows"]
     # Draft tokens proposed: gamma in each iteration, or fewer.
     proposed: Int[Array, "*rows"]
@@ -92,9 +92,9 @@ class DecodeStats:
     def block_efficiency(self) -> Array:
         """Generated tokens for each target call, counted; 0 of a row without a call.
 
-        It is ``1 + accepted / target_calls`` only where every call brings a token of the target's
-        own. The last one often does not: a row of 11 tokens that got 9 drafts accepted in 3
-        calls, the end of sequence among them, has 11 / 3.
+        It is ``1 + accepted / target_calls`` only if every call appends a token of the target. The
+        last call often does not: a row of 11 tokens, 9 of them accepted drafts in 3 calls, the
+        end of sequence among them, has 11 / 3.
         """
         return self.appended / self.target_calls.clip(min=1)
 
@@ -210,7 +210,7 @@ class Verified:
 
 @flax.struct.dataclass
 class NoDraft(Draft):
-    """The draft of plain decoding, which is never asked."""
+    """The draft of plain decoding, which is never called."""
 
     vocab_size: int = flax.struct.field(pytree_node=False)
 
@@ -232,11 +232,11 @@ def init(
     paced: bool = False,
     room: int | None = None,
 ) -> DecodeState:
-    """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each.
+    """Encodes the inputs, feeds the prompts, and repeats each row ``num_decodes`` times.
 
     At gamma 0 the draft's state is empty; with a pace, given or to come (``paced``), it is zeros
-    until ``prefill_draft``. The caches have ``room`` for so many tokens; None for all that the
-    loop may write.
+    until ``prefill_draft``. The caches have room for ``room`` tokens or, if it is None, for all
+    that the loop may write.
     """
     outputs = outputs_lib.start(prompts, loop.max_decode_len, max_decode_steps, room=loop.gamma + 1)
     room = room or loop.max_length
@@ -290,9 +290,9 @@ def prefill_draft(
 def if_wanted(
     wanted: Bool[Array, ""], function: Callable[[PyTree], PyTree], kept: PyTree
 ) -> PyTree:
-    """Returns ``function(kept)`` if it is wanted, else ``kept``.
+    """Returns ``function(kept)`` if it is ``wanted``, else ``kept``.
 
-    A loop of one round at most, since a conditional would copy its results.
+    The program is a loop of at most one round, since a conditional would copy its results.
     """
     _, made = lax.while_loop(
         lambda carry: carry[0],
@@ -310,7 +310,7 @@ def done(state: DecodeState) -> Array:
 def make_context(
     state: DecodeState, settings: Sampling, coupled: bool, limit: Int[Array, ""] | None = None
 ) -> Context:
-    """Returns what the draft may look at in the coming iteration."""
+    """Returns the draft's context in the coming iteration."""
     outputs = state.outputs
     return Context(
         sequences=outputs.sequences,
@@ -338,7 +338,7 @@ def with_states(
 def _first_states(
     target: Target, cache: Cache, prompts: Int[Array, "batch width"], room: int
 ) -> Float32[Array, "batch room embed"]:
-    """Computes ``Context.target_states`` of the prompts, with room for ``room`` tokens."""
+    """Computes the prompts' ``Context.target_states``, with zeros up to position ``room``."""
     batch, width = prompts.shape
     states = jnp.zeros((batch, 1 + room, target.state_size), jnp.float32)
     if width == 1:

@@ -73,7 +73,7 @@ def step(
     """Makes one iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row.
 
     No row proposes more than ``limit``; at a pace the limit is the pace's, and the draft must be
-    ready (``prepare``). At gamma 0 (``loop.plain``) it is a plain step, which asks no draft.
+    ready (``prepare``). At gamma 0 (``loop.plain``) the step is plain, and calls no draft.
     """
     gamma, verifier = loop.gamma, loop.verifier
     old, pace, tree = state.outputs, state.pace, verifier.tree(gamma) if gamma else None
@@ -203,7 +203,7 @@ def prepare(
     *,
     has_state: Bool[Array, ""] | bool = False,
 ) -> DecodeState:
-    """Brings the draft up to the text, and makes its state first if neither exists.
+    """Feeds the draft the text that it lacks; makes the draft's state first if it has none.
 
     ``has_state`` tells that the draft's state exists, although the pace's prefill has not run.
     """
@@ -251,7 +251,7 @@ def speculative_decode(
     pace: Pace | None = None,
     **options,
 ) -> Decoded:
-    """Decodes with the target's distribution, exactly, at the draft's pace.
+    """Decodes speculatively; the output has exactly the target's distribution.
 
     The text at temperature 0 is that of ``autoregressive_decode``; at any other the texts follow
     the same distribution. ``gamma=0`` is plain decoding, seed for seed. ``Decoded.stats`` has
@@ -267,7 +267,7 @@ def speculative_decode(
         (``draws.t5x_stream``).
       settings: the distribution to sample from (``distributions.sampling``).
       max_decode_steps: tokens to generate at most, after the prompt.
-      pace: drafts as many tokens as pay, ``gamma`` at most, and none where none pay
+      pace: chooses how many tokens are drafted, ``gamma`` at most, and none where none pay
         (``loops/pace.py``); None drafts ``gamma`` to the end. ``Decoded.pace`` is the pace for
         the next batch.
       **options: ``gamma``, ``max_decode_len`` and the other fields of ``Loop``.
@@ -296,7 +296,7 @@ def speculative_decode(
 def drive(
     carry: PyTree, going: Callable, pace: Callable, iterate: Callable, prepare: Callable, loop: Loop
 ) -> PyTree:
-    """Runs iterations while ``going``; at a pace, plain steps where its limit is 0.
+    """Runs iterations while ``going(carry)``; where a pace's limit is 0 they are plain steps.
 
     The functions' argument is the state of the loop, ``carry``: ``pace`` returns its pace or None,
     ``iterate`` makes an iteration of its second argument, a ``Loop``, and ``prepare`` makes the
@@ -312,7 +312,7 @@ def drive(
 
     def alternate(carry):
         carry = run(carry, drafting=False)
-        # Making ready copies the draft's state.
+        # ``prepare`` copies the draft's state, so it is left out once all rows have ended.
         return if_wanted(going(carry), lambda carry: run(prepare(carry), drafting=True), carry)
 
     if pace(carry) is None:
@@ -334,7 +334,7 @@ def speculative_steps(
 ) -> Iterator[Iteration]:
     """Decodes as ``speculative_decode`` does, driven from the host: yields each iteration.
 
-    For streaming and traces: arguments, text and errors are the same, and each iteration takes a
+    It serves streaming and traces: arguments, text and errors are the same; an iteration takes a
     round trip more. The prefill has run when the call returns. A plain step, at gamma 0 or at a
     pace, is an iteration without proposals. The generator's return value is the ``Decoded``
     result; sent True, it ends all rows where they are.
@@ -381,7 +381,7 @@ _limit = jax.jit(Pace.limit)
 
 @functools.cache
 def _compiled(function: Callable, loop: Loop, donate: tuple[str, ...] = ("state",)) -> Callable:
-    """Compiles a part of the stepper. The state is donated: its caches are updated in place."""
+    """Compiles a part of the stepper; donates the state, so that caches are updated in place."""
     return jax.jit(functools.partial(function, loop=loop), donate_argnames=donate)
 
 
@@ -416,7 +416,7 @@ def _checked(
 
 
 def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decode_len: int):
-    """Raises ``InputError`` for arguments that cannot be decoded with."""
+    """Raises ``InputError`` for arguments that do not fit together."""
     if gamma < 0:
         raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
     check_parts(target)

@@ -27,7 +27,7 @@ class Accelerator(NamedTuple):
     extra: str
 
 
-# The first pattern is of v2 to v4.
+# The TPU's first pattern is of v2 to v4.
 TPU = Accelerator("TPU", ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*"), ("tpu",), "tpu")
 GPU = Accelerator(
     "NVIDIA GPU", ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/dxg"), ("gpu", "cuda"), "cuda12"
@@ -35,7 +35,7 @@ GPU = Accelerator(
 
 
 def present() -> Accelerator | None:
-    """Returns the accelerator whose device files this machine has."""
+    """Returns the accelerator whose device files this machine has, a TPU first; None without."""
     return next((each for each in (TPU, GPU) if any(map(glob.glob, each.files))), None)
 
 
@@ -86,7 +86,7 @@ def _plugins() -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Prints JAX's devices, and the reason why it does not use others."""
+    """Prints JAX's devices and, if JAX leaves an accelerator unused, the reason."""
     from spec_t5x.machine import xla_flags
 
     xla_flags.apply()

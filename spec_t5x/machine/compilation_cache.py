@@ -111,7 +111,7 @@ def announce() -> None:
 
 
 def _bounded(directory: Path) -> Path | None:
-    """Returns the directory, whose size JAX is set to bound, or None if it cannot be written."""
+    """Makes a cache's directory and has JAX bound its size; returns None if it is not writable."""
     try:
         directory.mkdir(exist_ok=True)
         # JAX stores nothing if a program lacks the file by which it orders them, as those of a

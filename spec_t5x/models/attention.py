@@ -82,7 +82,7 @@ class Traits:
 
 @flax.struct.dataclass
 class PairBias:
-    """Bias of all scores of whole sequences, in two parts: their sum is as large as the scores."""
+    """Bias of whole sequences in two parts, whose sum takes as much memory as the scores."""
 
     # Bias by relative position; None for none.
     by_position: Float32[Array, "1 heads new length"] | None
@@ -193,7 +193,7 @@ class Attention(nn.Module):
         Float[Array, "batch kv_heads length head_dim"],
         Float[Array, "batch kv_heads length head_dim"],
     ]:
-        """Returns keys and values in the cache's layout; those of a source have no positions."""
+        """Returns keys and values in the cache's layout; without ``positions`` none is rotated."""
         keys = self._heads(self.key(inputs), "key_norm", positions)
         return keys, self._split_heads(self.value(inputs))
 
@@ -202,7 +202,7 @@ class Attention(nn.Module):
         return self.attend(inputs, (*self.keys_values(sources), bias), deterministic=deterministic)
 
     def attend_to_itself(self, inputs, bias, deterministic, *sources: tuple[Array, Array]):
-        """Attends from a whole sequence to itself and, in the same softmax, to ``sources``."""
+        """Attends from a sequence to itself and, by the same softmax, to states with their bias."""
         positions = jnp.arange(inputs.shape[1])[None]
         keys, values = self.keys_values(inputs, positions)
         if isinstance(bias, PairBias):
@@ -214,7 +214,7 @@ class Attention(nn.Module):
         return self.attend(inputs, (keys, values, bias), *others, **given)
 
     def _attend_in_parts(self, queries, keys, values, bias: PairBias):
-        """Attends from ``bias.part_size`` queries at a time, whose scores alone take memory."""
+        """Attends from ``bias.part_size`` queries at a time, so that fewer scores take memory."""
         size, new = bias.part_size, queries.shape[2]
         # The last part overlaps the one before it.
         starts = np.minimum(np.arange(0, new, size), new - size)
@@ -238,9 +238,9 @@ class Attention(nn.Module):
         relpos: "RelativeBias | None" = None,
         source: Source | None = None,
     ) -> tuple[Float[Array, "batch new embed"], KeysValues]:
-        """Writes new tokens, of normed ``inputs``, into the layer's cache, then attends to it.
+        """Writes new tokens' keys and values to the layer's cache, then attends to it.
 
-        The layer may have its own relative bias, and attend to a source in the same softmax.
+        ``relpos`` is the bias of this layer alone; ``source`` is attended to in the same softmax.
         """
         keys, values = self.keys_values(inputs, tokens.positions)
         write, bias = tokens.write, tokens.bias(relpos, self.traits.window)
@@ -332,7 +332,7 @@ class RelativeBias(nn.Module):
 
 @dataclasses.dataclass(eq=False)
 class NewTokens:
-    """Tokens that enter a cache: their slots, their positions, and what they see of it."""
+    """Tokens that enter a cache: their slots, their positions, and the slots that they see."""
 
     # Slot of each row's first token, which the others follow; or the tokens as ``Nodes``.
     places: Int[Array, "batch"] | Nodes
@@ -358,7 +358,7 @@ class NewTokens:
         return write(cached, new, self.places)
 
     def bias(self, own: RelativeBias | None, window: int | None) -> Float32[Array, "..."]:
-        """Returns the bias of a layer with a window and its ``own`` relative bias, or without."""
+        """Returns a layer's bias: its ``own`` relative bias or the shared one, within a window."""
         if own is None and window is None:
             return self._shared
         return self._bias(own, window)
@@ -393,10 +393,10 @@ def after_texts(
     relpos: RelativeBias | None = None,
     bidirectional: Bool[Array, "batch new"] | None = None,
 ) -> NewTokens:
-    """Places ``new`` tokens after each row's length, with a relative bias or without.
+    """Places ``new`` tokens after each row's length; ``relpos`` is the bias that layers share.
 
     The cache's contents beyond a row's length have no influence. ``bidirectional`` tokens, which
-    are for an empty cache, see one another in any order.
+    require an empty cache, attend to one another in both directions.
     """
     length = cache.max_length
     positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
@@ -409,7 +409,7 @@ def after_texts(
 
 
 def in_slots(nodes: Nodes, relpos: RelativeBias | None = None) -> NewTokens:
-    """Places new tokens in the slots of ``nodes``, with a relative bias or without."""
+    """Places new tokens in the slots of ``nodes``; ``relpos`` is the bias that layers share."""
     return NewTokens(nodes, nodes.positions, nodes.slot_positions, nodes.visible, relpos)
 
 

@@ -87,8 +87,8 @@ class CachedModel:
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
         """Feeds new tokens at each row's length; returns logits and normed states after each.
 
-        If only the first ``num`` matter, the others are skipped; XLA compiles the call for blocks
-        of several lengths.
+        If ``num`` is given, tokens after the first ``num`` are skipped; XLA compiles the call for
+        blocks of several lengths.
         """
         if num is None:
             found = self._extended("extend", cache, tokens)
@@ -117,8 +117,8 @@ class CachedModel:
     def logits(self, states: Float[Array, "batch new embed"]) -> Float32[Array, "batch new vocab"]:
         """Returns the logits of normed states; on a mesh, gathers the vocabulary once, here.
 
-        Sampling takes maxima, sums and single tokens of it, each of which would be a separate
-        collective, and sums in parts would round otherwise.
+        Sampling takes maxima, sums and single tokens of the vocabulary: on shards each would be a
+        separate collective, and partial sums would round differently.
         """
         return constrain(self.apply(states, method="logits"), ("batch", "length", None))
 
@@ -145,7 +145,7 @@ class CachedModel:
 class TextModel(CachedModel):
     """Decoder without a source, which continues the prompt.
 
-    Of its inputs only the number of rows counts.
+    Only the number of rows of its inputs matters.
     """
 
     def prefill(

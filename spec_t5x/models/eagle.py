@@ -64,7 +64,7 @@ class DraftingCache(DecoderCache):
     def after(
         cls, cache: DecoderCache, states: Float[Array, "batch embed"], room: int
     ) -> "DraftingCache":
-        """Makes the cache after each row's last token, whose states are given, with room."""
+        """Makes a cache of ``room`` states; ``states``, after each row's last token, are first."""
         empty = jnp.zeros((states.shape[0], room, states.shape[1]), states.dtype)
         added = {"first": cache.lengths - 1, "states": empty.at[:, 0].set(states)}
         return cls(cache.layers, cache.source_mask, cache.lengths, **added)
@@ -111,7 +111,7 @@ class EagleNetwork(CachedNetwork):
         tokens: Int[Array, "batch new"],
         states: Float[Array, "batch new target_states"],
     ) -> tuple[Float[Array, "batch new embed"], DecoderCache]:
-        """Feeds tokens and the target's states that they were predicted from."""
+        """Feeds tokens, each with the target's state that it was predicted from."""
         # The states of more layers may follow, for another draft.
         reduced = self.reduction(states[..., : self.config.state_size])
         return self.decoder.extend(self._fused(tokens, reduced), cache)
@@ -146,9 +146,9 @@ class EagleNetwork(CachedNetwork):
     ) -> list[Float[Array, "batch length embed"]]:
         """Returns the states at all positions of a text in its first, second, … draft step.
 
-        Those of step i are undefined at the first i positions; both count from 0. ``encoded`` and
-        ``states`` are the target's, of the source and of the text, which is ``shifted``: from its
-        start token on.
+        The states of step i are undefined at the first i positions; both count from 0. ``encoded``
+        and ``states`` are the target's states of the source and of the text, and ``shifted`` is
+        the text with its start token first.
         """
         cross_bias = mask_bias((source > 0)[:, None, None, :])
         distances = jnp.arange(shifted.shape[1])[:, None] - jnp.arange(shifted.shape[1])[None]

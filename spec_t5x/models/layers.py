@@ -87,7 +87,7 @@ class Embed(nn.Module):
     def attend(
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
-        """Scores every token, in float32."""
+        """Computes the logits of every token, in float32."""
         scale = self.output_scale
         if scale == 1:
             return times_table(states, self.embedding)
@@ -116,10 +116,10 @@ def times_table(
 def _for_float32(
     inputs: Float[Array, "..."], weights: Float[Array, "..."]
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """Widens the factors of a product in float32.
+    """Widens the factors of a float32 product, unless both are in bfloat16.
 
-    The product of two numbers in bfloat16 is a float32, so both are left in bfloat16: no
-    table is copied in twice its size.
+    The product of two bfloat16 numbers is exact in float32, and without widening no table is
+    copied at twice its size.
     """
     if inputs.dtype == weights.dtype == jnp.bfloat16:
         return inputs, weights
@@ -219,5 +219,5 @@ def dropout(rate: float) -> nn.Dropout:
 
 
 def _along_last_axis(vector: Float[Array, "features"], rank: int) -> Array:
-    """Adds leading axes: strict rank promotion is an error in the tests."""
+    """Adds leading axes, since the tests forbid implicit promotion of ranks."""
     return vector.reshape((1,) * (rank - 1) + (-1,))

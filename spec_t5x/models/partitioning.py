@@ -61,10 +61,10 @@ def make_mesh(
 
 @contextlib.contextmanager
 def partitioned(mesh: Mesh) -> Iterator[Mesh]:
-    """Applies the rules to all that is traced within it, and makes arrays on the mesh.
+    """Sets JAX's mesh, and applies ``RULES`` to all that is traced within the ``with``.
 
-    Not to be entered inside a compiled function. Programs of several CPU devices are compiled
-    anew in each process.
+    It must not be entered inside a compiled function. Programs of several CPU devices are
+    compiled anew in each process.
     """
     # XLA's CPU runtime orders a program's collectives by a resource that all of them use. One that
     # is read back has another for each loop and branch (XLA's ``ThunkSequenceSerDesProtobuf``, as
@@ -101,12 +101,12 @@ def shard_params(params: PyTree, config: ModelConfig, mesh: Mesh) -> PyTree:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Spreads the rows of an array over ``data``."""
+    """Returns the sharding that spreads an array's rows over ``data``."""
     return NamedSharding(mesh, PartitionSpec("data"))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Keeps an array whole on every device."""
+    """Returns the sharding that keeps an array whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 

@@ -1,4 +1,4 @@
-"""The encoder-decoder: T5 1.0 and 1.1 (Flan, mT5, umT5, ByT5), and T5Gemma by its parts.
+"""The encoder-decoder of T5 1.0 and 1.1 (Flan, mT5, umT5, ByT5); T5Gemma uses its parts.
 
 The parameter tree and its logical axes are those of T5X's ``examples/t5``. A configuration says
 how a network differs: norms, traits of attention, place of the source. ``encode`` and ``decode``
@@ -39,7 +39,7 @@ from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 class NetworkConfig:
     """Base class of network configurations, frozen dataclasses: validation and JSON."""
 
-    # Whether the decoder attends to a source: after its text, or in one softmax with it.
+    # Whether the decoder attends to a source; if so, whether in one softmax with its text.
     has_source: ClassVar[bool] = True
     merges_source: ClassVar[bool] = False
     # Class of all norms; and whether the output of each block is normed too.
@@ -50,7 +50,7 @@ class NetworkConfig:
     # Whether there are biases by relative position, and whether each layer has a separate one.
     has_relpos: ClassVar[bool] = True
     relpos_per_layer: ClassVar[bool] = False
-    # Rows of the vocabulary that no text holds: id 0, which starts it, and those after all others.
+    # Number of rows of the vocabulary that no text holds: id 0, which starts it, and the last ones.
     added_rows: ClassVar[int] = 0
     # Whether the encoder has a separate embedding.
     has_source_embedder: ClassVar[bool] = False
@@ -133,7 +133,7 @@ def check_names(cls: type, values: dict[str, Any], kind: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class T5Config(NetworkConfig):
-    """Sizes of a T5. The defaults are T5 1.0 small."""
+    """Sizes of a T5; the defaults are those of T5 1.0 small."""
 
     vocab_size: int = 32128
     emb_dim: int = 512
@@ -208,7 +208,7 @@ class SelfAttentionLayer(Layer):
         return self.feed_forward(states), cache
 
     def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens):
-        """Adds self-attention of new tokens to their states."""
+        """Adds self-attention to new tokens' states; returns states and cache."""
         normed = self.pre_attention_layer_norm(states)
         attended, cache = self.attention.extend(normed, cache, tokens, self.relpos_bias)
         return self.add(states, attended, self.post_attention_layer_norm), cache
@@ -237,7 +237,7 @@ class DecoderLayer(Layer):
     def __call__(self, inputs, encoded, bias, cross_bias, deterministic, earlier=()):
         """Computes the layer over a whole sequence, teacher-forced.
 
-        It attends to ``earlier`` inputs, each with a bias, as to its own.
+        It attends to ``earlier``, pairs of inputs and bias, in the same softmax as to ``inputs``.
         """
         norm, merges = self.pre_self_attention_layer_norm, self.config.merges_source
         sources = [(norm(each), its_bias) for each, its_bias in earlier]
@@ -266,7 +266,7 @@ class DecoderLayer(Layer):
         return self.feed_forward(states), cache
 
     def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens, cross_bias):
-        """Adds self-attention of new tokens, and of a merged source, to their states."""
+        """Adds self-attention, a merged source included, to states; returns states and cache."""
         source = None
         if self.config.merges_source:
             source = cache.cross_keys, cache.cross_values, cross_bias
@@ -276,9 +276,9 @@ class DecoderLayer(Layer):
         return self.add(states, attended, self.post_self_attention_layer_norm), cache
 
     def attend_to_source(self, states, cache: LayerCache, cross_bias):
-        """Adds attention of new tokens to the source to their states."""
+        """Adds attention to the source to new tokens' states."""
         source = cache.cross_keys, cache.cross_values, cross_bias
-        # The rows that read one source are its queries together: it is not repeated for them.
+        # Rows that share a source attend to it together, so that it is not repeated for them.
         normed = self.pre_cross_attention_layer_norm(states)
         together = normed.reshape(source[0].shape[0], -1, states.shape[2])
         attended = self.encoder_decoder_attention.attend(together, source).reshape(states.shape)
@@ -316,7 +316,7 @@ class Decoder(nn.Module):
     """Decoder stack, from embedded tokens to its normed output."""
 
     config: NetworkConfig
-    # Layers, counted from 0, whose outputs follow that of the last.
+    # Layers, counted from 0, whose outputs are appended to that of the last.
     depths: Sequence[int] = ()
 
     def setup(self):
@@ -384,8 +384,8 @@ class CachedNetwork(nn.Module):
     """Network over a static cache, with a ``token_embedder`` and a ``decoder``."""
 
     config: NetworkConfig
-    # Decoder layers, counted from 0, whose outputs the states hold after that of the last: inputs
-    # of a draft that continues from the states.
+    # Decoder layers, counted from 0, whose outputs are appended to that of the last in the states,
+    # for a draft that continues from them.
     depths: tuple[int, ...] = ()
 
     def extend(
@@ -396,15 +396,15 @@ class CachedNetwork(nn.Module):
     ) -> tuple[Float[Array, "batch new embed"], Cache]:
         """Feeds ``tokens[b]`` to the decoder at position ``cache.lengths[b]``.
 
-        Returns the normed states after each, which ``logits`` takes, and the cache, longer by
-        ``new``: the caller ensures that it has room. See ``attention.after_texts``.
+        Returns the normed states after each token, which ``logits`` takes, and the cache, longer
+        by ``new``: the caller ensures that it has room. See ``attention.after_texts``.
         """
         return self.decoder.extend(self.token_embedder(tokens), cache, bidirectional)
 
     def extend_nodes(
         self, cache: Cache, nodes: Nodes
     ) -> tuple[Float[Array, "batch nodes embed"], Cache]:
-        """Feeds tokens of any positions, each to a slot of the cache."""
+        """Feeds tokens at any positions, each to its slot; returns normed states and the cache."""
         return self.decoder.extend_nodes(self.token_embedder(nodes.tokens), cache, nodes)
 
     def logits(
@@ -421,7 +421,7 @@ class CachedNetwork(nn.Module):
 
 
 class Transformer(CachedNetwork):
-    """Encoder-decoder."""
+    """Encoder-decoder network, over whole sequences or over a cache."""
 
     config: NetworkConfig
 
@@ -446,7 +446,7 @@ class Transformer(CachedNetwork):
         """Returns logits of every target token given those before it (training).
 
         Dropout draws from the ``dropout`` rng stream. ``decoder_target_tokens``
-        serves only to mask padding; segment ids keep packed examples apart.
+        only mask padding; segment ids keep packed examples apart.
         """
         source, dropped = encoder_input_tokens, {"enable_dropout": enable_dropout}
         encoded = self.encode(source, encoder_segment_ids, **dropped)
@@ -559,7 +559,7 @@ def _with_bias(
 
 
 def _within(length: int, before: int, after: int) -> Bool[np.ndarray, "1 1 length length"]:
-    """Tells which keys are at most so far before or after their query; rows are queries."""
+    """Tells which keys are within ``before`` and ``after`` of their query; rows are queries."""
     positions = np.arange(length)
     distances = positions[:, None] - positions[None, :]
     return ((distances <= before) & (distances >= -after))[None, None]

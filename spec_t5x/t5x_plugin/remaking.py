@@ -18,7 +18,7 @@ from spec_t5x.errors import InputError
 
 
 def launch_model() -> models.EncoderDecoderModel:
-    """Makes the launch's own model: T5X's encoder-decoder with all that gin binds to it.
+    """Makes T5X's encoder-decoder with the arguments that the launch's gin files bind.
 
     If a gin file named the class instead, gin would refuse a subclass's bindings of its methods.
 
@@ -121,7 +121,7 @@ def _without_gin(method: Any) -> Any:
 def _wrapped_alike(wrapper: Callable, method: Callable) -> Callable:
     """Puts gin's wrapper of one method, of bindings or of a scope, around another method.
 
-    As gin does, it reads the bindings at each call and counts them as used by the first method.
+    The result reads the bindings at each call, and gin counts them as used by the first method.
     """
     inner = wrapper.__wrapped__
     outer = _wrapped_alike(inner, method) if _is_gins(inner) else method

@@ -79,7 +79,7 @@ class PrefixTarget:
     def score(
         self, cache: PrefixCache, tokens: Int[Array, "batch new"], num: Any = None
     ) -> tuple[Float32[Array, "batch new vocab"], Float32[Array, "batch new 0"], PrefixCache]:
-        """Feeds new tokens; logits beyond the end of the cache are NaN."""
+        """Feeds new tokens; logits beyond the end of the cache are NaN, and states empty."""
         new = tokens.shape[1]
         written = write_rows(cache.tokens, tokens, cache.lengths)
         positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
@@ -95,7 +95,7 @@ class PrefixTarget:
     def score_nodes(
         self, cache: PrefixCache, nodes: Nodes
     ) -> tuple[Float32[Array, "batch nodes vocab"], Float32[Array, "batch nodes 0"], PrefixCache]:
-        """Feeds tokens of a tree to their slots."""
+        """Feeds tokens of a tree to their slots; returns logits, empty states and the cache."""
         slots = jax.vmap(lambda row, new, at: row.at[at].set(new))(
             cache.tokens, nodes.tokens, nodes.slots
         )
@@ -158,10 +158,10 @@ class TableTarget(PrefixTarget):
         scale: float = 1.5,
         zeros: float = 0.0,
     ) -> "TableTarget":
-        """Draws random logits of standard deviation ``scale``, for 2 tokens or more.
+        """Draws random logits of standard deviation ``scale``, for at least 2 tokens.
 
-        The table has ``contexts`` rows: a law of one row ignores the prefix. A share ``zeros`` of
-        the tokens has probability zero, but one random token of each row has not.
+        The table has ``contexts`` rows: with one row the law ignores the prefix. Each token has
+        probability zero with chance ``zeros``, but one random token of each row never has.
         """
         if vocab_size < 2:
             raise InputError(f"vocab_size is {vocab_size}: give at least 2")
@@ -280,7 +280,7 @@ def conditionals(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _next_probs(kind, target, sources, prefixes, settings):
-    # A program for each ``kind``: JAX takes classes with the same fields for one another.
+    # Each ``kind`` gets a program, since JAX confuses classes with the same fields.
     return standardize(target.next_logits(sources, prefixes), settings)
 
 
@@ -293,12 +293,12 @@ def sequence_law(
     prompt: Sequence[int] = (),
     eos_id: EndOfSequence = EOS_ID,
 ) -> dict[tuple[int, ...], float]:
-    """Enumerates the texts that a row can end with, and the probability of each.
+    """Enumerates the texts that a row can end as, and the probability of each.
 
     Texts are the tokens after the start token, the prompt's included, up to the end-of-sequence
     token or ``max_decode_len`` tokens. Texts of probability zero are left out.
 
-    ``settings`` have one temperature; ``prompt`` begins every text and is shorter than it.
+    ``settings`` have one temperature; ``prompt``, shorter than texts may be, begins each of them.
     """
     by_text = conditionals(target, source, settings, max_decode_len=max_decode_len, prompt=prompt)
     eos_ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)
@@ -330,7 +330,7 @@ def tiny_t5(seed: int, **changes) -> T5Model:
         "num_decoder_layers": 1,
         "mlp_activations": ("gelu", "linear"),
         "logits_via_embedding": False,
-        # Few and close together, so that short texts reach all of them.
+        # Few buckets, close together, so that short texts reach all of them.
         "relpos_num_buckets": 8,
         "relpos_max_distance": 12,
     }
@@ -355,7 +355,7 @@ def tiny_head(
     depths: Sequence[int] = (),
     **options: bool,
 ) -> tuple[PyTree, EagleConfig]:
-    """Makes an EAGLE head's parameters, which mix token and states at random, and its sizes.
+    """Makes an EAGLE head that mixes token and states at random: its parameters and sizes.
 
     The arguments are those of ``head_config``.
     """
@@ -371,7 +371,7 @@ def tiny_head(
 def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
     """Makes a model that often agrees with another: the same parameters, with noise.
 
-    ``amount`` is the noise's standard deviation, as a share of each parameter's size.
+    ``amount`` is the noise's standard deviation, as a share of each parameter's value.
     """
     rng = np.random.default_rng(seed)
 
@@ -384,7 +384,7 @@ def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
 def random_params(
     config: ModelConfig, seed: int, scaled: Callable[[str, np.ndarray], np.ndarray]
 ) -> PyTree:
-    """Draws normal parameters, each tensor as ``scaled(path, draws)``."""
+    """Draws parameters: ``scaled(path, draws)`` makes each tensor of standard normal draws."""
     rng = np.random.default_rng(seed)
     shapes = sorted(expected_shapes(config).items())
     flat = {path: scaled(path, rng.normal(size=shape)) for path, shape in shapes}

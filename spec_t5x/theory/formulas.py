@@ -169,17 +169,17 @@ def wall_time_improvement(
 
 
 def guaranteed_improvement(alpha: Number, c: Number) -> Number:
-    """Returns a speed-up that some gamma reaches: ``(1 + a) / (1 + c)`` or 1 (Corollary 3.9)."""
+    """Returns a speed-up that some gamma reaches: ``max(1, (1 + a) / (1 + c))`` (Corollary 3.9)."""
     _check_rate("alpha is", alpha)
     _check_not_negative("c", c)
     return np.maximum((1 + alpha) / (1 + c), 1.0)
 
 
 def oracle_improvement(alpha: Number, c: Number) -> Number:
-    """Returns the speed-up with an oracle that stops drafting in time (section 3.5).
+    """Returns the speed-up if an oracle stops each proposal before a rejection (section 3.5).
 
-    It bounds any rule that adapts gamma: ``1 / (1 - alpha)`` tokens per iteration, and no
-    rejected draft.
+    It bounds any rule that adapts gamma: an iteration makes ``1 / (1 - alpha)`` tokens, and no
+    draft is rejected.
     """
     _check_rate("alpha is", alpha)
     _check_not_negative("c", c)
@@ -191,7 +191,7 @@ def oracle_improvement(alpha: Number, c: Number) -> Number:
 
 
 def operations_factor(alpha: Number, gamma: Number, c_hat: Number) -> Number:
-    """Returns operations per token over plain decoding's (Theorem 3.11).
+    """Returns the ratio of operations per token to those of plain decoding (Theorem 3.11).
 
     ``(1 - a) (g ch + g + 1) / (1 - a^(g+1))``.
     """

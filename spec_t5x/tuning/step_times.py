@@ -87,7 +87,7 @@ def measure_step_times(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A decode half way through its output, whose parts are done again and again."""
+    """A decode half way through its output, whose parts are timed repeatedly."""
 
     target: Target
     draft: Draft
@@ -103,7 +103,7 @@ class Timed:
         """Makes a state whose rows hold varied tokens, half of ``loop.max_decode_len``.
 
         The target's caches are empty: a call's time does not depend on their content. The draft
-        has seen the text.
+        has been fed the text.
         """
         batch, coupled = jax.tree.leaves(inputs)[0].shape[0], loop.verifier.coupled
         keys = row_keys(jax.random.key(0), batch)
@@ -118,14 +118,14 @@ class Timed:
         )
 
     def target_calls(self, new: int) -> Calls:
-        """Returns target calls over ``new`` tokens per row, at the cache's length."""
+        """Returns a program that makes target calls over ``new`` tokens of each row."""
         return lambda calls: _call_target(self.target, self.state.target_cache, new, calls)
 
     def proposals(self, *, scored: bool = False) -> Calls:
-        """Returns proposals of ``gamma`` drafts after the state's rows, none of them accepted.
+        """Returns a program that proposes ``gamma`` drafts after each row, and accepts none.
 
-        They include the distributions that the verifier needs. If ``scored``, the target scores
-        each proposal, and the next one follows the target's token; chains only.
+        Proposals include the distributions that the verifier needs. If ``scored``, chains only, the
+        target scores each proposal, and the next one follows the target's token.
         """
         if scored and self.loop.verifier.tree(self.loop.gamma) is not None:
             raise InputError("the verifier is a tree verifier: choose one of chains")
@@ -135,7 +135,7 @@ class Timed:
         )
 
     def iterations(self, limit: int | None = None) -> Calls:
-        """Returns iterations of ``limit`` drafts, or of as many as the draft proposes.
+        """Returns a program of iterations with ``limit`` drafts, None for all that are proposed.
 
         With a limit of 0 they are plain steps.
         """
@@ -145,7 +145,7 @@ class Timed:
         )
 
     def prefills(self, calls: int) -> PyTree:
-        """Makes the draft's first state ``calls`` times."""
+        """Makes the draft's first state ``calls`` times, and returns the last one."""
         state = None
         for _ in range(calls):
             state = _prefill(self.draft, self.inputs, loop=self.loop)
@@ -162,7 +162,7 @@ class _Full:
         return getattr(self._draft, name)
 
     def propose(self, state, context, gamma: int):
-        """Proposes as the draft, and counts the whole proposal."""
+        """Proposes as the draft does, and counts ``context.limit`` tokens in each row."""
         proposal, state = self._draft.propose(state, context, gamma)
         return proposal.replace(counts=jnp.full_like(context.lengths, context.limit)), state
 
@@ -188,7 +188,7 @@ def _half_way(target, draft, inputs, stream, settings, *, loop: Loop) -> DecodeS
 
 @functools.partial(jax.jit, static_argnames="new")
 def _call_target(model: Target, cache: Cache, new: int, calls: Int[Array, ""] | int):
-    """Runs ``calls`` calls in a row, each fed with what depends on the one before it."""
+    """Makes ``calls`` target calls, each fed with tokens that depend on the last call's logits."""
     lengths = cache.lengths
 
     def call(_, carry):

@@ -23,7 +23,7 @@ _IDS = (
     *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
     *("bad_words_ids", "sequence_bias"),
 )
-# Our lengths, and their names of a length without the start token and with it.
+# Our lengths, and transformers' names for them without the start token and with it.
 _LENGTHS = {
     "max_decode_len": ("max_new_tokens", "max_length"),
     "min_decode_len": ("min_new_tokens", "min_length"),
@@ -54,10 +54,10 @@ _LEFT_OUT = {
     "forced_decoder_ids": None,
     "max_time": None,
     "token_healing": False,
-    # A task's alone: the beginning of its inputs.
+    # The beginning of all inputs, which tasks alone set.
     "prefix": None,
 }
-# Our options for some of them.
+# Our remedies for some of them.
 _REMEDIES = {
     "num_beams": "--beams {}",
     "num_return_sequences": "--num_decodes {}",
@@ -66,13 +66,13 @@ _REMEDIES = {
 }
 _KNOWN = {*_NUMBERS, *_IDS, *_BEAMS, *_SAMPLING, *_LEFT_OUT, "do_sample"} - {"prefix"}
 _KNOWN.update(*_LENGTHS.values())
-# Parts of config.json that may have them, too.
+# Parts of config.json that may hold settings, too.
 _NESTED = ("decoder", "generator", "text_config")
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """The settings of a directory as options of ours, and those that are left out."""
+    """The settings of a directory as our options, and the settings that are left out."""
 
     options: dict[str, Any]
     # Each with its value and, in brackets, the remedy.
@@ -98,7 +98,7 @@ def said(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, An
 
 
 def configured(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Returns the path of config.json, and its entries that are set, a decoder's part second."""
+    """Returns the path of config.json, and its entries that are set; a decoder's part is second."""
     nested = next((part for part in map(values.get, _NESTED) if isinstance(part, Mapping)), {})
     return directory / CONFIG_NAME, _present({**nested, **_present(values)})
 
@@ -111,7 +111,7 @@ def understood(
     to_ours: Callable[[Sequence[int]], list[int]] = list,
     is_decoder_only: bool = False,
 ) -> Decoding:
-    """Returns the settings that ``read`` returned as options of ours.
+    """Converts the settings that ``read`` returned to our options.
 
     Args:
       settings: the settings; those of ``task`` come before the others.

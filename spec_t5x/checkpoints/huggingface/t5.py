@@ -1,9 +1,9 @@
 """Hugging Face's T5, mT5 and umT5 directories, read and written without transformers.
 
-config.json, weights (``model.safetensors`` or ``pytorch_model.bin``, whole or in shards) and a
-tokenizer (``vocabulary_files``), which ByT5 does without: T5 1.0, T5 1.1, Flan-T5, mT5, umT5 and
-ByT5. If other ids than T5's start, end and pad a text, all are renumbered
-(``data.mapped_vocabulary``): MADLAD-400, CodeT5+, Pile-T5.
+A directory holds config.json, weights (``model.safetensors`` or ``pytorch_model.bin``, whole or in
+shards) and, except for ByT5, a tokenizer (``vocabulary_files``). If other ids than T5's start, end
+and pad a text, as in MADLAD-400, CodeT5+ and Pile-T5, all ids are renumbered
+(``data.mapped_vocabulary``). T5 1.0, T5 1.1, Flan-T5, mT5, umT5 and ByT5 keep theirs.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ from spec_t5x.models.binding import ModelConfig, expected_shapes, known_families
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
 
-# Their names of activations (``dense_act_fn``), by ours; all of one line are one function. T5X's
-# "gelu" is the tanh approximation; their "gelu", the exact one, is not among T5X's.
+# transformers' names of activations (``dense_act_fn``), by ours; those of a line are one function.
+# T5X's "gelu" is the tanh approximation; transformers' "gelu", the exact one, is not in T5X.
 _ACTIVATIONS = {
     "relu": ("relu",),
     "gelu": ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"),
@@ -51,7 +51,7 @@ _OURS = {theirs: ours for ours, names in _ACTIVATIONS.items() for theirs in name
 # The one combination with its own name; see ``_activations``.
 _GATED, _GATED_GELU = "gated", "gated-gelu"
 
-# Our sizes: their names, and transformers' default for an absent entry. None requires one;
+# Our sizes: transformers' name and default for an absent entry; None requires the entry, but
 # ``num_decoder_layers`` defaults to the encoder's.
 _SIZES = {
     "vocab_size": ("vocab_size", None),
@@ -67,7 +67,7 @@ _SIZES = {
     "layer_norm_epsilon": ("layer_norm_epsilon", 1e-6),
 }
 
-# Their names of the networks; only umT5 has a relative bias in every layer.
+# transformers' names of the networks; only umT5 has a relative bias in every layer.
 _UMT5 = "umt5"
 _KINDS = ("t5", "mt5", _UMT5)
 # Rows of mT5's embedding, of every size.
@@ -85,7 +85,7 @@ _SOURCES, _TARGETS = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight
 # The tensors with a row for each id. The first that exists replaces an absent one.
 _TABLES = (_SHARED, _SOURCES, _TARGETS, _LM_HEAD)
 
-# Our modules within a layer, as theirs: encoder layers hold two blocks, decoder layers three.
+# transformers' modules in a layer, by ours: encoder layers hold two blocks, decoder layers three.
 _MODULES = {
     "encoder/pre_attention_layer_norm": "layer.0.layer_norm",
     "encoder/attention": "layer.0.SelfAttention",
@@ -127,9 +127,9 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 def by_our_paths(
     tensors: dict[str, Tensor], names: dict[str, tuple[str, bool]]
 ) -> dict[str, Tensor]:
-    """Returns tensors by our paths and in our layout, and the rest by their names, to be refused.
+    """Returns tensors by our paths and in our layout; the rest keep their names, to be refused.
 
-    ``names`` are theirs by our paths, and tell which are transposed.
+    ``names`` has, by our path, the tensor's name and whether it is transposed.
     """
     left, found = dict(tensors), {}
     for path, (name, is_transposed) in names.items():
@@ -142,7 +142,7 @@ def by_our_paths(
 def renumbered_model(
     tensors: dict[str, Tensor], config: ModelConfig, ids: dict[str, Any], tables: Sequence[str]
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """Returns tensors and configuration by our ids; ``tables`` have a row for each of theirs."""
+    """Renumbers tensors and configuration to our ids; ``tables`` have a row for each id."""
     theirs = their_ids(config.vocab_size, ids[START], ids[EOS])
     found = {name: tensors[name] for name in tables if name in tensors}
     for tensor in found.values():
@@ -160,8 +160,8 @@ def renumbered_model(
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
     """Writes a checkpoint for ``T5ForConditionalGeneration.from_pretrained``; see ``formats``.
 
-    A ``t5`` or ``mt5`` stays one; otherwise the network decides. The model's further entries are
-    left out: transformers owns config.json.
+    A ``t5`` or ``mt5`` keeps its ``model_type``; otherwise the network decides. Of other metadata
+    settings of decoding alone are written, since transformers defines config.json.
     """
     config, vocabulary, ids, ours = stored.config, stored.known_vocabulary(), _SPECIAL_IDS, None
     kind = _UMT5 if config.relpos_per_layer else stored.metadata.get("model_type")
@@ -193,7 +193,7 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
 
 
 def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:
-    """Returns their name of each of our parameters, and whether it is stored transposed.
+    """Returns transformers' name of each parameter, and whether it is stored transposed.
 
     Linear maps are stored there as ``[outputs, inputs]`` and relative biases as
     ``[buckets, heads]``: both are the transpose of T5X's. For example
@@ -225,12 +225,12 @@ def _settled(
 ) -> tuple[dict[str, Tensor], T5Config]:
     """Returns tensors with one table for each use, and the configuration of the output layer.
 
-    As in transformers a table that exists is used for its name's purpose, in spite of config.json's
-    word on tying; the factor on the last states is config.json's alone.
+    As in transformers, a table that exists has the use that its name says, whatever config.json
+    sets for tying; config.json alone decides the factor on the last states.
     """
     tensors.pop(_UNUSED, None)
     tables = {name: tensors.pop(name) for name in _TABLES if name in tensors}
-    # Absent when the checkpoint is incomplete, which the check of names reports.
+    # The checkpoint is incomplete, which the check of names reports.
     if not tables:
         return tensors, config
     first = next(iter(tables.values()))
@@ -260,7 +260,7 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def check_whole(values: dict[str, Any], path: Path) -> None:
-    """Refuses an encoder alone, and rounded weights."""
+    """Raises ``InputError`` for an encoder alone, and for quantized weights."""
     if values.get("is_encoder_decoder", True) is False:
         raise InputError(f"{path} is an encoder alone: give an encoder-decoder")
     if "quantization_config" in values:
@@ -270,7 +270,7 @@ def check_whole(values: dict[str, Any], path: Path) -> None:
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Finds the ids that start, end and pad a text, as transformers does.
 
-    ``bos_token_id`` starts a text without another entry, and the id that ends a text pads it. If
+    Without another entry ``bos_token_id`` starts a text, and the id that ends a text pads it. If
     several ids end a text, the first is ``EOS``'s, and the others are ``MORE_EOS``'s.
     """
 
@@ -290,7 +290,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
         )
     several = eos if isinstance(eos, list) and eos else [eos]
     if start == PAD_ID and EOS_ID in several:
-        # T5's, and others beside it. transformers pads outputs, which are cut here.
+        # T5's first. transformers pads outputs, which are cut here.
         several = [EOS_ID, *(token for token in several if token != EOS_ID)]
         pad = PAD_ID if pad is None else pad
     pad = several[0] if pad is None else pad
@@ -323,7 +323,7 @@ def _read_config(values: dict[str, Any], path: Path) -> T5Config:
 
 
 def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
-    """Reads ``feed_forward_proj`` and the two entries that come before it."""
+    """Reads the activations: ``dense_act_fn`` and ``is_gated_act``, else ``feed_forward_proj``."""
     usual = "relu" if values["model_type"] == "t5" else _GATED_GELU
     projection = values.get("feed_forward_proj", usual)
     gate, _, name = projection.rpartition("-")
@@ -343,7 +343,7 @@ def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
-    """Returns config.json for transformers, of version 4 and 5."""
+    """Returns the values of config.json for versions 4 and 5 of transformers."""
     name, *gate = config.mlp_activations
     if name not in _ACTIVATIONS or gate not in ([], ["linear"]):
         raise InputError(
@@ -377,14 +377,14 @@ def _rescales_logits(values: dict[str, Any]) -> bool:
 
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
-    """Reads the vocabulary of a checkpoint with this config.json; None without files."""
+    """Reads a checkpoint's vocabulary; ``values`` are of config.json. None if no file holds one."""
     ids = special_ids(values, directory)
     start_id = None if _are_t5s(ids) else ids[START]
     return vocabulary_files.read_vocabulary(directory, values, start_id, eos_ids(ids))
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:
-    """Tells whether ids need no renumbering: others may end a text beside T5's."""
+    """Tells whether ids are T5's, and so need no renumbering; further ids may end a text."""
     return {name: ids[name] for name in _SPECIAL_IDS} == _SPECIAL_IDS
 
 

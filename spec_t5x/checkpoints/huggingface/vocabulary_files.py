@@ -47,10 +47,10 @@ _SENTINEL = re.compile(r"▁?<extra_id_\d+>")
 def read_vocabulary(
     directory: Path, values: dict[str, Any], start_id: int | None, eos_ids: Sequence[int]
 ) -> Vocabulary | None:
-    """Reads the vocabulary of a checkpoint with this config.json; None without files.
+    """Reads a checkpoint's vocabulary; ``values`` are of config.json. None if no file holds one.
 
-    If ids are to be renumbered, ``start_id`` starts a text, and is None otherwise; ``eos_ids`` end
-    one, the first of them T5's if ids are T5's.
+    ``start_id`` starts a text if ids are to be renumbered, and is None otherwise; ``eos_ids`` end
+    a text, and the first is T5's unless ids are renumbered.
     """
     settings = read_if_there(directory / SETTINGS_NAME)
     kind = str(settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5)
@@ -93,9 +93,9 @@ def mapped_vocabulary(
     eos_ids: Sequence[int],
     values: dict[str, Any] | None = None,
 ) -> MappedVocabulary | None:
-    """Makes a renumbered vocabulary; None without files.
+    """Makes a renumbered vocabulary; returns None if the directory holds no tokenizer.
 
-    ``values`` are of a tokenizer.json that is to be taken in place of the directory's.
+    If ``values`` of a tokenizer.json are given, they replace the directory's.
     """
     if values is None:
         tokenizer = read_tokenizer(directory)
@@ -109,10 +109,10 @@ def mapped_vocabulary(
 
 
 def settings_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
-    """Returns tokenizer_config.json for transformers; ``pad_id`` is theirs."""
+    """Returns the values of tokenizer_config.json; ``pad_id`` is transformers' id of padding."""
     settings = {_CLEANS_UP: vocabulary.cleans_up, "tokenizer_class": _AS_IT_IS}
     if isinstance(vocabulary, MappedVocabulary):
-        # A token that is not special would become so by being named.
+        # If it were named, a token that is not special would become special.
         special, ids = vocabulary.special, {"eos_token": vocabulary.eos_id, "pad_token": pad_id}
         return settings | {role: special[i] for role, i in ids.items() if i in special}
     if isinstance(vocabulary, UnigramVocabulary) and vocabulary.has_added:
@@ -128,7 +128,7 @@ class _Files:
     directory: Path
     # The content of tokenizer_config.json.
     settings: dict[str, Any]
-    # Tells that transformers reads it as ``T5Tokenizer`` and not as it is.
+    # Whether transformers makes a ``T5Tokenizer``, which takes only parts of a tokenizer.json.
     is_t5: bool
     # Number of sentinels that are appended to a SentencePiece model.
     extra_ids: int
@@ -159,9 +159,9 @@ class _Files:
         return UnigramVocabulary(path, None if is_own else json.dumps(tokenizer).encode())
 
     def tokenizer(self, is_needed: bool = False) -> dict[str, Any] | None:
-        """Returns the tokenizer.json of transformers' tokenizer; None without files.
+        """Returns the tokenizer.json of transformers' tokenizer; None without tokenizer files.
 
-        A ``spiece.model`` without other tokens gives None, too, unless one ``is_needed``.
+        If ``spiece.model`` holds all tokens, the result is None, too, unless ``is_needed``.
         """
         own, spiece = read_if_there(self.directory / TOKENIZER_NAME), self.directory / SPIECE_NAME
         with describing(f"tokenizer of {self.directory}", "added tokens"):
@@ -177,7 +177,7 @@ class _Files:
         return found
 
     def _named(self) -> tuple[dict[int, str], set[str]]:
-        """Returns the tokens that other files add: those with ids, and special ones."""
+        """Returns the tokens that other files add, by id, and the names of special tokens."""
         listed, sources = self.settings.get("added_tokens_decoder"), [self.settings]
         if listed is None:
             others = read_if_there(self.directory / _ADDED_NAME)
@@ -241,7 +241,7 @@ class _Files:
         return json.loads(tokenizer.to_str())
 
     def _check_distinct(self, values: dict[str, Any]) -> None:
-        """Refuses added tokens that normalisation makes one: the library takes either by chance."""
+        """Refuses added tokens that are equal after normalisation: either may match, by chance."""
         normalizer = tokenizers.Tokenizer.from_str(json.dumps(values)).normalizer
         found = {}
         for token in values["added_tokens"] if normalizer else ():

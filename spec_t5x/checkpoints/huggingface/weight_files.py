@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# Imported for its effect: it teaches numpy, and so safetensors, bfloat16.
+# Imported because it registers bfloat16 with numpy, and so for safetensors.
 import ml_dtypes  # noqa: F401
 import numpy as np
 
@@ -35,7 +35,7 @@ _SAFETENSORS_TYPES = {
     **{"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"},
 }
 
-# Before it torch.load runs code in a file in spite of ``weights_only`` (CVE-2025-32434).
+# In earlier releases torch.load runs a file's code in spite of ``weights_only`` (CVE-2025-32434).
 _SAFE_TORCH = (2, 6)
 
 # Prefixes that DistributedDataParallel, torch.compile and trainers put before all names.
@@ -44,7 +44,7 @@ WRAPPERS = ("module.", "_orig_mod.", "model.")
 # Rows compared at a time: a bound on memory.
 _ROWS = 4096
 
-# Largest file of a model in bytes; so much is in memory while it is written.
+# Largest file of a model in bytes: a file is in memory while it is written.
 SHARD_BYTES = 10**9
 
 
@@ -69,7 +69,7 @@ def transposed(tensor: Tensor) -> Tensor:
 
 
 def renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
-    """Returns a matrix with a row for each of our ids; ``rows`` are their ids of ours."""
+    """Returns the matrix whose row i is row ``rows[i]`` of ``tensor``."""
 
     def read(index):
         ours, columns = index
@@ -97,12 +97,12 @@ def same_table(one: Tensor, other: Tensor) -> bool:
     blocks = [
         (slice(start, min(start + _ROWS, rows)), slice(0, width)) for start in range(0, rows, _ROWS)
     ]
-    # NaN equals NaN here: the check for it reports it better.
+    # NaN equals NaN here: the check for NaN has the better message.
     return all(np.array_equal(one.read(i), other.read(i), equal_nan=True) for i in blocks)
 
 
 def check_shared(one: Tensor, other: Tensor, directory: Path) -> None:
-    """Refuses two embeddings that differ, of a network that has one for encoder and decoder."""
+    """Refuses embeddings of encoder and decoder that differ, where the network has one for both."""
     if not same_table(one, other):
         raise InputError(
             f"{directory}: {one.name} differs from {other.name}, and encoder and decoder have one "

@@ -69,7 +69,7 @@ class StoredModel:
         vocabulary: Vocabulary | None,
         metadata: dict[str, Any] | None = None,
     ) -> "StoredModel":
-        """Makes one of a model in memory that a format is to write to ``directory``."""
+        """Wraps a model in memory, for a format to write it to ``directory``."""
         return cls(
             tensors=array_tensors(params),
             config=config,
@@ -79,7 +79,7 @@ class StoredModel:
         )
 
     def check(self) -> None:
-        """Refuses vocabulary and weights that do not fit the configuration, unread."""
+        """Raises ``InputError`` unless vocabulary and weights, unread, fit the configuration."""
         # Every id needs a row in the embedding; more rows are padding.
         if self.vocabulary and self.vocabulary.vocab_size > self.config.vocab_size:
             raise InputError(

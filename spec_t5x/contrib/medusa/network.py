@@ -122,8 +122,8 @@ class T5Heads:
     ) -> Float32[Array, "batch length num embed"]:
         """Returns the states from which the first ``num`` heads predict.
 
-        ``tokens`` were predicted from the target's normed decoder ``states``; head i predicts the
-        token i + 1 further.
+        ``tokens`` were predicted from the target's normed decoder ``states``; head i, from 0,
+        predicts the token i + 1 positions later.
         """
         embedded = self._apply(
             tokens, method=lambda network, tokens: network.token_embedder(tokens)

@@ -55,7 +55,7 @@ _MODULES = {
     "mlp": "mlp",
     "post_ffw_norm": "post_mlp_layer_norm",
 }
-# Our maps that are joined in one of theirs.
+# Our maps, by the tensor of the gemma library that joins them.
 _JOINED = {
     "q_einsum": ("query",),
     "kv_einsum": ("key", "value"),
@@ -133,7 +133,7 @@ def _infer_config(tensors: dict[str, Tensor], source: str) -> T5GemmaConfig:
 
 
 def _ours(path: str, tensor: Tensor, config: T5GemmaConfig) -> dict[str, Tensor]:
-    """Converts a tensor; an unknown one keeps its name, by which it is refused."""
+    """Returns the parts of a tensor by our paths; an unknown one keeps its path, to be refused."""
     if path in _OUTSIDE:
         return {_OUTSIDE[path]: tensor}
     match = _LAYER.fullmatch(path)
@@ -153,7 +153,7 @@ def _ours(path: str, tensor: Tensor, config: T5GemmaConfig) -> dict[str, Tensor]
 
 
 def _map(name: str, index: int, emb_dim: int, whole: np.ndarray) -> np.ndarray:
-    """Takes one of the maps that a tensor of theirs joins, as a matrix."""
+    """Returns map ``index`` of those that the tensor ``name`` joins, as a matrix."""
     if name == "linear":
         return whole
     if name == "attn_vec_einsum":
@@ -166,7 +166,7 @@ def _map(name: str, index: int, emb_dim: int, whole: np.ndarray) -> np.ndarray:
 
 
 def _derived(tensor: Tensor, function: Callable[[np.ndarray], np.ndarray]) -> Tensor:
-    """Makes a tensor of another, which is read whole for any part of it."""
+    """Applies a function to a tensor, which is read whole for any slice of the result."""
     everything = tuple(slice(0, length) for length in tensor.shape)
     # A broadcast array takes no memory.
     shape = function(np.broadcast_to(np.float32(0), tensor.shape)).shape

@@ -7,7 +7,7 @@ are scored in one pass over the target's distributions.
 Decoding measures two more rates: the same mean over the positions that the loop verified, and
 the share of verified drafts that were accepted. The loop does not verify the position after a
 proposal that was accepted as a whole, and these are easier than others. And a draft that proposes
-several tokens at once (Medusa's heads) is worse at the later ones; alpha is of the first.
+several tokens at once (Medusa's heads) is worse at the later ones; alpha counts only the first.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from spec_t5x.theory.estimates import Bootstrap, Estimate
 from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.types import PAD_ID, Int
 
-# Takes the tokens done, their total and what is done.
+# A function of the tokens done, their total and the present work.
 Report = Callable[[int, int, str], None]
 
 
@@ -46,7 +46,7 @@ class AcceptanceOptions:
     temperatures: tuple = (0.0, 1.0)
     top_ks: tuple = ()
     top_ps: tuple = ()
-    # l of section A.5; 1 is Algorithm 1.
+    # The lenience l of section A.5; 1 is Algorithm 1.
     leniences: tuple = (1.0,)
     seed: int = 0
     batch_size: int = 16
@@ -54,7 +54,7 @@ class AcceptanceOptions:
     max_decode_len: int = 128
     # Cut longer sources instead of refusing them.
     truncate: bool = False
-    # Share of the intervals, which are bootstrapped over texts.
+    # Confidence level of the intervals, which are bootstrapped over texts.
     confidence: float = 0.95
     # Texts that are also decoded speculatively, with each draft and lenience 1; 0 for none.
     decoded_texts: int = 64
@@ -71,11 +71,11 @@ class AcceptanceOptions:
             dataclasses.replace(decoding, lenience=lenience)
 
     def bootstrap(self) -> Bootstrap:
-        """Returns how intervals are made."""
+        """Returns the bootstrap of the intervals."""
         return Bootstrap(confidence=self.confidence, seed=int(self.seed))
 
     def standardizations(self) -> list[GenerateOptions]:
-        """Returns how the target generates, for each standardization."""
+        """Returns the target's options for each standardization, without repetitions."""
         filters = [(k, 0.0) for k in self.top_ks] + [(0, float(p)) for p in self.top_ps]
         names = ("seed", "batch_size", "max_decode_len", "truncate", "gamma")
         common = {"verifier": "token"} | {name: getattr(self, name) for name in names}
@@ -114,9 +114,9 @@ def achieved(
     texts: Int[np.ndarray, "outputs"] | None = None,
     bootstrap: Bootstrap | None = None,
 ) -> Achieved:
-    """Returns the acceptance of at least one output that was decoded with a draft.
+    """Returns the acceptance of outputs, at least one, that were decoded with a draft.
 
-    ``texts`` are the numbers of the outputs' texts in the bootstrap; None takes each as a text.
+    ``texts`` has the number of each output's text in the bootstrap; None takes each as a text.
     """
     bootstrap = bootstrap or Bootstrap()
     texts = np.arange(len(outputs)) if texts is None else texts
@@ -127,7 +127,7 @@ def achieved(
     # Rounding takes the alpha of a draft that equals the target above 1.
     alphas = np.array([min(output.alpha or 0.0, 1.0) for output in outputs])
     calls = np.array([output.target_calls for output in outputs])
-    # With the tokens beyond a stop string, which were computed.
+    # Tokens beyond a stop string count, since they were computed.
     lengths = np.array([round(o.block_efficiency * o.target_calls) for o in outputs])
 
     def ratio(sums: np.ndarray, counts: np.ndarray) -> Estimate | None:
@@ -162,7 +162,7 @@ class AcceptanceRow:
     num_texts: int
     # Share of the tokens for which the draft proposed anything.
     share_proposed: float
-    # What decoding achieved with ``gamma``, without lenience; None where nothing was decoded.
+    # Acceptance in decoding with ``gamma``, without lenience; None where nothing was decoded.
     gamma: int
     decoded: Achieved | None
 
@@ -188,9 +188,9 @@ def measure(
 
     Args:
       generator: the target; its own draft is not used.
-      drafts: by the names that the rows are to have.
-      texts: what the target generates from.
-      options: what to measure.
+      drafts: the drafts, by the names that their rows get.
+      texts: the target's inputs.
+      options: settings of the measurement; None for the defaults.
       report: ``report(done, total, what)`` is called for every batch.
 
     Returns:
@@ -240,7 +240,7 @@ def measure(
 
 
 class _Repeated:
-    """Texts that a target generates from, again and again."""
+    """Texts that a target generates from repeatedly, in batches of one width."""
 
     def __init__(self, generator: Generator, texts: Sequence[str], decoding: GenerateOptions):
         self.generator, self.texts = generator, list(texts)
@@ -251,7 +251,7 @@ class _Repeated:
     def batches(
         self, decoding: GenerateOptions, first: int, limit: int | None = None
     ) -> Iterator[Batch]:
-        """Yields batches of the texts, repeated; once at temperature 0, or up to ``limit``.
+        """Yields batches of repeated texts, at most ``limit``; at temperature 0 each text once.
 
         The random key of a text follows from its place, counted from ``first``.
         """
@@ -272,8 +272,8 @@ class _Repeated:
     def numbers(self, first: int, count: int) -> np.ndarray:
         """Returns the bootstrap's number of each of ``count`` texts from place ``first`` on.
 
-        Draws from one source depend on one another, as tokens of a text do: the source is
-        resampled. If there is only one, as the empty prompt is, the draws are.
+        Draws from one source depend on one another, as tokens of a text do: the bootstrap
+        resamples sources. If there is only one, such as the empty prompt, it resamples the draws.
         """
         places = first + np.arange(count)
         return places % len(self.texts) if len(self.texts) > 1 else places
@@ -293,8 +293,8 @@ def _score(
 ) -> tuple[dict[str, Any], int]:
     """Scores all drafts while the target generates; returns the scores and the number of texts.
 
-    Of all tokens, one after the other: ``texts``, the number of the text that a token is in; by
-    draft ``betas`` [leniences, tokens] and ``proposed``, true where it proposed anything.
+    Scores are of all tokens, one after the other: ``texts``, the number of each token's text; by
+    draft ``betas`` [leniences, tokens] and ``proposed``, true where the draft proposed anything.
     """
     generator, wanted, parts, num_used = repeated.generator, options.num_tokens, [], 0
     for batch in repeated.batches(decoding, first=0):
@@ -335,7 +335,7 @@ def _decode(
     options: AcceptanceOptions,
     first: int,
 ) -> Achieved:
-    """Decodes the first texts speculatively, with other random keys than before."""
+    """Decodes the first texts speculatively, with the random keys of places from ``first`` on."""
     generator, outputs = repeated.generator.with_draft(draft), []
     for batch in repeated.batches(decoding, first, options.decoded_texts):
         decoded = generator.decode(batch, decoding)
@@ -373,7 +373,7 @@ def table(rows: Sequence[AcceptanceRow]) -> results.Table:
 
 
 def best(rows: Sequence[AcceptanceRow]) -> str | None:
-    """Names the exact draft that generates most tokens a target call; None if none was decoded."""
+    """Names the draft of lenience 1 with the highest block efficiency; None if none was decoded."""
     exact = [row for row in rows if row.lenience == 1 and row.decoded]
     if not exact:
         return None

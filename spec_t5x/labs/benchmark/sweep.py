@@ -48,7 +48,7 @@ Report = Callable[[int, int, str], None]
 
 # The run's own draft, and the run's own verifier.
 OWN_DRAFT, OWN_VERIFIER = "draft", "own"
-# Before a name of ``models.sizes``: random weights.
+# Prefix of a name of ``models.sizes``, for random weights.
 RANDOM = "random:"
 # A draft that needs no weights.
 COPY = "copy"
@@ -61,7 +61,7 @@ class Setting(NamedTuple):
     decoding: GenerateOptions
     # The rate that verdicts are drawn with; None decodes texts.
     alpha: float | None = None
-    # The row of Table 2, if it is one.
+    # The row of Table 2 that it repeats; None for another.
     paper: paper_tables.SpeedUp | None = None
 
 
@@ -69,7 +69,7 @@ class Setting(NamedTuple):
 class BenchmarkOptions:
     """Settings of a run: every combination of draft, temperature, gamma, batch size and length."""
 
-    # The first inputs that the encoder takes; a task's are among its first examples.
+    # Number of inputs, the first that the encoder takes; a task's are among its first examples.
     num_inputs: int = 60
     repeats: int = 5
     # ``DRAFT`` or ``DRAFT/VERIFIER``. ``draft`` is the run's own draft, ``random:SIZE`` one of
@@ -137,7 +137,7 @@ class BenchmarkOptions:
         return settings
 
     def _rows_of_table_2(self, length: int | None, seed: int) -> list[Setting]:
-        """Returns the rows of the drafts ``random:SIZE`` among the pairs; without any, all."""
+        """Returns the table's rows of the drafts ``random:SIZE`` in ``pairs``; without any, all."""
         names = {row: RANDOM + paper_tables.DRAFTS[row.draft] for row in paper_tables.TABLE_2}
         given = [str(pair) for pair in self.pairs if str(pair).startswith(RANDOM)]
         if given and not {*given} & {*names.values()}:
@@ -180,13 +180,13 @@ def run(
     decoding: GenerateOptions | None = None,
     source: TextSource | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Measures row after row, each as JSON can hold it.
+    """Measures the settings one after the other, and yields each row as values of JSON.
 
     Args:
-      options: what to measure.
+      options: the lists of settings, and how to measure.
       report: ``report(done, total, what)``, before each row.
       models: the target and its draft, with the draft's settings.
-      decoding: what is the same in all rows.
+      decoding: options of decoding that all rows share.
       source: the texts; not read where verdicts are drawn.
 
     Raises:
@@ -203,7 +203,7 @@ def run(
             read_texts(source, generator, decoding, options.num_inputs),
             generator.defaults,
         )
-        # As ``generate`` decodes them: a batch takes as long as its longest row.
+        # Sorted as in ``generate``, since a batch takes as long as its longest row.
         texts.sort(key=lambda text: len(generator.tokenize(text, decoding)))
     made, draft, pair = None, None, None
     for done, setting in enumerate(settings):
@@ -237,7 +237,7 @@ def run(
 def _check(
     options: BenchmarkOptions, models: Models, decoding: GenerateOptions, source: TextSource
 ) -> None:
-    """Refuses what does not fit together, before anything is loaded."""
+    """Raises ``InputError`` for arguments that do not fit together, before anything is loaded."""
     is_random = models.target.startswith(RANDOM)
     if decoding.beams:
         raise InputError(f"beams is {decoding.beams}: the benchmark does not search, leave it 0")
@@ -259,7 +259,7 @@ def _check(
 def _load(
     models: Models, seed: int, names: set[str]
 ) -> tuple[Target, Generator | None, Callable[[str], Draft]]:
-    """Loads a target, a checkpoint or random weights; and returns what makes a draft by its name.
+    """Loads the target; returns it, its generator and a function that makes a draft by its name.
 
     A target of random weights has no generator.
     """
@@ -293,7 +293,7 @@ def _size(name: str):
 
 
 def _check_sizes(target: str, names: set[str], dtype: str) -> None:
-    """Refuses drafts that do not go with a target of random weights, or for which memory lacks."""
+    """Refuses drafts that do not fit a target of random weights, or for which memory is short."""
     for name in sorted(names):
         if not name.startswith(RANDOM) and name != COPY:
             raise InputError(
@@ -307,7 +307,7 @@ def _check_sizes(target: str, names: set[str], dtype: str) -> None:
 
 
 def _record(setting: Setting, comparison: Comparison, options: BenchmarkOptions) -> dict[str, Any]:
-    """Returns a row as JSON can hold it: the settings and what was measured."""
+    """Returns a row as values of JSON: the settings and the measurements."""
     row = setting.decoding
     record = comparison.to_dict() | {
         "draft": results.without_folder(setting.draft),
@@ -344,7 +344,7 @@ Row = Mapping[str, Any]
 
 
 def _cell(name: str, form: str = ".2f") -> Callable[[Row], str | None]:
-    """Returns what formats a row's value, of an interval both ends; None where it has none."""
+    """Returns a function that formats a row's value, both ends of an interval; None if absent."""
 
     def cell(row: Row) -> str | None:
         value = row.get(name)
@@ -356,7 +356,7 @@ def _cell(name: str, form: str = ".2f") -> Callable[[Row], str | None]:
 
 
 def _part(name: str) -> Callable[[Row], str | None]:
-    """Returns what formats the milliseconds of a part of an iteration, the median."""
+    """Returns a function that formats the median milliseconds of a part of an iteration."""
     return lambda row: f"{statistics.median(row['parts'][name]):.3f}" if "parts" in row else None
 
 

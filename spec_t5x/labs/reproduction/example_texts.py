@@ -39,7 +39,7 @@ def read(examples: tuple[str, ...], data_dir: Path | None, count: int) -> list[s
 
 
 def check(data_dir: Path | None) -> None:
-    """Raises ``InputError`` if ``data_dir`` is not a directory, or lacks a file."""
+    """Raises ``InputError`` unless ``data_dir`` is None, or a directory with both files."""
     if data_dir is None:
         return
     if not data_dir.is_dir():

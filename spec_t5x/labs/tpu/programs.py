@@ -54,7 +54,7 @@ class Workload:
 
 
 def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO) -> T5Model:
-    """Returns a model of shapes, sharded as the rules say.
+    """Returns a model that has sharded shapes in place of parameters.
 
     Its parameters are in bfloat16, or its matrices in int8 or int4 by ``weights``.
     """
@@ -69,7 +69,7 @@ def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO) -> T5Model
 
 
 def abstract_head(target: T5Model, mesh: Mesh, width: int | None = None) -> EagleDraft:
-    """Returns an EAGLE head of the target's last layer, as shapes.
+    """Returns an EAGLE head on the target's last layer, with shapes in place of parameters.
 
     Raises:
       InputError: a width that is not less than the target's.

@@ -53,7 +53,7 @@ class DistillOptions:
     # temperatures. alpha at the first temperature says which draft is the best.
     dev_texts: int = 500
     eval_temperatures: tuple = (0.0, 1.0)
-    # For the expected tokens per iteration that are reported (Equation 1).
+    # Tokens per proposal, for the expected tokens per iteration that are reported (Equation 1).
     gamma: int = 4
     # Evaluations without a better alpha after which the training stops; 0 never stops it.
     patience: int = 0
@@ -76,7 +76,7 @@ class Student:
     # Trained: all, or ``models.kept_layers.own_params`` of a draft that shares the rest.
     params: PyTree
     # For a draft that shares the target's frozen encoder and embedding: the layer of the target's
-    # decoder that each of its decoder layers was.
+    # decoder that each of its decoder layers is copied from.
     shared_layers: tuple[int, ...] | None = None
     # The tokens of a pruned output layer.
     head: NarrowHead | None = None
@@ -87,7 +87,7 @@ class Student:
         """Returns a student whose output layer has these tokens, with its present weights."""
         whole = self.whole(self.params, target_params)
         params = narrowed_params(self.params, whole, self.config, ids)
-        # The draft's own from now on, if it was the target's embedding.
+        # The output layer is the draft's own now, even if it was the target's embedding.
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
         head = NarrowHead.create(ids, self.config.vocab_size)
         return dataclasses.replace(self, params=params, head=head)
@@ -128,10 +128,10 @@ class Student:
         read_by_target: TargetReading | None = None,
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float32[Array, "batch length vocab"]:
-        """Computes the draft's logits of each token of a text, as a step of drafting has them.
+        """Computes the draft's logits for each token of a text, as in drafting.
 
-        Steps differ for a draft that continues from the target's states, ``read_by_target``. The
-        tokens of a text take them in turn, which costs one output layer and trains all steps.
+        If the draft continues from the target's states (``read_by_target``), draft steps differ:
+        the tokens of a text take them in turn, which trains all steps with one output layer.
         """
         if self.shared_layers is None and self.head is None:
             return network_logits(self.config, params, inputs, dropout_key)
@@ -167,8 +167,8 @@ class Student:
 class DraftLearner(Learner):
     """A draft that learns its target's distributions, and is evaluated by alpha.
 
-    The held-out data of a run are ``Batches`` by the temperature that the target wrote them at;
-    alpha at the first temperature says which draft is the best.
+    The held-out data of a run are ``Batches`` by the temperature that the target sampled them at;
+    the best draft has the largest alpha at the first temperature.
     """
 
     student: Student
@@ -184,11 +184,11 @@ class DraftLearner(Learner):
         return self.distillation.patience * self.options.eval_period
 
     def init(self, key: Key[Array, ""]) -> PyTree:
-        """Returns the student's parameters."""
+        """Returns the student's parameters; ``key`` is not used."""
         return self.student.params
 
     def shardings(self, mesh: Mesh) -> PyTree:
-        """Returns the student's shardings."""
+        """Returns a ``NamedSharding`` for each of the student's parameters."""
         return self.student.param_shardings(mesh)
 
     def loss(
@@ -198,7 +198,7 @@ class DraftLearner(Learner):
         key: Key[Array, ""] | None,
         target_params: PyTree,
     ) -> LossSums:
-        """Sums the objective, with label smoothing and z-loss of the cross-entropy's share."""
+        """Sums the objective, with label smoothing and z-loss in the cross-entropy's share."""
         options, read_by_target = self.options, None
         if options.uses_target or self.student.unrolled_steps:
             read_by_target = self._read_target(target_params, inputs)
@@ -220,15 +220,15 @@ class DraftLearner(Learner):
         text: Int[Array, "batch length"],
         **regularizers: float,
     ) -> LossSums:
-        """Sums the objective over the tokens that the draft has."""
+        """Sums the objective; tokens that a narrow head lacks are left out."""
         options, head = self.options, self.student.head
         if head is not None:
             if options.objective in ("forward_kl", "jeffreys") and target_logits is not None:
-                # Infinite for tokens that the draft does not have: it learns the target's
-                # distribution over the others.
+                # The divergence is infinite for tokens that the draft lacks: it learns the
+                # target's distribution over the others.
                 target_logits = jnp.where(head.knows[None, None], target_logits, -jnp.inf)
             if options.distillation_weight < 1 or not options.uses_target:
-                # So is the cross-entropy: those tokens of the text are skipped.
+                # So is the cross-entropy of these tokens: those of the text are skipped.
                 text = jnp.where(head.knows[text], text, PAD_ID)
         return token_losses(
             logits,

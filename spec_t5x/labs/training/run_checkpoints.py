@@ -102,7 +102,7 @@ class RunCheckpoints:
         ``score`` keeps the checkpoint until one with a larger score is saved.
 
         Raises:
-            InputError: this one or the one before cannot be written.
+            InputError: this checkpoint or the one before cannot be written.
         """
         items = {
             STATE: ocp.args.StandardSave(state),
@@ -110,11 +110,11 @@ class RunCheckpoints:
             POSITION: _SavePosition(save_position),
         }
         metrics = None if score is None else {"score": score}
-        # The one before may still be on its way, and so not be deleted.
+        # A checkpoint that is still being written cannot be deleted.
         self.finish()
         with self._writing():
             if step == self.latest_step:
-                # Without its score.
+                # The checkpoint there has no score.
                 self._manager.delete(step)
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
         if score is not None:
@@ -132,7 +132,7 @@ class RunCheckpoints:
     def restore(
         self, like: PyTree, step: int | None = None
     ) -> tuple[PyTree, dict[str, float], Path]:
-        """Reads state and window of a step, or the newest; returns the position's directory too.
+        """Returns state, window and the position's directory of a step, None for the newest.
 
         ``like`` is a state of the same shapes and types.
 
@@ -152,7 +152,7 @@ class RunCheckpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Reports errors of the operating system, as a full disk, in one line."""
+        """Converts errors of the operating system, such as a full disk, to ``InputError``."""
         try:
             yield
         except (OSError, ValueError) as error:

@@ -63,7 +63,7 @@ class TrainOptions:
     eval_period: int = 1000
     checkpoint_period: int = 1000
     keep_checkpoints: int = 2
-    # Parts in which a batch is read, to save memory; the step is that of the whole batch.
+    # Number of parts that a batch is split into, to save memory; the step is the whole batch's.
     accumulation_steps: int = 1
     # Devices that share one copy of the parameters, and copies, each with its share of a
     # batch's rows. None takes as many copies as there are devices for.
@@ -83,7 +83,7 @@ class TrainOptions:
 
     @property
     def uses_target(self) -> bool:
-        """Says whether the loss of a draft or of heads uses the target's distributions."""
+        """True if the loss of a draft or of heads uses the target's distributions."""
         return self.objective != CROSS_ENTROPY and self.distillation_weight > 0
 
 
@@ -101,13 +101,13 @@ class Positioned(Protocol):
     """
 
     def save_position(self, directory: Path) -> None:
-        """Writes the position after the batches that were drawn into an empty directory."""
+        """Writes to an empty directory the position after the batches drawn so far."""
 
     def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[PairBatch]:
         """Yields batch ``start_step``, ``start_step + 1``, ... without end.
 
-        ``position`` is a directory of ``save_position`` after as many batches; it may be gone once
-        a second batch is drawn.
+        ``position`` is a directory that ``save_position`` wrote after ``start_step`` batches; it
+        may be deleted once a second batch is drawn.
         """
 
 
@@ -115,11 +115,11 @@ class Learner(abc.ABC):
     """The part of a run that is trained: parameters, their loss and their evaluation."""
 
     options: TrainOptions
-    # A model that the loss reads and does not train. Its parameters come as ``target_params``.
+    # A model that the loss uses and does not train; ``target_params`` are its parameters.
     target: Model | None
-    # Evaluates the start too, and keeps the checkpoint of the largest first measurement.
+    # Whether step 0 is evaluated, too, and the checkpoint of the largest first measurement kept.
     keeps_best = False
-    # Steps after the best that end the run; 0 never does.
+    # Steps without a better measurement after which the run ends; 0 for no such end.
     patience: int = 0
 
     @abc.abstractmethod
@@ -138,12 +138,12 @@ class Learner(abc.ABC):
         key: Key[Array, ""] | None,
         target_params: PyTree | None,
     ) -> LossSums:
-        """Sums the loss over a batch's tokens; without a dropout key, as in evaluation."""
+        """Sums the loss over a batch's tokens; without a ``key``, as in evaluation, no dropout."""
 
     def inputs(
         self, params: PyTree, target_params: PyTree | None, step: int, batch: PairBatch
     ) -> Inputs:
-        """Returns the arrays that step ``step`` is trained on."""
+        """Returns the arrays that step ``step`` trains on."""
         return model_inputs(batch)
 
     def evaluate(
@@ -153,7 +153,7 @@ class Learner(abc.ABC):
         dev: Any,
         place: Callable[[Inputs], Inputs],
     ) -> Sequence[Measurement]:
-        """Measures on the held-out data that ``fit`` was given, here ``Batches``.
+        """Evaluates parameters on ``dev``, the held-out data of ``fit``, here ``Batches``.
 
         ``place`` puts a batch's rows on the devices.
         """
@@ -168,7 +168,7 @@ class Learner(abc.ABC):
     def _eval_step(self):
         def eval_step(params, inputs, target_params):
             sums = self.loss(params, inputs, None, target_params)
-            # Without the loss: XLA drops the regularizers, which are not measured.
+            # The loss is left out, so that XLA drops the regularizers, which are not measured.
             return sums.cross_entropy, sums.num_correct, sums.num_tokens
 
         return jax.jit(eval_step)
@@ -256,7 +256,7 @@ def fit(
 ) -> TrainResult:
     """Trains to ``learner.options.steps``, from the newest checkpoint if there is one.
 
-    Writes ``checkpoints/`` and ``metrics.jsonl``. The schedule is only shown. ``dev``, held-out
+    Writes ``checkpoints/`` and ``metrics.jsonl``. The schedule is only logged. ``dev``, held-out
     data or None, is for ``learner.evaluate``; ``initial_params`` replace random ones.
 
     Raises:
@@ -329,8 +329,8 @@ class _Loop:
 
     def run(self, batches: Iterator[PairBatch], deadline: float) -> TrainResult:
         options, step = self.learner.options, self.step
-        # Another stream than the initialization's; on CPUs, dropout masks several times faster
-        # than by JAX's default.
+        # The seed is not the initialization's; on CPUs "rbg" makes dropout masks several times
+        # faster than JAX's default.
         run_key = jax.random.key(options.seed + 1, impl="rbg")
         # Results by step.
         dev, metrics = {}, {}
@@ -349,8 +349,8 @@ class _Loop:
             if _is_due(step, options.checkpoint_period):
                 self._save()
         finished = self._is_over(step)
-        # If the run resumed at its end. (A run out of time will resume as if it had not stopped,
-        # and is not evaluated.)
+        # A run that resumed at its end has no result yet. (A run out of time will resume as if it
+        # had not stopped, and is not evaluated.)
         if finished and step not in dev:
             dev[step] = self._evaluate()
         self._save()
@@ -381,13 +381,13 @@ class _Loop:
         inputs = self.learner.inputs(self.state.params, self.target_params, step, batch)
         placed = self.layout.rows(inputs, self.learner.options.accumulation_steps)
         self.state, sums = self.train_step(self.state, placed, run_key, self.target_params)
-        # For the step before: the host is at most one step ahead of the device.
+        # Waits for the step before, so that the host is at most one step ahead of the device.
         self._wait()
         self.pending = sums, step + 1, inputs
         self.progress.count(step + 1, batch.num_tokens, batch.num_pairs)
 
     def _wait(self) -> None:
-        """Waits for the pending step and adds its sums to the window, or stops the run."""
+        """Waits for the pending step; adds its sums to the window, or raises ``DivergedError``."""
         if self.pending is None:
             return
         (sums, step, (source, _, target)), self.pending = self.pending, None
