@@ -1,53 +1,65 @@
 """Tests of heads on disk: as written, and only for their target."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from spec_t5x.contrib.medusa.checkpoints import load_heads, save_heads
 from spec_t5x.contrib.medusa.network import T5Heads
+from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.models.seq2seq import T5Model
-from tests.checkpoints import test_target_drafts as of_each_kind
-from tests.checkpoints.test_target_drafts import saved, target  # noqa: F401
+from tests.checkpoints.faults import edit_config, message_of
+from tests.checkpoints.test_target_drafts import target  # noqa: F401
+
+SHAPES = {"wi": (3, 32, 12), "wo": (3, 12, 16)}
 
 
-def random_heads(target=None):  # noqa: F811
+@pytest.fixture
+def heads():
     rng = np.random.default_rng(0)
-    shapes = {"wi": (3, 32, 12), "wo": (3, 12, 16)}
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
 
 
-def save_random_heads(directory, target, **options):  # noqa: F811
-    save_heads(directory, random_heads(), target, **options)
+@pytest.fixture
+def saved(heads, target, tmp_path):  # noqa: F811
+    save_heads(tmp_path / "heads", heads, target)
+    return tmp_path / "heads"
 
 
-@pytest.fixture(autouse=True)
-def kind(monkeypatch):
-    """Adds heads to the formats that ``test_target_drafts`` knows by name."""
-    functions = save_random_heads, load_heads, random_heads
-    monkeypatch.setitem(of_each_kind.KINDS, "heads", (*functions, "heads.safetensors", "heads"))
-    damages = [
-        ({"heads": {"emb_dim": 16}}, "describes no heads under 'heads'"),
-        (
-            {"heads": {"emb_dim": 16, "vocab_size": 96, "num_heads": 4, "hidden_dim": 12}},
-            "wi is [3, 32, 12], not [4, 32, 12]",
-        ),
-    ]
-    monkeypatch.setitem(of_each_kind.DAMAGES, "heads", damages)
-    return "heads"
+def test_bfloat16_is_the_default(saved, heads, target):  # noqa: F811
+    loaded = load_heads(saved, target)
+    for name, values in heads.items():
+        rounded = values.astype(jnp.bfloat16).astype(np.float32)
+        np.testing.assert_array_equal(loaded[name], rounded)
+    size = sum(values.size for values in heads.values())
+    assert (saved / "heads.safetensors").stat().st_size < 2 * size + 5000
 
 
-def test_bfloat16_is_the_default(saved, target, kind):  # noqa: F811
-    of_each_kind.test_bfloat16_is_the_default_and_half_the_size(saved, target, kind)
+def test_heads_of_another_target_are_refused(saved, target, random_params):  # noqa: F811
+    def message(**changes):
+        return message_of(load_heads, saved, dataclasses.replace(target, **changes))
 
-
-def test_heads_of_another_target_are_refused(saved, target, kind, random_params):  # noqa: F811
-    of_each_kind.test_drafts_of_another_target_are_refused(saved, target, kind, random_params)
+    assert "has 24" in message(config=dataclasses.replace(target.config, emb_dim=24))
+    assert "are for vocabulary" in message(vocabulary=ByteVocabulary())
+    assert "are for decoder" in message(params=random_params(target.config, seed=1))
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_is_damaged(saved, target, kind):  # noqa: F811
-    of_each_kind.test_what_is_damaged(saved, target, kind)
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"emb_dim": 16}, "describes no heads under 'heads'"),
+        (
+            {"emb_dim": 16, "vocab_size": 96, "num_heads": 4, "hidden_dim": 12},
+            "wi is [3, 32, 12], not [4, 32, 12]",
+        ),
+    ],
+)
+def test_what_is_damaged(saved, target, config, expected):  # noqa: F811
+    edit_config(saved, heads=config)
+    assert expected in message_of(load_heads, saved, target)
 
 
 def test_heads_fit_the_network_of_their_target(saved, target):  # noqa: F811
