@@ -57,10 +57,26 @@ PARTS: Mapping[str, Part] = {
         (*_DECODING, "spec_t5x/labs/tpu/"),
     ),
     "laws beside transformers": Part(
-        ("tests/loops/test_laws_against_transformers.py", "tests/checkpoints/test_t5x_itself.py"),
-        (*_DECODING, "spec_t5x/checkpoints/"),
+        ("tests/loops/test_laws_against_transformers.py", "tests/loops/test_ruled.py"),
+        (*_DECODING, "spec_t5x/generation/"),
     ),
-    "contrib": Part(("tests/contrib/",), (*_DECODING, "spec_t5x/contrib/", "spec_t5x/registry")),
+    "checkpoints beside transformers and T5X": Part(
+        (
+            "tests/checkpoints/test_generation_config.py",
+            "tests/checkpoints/test_layouts.py",
+            "tests/checkpoints/test_special_ids.py",
+            "tests/checkpoints/test_t5x_itself.py",
+        ),
+        ("spec_t5x/checkpoints/", "spec_t5x/data/", "spec_t5x/models/"),
+    ),
+    "contrib": Part(
+        ("tests/contrib/", "tests/test_removal.py"),
+        (*_DECODING, "spec_t5x/contrib/", "spec_t5x/registry"),
+    ),
+    "several devices": Part(
+        ("tests/labs/training/test_layout.py", "tests/models/test_partitioning.py"),
+        ("spec_t5x/labs/training/", "spec_t5x/models/"),
+    ),
     "every draft by its name": Part(
         ("tests/end_to_end/", "tests/inference/test_processes.py"),
         (*_DECODING, "spec_t5x/checkpoints/", "spec_t5x/inference/", "spec_t5x/generation/"),
