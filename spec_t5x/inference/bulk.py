@@ -80,18 +80,17 @@ def infer(
     options.check()
     progress = DecodingProgress()
     run = _Run(options, decoding, source, progress)
-    with stopping():
-        try:
-            with contextlib.ExitStack() as held, progress:
-                shards, unfinished = run.start(settings, held)
-                verdict = run.decode(shards, unfinished, load)
-                left = len(shards.unfinished())
-                if not left:
-                    _merge_once(shards)
-                report = _report(shards, progress.tally, progress.seconds, left=left)
-                return dataclasses.replace(report, verdict=verdict)
-        except Interrupted as interrupted:
-            raise Interrupted(interrupted.number, run.how_far()) from interrupted
+    try:
+        with stopping(), contextlib.ExitStack() as held, progress:
+            shards, unfinished = run.start(settings, held)
+            verdict = run.decode(shards, unfinished, load)
+            left = len(shards.unfinished())
+            if not left:
+                _merge_once(shards)
+            report = _report(shards, progress.tally, progress.seconds, left=left)
+            return dataclasses.replace(report, verdict=verdict)
+    except Interrupted as interrupted:
+        raise Interrupted(interrupted.number, run.how_far()) from interrupted
 
 
 def merge(directory: Path) -> Report:

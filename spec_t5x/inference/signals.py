@@ -29,10 +29,17 @@ def stopping() -> Iterator[None]:
     def stop(number, frame):
         # A second one is not waited for.
         restore()
+        received.append(number)
         raise Interrupted(number)
 
+    received = []
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
+    except Exception as error:
+        # A callback from C++, as JAX has them, turns ``Interrupted`` into another exception.
+        if received:
+            raise Interrupted(received[0]) from error
+        raise
     finally:
         restore()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.inference.signals import Interrupted
+from spec_t5x.inference.signals import Interrupted, stopping
 from tests.inference.echo import Echo
 
 
@@ -170,3 +170,17 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(runner, number):
     assert signal.getsignal(number) is before
     runner()
     assert len(runner.inodes()) == 4
+
+
+def test_a_signal_that_a_callback_turns_into_another_error_is_a_stop():
+    def callback(number):
+        try:
+            if number:
+                signal.raise_signal(number)
+        finally:
+            raise RuntimeError("error of a callback")
+
+    with pytest.raises(Interrupted, match="SIGTERM"), stopping():
+        callback(signal.SIGTERM)
+    with pytest.raises(RuntimeError), stopping():
+        callback(None)

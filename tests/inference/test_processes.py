@@ -128,7 +128,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(undisturbed):
         process.join()
         # Whether it was already gone is a matter of speed.
         if number == signal.SIGTERM and process.exitcode:
-            assert process.exitcode == 128 + signal.SIGTERM
+            assert process.exitcode == 128 + signal.SIGTERM, killed.said()
             assert "stopped by SIGTERM with" in killed.said()[-1]
         stopped += process.exitcode != 0
         now = killed.shards()
