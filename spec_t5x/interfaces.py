@@ -46,7 +46,7 @@ class Proposal:
     # same arrays. None where all mass is on the tokens, for example at temperature 0.
     probs: Float32[Array, "batch gamma vocab"] | None = None
     # Number of tokens drawn, each with the draws that the one before it left. Tokens beyond are
-    # not proposed. None without ``probs``.
+    # not proposed. Ignored without ``probs``.
     drawn: Int[Array, ""] | int | None = None
     # Number of tokens that each row proposes, 0 … gamma; those beyond are ignored. None is gamma
     # in every row. Whether a token is proposed may depend on the tokens before it, never on

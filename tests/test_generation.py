@@ -781,6 +781,7 @@ def test_limits_share_what_speculation_costs_and_searches_are_exact(generator, r
     assert costs[0] == costs[1] != costs[2] == costs[3]
     (batch,) = generator.batches(TEXTS[:1], GREEDY)
     assert generator.room(batch, options(max_decode_len=17)) == 32
+    assert generator.room(batch, options(max_decode_len=np.int64(17))) == 32
     # A limit below the smallest bucket.
     assert bucket(5, 8) == 8 and bucket(16, 96) == 16
     list(generator.generate(TEXTS[:1], gamma=0, beams=2, max_decode_len=9))

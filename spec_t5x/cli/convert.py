@@ -10,7 +10,7 @@ from spec_t5x.names import AUTO, WEIGHTS
 
 HELP = "convert a checkpoint between T5X, Hugging Face and the project's own format"
 
-# ``checkpoints.convert.WRITERS``, repeated so that the parser does not import JAX.
+# The writers of ``checkpoints.formats``, repeated so that the parser does not import JAX.
 _FORMATS = ("t5x", "t5x_scanned", "huggingface", "native")
 
 

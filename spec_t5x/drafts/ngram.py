@@ -6,8 +6,8 @@ distributed as after the context that is one token shorter, down to the unigrams
 
     q(w | h) = mass_h(w) + (1 - sum mass_h) q(w | h without its first token)
 
-Every context has a distribution, also one that is not in the table. ``training/ngram_counts.py``
-makes the masses, by absolute discounting (Ney, Essen and Kneser 1994).
+Every context has a distribution, also one that is not in the table.
+``labs/training/ngram_counts.py`` makes the masses, by absolute discounting (Ney, Essen and Kneser 1994).
 """
 
 import flax.struct
@@ -82,8 +82,8 @@ class ContextLevel:
 class NgramDraft(Draft):
     """N-gram draft: the next token's distribution depends on the last ``order - 1`` tokens.
 
-    No context extends beyond the start token. ``checkpoints.ngram_tables.load_ngram`` reads a
-    draft from disk.
+    No context extends beyond the start token.
+    ``checkpoints.native.ngram_tables.load_ngram`` reads a draft from disk.
     """
 
     # Probability of each token without any context.

@@ -59,7 +59,7 @@ def draft_tree(
     """Drafts a token for each node: the children of a node are drawn without replacement.
 
     The model is called once for each level but the last. The cache keeps its lengths; its slots
-    from the root's on hold the nodes. The arguments are those of ``draft_tokens``.
+    from the root's on hold the nodes. The others are those of ``draft_tokens``.
     """
     level_logits, draws = logits[:, None], context.draws
     tokens, all_probs = [], []

@@ -34,7 +34,7 @@ def bucket(length: int, limit: int) -> int:
     >>> [bucket(n, 96) for n in (3, 17, 60, 90)]
     [16, 32, 64, 96]
     """
-    size = max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+    size = max(_SMALLEST_BUCKET, 1 << (int(length) - 1).bit_length())
     return max(length, min(size, limit))
 
 

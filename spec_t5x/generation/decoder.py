@@ -210,7 +210,7 @@ class BatchDecoder:
 
     def max_decode_len(self, options: GenerateOptions) -> int:
         """Returns the largest number of tokens that are generated for an input."""
-        return options.settled(self.defaults)["max_decode_len"]
+        return int(options.settled(self.defaults)["max_decode_len"])
 
     def longest(self, batch: Batch, options: GenerateOptions) -> int:
         """Returns the largest length of a batch's row, its prompt included."""

@@ -68,7 +68,7 @@ class Generator(BatchDecoder):
           target: the model whose output is wanted.
           draft: what ``checkpoints.make_draft`` makes a draft of; None or "none" decodes plainly.
           options: settings of the draft; the target computes in its ``dtype`` too.
-          vocabulary: of a target that holds none (``checkpoints.vocabularies``).
+          vocabulary: of a target that holds none (``checkpoints.storage.vocabularies``).
           shardings: of the target's parameters (``checkpoints.loading``).
           weights: "int8" and "int4" round the target's matrices: another model, whose output it
             then is.

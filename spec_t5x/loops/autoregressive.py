@@ -40,7 +40,7 @@ def autoregressive_decode(
       InputError: prompts longer than ``max_decode_len``, or T5X's stream without ``coupled``.
     """
     verifier = CoupledVerifier() if coupled else DEFAULT_VERIFIER
-    options = {"gamma": 0, "verifier": verifier, "max_decode_steps": max_decode_steps, **options}
+    options |= {"gamma": 0, "verifier": verifier, "max_decode_steps": max_decode_steps}
     draft = NoDraft(target.vocab_size)
     decoded = speculative_decode(target, draft, inputs, prompts, rng, settings, **options)
     return decoded.replace(stats=None)

@@ -72,7 +72,7 @@ class DecodeStats:
     accepted_by_position: Int[Array, "*rows gamma"]
     # Iterations in which the draft at the position was verified, all before it accepted: not
     # where fewer were proposed, nor beyond the end of the row. The divisor of acceptance rates
-    # (``theory.conditional_acceptance``).
+    # (``theory.formulas.conditional_acceptance``).
     verified_by_position: Int[Array, "*rows gamma"]
     # Sum over the verified positions of beta, the chance that the draft is accepted
     # (``Verifier.chances``).

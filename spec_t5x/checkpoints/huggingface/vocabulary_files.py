@@ -233,7 +233,7 @@ class _Files:
                 f"{remedy}"
             ) from error
         for number, name in given.items():
-            if (other := tokenizer.token_to_id(name)) not in (number, None):
+            if name and (other := tokenizer.token_to_id(name)) != number:
                 raise InputError(
                     f"{self.directory} gives token {name!r} id {number}, and transformers would "
                     f"give it {other}: save its tokenizer again with the release that made it"

@@ -41,9 +41,9 @@ def save_ngram(
     extra: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes the tables of ``training.ngram_counts``, completely or not at all.
+    """Writes the tables of ``labs.training.ngram_counts``, completely or not at all.
 
-    The arguments are those of ``native.save_model``.
+    The arguments are those of ``native.model_files.save_model``.
     """
     if draft.vocab_size != vocabulary.vocab_size:
         raise InputError(

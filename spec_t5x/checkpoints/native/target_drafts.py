@@ -103,7 +103,7 @@ def save_shared_draft(
         layers: the target's decoder layer that each of the draft's was.
         target: the model that the draft was trained for.
         head: the tokens of its narrow output layer.
-        **options: ``dtype``, ``extra`` and ``overwrite``, as of ``native.save_model``.
+        **options: ``dtype``, ``extra``, ``overwrite``, as of ``model_files.save_model``.
     """
     num_known = None if head is None else head.ids.shape[0]
     entries = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}

@@ -30,7 +30,7 @@ _HEADS = DraftFormat(FORMAT, "heads.safetensors", "heads that spec-t5x train-hea
 def save_heads(directory: str | Path, params: PyTree, target: LoadedModel, **options: Any) -> None:
     """Writes heads (the tree of ``network.Heads``) for a target, completely or not at all.
 
-    ``options`` are ``dtype``, ``extra`` and ``overwrite``, as of ``native.save_model``.
+    ``options`` are ``dtype``, ``extra`` and ``overwrite``, as of ``native.model_files.save_model``.
     """
     num_heads, _, hidden_dim = np.shape(params["wi"])
     config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)
