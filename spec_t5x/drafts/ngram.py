@@ -7,7 +7,7 @@ distributed as after the context that is one token shorter, down to the unigrams
     q(w | h) = mass_h(w) + (1 - sum mass_h) q(w | h without its first token)
 
 Every context has a distribution, also one that is not in the table.
-``labs/training/ngram_counts.py`` makes the masses, by absolute discounting (Ney, Essen and Kneser 1994).
+``labs/training/ngram_counts.py`` makes the masses by absolute discounting (Ney et al. 1994).
 """
 
 import flax.struct
