@@ -3,13 +3,15 @@
     python scripts/lanes.py            # the default lane: every part is left out
     python scripts/lanes.py --changed  # and the parts whose files have changed
 
-A part is left out with ``--ignore``. Files have changed if they differ from those of the revision
+A part is left out with ``--ignore``. What all tests share, such as ``tests/conftest.py``, belongs
+to every part. Files have changed if they differ from those of the revision
 that the variable CI_BASE names or, without it, of the last commit a day older than HEAD. If git
 knows no such revision, every part runs.
 """
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -26,6 +28,10 @@ class Part(NamedTuple):
     sources: tuple[str, ...]
 
 
+# Set-up, and the modules in tests/ that are no tests: fixtures and helpers of many.
+_SHARED = re.compile(
+    r"pytest\.ini|setup\.py|pyproject\.toml|scripts/lanes\.py|tests/(?!test_)\w+\.py"
+)
 # The packages that every decoding program is made of.
 _DECODING = tuple(
     f"spec_t5x/{name}"
@@ -115,9 +121,9 @@ def changed_files() -> list[str] | None:
 
 def left_out(changed: Iterable[str] | None) -> list[str]:
     """Returns the tests of the parts that no changed path belongs to."""
-    if changed is None:
+    paths = () if changed is None else tuple(changed)
+    if changed is None or any(map(_SHARED.fullmatch, paths)):
         return []
-    paths = tuple(changed)
     return [
         test
         for part in PARTS.values()
