@@ -36,7 +36,9 @@ _SIDES = ("inputs", "targets")
 
 def _digest(vocabulary: Vocabulary) -> str:
     """Returns a hash of the pieces and of the files that decide how texts are segmented."""
-    found = hashlib.sha256(vocabulary.fingerprint().encode())
+    # ByT5's vocabulary has no file, and reads the names of sentinels or their bytes.
+    sentinel = vocabulary.encode("<extra_id_0>")
+    found = hashlib.sha256(f"{vocabulary.fingerprint()} {sentinel}".encode())
     with tempfile.TemporaryDirectory() as folder:
         vocabulary.save(folder)
         for path in sorted(Path(folder).iterdir()):
