@@ -33,30 +33,34 @@ from benchmarks.other_implementations.table import table as implementations  # n
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 
-def by_gamma(values: Mapping[str, Any]) -> str:
-    """Speed-ups of a benchmark: a line for each draft and batch size, a column for each gamma."""
-    speed_ups: dict[tuple[str, int], dict[str, float]] = {}
+def lines_of(values: Mapping[str, Any], *names: str, across: str) -> list[tuple[tuple, dict]]:
+    """Returns the lines of a table: what rows with equal ``names`` have, by their ``across``."""
+    lines: dict[tuple, dict[Any, Mapping[str, Any]]] = {}
     for row in values["rows"]:
-        speed_up = statistics.median(row["plain_seconds"]) / statistics.median(
-            row["speculative_seconds"]
-        )
-        speed_ups.setdefault((row["draft"], row["batch_size"]), {})[str(row["gamma"])] = speed_up
+        lines.setdefault(tuple(row[name] for name in names), {})[row[across]] = row
+    return list(lines.items())
+
+
+def by_gamma(values: Mapping[str, Any]) -> str:
+    """Makes a table of speed-ups: a line for each draft and batch size, columns for each gamma."""
+
+    def cell(row: Mapping[str, Any]) -> str:
+        plain, speculative = (row[f"{way}_seconds"] for way in ("plain", "speculative"))
+        return f"{statistics.median(plain) / statistics.median(speculative):.2f}"
+
     columns = {"draft": lambda line: line[0][0], "batch": lambda line: line[0][1]}
-    for gamma in dict.fromkeys(str(row["gamma"]) for row in values["rows"]):
-        # Where no acceptance pays, auto is plain decoding, which nothing is to be compared with.
+    for gamma in dict.fromkeys(row["gamma"] for row in values["rows"]):
+        # If no acceptance pays, auto is plain decoding, which has no row.
         columns[f"gamma {gamma}"] = lambda line, gamma=gamma: (
-            f"{line[1][gamma]:.2f}" if gamma in line[1] else None
+            cell(line[1][gamma]) if gamma in line[1] else None
         )
-    return results.table(columns, list(speed_ups.items()))
+    return results.table(columns, lines_of(values, "draft", "batch_size", across="gamma"))
 
 
 def by_temperature(values: Mapping[str, Any]) -> str:
-    """Returns a line for each draft and verifier, columns for each temperature."""
-    lines: dict[tuple[str, str], dict[float, Mapping[str, Any]]] = {}
-    for row in values["rows"]:
-        lines.setdefault((row["draft"], row["verifier"]), {})[row["temperature"]] = row
+    """Makes a table with a line for each draft and verifier, and all temperatures in a cell."""
     columns: dict[str, Callable] = {"draft": lambda line: line[0][0]}
-    if len({verifier for _, verifier in lines}) > 1:
+    if len({row["verifier"] for row in values["rows"]}) > 1:
         columns["verifier"] = lambda line: line[0][1]
     figures = {"alpha": ("alpha", 3), "block efficiency": ("block_efficiency", 2)}
     figures |= {"c": ("c", 2), "T(verify)": ("verification_cost", 2), "speed-up": ("speed_up", 2)}
@@ -64,15 +68,12 @@ def by_temperature(values: Mapping[str, Any]) -> str:
         columns[title] = lambda line, name=name, digits=digits: " / ".join(
             f"{line[1][t][name]:.{digits}f}" for t in sorted(line[1])
         )
-    return results.table(columns, list(lines.items()))
+    return results.table(columns, lines_of(values, "draft", "verifier", across="temperature"))
 
 
 def alphas(values: Mapping[str, Any]) -> str:
     """Makes a table of acceptance rates: a line for each draft, columns for each temperature."""
-    lines: dict[str, dict[float, Mapping[str, Any]]] = {}
-    for row in values["rows"]:
-        lines.setdefault(row["draft"], {})[row["temperature"]] = row
-    columns = {"draft": lambda line: line[0]}
+    columns = {"draft": lambda line: line[0][0]}
     for t in dict.fromkeys(row["temperature"] for row in values["rows"]):
         columns[f"alpha, T = {t:g}"] = lambda line, t=t: acceptance.cell(
             Estimate(**line[1][t]["alpha"])
@@ -80,11 +81,11 @@ def alphas(values: Mapping[str, Any]) -> str:
         columns[f"block efficiency, T = {t:g}"] = lambda line, t=t: acceptance.cell(
             Estimate(**line[1][t]["decoded"]["block_efficiency"]), digits=2
         )
-    return results.table(columns, list(lines.items()))
+    return results.table(columns, lines_of(values, "draft", across="temperature"))
 
 
 def predicted(files: Sequence[Mapping[str, Any]]) -> str:
-    """Tokens a second on TPUs: a line for each target, chip, number of chips and draft."""
+    """Makes a table of tokens a second: a line for each target, chip, number of chips and draft."""
     lines = []
     for options, found in ((file["options"], found) for file in files for found in file["results"]):
         plain = next(step["seconds"] for step in found["steps"] if step["kind"] == "plain")

@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import json
 import os
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from benchmarks.other_implementations.rounds import IMPLEMENTATIONS, make_rows, 
 from benchmarks.other_implementations.table import table
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
+from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.reproduction.example_texts import SENTENCES
 from spec_t5x.machine.description import machine
 from spec_t5x.names import AUTO, WEIGHTS
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 groups.append(measure(given, config, rows, args.rounds))
                 if args.json:
                     values = {"machine": machine(), "groups": groups}
-                    args.json.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+                    results.write_json(args.json, values)
     except InputError as error:
         print(f"other_implementations: error: {error}", file=sys.stderr)
         return 2

@@ -245,14 +245,13 @@ class _Files:
         normalizer = tokenizers.Tokenizer.from_str(json.dumps(values)).normalizer
         found = {}
         for token in values["added_tokens"] if normalizer else ():
+            if not token["normalized"]:
+                continue
             name = token["content"]
-            if (
-                token["normalized"]
-                and found.setdefault(normalizer.normalize_str(name), name) != name
-            ):
+            first = found.setdefault(normalizer.normalize_str(name), name)
+            if first != name:
                 raise InputError(
-                    f"{self.directory} adds tokens "
-                    f"{found[normalizer.normalize_str(name)]!r} and {name!r}, which are one after "
+                    f"{self.directory} adds tokens {first!r} and {name!r}, which are one after "
                     "its normalisation, so that transformers takes either by chance: add them as "
                     "not normalized"
                 )
