@@ -14,7 +14,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Imported at first use: JAX takes a second.
+# Module of each public name, imported at first use: importing JAX takes a second.
 _LAZY = {
     "DraftOptions": "spec_t5x.checkpoints.make_draft",
     "GenerateOptions": "spec_t5x.generation",

@@ -1,8 +1,8 @@
 """The one exception type for mistakes that the user can fix.
 
-Every message is one line that holds the offending value and the remedy, raised before any
-compilation or download. The command line prints it and exits with status 2; library users can
-catch it as the ``ValueError`` that it is.
+Every message is one line that holds the offending value and the remedy. Options are checked
+before anything is downloaded or compiled. The command line prints the message and exits with
+status 2; library users can catch ``ValueError``, the base class.
 """
 
 import difflib
@@ -12,17 +12,17 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """An argument, file or checkpoint that cannot be used as it is."""
+    """Error in an option, an input, a file or a checkpoint that the user has to change."""
 
 
 def check_at_least(settings: Any, **least: int) -> None:
-    """Raises ``InputError`` unless fields of ``settings`` are None or integers of at least this."""
+    """Raises ``InputError`` unless ``settings.NAME`` is None or an integer >= ``least[NAME]``."""
     for name, number in least.items():
         check_numbers(number, **{name: getattr(settings, name)})
 
 
 def check_numbers(least: int, **values: Any) -> None:
-    """Raises ``InputError`` unless each value is None or an integer of at least ``least``."""
+    """Raises ``InputError`` unless each value is None or an integer >= ``least``."""
     for name, value in values.items():
         if value is None:
             continue
@@ -33,10 +33,10 @@ def check_numbers(least: int, **values: Any) -> None:
 
 
 def as_lists(options: Any, **least: int) -> None:
-    """Makes these fields of a frozen dataclass tuples, of gin's sequences too.
+    """Converts the named fields of a frozen dataclass, which may be lists, to tuples in place.
 
     Raises:
-      InputError: a value that is no list, or has fewer elements than its least, 0 or 1.
+      InputError: a field is no list or tuple, or has fewer than ``least[NAME]`` (0 or 1) elements.
     """
     for name, number in least.items():
         value = getattr(options, name)
@@ -48,13 +48,13 @@ def as_lists(options: Any, **least: int) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    """Raises ``InputError`` for a value that is none of the choices."""
-    # A list of them, since a value may have no hash.
+    """Raises ``InputError`` unless ``value``, the option ``name``'s, is one of ``choices``."""
+    # A list, because ``in`` fails on a set or dict if the value is unhashable.
     if value not in list(choices):
         raise InputError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Returns a hint, ", did you mean 'the likeliest'?", empty if no choice is similar."""
+    """Returns ", did you mean 'CHOICE'?" for the choice most like ``word``, "" if none is close."""
     similar = difflib.get_close_matches(word, choices, n=1)
     return f", did you mean {similar[0]!r}?" if similar else ""

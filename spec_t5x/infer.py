@@ -1,4 +1,4 @@
-"""``python -m spec_t5x.infer``, which does the same as ``spec-t5x infer``."""
+"""Entry point of ``python -m spec_t5x.infer``, the same command as ``spec-t5x infer``."""
 
 import sys
 

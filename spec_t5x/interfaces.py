@@ -1,11 +1,11 @@
-"""The interfaces of models. The loops decode anything that fits these Protocols.
+"""Protocols of targets and drafts, through which alone the decoding loops use models.
 
 A target *scores* new tokens, a draft *proposes* them. Both are pytrees (parameters are leaves),
 so that they are arguments of a compiled function rather than constants in it.
 
-Positions. A row's sequence is ``[start token, token 1, token 2, …]``; position 0 is the start
-token. "Length" counts the tokens after it. A cache of length n holds positions 0 … n-1; the
-logits after feeding position n predict token n+1.
+Positions. A *row* is one sequence of the batch, ``[start token, token 1, token 2, …]``. The start
+token is at position 0 and not counted in the row's length. A cache of length n holds positions
+0 … n-1; the logits after feeding position n predict token n+1.
 """
 
 import abc
@@ -23,57 +23,56 @@ from spec_t5x.sampling.rules import Places, apply
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
-# A target's own state. The cache of a draft's model has ``lengths``, the number of each row's
-# tokens in it.
+# A target's state. That of a model that drafts has ``lengths [batch]``, its rows' positions.
 Cache = Any
-# A draft's own state.
+# A draft's state, which only the draft reads.
 DraftState = Any
-# Tokens that a model drafts for an iteration at most, where a pace chooses their number.
+# Most tokens that a draft model proposes in an iteration if gamma is "auto" (``loops/pace.py``).
 MAX_CHAIN = 8
 
 
 @flax.struct.dataclass
 class Proposal:
-    """A draft's proposal for one iteration.
+    """A draft's proposal for one iteration: up to gamma tokens for each row.
 
-    ``Proposal(tokens)`` has tokens that the draft is certain of, such as copies;
-    ``Proposal(tokens, probs, draws.drawn)`` tokens drawn with ``Context.draws``.
+    ``Proposal(tokens)`` proposes tokens with probability 1, such as copies of the source;
+    ``Proposal(tokens, probs, draws.drawn)`` proposes tokens drawn with ``Context.draws``.
     """
 
     # The proposed tokens.
     tokens: Int[Array, "batch gamma"]
-    # The distributions they were drawn from, after standardization: the verifier must use the
-    # same arrays. None where all mass is on the tokens, for example at temperature 0.
+    # The standardized distribution that each token was drawn from; the verifier receives this
+    # very array. None if every token has probability 1, for example at temperature 0.
     probs: Float32[Array, "batch gamma vocab"] | None = None
-    # Number of tokens drawn, each with the draws that the one before it left. Tokens beyond are
-    # not proposed. Ignored without ``probs``.
+    # Number of tokens drawn, ``Draws.drawn`` after the last of them; later tokens are not
+    # proposed. Required with ``probs``, ignored without.
     drawn: Int[Array, ""] | int | None = None
-    # Number of tokens that each row proposes, 0 … gamma; those beyond are ignored. None is gamma
-    # in every row. Whether a token is proposed may depend on the tokens before it, never on
-    # itself.
+    # Number of tokens that each row proposes, 0 … gamma; later ones are ignored. None means gamma
+    # in every row. Whether token i is proposed may depend on the tokens before it, never on token
+    # i, or the output would not follow the target's distribution.
     counts: Int[Array, "batch"] | None = None
-    # The context's target cache, if the draft wrote to it beyond the rows' lengths: the target
-    # writes there again, and nothing is copied. None if the draft left it as it was.
+    # ``Context.target_cache`` as the draft left it, if the draft wrote beyond the rows' lengths.
+    # The target overwrites those positions in place. None if the draft did not write to it.
     target_cache: Cache | None = None
 
     @property
     def num_proposed(self) -> Int[Array, "batch"]:
-        """Number of tokens that each row proposes."""
+        """Number of tokens that each row proposes: ``counts``, or gamma if it is None."""
         batch, gamma = self.tokens.shape
         return jnp.full(batch, gamma, jnp.int32) if self.counts is None else self.counts
 
     def distributions(self, vocab_size: int) -> Float32[Array, "batch gamma vocab"]:
-        """Returns each token's distribution, written out where all mass is on the token."""
+        """Returns ``probs`` or, if it is None, the tokens' one-hot distributions."""
         if self.probs is None:
             return jax.nn.one_hot(self.tokens, vocab_size, dtype=jnp.float32)
         return self.probs
 
     def checked(self) -> "Proposal":
-        """Returns the part of the proposal that may be verified.
+        """Returns the proposal without the tokens beyond ``drawn``; unchanged without ``probs``.
 
         Raises:
-          InputError: distributions that are not float32, or from which fewer tokens were drawn
-            than are proposed.
+          InputError: ``probs`` are not float32 or come without ``drawn``; or ``drawn`` is an int
+            below gamma and there are no ``counts``.
         """
         gamma = self.tokens.shape[1]
         if self.probs is None:
@@ -81,15 +80,15 @@ class Proposal:
         check_float32(self.probs, "a proposal's probs")
         if self.drawn is None:
             raise InputError(
-                "a proposal has probs and not how many tokens were drawn from them: give "
-                "Proposal(tokens, probs, draws.drawn), or Proposal(tokens) of a draft that is "
-                "certain of them"
+                "a proposal has probs and no drawn, the number of tokens drawn from them: give "
+                "Proposal(tokens, probs, draws.drawn), or Proposal(tokens) if each token has "
+                "probability 1"
             )
         is_known = isinstance(self.drawn, int)
         if is_known and self.counts is None and self.drawn < gamma:
             raise InputError(
                 f"a draft proposes {gamma} tokens and drew {self.drawn}: draw each with the draws "
-                "that the last `next` returned, and give the drawn of those left at the end"
+                "that the previous `next` returned, and give the last draws' drawn"
             )
         if is_known and self.drawn >= gamma:
             return self
@@ -99,30 +98,30 @@ class Proposal:
 
 @flax.struct.dataclass(kw_only=True)
 class Context:
-    """The text and settings that a draft may use when it proposes."""
+    """The texts, random draws, settings and target states that a draft may use when it proposes."""
 
-    # Start token and text of each row; positions beyond the length hold anything.
+    # Start token and tokens of each row; entries beyond its length are undefined.
     sequences: Int[Array, "batch width"]
-    # Tokens after the start token: proposals follow ``sequences[b, :lengths[b] + 1]``.
+    # Number of tokens after the start token: proposals follow ``sequences[b, :lengths[b] + 1]``.
     lengths: Int[Array, "batch"]
-    # Rows that have not ended; the others' proposals are ignored.
+    # Mask of rows that have not ended; proposals of other rows are ignored.
     live: Bool[Array, "batch"]
     # The source of random numbers.
     draws: Draws
-    # The target's settings; a draft may have its own (section 6).
+    # The target's sampling settings; a draft may use others (section 6 of the paper).
     settings: Sampling
-    # The target's cache, which holds positions 0 … lengths - 1. A draft may read it; one that
-    # writes beyond them returns it (``Proposal.target_cache``).
+    # The target's cache of positions 0 … lengths - 1. A draft may read it; a draft that writes to
+    # later positions returns it (``Proposal.target_cache``).
     target_cache: Cache
-    # The target's last decoder state that each token, up to position lengths, was predicted
-    # from, followed by those of the draft's ``depths``; zeros for the start token. None unless
-    # the draft ``uses_target_states``.
+    # At position i, up to each row's length, the target's last decoder state from which token i
+    # was predicted, then the states of the layers in ``DraftTraits.depths``; zeros at position 0.
+    # None unless ``DraftTraits.uses_target_states``.
     target_states: Float32[Array, "batch positions embed"] | None = None
-    # Number of a row's tokens that may be verified; None for gamma. Proposals beyond are ignored,
-    # and a draft that stops there saves time.
+    # Most tokens of a row that this iteration verifies; None means gamma. Later proposals are
+    # ignored, so a draft that stops there saves time.
     limit: Int[Array, ""] | None = None
-    # The prompts' lengths, and those at which rows end at the latest, for the rules of decoding;
-    # None where there is no rule.
+    # Each row's prompt length, and the length at which it ends at the latest, for the rules of
+    # decoding; not needed (None) if ``settings.rules`` is None.
     starts: Int[Array, "batch"] | None = None
     limits: Int[Array, "batch"] | None = None
 
@@ -132,7 +131,7 @@ class Context:
         drafted: Int[Array, "batch drafted"],
         first: Int[Array, ""] | int = 0,
     ) -> Float[Array, "batch places vocab"]:
-        """Applies the rules to the logits after ``first``, ``first + 1``, … drafted tokens."""
+        """Applies ``settings.rules``, if any, to logits: place i follows ``first + i`` drafts."""
         if self.settings.rules is None:
             return logits
         sequences = write_rows(self.sequences, drafted, self.lengths + 1)
@@ -145,7 +144,7 @@ class Context:
         texts: Int[Array, "batch #places width"],
         offsets: Int[Array, "places"],
     ) -> Float[Array, "batch places vocab"]:
-        """Applies the rules to logits, each after ``offsets`` of its text's drafted tokens."""
+        """Applies the rules to logits: place i follows ``lengths + offsets[i]`` of its tokens."""
         places = Places(
             tokens=texts,
             lengths=self.lengths[:, None] + offsets[None, :],
@@ -155,7 +154,7 @@ class Context:
         return apply(self.settings.rules, logits, places)
 
     def num_drafts(self, gamma: int) -> Int[Array, ""] | int:
-        """Returns how many of ``gamma`` tokens are worth proposing: at most ``limit``."""
+        """Returns the number of tokens to propose: ``gamma``, or ``limit`` if it is smaller."""
         return gamma if self.limit is None else jnp.minimum(self.limit, gamma)
 
     @property
@@ -166,55 +165,55 @@ class Context:
 
 @flax.struct.dataclass(kw_only=True)
 class Outcome:
-    """The outcome of verification, for the draft."""
+    """Result of an iteration, from which the draft updates its state."""
 
-    # The rows' new lengths.
+    # Each row's length after the iteration's tokens were appended.
     lengths: Int[Array, "batch"]
-    # Proposals that the verifier accepted.
+    # Number of accepted proposals that were appended to each row.
     num_accepted: Int[Array, "batch"]
 
 
 @flax.struct.dataclass(kw_only=True)
 class TreeProposal:
-    """A draft's proposal of several tokens for one position.
+    """A draft's proposal for one iteration as a tree: several tokens for one position.
 
     Nodes are numbered as in ``tree_shapes.Tree``; node 0 is the row's last token.
     """
 
-    # The token of each node but the first.
+    # Token of each node after node 0.
     tokens: Int[Array, "batch drafts"]
-    # The distribution, for each node that has children, that they were drawn from without
-    # replacement. None where all mass is on the first child, for example at temperature 0.
+    # Distribution from which the children of each inner node were drawn without replacement.
+    # None if every first child has probability 1, for example at temperature 0.
     probs: Float32[Array, "batch inner vocab"] | None
-    # Levels of drafts that each row proposes: 0 for nothing, the tree's depth for all.
+    # Number of levels that each row proposes, from 0 (nothing) to the tree's depth.
     depths: Int[Array, "batch"]
 
 
 @runtime_checkable
 class Target(Protocol):
-    """A model whose output is wanted.
+    """The model whose output is wanted.
 
     ``docs/extending.md`` has an example; ``testing.laws.check_target`` tests a target.
     """
 
-    # Number of logits, padding of the vocabulary included.
+    # Number of logits at each position, padding of the vocabulary included.
     vocab_size: int
-    # Width of the states that ``score`` returns.
+    # Width of the decoder states that ``score`` returns.
     state_size: int
-    # Tokens of a text that can be fed, the start token included; None for any number.
+    # Number of positions that can be fed, the start token's included; None if unlimited.
     max_positions: int | None
 
     def prefill(
         self, inputs: PyTree, max_length: int, prompts: Int[Array, "batch width"] | None = None
     ) -> Cache:
-        """Encodes ``inputs`` and makes a cache for ``max_length`` tokens, ``prompts`` in it.
+        """Encodes ``inputs`` and returns a cache with room for ``max_length`` positions.
 
-        The prompts start with the start token, and every row's last token may be missing: the
-        caller rolls back to each row's length. Without prompts the cache is empty.
+        The cache holds ``prompts`` (start token first), of which each row's last token may be
+        missing: the caller rolls back to each row's length. Without prompts the cache is empty.
 
-        Every leaf of the cache leads with the batch axis, or the cache has a method
-        ``repeat_rows(times)`` that returns a cache with each row repeated. If a row is given to
-        another input, all of it is replaced, or the part that the cache's own method
+        Every leaf of the cache has a leading batch axis, or the cache has a method
+        ``repeat_rows(times)`` that returns a cache with each row repeated. When another input
+        takes over a row, all of the row is replaced, or the part that the cache's method
         ``insert_rows(new, move)`` replaces (``loops.refill.Move``).
         """
 
@@ -223,9 +222,9 @@ class Target(Protocol):
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
         """Feeds new tokens at each row's length; returns logits and states after each, and cache.
 
-        The states are those that the logits are computed from. Entries of the cache at these
-        positions are overwritten: they may belong to rejected tokens. If ``num`` is given, only
-        the first ``num`` tokens of each row matter, and a target may skip the others.
+        The states are those that the logits are computed from. The cache's entries at these
+        positions are overwritten, since they may be of rejected tokens; ``rollback`` sets the new
+        lengths. If ``num`` is given, a target may skip all but the first ``num`` tokens of a row.
         """
 
     def rollback(self, cache: Cache, lengths: Int[Array, "batch"]) -> Cache:
@@ -233,9 +232,10 @@ class Target(Protocol):
 
 
 def check_positions(model: Target, max_decode_len: int, role: str = "target") -> None:
-    """Raises ``InputError`` if texts need more positions than a target, or draft's model, has.
+    """Raises ``InputError`` if ``model`` has too few positions, or lacks a member of ``Target``.
 
-    The last of ``max_decode_len`` tokens is never fed, and drafts beyond it are dropped.
+    The last token of a text is never fed, and drafts beyond it are dropped, so ``max_decode_len``
+    positions are enough. ``role`` names the model in the message.
     """
     check_parts(model)
     if model.max_positions is not None and max_decode_len > model.max_positions:
@@ -248,7 +248,7 @@ def check_positions(model: Target, max_decode_len: int, role: str = "target") ->
 def check_vocabularies(
     draft: "Target | Draft", target: "Target | Draft", of_draft="draft", of_target="target"
 ) -> None:
-    """Raises ``InputError``, which names the roles, unless both models have as many tokens."""
+    """Raises ``InputError``, with the names ``of_…``, unless both have the same ``vocab_size``."""
     if draft.vocab_size != target.vocab_size:
         raise InputError(
             f"the {of_draft} has {draft.vocab_size} tokens and the {of_target} "
@@ -258,85 +258,85 @@ def check_vocabularies(
 
 @flax.struct.dataclass(kw_only=True)
 class Nodes:
-    """New tokens that do not all follow one another: a tree, or a beam's hypotheses.
+    """New tokens of which several may be at one position: a tree, or a search's hypotheses.
 
-    A cache is a set of *slots*. Plain decoding keeps position p in slot p; here the caller
-    decides which slot holds which token, and which tokens attend to it.
+    A cache is a set of *slots*, each for one token's keys and values. Plain decoding uses slot p
+    for position p; here the caller chooses each token's slot, and the slots it attends to.
     """
 
     tokens: Int[Array, "batch nodes"]
     # Each token's position in its text; the start token's is 0.
     positions: Int[Array, "batch nodes"]
-    # The slot of each token's keys and values: distinct in each row.
+    # The slot to which each token's keys and values are written; distinct within a row.
     slots: Int[Array, "batch nodes"]
-    # Position in its text of each slot's token, the new ones included.
+    # Text position of the token in each slot, once the new tokens are written.
     slot_positions: Int[Array, "batch slots"]
-    # The slots of each token's own text, itself included: one for each position of the text.
+    # Mask of the slots that each token attends to: one for each position of its text up to its own.
     visible: Bool[Array, "batch nodes slots"]
-    # Whether each row's slots follow one another, as in a tree: writing them is then one update,
-    # for which XLA copies nothing.
+    # Whether each row's ``slots`` are consecutive, as in a tree, so that one in-place update
+    # writes them.
     consecutive: bool = flax.struct.field(pytree_node=False, default=False)
 
 
 @runtime_checkable
 class NodeTarget(Target, Protocol):
-    """A target that scores trees of tokens."""
+    """A target that also scores trees and beams (``Nodes``)."""
 
     def num_slots(self, cache: Cache) -> int:
-        """Returns the number of tokens of a row that the cache has room for."""
+        """Returns the number of slots that the cache has for each row."""
 
     def score_nodes(
         self, cache: Cache, nodes: Nodes
     ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], Cache]:
-        """Feeds new tokens to their slots; returns logits and states after each, and the cache.
+        """Writes new tokens to their slots; returns logits and states after each, and the cache.
 
-        The cache's lengths have no meaning here, and stay as they are.
+        The cache's lengths are neither used nor changed.
         """
 
     def move(
         self, cache: Cache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
     ) -> Cache:
-        """Returns the cache with ``slots`` copied to the slots from ``starts`` on."""
+        """Returns the cache with ``slots[b]`` copied to ``starts[b]`` and the slots after it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftTraits:
-    """A draft's properties that the loops are compiled for."""
+    """Static properties of a draft, which the loops are compiled for."""
 
-    # Whether it may propose fewer than gamma tokens: the target then scores as many positions as
-    # the longest proposal needs.
+    # Whether the draft may propose fewer than gamma tokens: the target then scores only as many
+    # positions as the longest proposal needs.
     varies: bool = False
-    # The most tokens of a proposal, where a pace chooses their number.
+    # Most tokens that an iteration proposes if gamma is "auto".
     max_worthwhile: int = MAX_CHAIN
-    # Whether ``Context.target_states`` is wanted, and of which decoder layers of the target,
-    # from 0, after the last one's (for a target with ``showing(layers)``, such as ``T5Model``).
+    # Whether the draft reads ``Context.target_states``, and the decoder layers (from 0) whose
+    # states these have after the last layer's. Layers need a target with ``showing(layers)``.
     uses_target_states: bool = False
     depths: tuple[int, ...] = ()
 
 
 @runtime_checkable
 class Draft(Protocol):
-    """Base class of drafts, which propose the tokens that may come next.
+    """Base class of drafts, which propose tokens for the target to verify.
 
     All but ``vocab_size`` and ``propose`` have defaults, for a draft without a state that always
     proposes gamma tokens. ``docs/extending.md`` has examples; ``testing.laws.check_draft`` tests
     a draft.
     """
 
-    # Must equal the target's.
+    # Number of tokens, which must equal the target's.
     vocab_size: int
     traits: DraftTraits = DraftTraits()
 
     def check(self, target: Target, max_decode_len: int) -> None:
-        """Raises ``InputError`` if the draft does not fit this target, or texts of this length."""
+        """Raises ``InputError`` if the draft cannot serve ``target`` or texts of this length."""
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch length"], max_length: int
     ) -> DraftState:
-        """Returns the state before the first proposal; ``prompts`` start with the start token.
+        """Returns the state before the first proposal, with room for ``max_length`` positions.
 
-        Every leaf of the state leads with the batch axis, except in caches that repeat their rows
-        themselves (see ``Target.prefill``).
+        ``inputs`` and ``prompts`` are those of ``Target.prefill``. Every leaf of the state has a
+        leading batch axis, except in caches that have the method ``repeat_rows``.
         """
         return ()
 
@@ -344,17 +344,17 @@ class Draft(Protocol):
     def propose(
         self, state: DraftState, context: Context, gamma: int
     ) -> tuple[Proposal, DraftState]:
-        """Proposes up to ``gamma`` tokens, at least 1, to follow each row's text."""
+        """Proposes up to ``gamma`` (>= 1) tokens for each row; also returns the new state."""
 
     def commit(self, state: DraftState, outcome: Outcome) -> DraftState:
-        """Returns the state after verification, without what was rejected."""
+        """Returns the state after verification, without the rejected tokens."""
         return state
 
     def catch_up(self, state: DraftState, context: Context, width: int) -> DraftState:
-        """Returns the state for a text that may have grown without the draft.
+        """Returns the state after reading tokens that were appended without the draft.
 
-        A loop at a pace, or a draft that calls others first, calls this before ``propose``. A model
-        is fed the missing tokens, ``width`` of each row at a time: its state has room for them.
+        Loops with gamma "auto", and drafts that combine others, call this before ``propose``. A
+        draft model feeds itself the missing tokens, ``width`` of each row in a call.
         """
         return state
 
@@ -366,25 +366,25 @@ class TreeDraft(Draft, Protocol):
     def propose_tree(
         self, state: DraftState, context: Context, tree: Tree
     ) -> tuple[TreeProposal, DraftState]:
-        """Proposes a token for each node of the tree."""
+        """Proposes a token for each node after the root; also returns the new state."""
 
     def commit_tree(
         self, state: DraftState, outcome: Outcome, path: Int[Array, "batch depth"]
     ) -> DraftState:
-        """Returns the state after verification accepted the nodes of ``path``, one at each depth.
+        """Returns the state after verification accepted ``path``, a node's number at each depth.
 
         Beyond ``outcome.num_accepted`` the path repeats its last node.
         """
 
 
 def shown_to(draft: Draft, target: Target) -> Target:
-    """Returns the target, whose states include those of the draft's ``traits.depths``."""
+    """Returns the target, made to show the states of the layers in ``draft.traits.depths``."""
     depths = draft.traits.depths
     return target.showing(depths) if depths else target
 
 
 def check_parts(model: Target | Draft, interface: type = Target) -> None:
-    """Raises ``InputError`` if a target or a draft lacks a part that the loops use."""
+    """Raises ``InputError`` if ``model`` lacks a member that the Protocol ``interface`` has."""
     names = dict.fromkeys([*interface.__annotations__, *vars(interface)])
     missing = [name for name in names if name[0] != "_" and not hasattr(model, name)]
     if missing:

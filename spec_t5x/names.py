@@ -1,19 +1,19 @@
-"""Words that options take for a choice, in flags, gin and Python. Imports nothing."""
+"""Values that options share in flags, gin and Python; other programs' names of our options."""
 
-# Gamma: as many drafts as pay (``loops/pace.py``). Weights: the format of the checkpoint.
+# Gamma: the fastest number of drafts (``loops/pace.py``). Weights: those of the checkpoint.
 AUTO = "auto"
-# A draft's name for plain decoding.
+# Name in place of a draft's that selects plain decoding.
 NO_DRAFT = "none"
-# Kinds of verifiers; those of drafts are in the ``registry``.
+# Names of verifiers; ``registry`` has those of drafts.
 VERIFIERS = ("token", "block", "coupled", "rejection", "multi", "tree")
-# Weights: matrices in 8 bits with a scale for each column, or in 4 for 64 rows of it.
+# Weights: 8-bit matrices with a scale per column, or 4-bit with a scale per 64 rows of one.
 INT8 = "int8"
 INT4 = "int4"
 WEIGHTS = (AUTO, INT8, INT4)
-# Types that weights are written to disk as.
+# Types in which weights are stored on disk.
 STORED_DTYPES = ("bfloat16", "float32")
 
-# This package's options, and the names that transformers, vLLM, CTranslate2 and T5X have for them.
+# On each line an option of this package, then its names in transformers, vLLM, CTranslate2, T5X.
 _ELSEWHERE = """
 max_decode_len max_new_tokens max_length max_tokens max_output_tokens max_decoding_length
 max_decode_len max_decode_length max_gen_len max_target_length max_output_length
@@ -44,28 +44,28 @@ _OURS = {
     for ours, *names in map(str.split, _ELSEWHERE.strip().splitlines())
     for theirs in names
 }
-# Options that they have and this package does not.
+# Options of those programs that this package lacks, with the reason or the substitute.
 _ABSENT = {
     **dict.fromkeys(["num_beam_groups", "diversity_penalty"], "there is no diverse beam search"),
     **dict.fromkeys(
         ["output_scores", "output_logits", "logprobs"],
-        "an output has a score, its tokens have none",
+        "an output has one score, its tokens have none",
     ),
-    **dict.fromkeys(["typical_p", "min_p"], "sampling takes temperature, top_k or top_p"),
+    **dict.fromkeys(["typical_p", "min_p"], "use temperature, top_k or top_p"),
     "return_dict_in_generate": "an output is an object with its score and counts",
     "streamer": "Generator.stream yields a text while it is decoded",
-    "stream": "a terminal gets the text while it is decoded; in Python Generator.stream",
-    "prompt_lookup_num_tokens": 'the draft "copy" looks up the source, and gamma is the number',
-    "eos_token_id": "the checkpoint's own ends a text",
-    "pad_token_id": "the vocabulary's own pads a text",
+    "stream": "a terminal shows the text while it is decoded; in Python use Generator.stream",
+    "prompt_lookup_num_tokens": 'use the draft "copy" with gamma tokens of the source',
+    "eos_token_id": "the checkpoint's id is used",
+    "pad_token_id": "the vocabulary's id is used",
     "use_cache": "keys and values are always cached",
-    "skip_special_tokens": "a text holds none; output_ids do",
-    "generation_config": "options are GenerateOptions(…), or single ones by name",
+    "skip_special_tokens": "outputs have none; output_ids have them",
+    "generation_config": "give GenerateOptions(…), or options by name",
 }
 
 
 def ours(name: str, options) -> str:
-    """Returns a hint for a message about a name that other programs have; empty for any other.
+    """Returns a hint for an option that another program has, "" for others; ``options`` are ours.
 
     >>> ours("num_beams", ["beams", "seed"])
     ": it is 'beams' here"

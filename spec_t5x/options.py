@@ -1,4 +1,4 @@
-"""Options of decoding, and the help of their flags; imports no JAX, for ``--help``."""
+"""Options of decoding and the help of their flags; imports no JAX, so that ``--help`` is fast."""
 
 import dataclasses
 import functools
@@ -18,14 +18,14 @@ def option(default: Any, help: str, kind: Any = None) -> Any:
     """Declares a field of a dataclass that a flag sets.
 
     Args:
-      default: the field's; ``--help`` shows it after ``help``.
-      help: a noun phrase, which the API pages show, too.
-      kind: of the flag, as ``cli.settings.add_flags`` takes it; None follows from the annotation.
+      default: the field's default, which ``--help`` shows after ``help``.
+      help: a noun phrase, which the API pages also show.
+      kind: the flag's kind (``cli.settings.add_flags``); None takes the field's annotation.
     """
     return dataclasses.field(default=default, metadata={"help": help, "kind": kind})
 
 
-# numpy's numbers as well; a gamma that is neither number nor word has its own message.
+# Accepted types by annotation: NumPy's numbers, too. ``_check`` has the message for gamma.
 _NUMBERS = {
     int: numbers.Integral,
     float: numbers.Real,
@@ -34,8 +34,8 @@ _NUMBERS = {
     float | None: numbers.Real | None,
 }
 
-# Options that a checkpoint may set (``checkpoints.huggingface.generation_config``): their values
-# where neither it nor the user does.
+# Options that a checkpoint may set (``checkpoints.huggingface.generation_config``), with their
+# values if neither the checkpoint nor the user sets them.
 NEUTRAL = {
     "max_decode_len": 128,
     "min_decode_len": 0,
@@ -50,12 +50,12 @@ NEUTRAL = {
     "length_penalty": None,
     "early_stopping": False,
 }
-# Those of them that are no rules of decoding (``sampling.rules``).
+# Names in ``NEUTRAL`` that are not rules of decoding (``sampling.rules``).
 _NO_RULES = ("max_decode_len", "length_penalty", "early_stopping")
 
 
 def _says_ours(cls: type) -> type:
-    """Makes a dataclass's constructor refuse unknown names as ``_check_names`` does."""
+    """Decorates a dataclass so that its constructor first calls ``_check_names``."""
     init = cls.__init__
 
     @functools.wraps(init)
@@ -70,95 +70,95 @@ def _says_ours(cls: type) -> type:
 @_says_ours
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
-    """Settings of decoding. The names are those of the command line and of gin."""
+    """Options of decoding, with the same names on the command line, in gin and in Python."""
 
     gamma: int | str = option(
         AUTO,
-        "tokens that the draft proposes in each iteration; 0 is plain decoding, auto as many as "
-        "pay, none where none pay",
+        "tokens that the draft proposes in each iteration; 0 decodes without the draft, auto "
+        "chooses the fastest number",
     )
     temperature: float = option(0.0, "sampling temperature; 0 is argmax")
-    top_k: int = option(0, "sample from the k likeliest tokens; 0 is all")
-    top_p: float = option(0.0, "sample from the nucleus of this mass; 0 is all")
+    top_k: int = option(0, "sample from the k likeliest tokens only; 0 keeps all")
+    top_p: float = option(0.0, "sample from the fewest tokens of this total mass; 0 keeps all")
     num_decodes: int = option(1, "outputs for each input")
     seed: int = option(
         0,
-        "seed of the random draws; sampled outputs depend on gamma, too, and with auto on measured "
-        "costs, except with verifier coupled",
+        "random seed; sampled outputs also depend on gamma, with auto on measured costs, unless "
+        "the verifier is coupled",
     )
     max_decode_len: int | None = option(
-        None, "tokens generated at most (default: the checkpoint's, or 128)"
+        None, "maximum number of generated tokens (default: the checkpoint's, or 128)"
     )
     min_decode_len: int | None = option(
-        None, "tokens before one may end the output (default: the checkpoint's, or 0)"
+        None, "minimum number of tokens before an output ends (default: the checkpoint's, or 0)"
     )
-    batch_size: int = option(1, "inputs decoded together, of infer 16")
+    batch_size: int = option(1, "inputs decoded together; infer uses 16 unless it is given")
     beams: int = option(
-        0, "beam search with N hypotheses, of which the best num_decodes are returned; 0 is none"
+        0, "hypotheses of a beam search, which returns the best num_decodes; 0 does not search"
     )
-    beam_alpha: float = option(0.6, "exponent of a search's brevity penalty; above prefers length")
+    beam_alpha: float = option(0.6, "exponent of a search's brevity penalty; more favours length")
     length_penalty: float | None = option(
         None,
-        "exponent of the length that divides scores, in a search by transformers' rules in place "
-        "of T5X's (default: the checkpoint's, or T5X's)",
+        "rank hypotheses as transformers does, by log-probability over length to this power, not "
+        "as T5X does (default: the checkpoint's, or T5X's ranking)",
     )
     early_stopping: bool | str | None = option(
         None,
-        "end of such a search: true with its first finished hypotheses, false when better ones are "
-        "unlikely, never when impossible (default: the checkpoint's, or false)",
+        "with length_penalty, when a search ends: true with enough finished hypotheses, false once "
+        "better ones are unlikely, never once impossible (default: the checkpoint's, or false)",
     )
     max_source_len: int | None = option(
         None,
-        "longest source in tokens, end of sequence included; of a decoder alone the longest prompt "
-        "(default: the checkpoint's)",
+        "maximum length of a source in tokens, end of sequence included, or of a decoder-only "
+        "model's prompt (default: the checkpoint's)",
     )
-    verifier: str = option("block", "rule by which drafts are accepted", VERIFIERS)
+    verifier: str = option("block", "rule that accepts or rejects the proposed tokens", VERIFIERS)
     lenience: float = option(
         1.0,
-        "below 1 the token verifier is lossy: no token comes with more than 1 / lenience times its "
-        "probability (section A.5)",
+        "below 1 the token verifier accepts more but is lossy: a token's probability grows by a "
+        "factor of at most 1 / lenience (section A.5)",
     )
-    widths: tuple = option((), "drafts for each position, such as 3,2, of multi and tree")
+    widths: tuple = option((), "tokens to propose at each position, for multi and tree, as 3,2")
     stop: tuple | str = option(
         (),
-        "end outputs before this text; repeatable. Ids go up to the one that completes it, counts "
-        "and score are of all that was computed",
+        "end outputs before this text; repeatable. output_ids end with the token that completes "
+        "it; counts and score include later tokens that were computed",
         ["TEXT", "stop"],
     )
-    output_prefix: str = option("", "beginning of every output of an encoder-decoder", "TEXT")
+    output_prefix: str = option("", "text that outputs of an encoder-decoder begin with", "TEXT")
     repetition_penalty: float | None = option(
         None,
-        "above 1 makes tokens less likely that the output has (default: the checkpoint's, or 1)",
+        "above 1 makes tokens that the output has less likely (default: the checkpoint's, or 1)",
     )
     no_repeat_ngram_size: int | None = option(
-        None, "length of n-grams that come only once; 0 is none (default: the checkpoint's, or 0)"
+        None, "length of n-grams that may not repeat; 0 is off (default: the checkpoint's, or 0)"
     )
     suppress_tokens: tuple | None = option(
-        None, "ids that never come, such as 3,4 (default: the checkpoint's)"
+        None, "ids that are never generated, such as 3,4 (default: the checkpoint's)"
     )
     begin_suppress_tokens: tuple | None = option(
-        None, "ids that do not come first (default: the checkpoint's)"
+        None, "ids that are not generated first (default: the checkpoint's)"
     )
     forced_bos_token_id: int | None = option(
-        None, "id that comes first; -1 is any (default: the checkpoint's)"
+        None, "id that is always generated first; -1 forces none (default: the checkpoint's)"
     )
     forced_eos_token_id: tuple | None = option(
         None,
-        "ids of which one comes last in outputs cut by max_decode_len (default: the checkpoint's)",
+        "ids, one of which ends outputs that reach max_decode_len (default: the checkpoint's)",
     )
     bad_words_ids: tuple | None = option(
         None,
-        "ids that never come in this order; repeatable (default: the checkpoint's)",
+        "ids that are never generated in this order; repeatable (default: the checkpoint's)",
         [tuple, "bad_words_ids"],
     )
-    # Pairs of ids in order and what is added to the logit of the last one; None takes the
-    # checkpoint's.
+    # Pairs (ids, bias): the bias is added to the logit of the last id where the others precede
+    # it. None takes the checkpoint's.
     sequence_bias: tuple | None = None
     truncate: bool = option(
-        False, "cut longer sources at their end, longer prompts at their beginning"
+        False, "cut a source that is too long at its end, a prompt at its beginning"
     )
     rescale_log_probs: bool = option(
-        False, "score under the sampled distribution, as is T5X's default, not under the model's"
+        False, "score outputs after temperature, top_k and top_p, as T5X does by default"
     )
 
     def __post_init__(self):
@@ -180,12 +180,12 @@ class GenerateOptions:
         check_at_least(self, **at_least, min_decode_len=0, no_repeat_ngram_size=0)
         if gamma != AUTO and not (isinstance(gamma, numbers.Integral) and 0 <= gamma <= length):
             raise InputError(
-                f"gamma is {gamma!r} and max_decode_len {length}: give a whole number of at most "
-                f"that, from 0 (0 is plain decoding), or {AUTO} for as many as pay"
+                f"gamma is {gamma!r} and max_decode_len {length}: give a whole number from 0 "
+                f"(plain decoding) to max_decode_len, or {AUTO} for the fastest"
             )
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
-        # They check their own arguments.
+        # Called because they check their arguments.
         self.sampling()
         self.make_verifier()
         for name in ("top_k", "top_p"):
@@ -218,17 +218,17 @@ class GenerateOptions:
             )
         if beams and self.num_decodes > beams:
             raise InputError(
-                f"num_decodes is {self.num_decodes} and beams {beams}: a search returns at most "
-                "its beams"
+                f"num_decodes is {self.num_decodes} and beams {beams}: lower num_decodes, or "
+                "give more beams"
             )
 
     @property
     def repeats(self) -> bool:
-        """True if texts do not depend on the number of drafts in each iteration."""
+        """True if outputs do not depend on how many tokens are proposed in each iteration."""
         return self.sampling().greedy or self.make_verifier().coupled
 
     def settled(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the options of ``NEUTRAL``: given ones, else a checkpoint's, else neutral."""
+        """Returns the options in ``NEUTRAL``: if None here, the checkpoint's, else the default."""
         given = {name: getattr(self, name) for name in NEUTRAL}
         return {
             name: of_checkpoint.get(name, NEUTRAL[name]) if value is None else value
@@ -240,7 +240,7 @@ class GenerateOptions:
         return dataclasses.replace(self, **self.settled(of_checkpoint))
 
     def rules(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arguments of ``sampling.rules.rules`` for these options; hashable values."""
+        """Returns named arguments of ``sampling.rules.rules`` for these options, all hashable."""
         settled = self.settled(of_checkpoint)
         values = {name: value for name, value in settled.items() if name not in _NO_RULES}
         values["min_length"] = values.pop("min_decode_len")
@@ -249,13 +249,13 @@ class GenerateOptions:
         return values
 
     def make_verifier(self) -> "Verifier":
-        """Makes the verifier."""
+        """Makes the verifier that ``verifier``, ``lenience`` and ``widths`` describe."""
         from spec_t5x.verifiers import verifier
 
         return verifier(self.verifier, lenience=self.lenience, widths=self.widths)
 
     def sampling(self) -> "Sampling":
-        """Returns temperature, top-k and top-p as the loops take them."""
+        """Returns temperature, top-k and top-p as the loops' settings, without rules."""
         return _sampling(self.temperature, self.top_k, self.top_p)
 
 
@@ -266,7 +266,7 @@ def _tuples(value):
     return value
 
 
-# Cached, because it holds a device array, which takes longer to make than a token.
+# Cached, because making the device array in it takes longer than decoding a token.
 @functools.lru_cache
 def _sampling(*settings) -> "Sampling":
     from spec_t5x.sampling.distributions import sampling
@@ -275,18 +275,16 @@ def _sampling(*settings) -> "Sampling":
 
 
 def options_with(options: GenerateOptions | None, changes: dict) -> GenerateOptions:
-    """Returns the options, or the defaults for None, with ``changes``, values by name."""
+    """Returns ``options``, or the defaults if None, with the values in ``changes`` by name."""
     options = GenerateOptions() if options is None else options
     if not isinstance(options, GenerateOptions):
-        raise InputError(
-            f"options are {options!r}: give GenerateOptions(…), or single ones by name"
-        )
+        raise InputError(f"options are {options!r}: give GenerateOptions(…), or options by name")
     _check_names(changes)
     return dataclasses.replace(options, **changes)
 
 
 def _check_names(given: Iterable[str]) -> None:
-    """Raises ``InputError`` for an unknown option, with the one that is meant."""
+    """Raises ``InputError``, with the likely name, for a name that is no option."""
     known = [field.name for field in dataclasses.fields(GenerateOptions)]
     for name in given:
         if name not in known:

@@ -1,12 +1,12 @@
-"""Families of networks, drafts, formats, tokenizers and operations by name, in one table.
+"""Registry of model families, drafts, checkpoint formats, tokenizers, operations and trainings.
 
-An entry is a thing's address, ``module:name``, which is imported when it is looked up. The core's
-own are listed here. A folder of ``spec_t5x/contrib`` adds its own when it is imported, which the
-first look-up does for every folder:
+An entry has a kind, a name and an address ``module:object``, which is imported when the entry is
+looked up. The core's entries are listed here. Each folder of ``spec_t5x/contrib`` registers its
+entries when it is imported; the first look-up imports all of these folders:
 
     register("draft", medusa="spec_t5x.contrib.medusa.draft:KIND")
 
-A program may register its own before it looks anything up.
+A program registers its entries before its first look-up.
 """
 
 import functools
@@ -44,7 +44,7 @@ _PLACES: dict[str, dict[str, str]] = {
 
 
 def register(kind: str, **places: str) -> None:
-    """Adds entries of a kind by name; raises ``ValueError`` if a name has another entry."""
+    """Adds addresses of a kind by name; raises ``ValueError`` if a name has another address."""
     known = _PLACES.setdefault(kind, {})
     for name, place in places.items():
         if known.setdefault(name, place) != place:
@@ -52,13 +52,13 @@ def register(kind: str, **places: str) -> None:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Returns the names of a kind, the core's first."""
+    """Returns the names registered for a kind, the core's first; () for an unknown kind."""
     _import_contrib()
     return tuple(_PLACES.get(kind, {}))
 
 
 def find(kind: str, name: str) -> Any:
-    """Returns the thing of a name; raises ``InputError`` with the registered names otherwise."""
+    """Imports and returns the object registered as ``name``; raises ``InputError`` if none is."""
     if name not in names(kind):
         known = ", ".join(names(kind)) or "none"
         raise InputError(f"no {kind} is called {name!r}: give one of those registered, {known}")
@@ -66,7 +66,7 @@ def find(kind: str, name: str) -> Any:
 
 
 def find_all(kind: str) -> dict[str, Any]:
-    """Returns all things of a kind by name."""
+    """Imports and returns all objects of a kind, by name."""
     return {name: _at(_PLACES[kind][name]) for name in names(kind)}
 
 
@@ -77,6 +77,6 @@ def _at(place: str) -> Any:
 
 @functools.cache
 def _import_contrib() -> None:
-    """Imports every folder of ``contrib``, each of which registers its own entries."""
+    """Imports every folder of ``contrib`` once, so that each registers its entries."""
     for folder in pkgutil.iter_modules([str(Path(__file__).with_name("contrib"))]):
         importlib.import_module(f"spec_t5x.contrib.{folder.name}")

@@ -6,7 +6,7 @@ The aliases are jaxtyping annotations; the tests check every annotated call. Axi
     source   encoder length, padding included
     length   decoder length
     new      tokens fed to one cached call (1 in plain decoding, gamma + 1 in verification)
-    gamma    drafts proposed in one iteration
+    gamma    tokens proposed in one iteration
     vocab    size of the (padded) vocabulary
 """
 
@@ -14,13 +14,13 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, Integer, Key, PyTree, Shaped, UInt32  # noqa: F401
 
-# On the device or on the host: fetched results have the same dataclasses.
+# An array on the device or on the host: fetched results keep their dataclasses.
 Array = jax.Array | np.ndarray
 
-# T5's vocabularies, of every size, reserve the first three ids. Padding doubles
-# as the decoder's start token.
+# T5's vocabularies of every size reserve the first three ids. The padding id is also the
+# decoder's start token.
 PAD_ID = 0
 EOS_ID = 1
-# The token that ends a row, traced or not, or several.
+# Id of the token that ends a row, or a tuple of several ids; they may be traced.
 EndOfSequence = Int[Array, ""] | int | tuple[Int[Array, ""] | int, ...]
 UNK_ID = 2

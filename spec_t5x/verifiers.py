@@ -1,12 +1,12 @@
-"""Verifiers as the loops use them: batched, with their own settings, chosen by name.
+"""Verifiers of whole batches, with their settings, by name.
 
-A verifier is a frozen dataclass (part of the compiled program) that turns a proposal and the
-target's distributions into a ``Verdict`` for each row. A new one is a subclass of ``Verifier``
-with ``verify_row``:
+A verifier is a frozen dataclass (a static argument of the compiled loop) that turns a proposal
+and the target's distributions into a ``Verdict`` for each row. A new verifier is a subclass of
+``Verifier`` with ``verify_row``:
 
     @dataclasses.dataclass(frozen=True)
     class FirstOnly(Verifier):
-        \"\"\"Trusts no draft but the first.\"\"\"
+        \"\"\"Verification of the first draft alone.\"\"\"
 
         def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs):
             shorter = draft_probs.at[1:].set(0.0)  # as if nothing more were proposed
@@ -43,16 +43,16 @@ from spec_t5x.types import Array, Float, Float32, Int, Key
 
 @dataclasses.dataclass(frozen=True)
 class Verifier:
-    """Base of all verifiers. Lossless, unless a subclass says otherwise."""
+    """Base class of verifiers, which are lossless unless a subclass says otherwise."""
 
     # Whether draft and target sample with the same noise at the same position.
     coupled: ClassVar[bool] = False
 
     def tree(self, gamma: int) -> Tree | None:
-        """Returns the tree that it verifies; None for chains of ``gamma`` drafts."""
+        """Returns the tree of depth ``gamma`` to verify; None for a chain of ``gamma`` drafts."""
 
     def num_nodes(self, gamma: int) -> int:
-        """Returns the number of tokens of each row in one target call."""
+        """Returns the number of tokens that one target call scores in each row."""
         tree = self.tree(gamma)
         return gamma + 1 if tree is None else tree.num_nodes
 
@@ -64,11 +64,10 @@ class Verifier:
         settings: Sampling,
         verdict: Verdict,
     ) -> Float32[Array, "batch gamma"]:
-        """Computes beta (Theorem 3.5), the chance that a draft is accepted after those before it.
+        """Computes beta (Theorem 3.5), each draft's chance of acceptance after those before it.
 
-        Its mean over the verified positions is alpha. It is that of token verification; a
-        verifier of blocks accepts as much or more. The arguments are those of a call, and
-        ``verdict`` its result.
+        The mean of beta over the verified positions estimates alpha. This is token verification's
+        beta; block verification accepts at least as much. ``verdict`` is ``__call__``'s result.
         """
         return overlap_chances(proposal, target_logits, target_probs, settings)
 
@@ -80,7 +79,7 @@ class Verifier:
         draft_probs: Float[Array, "gamma vocab"],
         target_probs: Float[Array, "gamma+1 vocab"],
     ) -> Verdict:
-        """Verifies one row; the arguments are ``verification.token_verification``'s."""
+        """Verifies one row; the arguments are those of ``verification.token_verification``."""
         raise NotImplementedError
 
     def __call__(
@@ -96,11 +95,11 @@ class Verifier:
 
         Args:
           stream: the source of the rows' random numbers.
-          lengths: tokens that the rows hold.
-          proposal: the draft's.
-          target_logits: the target's, at each draft and after the last one.
-          target_probs: the same after ``standardize``.
-          settings: those of ``standardize``.
+          lengths: number of tokens in each row, which selects its random numbers.
+          proposal: the draft's tokens and their distributions.
+          target_logits: the target's logits at each draft and after the last (gamma + 1).
+          target_probs: ``standardize(target_logits, settings)``.
+          settings: the target's sampling settings.
         """
         if settings.greedy:
             return self.verify_argmax(proposal, target_logits)
@@ -115,7 +114,7 @@ class Verifier:
     def verify_argmax(
         self, proposal: Proposal, target_logits: Float32[Array, "batch block vocab"]
     ) -> Verdict:
-        """Verifies at temperature 0, where all lossless verifiers agree."""
+        """Accepts leading drafts that are the target's argmax: verification at temperature 0."""
         return jax.vmap(matching_verification)(
             proposal.tokens, argmax(target_logits), proposal.num_proposed
         )
@@ -128,9 +127,10 @@ def overlap_chances(
     settings: Sampling,
     lenience: float = 1.0,
 ) -> Float32[Array, "batch gamma"]:
-    """Computes ``sum min(p / l, q)`` at each draft: Theorem 3.5, and section A.5 for l.
+    """Computes ``sum min(p / l, q)`` at each draft (Theorem 3.5, section A.5 for the lenience l).
 
-    If all mass of p or q is on one token, there is no pass over the vocabulary.
+    p is the target's and q the draft's distribution. If p or q has all mass on one token, only
+    that token is read.
     """
     gamma = proposal.tokens.shape[1]
     if settings.greedy:
@@ -145,7 +145,7 @@ def overlap_chances(
 
 @dataclasses.dataclass(frozen=True)
 class TokenVerifier(Verifier):
-    """Algorithm 1. Lossy with a lenience below 1 (section A.5), and only then."""
+    """Token-by-token verification (Algorithm 1); lossy only if the lenience is below 1 (A.5)."""
 
     # l: multiplies the draft's probability in the comparison; 1 is lossless.
     lenience: float = 1.0
@@ -157,7 +157,7 @@ class TokenVerifier(Verifier):
             )
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
-        """Computes the base's chances, by the lenience of argmax for rows at temperature 0."""
+        """Computes beta with the lenience; rows at temperature 0 have the argmax rule (A.5)."""
         given = (proposal, target_logits, target_probs, settings)
         if self.lenience == 1:
             return overlap_chances(*given)
@@ -171,7 +171,7 @@ class TokenVerifier(Verifier):
         return jnp.where(at_argmax[:, None], of_argmax, sampled)
 
     def _chances_at_argmax(self, proposal: Proposal, target_logits: Array) -> Array:
-        """Sums the draft's mass on the tokens that are likely enough."""
+        """Computes beta at temperature 0: the draft's mass on tokens with ``p(x) >= l max(p)``."""
         target_logits = target_logits[:, : proposal.tokens.shape[1]]
         if proposal.probs is None:
             acceptable = functools.partial(lenient_argmax_acceptable, lenience=self.lenience)
@@ -180,17 +180,17 @@ class TokenVerifier(Verifier):
         return formulas.beta_of_lenient_argmax(own, proposal.probs, self.lenience)
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
-        """Accepts while ``u l q(x) < p(x)``."""
+        """Accepts leading drafts with ``u l q(x) < p(x)``; u is uniform in [0, 1)."""
         return token_verification(
             key, emit_key, draft_tokens, draft_probs, target_probs, self.lenience
         )
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
-        """Verifies as the base does, by the lenience of argmax for rows at temperature 0."""
+        """Verifies as the base class does; rows at temperature 0 use ``verify_argmax``."""
         verdict = super().__call__(stream, lengths, proposal, target_logits, target_probs, settings)
         if self.lenience == 1 or settings.temperature.ndim == 0:
             return verdict
-        # A row's lenience does not depend on the temperatures of the rows beside it.
+        # Rows at temperature 0 have the argmax rule even in a batch with sampled rows.
         at_argmax = settings.temperature <= MIN_TEMPERATURE
         of_argmax = self.verify_argmax(proposal, target_logits)
         return jax.tree.map(
@@ -200,7 +200,7 @@ class TokenVerifier(Verifier):
     def verify_argmax(
         self, proposal: Proposal, target_logits: Float32[Array, "batch block vocab"]
     ) -> Verdict:
-        """Accepts the argmax, or with lenience ``p(x) >= l max(p)``."""
+        """Accepts leading drafts that are the argmax or, if l < 1, have ``p(x) >= l max(p)``."""
         if self.lenience == 1:
             return super().verify_argmax(proposal, target_logits)
         return jax.vmap(lenient_argmax_verification, (0, 0, 0, 0, None))(
@@ -214,7 +214,7 @@ class TokenVerifier(Verifier):
 
 @dataclasses.dataclass(frozen=True)
 class BlockVerifier(Verifier):
-    """Joint verification of a block: never accepts fewer than ``TokenVerifier`` in expectation."""
+    """Joint verification of all drafts: accepts at least ``TokenVerifier``'s number on average."""
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
         """Calls ``verification.block_verification``."""
@@ -223,12 +223,12 @@ class BlockVerifier(Verifier):
 
 @dataclasses.dataclass(frozen=True)
 class RejectionVerifier(Verifier):
-    """Rejection sampling, the paper's comparison (section A.2)."""
+    """Rejection sampling, with which the paper compares (section A.2)."""
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
-        """Returns ``1 / M``, the same for every token (section A.2)."""
+        """Returns ``1 / M`` at each draft, where M is the largest ``p / q`` (section A.2)."""
         if settings.greedy:
-            # Where all mass of p is on one token, rejection accepts that token alone.
+            # If all mass of p is on one token, only that token is accepted, for any M.
             return overlap_chances(proposal, target_logits, target_probs, settings)
         draft_probs = proposal.distributions(target_probs.shape[-1])
         return rejection_acceptance(target_probs[:, :-1], draft_probs)
@@ -240,21 +240,21 @@ class RejectionVerifier(Verifier):
 
 @dataclasses.dataclass(frozen=True)
 class CoupledVerifier(Verifier):
-    """The same noise for draft and target: the text depends on the seed alone."""
+    """Verification with the draft's noise for the target too: texts depend on the seed alone."""
 
     coupled: ClassVar[bool] = True
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
-        """Returns 1 for accepted tokens, 0 for others: the noise leaves nothing to chance.
+        """Returns 1 for accepted drafts, 0 for others: given the noise, acceptance is certain.
 
-        The mean over all noises, which would take a sort of the vocabulary, is at most
+        The expectation over noise, which would take a sort of the vocabulary, is at most
         ``s = sum min(p, q)`` and at least ``s / (2 - s)`` (arXiv 2408.07978).
         """
         accepted = jnp.arange(proposal.tokens.shape[1])[None, :] < verdict.num_accepted[:, None]
         return accepted.astype(jnp.float32)
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
-        """Accepts while the noise chooses the same token from both distributions."""
+        """Accepts leading drafts that equal the noise's choice from the target's distribution."""
 
         def choose(offset, probs):
             return sample_coupled(stream, lengths + offset, probs, settings)
@@ -273,7 +273,7 @@ class TreeVerifier(Verifier):
     The drafts are drawn without replacement; ``loops/speculative_tree.py`` verifies them.
     """
 
-    # Drafts for the next positions; each is continued by one draft a position, up to gamma.
+    # Children of each node at depths 0, 1, …; at further depths, up to gamma, a node has one child.
     widths: tuple[int, ...] = (2,)
 
     def __post_init__(self):
@@ -282,7 +282,7 @@ class TreeVerifier(Verifier):
             raise InputError(f"tree widths are {self.widths}: give at least 1 for each position")
 
     def tree(self, gamma: int) -> Tree:
-        """Returns the tree of depth ``gamma``, at least 1."""
+        """Returns the tree of depth ``gamma``; raises ``InputError`` if ``gamma`` is below 1."""
         if gamma < 1:
             raise InputError(f"gamma is {gamma}: a tree of drafts needs at least 1")
         return Tree((*self.widths, *[1] * (gamma - len(self.widths)))[:gamma])
@@ -296,7 +296,7 @@ VERIFIERS: dict[str, type[Verifier]] = {
     "multi": TreeVerifier,
     "tree": TreeVerifier,
 }
-# Drafts for each position by default.
+# ``TreeVerifier.widths`` by the name of the verifier, if none are given.
 DEFAULT_WIDTHS = {"multi": (3,), "tree": (3, 2)}
 
 
@@ -305,20 +305,20 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
 
     Args:
       name: a key of ``VERIFIERS``.
-      lenience: for ``token`` alone, in (0, 1]; below 1 it is lossy (section A.5).
-      widths: drafts for the next position (``multi``: one number) or positions (``tree``); empty
-        takes ``DEFAULT_WIDTHS``.
+      lenience: only for ``token``, in (0, 1]; below 1 is lossy (section A.5).
+      widths: ``TreeVerifier.widths``, only for ``multi`` (one number) and ``tree``; empty takes
+        ``DEFAULT_WIDTHS``.
 
     Raises:
-      InputError: an unknown name, or settings that it does not have.
+      InputError: an unknown name, or a setting that the verifier does not have.
     """
     check_choice("verifier", name, VERIFIERS)
-    # Checks the range too.
+    # Made for every name, because the constructor checks the range of ``lenience``.
     token = TokenVerifier(lenience)
     if name == "token":
         chosen = token
     elif lenience != 1:
-        raise InputError(f"lenience is {lenience} and verifier {name!r}: only token is lenient")
+        raise InputError(f"lenience is {lenience} and verifier {name!r}: give 1, or token")
     elif name in DEFAULT_WIDTHS:
         if name == "multi" and len(widths) > 1:
             raise InputError(f"widths are {tuple(widths)}: multi takes one number, tree several")
@@ -326,5 +326,5 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
     else:
         chosen = VERIFIERS[name]()
     if widths:
-        raise InputError(f"widths are {tuple(widths)} and verifier {name!r}: only tree has them")
+        raise InputError(f"widths are {tuple(widths)} and verifier {name!r}: use multi or tree")
     return chosen

@@ -75,12 +75,12 @@ def test_every_verifier_has_its_name():
         ("greedy", {}, "verifier is 'greedy': choose one of " + ", ".join(VERIFIERS)),
         *(("token", {"lenience": bad}, f"lenience is {bad}: ") for bad in (0.0, 1.5, float("nan"))),
         *(
-            (name, {"lenience": 0.5}, f"lenience is 0.5 and verifier '{name}': only token")
+            (name, {"lenience": 0.5}, f"lenience is 0.5 and verifier '{name}': give 1, or token")
             for name in VERIFIERS
             if name != "token"
         ),
         ("multi", {"widths": (2, 2)}, "widths are (2, 2): multi takes one number"),
-        ("block", {"widths": (2,)}, "widths are (2,) and verifier 'block': only tree has them"),
+        ("block", {"widths": (2,)}, "widths are (2,) and verifier 'block': use multi or tree"),
     ],
 )
 def test_what_a_verifier_cannot_be_is_refused(name, settings, message):

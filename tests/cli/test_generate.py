@@ -370,7 +370,7 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
         (("generate", "--num_beams", "4"), "'--num_beams': it is '--beams' here"),
         (("infer", "--max-new-tokens=4"), "'--max-new-tokens=4': it is '--max_decode_len' here"),
-        (("infer", "--logprobs"), "an output has a score, its tokens have none"),
+        (("infer", "--logprobs"), "an output has one score, its tokens have none"),
         (("evaluate", "--batch_sizes", "2"), "did you mean '--batch_size'?: see spec-t5x evaluate"),
         (("generate", "x", "--target", "{pair}"), "for --target {pair}: give --draft int8, which"),
         (("train", "--gin_file", "{pair}/empty.gin"), "'output_dir'"),

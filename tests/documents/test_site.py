@@ -79,7 +79,7 @@ def test_every_public_name_is_on_an_api_page(pages):
 def test_fields_arguments_and_exceptions_are_described(site):
     page = (site / "api" / "options.html").read_text(encoding="utf-8")
     # The help of an option, and a comment above a field.
-    assert "outputs for each input" in page and "Pairs of ids in order" in page
+    assert "outputs for each input" in page and "Pairs (ids, bias)" in page
     page = (site / "api" / "generation.html").read_text(encoding="utf-8")
     assert "Raises:" in page and "a checkpoint that cannot be found" in page
     # Two arguments with one description.
