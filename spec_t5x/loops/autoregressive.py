@@ -1,6 +1,6 @@
-"""Plain decoding: one target call for each token, the speculative loop at gamma 0.
+"""Plain decoding: the speculative loop at gamma 0, with one target call for each token.
 
-It is the baseline of every speed-up and the oracle of the tests.
+Plain decoding is the baseline of every speed-up and the oracle of the tests.
 """
 
 from typing import Any
@@ -27,14 +27,14 @@ def autoregressive_decode(
     coupled: bool = False,
     **options: Any,
 ) -> Decoded:
-    """Decodes with the target alone, in one compiled program.
+    """Decodes with the target alone, in one compiled program; ``Decoded.stats`` is None.
 
     Args:
-      target, inputs, prompts, rng, settings, max_decode_steps: as of ``speculative_decode``.
-      coupled: sample with the noise that the coupled verifier uses, which gives the text that it
-        gives (and T5X's, with T5X's stream).
-      **options: ``max_decode_len``, ``num_decodes``, ``eos_id`` and ``rescale_log_probs``, as of
-        ``Loop``.
+      target, inputs, prompts, rng, settings, max_decode_steps: as in ``speculative_decode``.
+      coupled: draw tokens with ``CoupledVerifier``'s noise: the text equals that of coupled
+        speculative decoding with the same ``rng`` (and T5X's, if ``rng`` is a ``T5XStream``).
+      **options: ``max_decode_len``, ``num_decodes``, ``eos_id`` and ``rescale_log_probs``, fields
+        of ``Loop``.
 
     Raises:
       InputError: prompts longer than ``max_decode_len``, or T5X's stream without ``coupled``.

@@ -1,4 +1,4 @@
-"""The state of speculative decoding, which one iteration hands to the next."""
+"""State of the decoding loop: its settings, its first state, and the results of an iteration."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,76 +25,76 @@ DEFAULT_VERIFIER = BlockVerifier()
 class Loop:
     """The settings that a loop is compiled for, by their names in ``speculative_decode``."""
 
-    # Tokens proposed in each iteration at most; with a tree, its depth; 0 is plain decoding.
+    # The most tokens that a row proposes in an iteration; a tree's depth; 0 is plain decoding.
     gamma: int
-    # Room for tokens, the prompt's included.
+    # The most tokens of an output, the prompt's included, the start token not.
     max_decode_len: int
-    # Sequences for each input.
+    # Number of outputs of each input; each is a row of the batch.
     num_decodes: int = 1
-    # Decides which proposals to keep (``verifiers.verifier``).
+    # Decides how many proposed tokens are accepted (``verifiers.verifier`` makes it by name).
     verifier: Verifier = DEFAULT_VERIFIER
-    # The token that ends a row, or several of them; in a prompt they do not.
+    # Id of the token that ends a row, or several ids; in a prompt these tokens end nothing.
     eos_id: EndOfSequence = EOS_ID
-    # Whether scores are under the sampled distribution (T5X's default: argmax scores 0) or under
-    # the model's own.
+    # Whether scores are log-probabilities under the sampled distribution (T5X's default: argmax
+    # scores 0) or, if False, under the softmax of the model's logits.
     rescale_log_probs: bool = True
 
     @property
     def plain(self) -> "Loop":
-        """The loop at gamma 0, whose steps call no draft."""
+        """These settings at gamma 0, at which an iteration is one target call and no draft's."""
         return dataclasses.replace(self, gamma=0)
 
     @property
     def num_nodes(self) -> int:
-        """Tokens of each row in one target call."""
+        """Tokens of each row in one target call: 1 + gamma, or a tree's nodes."""
         return self.verifier.num_nodes(self.gamma) if self.gamma else 1
 
     @property
     def max_length(self) -> int:
-        """The caches' length: an ended row's last call may start at ``max_decode_len``."""
+        """Positions of a row in the caches: calls on an ended row may start at max_decode_len."""
         return self.max_decode_len + self.num_nodes
 
 
 @flax.struct.dataclass(kw_only=True)
 class DecodeStats:
-    """Counts for each row, over the iterations before it ended."""
+    """Counts for each row, over the iterations before the row ended."""
 
-    # Target calls: iterations, and plain steps where drafts did not pay.
+    # Target calls: iterations, and plain steps in which the pace used no draft.
     target_calls: Int[Array, "*rows"]
-    # The plain steps among them; 0 without a pace.
+    # The calls that a pace made plain steps; 0 without a pace, also at gamma 0.
     plain_steps: Int[Array, "*rows"]
     # Tokens that these calls appended, end of sequence included.
     appended: Int[Array, "*rows"]
-    # Draft tokens proposed: gamma in each iteration, or fewer.
+    # Draft tokens proposed, at most gamma in an iteration; of a tree, all nodes but the root.
     proposed: Int[Array, "*rows"]
-    # Draft tokens that are part of the output, in all and by position in the block.
+    # Draft tokens that entered the output, in total and by position in their proposal.
     accepted: Int[Array, "*rows"]
     accepted_by_position: Int[Array, "*rows gamma"]
-    # Iterations in which the draft at the position was verified, all before it accepted: not
-    # where fewer were proposed, nor beyond the end of the row. The divisor of acceptance rates
-    # (``theory.formulas.conditional_acceptance``).
+    # Iterations in which the draft at the position was accepted or rejected: a draft was proposed
+    # there, all before it were accepted, and the row had not ended. The divisor of acceptance
+    # rates (``theory.formulas.conditional_acceptance``).
     verified_by_position: Int[Array, "*rows gamma"]
-    # Sum over the verified positions of beta, the chance that the draft is accepted
+    # Sum over the verified positions of beta, the probability that the draft is accepted
     # (``Verifier.chances``).
     beta_sum: Float32[Array, "*rows"]
 
     @property
     def iterations(self) -> Array:
-        """Target calls over a draft's proposals."""
+        """Target calls that verified proposals; at gamma 0, all target calls."""
         return self.target_calls - self.plain_steps
 
     @property
     def verified(self) -> Array:
-        """Verified positions of all iterations."""
+        """Draft tokens that were accepted or rejected, over all iterations."""
         return self.verified_by_position.sum(axis=-1)
 
     @property
     def block_efficiency(self) -> Array:
-        """Generated tokens for each target call, counted; 0 of a row without a call.
+        """Mean number of tokens that a target call appended; 0 for a row without a call.
 
-        It is ``1 + accepted / target_calls`` only if every call appends a token of the target. The
-        last call often does not: a row of 11 tokens, 9 of them accepted drafts in 3 calls, the
-        end of sequence among them, has 11 / 3.
+        The mean is ``1 + accepted / target_calls`` only if every call appends a token of the
+        target. The last call often does not: a row of 11 tokens in 3 calls, of which 9 are
+        accepted drafts and the last one of these is the end of sequence, has 11 / 3.
         """
         return self.appended / self.target_calls.clip(min=1)
 
@@ -102,14 +102,14 @@ class DecodeStats:
     def alpha(self) -> Array:
         """Mean of beta over verified positions: the low-variance estimate of alpha.
 
-        It averages the probability of accepting in place of the count of acceptances
-        (Corollary 3.6). NaN where nothing was verified.
+        The estimate averages probabilities of acceptance, not acceptances (Corollary 3.6), and is
+        NaN for a row without a verified position.
         """
         return self.beta_sum / self.verified
 
     @classmethod
     def zeros(cls, batch: int, gamma: int) -> "DecodeStats":
-        """Returns the counts before the first iteration."""
+        """Returns the counts of ``batch`` rows before the first iteration, all 0."""
         shapes = {"accepted_by_position": (batch, gamma), "verified_by_position": (batch, gamma)}
         counts = {
             field.name: jnp.zeros(shapes.get(field.name, batch), jnp.int32)
@@ -120,9 +120,9 @@ class DecodeStats:
     def add(
         self, found: "Verified", iteration: "Iteration", live: Bool[Array, "batch"], is_plain: bool
     ) -> "DecodeStats":
-        """Adds an iteration, or a plain step; tokens after a row's end do not count."""
+        """Returns the counts after an iteration or plain step, which counts for ``live`` rows."""
         num_accepted, num_appended = iteration.num_accepted, iteration.num_appended
-        # Where a draft entered the output or was replaced.
+        # A verified draft entered the output, or the target's token took its place.
         num_verified = jnp.minimum(found.num_drafts, num_appended)
         positions = jnp.arange(self.accepted_by_position.shape[1])[None, :]
         accepted_here, verified = (positions < n[:, None] for n in (num_accepted, num_verified))
@@ -142,11 +142,11 @@ class DecodeStats:
 
 @flax.struct.dataclass(kw_only=True)
 class DecodeState:
-    """The state between two iterations."""
+    """State between two iterations: the carry of the compiled loop."""
 
     # Sequences, lengths, limits, ended rows and scores.
     outputs: Outputs
-    # The target's cache: every token of a row but its last one.
+    # The target's cache, which holds all tokens of a row but its last one.
     target_cache: Cache
     draft_state: DraftState
     # The source of the rows' random numbers.
@@ -154,23 +154,23 @@ class DecodeState:
     # The target's decoder states, for drafts that use them (see ``Context``).
     target_states: Float32[Array, "batch positions embed"] | None
     stats: DecodeStats
-    # Decides how many tokens to draft next; None for gamma in every iteration.
+    # Chooses how many tokens to draft next; if it is None, every iteration drafts gamma.
     pace: Pace | None = None
 
 
 @flax.struct.dataclass(kw_only=True)
 class Iteration:
-    """The record of one iteration, a line of Figure 1; a plain step has no drafts."""
+    """Record of one iteration, a line of the paper's Figure 1; a plain step has 0 ``drafts``."""
 
-    # The draft's proposal, and the number of its tokens that count. Of a tree, the drafts that
-    # were accepted and the first of those refused after them.
+    # The proposed tokens, and how many of each row's are valid. For a tree: the accepted drafts,
+    # then the first of the drafts that were rejected after them.
     proposed: Int[Array, "batch drafts"]
     num_proposed: Int[Array, "batch"]
-    # Number of leading proposals that entered the output; the next one was rejected, unless the
-    # row ended before it or all were accepted.
+    # Number of leading proposed tokens that entered the output; the next one was rejected, unless
+    # the row ended before it or all were accepted.
     num_accepted: Int[Array, "batch"]
-    # Tokens appended, and the number of them that count: the accepted proposals, then (unless the
-    # row ended before it) the target's own token.
+    # Appended tokens, and how many of each row's are valid: the accepted drafts, then (unless the
+    # row ended before it) the target's own token. ``ended`` is the mask of ended rows.
     appended: Int[Array, "batch drafts+1"]
     num_appended: Int[Array, "batch"]
     ended: Array
@@ -178,31 +178,31 @@ class Iteration:
 
 @flax.struct.dataclass(kw_only=True)
 class Verified:
-    """The result of one target call over a proposal; for a tree, along the accepted path.
+    """Result of one target call over a proposal; for a tree, along the accepted path.
 
-    There are gamma drafts, or none in a plain step.
+    The axis ``drafts`` has gamma entries, or none in a plain step.
     """
 
-    # As of ``Iteration``.
+    # ``Iteration.proposed`` and ``Iteration.num_proposed``.
     drafts: Int[Array, "batch drafts"]
     num_drafts: Int[Array, "batch"]
-    # Tokens proposed, all of a tree's.
+    # Number of proposed tokens; for a tree, of all its nodes but the root.
     num_proposed: Int[Array, "batch"]
-    # ``num_accepted`` and ``next_token``; of a tree, the ``path``.
+    # ``Verdict`` (``num_accepted``, ``next_token``), or a ``TreeVerdict``, which adds ``path``.
     verdict: PyTree
-    # The target's, at each draft and after the last one.
+    # The target's logits, distributions and states at each draft and after the last one.
     logits: Float32[Array, "batch drafts+1 vocab"]
     probs: Float32[Array, "batch drafts+1 vocab"]
     states: Float[Array, "batch drafts+1 embed"]
-    # Chance that each draft is accepted where those before it are.
+    # Probability that each draft is accepted, given that those before it are.
     beta: Float32[Array, "batch drafts"]
-    # Before the rollback, and before the draft's commit.
+    # The cache before the target's rollback, and the state before the draft's commit.
     target_cache: Cache
     draft_state: DraftState
 
     @property
     def emitted(self) -> Int[Array, "batch block"]:
-        """The accepted drafts, then the verifier's token (repeated to fill the block)."""
+        """Accepted drafts of each row, then the verifier's token, repeated to fill the block."""
         padded = jnp.pad(self.drafts, ((0, 0), (0, 1)))
         is_draft = jnp.arange(padded.shape[1])[None, :] < self.verdict.num_accepted[:, None]
         return jnp.where(is_draft, padded, self.verdict.next_token[:, None])
@@ -215,7 +215,7 @@ class NoDraft(Draft):
     vocab_size: int = flax.struct.field(pytree_node=False)
 
     def propose(self, state, context, gamma):
-        """Raises ``InputError``: plain decoding is gamma 0."""
+        """Raises ``InputError``, because plain decoding (gamma 0) calls no draft."""
         raise InputError(f"gamma is {gamma} and there is no draft: give one, or gamma 0")
 
 
@@ -232,11 +232,11 @@ def init(
     paced: bool = False,
     room: int | None = None,
 ) -> DecodeState:
-    """Encodes the inputs, feeds the prompts, and repeats each row ``num_decodes`` times.
+    """Returns the first state: inputs encoded, prompts fed, rows repeated ``num_decodes`` times.
 
-    At gamma 0 the draft's state is empty; with a pace, given or to come (``paced``), it is zeros
-    until ``prefill_draft``. The caches have room for ``room`` tokens or, if it is None, for all
-    that the loop may write.
+    The draft's state is ``()`` at gamma 0. With a ``pace``, or one to be added later (``paced``),
+    that state is zeros until ``speculative.prepare`` makes it. Caches have ``room`` positions, or
+    ``loop.max_length`` if ``room`` is None.
     """
     outputs = outputs_lib.start(prompts, loop.max_decode_len, max_decode_steps, room=loop.gamma + 1)
     room = room or loop.max_length
@@ -249,7 +249,7 @@ def init(
     )
     draft_state = prefill_draft(draft, inputs, prompts, loop, room) if loop.gamma else ()
     if paced or pace is not None:
-        # XLA drops the draft's prefill.
+        # Zeros in place of the state, so that XLA drops the draft's prefill.
         draft_state = jax.tree.map(jnp.zeros_like, draft_state)
     return DecodeState(
         outputs=outputs,
@@ -270,7 +270,7 @@ def prefill(
     lengths: Int[Array, "batch"],
     max_length: int,
 ) -> Cache:
-    """Returns the target's cache with every prompt token in it but each row's last one."""
+    """Returns a model's cache after prompts of these ``lengths``, each without its last token."""
     forced = prompts if prompts.shape[1] > 1 else None
     return target.rollback(target.prefill(inputs, max_length, forced), lengths)
 
@@ -282,7 +282,7 @@ def prefill_draft(
     loop: Loop,
     room: int | None = None,
 ) -> DraftState:
-    """Returns the draft's first state, for ``num_decodes`` rows of each input."""
+    """Returns the draft's state before its first proposal, ``num_decodes`` rows of each input."""
     state = draft.prefill(inputs, prompts, room or loop.max_length)
     return outputs_lib.repeat_rows(state, loop.num_decodes)
 
@@ -290,9 +290,9 @@ def prefill_draft(
 def if_wanted(
     wanted: Bool[Array, ""], function: Callable[[PyTree], PyTree], kept: PyTree
 ) -> PyTree:
-    """Returns ``function(kept)`` if it is ``wanted``, else ``kept``.
+    """Returns ``function(kept)`` if ``wanted`` is True, else ``kept``.
 
-    The program is a loop of at most one round, since a conditional would copy its results.
+    Runs as a ``while_loop`` of at most one round, because XLA copies the results of a ``cond``.
     """
     _, made = lax.while_loop(
         lambda carry: carry[0],
@@ -310,7 +310,7 @@ def done(state: DecodeState) -> Array:
 def make_context(
     state: DecodeState, settings: Sampling, coupled: bool, limit: Int[Array, ""] | None = None
 ) -> Context:
-    """Returns the draft's context in the coming iteration."""
+    """Returns the ``Context`` of the draft's next proposal, of at most ``limit`` tokens a row."""
     outputs = state.outputs
     return Context(
         sequences=outputs.sequences,
@@ -331,14 +331,14 @@ def with_states(
     states: Float[Array, "batch new embed"],
     starts: Int[Array, "batch"],
 ) -> Float32[Array, "batch positions embed"] | None:
-    """Returns a text's states with those of new tokens; None where no draft uses states."""
+    """Writes the states after positions ``starts``, … to ``starts + 1``, …; None stays None."""
     return None if kept is None else write_rows(kept, states.astype(kept.dtype), starts + 1)
 
 
 def _first_states(
     target: Target, cache: Cache, prompts: Int[Array, "batch width"], room: int
 ) -> Float32[Array, "batch room embed"]:
-    """Computes the prompts' ``Context.target_states``, with zeros up to position ``room``."""
+    """Computes ``Context.target_states`` of the prompts, zeros beyond; ``1 + room`` positions."""
     batch, width = prompts.shape
     states = jnp.zeros((batch, 1 + room, target.state_size), jnp.float32)
     if width == 1:

@@ -1,7 +1,4 @@
-"""The rows being written: end of sequence, limits, prompts, scores and random keys.
-
-They mean the same in every decoding loop and in T5X.
-"""
+"""Outputs of the decoding loops, by T5X's rules of prompts, ends, limits, scores and keys."""
 
 import functools
 import inspect
@@ -26,10 +23,10 @@ UNSOUND = "check the weights, or compute in float32"
 
 @flax.struct.dataclass
 class Outputs:
-    """Sequences being written. ``room`` is the most tokens that one append may bring."""
+    """Sequences being decoded, one a row; ``append`` writes up to ``room`` tokens at a time."""
 
-    # Start token, prompt, generated tokens, then padding. Wider than the longest output by
-    # ``room``: a block is written whole and cut by ``lengths``.
+    # Start token, prompt, generated tokens, then padding. The width is that of the longest output
+    # plus ``room``, because a block is written whole, with padding for tokens not appended.
     sequences: Int[Array, "batch width"]
     # Tokens after the start token, the prompt's included.
     lengths: Int[Array, "batch"]
@@ -39,7 +36,7 @@ class Outputs:
     limits: Int[Array, "batch"]
     # Rows that have ended; they append nothing more.
     ended: Bool[Array, "batch"]
-    # Sum of the log-probabilities of the generated tokens.
+    # Sum of the natural log-probabilities of the generated tokens.
     scores: Float32[Array, "batch"]
 
 
@@ -47,16 +44,16 @@ class Outputs:
 class Decoded:
     """Finished sequences, in T5X's order: by increasing score within an input."""
 
-    # Generated tokens, the prompt first, the end-of-sequence token last, padding.
+    # Prompt, generated tokens (an end of sequence is the last), then padding; no start token.
     tokens: Int[Array, "inputs decodes length"]
-    # Log-probability of the generated tokens (natural logarithm); not finite where the
-    # target's logits were not, and the tokens mean nothing.
+    # Natural log-probability of the generated tokens; not finite if the target's logits were not
+    # finite, and then the tokens are meaningless.
     scores: Float32[Array, "inputs decodes"]
     # Number of tokens, the prompt and the end-of-sequence token included.
     lengths: Int[Array, "inputs decodes"]
-    # The loop's statistics for each sequence (None from the plain loop).
+    # ``DecodeStats`` of each sequence; None if there was no draft.
     stats: Any = None
-    # The pace after the batch, to decode the next one with (None where there was none).
+    # The pace after the batch, for decoding the next one; None if there was none.
     pace: Any = None
 
 
@@ -66,7 +63,7 @@ def start(
     max_decode_steps: Int[Array, "*steps"] | None,
     room: int,
 ) -> Outputs:
-    """Returns rows that hold their prompts (``prompts[:, 0]`` is the start token)."""
+    """Returns rows that hold ``prompts``, start tokens first; ``room`` is that of ``Outputs``."""
     batch = prompts.shape[0]
     lengths = prompt_lengths(prompts)
     limits = jnp.full(batch, max_decode_len, jnp.int32)
@@ -84,12 +81,12 @@ def start(
 
 
 def prompt_lengths(prompts: Int[Array, "batch width"]) -> Int[Array, "batch"]:
-    """Counts the tokens that follow each row's start token."""
+    """Counts the tokens of each row that are neither its start token nor padding."""
     return jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
 
 
 def ends(tokens: Int[Array, "*shape"], eos_id: EndOfSequence) -> Bool[Array, "*shape"]:
-    """Tells, for each token, whether it is ``eos_id``, or one of them."""
+    """Tells for each token whether the token ends a row: is ``eos_id``, or one of several."""
     ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)
     return functools.reduce(operator.or_, [tokens == one for one in ids])
 
@@ -103,8 +100,8 @@ def append(
 ) -> tuple[Outputs, Int[Array, "batch"]]:
     """Appends the first ``counts[b]`` tokens to each row that has not ended.
 
-    A row takes nothing after an end-of-sequence token or beyond its limit, and ends there.
-    Returns the rows and the number of tokens that each of them took.
+    A row ends at its first end-of-sequence token or at its limit; tokens beyond are not appended.
+    Returns the rows, and the number of tokens appended to each.
     """
     room = tokens.shape[1]
     offsets = jnp.arange(room)[None, :]
@@ -124,7 +121,7 @@ def append(
 def finish(
     outputs: Outputs, num_decodes: int, max_decode_len: int, stats=None, pace=None
 ) -> Decoded:
-    """Cuts the start token off, groups rows by input and sorts them by increasing score."""
+    """Returns rows without start tokens, grouped by input and sorted by increasing score."""
 
     def group(rows):
         # Spelt out: an axis of size 0 (statistics at gamma 0) rules out -1.
@@ -147,9 +144,9 @@ def finish(
 
 
 def repeat_rows(tree: PyTree, times: int) -> PyTree:
-    """Repeats each row ``times`` times in a row: ``num_decodes`` samples for each input.
+    """Repeats each row of all arrays; the ``times`` copies of a row are consecutive.
 
-    A node of the tree with a method ``repeat_rows(times)`` repeats its rows itself.
+    A node of the tree that has a method ``repeat_rows(times)`` is replaced by its result.
     """
     if times == 1:
         return tree
@@ -162,10 +159,10 @@ def repeat_rows(tree: PyTree, times: int) -> PyTree:
 
 
 def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key[Array, "rows"]:
-    """Makes a key for each row, in the order of ``repeat_rows``.
+    """Returns a key for each of ``batch * num_decodes`` rows, in the order of ``repeat_rows``.
 
-    From one key row b takes ``fold_in(rng, b)``; a key for each input makes a row's output
-    independent of its index in the batch.
+    From a single key, input b gets ``fold_in(rng, b)``; with a key for each input, an output does
+    not depend on the input's index in the batch.
     """
     if rng.ndim == 0:
         rng = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(batch))
@@ -178,7 +175,10 @@ def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key
 def row_stream(
     rng: Key[Array, "*batch"] | Stream, batch: int, num_decodes: int, coupled: bool, num_steps: int
 ) -> Stream:
-    """Makes the stream of a loop over ``batch * num_decodes`` rows, up to ``num_steps`` tokens."""
+    """Returns the stream of ``batch * num_decodes`` rows, ``rng`` itself if that is a stream.
+
+    Raises ``InputError`` for T5X's stream of other rows or steps, or if not ``coupled``.
+    """
     if isinstance(rng, RowStream):
         return rng
     if not isinstance(rng, T5XStream):
@@ -195,7 +195,7 @@ def row_stream(
 
 
 def jit_with_prompts(*static_argnames: str) -> Callable:
-    """Decorates a function of ``prompts`` with ``jax.jit`` and, before it, ``check_whole``."""
+    """Returns a decorator: ``jax.jit``, and before each call ``check_whole`` of ``prompts``."""
 
     def decorate(function):
         jitted = jax.jit(function, static_argnames=static_argnames)
@@ -213,27 +213,27 @@ def jit_with_prompts(*static_argnames: str) -> Callable:
 
 
 def check_whole(prompts: Any) -> None:
-    """Raises ``InputError`` where padding, which ends a prompt, comes before one of its tokens.
+    """Raises ``InputError`` if a prompt has padding before one of its tokens.
 
-    Prompts whose values are not known, since an outer program traces them, are not checked.
+    Skips prompts whose values are unknown here: tracers, and arrays spread over processes.
     """
     if isinstance(prompts, jax.core.Tracer) or not getattr(prompts, "is_fully_addressable", True):
         return
     hole = first_hole(prompts) if prompts.ndim == 2 else None
     if hole is not None:
         row = np.asarray(prompts)[hole].tolist()
-        raise InputError(f"prompt {hole} is {row}: give padding (0) at its end alone")
+        raise InputError(f"prompt {hole} is {row}: put padding (0) only after its last token")
 
 
 def first_hole(prompts: Any) -> int | None:
-    """Returns the first row of known prompts with padding before a token, or None."""
+    """Returns the index of the first prompt with padding before a token; None if none has."""
     is_token = np.asarray(prompts)[:, 1:] != PAD_ID
     holes = np.flatnonzero((~is_token[:, :-1] & is_token[:, 1:]).any(axis=1))
     return int(holes[0]) if holes.size else None
 
 
 def check_sound(scores: Float32[np.ndarray, "rows"]) -> None:
-    """Raises ``InputError`` where a row has a score that is not finite."""
+    """Raises ``InputError``, with a row's index, if the score of that row is not finite."""
     for row in np.flatnonzero(~np.isfinite(scores)):
         raise InputError(
             f"the target's logits are not finite in row {row} (score {scores[row]}): {UNSOUND}"
@@ -241,7 +241,7 @@ def check_sound(scores: Float32[np.ndarray, "rows"]) -> None:
 
 
 def check_prompts(prompts: Any, max_decode_len: int) -> None:
-    """Raises ``InputError`` unless ``prompts [batch, width]`` can be forced."""
+    """Raises ``InputError`` unless prompts are ``[batch, width]`` and fit ``max_decode_len``."""
     if prompts.ndim != 2 or prompts.shape[1] < 1:
         raise InputError(f"prompts have shape {prompts.shape}: give [batch, 1 + prompt length]")
     if prompts.shape[1] > 1 + max_decode_len:

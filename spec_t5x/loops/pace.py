@@ -1,26 +1,25 @@
-"""The number of tokens to draft next: as many as pay at the time, and none where none pay.
+"""Pace: the rule by which gamma "auto" chooses how many tokens the next iteration drafts.
 
-An iteration pays if it brings more tokens than plain steps would in its time. Measured in plain
-steps, and averaged over the rows that have not ended, an iteration with at most g drafts brings
-and costs
+An iteration pays if it appends more tokens than plain steps would in the same time. An iteration
+with at most g drafts appends tokens(g) to a live row on average, and costs, in plain steps,
 
     tokens(g) = 1 + b_1 + b_1 b_2 + … + b_1 … b_g        cost(g) = costs[longest proposal]
 
 where b_i is the acceptance rate of the i-th draft, given that those before it were accepted. The
 costs are measured once (``tuning.costs``). The rates are counted while decoding, over the last
-few dozen iterations, so that they follow the output; they start out optimistic. The *limit* of
-the next iteration is the g with the largest tokens(g) / cost(g), or 0, a plain step, where none
-is above 1.
+few dozen iterations, so that they follow the output; they start at an optimistic prior. The
+*limit* of the next iteration is the g with the largest tokens(g) / cost(g), or 0, a plain step,
+if that is not above 1 by a margin, or would not repay a prefill that has yet to run.
 
-A fixed schedule gives the draft further chances, *looks*: after ``pause`` plain steps the rates
-start out optimistic once more. The pause is so long that looks at a useless draft take about
-``TOLERANCE`` of the time. The rows of a batch are judged together.
+A draft that did not pay is tried again at fixed intervals, in *looks*: after ``pause`` plain
+steps the counts are reset, and the rates are optimistic again. The pause is so long that looks at
+a useless draft take about ``TOLERANCE`` of the time. All rows of a batch have the same limit.
 
-The decision depends on tokens already generated and on costs, never on drafts to come. Outputs
-therefore keep the target's law; greedy outputs and those of coupled draws keep every token.
-Other sampled outputs are other draws from the same law, since the decisions, hence the costs and
+The limit depends on tokens already generated and on costs, never on drafts to come. Outputs
+therefore keep the target's distribution; greedy and coupled outputs keep every token. Other
+sampled outputs are other draws from the same distribution, since the limits, hence the costs and
 earlier batches, determine which random numbers are used. Bulk inference, where an output depends
-on its input alone, decides once for a whole run (``best_limit``).
+on its input alone, chooses once for a whole run (``best_limit``).
 """
 
 import dataclasses
@@ -38,17 +37,17 @@ from spec_t5x.types import Array, Bool, Float32, Int
 
 # The share of the time that looks at a useless draft may take.
 TOLERANCE = 0.01
-# Iterations of a look, about.
+# Number of iterations that a look at a useless draft takes, approximately.
 _LOOK = 6
-# A limit pays if it is faster by at least this much, since costs are measured with noise.
+# A limit pays if its speed-up is above 1 by this margin, since measured costs are noisy.
 _MARGIN = 0.02
 # The prior of the rates: its mean, and the number of observations it is worth. A draft that would
 # not pay at this mean is never tried.
 OPTIMISM = 0.8
 _WEIGHT = 2.0
-# The share of the counts that an iteration forgets.
+# The share by which an iteration reduces the counts of those before it.
 _FORGETTING = 1 / 32
-# Tokens of an output, before one has ended.
+# Assumed tokens of a batch's longest output, before a batch has ended.
 _TYPICAL_LENGTH = 24.0
 # The counts that a look resets.
 _COUNTS = ("accepted", "reached", "offered", "asked")
@@ -56,36 +55,36 @@ _COUNTS = ("accepted", "reached", "offered", "asked")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The costs of speculation with one draft and batch size on one machine, in plain steps."""
+    """Costs of speculation with one draft and batch size on one machine, in plain steps."""
 
-    # Costs of an iteration by its longest proposal, of 0, 1, … drafts. Infinite where the draft
-    # cannot propose so many: a tree has all of its depth, or nothing.
+    # Entry n is the cost of an iteration whose longest proposal has n drafts; infinite if the
+    # draft cannot propose n, as a tree proposes either its whole depth or nothing.
     iteration: tuple[float, ...]
-    # Cost of the draft's encoder, which runs once for a batch, before its first proposal.
+    # Cost of the draft's prefill, which runs once for a batch, before its first proposal.
     prefill: float = 0.0
 
     def __post_init__(self):
         if len(self.iteration) < 2:
-            raise InputError(f"costs are {self.iteration}: give those of 0 and of 1 draft at least")
+            raise InputError(f"costs are {self.iteration}: give at least those of 0 and 1 drafts")
         for value in (*self.iteration, self.prefill):
             if math.isnan(value) or value < 0:
-                raise InputError(f"a cost is {value}: give plain steps, from 0")
+                raise InputError(f"a cost is {value}: give plain steps, 0 or more")
         if not math.isfinite(self.iteration[-1]) or not math.isfinite(self.prefill):
-            raise InputError(f"costs are {self}: those of the longest proposal must be finite")
+            raise InputError(f"costs are {self}: give finite ones for prefill and longest proposal")
 
     @classmethod
     def parse(cls, values: Any) -> "Costs":
-        """Reads the result of ``dataclasses.asdict``, after JSON."""
+        """Returns the costs whose ``dataclasses.asdict`` was written as JSON and read back."""
         return cls(**{**values, "iteration": tuple(map(float, values["iteration"]))})
 
     @classmethod
     def by_formula(
         cls, *, c: float, position: float = 0.0, largest: int = MAX_CHAIN, whole: bool = False
     ) -> "Costs":
-        """Returns the costs of section 3.4, where nothing can be measured.
+        """Returns the costs of 0 … ``largest`` drafts by section 3.4, for use without measuring.
 
-        A draft step takes ``c`` target steps (Definition 3.7), one more position of the target's
-        call ``position`` (0 in the paper). ``whole`` iterations have ``largest`` drafts or none.
+        A draft step takes ``c`` target steps (Definition 3.7), each further position of a target
+        call ``position`` (0 in the paper). If ``whole``, only 0 and ``largest`` have finite costs.
         """
         each = [1 + n * (c + position) for n in range(largest + 1)]
         if whole:
@@ -94,35 +93,35 @@ class Costs:
 
     @property
     def largest(self) -> int:
-        """The most drafts of an iteration."""
+        """Largest number of drafts in an iteration."""
         return len(self.iteration) - 1
 
     @property
     def needed(self) -> float:
-        """The acceptance rate at which speculation begins to pay; infinite where it never does.
+        """Least acceptance rate, in steps of 0.01, at which speculation pays; infinite if none.
 
-        The rate is the same at every position; the prefill does not count.
+        The rate is taken to be the same at every position, and the prefill is not counted.
         """
         rates = (percent / 100 for percent in range(101))
         return next((rate for rate in rates if self._best_at(rate)[1] > 1 + _MARGIN), math.inf)
 
     @property
     def pause(self) -> int:
-        """Plain steps between two looks at a draft that does not pay."""
+        """Number of plain steps after which a draft that does not pay is tried again."""
         limit, _ = self._best_at(OPTIMISM)
         look = self.prefill + _LOOK * (self.iteration[limit] - 1)
         return max(math.ceil(look / TOLERANCE), 1)
 
     @property
     def where_it_pays(self) -> str:
-        """A clause for messages."""
+        """Clause of a message: the acceptance rate from which speculation pays, or that none is."""
         if math.isfinite(self.needed):
             return f"it pays here from an acceptance rate of about {self.needed:.0%}"
         one = next(cost for cost in self.iteration[1:] if math.isfinite(cost))
-        return f"an iteration takes {one:.2f} plain steps and more, which no acceptance pays for"
+        return f"an iteration takes at least {one:.2f} plain steps, which no acceptance pays for"
 
     def _best_at(self, rate: float) -> tuple[int, float]:
-        """Returns the limit from 1 that gains most at one rate of all drafts, and its factor."""
+        """Returns the best limit, from 1, if all drafts have this ``rate``, and its speed-up."""
         factors = [
             sum(rate**i for i in range(g + 1)) / cost for g, cost in enumerate(self.iteration) if g
         ]
@@ -132,24 +131,24 @@ class Costs:
 
 @flax.struct.dataclass(kw_only=True)
 class Pace:
-    """Costs and rates; made with ``Pace.start``. A pytree of traced numbers."""
+    """Costs, and counts that give acceptance rates: a pytree of arrays; ``Pace.start`` makes it."""
 
-    # As of ``Costs``, by the drafts of the longest proposal.
+    # ``Costs.iteration`` and ``Costs.prefill``, in plain steps.
     costs: Float32[Array, "limits"]
     prefill: Float32[Array, ""]
-    # Plain steps between two looks, and those since the last iteration or look.
+    # Plain steps before a look, and those since the last iteration or look.
     pause: Int[Array, ""]
     idle: Int[Array, ""]
-    # Counts of drafts accepted at each position, and of those that came so far.
+    # Drafts accepted at each position, and accepted or rejected there; older ones count less.
     accepted: Float32[Array, "gamma"]
     reached: Float32[Array, "gamma"]
-    # Iterations whose longest proposal reached a position, and those that allowed it.
+    # Iterations whose longest proposal included a position, and those whose limit did.
     offered: Float32[Array, "gamma"]
     asked: Float32[Array, "gamma"]
-    # Tokens of a batch's longest output, and of this batch so far.
+    # Expected tokens of a batch's longest output, and those of the current batch so far.
     length: Float32[Array, ""]
     written: Float32[Array, ""]
-    # Whether the draft's prefill has run.
+    # Whether the draft's prefill has run in this batch.
     prefilled: Bool[Array, ""]
     # Totals of all batches: plain steps, iterations, and drafts of their longest proposals.
     plain_steps: Int[Array, ""]
@@ -158,42 +157,42 @@ class Pace:
 
     @classmethod
     def start(cls, costs: Costs, *, pause: int | None = None) -> "Pace":
-        """Returns the pace before anything is decoded, with the costs' own ``pause`` if None."""
+        """Returns the pace before the first batch; ``pause`` None is ``costs.pause``."""
         pause = costs.pause if pause is None else pause
         numbers = {"costs": costs.iteration, "prefill": costs.prefill, "length": _TYPICAL_LENGTH}
         numbers |= {"written": 0, **{name: [0] * costs.largest for name in _COUNTS}}
         totals = {"pause": pause, "idle": 0, "plain_steps": 0, "iterations": 0, "drafted": 0}
-        # Arrays of NumPy's: nothing is compiled.
+        # NumPy arrays first, so that nothing is compiled.
         values = {name: np.asarray(each, np.float32) for name, each in numbers.items()}
         values |= {name: np.asarray(each, np.int32) for name, each in totals.items()}
         return cls(**jax.tree.map(jnp.asarray, values | {"prefilled": np.asarray(True)}))
 
     @property
     def largest(self) -> int:
-        """The most drafts of an iteration."""
+        """Largest number of drafts in an iteration."""
         return self.costs.shape[0] - 1
 
     @property
     def rates(self) -> Float32[Array, "gamma"]:
-        """The acceptance rates by position: as counted, and optimistic where little was."""
+        """Acceptance rate at each position: the counted one, drawn towards ``OPTIMISM``."""
         return (self.accepted + _WEIGHT * OPTIMISM) / (self.reached + _WEIGHT)
 
     @property
     def factors(self) -> Float32[Array, "gamma"]:
-        """The gains tokens(g) / cost(g) of the limits from 1."""
+        """Expected speed-ups tokens(g) / cost(g) over plain steps, of the limits g = 1, 2, …"""
         tokens = 1 + jnp.cumsum(jnp.cumprod(self.rates))
-        # A draft may propose fewer than the limit.
+        # A draft may propose fewer tokens than the limit, at less cost.
         share = (jnp.cumsum(self.offered) + _WEIGHT) / (jnp.cumsum(self.asked) + _WEIGHT)
         return tokens / (self.costs[0] + share * (self.costs[1:] - self.costs[0]))
 
     @property
     def typical_limit(self) -> int:
-        """Drafts of an iteration on average, rounded; at least 1. On the host."""
+        """Mean of the longest proposals, rounded, at least 1, as an ``int`` on the host."""
         return max(round(int(self.drafted) / max(int(self.iterations), 1)), 1)
 
     @property
     def best_limit(self) -> int:
-        """Drafts that pay best at the rates counted so far; 0 where none pay. On the host."""
+        """Limit that pays best at the current rates, 0 if none does, as an ``int`` on the host."""
         factors = np.asarray(self.factors)
         best = int(factors.argmax())
         return best + 1 if factors[best] > 1 + _MARGIN else 0
@@ -207,15 +206,15 @@ class Pace:
         return jnp.where(pays, best.astype(jnp.int32) + 1, 0)
 
     def new_batch(self) -> "Pace":
-        """Returns the pace before the first step of a batch."""
+        """Returns the pace at a batch's start: no token is written, no prefill has run."""
         return self.replace(
             written=jnp.zeros_like(self.written), prefilled=jnp.zeros_like(self.prefilled)
         )
 
     def end_batch(self) -> "Pace":
-        """Returns the pace after the last step of a batch."""
+        """Returns the pace after a batch, whose tokens update the expected ``length``."""
         length = self.length + (self.written - self.length) / 4
-        # An empty batch shows nothing.
+        # A batch without generated tokens does not inform about lengths.
         length = jnp.where(self.written > 0, length, self.length)
         return self.made_ready().replace(length=length)
 
@@ -224,7 +223,7 @@ class Pace:
         return self.replace(prefilled=jnp.ones_like(self.prefilled))
 
     def plain(self, tokens: Float32[Array, ""]) -> "Pace":
-        """Returns the pace after a plain step of ``tokens`` for each live row, on average."""
+        """Returns the pace after a plain step that appended ``tokens`` a live row on average."""
         idle = self.idle + 1
         looks = idle >= self.pause
         return self.replace(
@@ -242,10 +241,10 @@ class Pace:
         accepted: Int[Array, "gamma"],
         refused: Int[Array, "gamma"],
     ) -> "Pace":
-        """Returns the pace after an iteration that brought ``tokens`` for each live row.
+        """Returns the pace after an iteration that appended ``tokens`` a live row on average.
 
-        Its longest proposal had ``longest`` of ``limit`` drafts. ``accepted`` counts, by position,
-        rows whose draft was accepted, ``refused`` those that got the target's own token.
+        The longest proposal had ``longest`` of ``limit`` drafts. At each position, ``accepted``
+        counts rows whose draft was accepted, ``refused`` those that got the target's own token.
         """
         positions, kept = jnp.arange(self.largest), 1 - _FORGETTING
         return self.replace(

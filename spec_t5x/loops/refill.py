@@ -1,14 +1,14 @@
-"""Refill: rows of a batch take the next input as soon as they have ended.
+"""Refill (continuous batching): the rows of an input that has ended go to the next input.
 
-A batch runs until its slowest row has ended. This loop stops whenever an input has ended, keeps
-its outputs and gives its *slot*, the ``num_decodes`` rows it had, to the next one. The next
-inputs wait in a *group*, whose encoder has run. A *burst* is one program: it decodes until the
-group is used up and a slot is free, when the host hands over the next group. The device never
-idles: the host encodes the next group and fetches outputs meanwhile.
+A batch without refill runs until its slowest row has ended. This loop pauses whenever an input
+has ended, stores its outputs and gives its *slot*, its ``num_decodes`` rows, to the next input.
+Inputs that wait for a slot form a *group*, whose encoder has run. A *burst* is one call of the
+program: it decodes until all of the group have had slots and a slot is free again. The device
+never idles, because the host meanwhile submits the next group and fetches earlier outputs.
 
-Rows do not see one another, so that an input gets the output that it gets in any other batch. The
-order of decoding follows from the inputs alone: with a pace, whose decisions are for all rows,
-the same inputs give the same bytes.
+Rows do not affect one another, so an input gets the output that it gets in any other batch. The
+order of decoding depends on the inputs alone: with a pace, whose limit is for all rows, the same
+inputs give the same bytes.
 """
 
 import functools
@@ -29,29 +29,28 @@ from spec_t5x.machine.meshes import gather_rows, spread_rows
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.types import Array, Bool, Int, Key, PyTree
 
-# The index, among all inputs, of a slot without an input.
+# The place (index among all inputs) of a slot that has no input, and of padding.
 EMPTY_SLOT = -1
 
 
 @flax.struct.dataclass(kw_only=True)
 class Move:
-    """An input of one batch that replaces an input of another.
+    """Copy of an input's rows from a batch ``new`` over the rows of an input in a batch ``kept``.
 
-    Arrays of either batch have one row for each input, or ``num_decodes``, which follow one
-    another.
+    In both, an array has one row, or ``num_decodes`` consecutive rows, for each input.
     """
 
-    # Indices of the two inputs, and the number of inputs in the first batch.
+    # Index of the input in ``new``, the index in ``kept``, and the number of inputs in ``new``.
     source: Int[Array, ""]
     to: Int[Array, ""]
     num_sources: int = flax.struct.field(pytree_node=False)
 
     def beginning(self, kept: Array, new: Array) -> Array:
-        """Returns ``kept`` with the input's rows of ``new``, which may be shorter."""
+        """Returns ``kept`` after the copy; where the rows of ``new`` end, it keeps its values."""
         return self._put(kept, self._rows(new))
 
     def whole(self, kept: Array, new: Array) -> Array:
-        """Returns ``kept`` with the input's rows of ``new``, padded with zeros to its length."""
+        """Returns ``kept`` after the copy, with zeros where the rows of ``new`` are shorter."""
         rows = self._rows(new)
         missing = np.subtract(kept.shape[1:], rows.shape[1:])
         if np.any(missing):
@@ -59,7 +58,7 @@ class Move:
         return self._put(kept, rows)
 
     def of_all(self, kept: PyTree, new: PyTree) -> PyTree:
-        """Moves ``whole`` rows in all leaves, or calls a node's own ``insert_rows(new, move)``."""
+        """Applies ``whole`` to all leaves; a node with ``insert_rows(new, move)`` uses that."""
 
         def move(kept, new):
             own = getattr(kept, "insert_rows", None)
@@ -77,57 +76,57 @@ class Move:
 
 @flax.struct.dataclass(kw_only=True)
 class Members:
-    """Inputs that were encoded together, ready to be decoded: in slots, or waiting for one."""
+    """Inputs whose prefill has run: in slots, or in a group that waits for slots."""
 
-    # The loop's state; of waiting inputs, without a pace, and with room for their prompts alone.
+    # The loop's state. In a group it has no pace, and caches with room for the prompts alone.
     state: DecodeState
-    # The arguments of the draft's prefill, where the pace postpones it.
+    # The arguments of the draft's prefill, which a pace may postpone.
     sources: PyTree
     prompts: Int[Array, "inputs width"]
-    # The index of each input among all; ``EMPTY_SLOT`` in a free slot, and for padding, which is
-    # last.
+    # The index of each input among all inputs; ``EMPTY_SLOT`` for a free slot, and for padding,
+    # which is last.
     places: Int[Array, "inputs"]
 
 
 @flax.struct.dataclass(kw_only=True)
 class Slots(Members):
-    """The inputs being decoded, from burst to burst."""
+    """Inputs being decoded, as one burst leaves them to the next."""
 
-    # Whether all of them have the draft's state; not where the pace takes plain steps.
+    # Whether the draft's state exists in all slots; False while the pace takes plain steps.
     drafting: Bool[Array, ""]
 
     @property
     def is_used(self) -> Bool[Array, "slots"]:
-        """Slots that hold an input."""
+        """Mask of the slots that have an input."""
         return self.places != EMPTY_SLOT
 
     @property
     def has_ended(self) -> Bool[Array, "slots"]:
-        """Slots whose input has ended."""
+        """Mask of the slots that have an input all of whose rows have ended."""
         ended = self.state.outputs.ended.reshape(self.places.shape[0], -1).all(axis=1)
         return self.is_used & ended
 
 
 @flax.struct.dataclass(kw_only=True)
 class Ended:
-    """The results of a burst."""
+    """Outputs of the inputs that ended in a burst, in the order of ending."""
 
-    # The index of each output's input among all; ``EMPTY_SLOT`` beyond those that ended.
+    # The index of each output's input among all; ``EMPTY_SLOT`` after the last output.
     places: Int[Array, "inputs"]
     decoded: Decoded
-    # Target calls of the burst; each is for all rows.
+    # Number of target calls in the burst, each over all rows.
     calls: Int[Array, ""]
 
 
 @flax.struct.dataclass(kw_only=True)
 class _Burst:
-    """The state of a burst's loop."""
+    """Carry of a burst's loop."""
 
     slots: Slots
     group: Members
-    # Members of the group that have had a slot.
+    # Number of the group's members that have had a slot.
     taken: Int[Array, ""]
-    # Outputs and statistics of the rows that ended, their inputs' indices, and their number.
+    # Outputs, statistics and places of the inputs that ended, and the number of these inputs.
     ended: tuple[Outputs, PyTree, Int[Array, "inputs"]]
     num_ended: Int[Array, ""]
     calls: Int[Array, ""]
@@ -155,12 +154,12 @@ def prepare(
     paced: bool = False,
     waits: bool = True,
 ) -> Members:
-    """Encodes inputs and feeds their prompts; padding comes last.
+    """Returns inputs with their sources encoded and their prompts fed; padding must be last.
 
-    Without a draft decoding is plain, and ``loop.gamma`` 0. ``places`` are the inputs' indices
-    among all, ``EMPTY_SLOT`` of padding, whose ``max_decode_steps`` is 0. If ``paced``, a pace
-    decides when the draft's state is made. If the inputs wait for slots (``waits``), their caches
-    have room for the prompts alone, and sources and prompts may be shorter than the slots'.
+    If ``draft`` is None, decoding is plain and ``loop.gamma`` must be 0. ``places`` are indices
+    among all inputs, ``EMPTY_SLOT`` for padding, whose ``max_decode_steps`` must be 0. If
+    ``paced``, a pace decides when the draft's prefill runs. If the inputs wait for slots
+    (``waits``), caches have room for prompts alone, and widths may be less than the slots'.
     """
     stream = outputs_lib.row_stream(
         keys, prompts.shape[0], loop.num_decodes, loop.verifier.coupled, loop.max_decode_len
@@ -180,7 +179,7 @@ def prepare(
 
 
 def fill(members: Members, pace: Pace | None = None) -> Slots:
-    """Returns slots of the first inputs, which do not wait; no later ones have longer sources."""
+    """Returns slots of a run's first inputs (``waits=False``); no later source may be wider."""
     # A copy of the pace: slots are donated, and this pace is the caller's.
     state = members.state.replace(pace=pace and jax.tree.map(jnp.copy, pace))
     return Slots(**{**vars(members), "state": state}, drafting=jnp.asarray(pace is None))
@@ -197,9 +196,10 @@ def burst(
     *,
     loop: Loop,
 ) -> tuple[Slots, Ended]:
-    """Decodes until all of a group have had slots and one is free; to the end with ``drain``.
+    """Decodes until all of ``group`` have had slots and one is free or, with ``drain``, all are.
 
-    The slots are donated. The group may be all padding; all inputs have the same ``settings``.
+    Donates ``slots``, and returns the new ones and the outputs of inputs that ended. The group may
+    be all padding. ``settings`` are those of all inputs.
     """
     is_plain, draft = draft is None, draft or NoDraft(target.vocab_size)
     if loop.verifier.coupled:
@@ -240,11 +240,11 @@ def burst(
 
 
 def _begun(slots: Slots, group: Members) -> _Burst:
-    """Returns the state at the start of a burst."""
+    """Returns a burst's carry before its first iteration."""
     state, num = slots.state, slots.places.shape[0]
     if state.pace is not None:
         slots = slots.replace(state=state.replace(pace=state.pace.new_batch()))
-    # One more, to which slots that were free are written.
+    # One entry more than inputs: ``_taken_out`` also writes slots that were free.
     capacity = num + group.places.shape[0] + 1
 
     def room(leaf):
@@ -253,7 +253,7 @@ def _begun(slots: Slots, group: Members) -> _Burst:
     outputs, stats = jax.tree.map(room, (state.outputs, state.stats))
     return _Burst(
         slots=slots,
-        # Any device may fill a slot with any input: gathered once, not for each slot.
+        # A slot on any device may get any input: the group is gathered once, not for each slot.
         group=gather_rows(group),
         taken=jnp.int32(0),
         ended=(outputs, stats, jnp.full(capacity, EMPTY_SLOT, jnp.int32)),
@@ -276,7 +276,7 @@ def _finished(carry: _Burst, loop: Loop, is_plain: bool) -> tuple[Slots, Ended]:
 
 
 def _made_ready(carry: _Burst, draft: Draft, settings: Sampling, loop: Loop) -> _Burst:
-    """Brings the draft up to the slots' texts, and makes its state for waiting inputs."""
+    """Feeds the draft the slots' texts; runs its prefill for the group if it has not run."""
     group, slots = carry.group, carry.slots
     waiting = decode_state.if_wanted(
         ~slots.state.pace.prefilled,
@@ -300,7 +300,7 @@ def _made_ready(carry: _Burst, draft: Draft, settings: Sampling, loop: Loop) -> 
 
 
 def _refilled(carry: _Burst) -> _Burst:
-    """Takes out what has ended and fills free slots, one after the other."""
+    """Stores the outputs of ended inputs and gives free slots to waiting ones, one by one."""
 
     def refill(carry: _Burst) -> _Burst:
         slot = jnp.argmax(carry.wants_refill).astype(jnp.int32)
@@ -310,7 +310,7 @@ def _refilled(carry: _Burst) -> _Burst:
 
 
 def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
-    """Keeps the outputs of a slot; those of a free one are overwritten by the next."""
+    """Stores the outputs of a slot; if the slot was free, the next outputs overwrite these."""
     slots = carry.slots
     move = Move(source=slot, to=carry.num_ended, num_sources=slots.places.shape[0])
     return carry.replace(
@@ -320,7 +320,7 @@ def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
 
 
 def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
-    """Gives a slot to the next input that waits, and frees it if there is none."""
+    """Gives a slot to the next waiting input; marks the slot as free if none waits."""
     group, slots, is_there = carry.group, carry.slots, carry.is_waiting
     num_sources, num_slots = group.places.shape[0], slots.places.shape[0]
     source = jnp.minimum(carry.taken, num_sources - 1)
@@ -343,9 +343,9 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
 
 
 def _cleared(state: DecodeState, slot: Int[Array, ""], num_slots: int) -> DecodeState:
-    """Zeroes a slot whose numbers are not finite.
+    """Zeroes a slot's states and caches if its scores are not finite.
 
-    What a cache holds beyond a row's length has no weight, but zero times infinity is NaN.
+    Cache entries beyond a row's length have attention weight 0, but 0 times infinity is NaN.
     """
     computed = state.outputs.scores + state.stats.beta_sum
     is_bad = ~jnp.all(jnp.isfinite(computed.reshape(num_slots, -1)[slot]))

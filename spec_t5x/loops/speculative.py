@@ -4,16 +4,16 @@ One iteration, for all rows at once:
 
     propose   the draft proposes up to gamma tokens
     score     ONE target call over the row's last token and the proposals
-    verify    finds how many proposals are accepted, and the token that follows them
-    commit    appends them and sets each row's length, which is all that a rollback takes
+    verify    finds how many proposed tokens are accepted, and the token that follows them
+    commit    appends these tokens and sets each row's length, which also rolls the caches back
 
-Shapes are fixed, rows advance by 1 … gamma + 1 tokens at their own pace, and the loop runs on the
-device until every row has ended.
+Shapes are fixed, each row advances by 1 … gamma + 1 tokens, independently of the others, and the
+loop runs on the device until every row has ended.
 
-With a ``Pace`` an iteration has as many drafts as pay, and plain steps (one target call, no
-draft) replace iterations where none do. The program has two loops in a loop, since a conditional
-would copy the caches. The draft's prefill, which is its encoder, is postponed to the first
-iteration, and tokens that plain steps wrote are fed to the draft before its next proposal.
+A ``Pace`` chooses before each iteration how many tokens are drafted; if it chooses 0, a plain
+step (one target call, no draft) replaces the iteration. The program then nests a loop of plain
+steps and a loop of iterations in an outer one, since a conditional would copy the caches. The
+draft's prefill waits for the first iteration; tokens of plain steps are fed to the draft later.
 """
 
 import dataclasses
@@ -70,10 +70,10 @@ def step(
     *,
     limit: Int[Array, ""] | None = None,
 ) -> tuple[DecodeState, Iteration]:
-    """Makes one iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row.
+    """Runs one iteration of Algorithm 1: appends 1 to ``gamma + 1`` tokens to each live row.
 
-    No row proposes more than ``limit``; at a pace the limit is the pace's, and the draft must be
-    ready (``prepare``). At gamma 0 (``loop.plain``) the step is plain, and calls no draft.
+    No row proposes more than ``limit`` tokens; a pace in the state replaces ``limit`` by its own,
+    and needs a draft that ``prepare`` made ready. At gamma 0 (``loop.plain``) no draft is called.
     """
     gamma, verifier = loop.gamma, loop.verifier
     old, pace, tree = state.outputs, state.pace, verifier.tree(gamma) if gamma else None
@@ -127,7 +127,7 @@ def draw(
     stream: Stream,
     coupled: bool,
 ) -> Verified:
-    """Scores each row's last token and draws the one after it, without a proposal."""
+    """Makes a plain step: scores each row's last token and draws the token after it."""
     batch, settings = context.lengths.shape[0], context.settings
     block = context.last_tokens[:, None]
     logits, states, cache = shown_to(draft, target).score(context.target_cache, block)
@@ -203,9 +203,9 @@ def prepare(
     *,
     has_state: Bool[Array, ""] | bool = False,
 ) -> DecodeState:
-    """Feeds the draft the text that it lacks; makes the draft's state first if it has none.
+    """Runs the draft's prefill if it has not run, then feeds the draft the tokens that it lacks.
 
-    ``has_state`` tells that the draft's state exists, although the pace's prefill has not run.
+    ``has_state`` is True if the draft's state exists although ``pace.prefilled`` is False.
     """
     pace = state.pace
     draft_state = if_wanted(
@@ -219,7 +219,7 @@ def prepare(
 
 
 def _charged(pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit, longest) -> Pace:
-    """Returns the pace after an iteration whose longest proposal had ``longest`` tokens."""
+    """Returns the pace after an iteration (longest proposal ``longest``) or a plain step."""
     accepted, appended = iteration.num_accepted[:, None], iteration.num_appended[:, None]
     tokens = jnp.sum(appended) / jnp.maximum(jnp.sum(live), 1).astype(jnp.float32)
     if not iteration.proposed.shape[1]:
@@ -253,29 +253,29 @@ def speculative_decode(
 ) -> Decoded:
     """Decodes speculatively; the output has exactly the target's distribution.
 
-    The text at temperature 0 is that of ``autoregressive_decode``; at any other the texts follow
-    the same distribution. ``gamma=0`` is plain decoding, seed for seed. ``Decoded.stats`` has
-    statistics of each sequence.
+    At temperature 0 the tokens are those of ``autoregressive_decode``; otherwise they follow the
+    same distribution. ``gamma=0`` is plain decoding, with the same random draws.
+    ``Decoded.stats`` has the ``DecodeStats`` of each sequence.
 
     Args:
       target: the model whose output is wanted, a pytree.
-      draft: proposes tokens; it must share the target's vocabulary.
+      draft: proposes tokens; its vocabulary must be the target's.
       inputs: the argument of both models' ``prefill``, e.g. tokens ``[batch, source]``.
       prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0 on the right;
-        ``zeros([batch, 1])`` where nothing is forced.
+        ``zeros([batch, 1])`` for no prompt.
       rng: one key, or one for each input (``outputs.row_keys``); or a stream made for all rows
         (``draws.t5x_stream``).
       settings: the distribution to sample from (``distributions.sampling``).
-      max_decode_steps: tokens to generate at most, after the prompt.
-      pace: chooses how many tokens are drafted, ``gamma`` at most, and none where none pay
-        (``loops/pace.py``); None drafts ``gamma`` to the end. ``Decoded.pace`` is the pace for
-        the next batch.
+      max_decode_steps: the most tokens to generate, one number or one for each input.
+      pace: chooses how many tokens an iteration drafts, from 0 to ``gamma`` (``loops/pace.py``);
+        None drafts ``gamma`` in every iteration. ``Decoded.pace`` is the pace for the next
+        batch.
       **options: ``gamma``, ``max_decode_len`` and the other fields of ``Loop``.
 
     Raises:
       InputError: ``gamma`` below 0, vocabularies that differ, prompts longer than
-        ``max_decode_len``, a draft that needs more of the target than it shows, a stream that
-        the verifier cannot draw from, or a pace with the costs of another gamma.
+        ``max_decode_len``, a draft that needs states which the target does not return, a stream
+        that the verifier cannot draw from, or a pace with the costs of another gamma.
     """
     loop = Loop(**options)
     stream, settings = _checked(target, draft, prompts, rng, settings, loop, pace)
@@ -296,11 +296,11 @@ def speculative_decode(
 def drive(
     carry: PyTree, going: Callable, pace: Callable, iterate: Callable, prepare: Callable, loop: Loop
 ) -> PyTree:
-    """Runs iterations while ``going(carry)``; where a pace's limit is 0 they are plain steps.
+    """Repeats ``iterate(carry, loop)`` in compiled loops while ``going(carry)``; returns the carry.
 
-    The functions' argument is the state of the loop, ``carry``: ``pace`` returns its pace or None,
-    ``iterate`` makes an iteration of its second argument, a ``Loop``, and ``prepare`` makes the
-    draft ready after plain steps.
+    ``pace(carry)`` is the ``Pace`` of the carry, or None. If the pace's limit is 0, ``iterate``
+    gets ``loop.plain`` in place of ``loop``. ``prepare(carry)`` runs after such plain steps, and
+    makes the draft ready to propose.
     """
 
     def run(carry, drafting: bool):
@@ -332,15 +332,15 @@ def speculative_steps(
     pace: Pace | None = None,
     **options,
 ) -> Iterator[Iteration]:
-    """Decodes as ``speculative_decode`` does, driven from the host: yields each iteration.
+    """Decodes as ``speculative_decode`` does, but from the host, and yields each iteration.
 
-    It serves streaming and traces: arguments, text and errors are the same; an iteration takes a
-    round trip more. The prefill has run when the call returns. A plain step, at gamma 0 or at a
-    pace, is an iteration without proposals. The generator's return value is the ``Decoded``
-    result; sent True, it ends all rows where they are.
+    Streaming and traces use it. Arguments and tokens are the same; each iteration takes one more
+    round trip between host and device. The prefill has run when the call returns. A plain step,
+    at gamma 0 or by a pace, is an iteration with 0 ``drafts``. The generator returns the
+    ``Decoded`` result; ``send(True)`` makes it stop and return the rows as they are.
 
     Raises:
-      InputError: as of ``speculative_decode``, at the call; or a row's logits are not finite,
+      InputError: as in ``speculative_decode``, at the call; or if a row's logits are not finite,
         before its tokens are yielded.
     """
     outputs_lib.check_whole(prompts)
@@ -381,7 +381,7 @@ _limit = jax.jit(Pace.limit)
 
 @functools.cache
 def _compiled(function: Callable, loop: Loop, donate: tuple[str, ...] = ("state",)) -> Callable:
-    """Compiles a part of the stepper; donates the state, so that caches are updated in place."""
+    """Returns ``function`` jitted for ``loop``; donates the state, to update caches in place."""
     return jax.jit(functools.partial(function, loop=loop), donate_argnames=donate)
 
 
@@ -401,11 +401,11 @@ def _checked(
     loop: Loop,
     pace: Pace | None,
 ) -> tuple[Stream, Sampling]:
-    """Checks arguments and returns the stream and settings of all rows."""
+    """Checks the loop's arguments; returns the stream and the settings of all rows."""
     gamma, coupled = loop.gamma, loop.verifier.coupled
     check_arguments(target, draft, prompts, gamma, loop.max_decode_len)
     if pace is not None and pace.largest != gamma:
-        raise InputError(f"gamma is {gamma} and the pace has costs up to {pace.largest}: give that")
+        raise InputError(f"gamma is {gamma} and the pace's is {pace.largest}: give both the same")
     stream = outputs_lib.row_stream(
         rng, prompts.shape[0], loop.num_decodes, coupled, loop.max_decode_len
     )
@@ -416,7 +416,7 @@ def _checked(
 
 
 def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decode_len: int):
-    """Raises ``InputError`` for arguments that do not fit together."""
+    """Raises ``InputError`` unless models, prompts, gamma and ``max_decode_len`` fit together."""
     if gamma < 0:
         raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
     check_parts(target)
@@ -431,7 +431,7 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
     if depths and not hasattr(target, "showing"):
         raise InputError(
             f"{type(draft).__name__} needs the states of the target's layers {list(depths)} "
-            f"and {type(target).__name__} has no showing: use another draft"
+            f"and {type(target).__name__} has no method showing: use another draft"
         )
     outputs_lib.check_prompts(prompts, max_decode_len)
     check_positions(target, max_decode_len)

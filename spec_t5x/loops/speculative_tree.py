@@ -1,11 +1,11 @@
 """Speculative decoding with trees: several drafts for one position, one target call.
 
-It works as ``speculative.py`` does, but the draft proposes a static tree. ONE target call scores
-all nodes, each of which attends to the row's text and to its own path. The verifier walks down
-from the root: at each node it tests the children one after the other (``node_verification``; at
-temperature 0, whether one is the argmax) and moves to the first accepted one; where none is
-accepted, a token of the target's own follows. The target's cache entries of the path's nodes
-move to the end of the text, and the others are rolled back.
+The loop is that of ``speculative.py``, but the draft proposes a static tree. ONE target call
+scores all nodes, each of which attends to the row's text and to the path from the root to itself.
+The verifier walks down from the root: at each node it tests the children one after the other
+(``node_verification``; at temperature 0, whether a child is the argmax) and moves to the first
+accepted child; if none is accepted, the verifier draws the next token itself. Cache entries of
+the path's nodes move to the end of the text, and the others are rolled back.
 """
 
 import functools
@@ -38,11 +38,11 @@ from spec_t5x.verifiers import overlap_chances
 
 @flax.struct.dataclass
 class TreeVerdict:
-    """The decision for one row (or, after ``vmap``, for each row)."""
+    """Verdict on one row's tree or, after ``vmap``, on each row's."""
 
-    # Depth of the last accepted draft.
+    # Depth of the last accepted node: the number of accepted drafts.
     num_accepted: Int[Array, "*batch"]
-    # The node at depth 0, 1, …; beyond the last accepted one, that one again.
+    # The accepted node at depth 0, 1, …; at greater depths the last accepted node again.
     path: Int[Array, "*batch levels"]
     # The token that follows the accepted drafts.
     next_token: Int[Array, "*batch"]
@@ -103,7 +103,7 @@ def verify_tree(
     settings: Sampling,
     tree: Tree,
 ) -> TreeVerdict:
-    """Returns a verdict for each row, of the target's ``logits`` and ``probs`` at each node."""
+    """Returns each row's verdict, from the target's ``logits`` and ``probs`` after each node."""
     if settings.greedy:
         walk = functools.partial(walk_argmax, tree=tree)
         return jax.vmap(walk)(proposal.tokens, argmax(logits), proposal.depths)
@@ -127,7 +127,7 @@ def walk_sampled(
     *,
     tree: Tree,
 ) -> TreeVerdict:
-    """Walks down one row's tree with ``node_verification``: exact, for any draft."""
+    """Walks down one row's tree with ``node_verification``, which is exact for any draft."""
     uniforms = uniform(key, sum(tree.branching))
     starts = np.cumsum((0, *tree.branching))
 
@@ -150,7 +150,7 @@ def walk_argmax(
     *,
     tree: Tree,
 ) -> TreeVerdict:
-    """Walks down one row's tree at temperature 0: to the child that is the argmax."""
+    """Walks down ``num_levels`` of a row's tree, to the child that is the argmax at its parent."""
 
     def children_verdict(depth, node, children):
         matches = (depth < num_levels) & (draft_tokens[children - 1] == target_tokens[node])
@@ -163,16 +163,17 @@ def walk_argmax(
 
 
 def _walk(tree: Tree, at_leaf: Array, children_verdict):
-    """Returns the path to the last accepted node of one row, its depth, and the emission.
+    """Returns the path to the last accepted node of one row, its depth, and the emission after it.
 
-    ``at_leaf`` has the emission after each leaf; ``children_verdict`` maps ``(depth, node,
-    children)`` to the index of the accepted child (or their number) and the emission without one.
+    An emission is a token or its distribution; ``at_leaf`` has the emission after each leaf.
+    ``children_verdict(depth, node, children)`` returns the index of the accepted child (if none,
+    the number of children), and the emission if none is accepted.
     """
     first_children = jnp.asarray(tree.first_children)
     node, going = jnp.int32(0), jnp.asarray(True)
     accepted, path, emit_from = jnp.int32(0), [node], at_leaf[0]
     for depth, branching in enumerate(tree.branching):
-        # A row that has stopped looks at the children of some node of this level.
+        # A row that has stopped computes a verdict on any node of this level, and ignores it.
         level = tree.level_starts[depth]
         inner = jnp.clip(node, level, level + tree.level_sizes[depth] - 1)
         children = first_children[inner] + jnp.arange(branching)
@@ -188,7 +189,7 @@ def _walk(tree: Tree, at_leaf: Array, children_verdict):
 
 
 def check_tree(target, draft, stream) -> None:
-    """Raises ``InputError`` for models or streams that trees cannot be used with."""
+    """Raises ``InputError`` unless target, draft and stream support trees."""
     if not isinstance(target, NodeTarget):
         raise InputError(f"{type(target).__name__} has no score_nodes: use a verifier of chains")
     if not isinstance(draft, TreeDraft):

@@ -1,4 +1,4 @@
-"""Nodes of a tree, or of some of its levels, as new tokens of a cache."""
+"""Trees of drafts as ``Nodes`` of one cached call, and the rules of decoding at their nodes."""
 
 from collections.abc import Sequence
 
@@ -20,12 +20,12 @@ def tree_nodes(
 ) -> Nodes:
     """Returns the nodes ``first, first + 1, …`` of a tree whose root is at position ``lengths``.
 
-    The cache has ``num_slots`` slots for each row: slot ``lengths + n`` is node n's, and those
-    below hold the row's text. ``tokens`` are the nodes' own.
+    The cache has ``num_slots`` slots for each row: node n is in slot ``lengths + n``, and the
+    row's text in the slots below. ``tokens`` are those of the returned nodes alone.
     """
     numbers = first + jnp.arange(tokens.shape[1])
     slots = jnp.arange(num_slots)
-    # The node that each slot holds, if it is one.
+    # The number of the node that each slot holds; outside of the tree it is clipped below.
     nodes = slots[None, :] - lengths[:, None]
     is_node = (nodes >= 0) & (nodes < tree.num_nodes)
     nodes = jnp.clip(nodes, 0, tree.num_nodes - 1)
@@ -51,7 +51,7 @@ def ruled_nodes(
 ) -> Float[Array, "batch nodes vocab"]:
     """Applies the rules of decoding to the logits after nodes ``first, first + 1, …`` of a tree.
 
-    ``tokens`` are those of all nodes but the root, in parts; those of the paths are enough.
+    ``tokens``, concatenated, are those of nodes 1, 2, …, up to the last one on any path at least.
     """
     if context.settings.rules is None:
         return logits

@@ -153,10 +153,10 @@ def test_the_rate_from_which_speculation_pays():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"iteration": (1.0,)}, "give those of 0 and of 1 draft"),
-        ({"iteration": (1.0, -0.5)}, "a cost is -0.5: give plain steps, from 0"),
+        ({"iteration": (1.0,)}, "give at least those of 0 and 1 drafts"),
+        ({"iteration": (1.0, -0.5)}, "a cost is -0.5: give plain steps, 0 or more"),
         ({"iteration": (1.0, float("nan"))}, "a cost is nan"),
-        ({"iteration": (1.0, math.inf)}, "must be finite"),
+        ({"iteration": (1.0, math.inf)}, "give finite ones for prefill"),
         ({"iteration": (1.0, 1.5), "prefill": -1.0}, "a cost is -1.0"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_draft_that_failed_in_one_batch_is_not_tried_in_the_next():
 
 
 def test_a_pace_of_other_costs_is_refused():
-    with pytest.raises(InputError, match="gamma is 3 and the pace has costs up to 8"):
+    with pytest.raises(InputError, match="gamma is 3 and the pace.s is 8"):
         decode(pace=Pace.start(Costs.by_formula(c=0.1)))
 
 
