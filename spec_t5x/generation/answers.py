@@ -1,4 +1,4 @@
-"""Outputs of an input with their scores and counts, or the error in their place."""
+"""Answers to inputs: outputs with their scores and counts, or an error."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -8,32 +8,32 @@ from spec_t5x.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One output. Counts are of this sequence alone; ``None`` in plain decoding."""
+    """One output and its counts. Those that need a draft are None in plain decoding."""
 
     input: str
     output: str
-    # Generated token ids, end of sequence included, without a prompt's.
+    # Ids of the output, with its prefix and end of sequence, without a decoder's prompt.
     output_ids: list[int]
-    # Log-probability (natural logarithm); in a beam search over its brevity penalty.
+    # Natural logarithm of the probability; in a beam search over the brevity or length penalty.
     score: float
-    # Calls for this sequence; in a beam search, for all hypotheses of the input.
+    # Target calls for this output; in a beam search, for all hypotheses of the input.
     target_calls: int
+    # Drafted tokens that were proposed, and accepted; the latter also by position in the block.
     proposed: int | None = None
     accepted: int | None = None
     accepted_by_position: list[int] | None = None
-    # Iterations in which a draft was verified at the position.
+    # Iterations in which a draft was verified, by position in the block.
     verified_by_position: list[int] | None = None
-    # Generated tokens for each target call; in a speculative beam search, tokens that the
-    # hypotheses grow by.
+    # Generated tokens for each target call; in a beam search those that hypotheses grow by.
     block_efficiency: float | None = None
-    # Mean of sum min(p, q) over verified positions; None if there were none.
+    # Mean of ``sum min(p, q)`` over verified positions; None if there were none.
     alpha: float | None = None
 
 
 class Answer(list[Generation]):
-    """Outputs of an input, the best first.
+    """Outputs of an input, by decreasing score.
 
-    If the input cannot be decoded, ``error`` says why, and an index or iteration raises it.
+    If the input cannot be decoded, ``error`` says why; indexing and iterating raise this error.
     """
 
     def __init__(self, outputs: Iterable[Generation] = (), error: InputError | None = None):
@@ -59,10 +59,10 @@ class Answer(list[Generation]):
 
 
 class Answers(Iterator[Answer]):
-    """Answers to some inputs, in order.
+    """Answers to inputs, in order.
 
-    Inputs are decoded, and answers forgotten, while they are iterated over. An index decodes all
-    inputs and keeps their answers.
+    Iteration decodes the inputs as it proceeds and keeps no answers, so that it works once. An
+    index decodes all inputs and keeps the answers for later indices and iterations.
     """
 
     def __init__(self, coming: Iterator[Answer]):
@@ -98,7 +98,7 @@ def _not_kept(reason: str) -> InputError:
 
 
 def all_answered(answers: Iterable[Answer]) -> Iterator[Answer]:
-    """Yields the outputs of each input; raises the first ``InputError`` among them."""
+    """Yields the answers up to the first with an ``InputError``, which is raised."""
     for answer in answers:
         if answer.error is not None:
             raise answer.error

@@ -1,4 +1,4 @@
-"""Inputs as the device takes them: padded to shapes that recur, so that few are compiled."""
+"""Batches of inputs, padded to a few shapes so that few programs are compiled."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,27 +9,27 @@ import numpy as np
 
 from spec_t5x.types import PAD_ID
 
-# Place among all inputs (which random numbers depend on), text and ids.
+# Place (the index among all inputs, on which random numbers depend), text and ids.
 Input = tuple[int, str, list[int]]
 _SMALLEST_BUCKET = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Inputs ready for the device, padded to shapes that recur."""
+    """Inputs of one call of a loop, and padding rows after them."""
 
-    # The real inputs; rows beyond them are padding.
+    # Texts of the inputs; empty strings for inputs that are ids. Padding rows have none.
     texts: list[str]
     tokens: np.ndarray  # [batch, source] int32
-    # Start token, then what the output begins with; padded with 0.
+    # Start token and prompt, padded with 0.
     prompts: np.ndarray  # [batch, 1 + prompt length] int32
     keys: jax.Array  # [batch] keys
-    # 0 for padding rows, which end at once.
+    # Tokens to generate at most; 0 for padding rows, which end at once.
     max_decode_steps: np.ndarray  # [batch] int32
 
 
 def bucket(length: int, limit: int) -> int:
-    """Pads the length of a source or prompt to the next power of two, at least 16.
+    """Returns the next power of two from 16 up, at most ``limit`` and at least ``length``.
 
     >>> [bucket(n, 96) for n in (3, 17, 60, 90)]
     [16, 32, 64, 96]
@@ -40,12 +40,12 @@ def bucket(length: int, limit: int) -> int:
 
 @jax.jit
 def random_keys(seed, places):
-    """Returns a random key for each input, by its place among all."""
+    """Returns a random key for each input, from the seed and its place."""
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.asarray(places))
 
 
 def padded(ids: Sequence[list[int]], rows: int, width: int) -> np.ndarray:
-    """Returns the ids of each row, then padding, ``[rows, width]``."""
+    """Returns ids ``[rows, width]`` padded on the right; rows beyond the given ones are padding."""
     padded = np.full((rows, width), PAD_ID, np.int32)
     for row, row_ids in enumerate(ids):
         padded[row, : len(row_ids)] = row_ids

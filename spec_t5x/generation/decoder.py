@@ -42,7 +42,7 @@ class BatchDecoder:
     vocabulary: Vocabulary
     max_source_len: int
     draft: Draft | None = None
-    # Options that the checkpoint sets unless a user does (``GenerateOptions.settled``).
+    # Options of the checkpoint, for those that a user leaves None (``GenerateOptions.settled``).
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -54,26 +54,26 @@ class BatchDecoder:
         return f"{type(self).__name__}({', '.join(shown)}, {self.vocabulary.vocab_size} ids)"
 
     def with_draft(self: Kind, draft: Draft | None) -> Kind:
-        """Returns this decoder with another draft."""
+        """Returns a copy of this decoder with another draft, or none."""
         return dataclasses.replace(self, draft=draft)
 
     def plain(self: Kind) -> Kind:
-        """Returns this decoder without its draft."""
+        """Returns a copy of this decoder without a draft."""
         return self.with_draft(None)
 
     @property
     def is_decoder_only(self) -> bool:
-        """True if the target continues a text instead of answering it."""
+        """True if the target is a decoder alone, whose input is a prompt that it continues."""
         return isinstance(self.target, TextModel)
 
     # Texts to batches
 
     def tokenize(self, text: str | InputError, options: GenerateOptions) -> list[int]:
-        """Encodes one input: a source with the ids that frame it, a prompt without them.
+        """Encodes an input: a source with the ids that frame it (such as EOS), a prompt without.
 
         Raises:
-          InputError: no Unicode text, an empty source, or without ``options.truncate`` text
-            that is longer than ``max_source_len`` or the target's positions.
+          InputError: the given one; or the input is no Unicode text, an empty source or, without
+            ``options.truncate``, longer than ``max_source_len`` or the target's positions.
         """
         if isinstance(text, InputError):
             raise text
@@ -91,10 +91,10 @@ class BatchDecoder:
         return self.fit(self.vocabulary.framed(self.vocabulary.encode(text)), text, options)
 
     def fit(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
-        """Returns a source's ids, cut if they are too many and ``options.truncate`` allows it.
+        """Returns a source's ids, which ``options.truncate`` cuts to the limit before their frame.
 
         Raises:
-          InputError: there are too many ids.
+          InputError: there are too many ids, and ``options.truncate`` is off.
         """
         limit = options.max_source_len or self.max_source_len
         if len(ids) <= limit:
@@ -132,10 +132,10 @@ class BatchDecoder:
     def batches(
         self, texts: Sequence[str], options: GenerateOptions, first: int = 0
     ) -> list[Batch]:
-        """Returns the inputs in order, in batches of ``options.batch_size``.
+        """Returns batches of ``options.batch_size`` inputs, in order.
 
-        Each input has its own random key, by its place among ``texts`` (the first of which is
-        at place ``first``), so that a sampled text does not depend on its batch.
+        An input's random key is that of its place, ``first`` plus its index in ``texts``, so that
+        a sampled text does not depend on its batch.
         """
         ids = [self.tokenize(text, options) for text in texts]
         places, size = range(first, first + len(texts)), options.batch_size
@@ -147,10 +147,10 @@ class BatchDecoder:
     def by_length(
         self, inputs: Iterable[Input], options: GenerateOptions
     ) -> Iterator[tuple[tuple[int, ...], Batch]]:
-        """Yields batches of inputs of similar length, each with the places of its inputs.
+        """Yields batches of inputs of similar length, each after the places of its inputs.
 
-        A batch takes as long as its longest row. The longest inputs are first: a batch that does
-        not fit into memory fails early.
+        A batch takes as long as its longest row. The longest inputs come first, so that a batch
+        that does not fit into memory fails early.
         """
         ordered, size = sorted(inputs, key=lambda one: -len(one[2])), options.batch_size
         for start in range(0, len(ordered), size):
@@ -164,9 +164,9 @@ class BatchDecoder:
         places: Sequence[int],
         options: GenerateOptions,
     ) -> Batch:
-        """Makes a batch of at most ``options.batch_size`` inputs.
+        """Makes a batch of at most ``options.batch_size`` inputs, with padding rows up to it.
 
-        ``places`` are the inputs' positions among all, which decide their random keys.
+        ``places`` are the inputs' indices among all inputs, which decide their random keys.
         """
         rows, longest = options.batch_size, max(map(len, ids))
         if self.is_decoder_only:
@@ -183,7 +183,7 @@ class BatchDecoder:
             prompts = np.asarray([[PAD_ID, *self.prefix_ids(options)]] * rows, np.int32)
         steps = np.zeros(rows, np.int32)
         steps[: len(ids)] = self.max_decode_len(options)
-        # The number of keys is part of the program: it is the same for every batch.
+        # Keys for padding rows too: their number is part of the compiled program.
         numbers = np.zeros(rows, np.uint32)
         numbers[: len(places)] = places
         return Batch(
@@ -195,7 +195,7 @@ class BatchDecoder:
         )
 
     def prefix_ids(self, options: GenerateOptions) -> list[int]:
-        """Encodes the text that every output begins with; returns [] for a decoder alone."""
+        """Encodes ``options.output_prefix``; returns [] without one or for a decoder alone."""
         if self.is_decoder_only or not options.output_prefix:
             return []
         return self.vocabulary.encode(options.output_prefix)
@@ -204,22 +204,22 @@ class BatchDecoder:
 
     @property
     def eos_id(self) -> EndOfSequence:
-        """The id that ends an output, or the tuple of several such ids."""
+        """The id that ends an output, or a tuple if there are several."""
         ids = self.vocabulary.eos_ids
         return ids if len(ids) > 1 else ids[0]
 
     def max_decode_len(self, options: GenerateOptions) -> int:
-        """Returns the largest number of tokens that are generated for an input."""
+        """Returns the most tokens generated for an input: the options', the checkpoint's or 128."""
         return int(options.settled(self.defaults)["max_decode_len"])
 
     def longest(self, batch: Batch, options: GenerateOptions) -> int:
-        """Returns the largest length of a batch's row, its prompt included."""
+        """Returns the most tokens of a row in the batch: its padded prompt and generated ones."""
         return batch.prompts.shape[1] - 1 + self.max_decode_len(options)
 
     def room(self, batch: Batch, options: GenerateOptions) -> int:
-        """Returns the loops' ``max_decode_len``, which counts the prompt.
+        """Returns the ``max_decode_len`` that a loop is compiled for: ``longest``, rounded up.
 
-        Similar limits share a program: the exact limit is ``max_decode_steps``.
+        Similar limits share a program, which gets the exact one as ``max_decode_steps``.
         """
         room = batch.prompts.shape[1] - 1 + bucket(self.max_decode_len(options), sys.maxsize)
         try:
@@ -227,12 +227,12 @@ class BatchDecoder:
             if self.draft is not None:
                 self.draft.check(self.target, room)
         except InputError:
-            # A model has fewer positions.
+            # A model has fewer positions than the rounded limit.
             return self.longest(batch, options)
         return room
 
     def loop(self, batch: Batch, options: GenerateOptions, gamma: int) -> Loop:
-        """Returns the loop of a batch, with ``gamma`` drafts in an iteration at most."""
+        """Returns the settings of a batch's loop, with at most ``gamma`` drafts in an iteration."""
         return Loop(gamma=gamma, verifier=options.make_verifier(), **self._of_loop(batch, options))
 
     def _of_loop(self, batch: Batch, options: GenerateOptions) -> dict[str, Any]:
@@ -249,10 +249,10 @@ class BatchDecoder:
         return settings if found is None else settings.replace(rules=found)
 
     def rules(self, options: GenerateOptions) -> Rules | None:
-        """Returns the rules of decoding: the options', or the checkpoint's.
+        """Returns the rules of decoding by the options or the checkpoint; None if there are none.
 
         Raises:
-          InputError: tokens that the model does not have.
+          InputError: a rule has tokens that the model does not have.
         """
         return _rules(
             self.target.vocab_size,
@@ -264,7 +264,7 @@ class BatchDecoder:
     def _loop_arguments(
         self, batch: Batch, options: GenerateOptions, pace: Pace | None
     ) -> tuple[Draft | None, tuple, dict]:
-        """Returns the draft, or None if it is left out, and positional and named arguments."""
+        """Returns the draft, None in plain decoding, and positional and named loop arguments."""
         draft = None if options.gamma == AUTO and pace is None else self.draft
         placed = batch.tokens, batch.prompts, batch.keys, self.sampling(options)
         named = self._of_loop(batch, options) | {"max_decode_steps": batch.max_decode_steps}
@@ -274,9 +274,9 @@ class BatchDecoder:
         return draft, placed, named
 
     def decode(self, batch: Batch, options: GenerateOptions, pace: Pace | None = None) -> Decoded:
-        """Decodes one batch on the device; returns at once, before it is done.
+        """Starts decoding a batch on the device, and returns arrays that the device will fill.
 
-        With gamma "auto" it drafts at ``pace``, and decodes plainly without one.
+        With gamma "auto" the number of drafts follows ``pace``; without a pace decoding is plain.
 
         Raises:
           InputError: the batch cannot be decoded.
@@ -292,7 +292,7 @@ class BatchDecoder:
     ) -> Iterator[Iteration]:
         """Decodes as ``decode``, driven from the host: yields each iteration, returns the result.
 
-        Statistics are made even in plain decoding.
+        The result has statistics even in plain decoding (``loops.speculative_steps``).
         """
         draft, placed, named = self._loop_arguments(batch, options, pace)
         if draft is None:
@@ -302,10 +302,10 @@ class BatchDecoder:
         return speculative_steps(self.target, draft, *placed, **named)
 
     def search(self, batch: Batch, options: GenerateOptions) -> BeamResult:
-        """Runs a beam search of one batch on the device; returns at once, before it is done.
+        """Starts a beam search on the device, and returns arrays that the device will fill.
 
         Raises:
-          InputError: a draft that is not a model.
+          InputError: the search drafts (gamma is neither 0 nor "auto"), and not with a model.
         """
         settled, ranking = options.settled(self.defaults), Ranking(exponent=options.beam_alpha)
         # The end of a search by T5X's rules depends on the longest text that it has room for.
@@ -339,7 +339,7 @@ class BatchDecoder:
     # Results to texts
 
     def collect(self, batch: Batch, decoded: Decoded, options: GenerateOptions) -> Iterator[Answer]:
-        """Fetches a batch's results and yields each input's answer."""
+        """Waits for a batch's results and yields the answer to each input."""
         # The pace stays on the device.
         decoded = jax.device_get(decoded.replace(pace=None))
         lengths = prompt_lengths(batch)
@@ -349,9 +349,9 @@ class BatchDecoder:
     def answer(
         self, text: str, skipped: int, decoded: Decoded, row: int, options: GenerateOptions
     ) -> Answer:
-        """Makes the answer to one input, without the ``skipped`` tokens of its prompt.
+        """Makes the answer to an input, whose prompt has ``skipped`` tokens.
 
-        ``decoded`` is on the host; ``row`` is the input's row in it.
+        ``decoded`` is on the host; ``row`` is the input's index in it.
         """
         error, stats = _unsound("target", text, decoded.scores[row]), decoded.stats
         if error is None and stats is not None:
@@ -379,7 +379,7 @@ class BatchDecoder:
     def collect_beams(
         self, batch: Batch, result: BeamResult, options: GenerateOptions
     ) -> Iterator[Answer]:
-        """Fetches the results of a search and yields each input's answer."""
+        """Waits for the results of a beam search and yields the answer to each input."""
         result = jax.device_get(result)
         speculative, lengths = self._searches_speculatively(options), prompt_lengths(batch)
         best = range(options.beams - options.num_decodes, options.beams)
@@ -405,7 +405,7 @@ class BatchDecoder:
         stop: tuple[str, ...],
         **counts,
     ) -> Generation:
-        """Makes an output, without the ``skipped`` tokens that a decoder alone continues."""
+        """Makes the output at index ``at``, up to a ``stop`` text; a decoder's skips its prompt."""
         decode = self.vocabulary.decode
         # The prefix of an encoder-decoder's output is part of it.
         first = skipped if self.is_decoder_only else 0
@@ -423,7 +423,7 @@ class BatchDecoder:
 
 
 def _unsound(model: str, text: str, values: np.ndarray) -> InputError | None:
-    """Returns the error of an input for which a model computed values that are not finite."""
+    """Returns an error for an input if any of a model's values is not finite, else None."""
     if np.all(np.isfinite(values)):
         return None
     return InputError(f"the {model}'s logits are not finite for {text[:40]!r}: {UNSOUND}")

@@ -1,11 +1,11 @@
 """Engine of decoding, which takes batches, returns answers and keeps the device busy.
 
-    submit    queues a batch for the device
-    collect   returns the answers of all that has begun but the last, which stays under way
-    close     decodes the rest
+    submit    starts decoding a batch, or queues it
+    collect   returns the answers of all batches under way but the last, which the device decodes
+    close     decodes queued batches and returns all remaining answers
 
-A batch of several rows goes into slots (``loops/refill.py``), where an input that has ended makes
-room for the next one. With gamma "auto" each batch is decoded at the pace of those before it.
+Batches of several rows are decoded in slots (``loops/refill.py``), whose *bursts* decode until all
+inputs of a batch have had one. With gamma "auto" a batch has the pace of those before it.
 """
 
 import collections
@@ -31,11 +31,11 @@ from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.identity import identity, params_digest
 from spec_t5x.tuning.store import Store
 
-# The places of inputs that have ended, and their answers.
+# Places (indices among all inputs) of inputs that have ended, and their answers.
 Answered = tuple[tuple[int, ...], list[Answer]]
-# Share of plain steps from which the draft counts as left out.
+# Share of plain steps among all steps from which the draft counts as left out.
 _LEFT_OUT = 0.8
-# Options that a step's cost depends on; the sampling and ``max_decode_len`` do so by classes.
+# Options that a step's cost depends on; ``costly`` adds greedy sampling and a rounded length.
 _COSTLY = (
     *("batch_size", "no_repeat_ngram_size", "num_decodes", "repetition_penalty"),
     *("rescale_log_probs", "top_k", "top_p", "verifier", "widths"),
@@ -43,7 +43,7 @@ _COSTLY = (
 
 
 class Engine:
-    """Decodes batches of some options, one after the other."""
+    """Decoding of batch after batch with the same options."""
 
     def __init__(
         self,
@@ -52,29 +52,29 @@ class Engine:
         costs: dict[GenerateOptions, Costs],
         pace: Pace | None = None,
     ):
-        """Begins with nothing under way.
+        """Makes an engine without batches.
 
         Args:
           decoder: the models.
           options: how to decode.
-          costs: of speculation, by options; ``costs`` adds those that it measures.
+          costs: costs of speculation by options; the method ``costs`` adds measured ones.
           pace: with gamma "auto" that of earlier batches; None starts a new one.
         """
         self.decoder, self.options, self.pace = decoder, options, pace
-        # True if an input that has ended makes room for the next one: a search has no slots, and
-        # one row makes no other wait.
+        # True if batches are decoded in slots. A beam search has none, and a single row makes no
+        # other row wait.
         self.in_slots = options.batch_size > 1 and not options.beams
-        # Target calls, times the rows that each was for.
+        # Rows of all target calls so far, ended ones and padding included.
         self.row_calls = 0
         self._costs = costs
-        # Calls that wait for what the device decodes.
+        # Functions that wait for a batch or burst on the device and return its answers.
         self.under_way: collections.deque[Callable[[], Answered]] = collections.deque()
-        # A batch that no other follows needs no slots.
+        # Queued until the next batch is submitted: a batch that no other follows needs no slots.
         self._waiting: tuple[tuple[int, ...], Batch] | None = None
         self._slots: _Slots | None = None
 
     def submit(self, places: tuple[int, ...], batch: Batch) -> None:
-        """Queues a batch to decode; ``places`` are its inputs' positions among all inputs."""
+        """Starts decoding a batch, or queues it; ``places`` are its inputs' indices among all."""
         if self.in_slots:
             if self._waiting is not None:
                 self._slots = _Slots(self._for(self._waiting[1]), self.options, self.pace)
@@ -95,11 +95,11 @@ class Engine:
         self.under_way.append(functools.partial(self._counted, places, answers))
 
     def collect(self) -> list[Answered]:
-        """Returns the answers of all that is under way but the last batch or burst."""
+        """Waits for all batches and bursts under way but the last, and returns their answers."""
         return [self.under_way.popleft()() for _ in range(len(self.under_way) - 1)]
 
     def close(self) -> Iterator[Answered]:
-        """Decodes a batch that waits, and yields all remaining answers."""
+        """Decodes a queued batch, and yields all remaining answers."""
         if self._slots is not None:
             self._keep(self._slots, self._slots.burst())
         elif self._waiting is not None:
@@ -110,22 +110,22 @@ class Engine:
             yield self.under_way.popleft()()
 
     def answers(self, batches: Iterable[tuple[tuple[int, ...], Batch]]) -> Iterator[Answered]:
-        """Yields the answers to batches; each batch is under way before the last one is awaited."""
+        """Yields the answers to batches; a batch is submitted before the one before is awaited."""
         for places, batch in batches:
             self.submit(places, batch)
             yield from self.collect()
         yield from self.close()
 
     def decode(self, batch: Batch) -> Decoded:
-        """Decodes a batch on the device until its last row has ended; returns at once."""
+        """Starts decoding a batch, without slots, and returns arrays that the device will fill."""
         decoded = self._for(batch).decode(batch, self.options, self.pace)
         self.pace = decoded.pace
         return decoded
 
     def steps(self, batch: Batch) -> Generator[Iteration, bool, Answer]:
-        """Decodes one input as ``decode`` does, driven from the host; returns the answer last.
+        """Decodes one input from the host: yields its iterations and returns the answer.
 
-        The prefill has run when the call returns. Sent True, the generator ends the input.
+        The prefill has run when the call returns. If True is sent, the input ends there.
         """
         decoder = self._for(batch)
         steps = decoder.steps(batch, self.options, self.pace)
@@ -141,7 +141,7 @@ class Engine:
         return run()
 
     def _counted(self, places: tuple[int, ...], answers: Iterable[Answer]) -> Answered:
-        """Waits for a batch, and counts its calls for all rows until its last one had ended."""
+        """Waits for a batch's answers, and adds its calls, times all rows, to ``row_calls``."""
         answers = list(answers)
         good = itertools.chain.from_iterable(a for a in answers if a.error is None)
         # A search's calls are for all hypotheses of an input.
@@ -151,7 +151,7 @@ class Engine:
         return places, answers
 
     def _keep(self, slots: "_Slots", ended: refill.Ended) -> None:
-        """Queues the answers of a burst that has begun."""
+        """Adds a burst that has begun to those under way."""
         self.pace = slots.pace
 
         def counted() -> Answered:
@@ -164,7 +164,7 @@ class Engine:
     # The draft's costs
 
     def costs(self, batch: Batch) -> Costs:
-        """Returns the costs of speculation for similar batches: measured once, and remembered.
+        """Returns the costs of speculation with these options, stored or timed with ``batch``.
 
         Raises:
           InputError: there is no draft, or the batch cannot be decoded.
@@ -191,12 +191,12 @@ class Engine:
         return self._costs[options]
 
     def first_pace(self, batch: Batch) -> Pace | None:
-        """Returns the first pace for gamma "auto"; None if the draft cannot pay."""
+        """Returns the pace of a first batch with gamma "auto"; None if the draft cannot pay."""
         costs = self.costs(batch)
         return Pace.start(costs) if costs.needed <= OPTIMISM else None
 
     def _for(self, batch: Batch) -> BatchDecoder:
-        """Returns the models for a batch: without the draft if it cannot pay."""
+        """Returns the models for a batch, without a draft that cannot pay; may start the pace."""
         if self.decoder.draft is None or self.options.gamma != AUTO:
             return self.decoder
         if self.pace is None:
@@ -205,7 +205,7 @@ class Engine:
 
     @property
     def verdict(self) -> str | None:
-        """The reason why the draft was left out of most steps; None if it was not."""
+        """The reason why most steps had no draft, for a message; None if they had one."""
         costs = self._costs.get(self.options)
         if costs is None:
             return None
@@ -229,7 +229,7 @@ class Engine:
 def costly(options: GenerateOptions) -> dict:
     """Returns the options that the time of a step depends on, as values of JSON."""
     values = {name: getattr(options, name) for name in _COSTLY}
-    # Programs are shared by similar limits.
+    # Rounded as in ``BatchDecoder.room``: similar limits share a program.
     room = options.max_decode_len and bucket(options.max_decode_len, sys.maxsize)
     return values | {"greedy": options.sampling().greedy, "max_decode_len": room}
 
@@ -238,7 +238,7 @@ class _Slots:
     """Inputs in slots (``loops/refill.py``), to which groups of further inputs are added."""
 
     def __init__(self, decoder: BatchDecoder, options: GenerateOptions, pace: Pace | None):
-        """Begins empty; drafts at ``pace``, or ``options.gamma`` tokens if it is None."""
+        """Makes empty slots; without a ``pace``, iterations have ``options.gamma`` drafts."""
         self._decoder, self._options = decoder, options
         self.pace = None if decoder.draft is None else pace
         # The text of each input that has not ended, and the tokens of its prompt.
@@ -246,7 +246,7 @@ class _Slots:
         self._group: refill.Members | None = None
 
     def fill(self, places: Sequence[int], batch: Batch) -> None:
-        """Puts the first inputs, which have the longest sources and prompts, into slots."""
+        """Puts the inputs of the first batch, whose sources and prompts are longest, into slots."""
         gamma = self._options.gamma if self.pace is None else self.pace.largest
         gamma = 0 if self._decoder.draft is None else gamma
         self._loop = self._decoder.loop(batch, self._options, gamma)
@@ -254,12 +254,12 @@ class _Slots:
         self._slots = refill.fill(self._prepared(places, batch, waits=False), self.pace)
 
     def takes(self, batch: Batch) -> bool:
-        """Returns whether no input of the batch is longer than the first ones."""
+        """Returns whether the batch's padded sources and prompts fit the first batch's shapes."""
         pairs = (batch.tokens, self._first.tokens), (batch.prompts, self._first.prompts)
         return all(new.shape[1] <= first.shape[1] for new, first in pairs)
 
     def burst(self, places: Sequence[int] = (), batch: Batch | None = None) -> refill.Ended:
-        """Starts decoding until all inputs of ``batch`` have slots; without a batch, to the end."""
+        """Starts a burst until all inputs of ``batch`` have slots or, without one, to the end."""
         if batch is not None or self._group is None:
             self._group = self._prepared(places, batch or self._first, waits=True)
         if batch is None:
@@ -288,7 +288,7 @@ class _Slots:
             paced=self.pace is not None,
             waits=waits,
         )
-        # Places are on the host, as those of ``burst``: another sharding is another program.
+        # Places stay on the host, as in ``burst``: another sharding would be another program.
         return members.replace(places=numbers) if waits else members
 
     def collected(self, ended: refill.Ended) -> tuple[int, tuple[int, ...], list[Answer]]:

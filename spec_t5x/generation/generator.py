@@ -1,4 +1,4 @@
-"""Text in, text out: where a user starts."""
+"""Class ``Generator``: text in, text out, the entry for users."""
 
 import dataclasses
 import functools
@@ -31,17 +31,17 @@ from spec_t5x.options import GenerateOptions, options_with
 
 log = logging.getLogger(__name__)
 
-# For checkpoints that do not say how long their sources were in training.
+# Tokens of a source, for checkpoints that do not say how long sources were in training.
 DEFAULT_MAX_SOURCE_LENGTH = 512
-# Batches that inputs are sorted by length for: more means less padding, and a longer wait.
+# Batches whose inputs are sorted by length together: more mean less padding and a longer wait.
 _SORTED = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Generator(BatchDecoder):
-    """A target, an optional draft and their vocabulary: texts in, texts out."""
+    """A target, an optional draft and their vocabulary, which decode texts or ids."""
 
-    # The costs of speculation with some options, and the pace that texts were last decoded at.
+    # By options: the costs of speculation, and the pace after the last texts.
     _costs: dict[GenerateOptions, Costs] = dataclasses.field(default_factory=dict, init=False)
     _paces: dict[GenerateOptions, Pace] = dataclasses.field(default_factory=dict, init=False)
 
@@ -61,17 +61,17 @@ class Generator(BatchDecoder):
         A name on the Hub is ``OWNER/NAME`` or ``OWNER/NAME@REVISION``, as in
         ``Generator.load("google/flan-t5-xl", "google/flan-t5-small")``; it is downloaded once.
         All models are found, and downloaded, before any is loaded. The decoding settings of a
-        Hugging Face checkpoint hold unless an option replaces them; a warning names the
-        unsupported ones.
+        Hugging Face checkpoint hold unless an option replaces them; a warning names those that are
+        not applied.
 
         Args:
           target: the model whose output is wanted.
-          draft: what ``checkpoints.make_draft`` makes a draft of; None or "none" decodes plainly.
-          options: settings of the draft; the target computes in its ``dtype`` too.
-          vocabulary: of a target that holds none (``checkpoints.storage.vocabularies``).
-          shardings: of the target's parameters (``checkpoints.loading``).
-          weights: "int8" and "int4" round the target's matrices: another model, whose output it
-            then is.
+          draft: a draft's name, for ``checkpoints.make_draft``; None or "none" decodes plainly.
+          options: settings of the draft; the target computes in their ``dtype`` too.
+          vocabulary: replaces that of a target without one (``checkpoints.storage.vocabularies``).
+          shardings: those of the target's parameters (``checkpoints.loading``).
+          weights: "int8" and "int4" round the target's matrices, and outputs are those of the
+            rounded model; "auto" reads the checkpoint's format.
           task: name of the decoding settings in the target's config.json
             (``task_specific_params``).
 
@@ -105,13 +105,13 @@ class Generator(BatchDecoder):
 
     @classmethod
     def load_named(cls, models: Models, **options) -> "Generator":
-        """Loads what a command was given; ``options`` are further arguments of ``load``."""
+        """Loads the models that a command names; ``options`` are further arguments of ``load``."""
         named = models.target, models.draft_name(), models.draft_options(), models.vocabulary
         return cls.load(*named, weights=models.weights, task=models.task, **options)
 
     @classmethod
     def of(cls, target: LoadedModel, weights: str = AUTO, task: str | None = None) -> "Generator":
-        """Makes one of a loaded target, without a draft; the others are as of ``load``."""
+        """Makes a generator of a loaded target, without a draft; the others are ``load``'s."""
         return cls(
             target=target.bind(weights),
             vocabulary=target.vocabulary,
@@ -129,17 +129,17 @@ class Generator(BatchDecoder):
     ) -> Answers:
         """Returns the answers to the inputs in order, which are decoded while iterated over.
 
-        An input that cannot be decoded is its answer's ``error``; the others are decoded.
+        If an input cannot be decoded, its answer has the ``error``; the others are decoded.
 
         Args:
-          texts: the inputs, of which a few batches are looked at ahead; a string is one. An
-            error in place of an input is its answer.
+          texts: the inputs, of which up to 16 batches are read ahead; a string is one input. An
+            ``InputError`` in place of an input becomes its answer's ``error``.
           options: how to decode.
-          first: the place of the first input, which its random numbers depend on.
+          first: place of the first input; an input's random numbers depend on its place.
           changes: options that replace those in ``options``.
 
         Raises:
-          InputError: options that do not fit together.
+          InputError: texts are no strings, or options are unknown or do not fit together.
         """
         options = options_with(options, changes)
         texts = [texts] if isinstance(texts, str) else texts
@@ -158,8 +158,8 @@ class Generator(BatchDecoder):
     ) -> Answers:
         """Generates as ``generate`` for inputs that are ids: sources with EOS, prompts without.
 
-        The other arguments are those of ``generate``. An input without ids, or with one that the
-        target does not have, is its answer's ``error``.
+        The other arguments are those of ``generate``. If a source is empty, or the target lacks an
+        id, the answer has an ``error``.
         """
         options = options_with(options, changes)
         return Answers(self._answers(ids, self._checked_ids, options, first))
@@ -179,7 +179,7 @@ class Generator(BatchDecoder):
     def _answers(
         self, inputs: Iterable, encode: Callable, options: GenerateOptions, first: int
     ) -> Iterator[Answer]:
-        """Yields the answer to each input in order; decodes by length what ``encode`` gives."""
+        """Yields answers in the order of inputs, which ``encode`` turns to ids; sorts by length."""
         engine, answers = self.engine(options, self._paces.get(options)), {}
         size = options.batch_size * (_SORTED if options.batch_size > 1 else 1)
 
@@ -208,49 +208,49 @@ class Generator(BatchDecoder):
     ) -> Iterator[StreamEvent]:
         """Decodes one input; yields an event after each call of the target.
 
-        The output is the one that ``generate`` gives to this input alone at ``place``. Driven
-        from the host, call by call, it takes longer. Without a draft each event has one token.
+        The output is that of ``generate`` for this input alone at ``place``. The host drives every
+        call, which takes longer. Without a draft each event has one token.
 
         Args:
           text: the input.
           options: how to decode; ``batch_size`` does not matter.
-          place: of the input, which its random numbers depend on.
+          place: index that the input's random numbers depend on.
           changes: options that replace those in ``options``.
 
         Raises:
           InputError: at the call, an input or options that cannot be decoded, several decodes
-            or a beam search; later, models that compute what is not finite, before a token
-            of it is yielded.
+            or a beam search; while iterating, logits that are not finite, before a token of
+            them is yielded.
         """
         options = dataclasses.replace(options_with(options, changes), batch_size=1)
         if options.num_decodes != 1:
-            raise InputError(f"num_decodes is {options.num_decodes}: a stream has 1")
+            raise InputError(f"num_decodes is {options.num_decodes}: set it to 1 for a stream")
         if options.beams:
-            raise InputError(f"beams is {options.beams}: a search cannot be streamed")
+            raise InputError(f"beams is {options.beams}: a search cannot be streamed, set it to 0")
         (batch,) = self.batches([text], options, place)
         engine = self.engine(options, self._paces.get(options))
         return stream(engine, batch, lambda: self._remember(engine))
 
     def engine(self, options: GenerateOptions, pace: Pace | None = None) -> Engine:
-        """Makes an engine, which decodes batch after batch; ``pace`` is that of earlier ones."""
+        """Makes an engine; drops ``pace``, of earlier batches, if sampled texts depend on it."""
         return Engine(self, options, self._costs, pace if options.repeats else None)
 
     def _remember(self, engine: Engine) -> None:
-        """Keeps the pace for the next call with these options."""
+        """Stores the pace for the next call with these options, unless texts depend on the pace."""
         if engine.pace is not None and engine.options.repeats:
             self._paces[engine.options] = engine.pace
 
     def verdict(self, options: GenerateOptions) -> str | None:
-        """Returns why the draft was left out of most steps of the last call; None if it was not."""
+        """Returns why most steps of the last call had no draft, for a message; None if they had."""
         return self.engine(options, self._paces.get(options)).verdict
 
     def assume(self, options: GenerateOptions, costs: Costs) -> None:
-        """Takes costs as known that another process has measured."""
+        """Stores the costs of these options as known, so that none are measured."""
         self._costs[options] = costs
 
 
 def _defaults(target: LoadedModel, task: str | None) -> dict[str, Any]:
-    """Returns the options that a checkpoint sets; warns of unsupported ones."""
+    """Returns the decoding options that a checkpoint sets; warns of those that are not applied."""
     vocabulary = target.vocabulary
     decoding = generation_config.understood(
         target.metadata.get(generation_config.GENERATION, {}),
@@ -261,7 +261,7 @@ def _defaults(target: LoadedModel, task: str | None) -> dict[str, Any]:
     )
     if decoding.left_out:
         log.warning(
-            "%s asks for decoding that is left out: %s",
+            "%s sets options that are left out: %s",
             target.directory,
             ", ".join(decoding.left_out),
         )

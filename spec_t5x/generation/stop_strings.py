@@ -1,18 +1,18 @@
-"""The end of an output at a text that it contains, before its end of sequence."""
+"""Stop strings, texts at which an output ends before its end of sequence."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-# The character that a decoder shows for one whose last bytes are to come.
+# The character that a tokenizer decodes an incomplete sequence of bytes to.
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class Stopped(NamedTuple):
-    """The place at which the first stop string was completed."""
+    """The end of an output at a stop string."""
 
-    # The number of new ids, up to the one that completed it.
+    # Number of new ids, up to and with the one that completed a stop string.
     count: int
-    # The text before it.
+    # Decoded output before the stop string, or before the first of several.
     text: str
 
 
@@ -22,7 +22,7 @@ def first_stop(
     new: Sequence[int],
     stop: Sequence[str],
 ) -> Stopped | None:
-    """Finds where ``new`` ids after ``ids`` complete the first stop string; None if nowhere."""
+    """Returns where ``new`` ids, added to ``ids`` one by one, complete a stop string, or None."""
     for count in range(1, len(new) + 1 if stop else 0):
         text = decode([*ids, *new[:count]])
         if places := [text.index(string) for string in stop if string in text]:
@@ -31,7 +31,7 @@ def first_stop(
 
 
 def settled(text: str, stop: Sequence[str]) -> str:
-    """Returns the part of an unfinished output that later tokens cannot change.
+    """Returns an unfinished text without what more tokens may make part of a stop string or letter.
 
     >>> settled("Wo ist der Bahnhof?\\n", ["\\n\\n"])
     'Wo ist der Bahnhof?'

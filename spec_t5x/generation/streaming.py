@@ -1,4 +1,4 @@
-"""One input decoded call by call: an event for each call of the target."""
+"""Streaming: one input is decoded call by call, with an event for each target call."""
 
 import dataclasses
 import time
@@ -14,43 +14,43 @@ from spec_t5x.generation.stop_strings import first_stop, settled
 class StreamEvent:
     """The tokens of one target call: a line of Figure 1."""
 
-    # The output so far, without what may still change at its end: a character whose last bytes
-    # are to come, or the beginning of a stop string. The last event has all of it.
+    # Output so far, without an end that may still change: an incomplete character, the beginning
+    # of a stop string, or a word whose space may go. The last event has the whole output.
     text: str
     # Ids that the draft proposed; none in a plain step.
     proposed: list[int]
-    # The number of proposals, from the first, that entered the output.
+    # Number of leading proposals that entered the output.
     num_accepted: int
-    # The target's own token that follows: the correction of the first refused proposal, or one
-    # more if all were accepted. None if the output ended inside the accepted proposals.
+    # The target's own token after the accepted proposals: a correction, or a further token if all
+    # were accepted. None if the output ended inside the accepted proposals.
     own: int | None
-    # The number of calls so far, with this one.
+    # Target calls so far, this one included.
     target_calls: int
-    # Time of decoding so far, without the caller's time between events, and the prefill's part of
-    # it. Compilation counts.
+    # Seconds of decoding so far, without the caller's time between events, and the prefill's part
+    # of these. Compilation is included.
     seconds: float
     prefill_seconds: float
-    # The whole output and its counts, in the last event.
+    # The output with its score and counts; None before the last event.
     generation: Generation | None = None
 
     @property
     def accepted(self) -> list[int]:
-        """The proposals that entered the output."""
+        """Ids of the proposals that entered the output."""
         return self.proposed[: self.num_accepted]
 
     @property
     def rejected(self) -> list[int]:
-        """The proposals that the target refused, of which ``own`` corrects the first."""
+        """Ids of the proposals from the first refused one on, in whose place ``own`` is."""
         return [] if self.own is None else self.proposed[self.num_accepted :]
 
     @property
     def appended(self) -> list[int]:
-        """The tokens that the output grew by."""
+        """Ids that this call appended to the output."""
         return self.accepted if self.own is None else [*self.accepted, self.own]
 
 
 def stream(engine: Engine, batch: Batch, ended: Callable[[], None]) -> Iterator[StreamEvent]:
-    """Yields the events of ``Generator.stream`` for a batch of one input; calls ``ended`` last."""
+    """Yields ``Generator.stream``'s events for one input; calls ``ended`` before the last event."""
     stop, vocabulary = engine.options.stop, engine.decoder.vocabulary
     decode = vocabulary.decode
     began = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Sampling: logits to tokens, rules of decoding, verification of drafts; arrays alone, no model."""
+"""Functions of arrays, without a model: logits to tokens, rules of decoding, verification."""

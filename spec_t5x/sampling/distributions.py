@@ -4,7 +4,8 @@ Draft and target both go through ``standardize``: argmax, temperature, top-k and
 are all sampling from an adjusted distribution (Leviathan et al. 2023, section 2.2).
 
 The order of operations and the treatment of ties are T5X's: temperature, then top-k or top-p; a
-temperature of at most 1e-4 is argmax; tokens that tie with the last one kept are kept too.
+temperature of at most 1e-4 is argmax; tokens that tie with the last one kept are kept too. In
+formulas p is the target's distribution and q the draft's.
 """
 
 import dataclasses
@@ -32,28 +33,28 @@ MIN_TEMPERATURE = 1e-4
 class Sampling:
     """Settings of the sampled distribution; ``sampling(...)`` makes and checks them.
 
-    The temperature is traced, so that changing it compiles nothing; the rest is static.
+    Temperature and arrays of rules are traced: new values compile nothing. The rest is static.
     """
 
-    # One temperature for all rows, or one for each row.
+    # One temperature for all rows, or one for each row; at most ``MIN_TEMPERATURE`` is argmax.
     temperature: Float32[Array, "*batch"]
     # Number of likeliest tokens that are kept; 0 keeps all.
     top_k: int = flax.struct.field(pytree_node=False, default=0)
-    # Mass that the smallest set of kept tokens has at least; 0 keeps all.
+    # Least probability mass of the nucleus, the likeliest tokens that are kept; 0 keeps all.
     top_p: float = flax.struct.field(pytree_node=False, default=0.0)
-    # Every row is known to be argmax while tracing, so that no noise is drawn.
+    # True if every row is argmax, known when the program is traced: no noise is drawn.
     greedy: bool = flax.struct.field(pytree_node=False, default=False)
-    # Tokens that may follow a text; they change the logits before all else.
+    # Rules of decoding, which callers apply to the logits before ``standardize``; None for none.
     rules: Rules | None = None
 
     def repeat(self, times: int) -> "Sampling":
-        """Returns the settings of ``times`` consecutive copies of each row."""
+        """Returns the settings of a batch whose rows are repeated, as by ``jnp.repeat``."""
         if self.temperature.ndim == 0:
             return self
         return dataclasses.replace(self, temperature=jnp.repeat(self.temperature, times))
 
     def keep_ties(self) -> "Sampling":
-        """Returns settings that draw among tokens which tie for ``top_k`` 1, as T5X does."""
+        """Returns settings with which ``top_k`` 1 draws among tied tokens, as in T5X."""
         return dataclasses.replace(self, greedy=self.greedy and self.top_k != 1)
 
 
@@ -62,9 +63,9 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0) -> Sampling:
 
     Args:
       temperature: a number, or an array ``[batch]`` with one for each row; 0 is argmax.
-      top_k: number of tokens kept, 0 for all. 1 is argmax, the first of tokens that tie
-        exactly; coupled draws choose among those by their noise, as T5X does.
-      top_p: mass of the nucleus kept, in [0, 1]; 0 and 1 keep all.
+      top_k: number of tokens kept, 0 for all. 1 is argmax: the first of tied tokens or, in
+        coupled draws, the one that the noise chooses among them, as in T5X (``keep_ties``).
+      top_p: least mass of the nucleus kept, in [0, 1]; 0 and 1 keep all.
 
     Raises:
       InputError: a value is out of its range, or both ``top_k`` and ``top_p`` are set.
@@ -83,7 +84,7 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0) -> Sampling:
     cold = bool(np.all(values <= MIN_TEMPERATURE))
     return Sampling(
         temperature=jnp.asarray(values),
-        # Settings that change nothing are left out of the program.
+        # Filters that cannot change the result are left out of the compiled program.
         top_k=0 if cold else int(top_k),
         top_p=0.0 if cold or top_p == 1 else float(top_p),
         greedy=cold or top_k == 1,
@@ -93,7 +94,7 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0) -> Sampling:
 def standardize(
     logits: Float[Array, "batch *positions vocab"], settings: Sampling
 ) -> Float32[Array, "batch *positions vocab"]:
-    """Returns the distribution that ``settings`` sample from, in float32 (section 2.2)."""
+    """Returns float32 probabilities by temperature and top-k or top-p (section 2.2); no rules."""
     logits = logits.astype(jnp.float32)
     if settings.greedy:
         return argmax_probs(logits)
@@ -107,7 +108,7 @@ def standardize(
 def tempered(
     logits: Float32[Array, "*rows vocab"], temperature: Array, *, top_k: int, top_p: float
 ) -> Float32[Array, "*rows vocab"]:
-    """Returns the softmax of the kept tokens; the temperature broadcasts to the logits."""
+    """Returns ``standardize``'s result for a temperature that broadcasts to ``logits``."""
     warped = logits / jnp.maximum(temperature, MIN_TEMPERATURE)
     if top_k:
         warped = keep_top_k(warped, top_k)
@@ -125,7 +126,7 @@ def log_sum_exp(values: Float32[Array, "*rows vocab"]) -> Float32[Array, "*rows"
 
 @by_kernel
 def argmax(values: Float[Array, "*rows vocab"]) -> Int[Array, "*rows"]:
-    """Returns the index of the largest value, the first of several.
+    """Returns the index of each row's largest value, the first of equal ones; the last for NaN.
 
     ``jnp.argmax`` is one scalar reduction over pairs; two plain reductions are vectorized and ten
     times faster on a CPU.
@@ -139,7 +140,7 @@ def argmax(values: Float[Array, "*rows vocab"]) -> Int[Array, "*rows"]:
 def values_at(
     values: Shaped[Array, "*rows vocab"], tokens: Int[Array, "*rows"]
 ) -> Shaped[Array, "*rows"]:
-    """Returns each row's value at its token."""
+    """Returns ``values[row, tokens[row]]`` for each row."""
     return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
 
@@ -149,26 +150,26 @@ def write_rows(
     starts: Int[Array, "batch"],
     axis: int = 1,
 ) -> Shaped[Array, "batch *length"]:
-    """Overwrites each row of ``buffer`` with its row of ``new``, from the row's start on.
+    """Returns ``buffer`` with each row b overwritten by ``new[b]`` from index ``starts[b]`` on.
 
-    The caller makes sure of the room: XLA moves a start back if its row would pass the end.
+    The caller leaves enough room along ``axis``: XLA moves a start back if a row would not fit.
     """
     write = functools.partial(lax.dynamic_update_slice_in_dim, axis=axis - 1)
     return jax.vmap(write)(buffer, new, starts)
 
 
 def argmax_probs(logits: Float[Array, "*rows vocab"]) -> Float32[Array, "*rows vocab"]:
-    """Returns distributions with all mass on the likeliest token, the first of several."""
+    """Returns one-hot distributions: probability 1 for the token that ``argmax`` chooses."""
     return jax.nn.one_hot(argmax(logits), logits.shape[-1], dtype=jnp.float32)
 
 
 def keep_top_k(logits: Float[Array, "*rows vocab"], k: int) -> Float[Array, "*rows vocab"]:
-    """Replaces all but the k largest logits, and those that tie with them, by minus infinity."""
+    """Replaces logits below each row's k-th largest by minus infinity, so that ties are kept."""
     if k >= logits.shape[-1]:
         return logits
     if k == 1:
         return jnp.where(logits >= jnp.max(logits, axis=-1, keepdims=True), logits, -jnp.inf)
-    # Integers in the order of the logits: -0 is 0, and the bits of negative numbers are inverted.
+    # Maps logits to unsigned integers in the same order; -0 becomes 0 first, so that both tie.
     bits = jnp.where(logits == 0, 0.0, logits).astype(jnp.float32)
     bits = lax.bitcast_convert_type(bits, jnp.uint32)
     numbers = bits ^ jnp.where(bits >> 31 == 1, jnp.uint32(0xFFFFFFFF), jnp.uint32(1 << 31))
@@ -177,8 +178,8 @@ def keep_top_k(logits: Float[Array, "*rows vocab"], k: int) -> Float[Array, "*ro
 
 
 def keep_top_p(probs: Float32[Array, "*rows vocab"], p: float) -> Float32[Array, "*rows vocab"]:
-    """Returns the nucleus, the likeliest tokens whose mass reaches ``p``, normalized."""
-    # Numbers that are not negative are in the order of their bits.
+    """Returns the normalized nucleus: the fewest likeliest tokens of mass ``p``, and their ties."""
+    # The bits of floats that are not negative, read as integers, have the order of the floats.
     bits = lax.bitcast_convert_type(probs, jnp.uint32)
     return normalize(jnp.where(bits >= _largest_threshold(bits, probs, p), probs, 0.0))
 
@@ -186,9 +187,9 @@ def keep_top_p(probs: Float32[Array, "*rows vocab"], p: float) -> Float32[Array,
 def _largest_threshold(
     numbers: UInt32[Array, "*rows vocab"], weights: Array, enough: float | int | Array
 ) -> UInt32[Array, "*rows 1"]:
-    """Finds the largest t for which the numbers from t on weigh ``enough``, or 0, bit by bit.
+    """Returns each row's largest t with ``sum(weights[numbers >= t]) >= enough``; 0 if none.
 
-    Sorting the vocabulary takes 40 times longer on a CPU.
+    The search is bit by bit: sorting the vocabulary takes 40 times longer on a CPU.
     """
 
     def set_bit(index, found):
@@ -204,15 +205,15 @@ def residual(
 ) -> Float[Array, "*rows vocab"]:
     """Returns ``norm(max(0, p - q))``, from which a rejected draft is resampled (section 2.3).
 
-    A draft is only rejected where the target has mass that the draft lacks: a residual without
-    mass comes from rounding alone, and the target itself replaces it.
+    A row without ``p > q`` is replaced by p. Rounding alone causes it: a rejected token has
+    ``q > p``, so that another token has ``p > q``.
     """
     excess = jnp.maximum(target_probs - draft_probs, 0.0)
     return jnp.where(jnp.any(excess > 0, axis=-1, keepdims=True), normalize(excess), target_probs)
 
 
 def normalize(masses: Float[Array, "*rows vocab"]) -> Float[Array, "*rows vocab"]:
-    """Divides each row by its sum; zeros stay zeros."""
+    """Divides each row by its sum; a row of zeros stays zeros."""
     total = jnp.sum(masses, axis=-1, keepdims=True)
     return masses / jnp.where(total > 0, total, 1.0)
 
@@ -222,10 +223,7 @@ def overlap(
     target_probs: Float[Array, "*batch rows vocab"],
     draft_probs: Float[Array, "*batch drafts vocab"],
 ) -> Float[Array, "*batch drafts"]:
-    """Returns ``beta = sum min(p, q) = 1 - D_LK(p, q)`` of each draft's row (Theorem 3.5).
-
-    Further rows of the target are ignored.
-    """
+    """Returns ``beta = sum min(p, q)`` for each row of q (Theorem 3.5); p may have further rows."""
     beside = target_probs[..., : draft_probs.shape[-2], :]
     return jnp.sum(jnp.minimum(beside, draft_probs), axis=-1)
 
@@ -236,7 +234,7 @@ def excess(
     target_probs: Float[Array, "*batch rows vocab"],
     draft_probs: Float[Array, "*batch drafts vocab"],
 ) -> Float[Array, "*batch rows"]:
-    """Returns ``sum max(f p - q, 0)`` of each row, f its factor; q is 0 after the draft's rows."""
+    """Returns ``sum max(factor p - q, 0)`` for each row of p; q is 0 in rows beyond its last."""
     missing = target_probs.shape[-2] - draft_probs.shape[-2]
     none = [(0, 0)] * (draft_probs.ndim - 2)
     draft_probs = jnp.pad(draft_probs, [*none, (0, missing), (0, 0)])
@@ -244,23 +242,22 @@ def excess(
 
 
 def check_float32(probs: Array, whose: str) -> None:
-    """Raises ``InputError``, while tracing, unless probabilities are float32.
+    """Raises ``InputError``, which begins with ``whose``, unless probabilities are float32.
 
-    Rows of fewer bits do not sum to 1, and the uniform numbers would be as coarse.
+    Rows of fewer bits do not sum to 1, and uniform numbers of that type are too coarse.
     """
     if probs.dtype != jnp.float32:
         raise InputError(
-            f"{whose} are {probs.dtype}: work them out in float32, as "
-            "distributions.standardize does"
+            f"{whose} are {probs.dtype}: compute them in float32, as distributions.standardize does"
         )
 
 
 def sample(key: Key[Array, ""], probs: Float32[Array, "vocab"]) -> Int[Array, ""]:
     """Draws a token from a distribution; a token of probability 0 is never drawn.
 
-    Inverts the distribution function for a block of about sqrt(vocab) tokens, then for a token
-    in the block. Two uniform numbers are 15 times faster on a CPU than Gumbel noise of every
-    token, and resolve probabilities finer than one uniform of 24 bits.
+    Inverts the cumulative distribution over blocks of about sqrt(vocab) tokens, then that within
+    the chosen block. Two uniform numbers are 15 times faster on a CPU than Gumbel noise for every
+    token, and resolve probabilities finer than one uniform number of 24 bits.
 
     Raises:
       InputError: the probabilities are not float32.
@@ -274,7 +271,7 @@ def sample_residual(
     target_probs: Float32[Array, "vocab"],
     draft_probs: Float32[Array, "vocab"],
 ) -> Int[Array, ""]:
-    """Draws a token from ``residual(target_probs, draft_probs)``, which need not sum to 1."""
+    """Draws a token from ``residual(target_probs, draft_probs)``; p may sum to less than 1."""
     check_float32(target_probs, "the target's probabilities")
     check_float32(draft_probs, "the draft's probabilities")
     return sample_residual_at(target_probs, draft_probs, uniform(key, 2))
@@ -282,7 +279,7 @@ def sample_residual(
 
 @by_kernel
 def sample_at(probs: Float32[Array, "vocab"], uniforms: Float32[Array, "2"]) -> Int[Array, ""]:
-    """Draws a token by two uniform numbers: its block, and its place in the block."""
+    """Draws as ``sample``: the first uniform number chooses the block, the second the token."""
     vocab = probs.shape[0]
     width = max(1, math.isqrt(vocab))
     blocks = jnp.pad(probs, (0, -vocab % width)).reshape(-1, width)
@@ -296,15 +293,15 @@ def sample_residual_at(
     draft_probs: Float32[Array, "vocab"],
     uniforms: Float32[Array, "2"],
 ) -> Int[Array, ""]:
-    """Draws a token of the residual by two uniform numbers."""
+    """Draws a token from ``residual`` with two uniform numbers, as ``sample_at`` does."""
     return sample_at(residual(target_probs, draft_probs), uniforms)
 
 
 def _invert(uniform: Float32[Array, ""], masses: Float32[Array, "n"]) -> Int[Array, ""]:
-    """Returns the first index with mass whose cumulative mass exceeds ``uniform`` of the total.
+    """Returns the first index of positive mass whose cumulative sum exceeds ``uniform * total``.
 
-    XLA sums long arrays in parallel parts, whose rounding can move the cumulative sum at an index
-    without mass.
+    Indices without mass are excluded: XLA sums long arrays in parallel parts, whose rounding can
+    raise the cumulative sum there.
     """
     cumulative = jnp.cumsum(masses)
     indices = jnp.arange(masses.shape[0], dtype=jnp.int32)
@@ -318,10 +315,10 @@ def _invert(uniform: Float32[Array, ""], masses: Float32[Array, "n"]) -> Int[Arr
 def gumbel_argmax(
     probs: Float32[Array, "*rows vocab"], gumbels: Float32[Array, "*rows vocab"]
 ) -> Int[Array, "*rows"]:
-    """Returns the token that Gumbel noise chooses from ``probs``.
+    """Returns ``argmax(log(probs) + gumbels)`` of each row: a draw by the Gumbel-max trick.
 
-    Similar distributions mostly choose the same token under the same noise. A token of
-    probability 0 is never chosen.
+    With the same noise, similar distributions mostly give the same token. A token of probability
+    0 is never drawn.
     """
     check_float32(probs, "probabilities to sample from")
     return argmax(jnp.log(probs) + gumbels)

@@ -2,12 +2,12 @@
 
 * ``RowStream`` has a key for each row. A row's draws depend on this key and on positions in the
   row's text alone, not on other rows, padding or the number of iterations.
-* ``T5XStream`` is T5X's chain, one key for each step, whose noise covers the whole batch: it
-  samples the texts of ``t5x.decoding.temperature_sample``.
+* ``T5XStream`` is T5X's chain, one key for each step, whose noise covers the whole batch. With a
+  coupled verifier, the only kind it serves, the texts are ``t5x.decoding.temperature_sample``'s.
 
-A draft takes its tokens from ``Draws``, for either stream. If the verifier is coupled, draft and
-target see the same Gumbel noise at the same position, so that they mostly choose the same token
-(arXiv 2408.07978).
+A draft takes its tokens from ``Draws``. If the verifier is coupled, draft and target see the same
+Gumbel noise at a position, so that they mostly choose the same token (arXiv 2408.07978). A token's
+position is the number of tokens between the start token and the token.
 """
 
 import functools
@@ -22,20 +22,20 @@ from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, gum
 from spec_t5x.sampling.random_bits import fold_in, fractions, is_threefry
 from spec_t5x.types import Array, Float, Float32, Int, Key, UInt32
 
-# Number that is folded into a row's key for noise: ``RowStream.at`` folds positions, all below it.
+# Number folded into a row's key before noise is drawn; ``RowStream.at`` folds smaller ones.
 _NOISE = 0x6E6F6973
 
 
 @flax.struct.dataclass
 class RowStream:
-    """Stream of one key for each row."""
+    """Stream with a random key for each row."""
 
     keys: Key[Array, "batch"]
 
     def at(self, positions: Int[Array, "batch"], num: int) -> tuple[Key[Array, "batch"], ...]:
-        """Returns ``num`` independent keys for each row; no position has the keys of another."""
+        """Returns ``num`` independent keys for each row's position, as ``num`` arrays of keys."""
         here = jax.vmap(fold_in)(self.keys, positions)
-        # The keys of ``split`` may depend on their number. One call makes all of them: a call
+        # The keys of ``split`` may depend on how many are made. One call makes all of them: a call
         # takes as long as hashing hundreds of keys.
         numbered = jax.vmap(jax.vmap(fold_in, (0, None)), (None, 0))
         return tuple(numbered(here, jnp.arange(num)))
@@ -43,7 +43,7 @@ class RowStream:
     def gumbels(
         self, positions: Int[Array, "batch"], vocab_size: int
     ) -> Float32[Array, "batch vocab"]:
-        """Returns the noise that chooses the token at each row's position."""
+        """Returns Gumbel noise for the token at each row's position, from that row's key."""
 
         def of_row(key, position):
             key = fold_in(fold_in(key, _NOISE), position)
@@ -62,15 +62,15 @@ class T5XStream:
 
     # The key of each step.
     steps: Key[Array, "steps"]
-    # Position at which each row's first step is.
+    # Position of the token that the first step generates, for each row.
     starts: Int[Array, "batch"]
-    # T5X maps over rows if each has its own temperature, and all get the same noise.
+    # True if all rows get the same noise: T5X maps over rows if each has its own temperature.
     same_for_rows: bool = flax.struct.field(pytree_node=False, default=False)
 
     def gumbels(
         self, positions: Int[Array, "batch"], vocab_size: int
     ) -> Float32[Array, "batch vocab"]:
-        """Returns the noise that chooses the token at each row's position."""
+        """Returns T5X's Gumbel noise for each row, in the step that generates its position."""
         batch = self.starts.shape[0]
         # Proposals of an ended row may be beyond the last step; nothing reads their noise.
         keys = self.steps.at[positions - self.starts].get(mode="clip")
@@ -79,19 +79,19 @@ class T5XStream:
         rows = jnp.arange(batch, dtype=jnp.uint32)
         if _drawn_apart(self.steps, batch * vocab_size):
             return jax.vmap(_gumbel_row, (0, 0, None))(keys, rows, vocab_size)
-        # Rows may be at different steps, the noise of each of which is as large as the batch: a
-        # loop holds one at a time.
+        # Rows may be at different steps, and a step's noise is ``[batch, vocab]``: a loop over the
+        # rows holds the noise of one step at a time.
         noise = functools.partial(jax.random.gumbel, shape=(batch, vocab_size))
         return lax.map(lambda step: noise(step[0])[step[1]], (keys, rows))
 
 
 def _drawn_apart(keys: Key[Array, "*batch"], size: int) -> bool:
-    """Tells whether each of ``size`` numbers that JAX draws depends on key and index alone."""
+    """Returns whether each of ``size`` Gumbel numbers of JAX depends on key and index alone."""
     return is_threefry(keys) and not jax.config.jax_high_dynamic_range_gumbel and size <= 1 << 32
 
 
 def _gumbel_row(key: Key[Array, ""], row: UInt32[Array, ""], width: int) -> Float32[Array, "width"]:
-    """Returns ``jax.random.gumbel(key, (rows, width))[row]``, bit for bit, and no other row."""
+    """Returns ``jax.random.gumbel(key, (rows, width))[row]`` without drawing the other rows."""
     indices = row * jnp.uint32(width) + jnp.arange(width, dtype=jnp.uint32)
     high, low = threefry2x32_p.bind(*jax.random.key_data(key), jnp.zeros_like(indices), indices)
     tiny = jnp.finfo(jnp.float32).tiny
@@ -105,10 +105,10 @@ Stream = RowStream | T5XStream
 def t5x_stream(
     rng: Key[Array, ""], starts: Int[Array, "batch"], num_steps: int, same_for_rows: bool = False
 ) -> T5XStream:
-    """Returns the chain that T5X's sampling loop makes of ``rng``, its ``decode_rng``.
+    """Returns the chain of ``num_steps`` keys that T5X's sampling loop makes of ``rng``.
 
-    ``starts`` are the lengths of the prompts, or zeros if T5X does not prefill them, and
-    ``num_steps`` is the largest number of generated tokens. T5X draws noise that is
+    ``rng`` is T5X's ``decode_rng``. ``starts`` are the lengths at which T5X's loop begins: those of
+    the prompts, or zeros if T5X feeds the prompts token by token. T5X draws noise that is
     ``same_for_rows`` if each row has its own temperature.
     """
 
@@ -122,13 +122,13 @@ def t5x_stream(
 
 @flax.struct.dataclass
 class Draws:
-    """Random draws of a draft's proposals, one after the other.
+    """Source of a draft's random tokens, which are drawn one after the other.
 
         token, draws = draws.next(probs, settings)
 
-    The same ``Draws`` give the same token again, so pass on those that are returned, in a loop as
-    part of its carry. A proposal has their ``drawn``: tokens that were not drawn one by one do
-    not count as proposed (``interfaces.Proposal``).
+    ``Draws`` are immutable: the same ones give the same token again. Continue with those returned,
+    in a loop as part of its carry, and give the last ones' ``drawn`` to the ``Proposal``: tokens
+    beyond that number do not count as proposed.
     """
 
     stream: Stream
@@ -136,15 +136,15 @@ class Draws:
     lengths: Int[Array, "batch"]
     # Number of tokens drawn: the next proposal goes to position ``lengths + drawn``.
     drawn: Int[Array, ""] | int = 0
-    # True if the verifier uses the same noise.
+    # True if the target's tokens are chosen by the same noise (a coupled verifier).
     coupled: bool = flax.struct.field(pytree_node=False, default=False)
 
     def next(
         self, probs: Float32[Array, "batch vocab"], settings: Sampling
     ) -> tuple[Int[Array, "batch"], "Draws"]:
-        """Draws a token of each row's distribution; also returns the draws of the next token.
+        """Draws a token from each row of ``probs``; returns the tokens and the next draws.
 
-        ``probs`` were standardized with ``settings``.
+        ``probs`` come from ``standardize`` with ``settings``; greedy ones take the argmax.
         """
         check_float32(probs, "a draft's probabilities")
         positions, after = self.lengths + self.drawn, self.replace(drawn=self.drawn + 1)
@@ -162,9 +162,9 @@ class Draws:
     ) -> tuple[Int[Array, "batch num"], "Draws"]:
         """Draws ``num`` tokens without replacement, in order: the children of a node of a tree.
 
-        ``probs`` are ``logits`` standardized with ``settings``; at temperature 0 the likeliest
-        tokens are taken. Tokens of probability 0 are added if there are too few others. ``drawn``
-        counts nodes.
+        ``probs`` are ``logits`` standardized with ``settings``; greedy ones take the ``num``
+        largest logits. If fewer than ``num`` tokens have a probability above 0, others fill the
+        result. The returned draws count one more node, not ``num`` tokens, as ``drawn``.
         """
         check_float32(probs, "a draft's probabilities")
         after = self.replace(drawn=self.drawn + 1)
@@ -172,23 +172,23 @@ class Draws:
             return lax.top_k(logits, num)[1], after
         keys = jax.vmap(fold_in, (0, None))(self.stream.keys, self.drawn)
         gumbels = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[1:]))(keys)
-        # The largest perturbed logarithms are in the order of successive draws.
+        # Gumbel-top-k: the largest sums, in order, are successive draws without replacement.
         return lax.top_k(jnp.log(probs) + gumbels, num)[1], after
 
 
 def purpose_keys(
     stream: RowStream, lengths: Int[Array, "batch"]
 ) -> tuple[Key[Array, "batch"], Key[Array, "batch"], Key[Array, "batch"]]:
-    """Returns the keys of one iteration: to emit a token, to accept drafts, to propose them.
+    """Returns each row's keys for an iteration: to emit a token, to accept drafts, to propose.
 
-    The first key of ``at`` does not depend on their number, so that plain decoding draws the
-    tokens of gamma = 0.
+    Plain decoding uses the emitting key alone (``sample_next``), so that it draws the same tokens
+    as speculative decoding at gamma 0.
     """
     return stream.at(lengths, 3)
 
 
 def draft_draws(stream: Stream, lengths: Int[Array, "batch"], coupled: bool) -> Draws:
-    """Returns the draws of a draft in the iteration that starts at ``lengths``."""
+    """Returns a draft's ``Draws`` for the iteration in which rows hold ``lengths`` tokens."""
     if coupled:
         return Draws(stream, lengths, coupled=True)
     return Draws(RowStream(purpose_keys(stream, lengths)[2]), lengths)
@@ -201,7 +201,7 @@ def sample_next(
     settings: Sampling,
     coupled: bool,
 ) -> Int[Array, "batch"]:
-    """Draws the next token of each row in plain decoding."""
+    """Draws the token of plain decoding that follows each row's ``lengths`` tokens."""
     if coupled or settings.greedy:
         return sample_coupled(stream, lengths, probs, settings)
     (keys,) = stream.at(lengths, 1)
@@ -214,7 +214,7 @@ def sample_coupled(
     probs: Float32[Array, "batch vocab"],
     settings: Sampling,
 ) -> Int[Array, "batch"]:
-    """Returns the token that the noise at each row's position chooses from ``probs``."""
+    """Returns each row's token by ``gumbel_argmax`` with its position's noise; argmax if greedy."""
     if settings.greedy:
         return argmax(probs)
     return gumbel_argmax(probs, stream.gumbels(positions, probs.shape[-1]))

@@ -1,4 +1,4 @@
-"""Log-probabilities of emitted tokens, with T5X's ``rescale_log_probs`` meaning."""
+"""Log-probabilities of emitted tokens, by T5X's option ``rescale_log_probs``."""
 
 import jax.numpy as jnp
 
@@ -17,8 +17,8 @@ def token_log_probs(
 
     ``logits`` are the target's, and ``probs`` the same after ``standardize``. With
     ``rescale_log_probs`` tokens are scored under the sampled distribution, in which an argmax token
-    has 0, otherwise under the model's own softmax. If logits are not finite, no token follows the
-    model's distribution, and neither is the log-probability.
+    has 0, otherwise under the softmax of the logits. If the largest logit of a position is not
+    finite, its token means nothing, and the log-probability is not finite either.
     """
     if not rescale_log_probs:
         return values_at(logits, tokens) - log_sum_exp(logits)

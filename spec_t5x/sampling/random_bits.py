@@ -1,7 +1,7 @@
-"""``jax.random.fold_in`` and ``uniform`` to the bit, in one call each on a CPU.
+"""Functions ``fold_in`` and ``uniform`` with the bits of ``jax.random``'s, for which kernels exist.
 
-XLA for CPUs makes some ten small operations of a hash of two words, which take longer than the
-sampling itself; a machine may have kernels for them (``machine.operations``).
+XLA for CPUs compiles a hash of two words into some ten small operations, which take longer than
+the sampling itself; a kernel (``machine.operations``) is one call.
 """
 
 import jax
@@ -13,12 +13,12 @@ from spec_t5x.types import Array, Float32, Int, Key, UInt32
 
 
 def is_threefry(key: Key[Array, "*batch"]) -> bool:
-    """Tells whether the numbers that JAX draws depend on the key and their index alone."""
+    """Returns whether the key is Threefry's and partitionable: numbers depend on key and index."""
     return str(jax.random.key_impl(key)) == "threefry2x32" and jax.config.jax_threefry_partitionable
 
 
 def fold_in(key: Key[Array, ""], number: Int[Array, ""] | int) -> Key[Array, ""]:
-    """Returns ``jax.random.fold_in(key, number)``."""
+    """Returns ``jax.random.fold_in(key, number)``, bit for bit."""
     if not is_threefry(key):
         return jax.random.fold_in(key, number)
     return _wrap(fold_in_words(jax.random.key_data(key), jnp.asarray(number).astype(jnp.uint32)))
@@ -26,12 +26,12 @@ def fold_in(key: Key[Array, ""], number: Int[Array, ""] | int) -> Key[Array, ""]
 
 @by_kernel
 def fold_in_words(words: UInt32[Array, "2"], number: UInt32[Array, ""]) -> UInt32[Array, "2"]:
-    """Folds a number into the words of a Threefry key."""
+    """Returns the words of ``fold_in(key, number)`` for the Threefry key of these ``words``."""
     return jax.random.key_data(jax.random.fold_in(_wrap(words), number))
 
 
 def uniform(key: Key[Array, ""], num: int) -> Float32[Array, "num"]:
-    """Returns ``jax.random.uniform(key, (num,))``, in [0, 1)."""
+    """Returns ``jax.random.uniform(key, (num,))``, bit for bit: numbers in [0, 1)."""
     if not is_threefry(key):
         return jax.random.uniform(key, (num,))
     return uniform_of_words(jax.random.key_data(key), num=num)
@@ -39,15 +39,15 @@ def uniform(key: Key[Array, ""], num: int) -> Float32[Array, "num"]:
 
 @by_kernel
 def uniform_of_words(words: UInt32[Array, "2"], *, num: int) -> Float32[Array, "num"]:
-    """Draws uniform numbers by the words of a Threefry key."""
+    """Draws ``num`` uniform numbers in [0, 1) from the Threefry key of these ``words``."""
     return jax.random.uniform(_wrap(words), (num,))
 
 
 def fractions(
     first: UInt32[Array, "*shape"], second: UInt32[Array, "*shape"]
 ) -> Float32[Array, "*shape"]:
-    """Makes numbers in [0, 1) of the two words of hashes, as ``jax.random.uniform`` does."""
-    # 23 random bits are a number in [1, 2).
+    """Converts pairs of hashed words to numbers in [0, 1), as ``jax.random.uniform`` does."""
+    # 23 random bits, as the fraction of a float, give a number in [1, 2).
     bits = ((first ^ second) >> 9) | jnp.uint32(0x3F800000)
     return lax.bitcast_convert_type(bits, jnp.float32) - 1
 

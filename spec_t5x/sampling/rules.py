@@ -1,8 +1,8 @@
-"""Rules of decoding: tokens that must not, or must, follow a text, whichever model computes.
+"""Rules of decoding, which exclude, force or reweight the tokens that may follow a text.
 
-A rule is a function of the text before a place, so that a verifier can apply the rule at each place
-of a block. Drafts and targets apply the same rules to their logits before ``standardize``, and
-speculative decoding stays exact: the target's distribution is the one that the rules leave. The
+A rule is a function of the text before a *place*, a position whose token is to be chosen: a target
+call applies it at each place of a block. Drafts and targets apply the same rules to their logits
+before ``standardize``, so that speculative decoding stays exact for the target with its rules. The
 rules, their order and their arithmetic are those of transformers' logits processors.
 """
 
@@ -17,19 +17,19 @@ import numpy as np
 from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 
-# Fills phrases up from the left that are shorter than the longest one.
+# Pads phrases shorter than the longest one on the left, where it matches any token.
 _ANY = -1
 
 
 @flax.struct.dataclass(kw_only=True)
 class Places:
-    """Places in texts, each of which is followed by a token to choose."""
+    """Places of texts at which a token is to be chosen."""
 
-    # Start token first; a place does not see the tokens beyond its length.
+    # The text that each place is in, or one for all of a row; the start token first.
     tokens: Int[Array, "batch #places width"]
-    # Tokens after the start token before each place.
+    # Number of tokens, after the start token, before each place. Those from it on are ignored.
     lengths: Int[Array, "batch places"]
-    # Tokens of each row's prompt, and the length at which the row ends at the latest.
+    # Length of each row's prompt, and the length at which the row ends at the latest.
     starts: Int[Array, "batch"]
     limits: Int[Array, "batch"]
 
@@ -38,31 +38,31 @@ class Places:
 class Rules:
     """Rules of decoding, each of which may be absent (None); ``rules`` makes them."""
 
-    # Tokens that never come, and those that are not the first one after the prompt.
+    # Tokens that are never generated, and those that are not generated first.
     banned: Bool[Array, "vocab"] | None = None
     banned_first: Bool[Array, "vocab"] | None = None
     # The only token that may follow the start token.
     first: Int[Array, ""] | None = None
-    # The only tokens that may come last, if a row ends at its limit.
+    # The only tokens allowed at the last position before a row's limit.
     last: Bool[Array, "vocab"] | None = None
-    # Tokens that end a text, and the least number of other tokens before them.
+    # Tokens that end a text, and the number of generated tokens below which they are excluded.
     ends: Bool[Array, "vocab"] | None = None
     min_length: Int[Array, ""] | None = None
-    # Divides the positive and multiplies the negative logits of tokens that the text has.
+    # Divides the positive and multiplies the negative logits of tokens that are in the text.
     repetition_penalty: Float32[Array, ""] | None = None
-    # Phrases, filled up from the left, and the number that is added to the logit of a phrase's
-    # last token after its other tokens.
+    # Phrases, padded on the left, and the bias added to the logit of a phrase's last token where
+    # the text ends with the phrase's other tokens.
     phrases: Int[Array, "phrases longest"] | None = None
     phrase_biases: Float32[Array, "phrases"] | None = None
-    # Number of tokens that no text has twice in this order; 0 for no rule.
+    # Size n of the n-grams that no text may repeat; 0 for no rule.
     no_repeat_ngram_size: int = flax.struct.field(pytree_node=False, default=0)
-    # The start token's id within a text, if start and end are one token.
+    # Id that the start token counts as: another than padding if texts also hold the start token.
     start_id: int = flax.struct.field(pytree_node=False, default=PAD_ID)
 
     def __call__(
         self, logits: Float[Array, "batch places vocab"], places: Places
     ) -> Float32[Array, "batch places vocab"]:
-        """Returns the logits (or log-probabilities) by the rules, -inf for excluded tokens."""
+        """Returns the logits (or log-probabilities) changed by the rules; -inf excludes a token."""
         logits = logits.astype(jnp.float32)
         vocab_size = logits.shape[-1]
         if self.phrases is not None:
@@ -85,7 +85,7 @@ class Rules:
             excluded |= self.banned[None, None, :]
         generated = places.lengths - places.starts[:, None]
         if self.banned_first is not None:
-            # The first token that is chosen follows the one that is forced.
+            # If the first token is forced, the first choice is the second token.
             chosen = generated
             if self.first is not None:
                 chosen = generated - (places.starts[:, None] == 0)
@@ -98,21 +98,21 @@ class Rules:
         return excluded
 
     def _forced(self, places: Places, vocab_size: int):
-        """Yields masks of places at which only some tokens are allowed, and of those tokens."""
+        """Yields masks ``[batch, places]`` of forced places, each with its allowed ``[vocab]``."""
         if self.first is not None:
             yield places.lengths == 0, jnp.arange(vocab_size) == self.first
         if self.last is not None:
             yield places.lengths == places.limits[:, None] - 1, self.last
 
     def _text(self, places: Places) -> tuple[Int[Array, "batch places width"], Array]:
-        """Returns the tokens around each place, and the mask of those that are its text."""
+        """Returns the tokens of each place's row, and the mask of those before the place."""
         shape = (*places.lengths.shape, places.tokens.shape[-1])
         indices = jnp.arange(shape[-1])[None, None, :]
         tokens = jnp.where(indices == 0, self.start_id, places.tokens)
         return jnp.broadcast_to(tokens, shape), indices <= places.lengths[:, :, None]
 
     def _repeated(self, places: Places, vocab_size: int) -> Bool[Array, "batch places vocab"]:
-        """Returns the mask of tokens that would complete an n-gram of the text."""
+        """Returns the mask of tokens that would repeat an n-gram of the text."""
         size, (tokens, is_text) = self.no_repeat_ngram_size, self._text(places)
         num = tokens.shape[-1] - size + 1
         if num < 1:
@@ -142,7 +142,7 @@ class Rules:
 def apply(
     rules: Rules | None, logits: Float[Array, "batch places vocab"], places: Places
 ) -> Float[Array, "batch places vocab"]:
-    """Returns the logits by the rules, or unchanged if there is no rule."""
+    """Returns the logits changed by the rules; unchanged ones if ``rules`` is None."""
     return logits if rules is None else rules(logits, places)
 
 
@@ -166,19 +166,19 @@ def rules(
     Args:
       vocab_size: number of logits.
       eos_ids: tokens that end a text.
-      min_length: number of tokens that are generated before one of ``eos_ids``.
-      repetition_penalty: above 0; 1 is neutral.
-      no_repeat_ngram_size: number of tokens that come once in the same order; 0 is neutral.
-      suppress_tokens: tokens that never come.
-      begin_suppress_tokens: tokens that do not come first.
+      min_length: least number of tokens that are generated before one of ``eos_ids``.
+      repetition_penalty: makes tokens of the text less likely if above 1; 1 is neutral.
+      no_repeat_ngram_size: size of the n-grams that no text may repeat; 0 is neutral.
+      suppress_tokens: tokens that are never generated.
+      begin_suppress_tokens: tokens that are not generated first.
       forced_bos_token_id: the token that follows the start token.
-      forced_eos_token_id: tokens one of which comes last in a text that reaches its limit.
-      bad_words_ids: texts that never come; one of ``eos_ids`` alone stays allowed.
-      sequence_bias: texts, and the number added to the logit of the last token of each.
-      start_id: the token that every text begins with.
+      forced_eos_token_id: tokens, one of which is last in a text that reaches its limit.
+      bad_words_ids: phrases that are never generated; one of ``eos_ids`` alone stays allowed.
+      sequence_bias: phrases, each with the number added to the logit of its last token.
+      start_id: the id that the start token of a text counts as.
 
     Raises:
-      InputError: a token is not the model's, or a value is out of its range.
+      InputError: an id is not in the vocabulary, a phrase is empty, or a value is out of range.
     """
     words = [tuple(word) for word in bad_words_ids]
     phrases = [(tuple(text), bias) for text, bias in sequence_bias]
@@ -194,7 +194,7 @@ def rules(
         for token in tokens:
             if not 0 <= token < vocab_size:
                 raise InputError(
-                    f"{name} has token {token} and the model {vocab_size} tokens: give ids below it"
+                    f"{name} has token {token} and the model {vocab_size} tokens: give lower ids"
                 )
     if not (np.isfinite(repetition_penalty) and repetition_penalty > 0):
         raise InputError(f"repetition_penalty is {repetition_penalty}: give a number above 0")
@@ -230,7 +230,7 @@ def _any_token(
     counted: Bool[Array, "batch places width"],
     vocab_size: int,
 ) -> Bool[Array, "batch places vocab"]:
-    """Returns the mask of ids that are among the counted tokens of each place."""
+    """Returns the mask of ids that occur among each place's tokens where ``counted`` is true."""
     batch, num, _ = tokens.shape
     rows = jnp.arange(batch)[:, None, None]
     places = jnp.arange(num)[None, :, None]

@@ -8,7 +8,7 @@ import numpy as np
 
 from spec_t5x.errors import InputError
 
-# Nodes of one call beyond which a tree costs more than it can bring.
+# The most nodes of a tree: a target call over more costs more than they can gain.
 MAX_NODES = 256
 
 
@@ -16,8 +16,8 @@ MAX_NODES = 256
 class Tree:
     """A tree in which all nodes of a depth have the same number of children.
 
-    Nodes are numbered level by level, and within a level in the order of their parents and of
-    their draws. Node 0 is the root, the row's last token.
+    Nodes are numbered level by level; within a level in the order of their parents, and siblings
+    in the order of their draws. Node 0 is the root, the row's last token.
 
     >>> tree = Tree((2, 1))
     >>> tree.parents.tolist(), tree.depths.tolist()
@@ -43,12 +43,12 @@ class Tree:
 
     @property
     def level_sizes(self) -> tuple[int, ...]:
-        """Number of nodes of each depth, from the root's."""
+        """Number of nodes at each depth; the root is alone at depth 0."""
         return tuple(itertools.accumulate((1, *self.branching), lambda size, num: size * num))
 
     @property
     def level_starts(self) -> tuple[int, ...]:
-        """Number of the first node of each depth."""
+        """Index of the first node at each depth."""
         return tuple(itertools.accumulate((0, *self.level_sizes)))[:-1]
 
     @property
@@ -58,12 +58,12 @@ class Tree:
 
     @property
     def num_inner(self) -> int:
-        """Number of nodes that have children; they are the first ones."""
+        """Number of nodes that have children; these nodes have the lowest indices."""
         return self.level_starts[-1]
 
     @functools.cached_property
     def depths(self) -> np.ndarray:
-        """Depth of each node ``[nodes]``."""
+        """Depth of each node ``[nodes]``; the root's is 0."""
         return np.repeat(np.arange(self.depth + 1), self.level_sizes)
 
     @functools.cached_property
@@ -72,25 +72,25 @@ class Tree:
 
     @functools.cached_property
     def first_children(self) -> np.ndarray:
-        """First child of each inner node ``[inner]``; its other children follow it."""
+        """Index of each inner node's first child ``[inner]``; its siblings have the next ones."""
         return 1 + np.cumsum(self._num_children) - self._num_children
 
     @functools.cached_property
     def parents(self) -> np.ndarray:
-        """Parent of each node ``[nodes]``; the root's is the root."""
+        """Index of each node's parent ``[nodes]``; 0 for the root itself."""
         parents = np.repeat(np.arange(self.num_inner), self._num_children)
         return np.append(0, parents).astype(np.int32)
 
     @functools.cached_property
     def ancestors(self) -> np.ndarray:
-        """Mask of the nodes on the path to each node, itself included ``[nodes, nodes]``."""
+        """Mask ``[nodes, nodes]``: row i marks the nodes on the path from the root to node i."""
         ancestors = np.zeros((self.num_nodes, self.num_nodes), bool)
         np.put_along_axis(ancestors, self.paths, True, axis=1)
         return ancestors
 
     @functools.cached_property
     def paths(self) -> np.ndarray:
-        """Node at each depth of the path to a node, which fills the rest ``[nodes, depth + 1]``."""
+        """Path from the root to each node, which fills the row up ``[nodes, depth + 1]``."""
         paths = np.zeros((self.num_nodes, self.depth + 1), np.int32)
         for node in range(1, self.num_nodes):
             paths[node] = paths[self.parents[node]]

@@ -1,8 +1,9 @@
-"""Verifiers: the drafts that are kept, and the token that follows them.
+"""Verifiers, which decide how many drafted tokens are accepted and draw the token after them.
 
 A verifier is a pure function of arrays and a key, without a model, so that it can be enumerated
 exactly (``tests/sampling/test_verification.py``) and serves any use of speculative sampling. All
-functions here are for one row; ``verifiers.py`` binds them to the loops.
+functions here are for one row; ``verifiers.py`` binds them to the loops. A *draft* is a drafted
+token x. In formulas p is the target's distribution, q the draft's, u a uniform number in [0, 1).
 
 If a row proposes fewer than gamma tokens, ``draft_probs`` has zeros from the first position
 without a proposal on (``mask_unproposed``), and a token there follows the target's distribution.
@@ -28,9 +29,9 @@ from spec_t5x.types import Array, Bool, Float, Int, Key
 class Verdict:
     """Decision of a verifier on one row or, after ``vmap``, on each row."""
 
-    # Number of accepted drafts, 0 … gamma.
+    # Number of accepted drafts, 0 … gamma; they are the first ones.
     num_accepted: Int[Array, "*batch"]
-    # The token after them: a correction, or a bonus after the last draft.
+    # Token after the accepted drafts: a correction, or a bonus if all drafts were accepted.
     next_token: Int[Array, "*batch"]
 
 
@@ -56,16 +57,16 @@ def token_verification(
     """Verifies drafts one by one: speculative sampling (Algorithm 1 of Leviathan et al. 2023).
 
     If ``lenience`` is 1, the emitted tokens follow the target's distribution exactly, for any
-    draft. Below 1 (section A.5) more is accepted, and no token has more than ``1 / lenience``
-    times its probability.
+    draft. Below 1 (section A.5) more drafts are accepted, and no token is emitted with more than
+    ``1 / lenience`` times the target's probability.
 
     Args:
-      key: draws the decisions.
-      emit_key: draws the token that follows.
+      key: random key of the decisions.
+      emit_key: random key of the token after the accepted drafts.
       draft_tokens: the proposals, each drawn from its row of ``draft_probs``.
       draft_probs: the very distributions that the proposals were drawn from.
       target_probs: the target's distributions, at each draft and after the last one.
-      lenience: l, multiplies q in the comparison, in (0, 1]; 1 is lossless.
+      lenience: l, which multiplies q in the comparison, in (0, 1]; 1 is lossless.
     """
     uniforms = uniform(key, draft_tokens.shape[0])
     accepted = count_accepted(uniforms, draft_tokens, draft_probs, target_probs, lenience)
@@ -82,8 +83,7 @@ def count_accepted(
 ) -> Int[Array, ""]:
     """Counts the leading drafts with ``u l q(x) < p(x)`` (Algorithm 1; section A.5 for l).
 
-    The product needs no guard against a division by 0, and a token that the target excludes is
-    accepted for no u.
+    A product needs no guard against division by 0; tokens of target probability 0 always fail.
     """
     of_draft = values_at(draft_probs, draft_tokens)
     of_target = values_at(target_probs[:-1], draft_tokens)
@@ -95,9 +95,9 @@ def emission_rows(
     draft_probs: Float[Array, "gamma vocab"],
     target_probs: Float[Array, "gamma+1 vocab"],
 ) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
-    """Returns p and q, from whose residual the token after the accepted drafts is drawn.
+    """Returns the p and q from whose residual the token after the accepted drafts is drawn.
 
-    It is ``norm(max(0, p - q))`` at the first rejected draft, and p after the last (Algorithm 1).
+    At the first rejected draft it is ``norm(max(0, p - q))``; after the last, where q is 0, p.
     """
     return target_probs[num_accepted], _draft_row(draft_probs, num_accepted)
 
@@ -114,8 +114,8 @@ def block_verification(
 ) -> Verdict:
     """Verifies the drafts jointly (Sun et al. 2024, arXiv 2403.10444).
 
-    Exact as ``token_verification``, whose arguments it has, and accepts at least as many drafts
-    in expectation: a position's spare probability is used by the next one.
+    It is exact as ``token_verification`` is, has the same arguments, and accepts at least as many
+    drafts in expectation: a position's spare probability is used by the next one.
     """
     thresholds, carried = block_thresholds(draft_tokens, draft_probs, target_probs)
     accepted = count_block_accepted(uniform(key, draft_tokens.shape[0]), thresholds)
@@ -128,11 +128,11 @@ def block_thresholds(
     draft_probs: Float[Array, "gamma vocab"],
     target_probs: Float[Array, "gamma+1 vocab"],
 ) -> tuple[Float[Array, "gamma"], Float[Array, "gamma+1"]]:
-    """Returns each draft's probability of success, and the ratio carried to each position.
+    """Returns each draft's probability of success, and the carried ratios p_0 … p_gamma.
 
-    The carried ratio is ``p_0 = 1, p_i = min(1, p_{i-1} t(x_i) / d(x_i))``. With the mass
-    ``Z_i = sum max(p_i t - d, 0)`` of the row after it, draft i succeeds with probability
-    ``Z_i / (Z_i + 1 - p_i)``; after the last draft d is 0, hence the probability ``p_i``.
+    They are ``p_0 = 1, p_i = min(1, p_{i-1} t(x_i) / d(x_i))``, with t and d the target's and the
+    draft's distribution. Draft i succeeds with probability ``Z_i / (Z_i + 1 - p_i)``, where
+    ``Z_i = sum max(p_i t - d, 0)`` is of the next row, whose d is 0 after the last draft.
     """
     of_draft = values_at(draft_probs, draft_tokens)
     of_target = values_at(target_probs[:-1], draft_tokens)
@@ -158,7 +158,7 @@ def block_thresholds(
 def count_block_accepted(
     uniforms: Float[Array, "gamma"], thresholds: Float[Array, "gamma"]
 ) -> Int[Array, ""]:
-    """Counts the drafts up to the last success; failures before it do not matter."""
+    """Counts the drafts up to the last with ``u < threshold``; failures before it do not matter."""
     positions = jnp.arange(1, uniforms.shape[0] + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(uniforms < thresholds, positions, 0), initial=0)
 
@@ -169,7 +169,7 @@ def block_emission_rows(
     target_probs: Float[Array, "gamma+1 vocab"],
     carried: Float[Array, "gamma+1"],
 ) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
-    """Returns ``p_i t`` and ``d``, from whose residual the token after the block is drawn.
+    """Returns ``p_i t`` and ``d`` after the i accepted drafts; the next token is their residual's.
 
     The residual of token verification, without the carried ratio ``p_i``, would be wrong.
     """
@@ -187,11 +187,11 @@ def rejection_verification(
     draft_probs: Float[Array, "gamma vocab"],
     target_probs: Float[Array, "gamma+1 vocab"],
 ) -> Verdict:
-    """Accepts with probability ``p(x) / (M q(x))``, ``M = max p / q`` (section A.2).
+    """Accepts drafts one by one with probability ``p(x) / (M q(x))``, ``M = max p / q``.
 
-    Exact as ``token_verification``, whose arguments it has, and accepts no more often: with
-    probability ``1 / M``. A rejection is independent of the token, so that the next one is drawn
-    from the target itself: the section's non-iterative version.
+    It is exact as ``token_verification`` is, has the same arguments, and accepts no more often:
+    with probability ``1 / M``. After a rejection the next token is drawn from the target itself:
+    the non-iterative version of section A.2.
     """
     uniforms = uniform(key, draft_tokens.shape[0])
     accepted = count_unrejected(uniforms, draft_tokens, draft_probs, target_probs)
@@ -214,7 +214,7 @@ def count_unrejected(
 def rejection_acceptance(
     target_probs: Float[Array, "*rows vocab"], draft_probs: Float[Array, "*rows vocab"]
 ) -> Float[Array, "*rows"]:
-    """Returns ``1 / M``, the acceptance rate of rejection sampling (section A.2)."""
+    """Returns each row's ``1 / M = min q / p``, the rate of rejection sampling (section A.2)."""
     shares = jnp.where(target_probs > 0, _divide(draft_probs, target_probs), jnp.inf)
     return jnp.min(shares, axis=-1)
 
@@ -227,12 +227,11 @@ def matching_verification(
     target_tokens: Int[Array, "gamma+1"],
     num_proposed: Int[Array, ""],
 ) -> Verdict:
-    """Accepts drafts up to the first that is not the target's choice.
+    """Accepts drafts up to the first that is not the target's token, which it emits instead.
 
-    At temperature 0 this is ``token_verification``: the token with all of the target's mass is
-    the only one that is accepted or emitted, for any draft. If the same Gumbel noise chose the
-    target's tokens and the drafts (``distributions.gumbel_argmax``), it is coupled verification:
-    the text depends on the noise alone (arXiv 2408.07978).
+    If ``target_tokens`` are the argmax, this is ``token_verification`` at temperature 0. If Gumbel
+    noise chose them, and the same noise the drafts (``distributions.gumbel_argmax``), it is coupled
+    verification: the text depends on target and noise alone (arXiv 2408.07978).
     """
     return _accept_leading(draft_tokens == target_tokens[:-1], target_tokens, num_proposed)
 
@@ -244,10 +243,10 @@ def lenient_argmax_verification(
     num_proposed: Int[Array, ""],
     lenience: float,
 ) -> Verdict:
-    """Accepts drafts with ``p(x) >= l max(p)``, before standardization (section A.5).
+    """Accepts drafts up to the first without ``p(x) >= l max(p)`` (section A.5), a lossy rule.
 
-    The paper prints the inequality reversed. Lossy: a text need not be the argmax's. The logits are
-    those at temperature 1, ``target_tokens`` their argmax, and the lenience l is in (0, 1].
+    The paper prints the inequality reversed. p is the softmax of the logits, before
+    ``standardize``; ``target_tokens`` are their argmax, and the lenience l is in (0, 1].
     """
     acceptable = lenient_argmax_acceptable(draft_tokens, target_logits[:-1], lenience)
     return _accept_leading(acceptable, target_tokens, num_proposed)
@@ -256,7 +255,7 @@ def lenient_argmax_verification(
 def lenient_argmax_acceptable(
     draft_tokens: Int[Array, "gamma"], target_logits: Float[Array, "gamma vocab"], lenience: float
 ) -> Bool[Array, "gamma"]:
-    """Tells of each draft whether ``p(x) >= l max(p)``, before standardization (section A.5)."""
+    """Returns, for each draft, whether ``p(x) >= l max(p)``, p the softmax of the logits."""
     largest = jnp.max(target_logits, axis=-1)
     return values_at(target_logits, draft_tokens) - largest >= jnp.log(lenience)
 
@@ -266,7 +265,7 @@ def _accept_leading(
     target_tokens: Int[Array, "gamma+1"],
     num_proposed: Int[Array, ""],
 ) -> Verdict:
-    """Accepts the drafts up to the first unacceptable one, then emits the target's token."""
+    """Accepts proposed drafts up to the first unacceptable one, then emits the target's token."""
     proposed = jnp.arange(acceptable.shape[0]) < num_proposed
     accepted = _leading(proposed & acceptable)
     return Verdict(num_accepted=accepted, next_token=target_tokens[accepted])
@@ -283,8 +282,8 @@ def node_verification(
 ) -> tuple[Int[Array, ""], Float[Array, "vocab"]]:
     """Verifies several drafts for one position, drawn without replacement.
 
-    Each is tested against the residual of those before it (recursive rejection sampling: Jeon et
-    al. 2024, arXiv 2402.14160). The emitted token follows the target's distribution.
+    Each child is tested against the residual that the children before it left (recursive rejection
+    sampling: Jeon et al. 2024, arXiv 2402.14160), so that the target's distribution is kept.
 
     Args:
       uniforms: one number in [0, 1) for each child.
@@ -293,7 +292,8 @@ def node_verification(
       draft_probs, target_probs: distributions at this position, before the first draw.
 
     Returns:
-      The index of the accepted child, or ``len(children)`` and the distribution to emit from.
+      The index of the accepted child, or ``len(children)`` if none was; and the distribution to
+      emit from in that case, meaningless in the other.
     """
     num = children.shape[0]
 
@@ -318,7 +318,7 @@ def node_verification(
 
 
 def _draft_row(draft_probs: Float[Array, "gamma vocab"], index) -> Float[Array, "vocab"]:
-    """Returns the draft's distribution at a position, zeros after the last one."""
+    """Returns the draft's distribution at position ``index``, zeros after the last draft."""
     last = draft_probs.shape[0] - 1
     if last < 0:
         return jnp.zeros(draft_probs.shape[1], draft_probs.dtype)
@@ -326,7 +326,7 @@ def _draft_row(draft_probs: Float[Array, "gamma vocab"], index) -> Float[Array, 
 
 
 def _divide(masses: Array, by: Array) -> Array:
-    """Divides; the result is the dividend if the divisor is not positive."""
+    """Divides elementwise; where the divisor is not positive, returns the dividend."""
     return masses / jnp.where(by > 0, by, 1.0)
 
 

@@ -19,15 +19,15 @@ _COUNTS = ("target_calls", "appended", "proposed", "accepted", "verified", "beta
 
 
 def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Returns the statistics of all examples together.
+    """Returns the statistics of all examples together; empty without target calls.
 
     Args:
-      aux: a value for each example by name, as ``predict_batch_with_aux`` returns them.
+      aux: for each name a value of each example, as ``predict_batch_with_aux`` returns them.
 
     Returns:
       ``target_calls`` and ``block_efficiency`` (generated tokens for each target call; in a beam
       search, tokens that the hypotheses grow by); for sampling also ``acceptance_rate`` (accepted
-      for each proposed) and ``alpha`` (Corollary 3.6). A rate without a denominator is left out.
+      for each proposed) and ``alpha`` (Corollary 3.6). A rate over 0 counts is left out.
     """
     sums = {name: float(np.sum(aux[name])) for name in _COUNTS if name in aux}
     if not sums.get("target_calls"):
@@ -47,7 +47,7 @@ def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
 def write_inferences(path: str, inferences: Any, *args: Any, **kwargs: Any) -> None:
     """Logs acceptance, then calls T5X's ``write_inferences_to_file``.
 
-    ``infer.write_fn`` is bound to this function. In mode ``predict_with_aux`` the file has each
+    gin binds ``infer.write_fn`` to this function. In mode ``predict_with_aux`` the file has each
     example's statistics under ``aux``.
     """
     _, aux = inferences
@@ -58,7 +58,7 @@ def write_inferences(path: str, inferences: Any, *args: Any, **kwargs: Any) -> N
 class AcceptanceEvaluator(seqio.Evaluator):
     """``seqio.Evaluator`` that writes acceptance beside the metrics of each task.
 
-    ``evaluate.inference_evaluator_cls`` is bound to this class.
+    gin binds ``evaluate.inference_evaluator_cls`` to this class.
     """
 
     def evaluate(
@@ -69,7 +69,7 @@ class AcceptanceEvaluator(seqio.Evaluator):
         step: int | None = None,
         **kwargs: Any,
     ):
-        """Evaluates as ``seqio.Evaluator`` does; plain predictions are those of the same run."""
+        """Evaluates as ``seqio.Evaluator``; plain predictions come from ``predict_with_aux_fn``."""
         if predict_with_aux_fn is not None:
             predict = functools.partial(self._predict, predict_with_aux_fn, step)
             predict_with_aux_fn = predict
@@ -89,7 +89,7 @@ class AcceptanceEvaluator(seqio.Evaluator):
         _log(name, found)
         metrics = {f"speculation/{key}": seqio.metrics.Scalar(v) for key, v in found.items()}
         unused = dict.fromkeys(("dataset", "inferences", "targets"))
-        # The loggers write to files that the processes share, so seqio calls those of one alone.
+        # The processes share the loggers' files, so that one process logs, as in seqio.
         for logger in self.loggers if jax.process_index() == 0 else ():
             logger(task_name=name, step=step, metrics=metrics, **unused)
         return outputs, aux

@@ -1,7 +1,7 @@
 """Settings of T5X's decoding functions, read for the package's loops; checks of prompts.
 
 A T5X model holds a ``decode_fn`` (gin's, a partial, or the plain function) and gets
-``decoder_params`` at run time. A setting that the loops cannot honour is an error.
+``decoder_params`` at run time. A setting that the loops do not support is an error.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from spec_t5x.loops.outputs import first_hole
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.types import PAD_ID, Array, Int
 
-# Arguments of T5X's functions that the model itself gives.
+# Arguments of T5X's functions that T5X's models give, not the user.
 _OF_THE_MODEL = ("inputs", "cache", "tokens_to_logits", "num_decodes", "cache_offset")
 
 
@@ -31,9 +31,9 @@ class SampleSettings:
 
     sampling: Sampling
     eos_id: int
-    # T5X's key, or a typed one.
+    # Random key, raw as T5X's (uint32) or typed.
     rng: Array
-    # The most tokens after the prompt; None fills the row.
+    # Tokens after the prompt at most: a number or one for each row; None fills the row.
     max_decode_steps: Any
     rescale_log_probs: bool
 
@@ -44,7 +44,7 @@ class BeamSettings:
 
     eos_id: int
     alpha: float
-    # None is the width of the batch.
+    # Length of a hypothesis at most; None is the width of the batch's targets.
     max_decode_len: int | None
 
 
@@ -63,11 +63,11 @@ def read_settings(
     Args:
       decode_fn: ``t5x.decoding.temperature_sample`` or ``beam_search``: gin's, in
         ``functools.partial``, or plain.
-      decoder_params, rng, eos_id: of the call and of the vocabulary.
+      decoder_params, rng, eos_id: of the call, and the vocabulary's id.
       max_decode_len: width of the batch's targets.
 
     Raises:
-      InputError: another function, an unknown argument, or a value that the loops cannot honour.
+      InputError: another function, an unknown argument, or a value that the loops do not support.
     """
     function, bound = _function_and_bindings(decode_fn)
     params = dict(decoder_params or {})
@@ -176,11 +176,11 @@ def _is_traced(value: Any) -> bool:
 def check_prompts(prompts: Int[Array, "batch width"], room: int | None = None) -> None:
     """Checks that prompts have no padding before a token and at most ``room`` tokens.
 
-    T5X fills a hole with a generated token and continues forcing; the loops force a prefix. If the
-    tokens are traced, the host checks them while decoding.
+    T5X generates a token in place of that padding and then forces the rest of the prompt; the loops
+    force prefixes alone. If ``room`` is None, all tokens of ``prompts`` are allowed.
 
     Raises:
-      InputError: a fault in tokens that are known already; else the run fails with it.
+      InputError: prompts are at fault, or, if they are traced, the run fails with this error.
     """
     check = functools.partial(_check, room=prompts.shape[1] - 1 if room is None else room)
     if _is_traced(prompts):

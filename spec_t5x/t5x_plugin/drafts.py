@@ -46,10 +46,10 @@ class ModelDraft:
 
     size: str | None = None
     config: T5Config | DecoderOnlyConfig | None = None
-    # The type that it computes in if ``size`` gives the sizes.
+    # The type that the draft computes in, if ``size`` gives the sizes.
     dtype: str = "bfloat16"
 
-    # A beam search can use it; T5X restores it.
+    # A beam search can draft with the model; T5X restores its parameters.
     searches = True
     reads_itself = False
 
@@ -75,7 +75,7 @@ class ModelDraft:
         return f"model {self.config.emb_dim} wide with {self.config.num_heads} heads"
 
     def variables(self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
-        """Returns initial ``params`` and ``params_axes``; the target's parameters may be shapes."""
+        """Returns initial ``params`` and ``params_axes``; the target's leaves may be shapes."""
         del vocabulary
         if self.config.vocab_size != target.vocab_size:
             raise InputError(
@@ -89,7 +89,7 @@ class ModelDraft:
         return Transformer(self.config).init(rng, tokens, tokens, tokens, enable_dropout=False)
 
     def make(self, target: Target, params: PyTree, vocabulary: seqio.Vocabulary) -> Draft:
-        """Returns the draft with its restored parameters."""
+        """Returns the draft with these ``params``, which T5X restored."""
         del vocabulary
         if isinstance(target, DecoderOnlyModel) != isinstance(self.config, DecoderOnlyConfig):
             raise InputError(
@@ -106,14 +106,14 @@ class ModelDraft:
 class NamedDraft:
     """Any draft of ``checkpoints.make_draft``, by name: ``copy``, ``bigram:DIR``, …
 
-    The host reads it at each use. Its parameters (tables, heads, models) are the arrays that it
-    reads and does not share with the target. Each device holds all of them; give a large model as
-    a ``ModelDraft``.
+    The host reads the draft at each use. Its parameters are all arrays of tables, heads or models
+    that it does not share with the target. Each device holds all of them; give a large model as a
+    ``ModelDraft``.
     """
 
     name: str
 
-    # The model restores it, by ``read_draft``.
+    # Not T5X but the model restores the parameters (``SpeculativeModel.read_draft``).
     reads_itself = True
 
     def __post_init__(self):
@@ -125,7 +125,7 @@ class NamedDraft:
 
     @property
     def searches(self) -> bool:
-        """Mark of a model, which a beam search needs."""
+        """True if the draft is a transformer, which a beam search needs."""
         return kind_of(self.name) == TRANSFORMER
 
     def variables(
@@ -156,7 +156,7 @@ class NamedDraft:
         return {"params": params, "params_axes": unflatten_dict(axes)}
 
     def params(self, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
-        """Returns the parameters; if the target's are arrays, checks that the draft fits them."""
+        """Returns the draft's parameters; if the target has arrays, checks that they fit these."""
         leaves, _ = jax.tree.flatten_with_path(self._read(target, vocabulary))
         shared = _ids(target)
         return unflatten_dict({_names(p): leaf for p, leaf in leaves if id(leaf) not in shared})
@@ -183,7 +183,7 @@ class NamedDraft:
         return jax.tree.map_with_path(leaf_of_tree, self._read(target, vocabulary))
 
     def _read(self, target: Target, vocabulary: seqio.Vocabulary) -> Draft:
-        """Returns the draft as on disk, also in a trace; it holds the target's own leaves."""
+        """Reads the draft from disk, also in a trace; it shares leaves with the target."""
         if not isinstance(target, T5Model):
             kinds = registry.find_all("draft").items()
             fitting = [name for name, kind in kinds if not kind.needs_network]
@@ -210,7 +210,7 @@ DraftSource = ModelDraft | NamedDraft
 
 
 def check_draft(draft: DraftSource) -> None:
-    """Raises ``InputError`` for a name, or a class that gin was not asked to call."""
+    """Raises ``InputError`` unless the draft is a ``ModelDraft`` or a ``NamedDraft``."""
     if not isinstance(draft, DraftSource):
         raise InputError(
             f"draft is {draft!r}: give @drafts.ModelDraft() or, for a name, DRAFT_NAME with "
@@ -223,7 +223,7 @@ def _ids(target: Target) -> set[int]:
 
 
 def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """Returns the path of a leaf in a draft as keys of nested dictionaries."""
+    """Converts the path of a leaf in a draft to keys of nested dictionaries."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 

@@ -1,8 +1,8 @@
-"""Trainings by T5X that start from a checkpoint's weights, with a new optimizer at step 0.
+"""Training by T5X from a checkpoint's weights, with a new optimizer at step 0.
 
 T5X resumes a checkpoint's optimizer at its step. A checkpoint of ``spec-t5x convert --to t5x`` has
-none, and a draft made of another model's layers should not take that model's. T5X initializes
-the parts that a restored state lacks (``fallback_to_scratch``): here, all but the weights.
+no optimizer, and a draft made of another model's layers should not take that model's. T5X
+initializes what a restored state lacks (``fallback_to_scratch``): here, all but the weights.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from spec_t5x.types import PyTree
 def weights_alone(
     state_dict: PyTree, target_state_dict: PyTree, *, is_resuming: bool = False
 ) -> PyTree:
-    """Returns the weights of a checkpoint's state, or all of it if ``is_resuming`` a training.
+    """Returns the weights of a checkpoint's state, or the whole state if ``is_resuming``.
 
-    ``utils.RestoreCheckpointConfig.state_transformation_fns`` holds this function.
+    gin lists this function in ``utils.RestoreCheckpointConfig.state_transformation_fns``.
 
     Raises:
       InputError: the weights are not those of the network, by name and, where the checkpoint

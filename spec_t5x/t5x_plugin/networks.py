@@ -1,4 +1,4 @@
-"""Configurations of T5X's example networks as the package's, and the way back.
+"""Conversion between configurations of T5X's example networks and the package's.
 
 Parameter trees and logical axes are the same by construction, so that either network runs a T5X
 checkpoint and T5X's partitioner shards both alike.
@@ -26,9 +26,9 @@ _COMMON = (
     "dropout_rate",
 )
 _OF_ENCODER_DECODERS = (*_COMMON, "num_encoder_layers", "num_decoder_layers")
-# The package always computes attention logits in float32, the more precise of the two.
+# Attention logits: the package always computes them in float32, the more precise of the two.
 _IGNORED = ("dtype", "scan_layers", "float32_attention_logits")
-# Constants of T5X's network, and the defaults of ``T5Config``.
+# Fields of ``T5Config`` that are constants in T5X's network, with the values of the defaults.
 _CONSTANTS = (
     "relpos_num_buckets",
     "relpos_max_distance",
@@ -38,10 +38,10 @@ _CONSTANTS = (
 
 
 def t5_config(module: Any) -> T5Config:
-    """Returns the sizes of an encoder-decoder, a ``t5x.examples.t5.network`` or one alike.
+    """Returns the configuration of an encoder-decoder of ``t5x.examples.t5.network``.
 
     Args:
-      module: a Flax module whose ``config`` has the names of T5X's examples.
+      module: its Flax module, or another one whose ``config`` has the same names.
 
     Raises:
       InputError: scanned layers, or a config that lacks a size or has unknown settings.
@@ -50,10 +50,10 @@ def t5_config(module: Any) -> T5Config:
 
 
 def t5x_network(config: T5Config) -> network.Transformer:
-    """Returns T5X's own encoder-decoder (``t5x.examples.t5.network``) of these sizes.
+    """Returns T5X's encoder-decoder (``t5x.examples.t5.network``) of this configuration.
 
     Raises:
-      InputError: a setting that is a constant in T5X.
+      InputError: no configuration of a T5, or a value other than a constant of T5X's network.
     """
     if not isinstance(config, T5Config):
         kind = type(config).__name__.removesuffix("Config")
@@ -72,13 +72,13 @@ def t5x_network(config: T5Config) -> network.Transformer:
 def t5x_network_of_size(
     size: str, *, dropout_rate: float, dtype: str = "bfloat16"
 ) -> network.Transformer:
-    """Returns ``t5x_network`` of a name of ``models.sizes``, for gin."""
+    """Returns ``t5x_network`` of a size, a name of ``models.sizes``; gin calls this function."""
     config = config_of_size(size)
     return t5x_network(dataclasses.replace(config, dropout_rate=dropout_rate, dtype=dtype))
 
 
 def decoder_only_config(module: Any) -> DecoderOnlyConfig:
-    """Returns the sizes of a decoder, a ``t5x.examples.decoder_only.network`` or one alike."""
+    """Returns the configuration of ``t5x.examples.decoder_only.network``, as ``t5_config`` does."""
     return DecoderOnlyConfig(**_sizes(module, (*_COMMON, "num_layers")))
 
 

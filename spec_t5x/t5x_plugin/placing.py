@@ -1,9 +1,9 @@
 """Sharding of a draft's parameters on T5X's mesh.
 
-T5X refuses an axis that the mesh does not divide, as it does for the 6 heads of ``t5_1_1_small``
-on 4 devices. A draft is small and follows the package's own rule
-(``models.logical_axes.partition_spec``): each device holds that axis whole. A target stays as T5X
-shards it.
+T5X refuses an array axis whose size the mesh axis does not divide, for example the 6 heads of
+``t5_1_1_small`` on 4 devices. A draft is small and follows the package's rule
+(``models.logical_axes.partition_spec``): its axis is not sharded, so that each device holds the
+whole of it. A target is sharded as T5X does.
 """
 
 from absl import logging
@@ -19,7 +19,7 @@ from spec_t5x.types import PyTree
 
 
 def with_divided_axes(variables: PyTree, partitioner: partitioning.PjitPartitioner) -> PyTree:
-    """Removes from ``params_axes`` the names of axes that the mesh does not divide, and logs them.
+    """Returns variables without the names of axes that the mesh does not divide, and logs these.
 
     Args:
       variables: the draft's ``params``, arrays or shapes, and ``params_axes``.
@@ -55,7 +55,7 @@ def _divided(
         found = partition_spec(shape, names, rules, mesh)
         if found == wanted:
             return names
-        # Axes of the mesh that became free may fit another name, so the rules are applied again.
+        # A mesh axis that became free may fit another name, so the rules are applied again.
         names = tuple(
             name if axis == kept else None
             for name, axis, kept in zip(names, wanted, found, strict=True)

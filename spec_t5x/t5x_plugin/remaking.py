@@ -1,9 +1,9 @@
-"""T5X's models made over into models of the package, with gin's bindings of their methods.
+"""Conversion of T5X's models to subclasses of the package, which keeps gin's bindings of methods.
 
 A gin file may bind an argument of a method, as T5X's documents do with
 ``models.EncoderDecoderModel.predict_batch_with_aux.num_decodes``. gin then makes instances of a
-subclass that has gin's wrapper in the method's place. That wrapper is no override: it is put
-around the method that replaces the wrapped one.
+subclass that has gin's wrapper in the method's place. Here a wrapper does not count as an override:
+it is put around the method that replaces the wrapped one.
 """
 
 import functools
@@ -38,20 +38,20 @@ def launch_model() -> models.EncoderDecoderModel:
 def remade(
     model: models.BaseTransformerModel, stock: type, made: type, unused: tuple[str, ...]
 ) -> Any:
-    """Returns the same model, its attributes included, as an instance of ``made``.
+    """Returns a copy of a model, with its attributes, that is an instance of ``made``.
 
-    The result is also an instance of the model's own subclass of ``stock``, with that class's
-    features, losses and metrics. Bindings by gin of methods of the model's class and of ``made``
-    hold; the latter take precedence.
+    The copy is also an instance of the model's class, with that class's features, losses and
+    metrics. gin's bindings of methods of the model's class and of ``made`` apply; the latter take
+    precedence.
 
     Args:
-      model: a ``stock``, or of a subclass.
+      model: an instance of ``stock`` or of a subclass.
       stock: T5X's class.
       made: a subclass of ``stock``.
-      unused: methods of ``stock`` that ``made`` does not call.
+      unused: names of methods of ``stock`` that ``made`` does not call.
 
     Raises:
-      InputError: the model's class overrides one of these, or gin binds arguments of the
+      InputError: the model's class overrides an unused method, or gin binds arguments of the
         constructor of ``made``, which is not called.
     """
     own = type(model)
@@ -84,17 +84,17 @@ def _check_constructor(made: type, stock: type) -> None:
     try:
         bound = gin.get_bindings(made, resolve_references=False)
     except ValueError:
-        # gin does not know the class.
+        # gin does not know the class, so that no file binds its arguments.
         return
     if bound:
         raise InputError(
-            f"gin binds {made.__name__}.{min(bound)}: bind {stock.__name__}.{min(bound)} in its "
-            f"place, a {made.__name__} has what the given model has"
+            f"gin binds {made.__name__}.{min(bound)}: bind {stock.__name__}.{min(bound)} instead, "
+            f"a {made.__name__} takes its settings from the given model"
         )
 
 
 def _configurable(made: type) -> type:
-    """Returns the class as gin makes it, with wrappers of the methods that a file binds."""
+    """Returns gin's subclass, which wraps the methods that a file binds, or else ``made``."""
     try:
         return gin.get_configurable(made)
     except ValueError:
@@ -102,7 +102,7 @@ def _configurable(made: type) -> type:
 
 
 def _bound_by_gin(of: type) -> dict[str, Callable]:
-    """Returns gin's wrappers among the methods of a class."""
+    """Returns the methods of a class that are gin's wrappers, by name."""
     methods = {name: getattr(of, name, None) for name in dir(of)}
     return {name: method for name, method in methods.items() if _is_gins(method)}
 
@@ -119,9 +119,9 @@ def _without_gin(method: Any) -> Any:
 
 
 def _wrapped_alike(wrapper: Callable, method: Callable) -> Callable:
-    """Puts gin's wrapper of one method, of bindings or of a scope, around another method.
+    """Returns ``method`` in a copy of gin's wrapper, or wrappers, of another method.
 
-    The result reads the bindings at each call, and gin counts them as used by the first method.
+    The copy reads the bindings at each call, and gin counts them as used by the other method.
     """
     inner = wrapper.__wrapped__
     outer = _wrapped_alike(inner, method) if _is_gins(inner) else method

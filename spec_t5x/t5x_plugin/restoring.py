@@ -1,8 +1,8 @@
-"""Target and draft restored from two checkpoints, by T5X's own machinery.
+"""Restoring of target and draft from two checkpoints, by T5X's checkpoint manager.
 
 T5X restores one train state from one path. Here that state is split: T5X's checkpoint manager
 (legacy checkpoints, Orbax, partitioned reads) restores the target's part from the path of
-``RestoreCheckpointConfig`` and the draft's part from another path. The model reads a draft by name.
+``RestoreCheckpointConfig`` and the draft's from another path. The model reads a ``NamedDraft``.
 """
 
 import functools
@@ -22,14 +22,14 @@ from spec_t5x.t5x_plugin.drafts import DraftSource
 from spec_t5x.t5x_plugin.speculative_model import DRAFT, SpeculativeModel, split_params
 from spec_t5x.types import PyTree
 
-# Characters of an error of T5X's, which may list a tree of parameters.
+# Characters quoted of an error of T5X at most, since an error may list a tree of parameters.
 _LONGEST = 400
 
 
 class SpeculativeCheckpointManager:
-    """Restores a target and its draft; T5X's own manager saves the state of a training.
+    """Checkpoint manager that restores a target and its draft, and saves nothing.
 
-    ``utils.RestoreCheckpointConfig.checkpoint_manager_cls`` is bound to this class.
+    gin binds ``utils.RestoreCheckpointConfig.checkpoint_manager_cls`` to this class.
     """
 
     def __init__(
@@ -41,18 +41,18 @@ class SpeculativeCheckpointManager:
         model: SpeculativeModel | None = None,
         **kwargs: Any,
     ):
-        """Checks the draft's path; the arguments include those of T5X's manager.
+        """Checks the draft's path, and stores the arguments of T5X's manager.
 
         Args:
-          directory, train_state, partitioner, **kwargs: of
+          directory, train_state, partitioner, **kwargs: arguments of
             ``t5x.checkpoints.OrbaxCheckpointManagerInterface``.
           draft_path: the draft's checkpoint, or a folder of checkpoints, whose latest is restored;
-            None for a draft by name or without parameters.
+            None for a ``NamedDraft`` or without parameters.
           model: the model of the train state.
 
         Raises:
-          InputError: a model that does not speculate, a draft with parameters and no path, or
-            a path that does not exist or is not needed.
+          InputError: a model without a draft, a ``ModelDraft`` without a path, or a path that
+            does not exist or is not needed.
         """
         self._train_state = train_state
         self._has_draft = DRAFT in train_state.params
@@ -71,7 +71,7 @@ class SpeculativeCheckpointManager:
         state_transformation_fns: Sequence[Any] = (),
         **kwargs: Any,
     ) -> train_state.TrainState:
-        """Returns the train state, the target's part from ``path``.
+        """Returns the train state with the target's part from ``path``, and the draft's parameters.
 
         ``fallback_state`` and ``state_transformation_fns`` are for the target.
         """
@@ -87,7 +87,7 @@ class SpeculativeCheckpointManager:
         return self._with_draft(target)
 
     def restore_from_tf_checkpoint(self, path: str, **kwargs: Any) -> train_state.TrainState:
-        """Restores a target of T5's Mesh TensorFlow format and a draft of any."""
+        """Restores a target of T5's Mesh TensorFlow format, and the draft as ``restore`` does."""
         target = self._target_manager().restore_from_tf_checkpoint(path, **kwargs)
         return self._with_draft(target)
 
@@ -96,7 +96,7 @@ class SpeculativeCheckpointManager:
         return self._manager(directory=self._directory, train_state=state)
 
     def _with_draft(self, target: train_state.TrainState) -> train_state.TrainState:
-        """Returns the target's train state and step with the draft's parameters."""
+        """Returns the target's train state with the draft's parameters added under ``draft``."""
         if not self._has_draft:
             return target
         params = self._restore_draft() if self._draft_path else self._read_draft(target.params)
@@ -138,7 +138,7 @@ def _not_restored(path: str, why: str) -> InputError:
 
 
 def draft_of(model: Any) -> DraftSource:
-    """Returns the draft of the launch's ``MODEL``."""
+    """Returns the draft of the launch's ``MODEL``; raises ``InputError`` if the model has none."""
     if not isinstance(model, SpeculativeModel):
         raise InputError(
             f"MODEL is a {type(model).__name__} without a draft: give speculate.gin, or the run's "
@@ -148,7 +148,7 @@ def draft_of(model: Any) -> DraftSource:
 
 
 def checked_path(path: Any, has_draft: bool, by_name: bool) -> str | None:
-    """Returns the path of the draft's checkpoint, or None for a draft that has none."""
+    """Returns the path of the draft's checkpoint, or None if none is needed; checks either."""
     if by_name or not has_draft:
         if path:
             why = "the draft comes by name" if by_name else "the draft has no parameters"
@@ -167,7 +167,7 @@ def checked_path(path: Any, has_draft: bool, by_name: bool) -> str | None:
 
 
 def _part_of_state(state: train_state.TrainState, *, draft: bool) -> train_state.TrainState:
-    """Returns the shapes and axes of one of the two models."""
+    """Returns a train state with the parameters and axes of the draft alone, or the target's."""
 
     def part(tree):
         if tree is None:

@@ -1,4 +1,4 @@
-"""``speculate``, which a gin include binds ``MODEL`` to."""
+"""Function ``speculate`` for T5X models; a gin include binds ``MODEL`` to it."""
 
 import numbers
 from collections.abc import Callable
@@ -38,22 +38,22 @@ def speculate(
     position: float = 0.0,
     partitioner: Callable[[], partitioning.PjitPartitioner] | None = None,
 ) -> SpeculativeEncoderDecoderModel | SpeculativeDecoderOnlyModel:
-    """Returns the same model, decoding with a draft.
+    """Returns a copy of a T5X model that decodes with a draft.
 
     Network, vocabularies, ``decode_fn``, losses, features, and methods with gin's bindings of them
     are the given model's.
 
     Args:
-      model: a ``t5x.models.EncoderDecoderModel`` or ``DecoderOnlyModel``, or of a subclass
-        that decodes as they do.
+      model: a ``t5x.models.EncoderDecoderModel`` or ``DecoderOnlyModel``, or an instance of a
+        subclass that does not override decoding.
       draft: proposes the tokens (``t5x_plugin.drafts``).
       gamma: tokens proposed in each iteration; 0 is plain decoding.
-      verifier, lenience, widths: of ``verifiers.verifier``.
-      c: time of a draft step in target steps. If it is given, an iteration proposes as many tokens
-        as pay, from 0 to ``gamma`` (``loops/pace.py``).
-      position: time of one more position in the target's call, in target steps.
+      verifier, lenience, widths: arguments of ``verifiers.verifier``.
+      c: time of a draft step in target steps. If ``c`` is given, an iteration proposes as many
+        tokens as pay, from 0 to ``gamma`` (``loops/pace.py``).
+      position: time that one more position adds to a target call, in target steps.
       partitioner: makes the launch's partitioner, as ``@partitioning.PjitPartitioner`` does in
-        gin. Its mesh need not divide the draft's heads (``placing``); without it, it must.
+        gin. Without it, the mesh must divide the draft's heads (``placing``).
 
     Raises:
       InputError: a model that overrides decoding, or settings that do not fit.

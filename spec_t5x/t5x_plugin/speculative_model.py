@@ -42,12 +42,12 @@ from spec_t5x.t5x_plugin.placing import with_divided_axes
 from spec_t5x.types import PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import Verifier
 
-# The draft's part of the tree of parameters.
+# Name of the draft's parameters in the model's tree.
 DRAFT = "draft"
 
 
 class SpeculativeModel:
-    """Mixin for a model of T5X, before it among the bases (``speculation.speculate``).
+    """Mixin that precedes a model of T5X among the bases; ``speculation.speculate`` sets it up.
 
     The draft's parameters are under ``draft`` in the model's tree. A subclass has
     ``_make_network()``, the package's network of the sizes of ``self.module``; ``_target(params)``,
@@ -55,7 +55,7 @@ class SpeculativeModel:
     settings that the draft cannot decode with.
     """
 
-    # None until ``speculate`` sets it, also for a model that gin or a program makes by itself.
+    # None in a model that gin or a program makes without ``speculate``.
     _draft: DraftSource | None = None
 
     def set_up(
@@ -67,7 +67,7 @@ class SpeculativeModel:
         position: float = 0.0,
         make_partitioner: Callable[[], partitioning.PjitPartitioner] | None = None,
     ) -> None:
-        """Sets the attributes that the stock model lacks; ``speculate`` describes them."""
+        """Sets the attributes that the stock model lacks; ``speculate`` describes the arguments."""
         check_draft(draft)
         check_pace(gamma, c, position)
         self._network = self._make_network()
@@ -78,14 +78,14 @@ class SpeculativeModel:
             self._costs = Costs.by_formula(
                 c=c, position=position, largest=gamma, whole=verifier.tree(1) is not None
             )
-        # Checks them before a checkpoint is restored; lengths are known once there is a batch.
+        # Checks settings before a checkpoint is restored; lengths are known once there is a batch.
         self._check_settings(read_settings(self.decode_fn, None, None, 1, sys.maxsize))
         pays = "" if c is None else f" at most, c {c:g}"
         self._summary = f"draft {draft}, gamma {gamma}{pays}, verifier {verifier}"
 
     @property
     def draft_source(self) -> DraftSource:
-        """The model's draft.
+        """The draft that ``speculate`` was given.
 
         Raises:
           InputError: ``speculate`` did not make the model.
@@ -103,7 +103,7 @@ class SpeculativeModel:
         return self.output_vocabulary.eos_id or 1
 
     def get_initial_variables(self, rng, *args, **kwargs):
-        """Returns T5X's variables, with the draft's beside them in each collection."""
+        """Returns T5X's variables, with the draft's under ``draft`` in each collection."""
         draft = self.draft_source
         logging.info("Decoding speculatively: %s", self._summary)
         variables = super().get_initial_variables(rng, *args, **kwargs)
@@ -117,14 +117,14 @@ class SpeculativeModel:
         return flax.core.freeze(variables)
 
     def read_draft(self, params: PyTree) -> PyTree:
-        """Returns the parameters of a draft by name, for a stock model with these ``params``."""
+        """Reads the parameters of a ``NamedDraft``; ``params`` are those of the stock model."""
         return self._draft.params(self._target(params), self.output_vocabulary)
 
     def _compute_logits(self, params, *args, **kwargs):
         return super()._compute_logits(split_params(params)[0], *args, **kwargs)
 
     def _pair(self, params: PyTree) -> tuple[Target, Draft]:
-        """Returns target and draft with the parameters of the model's tree."""
+        """Returns target and draft, whose parameters are both in ``params``."""
         params, of_draft = split_params(params)
         target = self._target(params)
         return target, self._draft.make(target, of_draft, self.output_vocabulary)
@@ -140,7 +140,7 @@ class SpeculativeModel:
         num_decodes: int,
         max_decode_len: int,
     ) -> Decoded:
-        """Decodes as T5X's ``temperature_sample``, which begins each row at ``starts``."""
+        """Decodes as ``temperature_sample``, which begins each row at the length in ``starts``."""
         starts = jnp.repeat(starts, num_decodes)
         return speculative_decode(
             *self._pair(params),
@@ -155,7 +155,7 @@ class SpeculativeModel:
             verifier=self._verifier,
             eos_id=settings.eos_id,
             rescale_log_probs=settings.rescale_log_probs,
-            # Each batch starts afresh.
+            # The pace of a batch does not depend on earlier batches.
             pace=None if self._costs is None else Pace.start(self._costs),
         )
 
@@ -186,18 +186,18 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         num_decodes: int | None = None,
         prompt_with_targets: bool = False,
     ) -> tuple[Array, Mapping[str, Array]]:
-        """Decodes a batch; texts, scores, arguments and defaults are those of T5X's own method.
+        """Decodes a batch; texts, scores, arguments and defaults are those of T5X's method.
 
         There is one difference: a beam search whose prompt fills the row generates a token, where
         T5X repeats the prompt's last one.
 
         Returns:
-          ``[batch, length]`` tokens, or ``[batch, num_decodes, length]`` by increasing
-          score if ``return_all_decodes``; and for each of them ``scores`` and the counts
-          of ``acceptance_aux``.
+          Tokens ``[batch, length]``, or ``[batch, num_decodes, length]`` by increasing score if
+          ``return_all_decodes``; and a dictionary of ``scores`` and the counts of
+          ``acceptance_aux`` for each sequence.
 
         Raises:
-          InputError: a setting that cannot be honoured.
+          InputError: a setting that the loops do not support.
         """
         defaults = self._default_decoder_params
         if return_all_decodes is None:
@@ -277,13 +277,13 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
         num_decodes: int = 1,
         decoder_params: MutableMapping[str, Any] | None = None,
     ) -> tuple[Array, Mapping[str, Array]]:
-        """Continues each prompt of the batch; arguments and defaults are T5X's.
+        """Continues each prompt of the batch; arguments and defaults are those of T5X's method.
 
         Returns:
-          The outputs of ``SpeculativeEncoderDecoderModel``; the texts do not include the prompts.
+          As ``SpeculativeEncoderDecoderModel`` does; the tokens do not include the prompts.
 
         Raises:
-          InputError: a batch without prompts, or a setting that cannot be honoured.
+          InputError: a batch without prompts, or a setting that the loops do not support.
         """
         if "decoder_causal_attention" not in batch:
             raise InputError(
@@ -308,14 +308,14 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
 
 
 def _without_prefix(tokens: Int[Array, "decodes length"], length: Int[Array, ""]) -> Array:
-    """Shifts the tokens of one input left over its prompt; pads the end."""
+    """Returns an input's tokens without the first ``length``, padded at the end."""
     positions = jnp.arange(tokens.shape[1])
     moved = jnp.roll(tokens, -length, axis=1)
     return jnp.where((positions < tokens.shape[1] - length)[None, :], moved, PAD_ID)
 
 
 def check_pace(gamma: int, c: float | None, position: float) -> None:
-    """Raises ``InputError`` unless gamma is a whole number and the costs are in target steps."""
+    """Raises ``InputError`` unless gamma is a whole, c and position finite numbers from 0."""
     if gamma == AUTO:
         raise InputError(
             f"gamma is {AUTO!r}: a T5X launch measures no times, give a number, and with it C (the "
@@ -329,11 +329,11 @@ def check_pace(gamma: int, c: float | None, position: float) -> None:
         if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
             raise InputError(f"{name} is {value!r}: give a number of at least 0, in target steps")
     if position and c is None:
-        raise InputError(f"position is {position} without c: give it too")
+        raise InputError(f"position is {position} without c: give c too")
 
 
 def split_params(params: PyTree) -> tuple[PyTree, PyTree | None]:
-    """Returns the target's parameters, and the draft's or None."""
+    """Returns the target's parameters, and the draft's or None if it has none."""
     params = dict(flax.core.unfreeze(params))
     return params, params.pop(DRAFT, None)
 
@@ -344,7 +344,7 @@ def random_stream(
     starts: Int[Array, "rows"],
     num_steps: int,
 ) -> Array | Stream:
-    """Returns a key for the loops, or T5X's own chain of keys for a coupled verifier."""
+    """Returns a typed key for the loops or, for a coupled verifier, T5X's chain of keys."""
     rng = settings.rng
     if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
         rng = jax.random.wrap_key_data(rng)
@@ -359,14 +359,14 @@ def random_stream(
         return t5x_stream(rng, starts, num_steps, same_for_rows=own_temperatures)
     if is_threefry:
         return rng
-    # The hardware's generators draw the same for all rows of a vmap, as keys of rows are made.
+    # Keys of rows are made in a vmap, in which the hardware's generators draw the same for all.
     return jax.random.key(jax.random.bits(rng, dtype=jnp.uint32), impl="threefry2x32")
 
 
 def pick_decodes(
     result: Decoded | BeamResult, return_all_decodes: bool
 ) -> tuple[Array, dict[str, Array]]:
-    """Returns all decodes of an input, or the last, which scores highest, as T5X does."""
+    """Returns the tokens, and scores and counts, of all decodes or of the last, the best one."""
     aux = {"scores": result.scores, **acceptance_aux(result)}
     if return_all_decodes:
         return result.tokens, aux

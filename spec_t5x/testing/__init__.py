@@ -1,1 +1,1 @@
-"""Parts of tests of a target, a draft or a loop; no part of decoding."""
+"""Parts for tests of a target, a draft or a loop; decoding uses none of them."""

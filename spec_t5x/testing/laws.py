@@ -1,13 +1,13 @@
-"""Checks of a draft, a verifier or a target.
+"""Checks of a draft, a verifier or a target, for the tests of those who write one.
 
     check_draft(my_draft)
     check_verifier(MyVerifier())
     check_target(my_target, jnp.array([[5, 6, 1], [7, 1, 0]]))
 
-Each raises an ``InputError`` that says what is wrong. A draft and a verifier are tested by the
-law of thousands of texts of a table of four tokens, whose texts of up to four tokens are
-enumerated; rows of three kinds, of unequal sources, prompts and lengths, share a batch, so that
-they advance unequally. A target is tested call by call.
+Each raises an ``InputError`` that says what is wrong. With a draft or a verifier, thousands of
+texts are sampled from a small target, and their frequencies compared, by a chi-square test, with
+the target's *law*: the exact probability of every text. Rows of three kinds, of unequal sources,
+prompts and lengths, share a batch, so that they advance unequally. A target is tested by its calls.
 """
 
 import collections
@@ -39,21 +39,21 @@ LENGTH = 4
 # Tokens that ``check_target`` feeds to each row.
 FED = 7
 ROWS = 12_000
-# Source, prompt and tokens to generate of each kind; kind k has rows k, k + 3, k + 6 …
+# Source, prompt and number of tokens to generate of each kind; kind k has rows k, k + 3, k + 6 …
 KINDS = [([2, 3], (), 4), ([3, 0], (2,), 2), ([2, 2], (EOS_ID, 3), 1)]
-# The probability that chance alone passes a threshold.
+# The probability that a correct sampler exceeds the threshold of the chi-square test.
 CHANCE = 1e-6
 
 
 @functools.cache
 def target() -> TableTarget:
-    """Returns the target whose law is known; a fifth of its probabilities are zero."""
+    """Returns the target whose law is enumerated; about a fifth of its probabilities are zero."""
     return TableTarget.create(seed=0, vocab_size=VOCAB_SIZE, zeros=0.2)
 
 
 @functools.cache
 def other_model() -> TableTarget:
-    """Returns another model of the same kind, to draft with."""
+    """Returns a model like the target with other probabilities, which drafts in tests."""
     return TableTarget.create(seed=1, vocab_size=VOCAB_SIZE, zeros=0.2)
 
 
@@ -63,20 +63,19 @@ def check_draft(
     settings: Sampling | None = None,
     verifier: Verifier = DEFAULT_VERIFIER,
 ) -> None:
-    """Checks that sampled texts follow the target's law with this draft.
+    """Checks that texts sampled with this draft follow the target's law.
 
-    Mistakes that it finds: several tokens of one draw, a distribution other than the one drawn
-    from, a count that depends on the very token that it leaves out.
+    The check finds several tokens drawn with the same ``Draws``, a distribution other than the one
+    drawn from, and a count of proposals that depends on the very token that it leaves out.
 
     Args:
-      draft: a draft of ``VOCAB_SIZE`` tokens. If none of them is ever accepted, nothing is
-        tested, and that is an error.
+      draft: a draft of ``VOCAB_SIZE`` tokens.
       gamma: tokens proposed in each iteration at most.
-      settings: one temperature above 0; None is temperature 1.
+      settings: sampling settings with one temperature above 0; None is temperature 1.
       verifier: a lossless verifier.
 
     Raises:
-      InputError: the draft breaks the law.
+      InputError: the texts do not follow the law, or no draft was accepted.
     """
     _check_law(
         decode_many(draft, gamma, settings, verifier),
@@ -88,7 +87,7 @@ def check_draft(
 
 
 def check_verifier(verifier: Verifier, gamma: int = 3, settings: Sampling | None = None) -> None:
-    """Checks that sampled texts follow the target's law, as ``check_draft`` does."""
+    """Checks as ``check_draft`` that texts follow the target's law, with this verifier."""
     _check_law(
         decode_many(TransformerDraft(other_model()), gamma, settings, verifier),
         settings,
@@ -109,19 +108,18 @@ def _check_law(decoded: Decoded, settings: Sampling | None, name: str, remedy: s
 
 
 def check_target(target: Target, inputs: PyTree, *, atol: float = 1e-3) -> None:
-    """Checks that a target's calls agree with one another, as the loops rely on.
+    """Checks that a target's calls give the same logits for the same tokens, as loops assume.
 
-    The logits after some tokens must be the same however the tokens are fed: one by one, in
-    blocks, after a rollback, in a tree, in rows repeated for several decodes, in the place of
-    another input.
+    Tokens are fed one by one, in blocks, after a rollback, as prompts, in rows repeated for several
+    decodes, in the row of another input and, if the target is a ``NodeTarget``, in a tree.
 
     Args:
-      target: a target of any vocabulary; trees are tested if it scores nodes.
+      target: a target of any vocabulary.
       inputs: the argument of ``prefill``, of at least 2 rows.
-      atol: the largest difference between two logits.
+      atol: the largest difference allowed between two logits.
 
     Raises:
-      InputError: two calls disagree.
+      InputError: two calls disagree, or a shape is wrong.
     """
     _TargetCheck(target, inputs, atol).run()
 
@@ -144,7 +142,7 @@ class _TargetCheck:
         if isinstance(self.target, NodeTarget):
             self.check_nodes(one_by_one)
 
-    # A program for this check alone: JAX may take a class with the same fields for another.
+    # A jitted function for this check alone: JAX may mistake a class for one with the same fields.
     @functools.cached_property
     def _call(self):
         def call(method, sizes, target, *args):
@@ -153,7 +151,7 @@ class _TargetCheck:
         return jax.jit(call, static_argnums=(0, 1))
 
     def score(self, cache: Cache, tokens: Int[Array, "batch new"], *num):
-        """Returns logits and cache, and checks the shapes of logits and states."""
+        """Calls the target's ``score``; checks shapes, and returns logits and cache."""
         logits, states, cache = self._call("score", (), self.target, cache, tokens, *num)
         self.same((*tokens.shape, self.target.vocab_size), logits, "logits")
         self.same((*tokens.shape, self.target.state_size), states, "states")
@@ -165,14 +163,14 @@ class _TargetCheck:
 
     @functools.cached_property
     def tokens(self) -> Int[np.ndarray, "batch fed"]:
-        """Random tokens, the start token first."""
+        """Random tokens that are fed to each row, the start token first."""
         shape, most = (self.batch, FED), self.target.vocab_size
         drawn = np.random.default_rng(0).integers(min(EOS_ID + 1, most - 1), most, shape)
         drawn[:, 0] = PAD_ID
         return drawn.astype(np.int32)
 
     def prefill(self, inputs: PyTree = None) -> Cache:
-        # The largest tree is as long as the text.
+        # Room for the text and a tree as large as the text.
         return self._call(
             "prefill", (3 * FED,), self.target, self.inputs if inputs is None else inputs
         )
@@ -211,7 +209,7 @@ class _TargetCheck:
             self.compare(logits[:, :num], expected[:, :num], what)
 
     def check_rollback(self, expected) -> None:
-        """Feeds rejected tokens, then others in their place, at another position in each row."""
+        """Feeds tokens, rolls rows back to unequal lengths, and feeds other tokens from there."""
         kept = 1 + np.arange(self.batch, dtype=np.int32) % (FED // 2)
         is_kept = np.arange(FED)[None, :] < kept[:, None]
         other = np.where(self.tokens + 1 < self.target.vocab_size, self.tokens + 1, EOS_ID)
@@ -229,7 +227,7 @@ class _TargetCheck:
         self.compare(logits, np.take_along_axis(expected, at[..., None], axis=1), what)
 
     def check_repeated_rows(self, expected) -> None:
-        """Feeds two decodes of each input, which continue differently."""
+        """Repeats each row, and continues the two copies with different tokens."""
         half = FED // 2
         _, cache = self.score(self.prefill(), self.tokens[:, :half])
         cache, tokens = outputs.repeat_rows(cache, 2), np.repeat(self.tokens[:, half:], 2, axis=0)
@@ -240,7 +238,7 @@ class _TargetCheck:
         self.compare(logits[::2], expected[:, half:], what)
 
     def check_inserted_rows(self, expected) -> None:
-        """Replaces the last row by the first input, from a cache with room for one token."""
+        """Replaces the last row by the first row of a cache with room for one token (refill)."""
         half, last = FED // 2, self.batch - 1
         _, cache = self.score(self.prefill(), self.tokens[:, :half])
         waiting = self._call("prefill", (1,), self.target, self.inputs)
@@ -271,7 +269,7 @@ class _TargetCheck:
         self.compare(logits, expected, "after prompts in prefill the logits are not those of score")
 
     def check_nodes(self, expected) -> None:
-        """Feeds the text as a tree's second branch, moves it to its place and continues it."""
+        """Feeds the text as a tree's second branch, moves it to its positions and continues it."""
         tree, root = Tree((2, 1, 1)), np.full(self.batch, 1, np.int32)
         other = np.full((self.batch, tree.depth), EOS_ID, np.int32)
         ours = self.tokens[:, 2 : 2 + tree.depth]
@@ -312,7 +310,7 @@ class _TargetCheck:
 
 
 def rows(times: int = 1) -> tuple[Array, Array, Array]:
-    """Returns sources, prompts and tokens to generate of ``times`` rows of each kind."""
+    """Returns sources, prompts and numbers of tokens to generate, ``times`` rows of each kind."""
     sources, prompts, steps = zip(*KINDS, strict=True)
     padded = [(PAD_ID, *prompt, *[PAD_ID] * (2 - len(prompt))) for prompt in prompts]
     return tuple(jnp.asarray(np.concatenate([rows] * times)) for rows in (sources, padded, steps))
@@ -326,9 +324,9 @@ def decode_many(
     model: Target | None = None,
     eos_id: EndOfSequence = EOS_ID,
 ) -> Decoded:
-    """Decodes all rows speculatively, by default at temperature 1.
+    """Decodes ``ROWS`` texts speculatively, at temperature 1 if ``settings`` is None.
 
-    ``model``, of four tokens, replaces the target.
+    ``model``, of four tokens, replaces the target; the result is on the host.
     """
     sources, prompts, steps = rows(ROWS // len(KINDS))
     decoded = speculative_decode(
@@ -353,10 +351,10 @@ def chi_square(
     model: PrefixTarget | None = None,
     eos_id: EndOfSequence = EOS_ID,
 ) -> tuple[float, float]:
-    """Returns the statistic of the texts against the target's law, and its threshold.
+    """Returns the chi-square statistic of texts against the target's law, and its threshold.
 
-    Chance passes the threshold once in a million times. A text of probability zero makes the
-    statistic infinite. ``model`` replaces the target.
+    Correct samplers exceed the threshold once in a million runs. If a text has probability zero,
+    the statistic is infinite. ``model`` replaces the target.
     """
     statistic, freedom, lengths = 0.0, 0, decoded.lengths[:, 0].tolist()
     tokens = np.asarray(decoded.tokens[:, 0]).tolist()

@@ -1,8 +1,8 @@
 """Tiny targets and drafts whose distributions are known exactly.
 
 ``StubTarget`` wraps a function of three lines, ``TableTarget`` looks its logits up under a hash of
-the row's source and whole prefix. Their caches hold nothing but tokens by position: a token
-written to the wrong position, or one that outlives its rollback, shows as other logits.
+the row's source and whole prefix. Their caches hold tokens by position and no keys or values: a
+token written to the wrong position, or one that outlives its rollback, changes the logits.
 ``sequence_law`` enumerates the texts of these targets, so that a loop, a verifier or a draft can
 be checked against the exact law:
 
@@ -33,13 +33,13 @@ from spec_t5x.models.t5 import T5Config
 from spec_t5x.sampling.distributions import Sampling, standardize, write_rows
 from spec_t5x.types import EOS_ID, PAD_ID, Array, EndOfSequence, Float32, Int, PyTree
 
-# The content of a cache where nothing was written; no token.
+# The content of a cache where nothing was written; no token has this id.
 UNWRITTEN = -1
 
 
 @flax.struct.dataclass
 class PrefixCache:
-    """The tokens fed so far, each at the position it was fed to."""
+    """Sources, and the tokens fed so far, each at the position to which it was fed."""
 
     sources: Int[Array, "batch source"]
     tokens: Int[Array, "batch length"]
@@ -48,9 +48,9 @@ class PrefixCache:
 
 
 class PrefixTarget:
-    """A target that recomputes its logits from source and prefix, without states or a limit.
+    """Base of targets that compute logits from source and whole prefix, at any position.
 
-    Subclasses have a ``vocab_size``.
+    Subclasses have a ``vocab_size`` and ``next_logits``. The targets have no decoder states.
     """
 
     state_size = 0
@@ -68,7 +68,7 @@ class PrefixTarget:
         max_length: int,
         prompts: Int[Array, "batch width"] | None = None,
     ) -> PrefixCache:
-        """Returns a cache for ``max_length`` tokens, with those of the prompts in it."""
+        """Returns a cache for ``max_length`` tokens, the prompts' in it, with lengths of 0."""
         batch = inputs.shape[0]
         tokens = jnp.full((batch, max_length), UNWRITTEN, jnp.int32)
         lengths = jnp.zeros(batch, jnp.int32)
@@ -79,7 +79,7 @@ class PrefixTarget:
     def score(
         self, cache: PrefixCache, tokens: Int[Array, "batch new"], num: Any = None
     ) -> tuple[Float32[Array, "batch new vocab"], Float32[Array, "batch new 0"], PrefixCache]:
-        """Feeds new tokens; logits beyond the end of the cache are NaN, and states empty."""
+        """Feeds tokens at each row's length; states are empty, logits beyond the cache are NaN."""
         new = tokens.shape[1]
         written = write_rows(cache.tokens, tokens, cache.lengths)
         positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
@@ -102,7 +102,7 @@ class PrefixTarget:
         length = cache.tokens.shape[1]
 
         def of_node(source, tokens, slot_positions, visible, position):
-            # The node's own text, written out by position.
+            # The text that ends with this node, by position.
             places = jnp.where(visible, slot_positions, length)
             prefix = jnp.full(length, UNWRITTEN, jnp.int32).at[places].set(tokens, mode="drop")
             return self.next_logits(source[None], prefix[None])[0, position]
@@ -121,13 +121,13 @@ class PrefixTarget:
         return cache.replace(tokens=write_rows(cache.tokens, moved, starts))
 
     def rollback(self, cache: PrefixCache, lengths: Int[Array, "batch"]) -> PrefixCache:
-        """Returns the cache with each row's length set to ``lengths``; keeps the rest."""
+        """Returns the cache with each row's length set to ``lengths``; its tokens stay."""
         return cache.replace(lengths=lengths)
 
 
 @flax.struct.dataclass
 class StubTarget(PrefixTarget):
-    """A target from a function ``(sources, prefixes) -> logits``: ``next_logits``."""
+    """A target made of a function ``(sources, prefixes) -> logits``, which is ``next_logits``."""
 
     function: Callable = flax.struct.field(pytree_node=False)
     vocab_size: int = flax.struct.field(pytree_node=False)
@@ -141,8 +141,8 @@ class StubTarget(PrefixTarget):
 class TableTarget(PrefixTarget):
     """A target with a table of logits, under a hash of the row's source and whole prefix.
 
-    Padding of the source has no influence, as in a real model. Two targets of one shape share a
-    compiled program, since the table is an array.
+    Padding of the source has no influence, as in a real model. Targets whose tables have the same
+    shape share a compiled program, since the table is an array.
     """
 
     # One row for each value of the hash; -inf for probability zero.
@@ -158,10 +158,10 @@ class TableTarget(PrefixTarget):
         scale: float = 1.5,
         zeros: float = 0.0,
     ) -> "TableTarget":
-        """Draws random logits of standard deviation ``scale``, for at least 2 tokens.
+        """Draws a table of normal logits of standard deviation ``scale``, for at least 2 tokens.
 
-        The table has ``contexts`` rows: with one row the law ignores the prefix. Each token has
-        probability zero with chance ``zeros``, but one random token of each row never has.
+        The table has ``contexts`` rows; if there is one, the law ignores source and prefix. Each
+        token has probability zero with chance ``zeros``, but one random token of each row has not.
         """
         if vocab_size < 2:
             raise InputError(f"vocab_size is {vocab_size}: give at least 2")
@@ -177,16 +177,16 @@ class TableTarget(PrefixTarget):
         return self.table.shape[1]
 
     def next_logits(self, sources, prefixes):
-        """Looks up the table's rows, by every token of the prefix and its position."""
+        """Looks up a table row for each prefix, by a hash of source, tokens and positions."""
         return self.table[_contexts(sources, prefixes, self.table.shape[0])]
 
 
 @flax.struct.dataclass
 class TableDraft(Draft):
-    """A draft with a table like ``TableTarget``'s, looked up by the committed text.
+    """A draft with a table like ``TableTarget``'s, looked up by source and text.
 
-    Its state is the sources and the rows' lengths: a loop that forgets ``commit``, or reports
-    other lengths than it proposes from, gets the proposals of another source.
+    Its state is the sources and the rows' lengths. If these are not the context's, because a loop
+    left ``commit`` out or gave it other lengths, proposals are those of another source.
     """
 
     table: Float32[Array, "contexts vocab"]
@@ -238,7 +238,7 @@ class TableDraft(Draft):
 
 @flax.struct.dataclass
 class ConstantDraft(Draft):
-    """A draft that is certain of one token, always the same."""
+    """A draft that always proposes the same token, without distributions."""
 
     token: Int[Array, ""]
     vocab_size: int = flax.struct.field(pytree_node=False)
@@ -259,8 +259,8 @@ def conditionals(
 ) -> dict[tuple[int, ...], np.ndarray]:
     """Computes the next token's distribution after every text shorter than ``max_decode_len``.
 
-    Distributions are float64, by text (the tokens after the start token), from the logits of
-    whole prefixes: no code of the loops runs. The arguments are ``sequence_law``'s.
+    Keys are texts (the tokens after the start token), which begin with the prompt; values are
+    float64 ``[vocab]``. No code of the loops runs. The arguments are ``sequence_law``'s.
     """
     if settings.temperature.ndim:
         raise InputError("settings have a temperature for each row: give one for one row")
@@ -280,7 +280,7 @@ def conditionals(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _next_probs(kind, target, sources, prefixes, settings):
-    # Each ``kind`` gets a program, since JAX confuses classes with the same fields.
+    # Each ``kind`` gets a program, since JAX may mistake a class for one with the same fields.
     return standardize(target.next_logits(sources, prefixes), settings)
 
 
@@ -293,12 +293,12 @@ def sequence_law(
     prompt: Sequence[int] = (),
     eos_id: EndOfSequence = EOS_ID,
 ) -> dict[tuple[int, ...], float]:
-    """Enumerates the texts that a row can end as, and the probability of each.
+    """Returns the probability of each finished text that a row with this source can have.
 
     Texts are the tokens after the start token, the prompt's included, up to the end-of-sequence
     token or ``max_decode_len`` tokens. Texts of probability zero are left out.
 
-    ``settings`` have one temperature; ``prompt``, shorter than texts may be, begins each of them.
+    ``settings`` have one temperature; ``prompt`` has fewer than ``max_decode_len`` tokens.
     """
     by_text = conditionals(target, source, settings, max_decode_len=max_decode_len, prompt=prompt)
     eos_ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)
@@ -355,9 +355,9 @@ def tiny_head(
     depths: Sequence[int] = (),
     **options: bool,
 ) -> tuple[PyTree, EagleConfig]:
-    """Makes an EAGLE head that mixes token and states at random: its parameters and sizes.
+    """Returns parameters and configuration of an EAGLE head with random maps of token and states.
 
-    The arguments are those of ``head_config``.
+    The arguments are those of ``head_config``, with the target in place of its configuration.
     """
     key = jax.random.key(4)
     config = head_config(target.config, layers, width, depths, **options)
@@ -369,7 +369,7 @@ def tiny_head(
 
 
 def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
-    """Makes a model that often agrees with another: the same parameters, with noise.
+    """Returns the model with noise on its parameters, which often predicts the same tokens.
 
     ``amount`` is the noise's standard deviation, as a share of each parameter's value.
     """
@@ -384,7 +384,7 @@ def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
 def random_params(
     config: ModelConfig, seed: int, scaled: Callable[[str, np.ndarray], np.ndarray]
 ) -> PyTree:
-    """Draws parameters: ``scaled(path, draws)`` makes each tensor of standard normal draws."""
+    """Draws parameters: ``scaled(path, draws)`` makes each array from standard normal draws."""
     rng = np.random.default_rng(seed)
     shapes = sorted(expected_shapes(config).items())
     flat = {path: scaled(path, rng.normal(size=shape)) for path, shape in shapes}
@@ -394,7 +394,7 @@ def random_params(
 def _contexts(
     sources: Int[Array, "batch source"], prefixes: Int[Array, "batch length"], num: int
 ) -> Int[Array, "batch length"]:
-    """Hashes the source and the prefix up to each position, to a number below ``num``."""
+    """Hashes the source and the prefix up to and with each position, to a number below ``num``."""
     of_source = jnp.where(sources == PAD_ID, 0, _hash_tokens(sources))
     of_source = _mix(jnp.sum(of_source, axis=1, dtype=jnp.uint32))
     of_prefix = jnp.cumsum(_hash_tokens(prefixes), axis=1, dtype=jnp.uint32)

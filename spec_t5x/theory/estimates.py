@@ -1,9 +1,9 @@
 """Acceptance rates from measured betas: means, and their confidence intervals.
 
-Betas of one text depend on one another, so that ten thousand tokens carry less information than
-ten thousand independent draws. Intervals are therefore bootstrapped over whole texts: texts drawn
-with replacement, as many as there are, make one resample, and the interval holds the middle
-``confidence`` of the resamples' means (Efron 1979; the percentile method, on clusters).
+Beta is the chance that a draft is accepted at one *place*, a position of a text. Betas of one text
+depend on one another and say less than as many independent draws, so that intervals come from a
+bootstrap over whole texts: texts drawn with replacement, as many as there are, make one resample,
+and the interval holds the middle ``confidence`` of the resamples' means (Efron 1979).
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from spec_t5x.types import Array, Float, Int, Integer
 class Bootstrap:
     """Settings of intervals; equal settings give equal intervals."""
 
-    # Share of the resamples that the interval holds.
+    # Share of the resampled means that the interval holds.
     confidence: float = 0.95
     resamples: int = 1000
     seed: int = 0
@@ -34,10 +34,10 @@ class Estimate:
     """A mean over the places of texts, and its interval."""
 
     value: float
-    # None for fewer than two texts, which cannot be resampled.
+    # Bounds of the interval; None for fewer than two texts, which cannot be resampled.
     low: float | None
     high: float | None
-    # Places that the mean is over, and texts that they are in.
+    # Number of places that the mean is over, and number of texts that have one.
     count: int
     num_texts: int
 
@@ -45,9 +45,9 @@ class Estimate:
 def mean(
     betas: Float[Array, "places"], texts: Int[Array, "places"], bootstrap: Bootstrap
 ) -> Estimate | None:
-    """Returns alpha, the mean of beta over places (Corollary 3.6), or None for no place.
+    """Returns alpha, the mean of beta over places (Corollary 3.6), or None if there is no place.
 
-    ``texts`` has the index of the text that each place is in.
+    ``texts`` has the index, from 0, of the text that each place is in.
     """
     return ratio(np.bincount(texts, weights=betas), np.bincount(texts), bootstrap)
 
@@ -57,10 +57,10 @@ def ratio(
     counts: Integer[Array, "texts"],
     bootstrap: Bootstrap,
 ) -> Estimate | None:
-    """Returns the sum of ``sums`` over that of ``counts``, or None if nothing was counted.
+    """Returns ``sum(sums) / sum(counts)`` with its interval, or None if all counts are 0.
 
-    For example, ``DecodeStats.accepted`` over ``verified`` of each text. Texts without a count
-    are left out.
+    An example is the acceptance rate: ``DecodeStats.accepted`` over ``verified`` of each text.
+    Texts whose count is 0 are left out.
     """
     pairs = np.stack([sums, counts], axis=1).astype(np.float64)
     pairs = pairs[pairs[:, 1] > 0]
@@ -78,7 +78,7 @@ def ratio(
 
 
 def _resampled(pairs: Float[np.ndarray, "texts 2"], bootstrap: Bootstrap) -> np.ndarray:
-    """Returns the mean of each resample."""
+    """Returns the mean ``[resamples]`` of each resample, from each text's sum and count."""
     rng = np.random.default_rng(bootstrap.seed)
     num, means = len(pairs), []
     # 64 resamples at a time bound the memory.

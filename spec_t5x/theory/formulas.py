@@ -49,8 +49,8 @@ def beta(
 ) -> Number:
     """Returns ``sum min(p / l, q)``, the probability that a draft is accepted (Theorem 3.5).
 
-    Its mean over the places of texts that the target generated is alpha (Corollary 3.6). Both are
-    standardized, and the lenience l is in (0, 1] (section A.5); 1 is Algorithm 1.
+    Its mean over the places of texts that the target generated is alpha (Corollary 3.6). p and q,
+    the arguments, are standardized; the lenience l is in (0, 1] (section A.5); 1 is Algorithm 1.
     """
     _check_lenience(lenience)
     xp = target_probs.__array_namespace__()
@@ -76,7 +76,7 @@ def beta_of_lenient_argmax(
 def beta_of_rejection_sampling(
     target_probs: Float[np.ndarray, "*rows vocab"], draft_probs: Float[np.ndarray, "*rows vocab"]
 ) -> Number:
-    """Returns ``min q(x) / p(x)`` over the target's tokens, never above ``beta`` (section A.2)."""
+    """Returns the least ``q(x) / p(x)`` where p(x) > 0, never above ``beta`` (section A.2)."""
     infinite = np.full_like(target_probs, np.inf)
     ratios = np.divide(draft_probs, target_probs, out=infinite, where=target_probs > 0)
     return ratios.min(axis=-1)
@@ -86,7 +86,7 @@ def beta_of_rejection_sampling(
 
 
 def expected_tokens(alpha: Number, gamma: Number) -> Number:
-    """Returns the tokens per iteration, ``(1 - a^(g+1)) / (1 - a)`` (Equation 1)."""
+    """Returns the expected tokens per iteration, ``(1 - a^(g+1)) / (1 - a)`` (Equation 1)."""
     _check_rate("alpha is", alpha)
     _check_gamma(gamma)
     alpha, gamma = np.asarray(alpha, float), np.asarray(gamma, float)
@@ -98,7 +98,7 @@ def expected_tokens(alpha: Number, gamma: Number) -> Number:
 
 
 def expected_tokens_by_position(betas: Float[Array, "*rows gamma"]) -> Number:
-    """Returns the tokens per iteration, ``1 + b_1 + b_1 b_2 + … + b_1 … b_gamma``.
+    """Returns the expected tokens per iteration, ``1 + b_1 + b_1 b_2 + … + b_1 … b_gamma``.
 
     b_i is the rate at which the i-th draft is accepted *if those before it were*
     (``conditional_acceptance``); the sum is exact, without an assumption of independence.
@@ -110,10 +110,11 @@ def expected_tokens_by_position(betas: Float[Array, "*rows gamma"]) -> Number:
 def conditional_acceptance(
     accepted_by_position: Integer[Array, "gamma"], verified_by_position: Integer[Array, "gamma"]
 ) -> Float[np.ndarray, "gamma"]:
-    """Returns the rate at which the i-th draft was accepted if those before it were, or 0.
+    """Returns the rate at which the i-th draft was accepted if those before it were.
 
-    The arguments are the numbers of iterations whose i-th draft was accepted, and verified:
-    ``DecodeStats.accepted_by_position`` and ``verified_by_position``, summed over rows.
+    The arguments count the iterations whose i-th draft was accepted, and verified:
+    ``DecodeStats.accepted_by_position`` and ``verified_by_position``, summed over rows. The rate
+    is 0 where nothing was verified.
     """
     return np.asarray(accepted_by_position) / np.maximum(np.asarray(verified_by_position), 1)
 
@@ -122,8 +123,7 @@ def conditional_acceptance(
 def expected_iterations(alpha: float, gamma: int, length: int, rows: int) -> float:
     """Returns the expected iterations until the last of ``rows`` rows has ``length`` tokens.
 
-    Exact, from the distribution of a row's tokens after each iteration (section 3.1); rows
-    advance independently, and gamma is at least 1.
+    The number is exact if rows advance independently, each as in section 3.1.
     """
     _check_rate("alpha is", alpha)
     _check_gamma(gamma)
@@ -161,9 +161,9 @@ def iteration_time(gamma: Number, c: Number, verification_cost: VerificationCost
 def wall_time_improvement(
     alpha: Number, gamma: Number, c: Number, verification_cost: VerificationCost = 1.0
 ) -> Number:
-    """Returns the speed-up, ``(1 - a^(g+1)) / ((1 - a) (g c + 1))`` (Theorem 3.8).
+    """Returns the speed-up, ``(1 - a^(g+1)) / ((1 - a) (g c + T(g + 1)))`` (Theorem 3.8).
 
-    ``gamma``, ``c`` and ``verification_cost`` are those of ``iteration_time``.
+    ``gamma``, ``c`` and ``verification_cost``, T, are those of ``iteration_time``.
     """
     return expected_tokens(alpha, gamma) / iteration_time(gamma, c, verification_cost)
 
@@ -178,8 +178,8 @@ def guaranteed_improvement(alpha: Number, c: Number) -> Number:
 def oracle_improvement(alpha: Number, c: Number) -> Number:
     """Returns the speed-up if an oracle stops each proposal before a rejection (section 3.5).
 
-    It bounds any rule that adapts gamma: an iteration makes ``1 / (1 - alpha)`` tokens, and no
-    draft is rejected.
+    No rule that adapts gamma gains more: an iteration makes ``1 / (1 - alpha)`` tokens, and no
+    draft is rejected. The speed-up is infinite at alpha 1 and c 0.
     """
     _check_rate("alpha is", alpha)
     _check_not_negative("c", c)
@@ -191,9 +191,9 @@ def oracle_improvement(alpha: Number, c: Number) -> Number:
 
 
 def operations_factor(alpha: Number, gamma: Number, c_hat: Number) -> Number:
-    """Returns the ratio of operations per token to those of plain decoding (Theorem 3.11).
+    """Returns the operations per token, relative to those of plain decoding (Theorem 3.11).
 
-    ``(1 - a) (g ch + g + 1) / (1 - a^(g+1))``.
+    The ratio is ``(1 - a) (g c_hat + g + 1) / (1 - a^(g+1))``.
     """
     _check_not_negative("c_hat", c_hat)
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
@@ -208,9 +208,9 @@ def optimal_gamma(
     verification_cost: VerificationCost = 1.0,
     max_gamma: int = MAX_GAMMA,
 ) -> Number:
-    """Returns the gamma that maximizes Theorem 3.8 (section 3.5, Figure 3), or 0 if none gains.
+    """Returns the gamma with the largest speed-up of Theorem 3.8, or 0 if none is above 1.
 
-    The smallest of several that are equally good.
+    If several are equally good, the smallest is returned (section 3.5, Figure 3).
 
     Args:
       alpha: acceptance rate.
@@ -228,12 +228,12 @@ def best_improvement(
     verification_cost: VerificationCost = 1.0,
     max_gamma: int = MAX_GAMMA,
 ) -> Number:
-    """Returns the speed-up at the optimal gamma, at least 1; see ``optimal_gamma``."""
+    """Returns the speed-up at the gamma that ``optimal_gamma`` returns, at least 1."""
     return _improvements(alpha, c, verification_cost, max_gamma).max(axis=-1)
 
 
 def _improvements(alpha, c, verification_cost, max_gamma) -> Float[np.ndarray, "*rows gammas"]:
-    """Returns the speed-ups of gamma = 0, 1, … along a last axis."""
+    """Returns the speed-ups of gamma = 0, 1, … ``max_gamma`` along a new last axis."""
     _check_not_negative("max_gamma", max_gamma)
     gammas = np.arange(max_gamma + 1)
     alpha, c = np.asarray(alpha)[..., None], np.asarray(c)[..., None]

@@ -1,9 +1,9 @@
-"""The cost of an iteration here, in plain steps: measured once, and remembered.
+"""Measurement of the costs of speculation on this machine, in plain steps.
 
-Iterations with 1, 4 and 8 drafts (and 16 of a draft whose tokens cost nothing), plain steps and
-the draft's prefill are timed in turn (``tuning.step_times``); costs are interpolated between these
-limits. That takes a few seconds beside compilation, and is remembered for the machine, the
-models and the settings.
+Plain steps, the draft's prefill and iterations with 1, 4, 8 and the most drafts (with a tree, its
+depth alone) are timed in turn (``tuning.step_times``); costs between these *limits* are
+interpolated. Timing takes a few seconds beside compilation. The costs are stored for the machine,
+the models and the settings.
 """
 
 import dataclasses
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 _BUDGET = 2.5
 # Timings of each program at most.
 _MOST_ROUNDS = 9
-# The largest trees.
+# Depth and nodes of the largest trees that are measured.
 _MAX_DEPTH = 4
 _MAX_NODES = 64
 
 
 def largest_limit(draft: Draft, verifier: Verifier) -> int:
-    """Returns the most drafts of an iteration whose number follows the measured costs."""
+    """Returns the most drafts of an iteration with gamma "auto"; with trees, the largest depth."""
     if verifier.tree(1) is None:
         return draft.traits.max_worthwhile
     for depth in range(_MAX_DEPTH, 1, -1):
@@ -47,38 +47,38 @@ def largest_limit(draft: Draft, verifier: Verifier) -> int:
             if verifier.num_nodes(depth) <= _MAX_NODES:
                 return depth
         except InputError:
-            # The tree is too large for any target.
+            # A tree of this depth has too many nodes for any target.
             continue
     return 1
 
 
 def remembered(key: Mapping[str, Any], measure: Callable[[], Costs], store: Store) -> Costs:
-    """Returns the stored costs for a key of ``identity.py``; measures and stores missing ones."""
+    """Returns the costs stored for ``key`` (``identity.py``); measures and stores missing ones."""
     costs = store.load(key, Costs.parse)
     if costs is not None:
-        log.debug("what speculation costs here was measured before: %s", costs)
+        log.debug("the costs of speculation were measured before: %s", costs)
         return costs
     start = time.perf_counter()
-    with doing(log, "measuring what speculation costs here, once"):
+    with doing(log, "measuring the costs of speculation on this machine, once"):
         costs = measure()
     seconds = time.perf_counter() - start
-    trouble = store.save(key, dataclasses.asdict(costs)) or "and will remember it"
-    log.info("measured in %.1f s what speculation costs here, %s", seconds, trouble)
+    trouble = store.save(key, dataclasses.asdict(costs)) or "and stored them"
+    log.info("measured the costs of speculation in %.1f s, %s", seconds, trouble)
     return costs
 
 
 def measure(target: Target, draft: Draft, inputs: PyTree, settings: Sampling, loop: Loop) -> Costs:
-    """Times plain steps, the draft's prefill and iterations of a few limits, in turn.
+    """Returns the costs that are measured by timing the programs of a loop in turn.
 
     Args:
-      target, draft, inputs, settings: as in decoding.
-      loop: what is decoded; its gamma is the most drafts of an iteration.
+      target, draft, inputs, settings: as in decoding (``loops.speculative_decode``).
+      loop: settings of the loop; its gamma is the most drafts of an iteration.
     """
     whole, largest = loop.verifier.tree(loop.gamma) is not None, loop.gamma
     limits = [limit for limit in (() if whole else (1, 4, 8)) if limit < largest] + [largest]
     timed = step_times.Timed.half_way(target, draft, inputs, settings, loop)
     programs = [timed.iterations(0), timed.prefills, *map(timed.iterations, limits)]
-    # A timing is a difference of two, so that noise makes the least of several too small.
+    # Medians: a timing is a difference of two, so that noise makes the least of several too small.
     plain, prefill, *iterations = np.median(
         interleaved(programs, _MOST_ROUNDS, budget=_BUDGET), axis=0
     )
@@ -93,9 +93,9 @@ def of_seconds(
     *,
     whole: bool = False,
 ) -> Costs:
-    """Returns the costs for the seconds of a plain step, the prefill, and iterations by limit.
+    """Converts seconds (of a plain step, the prefill, an iteration at each limit) to costs.
 
-    ``whole``: an iteration has the one limit's drafts, or none.
+    If ``whole``, as with a tree, an iteration has the only limit's drafts or none.
     """
     step = max(float(plain), 1e-9)
     # An iteration does all that a plain step does, and one with more drafts no less.
@@ -109,6 +109,6 @@ def of_seconds(
     for i in range(len(limits) - 2, -1, -1):
         timed[i] = max(timed[i], 1 + (timed[i + 1] - 1) * limits[i] / limits[i + 1])
     points = np.interp(np.arange(1, largest + 1), limits, timed)
-    # An empty proposal is on the line of the first two.
+    # The cost of an empty proposal is extrapolated from those of 1 and 2 drafts.
     empty = max(1.0, 2 * points[0] - points[1]) if largest > 1 else 1.0
     return Costs(iteration=(float(min(empty, points[0])), *points.tolist()), prefill=prefill)

@@ -1,4 +1,4 @@
-"""The key of measured costs: this machine and program, these models and settings."""
+"""Key under which measured costs are stored: machine, program, models and settings."""
 
 import functools
 import hashlib
@@ -12,18 +12,18 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine.description import machine
 from spec_t5x.types import PyTree
 
-# Samples of each axis of a parameter in a digest.
+# Numbers that a digest reads along each axis of a parameter, or up to twice as many.
 _SAMPLES = 8
 
 
 def identity(**parts: Any) -> dict[str, Any]:
-    """Returns a key of machine, program and ``parts``, as JSON can hold them."""
+    """Returns the key of this machine, the package's source and ``parts``, which JSON can hold."""
     return {"machine": machine(), "program": _source(), **parts}
 
 
 @functools.cache
 def _source() -> str:
-    """Returns a hash of the package's source, kernels included."""
+    """Returns a hash (hex) of the package's source files, kernels included."""
     package, total = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted((*package.rglob("*.py"), *package.rglob("*.cc"))):
         total.update(path.read_bytes())
@@ -33,7 +33,7 @@ def _source() -> str:
 def params_digest(model: PyTree) -> str:
     """Returns a hash (hex) of a model's or draft's structure, settings, shapes and parameters.
 
-    Large parameters are sampled on a grid: further training changes weights everywhere.
+    Large parameters are read on a grid, which suffices: training changes weights everywhere.
     """
     total = hashlib.sha256(str(jax.tree.structure(model)).encode())
     for leaf in jax.tree.leaves(model):
@@ -45,7 +45,7 @@ def params_digest(model: PyTree) -> str:
 
 
 def _samples(leaf: jax.Array | np.ndarray) -> tuple[np.ndarray, str]:
-    """Returns some of a parameter's numbers, and its sharding in words."""
+    """Returns a grid of the numbers of a parameter's first shard, and the sharding in words."""
     where = ""
     if isinstance(leaf, jax.Array):
         shard = leaf.addressable_shards[0].data

@@ -14,7 +14,7 @@ Clock = Callable[[], float]
 # ``run(calls)`` repeats a program ``calls`` times; 0 is allowed.
 Calls = Callable[[int], object]
 
-# Seconds that one timing takes at least: a thousand times what starting it costs.
+# Seconds that one timing takes, about: a thousand times as long as the start of a program.
 _LONG_ENOUGH = 0.04
 _MOST_CALLS = 2**14
 
@@ -26,17 +26,17 @@ def interleaved(
     *,
     budget: float = math.inf,
 ) -> Float[np.ndarray, "rounds programs"]:
-    """Measures the seconds of a call of each program, in rounds: all in turn, then again.
+    """Measures the seconds of one call of each program; in each round all are timed in turn.
 
-    Each is compiled first, and repeated until a timing is long enough. Only the time beyond that
-    of 0 calls counts: a compiled loop may do work before its first iteration, such as laying out
-    weights, that decoding does once for a whole text.
+    Programs are compiled first. A timing covers enough calls to take about 0.04 s, and the time of
+    0 calls is subtracted: a compiled loop may do work before its first iteration, such as laying
+    out weights, that decoding does once for a whole text.
 
     Args:
-      programs: what to time.
-      rounds: timings of each program.
+      programs: the programs to time.
+      rounds: timings of each program at most.
       clock: returns seconds.
-      budget: seconds after which no round begins but the first two.
+      budget: seconds after which no further round begins; two rounds are made in any case.
     """
     for run in programs:
         elapsed(lambda run=run: run(1), clock)
@@ -50,7 +50,7 @@ def interleaved(
 
 
 def elapsed(run: Callable[[], Any], clock: Clock = time.perf_counter) -> tuple[float, Any]:
-    """Returns the seconds of a run, the device's work included, and its result."""
+    """Returns the seconds of ``run()``, the device's work included, and the result."""
     start = clock()
     result = jax.block_until_ready(run())
     return clock() - start, result
@@ -58,12 +58,12 @@ def elapsed(run: Callable[[], Any], clock: Clock = time.perf_counter) -> tuple[f
 
 def _seconds(run: Calls, calls: int, clock: Clock) -> float:
     before, _ = elapsed(lambda: run(0), clock)
-    # Noise may make the difference negative; times are divided by one another.
+    # Noise may make the difference negative, but callers divide times by one another.
     return max(elapsed(lambda: run(calls), clock)[0] - before, 1e-9) / calls
 
 
 def _enough_calls(run: Calls, clock: Clock) -> int:
-    """Finds by doubling how many calls take long enough to be timed."""
+    """Returns the number of calls that take about ``_LONG_ENOUGH`` seconds, found by doubling."""
     calls = 1
     seconds = _seconds(run, calls, clock)
     while calls < _MOST_CALLS and calls * seconds < _LONG_ENOUGH / 4:

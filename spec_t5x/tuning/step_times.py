@@ -1,4 +1,4 @@
-"""The time of one call of a model, one step or one iteration: c, T(m) and their overhead."""
+"""Times of a target call, a draft step and an iteration on this device: the paper's c and T(m)."""
 
 import dataclasses
 import functools
@@ -18,24 +18,24 @@ from spec_t5x.tuning.interleaving import Calls, interleaved
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import Verifier
 
-# No token ends a row: all steps are alike.
+# An id that no token has: rows do not end, so that all steps are alike.
 _NO_EOS = -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Milliseconds per call, medians over repetitions."""
+    """Milliseconds of a call over all rows of a batch, medians over repetitions."""
 
-    # The target over one new token for each row.
+    # A target call over one new token of each row.
     target: float
-    # The draft, for one of gamma proposals.
+    # A draft step: the time of a proposal over gamma.
     draft: float
-    # The target over all that it verifies: gamma + 1 new tokens, or a tree's nodes.
+    # A target call over all tokens that it verifies: gamma + 1 of each row, or a tree's nodes.
     verification: float
 
     @property
     def c(self) -> float:
-        """The paper's cost coefficient (Definition 3.7)."""
+        """Time of a draft step in target steps, the paper's cost coefficient (Definition 3.7)."""
         return self.draft / self.target
 
     @property
@@ -44,12 +44,12 @@ class StepTimes:
         return self.verification / self.target
 
     def speed_up(self, alpha: float, gamma: int, *, as_paper: bool = False) -> float:
-        """Evaluates Theorem 3.8; ``as_paper`` takes verification as one target step."""
+        """Returns the speed-up of Theorem 3.8; ``as_paper``, verification is one target step."""
         cost = 1.0 if as_paper else self.verification_cost
         return formulas.wall_time_improvement(alpha, gamma, self.c, cost)
 
     def batch_speed_up(self, alpha: float, gamma: int, *, rows: int, length: int) -> float:
-        """Returns the speed-up of a batch whose rows have ``length`` tokens each."""
+        """Returns the expected speed-up of a batch of ``rows`` rows with ``length`` tokens each."""
         iterations = formulas.expected_iterations(alpha, gamma, length, rows)
         return length / (
             iterations * formulas.iteration_time(gamma, self.c, self.verification_cost)
@@ -66,17 +66,17 @@ def measure_step_times(
     settings: Sampling,
     verifier: Verifier = DEFAULT_VERIFIER,
 ) -> StepTimes:
-    """Measures on this device, with caches of the size that decoding uses, half full.
+    """Measures the calls on this device, with caches of decoding's size and rows of half length.
 
-    The three calls are timed in turn, several times over; the medians are taken.
+    The three calls are timed in turn, nine times; the results are medians.
 
     Args:
       target, draft: as in decoding.
-      inputs: what both ``prefill`` take.
-      gamma: drafts per iteration.
+      inputs: the argument of ``prefill`` of target and draft.
+      gamma: drafts per iteration, at least 1.
       max_decode_len: room for tokens, as in decoding.
-      settings: how both sample.
-      verifier: sets how many tokens the target verifies, and whether in a tree.
+      settings: sampling settings of both.
+      verifier: decides how many tokens the target verifies, and whether in a tree.
     """
     loop = Loop(gamma=gamma, max_decode_len=max_decode_len, verifier=verifier)
     timed = Timed.half_way(target, draft, inputs, settings, loop)
@@ -87,7 +87,7 @@ def measure_step_times(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A decode half way through its output, whose parts are timed repeatedly."""
+    """Decoding half way through its output, and programs that repeat parts of it."""
 
     target: Target
     draft: Draft
@@ -100,10 +100,10 @@ class Timed:
     def half_way(
         cls, target: Target, draft: Draft, inputs: PyTree, settings: Sampling, loop: Loop
     ) -> "Timed":
-        """Makes a state whose rows hold varied tokens, half of ``loop.max_decode_len``.
+        """Makes the state of rows that hold ``loop.max_decode_len // 2`` varied tokens.
 
-        The target's caches are empty: a call's time does not depend on their content. The draft
-        has been fed the text.
+        The tokens are not fed to the target, since a call's time does not depend on what its cache
+        holds; the draft has been fed them.
         """
         batch, coupled = jax.tree.leaves(inputs)[0].shape[0], loop.verifier.coupled
         keys = row_keys(jax.random.key(0), batch)
@@ -118,14 +118,14 @@ class Timed:
         )
 
     def target_calls(self, new: int) -> Calls:
-        """Returns a program that makes target calls over ``new`` tokens of each row."""
+        """Returns a program of target calls, each over ``new`` tokens of each row."""
         return lambda calls: _call_target(self.target, self.state.target_cache, new, calls)
 
     def proposals(self, *, scored: bool = False) -> Calls:
-        """Returns a program that proposes ``gamma`` drafts after each row, and accepts none.
+        """Returns a program that proposes ``loop.gamma`` drafts, or a tree, and accepts none.
 
-        Proposals include the distributions that the verifier needs. If ``scored``, chains only, the
-        target scores each proposal, and the next one follows the target's token.
+        Proposals include the distributions that the verifier needs. If ``scored``, the target
+        scores each proposal; with a tree verifier that is an ``InputError``.
         """
         if scored and self.loop.verifier.tree(self.loop.gamma) is not None:
             raise InputError("the verifier is a tree verifier: choose one of chains")
@@ -135,9 +135,9 @@ class Timed:
         )
 
     def iterations(self, limit: int | None = None) -> Calls:
-        """Returns a program of iterations with ``limit`` drafts, None for all that are proposed.
+        """Returns a program of iterations with ``limit`` drafts; 0 gives plain steps.
 
-        With a limit of 0 they are plain steps.
+        If ``limit`` is None, an iteration has as many drafts as are proposed.
         """
         loop, limit = (self.loop.plain, None) if limit == 0 else (self.loop, limit)
         return lambda calls: _iterate(
@@ -145,7 +145,7 @@ class Timed:
         )
 
     def prefills(self, calls: int) -> PyTree:
-        """Makes the draft's first state ``calls`` times, and returns the last one."""
+        """Runs the draft's prefill ``calls`` times; returns the last state, None for 0 calls."""
         state = None
         for _ in range(calls):
             state = _prefill(self.draft, self.inputs, loop=self.loop)
@@ -153,7 +153,7 @@ class Timed:
 
 
 class _Full:
-    """A draft whose proposals are of full length for any text."""
+    """A draft that proposes exactly ``context.limit`` tokens after any text."""
 
     def __init__(self, draft: Draft):
         self._draft = draft
@@ -188,7 +188,7 @@ def _half_way(target, draft, inputs, stream, settings, *, loop: Loop) -> DecodeS
 
 @functools.partial(jax.jit, static_argnames="new")
 def _call_target(model: Target, cache: Cache, new: int, calls: Int[Array, ""] | int):
-    """Makes ``calls`` target calls, each fed with tokens that depend on the last call's logits."""
+    """Makes ``calls`` target calls, each over tokens that depend on the last call's logits."""
     lengths = cache.lengths
 
     def call(_, carry):
@@ -210,7 +210,7 @@ def _call_draft(
     target: Target | None,
     loop: Loop,
 ):
-    """Runs ``calls`` proposals in a row, each after the first token of the one before it."""
+    """Makes ``calls`` proposals, each after the last one's first token or the target's token."""
     gamma, tree, coupled = loop.gamma, loop.verifier.tree(loop.gamma), loop.verifier.coupled
     batch = state.outputs.lengths.shape[0]
     none_accepted = jnp.zeros(batch, jnp.int32)
@@ -251,14 +251,14 @@ def _call_draft(
 
 @functools.partial(jax.jit, static_argnames="loop")
 def _iterate(target, draft, state, settings, limit, calls, *, loop: Loop) -> DecodeState:
-    """Runs iterations in a row, each at the state's lengths."""
+    """Runs ``calls`` iterations, each from the state's lengths."""
     if limit is not None and draft.traits.varies:
         draft = _Full(draft)
     lengths = state.outputs.lengths
 
     def call(_, state):
         state, _ = speculative.step(target, draft, state, settings, loop, limit=limit)
-        # Rows of these lengths, whose last token is the first one that was appended.
+        # Back to the lengths before, with the first appended token as each row's last one.
         tokens = state.outputs.sequences[jnp.arange(lengths.shape[0]), lengths + 1]
         outputs = state.outputs
         outputs = outputs.replace(lengths=lengths, ended=jnp.zeros_like(outputs.ended))
@@ -278,13 +278,13 @@ def _prefill(draft, inputs, *, loop: Loop) -> PyTree:
 
 
 def _after(logits, tokens, vocab_size: int):
-    """Returns tokens to feed next, which depend on all logits, at the least cost."""
+    """Returns next tokens that depend on all logits, so that XLA removes nothing, at least cost."""
     largest = jnp.max(logits, axis=-1)
     return jnp.where(jnp.isnan(largest), tokens, tokens + 1) % vocab_size
 
 
 def _with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:
-    """Replaces the last token of each row, for a loop at a fixed length."""
+    """Returns the outputs with each row's last token replaced, at the same lengths."""
     rows = jnp.arange(tokens.shape[0])
     return outputs.replace(
         sequences=outputs.sequences.at[rows, outputs.lengths].set(tokens),

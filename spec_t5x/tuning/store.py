@@ -1,8 +1,8 @@
-"""Measurements kept in the user's cache.
+"""Store of measurements in the user's cache directory.
 
-There is one small file for each combination of machine, models and settings, named after their
-hash. Of two processes that measure the same, the last one's result is kept; a damaged file counts
-as none.
+There is one small file for each combination of machine, models and settings, named by the hash of
+these. If two processes measure the same combination, the result of the last is kept. A damaged
+file counts as missing.
 """
 
 import dataclasses
@@ -23,17 +23,17 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """Values of JSON in a directory, which is made when the first one is saved."""
+    """Values of JSON in a directory, which is made when the first value is saved."""
 
     directory: Path
 
     @classmethod
     def of_user(cls) -> "Store":
-        """Returns the one beside the compiled programs."""
+        """Returns the store in the user's cache, beside the compiled programs."""
         return cls(user_cache() / "costs")
 
     def load(self, key: Mapping[str, Any], parse: Callable[[Any], T]) -> T | None:
-        """Parses the value for ``key``; returns None if there is none, or none that parses."""
+        """Returns the parsed value for ``key``; None if it is missing or cannot be parsed."""
         try:
             content = json.loads(self._path(key).read_text(encoding="utf-8"))
             return parse(content["value"]) if content["key"] == _plain(key) else None
@@ -41,13 +41,13 @@ class Store:
             return None
 
     def save(self, key: Mapping[str, Any], value: Any) -> str | None:
-        """Keeps a value; returns the reason if that fails."""
+        """Writes the value for ``key``; returns a clause for a message if that fails, else None."""
         text = json.dumps({"key": _plain(key), "value": value}, indent=2) + "\n"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(self._path(key), [text.encode()])
         except OSError as error:
-            return f"which is not remembered: {self.directory} cannot be written ({error.strerror})"
+            return f"but cannot store them: {self.directory} cannot be written ({error.strerror})"
         return None
 
     def _path(self, key: Mapping[str, Any]) -> Path:
@@ -56,5 +56,5 @@ class Store:
 
 
 def _plain(key: Mapping[str, Any]) -> Any:
-    """Returns the key as it comes back from JSON."""
+    """Returns the key with the format's number, as it is after a round trip through JSON."""
     return json.loads(json.dumps({"format": _FORMAT, **key}))

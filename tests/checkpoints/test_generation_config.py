@@ -232,7 +232,7 @@ def test_what_is_not_honoured_is_named(with_settings, caplog, settings, named):
     directory = with_settings(LENGTH | settings, old="beams" in named)
     Generator.load(directory)
     (line,) = left_out(caplog)
-    assert line == f"{directory} asks for decoding that is left out: " + line.partition(": ")[2]
+    assert line == f"{directory} sets options that are left out: " + line.partition(": ")[2]
     assert named in line
     assert "\n" not in line
 

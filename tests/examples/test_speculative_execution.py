@@ -156,10 +156,10 @@ def test_an_error_of_g_for_a_refused_guess_is_dropped(keys):
     ("functions", "message"),
     [
         ({"approximate_f": lambda x: jnp.full(2, 0.5)}, r"f gives \(4,\).*\(2,\).*same outcomes"),
-        ({"f": lambda x: PROBS.astype(jnp.bfloat16)}, "are bfloat16: work them out in float32"),
+        ({"f": lambda x: PROBS.astype(jnp.bfloat16)}, "are bfloat16: compute them in float32"),
         (
             {"approximate_f": lambda x: GUESSED.astype(jnp.bfloat16)},
-            "are bfloat16: work them out in float32",
+            "are bfloat16: compute them in float32",
         ),
     ],
 )

@@ -140,7 +140,7 @@ def test_other_types_than_float32_are_refused_while_tracing(unchecked, dtype):
         lambda probs: sample_residual(KEYS[0], jnp.ones(VOCAB), probs[0]),
         lambda probs: gumbel_argmax(probs, jnp.zeros((2, VOCAB))),
     ):
-        with pytest.raises(InputError, match=f"are {probs.dtype}: work them out in float32"):
+        with pytest.raises(InputError, match=f"are {probs.dtype}: compute them in float32"):
             jax.eval_shape(draw_from, probs)
 
 

@@ -353,7 +353,7 @@ MISTAKES = [
     ("c", "0.05", "c is '0.05': give a number of at least 0"),
     ("c", -2.0, "c is -2.0: give a number of at least 0"),
     ("c", float("nan"), "c is nan: give a number of at least 0"),
-    ("position", 0.1, "position is 0.1 without c: give it too"),
+    ("position", 0.1, "position is 0.1 without c: give c too"),
     ("position", None, "position is None: give a number"),
     ("verifier", "Block", "verifier is 'Block': choose one of"),
     ("verifier", ["block"], r"verifier is \['block'\]: choose one of"),

@@ -103,7 +103,7 @@ def test_a_draft_that_breaks_the_law_is_found(kind, message):
 
 
 def test_a_drafts_bfloat16_is_refused(unchecked):
-    with pytest.raises(InputError, match="probs are bfloat16: work them out in float32"):
+    with pytest.raises(InputError, match="probs are bfloat16: compute them in float32"):
         check_draft(Wrong(LOGITS, "bfloat16"))
 
 

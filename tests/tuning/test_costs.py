@@ -80,10 +80,10 @@ def test_what_was_measured_is_measured_once(tmp_path, caplog):
         found = remembered({"a": 1}, measured, Store(tmp_path / "costs"))
         assert found.iteration == (1.0, 1.5)
     assert len(calls) == 1
-    assert "measured in 0.0 s what speculation costs here, and will remember it" in caplog.text
+    assert "measured the costs of speculation in 0.0 s, and stored them" in caplog.text
     (tmp_path / "file").touch()
     remembered({"a": 1}, measured, Store(tmp_path / "file"))
-    assert "which is not remembered" in caplog.text
+    assert "but cannot store them" in caplog.text
 
 
 def test_the_most_that_may_be_drafted():

@@ -66,4 +66,4 @@ def test_a_damaged_file_is_as_good_as_none_and_is_written_again(store, damage):
 def test_where_nothing_can_be_written_it_is_said(tmp_path):
     (tmp_path / "file").touch()
     trouble = save(Store(tmp_path / "file" / "costs"))
-    assert "not remembered" in trouble and "cannot be written" in trouble
+    assert "cannot store them" in trouble and "cannot be written" in trouble
