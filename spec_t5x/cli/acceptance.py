@@ -11,21 +11,21 @@ HELP = "measure acceptance rates (alpha) of drafts on text that the target gener
 
 _MODELS = {
     **settings.flags_of(Models, "target", "vocabulary"),
-    "draft": (["NAME_OR_DIR"], "draft, as of generate; repeatable, scored in one pass"),
+    "draft": (["NAME_OR_DIR"], "draft, as in generate; repeatable, all are scored in one pass"),
 }
 _MEASUREMENT = {
     "temperature": ([float], "sampling temperature, 0 is argmax; repeatable (default: 0 and 1)"),
-    "top_k": ([int], "sample from the k likeliest tokens, 0 is all; repeatable"),
-    "top_p": ([float], "sample from the nucleus of this mass, 0 is all; repeatable"),
-    "lenience": ([float], "l of section A.5, 1 is lossless; repeatable (default: 1)"),
-    "num_tokens": (int, "tokens generated for each distribution (default: 10000)"),
-    "max_decode_len": (int, "tokens of each text at most (default: 128)"),
+    "top_k": ([int], "sample from the k likeliest tokens only; 0 keeps all; repeatable"),
+    "top_p": ([float], "sample from the fewest tokens of this total mass; 0 keeps all; repeatable"),
+    "lenience": ([float], "lenience l of section A.5; 1 is lossless; repeatable (default: 1)"),
+    "num_tokens": (int, "tokens to generate with each sampling setting (default: 10000)"),
+    "max_decode_len": (int, "maximum number of tokens of a text (default: 128)"),
     "batch_size": (int, "texts generated together (default: 16)"),
     "seed": (int, "seed of the random draws (default: 0)"),
-    "confidence": (float, "confidence of the intervals (default: 0.95)"),
-    "decoded_texts": (int, "texts that are also decoded with each draft (default: 64)"),
-    "gamma": (int, "drafts per iteration of these (default: 7)"),
-    "truncate": (bool, "cut longer inputs"),
+    "confidence": (float, "confidence level of the intervals (default: 0.95)"),
+    "decoded_texts": (int, "texts to decode speculatively with each draft, too (default: 64)"),
+    "gamma": (int, "tokens that a draft proposes in an iteration of that decoding (default: 7)"),
+    "truncate": (bool, "cut inputs that are too long"),
 }
 
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a table, and with ``--json`` keeps the figures."""
+    """Measures acceptance, prints a table, and writes ``--json``; returns 0."""
     from spec_t5x.errors import InputError
     from spec_t5x.labs.benchmark.acceptance import AcceptanceOptions
     from spec_t5x.labs.benchmark.text_source import TextSource
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.json.is_dir():
         raise InputError(f"--json {args.json} is a folder: give a file")
     if models.draft == NO_DRAFT and not options.drafts:
-        raise InputError(f"the draft is {NO_DRAFT}: give one to measure")
+        raise InputError(f"the draft is {NO_DRAFT}: give a draft to measure")
     if args.text and source.name:
         raise InputError(f"both TEXT and {source.name} were given: give one of them")
     names = options.drafts or (models.draft_name(),)
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
     with Progress("tokens") as progress:
         rows = measure(generator, drafts, texts, options, progress.update)
-    # First: what is printed may be lost.
+    # Written before the table is printed, because standard output may fail.
     if args.json:
         shown = [
             dataclasses.asdict(row) | {"draft": results.without_folder(row.draft)} for row in rows
@@ -86,7 +86,7 @@ def _texts(source, options, generator) -> list[str]:
     from spec_t5x.labs.benchmark.text_source import read_texts
 
     if source.name is None and generator.is_decoder_only:
-        # Unconditional text.
+        # The empty prompt, after which the model generates unconditionally.
         return [""]
-    # A text gives at least a token: no more texts can be needed.
+    # Every text gives at least one token, so as many texts as tokens are enough.
     return read_texts(source, generator, options.standardizations()[0], options.num_tokens)

@@ -8,20 +8,20 @@ from spec_t5x.cli import settings
 HELP = "measure speed-ups of drafts, verifiers, gammas and batch sizes against plain decoding"
 
 _MODELS = {
-    "target": ("NAME_OR_DIR", "target, as of generate; random:SIZE has random weights"),
+    "target": ("NAME_OR_DIR", "target, as in generate, or random:SIZE for random weights"),
     **settings.flags_of(Models, "vocabulary", "dtype"),
 }
 _MEASUREMENT = {
-    "gamma": ([int | str], "drafts per iteration, or auto; repeatable (default: 4)"),
+    "gamma": ([int | str], "tokens proposed in an iteration, or auto; repeatable (default: 4)"),
     "temperature": ([float], "sampling temperature, 0 is argmax; repeatable (default: 0 and 1)"),
     "batch_size": ([int], "inputs decoded together; repeatable (default: 1)"),
-    "max_decode_len": ([int], "tokens generated at most; repeatable (default: 128)"),
+    "max_decode_len": ([int], "maximum number of generated tokens; repeatable (default: 128)"),
     "num_inputs": (int, "texts to decode (default: 60)"),
     "repeats": (int, "repetitions of each measurement (default: 5)"),
-    "alpha": (float, "draw verdicts with this acceptance rate, for random sources, not texts"),
+    "alpha": (float, "simulate acceptance at this rate, on random sources and not texts"),
     "source_len": (int, "tokens of a random source (default: 64)"),
-    "table_2": (bool, "draw verdicts for the rows of the paper's Table 2"),
-    "parts": (bool, "also time the parts of an iteration"),
+    "table_2": (bool, "simulate acceptance at the rates of the paper's Table 2"),
+    "parts": (bool, "also time each part of an iteration"),
 }
 
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         dest="pairs",
         metavar="NAME[/VERIFIER]",
-        help="draft, as of generate, or random:SIZE; repeatable (default: a packaged target's own)",
+        help="draft, as in generate, or random:SIZE; repeatable (default: a packaged target's own)",
     )
     settings.add_texts(parser)
     settings.add_flags(parser.add_argument_group("measurement"), _MEASUREMENT)
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a table, and with ``--json`` keeps the figures."""
+    """Measures speed-ups, prints a table, and writes ``--json``; returns 0."""
     from spec_t5x.labs.benchmark import results, sweep
     from spec_t5x.labs.benchmark.reliability import caution
     from spec_t5x.labs.benchmark.text_source import TextSource
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             options, progress.update, models=models, decoding=decoding, source=source
         ):
             rows.append(row)
-            # After every row: a long run that is interrupted leaves what it has.
+            # Written after every row, so that an interrupted run leaves its results.
             if args.json:
                 results.save(args.json, rows, **shown)
     table = sweep.table(rows) if rows else None

@@ -6,24 +6,24 @@ from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 from spec_t5x.names import WEIGHTS
 
-HELP = "compile for a TPU without one: memory, costs, predicted speed-up"
+HELP = "compile for a TPU on a machine without one: memory, costs, predicted speed-up"
 
 _FLAGS = {
     "topology": (
         "CHIP:LAYOUT",
-        "slice of v4, v5e, v5p or v6e, such as v6e:2x2 (default: v4:2x2x1)",
+        "TPU slice of v4, v5e, v5p or v6e, such as v6e:2x2 (default: v4:2x2x1)",
     ),
     "target": ("SIZE", "published size of the target (default: t5_1_1_xxl)"),
-    "weights": (WEIGHTS, "weights of the target; auto is bfloat16 (default: auto)"),
+    "weights": (WEIGHTS, "type of the target's weights; auto is bfloat16 (default: auto)"),
     "draft": (
         ["SIZE"],
-        "published size, int8 or int4 of the target, or a head of it, eagle or eagle:WIDTH; "
-        "repeatable (default: t5_1_1_small)",
+        "published size of the draft; or int8 or int4 (the target's weights rounded), eagle or "
+        "eagle:WIDTH (a head); repeatable (default: t5_1_1_small)",
     ),
-    "gamma": (int, "drafts in an iteration (default: 7)"),
-    "batch": (int, "rows, over all replicas (default: 1)"),
-    "source_len": (int, "encoder length (default: 512)"),
-    "max_decode_len": (int, "room for output (default: 128)"),
+    "gamma": (int, "tokens proposed in an iteration (default: 7)"),
+    "batch": (int, "rows of the batch, over all replicas (default: 1)"),
+    "source_len": (int, "length of the source in tokens (default: 512)"),
+    "max_decode_len": (int, "maximum length of the output in tokens (default: 128)"),
 }
 
 
@@ -36,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_mesh,
         dest="meshes",
         metavar="DATA,MODEL",
-        help="chips for the batch and for each model; repeatable (default: 1,1)",
+        help="chips of the data and of the model axis; repeatable (default: 1,1)",
     )
     settings.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compiles, prints tables, and with ``--json`` keeps the figures."""
+    """Compiles for each mesh, prints tables, and writes ``--json``; returns 0."""
     from spec_t5x.labs.benchmark.results import show
     from spec_t5x.labs.tpu import chips, compilation
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     results = []
     for result in compilation.run(options):
         results.append(result)
-        # After every mesh: a long run that is cut short leaves what it has.
+        # Written after every mesh, so that an interrupted run leaves its results.
         if args.json:
             compilation.write_json(args.json, options, results)
         if len(results) == 1:

@@ -8,7 +8,7 @@ from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import settings
 from spec_t5x.names import AUTO, WEIGHTS
 
-HELP = "convert a checkpoint between T5X, Hugging Face and the project's own format"
+HELP = "convert a checkpoint between the formats of T5X, Hugging Face and this package (native)"
 
 # The writers of ``checkpoints.formats``, repeated so that the parser does not import JAX.
 _FORMATS = ("t5x", "t5x_scanned", "huggingface", "native")
@@ -19,26 +19,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="directory of a checkpoint, gs://… for T5X's, OWNER/NAME on the Hugging Face Hub, or "
-        "a packaged model",
+        help="checkpoint to read: a directory, gs://… (T5X), OWNER/NAME on the Hugging Face Hub, "
+        "or a packaged model",
     )
     parser.add_argument(
         "destination",
         metavar="DESTINATION",
-        help="directory to write; for t5x it ends in checkpoint_STEP",
+        help="directory to write; with --to t5x its name ends in checkpoint_STEP",
     )
     parser.add_argument("--to", required=True, choices=_FORMATS, help="format to write")
     flags = {
         "dtype": (("float32", "bfloat16"), "type of the stored weights (default: the source's)"),
-        "weights": (WEIGHTS, "int8 and int4 round the matrices, for native (default: auto)"),
+        "weights": (WEIGHTS, "int8 and int4 round the matrices (native only) (default: auto)"),
         **settings.flags_of(Models, "vocabulary"),
-        "overwrite": (bool, "replace an earlier checkpoint"),
+        "overwrite": (bool, "replace an existing checkpoint"),
     }
     settings.add_flags(parser, flags)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Converts, and prints one JSON object about the model."""
+    """Converts a checkpoint, prints a JSON object with the model's configuration; returns 0."""
     from spec_t5x.checkpoints.convert import convert
     from spec_t5x.machine.progress import Progress
 

@@ -8,11 +8,11 @@ from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 from spec_t5x.names import AUTO
 
-HELP = "show a page on which plain and speculative decoding race side by side"
+HELP = "serve a web page on which plain and speculative decoding race side by side"
 
 _PAGE = {
-    "host": ("ADDRESS", "address of the page; 0.0.0.0 lets other machines in (default: 127.0.0.1)"),
-    "port": (int, "port of the page (default: 7860)"),
+    "host": ("ADDRESS", "address to serve at; 0.0.0.0 lets in other machines (default: 127.0.0.1)"),
+    "port": (int, "port to serve at (default: 7860)"),
 }
 
 
@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows the page until it is interrupted."""
+    """Serves the page until Ctrl-C; returns 0."""
     from spec_t5x.generation import Generator
     from spec_t5x.labs import demo
     from spec_t5x.machine.compilation_cache import enable
 
     models, options = settings.read(args)
     if options.gamma == AUTO and args.gamma is None:
-        # There is more to see.
+        # A fixed gamma proposes tokens in every iteration, so the page shows more of them.
         options = dataclasses.replace(options, gamma=settings.FIXED_GAMMA)
     enable()
     own, name = models != type(models)(), f"{models.target}, {models.draft_name()}"

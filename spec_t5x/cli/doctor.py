@@ -1,4 +1,4 @@
-"""``spec-t5x doctor``: devices, kernels, caches and versions, and whether ``generate`` works."""
+"""``spec-t5x doctor``: devices, kernels, caches, versions, and whether ``generate`` works."""
 
 import argparse
 import importlib.metadata
@@ -15,7 +15,7 @@ from spec_t5x.machine import accelerators
 from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.versions import requirements, unmet, version
 
-HELP = "show devices, kernels, caches and versions, and what is missing"
+HELP = "show devices, kernels, caches and versions, and what keeps generate from working"
 
 _SHOWN = (
     *("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu", "flax", "numpy"),
@@ -33,12 +33,12 @@ _TEXT = "Where is the station?"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    text = "also decode a short text with the packaged pair"
+    text = "also decode a short text with the packaged models"
     parser.add_argument("--try", action="store_true", dest="decode", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if ``generate`` works, on the accelerator if there is one, else 1."""
+    """Prints the findings; returns 0 if ``generate`` works and uses an accelerator, if any."""
     found = inspect(args.decode)
     if args.json:
         print(json.dumps(found, indent=2))
@@ -51,13 +51,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def inspect(decode: bool = False) -> dict[str, Any]:
-    """Looks at versions, devices, kernels, caches and packaged models; raises nothing.
+    """Inspects versions, devices, kernels, caches and packaged models; never raises.
 
     Args:
-      decode: also decodes a short text with the packaged pair, which may compile.
+      decode: also decodes a short text with the packaged models, which may compile.
 
     Returns:
-      What was found, as JSON can hold it; ``problems`` and ``accelerator`` with the remedy.
+      JSON values; ``problems`` and ``accelerator`` tell what does not work, with remedies.
     """
     versions = {"spec_t5x": spec_t5x.__version__, "python": platform.python_version()}
     versions |= {name: found for name in _SHOWN if (found := version(name))}
@@ -72,12 +72,12 @@ def inspect(decode: bool = False) -> dict[str, Any]:
     found |= {"problems": problems, "accelerator": None}
     for name, step in {"JAX": _machine, "decoding": _decoded}.items():
         if not problems and (decode or step is _machine):
-            # Any failure is a finding.
+            # Any exception is a finding to report.
             try:
                 found |= step()
             except Exception as error:
                 reason = " ".join(str(error).split())[:200] or type(error).__name__
-                remedy = _remedy(error) if step is _machine else "see --debug of generate"
+                remedy = _remedy(error) if step is _machine else "see spec-t5x generate --debug"
                 problems.append(f"{name} fails ({reason}): {remedy}")
     return found
 
@@ -87,7 +87,7 @@ def _is_there(module: str) -> bool:
 
 
 def _machine() -> dict[str, Any]:
-    """Finds devices, kernels, caches and packaged models."""
+    """Returns the findings about devices, memory, kernels, caches and packaged models."""
     import psutil
 
     from spec_t5x.checkpoints.loading import packaged_names
@@ -113,7 +113,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _decoded() -> dict[str, Any]:
-    """Decodes a text with the packaged pair."""
+    """Decodes a text with the packaged models; returns input, output and seconds."""
     from spec_t5x.checkpoints.named_models import Models
     from spec_t5x.generation import GenerateOptions, Generator
     from spec_t5x.machine.compilation_cache import enable

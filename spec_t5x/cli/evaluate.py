@@ -12,13 +12,13 @@ HELP = "compute BLEU or ROUGE, and acceptance, over a file of text pairs or a se
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags. A flag that is left out takes its value from gin."""
     settings.add_texts(parser)
-    metric = "metric of a file; bleu_intl is BLEU as T5 reports it (default: bleu)"
+    metric = "metric for --data; bleu_intl is BLEU as T5 reports it (default: bleu)"
     settings.add_flags(parser, {"metric": (("bleu", "bleu_intl", "rouge"), metric)})
     settings.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluates and prints a JSON object, for a mixture one for each of its tasks."""
+    """Decodes the sources, prints a JSON object for the file or each task; returns 0."""
     from spec_t5x.labs.benchmark.text_source import TextSource
 
     models, options, source = settings.read(args, TextSource)

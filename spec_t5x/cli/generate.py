@@ -20,11 +20,11 @@ from spec_t5x.names import NO_DRAFT
 
 log = logging.getLogger(__name__)
 
-HELP = "generate text with a target, sped up by a draft"
+HELP = "generate text with a target model, sped up by a draft"
 
 _INPUTS = {
-    "input": ("FILE", "one input a line, or JSON lines, gzipped or not; - is standard input"),
-    "field": ("NAME", "field of JSON lines (default: inputs, input or text)"),
+    "input": ("FILE", "a text on each line, or JSON lines; gzipped or not; - is standard input"),
+    "field": ("NAME", "field of JSON lines that holds the text (default: inputs, input or text)"),
 }
 
 
@@ -34,15 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_flags(parser, _INPUTS)
     shown = parser.add_argument_group("output").add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print one JSON object for each input")
-    text = "print a line for each iteration, coloured as in Figure 1"
+    text = "print a line for each iteration, coloured as in the paper's Figure 1"
     shown.add_argument("--trace", action="store_true", help=text)
-    text = "also decode plainly; print both rates, the speed-up and whether the texts are equal"
+    text = "also decode without the draft; print rates, speed-up and whether the texts are equal"
     parser.add_argument("--compare", action="store_true", help=text)
     settings.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generates; returns 2 if any input was bad."""
+    """Decodes the inputs and prints the outputs; returns 2 if an input had no output, else 0."""
     from spec_t5x.machine.compilation_cache import enable
 
     models, options = settings.read(args)
@@ -77,35 +77,35 @@ def _check_flags(args, options, draft: str | None) -> None:
     if draft is None:
         raise InputError(f"{flag} needs a draft and --draft is {NO_DRAFT}: give one")
     if options.beams:
-        raise InputError(f"beams is {options.beams}: {flag} shows no beam search")
+        raise InputError(f"beams is {options.beams}: {flag} needs beams 0")
     if args.trace and options.num_decodes > 1:
-        raise InputError(f"num_decodes is {options.num_decodes}: --trace shows 1")
+        raise InputError(f"num_decodes is {options.num_decodes}: --trace needs 1")
 
 
 # --- input -------------------------------------------------------------------
 
 
 def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
-    """Returns the inputs, in parts that are available together."""
+    """Returns groups of inputs: the lines that arrived together on a stream, or all inputs."""
     if args.text and args.text != ["-"]:
         items = enumerate(args.text)
         return iter([[Item(index=n, place=("line", n + 1), text=text) for n, text in items]])
     if args.input in (None, "-"):
         if sys.stdin.isatty():
-            log.info("one input a line; Ctrl-D ends")
+            log.info("enter a text per line; Ctrl-D ends")
         name = "standard input"
         read = FileSource(path=Path(name), jsonl=args.field is not None, field=args.field)
         return _lines(read, arriving(stream_lines(sys.stdin.buffer, name)))
     read = file_source(args.input, field=args.field)
     if next(read.raw(), None) is None:
-        # Raised before anything is loaded.
+        # Raised here, before anything is loaded.
         raise no_inputs(read.name)
-    # One part, read as it is decoded.
+    # One group, whose lines are read while others are decoded.
     return _lines(read, iter([read.raw()]))
 
 
 def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
-    """Yields lines of bytes as inputs."""
+    """Converts groups of lines to groups of inputs; raises ``InputError`` if there is no line."""
     numbers = itertools.count()
     failure = None
 
@@ -119,7 +119,7 @@ def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
         try:
             yield from map(line, part)
         except InputError as error:
-            # Raised here, it would stop the decoding of the lines before it.
+            # Raised after this group: here it would stop the decoding of the lines before it.
             failure = error
 
     for part in parts:
@@ -135,23 +135,23 @@ def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
 
 @dataclasses.dataclass
 class _Command:
-    """Decodes the inputs and prints the outputs, as the flags say."""
+    """Printer of outputs, which decodes the inputs in the way that the flags in ``args`` choose."""
 
     args: argparse.Namespace
     generator: Any
     options: Any
-    # True once an input had no output.
+    # True once an input could not be decoded.
     failed: bool = False
 
     def run(self, source: Iterator[Iterable[Item]]) -> None:
-        """Decodes all inputs."""
+        """Decodes all inputs: compared, traced, streamed to a terminal, or in batches."""
         args, options = self.args, self.options
         single = options.batch_size == options.num_decodes == 1 and not options.beams
         streams = sys.stdout.isatty() and not args.json and single
         if args.text == ["-"]:
             source = ([self._checked(line) for line in part] for part in source)
         elif args.text:
-            # Arguments are refused before any is decoded.
+            # All arguments are checked before the first is decoded.
             source = iter([[self._checked(line) for part in source for line in part]])
         if not (args.compare or args.trace or streams):
             self._generate(source)
@@ -165,7 +165,7 @@ class _Command:
     def _generate(self, source: Iterator[Iterable[Item]]) -> None:
         place = 0
         for part in source:
-            # The generator reads ahead.
+            # Duplicated, because the generator reads inputs ahead of its answers.
             lines, ahead = itertools.tee(part)
             texts = (InputError(one.error) if one.error else one.text for one in ahead)
             answers = self.generator.generate(texts, self.options, first=place)
@@ -179,7 +179,7 @@ class _Command:
             log.info(verdict)
 
     def _show(self, lines: Iterator[Item]) -> None:
-        """Shows each text as it is decoded, as text or as a trace."""
+        """Prints each output while it is decoded, as text or as a trace."""
         from spec_t5x.cli.trace import print_trace
 
         for line in lines:
@@ -198,7 +198,7 @@ class _Command:
 
         texts = [line.text for line in lines if line.error is None]
         if not texts:
-            raise InputError("no input is left to compare on: give at least one good line")
+            raise InputError("all inputs have errors: give at least one that can be decoded")
         with doing(log, "decoding in turn, plainly and speculatively, and timing both"):
             comparison = compare(self.generator, texts, self.options)
         outputs = iter(comparison.outputs)
@@ -210,7 +210,7 @@ class _Command:
             print_comparison(comparison)
 
     def _checked(self, line: Item) -> Item:
-        """Returns the line, with the error that keeps it from being decoded, which is reported."""
+        """Returns the line; sets and logs its error if it cannot be decoded (raises for a TEXT)."""
         text = InputError(line.error) if line.error else line.text
         try:
             self.generator.tokenize(text, self.options)
@@ -221,13 +221,13 @@ class _Command:
         return line
 
     def _refused(self, line: Item, error: InputError) -> Item:
-        """Reports why an input has no output."""
+        """Logs why an input has no output; returns the line with this error."""
         self.failed = True
         log.error(f"line {line.index + 1}: {error}")
         return dataclasses.replace(line, error=str(error))
 
     def _print(self, line: Item, outputs: Iterable[Any]) -> None:
-        """Prints a line (or JSON object) for each output; an empty one (or the error) if none."""
+        """Prints each output as a line or JSON; an error as an empty line or as JSON."""
         if line.error is not None:
             values = {"line": line.index + 1, "input": line.text, "error": line.error}
             print(json_line(values) if self.args.json else "", flush=True)

@@ -15,18 +15,18 @@ import gin
 
 from spec_t5x.errors import InputError, did_you_mean
 
-# ``gin_configs`` is in an installed package, and beside that of a checkout.
+# The folder of ``gin_configs``: an installed package, or the folder above it in a checkout.
 _PACKAGE = Path(__file__).parents[1]
 GIN_ROOT = _PACKAGE if (_PACKAGE / "gin_configs").is_dir() else _PACKAGE.parent
 
 _BINDING = re.compile(r"--gin\.([^=]+)=(.+)", re.DOTALL)
-# A text such as a path, which gin would want in quotes.
+# A value such as a path, which gin accepts only in quotes.
 _BARE = re.compile(r"[\w./~:+-]+")
 _MACRO = re.compile(r"%([\w.]+)")
 _INCLUDE = re.compile(r"""include\s+(['"])(.+?)\1""")
 _IMPORT = re.compile(r"(import|from)\s")
 _STRING_OR_COMMENT = re.compile(r"""'[^'\n]*'|"[^"\n]*"|#.*""")
-# Exceptions of gin for a file that it cannot use.
+# Exceptions that gin raises for a file that it cannot use.
 _ERRORS = (ValueError, SyntaxError, AttributeError, ImportError, OSError, tokenize.TokenError)
 
 # Folders of ``--gin_search_paths``.
@@ -36,27 +36,27 @@ _search_paths: list[str] = []
 def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
     """Parses gin files, then the flags, which override them.
 
-    A file, or what it includes, is looked for in the current folder, in those of
-    ``add_search_paths``, beside the file that includes it, and for ``gin_configs/…`` in the
-    package or its checkout; the first that exists is taken.
+    A file, given or included, is looked for in the current folder, in those of
+    ``add_search_paths``, beside the file that includes it, and (``gin_configs/…``) in the package
+    or its checkout; the first that exists is read.
 
     Args:
-      files: paths, later ones override earlier ones.
-      flags: ``--gin.NAME=VALUE``, a macro or a parameter. A path needs no quotes.
+      files: paths of gin files; later files override earlier ones.
+      flags: ``--gin.NAME=VALUE``, where NAME is a macro or a parameter. A path needs no quotes.
 
     Raises:
-      InputError: a file is absent, something cannot be parsed, a macro that a file or flag
-        uses is bound nowhere, or a flag binds a macro that none uses.
+      InputError: a file is absent or a binding cannot be parsed, a macro that a file or flag
+        uses is bound nowhere, or a flag binds a macro that no file or flag uses.
     """
     parts = list(read_all(files))
     bindings = [_binding(flag) for flag in flags]
     used = {macro for text in (*(text for _, text in parts), *bindings) for macro in _macros(text)}
     for name in (binding.partition("=")[0] for binding in bindings):
-        # A dot makes it a parameter, a slash a scope's.
+        # A name with a dot is a parameter's, with a slash that of a scope.
         if name not in used and "." not in name and "/" not in name:
             raise InputError(
-                f"nothing uses --gin.{name}{did_you_mean(name, used)}: leave it out, or give its "
-                "file"
+                f"nothing uses --gin.{name}{did_you_mean(name, used)}: leave it out, or give the "
+                "file that does"
             )
     try:
         for name, text in parts:
@@ -65,7 +65,7 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
             stream.name = name
             gin.parse_config(stream)
         gin.parse_config(bindings)
-    # From a module of ours that the file imports.
+    # Raised by a module of this package that the file imports.
     except InputError:
         raise
     except _ERRORS as error:
@@ -73,25 +73,25 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
         raise InputError(f"gin: {reason}: fix the file or the binding") from error
     for name, text in (*parts, *zip(flags, bindings, strict=True)):
         for macro in _macros(text):
-            # A dot makes it one of gin's constants: %gin.REQUIRED.
+            # A name with a dot is one of gin's constants, such as %gin.REQUIRED.
             if "." not in macro and not _is_bound(macro):
                 raise InputError(f"{name} needs the macro {macro}: add --gin.{macro}=VALUE")
 
 
 def add_search_paths(paths: Sequence[str]) -> None:
-    """Adds folders to look for gin files in: T5X's ``--gin_search_paths``."""
+    """Adds folders to the search for gin files; raises ``InputError`` if one does not exist."""
     for path in paths:
         if not Path(path).is_dir():
-            raise InputError(f"no folder {path}: give --gin_search_paths existing ones")
+            raise InputError(f"no folder {path}: give existing --gin_search_paths")
         _search_paths.append(path)
 
 
 def read_all(files: Sequence[str], includers: tuple[Path, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Reads the files and what they include, in the order of parsing.
+    """Reads gin files and their includes, in the order of parsing; ``includers`` led to them.
 
     Yields:
-      A path, and the text between two of its includes; lines elsewhere are left empty, so
-      that a line keeps its number, but for imports, which hold in all of a file.
+      A path, and its lines up to the next include or the end. Lines yielded before are empty, so
+      that lines keep their numbers, except for imports, which hold in the whole file.
     """
     for name in files:
         path = _locate(name, includers)
@@ -126,7 +126,7 @@ def _locate(name: str, includers: tuple[Path, ...]) -> Path:
 
 
 def _binding(flag: str) -> str:
-    """Makes a flag a binding; quotes a text without quotes."""
+    """Returns the ``NAME=VALUE`` of a ``--gin.`` flag; puts a bare word or path in quotes."""
     match = _BINDING.fullmatch(flag)
     if not match:
         raise InputError(f"unknown argument {flag!r}: write --gin.NAME=VALUE")
@@ -139,13 +139,13 @@ def _binding(flag: str) -> str:
 
 
 def _macros(text: str) -> list[str]:
-    """Finds the macros that some code uses."""
+    """Returns the macros (``%NAME``) in gin code, outside of strings and comments."""
     return _MACRO.findall(_STRING_OR_COMMENT.sub("", text))
 
 
 def _is_bound(macro: str) -> bool:
     try:
-        # T5X's files bind macros without a default to this.
+        # T5X's files bind a macro without a default to ``%gin.REQUIRED``.
         return repr(gin.query_parameter(f"%{macro}")) != "%gin.REQUIRED"
     except ValueError:
         return False

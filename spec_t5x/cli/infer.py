@@ -1,4 +1,4 @@
-"""``spec-t5x infer``: outputs for many inputs, in a directory; the same command resumes."""
+"""``spec-t5x infer``: bulk inference into a directory, which the same command resumes."""
 
 import argparse
 import dataclasses
@@ -14,9 +14,9 @@ from spec_t5x.inference.infer_options import HostOptions, InferOptions
 
 log = logging.getLogger(__name__)
 
-HELP = "decode a file or a seqio task of inputs; the same command resumes an interrupted run"
+HELP = "decode the inputs of a file or a seqio task; the same command resumes an interrupted run"
 
-# The default unless a flag or gin gives one.
+# Batch size, unless a flag or gin sets one.
 _BATCH_SIZE = 16
 _GROUPS = {
     "inputs": ("input", "field", "mixture_or_task", "split", "task_feature_lengths"),
@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for title, names in _GROUPS.items():
         group = parser.add_argument_group(title)
         settings.add_flags(group, settings.flags_of(InferOptions, *names))
-    # T5X's name for it is --import.
+    # T5X calls this flag --import.
     parser.add_argument(
         "--task_module",
         "--import",
         action="append",
         dest="task_modules",
         metavar="MODULE",
-        help="module to import first, which registers tasks; repeatable",
+        help="module that registers tasks, to be imported; repeatable",
     )
     flags = settings.flags_of(InferOptions, "model_parallel") | settings.flags_of(HostOptions)
     settings.add_flags(parser.add_argument_group("devices and hosts"), flags)
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Infers; returns 128 + N after signal N, else the status of ``_tell``."""
+    """Runs the inference; returns 128 + N after signal N, 0 for a worker, else as ``_tell``."""
     from spec_t5x.inference.processes import join
 
     # Processes must join before JAX looks for devices, as it does when the options are read.
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         for name, value in given.items():
             if value is not None:
                 raise InputError(
-                    f"{name} is {value} and {joined[1]} processes have met: give one or the other"
+                    f"{name} is {value}, but the {joined[1]} processes set it: leave it out"
                 )
         options = dataclasses.replace(options, shard_index=joined[0], shard_count=joined[1])
     options.check()
@@ -84,12 +84,12 @@ def run(args: argparse.Namespace) -> int:
         return 128 + interrupted.number
     is_part = options.shard_count is not None and report.merged is None
     status = _tell(report, f"worker {options.shard_index} answered" if is_part else "answered")
-    # A scheduler takes another status for work to be done again.
+    # A scheduler would start a worker again that returns another status.
     return 0 if options.shard_count is not None else status
 
 
 def _with_batch_size(args: argparse.Namespace, decoding):
-    """Sets the command's own batch size, unless a flag or gin gives one."""
+    """Returns ``decoding`` with ``_BATCH_SIZE``, unless a flag or gin sets a batch size."""
     import gin
 
     if args.batch_size is not None:
@@ -108,7 +108,7 @@ def _source(options, models):
         return file_source(options.input, options.field)
     from spec_t5x.checkpoints.loading import open_model
 
-    # seqio brings TensorFlow along, seconds that a file does not need.
+    # Imported only for a task, because seqio imports TensorFlow, which takes seconds.
     from spec_t5x.inference.task_source import task_source
 
     return task_source(
@@ -122,7 +122,7 @@ def _source(options, models):
 
 
 def _settings(models, options) -> dict[str, Any]:
-    """Returns what the outputs depend on besides inputs and options, for the manifest."""
+    """Returns the models, with digests of their files, and the release, for the manifest."""
     from spec_t5x.checkpoints.digests import files_digest
 
     values = dataclasses.asdict(models)
@@ -134,9 +134,9 @@ def _settings(models, options) -> dict[str, Any]:
 
 
 def _tell(report, who: str) -> int:
-    """Logs the errors and the outcome, prints the figures, and returns the exit status.
+    """Logs errors and a summary, prints the report as JSON, and returns the exit status.
 
-    It is 1 if an input could not be decoded.
+    The status is 1 if an input could not be decoded, else 0.
     """
     for text in report.named:
         log.error(text)
@@ -154,7 +154,7 @@ def _tell(report, who: str) -> int:
     log.info(f"{who} {report.inputs - report.errors} of {report.inputs} inputs{where}; {decoded}")
     if report.shards_left:
         left = report.shards_left
-        log.info(f"{left} shards are left: the last of their workers joins all of them")
+        log.info(f"{left} shards are left: the worker that finishes last joins all shards")
     if report.verdict and report.merged:
         log.info(report.verdict)
     if report.errors and report.merged:

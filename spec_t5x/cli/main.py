@@ -1,4 +1,4 @@
-"""Entry point of ``spec-t5x``: runs the command, prints an input error as one line."""
+"""Entry point of ``spec-t5x``: runs a command and prints an ``InputError`` as one line."""
 
 import argparse
 import contextlib
@@ -15,12 +15,12 @@ from spec_t5x.errors import InputError, did_you_mean
 from spec_t5x.machine import xla_flags
 from spec_t5x.names import ours
 
-# The package's: what all its modules log.
+# Parent of the loggers of all modules.
 log = logging.getLogger("spec_t5x")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Exit status 0, or 2 for an input error."""
+    """Runs ``arguments`` (None: the command line's); returns the exit status, 2 for an error."""
     arguments = sys.argv[1:] if arguments is None else arguments
     return standard_streams.guarded(functools.partial(_main, arguments))
 
@@ -32,11 +32,11 @@ def _main(arguments: Sequence[str]) -> int:
 
         # Answers a shell that completes a line, and exits.
         argcomplete.autocomplete(parser)
-    # Taken out first: argparse would read one that holds a space as a TEXT.
+    # Removed first, because argparse would read a binding with a space as a TEXT.
     bindings = [item for item in arguments if item.startswith("--gin.")]
     args, rest = parser.parse_known_args([a for a in arguments if a not in bindings])
     args.gin_bindings = bindings
-    # TensorFlow, which reads data and writes TensorBoard's files, warns of GPUs it does not need.
+    # TensorFlow reads data and writes TensorBoard's files; it would warn that it finds no GPU.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     xla_flags.apply()
     with _shown_log(args.log_level):
@@ -88,11 +88,11 @@ class _Log(logging.Handler):
 
 @contextlib.contextmanager
 def _shown_log(level: int) -> Iterator[None]:
-    """Sends the package's log from this level on to standard error, a line each."""
+    """Writes log records of at least ``level`` to standard error within the ``with``."""
     before, handler = (log.level, log.propagate), _Log()
     log.addHandler(handler)
     log.setLevel(level)
-    # Libraries that are imported on the way may show the log as well.
+    # Imported libraries may have handlers on the root logger, which would repeat the records.
     log.propagate = False
     try:
         yield
@@ -103,7 +103,7 @@ def _shown_log(level: int) -> Iterator[None]:
 
 
 def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
-    """Names options in a message of the package as on the command line.
+    """Returns the message with the names of options written as the flags of the command line.
 
     >>> speaking_of_flags("top_k is -1: raise top_k, or pass truncate", ["top_k", "truncate"])
     '--top_k is -1: raise --top_k, or pass --truncate'
@@ -117,10 +117,10 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
         if "_" in flag:
             message = re.sub(name, f"--{flag}", message)
         else:
-            # Also a word, except for places of options.
+            # The name may be a plain word: it is replaced only where an option is meant.
             message = re.sub(rf"^{name}(?= is )", f"--{flag}", message)
             message = re.sub(rf"\b(pass|raise|lower) {name}", rf"\1 --{flag}", message)
-        # The option of a repeatable flag is a list.
+        # A repeatable flag sets an option whose name is the plural.
         message = re.sub(rf"^{flag}s(?= (is|hold) )", f"--{flag}", message)
     return message
 
@@ -168,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
             type=settings.folders,
             default=(),
             metavar="DIR,DIR",
-            help="further folders of gin files",
+            help="folders to search for gin files",
         )
         options = command._option_string_actions
         flags = [option[2:] for option in options if option.startswith("--")]

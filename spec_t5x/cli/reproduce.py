@@ -7,29 +7,29 @@ from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import needed
 
-HELP = "reproduce the paper's tables and figures: a report in HTML"
+HELP = "reproduce the paper's tables and figures in an HTML report"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags. A flag that is left out takes its value from gin."""
     add = parser.add_argument
-    add("items", nargs="*", metavar="ITEM", help="table1, figure2, …, or all")
-    add("--output", type=Path, metavar="DIR", help="directory of the report and of its figures")
-    add("--list", action="store_true", help="list the items")
+    add("items", nargs="*", metavar="ITEM", help="table1, figure2, … (see --list), or all")
+    add("--output", type=Path, metavar="DIR", help="directory to write the report to")
+    add("--list", action="store_true", help="list the items and exit")
     flags = {
         "quick": (bool, "decode fewer tokens: minutes, not an hour"),
         "data_dir": (
             "DIR",
-            "folder of ende/dev.tsv.gz and summarize/debian_dev.tsv.gz (default: the package's)",
+            "folder with ende/dev.tsv.gz, summarize/debian_dev.tsv.gz (default: the package's)",
         ),
-        "seed": (int, "seed of all random draws (default: 0)"),
+        "seed": (int, "random seed (default: 0)"),
     }
     settings.add_flags(parser, flags)
     settings.add_gin(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0, or 1 if an item could not be computed."""
+    """Writes the report, or lists the items; returns 1 if an item fails, else 0."""
     with needed("matplotlib"):
         from spec_t5x.labs.reproduction import run as running
         from spec_t5x.labs.reproduction.contents import ReproduceOptions

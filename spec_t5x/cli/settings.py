@@ -1,6 +1,6 @@
-"""Options of commands: how flags are made, and how flags and gin become dataclasses.
+"""Flags of the commands, and the dataclasses that flags and gin configure.
 
-Each value comes from its flag, else from gin, else from its default.
+An option's value is its flag's, else gin's, else the default.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from spec_t5x.cli import standard_streams
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.options import GenerateOptions
 
-# The number for commands that need one, if none was given.
+# Gamma of commands that need a number, if no gamma was given.
 FIXED_GAMMA = 4
-GIN_FILE = {"action": "append", "metavar": "FILE", "help": "gin file; repeatable"}
+GIN_FILE = {"action": "append", "metavar": "FILE", "help": "gin file with settings; repeatable"}
 
 
 def gamma(text: str) -> int | str:
-    """Reads a number, or a word that ``GenerateOptions`` accepts or refuses."""
+    """Parses a whole number; returns other text as it is, for ``GenerateOptions`` to check."""
     return int(text) if text.removeprefix("-").isdecimal() else text
 
 
@@ -29,7 +29,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers like 3,2") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 3,2") from error
 
 
 def _early_stopping(text: str) -> bool | str:
@@ -37,7 +37,7 @@ def _early_stopping(text: str) -> bool | str:
 
 
 def folders(text: str) -> tuple[str, ...]:
-    """Reads folders that commas separate."""
+    """Parses a comma-separated list of folders."""
     return tuple(part for part in text.split(",") if part)
 
 
@@ -45,10 +45,10 @@ def _lengths(text: str) -> dict:
     try:
         return dict(ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not like {{'inputs': 512}}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is no dict like {{'inputs': 512}}") from error
 
 
-# By annotation: the function of a flag's text, and the name of its value.
+# By annotation: the function that parses a flag's value, and the metavar.
 _TYPES = {
     int: (int, "N"),
     int | None: (int, "N"),
@@ -63,23 +63,23 @@ _TYPES = {
 }
 # The flags of ``labs.benchmark.text_source.TextSource``, whose module imports JAX.
 _TEXTS = {
-    "data": ("FILE", "pairs, .tsv or .jsonl, gzipped or not"),
-    "source_column": (int, "column of a .tsv, from 0 (default: of two the first, else the second)"),
-    "target_column": (int, "column of a .tsv, from 0 (default: the one after the source's)"),
-    "num_columns": (int, "columns of a .tsv (default: those of the first line)"),
-    "limit": (int, "take the first N pairs only"),
-    "source_words": (int, "take the first N words of each source of a file only"),
-    "source_field": ("NAME", "field of a .jsonl (default: article)"),
-    "target_field": ("NAME", "field of a .jsonl (default: highlights)"),
-    "prefix": ("TEXT", "put before every source of a file"),
+    "data": ("FILE", "file of text pairs, .tsv or .jsonl, gzipped or not"),
+    "source_column": (int, "column of a .tsv's sources, from 0 (default: 0 of two, else 1)"),
+    "target_column": (int, "column of a .tsv's targets, from 0 (default: the one after sources)"),
+    "num_columns": (int, "number of columns of a .tsv (default: that of the first line)"),
+    "limit": (int, "read only the first N pairs"),
+    "source_words": (int, "keep only the first N words of each source of a file"),
+    "source_field": ("NAME", "field of a .jsonl with the source (default: article)"),
+    "target_field": ("NAME", "field of a .jsonl with the target (default: highlights)"),
+    "prefix": ("TEXT", "text to put before every source of a file"),
     "split": ("NAME", "split of the task (default: validation)"),
-    "task_module": (["MODULE"], "module to import first, which registers tasks; repeatable"),
+    "task_module": (["MODULE"], "module that registers tasks, to be imported; repeatable"),
 }
 CACHES = ("use_cached_tasks", "seqio_additional_cache_dirs")
 
 
 def flags_of(cls: type, *names: str) -> dict[str, tuple[Any, str]]:
-    """Returns the flags of a dataclass's fields with ``options.option``, as ``add_flags`` takes."""
+    """Returns ``add_flags``' flags of a dataclass's ``options.option`` fields, or of ``names``."""
     flags = {}
     for field in dataclasses.fields(cls):
         if "help" in field.metadata:
@@ -92,13 +92,13 @@ def flags_of(cls: type, *names: str) -> dict[str, tuple[Any, str]]:
 
 
 def add_flags(parser, flags: Mapping[str, tuple[Any, str]]) -> None:
-    """Adds a flag for each option, None where it is left out, so that ``configured`` takes gin's.
+    """Adds a flag for each option; its default is None, so that ``configured`` asks gin.
 
     Args:
       parser: a parser, or a group of one.
-      flags: ``{name: (kind, help)}``. A kind is ``bool`` for a switch, a tuple of choices, the
-        metavar of a text, or a type of ``_TYPES``. ``[kind]`` is repeatable; the option has the
-        flag's name in the plural, or is the name beside the kind.
+      flags: ``{name: (kind, help)}``. A kind is ``bool`` for a switch, a tuple of choices, a
+        string (the metavar of a text) or a key of ``_TYPES``. ``[kind]`` is a repeatable flag; its
+        values are those of the option with the plural name, or of ``option`` in ``[kind, option]``.
     """
     for name, (kind, text) in flags.items():
         options: dict[str, Any] = {}
@@ -115,15 +115,15 @@ def add_flags(parser, flags: Mapping[str, tuple[Any, str]]) -> None:
                 options["type"] = standard_streams.text
         else:
             options["type"], options["metavar"] = _TYPES[kind]
-        # argparse formats its help.
+        # argparse formats the help with ``%``.
         text = text.replace("%", "%%")
         parser.add_argument(f"--{name}", default=None, help=text, **options)
 
 
 def add_text(parser: argparse.ArgumentParser) -> None:
-    """Adds the positional argument ``TEXT``, an input, which may be repeated."""
+    """Adds the positional argument ``TEXT``: any number of input texts."""
     parser.add_argument(
-        "text", nargs="*", metavar="TEXT", type=standard_streams.text, help="an input; repeatable"
+        "text", nargs="*", metavar="TEXT", type=standard_streams.text, help="input text; repeatable"
     )
 
 
@@ -146,12 +146,12 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--json``, the file that keeps a measurement's figures."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep all figures there")
+    """Adds ``--json FILE``, to which a command writes its figures."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
 
 
 def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
-    """Makes an object of each dataclass: its defaults, then what gin binds, then the flags."""
+    """Makes an object of each dataclass; flags override gin, which overrides the defaults."""
     import gin
 
     from spec_t5x.cli.gin_files import parse_gin
@@ -164,7 +164,7 @@ def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
 def given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
     """Returns the values of the flags that were given and are fields of the dataclass ``cls``."""
     values = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(cls)}
-    # Lists are of repeatable flags.
+    # A repeatable flag has a list.
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in values.items()
@@ -173,5 +173,5 @@ def given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
 
 
 def read(args: argparse.Namespace, *classes: type) -> list[Any]:
-    """Makes ``Models``, ``GenerateOptions`` and an object of each other class (``configured``)."""
+    """Makes ``Models``, ``GenerateOptions`` and an object of each class, as ``configured`` does."""
     return configured(args, Models, GenerateOptions, *classes)

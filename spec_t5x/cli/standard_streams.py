@@ -1,4 +1,4 @@
-"""Standard input, output and error of the commands: UTF-8 in every locale, failures in a line."""
+"""Standard input, output and error: UTF-8 in every locale, failures reported in one line."""
 
 import contextlib
 import io
@@ -7,15 +7,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# By stream: the treatment of what is no UTF-8. Bytes are kept, to be reported as their input's
-# error; half of a surrogate pair is written as an escape.
+# Error handler of each stream. Input bytes that are not UTF-8 become surrogates, which are
+# reported as their input's error; a surrogate in the output is written as an escape.
 _ERRORS = {"stdin": "surrogateescape", "stdout": "backslashreplace", "stderr": "backslashreplace"}
 
 
 def text(argument: str) -> str:
-    """Reads a command's argument as UTF-8 in every locale, as files are read.
+    """Decodes a text argument as UTF-8 in every locale; returns it as it is if it is not UTF-8.
 
-    Paths keep the bytes of the file system and are not read so.
+    Arguments that are paths are not decoded: they keep the file system's encoding.
     """
     with contextlib.suppress(UnicodeError):
         return os.fsencode(argument).decode()
@@ -23,15 +23,15 @@ def text(argument: str) -> str:
 
 
 def complain(message: str) -> None:
-    """Prints a line to standard error, if that can be written."""
+    """Prints ``spec-t5x: message`` to standard error; does nothing if that fails."""
     with contextlib.suppress(OSError):
         print(f"spec-t5x: {message}", file=sys.stderr, flush=True)
 
 
 def guarded(run: Callable[[], int]) -> int:
-    """Runs a command on prepared streams and returns its exit status, 2 if its output is lost.
+    """Runs a command and returns its exit status, or 2 if its output cannot be written.
 
-    A reader that leaves early, as ``head`` does, is no error.
+    A reader that closes the pipe early, as ``head`` does, is not an error.
     """
     _prepare()
     if sys.stdout is None:
@@ -47,7 +47,7 @@ def guarded(run: Callable[[], int]) -> int:
                 sys.stdout.flush()
         return status
     except _OutputError as lost:
-        # The interpreter flushes once more.
+        # The interpreter flushes again at its end, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         failure = lost.__cause__
     if isinstance(failure, BrokenPipeError):
@@ -60,11 +60,11 @@ def guarded(run: Callable[[], int]) -> int:
 
 
 class _OutputError(Exception):
-    """The failure of standard output, its cause; no ``OSError``, which may be of any file."""
+    """Failure to write standard output, by its cause; an ``OSError`` could be of any file."""
 
 
 class _Output:
-    """Standard output, whose failures are ``_OutputError``."""
+    """Wrapper of standard output that turns ``OSError`` into ``_OutputError``."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -86,12 +86,12 @@ class _Output:
 
 
 def _prepare() -> None:
-    """Makes the streams UTF-8, and opens those that the caller has closed, except for output."""
+    """Makes the streams UTF-8; opens a closed standard input or error on the null device."""
     for name, errors in _ERRORS.items():
         stream = getattr(sys, name)
         if stream is None and name != "stdout":
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
-            # Refused by an input that was read from, as in a second command of a process.
+            # A stream that was read, by an earlier command in the process, refuses the change.
             with contextlib.suppress(io.UnsupportedOperation):
                 stream.reconfigure(encoding="utf-8", errors=errors)

@@ -1,4 +1,4 @@
-"""Figure 1's trace, and comparisons, as ``generate`` prints them."""
+"""Output of ``generate --trace``, as in the paper's Figure 1, and ``generate --compare``."""
 
 from rich.console import Console
 from rich.table import Table
@@ -12,9 +12,9 @@ from spec_t5x.labs.benchmark.reliability import caution
 def print_trace(
     generator, text: str, options, console: Console | None = None, place: int = 0
 ) -> None:
-    """Decodes the input at ``place`` and prints a line for each iteration, as in Figure 1.
+    """Decodes ``text``, the input at ``place``; prints a line for each iteration, then a legend.
 
-    Lines have the colours of ``traces``, or its marks if there are none; a legend is last.
+    Tokens are coloured on a terminal or in a notebook, else marked (``labs.benchmark.traces``).
     """
     console = console or Console(highlight=False)
     coloured, lines = console.is_terminal or console.is_jupyter, []
@@ -55,7 +55,7 @@ def print_comparison(comparison: Comparison) -> None:
         table.add_row(*row)
     console.print(table)
     if comparison.left_out is not None:
-        why = f"gamma auto came to 0, so both sides are plain decoding: {comparison.left_out}"
+        why = f"gamma auto chose 0, so both sides are plain decoding: {comparison.left_out}"
         console.print(f"{why}; give gamma a number to see the draft at work", markup=False)
     for divergence in comparison.divergences:
         console.print(

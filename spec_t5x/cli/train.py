@@ -10,24 +10,24 @@ from spec_t5x import registry
 from spec_t5x.cli import settings
 from spec_t5x.machine.extras import needed
 
-# Exit status of a run that TrainOptions.max_minutes ended before its steps were taken: that of
-# sysexits.h for "try again later".
+# Exit status of a run that ``TrainOptions.max_minutes`` ended before its last step; sysexits.h
+# has this number for "try again later".
 OUT_OF_TIME = 75
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A command that calls a gin configurable, which ``configurable`` imports."""
+    """Command that trains by a gin configurable, which ``configurable()`` imports and returns."""
 
     configurable: Callable[[], Callable]
     HELP: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the command's flags; ``--gin.NAME=VALUE`` is taken by every command."""
+        """Adds ``--gin_file``; ``--gin.NAME=VALUE`` needs no flag, since ``main`` parses it."""
         parser.add_argument("--gin_file", required=True, **settings.GIN_FILE)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Trains with what files and flags bind; returns 0 or ``OUT_OF_TIME``."""
+        """Trains as gin files and flags configure; returns 0, or ``OUT_OF_TIME`` if unfinished."""
         from spec_t5x.cli.gin_files import parse_gin
         from spec_t5x.errors import InputError
 
@@ -48,8 +48,8 @@ def _of_labs(place: str) -> Callable[[], Callable]:
     return functools.partial(pkgutil.resolve_name, f"spec_t5x.labs.training.{place}")
 
 
-_AS = "as a gin file says; the same command resumes it"
-# By command of ``contrib``: the model that it trains.
+_AS = "as a gin file configures it; the same command resumes an interrupted run"
+# The model that each command of ``contrib`` trains.
 _TRAINED = {"train-lm": "a language model", "train-heads": "draft heads for a target"}
 TRAININGS = {
     "train": Training(_of_labs("run_train:train"), f"train a model {_AS}"),

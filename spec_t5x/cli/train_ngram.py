@@ -1,4 +1,4 @@
-"""``spec-t5x train-ngram``: counts of n-grams as a draft."""
+"""``spec-t5x train-ngram``: a draft from counts of n-grams."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from spec_t5x.machine.progress import doing
 
 log = logging.getLogger(__name__)
 
-HELP = "count n-grams in text, as a draft for targets of the same vocabulary"
+HELP = "make a draft of the n-grams in a text, for targets with the same vocabulary"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,31 +21,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         nargs="+",
         metavar="FILE",
-        help="text, one example a line, or .tsv; gzipped or not",
+        help="texts, one on each line, or .tsv; gzipped or not",
     )
     parser.add_argument(
         "--vocabulary",
         required=True,
         metavar="MODEL",
-        help="vocabulary of the target: its directory or name, a SentencePiece file (FILE:100 with "
-        "100 extra ids) or a tokenizer.json",
+        help="the target's vocabulary: the target's directory or name, a SentencePiece file "
+        "(FILE:100 adds 100 extra ids), or a tokenizer.json",
     )
     parser.add_argument("--output", required=True, metavar="DIR", help="directory to write")
     numbers = {
         "column": (0, "column of the texts, from 0"),
-        "num_columns": (1, "columns of each line"),
-        "order": (3, "tokens of the longest n-grams"),
-        "min_count": (2, "least count of an n-gram that is kept"),
-        "max_successors": (64, "most successors of a context"),
+        "num_columns": (1, "number of tab-separated columns in each line"),
+        "order": (3, "length of the longest n-grams in tokens"),
+        "min_count": (2, "minimum count of the n-grams that are kept"),
+        "max_successors": (64, "maximum number of next tokens kept for a context"),
     }
     for name, (default, text) in numbers.items():
         text = f"{text} (default: {default})"
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
-    parser.add_argument("--overwrite", action="store_true", help="replace earlier n-grams")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing n-grams")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Counts, writes, and prints one JSON object with the sizes."""
+    """Counts n-grams, writes the draft, and prints a JSON object with its sizes; returns 0."""
     check_at_least(args, order=1, min_count=1, max_successors=1)
     if Path(args.output).exists() and not args.overwrite:
         raise InputError(f"{args.output} exists: choose another directory or pass --overwrite")

@@ -104,7 +104,7 @@ def test_texts_come_as_arguments_from_a_file_or_from_standard_input(
         assert generate(*flags) == expected
     with_stdin(monkeypatch, "\n".join(TEXTS).encode())
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert generate() == expected._replace(errors=["spec-t5x: one input a line; Ctrl-D ends"])
+    assert generate() == expected._replace(errors=["spec-t5x: enter a text per line; Ctrl-D ends"])
 
 
 def test_json_holds_the_documented_keys_with_the_generators_values(generate, greedy):
@@ -222,7 +222,7 @@ def test_a_comparison_is_a_table_or_the_last_json_object(generate, greedy, tmp_p
     path.write_text("\n")
     result = generate("--compare", "--input", path)
     assert (result.status, result.lines, len(result.errors)) == (2, [], 2)
-    assert "no input is left" in result.errors[1]
+    assert "all inputs have errors" in result.errors[1]
 
 
 # --- gin ---------------------------------------------------------------------
@@ -291,8 +291,8 @@ def test_bindings_that_cannot_be_are_refused(run, unchecked, binding, expected):
         (("x", "--compare", "--trace"), "both --trace and --compare"),
         (("x", "--trace", "--draft", "none"), "--trace needs a draft"),
         (("x", "--widths", "3,a"), "'3,a' is no list of numbers"),
-        (("x", "--beams", 2, "--trace"), "--trace shows no beam search"),
-        (("x", "--trace", "--num_decodes", 2, "--temperature", 1), "--trace shows 1"),
+        (("x", "--beams", 2, "--trace"), "--trace needs beams 0"),
+        (("x", "--trace", "--num_decodes", 2, "--temperature", 1), "--trace needs 1"),
         (("x", "--num_decodes", 3), "is 3 and temperature 0, which gives one text"),
         (("x", "--input", "file"), "--input file"),
         (("--input", "/no/such/file"), "/no/such/file"),
