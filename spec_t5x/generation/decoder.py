@@ -54,7 +54,7 @@ class BatchDecoder:
         return f"{type(self).__name__}({', '.join(shown)}, {self.vocabulary.vocab_size} ids)"
 
     def with_draft(self: Kind, draft: Draft | None) -> Kind:
-        """Returns a copy of this decoder with another draft, or none."""
+        """Returns a copy of this decoder with another draft, or none for None."""
         return dataclasses.replace(self, draft=draft)
 
     def plain(self: Kind) -> Kind:
@@ -72,8 +72,8 @@ class BatchDecoder:
         """Encodes an input: a source with the ids that frame it (such as EOS), a prompt without.
 
         Raises:
-          InputError: the given one; or the input is no Unicode text, an empty source or, without
-            ``options.truncate``, longer than ``max_source_len`` or the target's positions.
+          InputError: ``text`` is one, is not Unicode, is an empty source or, without
+            ``options.truncate``, is longer than ``max_source_len`` or the target's positions.
         """
         if isinstance(text, InputError):
             raise text
@@ -91,7 +91,7 @@ class BatchDecoder:
         return self.fit(self.vocabulary.framed(self.vocabulary.encode(text)), text, options)
 
     def fit(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
-        """Returns a source's ids, which ``options.truncate`` cuts to the limit before their frame.
+        """Returns a source's ids; ``options.truncate`` cuts long ones to the limit, except EOS.
 
         Raises:
           InputError: there are too many ids, and ``options.truncate`` is off.
@@ -305,7 +305,7 @@ class BatchDecoder:
         """Starts a beam search on the device, and returns arrays that the device will fill.
 
         Raises:
-          InputError: the search drafts (gamma is neither 0 nor "auto"), and not with a model.
+          InputError: gamma is neither 0 nor "auto", and the draft is no transformer.
         """
         settled, ranking = options.settled(self.defaults), Ranking(exponent=options.beam_alpha)
         # The end of a search by T5X's rules depends on the longest text that it has room for.
@@ -349,9 +349,9 @@ class BatchDecoder:
     def answer(
         self, text: str, skipped: int, decoded: Decoded, row: int, options: GenerateOptions
     ) -> Answer:
-        """Makes the answer to an input, whose prompt has ``skipped`` tokens.
+        """Makes the answer to an input, with an ``error`` if its logits were not finite.
 
-        ``decoded`` is on the host; ``row`` is the input's index in it.
+        ``decoded`` is on the host, ``row`` an index into it, ``skipped`` the prompt's length.
         """
         error, stats = _unsound("target", text, decoded.scores[row]), decoded.stats
         if error is None and stats is not None:
@@ -405,7 +405,7 @@ class BatchDecoder:
         stop: tuple[str, ...],
         **counts,
     ) -> Generation:
-        """Makes the output at index ``at``, up to a ``stop`` text; a decoder's skips its prompt."""
+        """Makes the output at index ``at``, which ends at a ``stop`` text; omits a prompt."""
         decode = self.vocabulary.decode
         # The prefix of an encoder-decoder's output is part of it.
         first = skipped if self.is_decoder_only else 0

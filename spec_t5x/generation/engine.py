@@ -196,7 +196,7 @@ class Engine:
         return Pace.start(costs) if costs.needed <= OPTIMISM else None
 
     def _for(self, batch: Batch) -> BatchDecoder:
-        """Returns the models for a batch, without a draft that cannot pay; may start the pace."""
+        """Returns the models for a batch; gamma "auto" starts a pace or omits a useless draft."""
         if self.decoder.draft is None or self.options.gamma != AUTO:
             return self.decoder
         if self.pace is None:

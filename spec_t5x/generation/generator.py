@@ -68,7 +68,7 @@ class Generator(BatchDecoder):
           target: the model whose output is wanted.
           draft: a draft's name, for ``checkpoints.make_draft``; None or "none" decodes plainly.
           options: settings of the draft; the target computes in their ``dtype`` too.
-          vocabulary: replaces that of a target without one (``checkpoints.storage.vocabularies``).
+          vocabulary: for a checkpoint that holds none (``checkpoints.storage.vocabularies``).
           shardings: those of the target's parameters (``checkpoints.loading``).
           weights: "int8" and "int4" round the target's matrices, and outputs are those of the
             rounded model; "auto" reads the checkpoint's format.
@@ -111,7 +111,7 @@ class Generator(BatchDecoder):
 
     @classmethod
     def of(cls, target: LoadedModel, weights: str = AUTO, task: str | None = None) -> "Generator":
-        """Makes a generator of a loaded target, without a draft; the others are ``load``'s."""
+        """Makes a generator without a draft; ``weights`` and ``task`` are as in ``load``."""
         return cls(
             target=target.bind(weights),
             vocabulary=target.vocabulary,
@@ -179,7 +179,7 @@ class Generator(BatchDecoder):
     def _answers(
         self, inputs: Iterable, encode: Callable, options: GenerateOptions, first: int
     ) -> Iterator[Answer]:
-        """Yields answers in the order of inputs, which ``encode`` turns to ids; sorts by length."""
+        """Yields answers in the inputs' order; ``encode`` makes ids, which are sorted by length."""
         engine, answers = self.engine(options, self._paces.get(options)), {}
         size = options.batch_size * (_SORTED if options.batch_size > 1 else 1)
 
@@ -232,7 +232,7 @@ class Generator(BatchDecoder):
         return stream(engine, batch, lambda: self._remember(engine))
 
     def engine(self, options: GenerateOptions, pace: Pace | None = None) -> Engine:
-        """Makes an engine; drops ``pace``, of earlier batches, if sampled texts depend on it."""
+        """Makes an engine that begins at ``pace``, of earlier texts, unless texts depend on it."""
         return Engine(self, options, self._costs, pace if options.repeats else None)
 
     def _remember(self, engine: Engine) -> None:

@@ -31,7 +31,7 @@ def first_stop(
 
 
 def settled(text: str, stop: Sequence[str]) -> str:
-    """Returns an unfinished text without what more tokens may make part of a stop string or letter.
+    """Returns an unfinished text without an incomplete character or stop string at its end.
 
     >>> settled("Wo ist der Bahnhof?\\n", ["\\n\\n"])
     'Wo ist der Bahnhof?'

@@ -48,7 +48,7 @@ class Sampling:
     rules: Rules | None = None
 
     def repeat(self, times: int) -> "Sampling":
-        """Returns the settings of a batch whose rows are repeated, as by ``jnp.repeat``."""
+        """Returns the settings of a batch in which each row is followed by ``times - 1`` copies."""
         if self.temperature.ndim == 0:
             return self
         return dataclasses.replace(self, temperature=jnp.repeat(self.temperature, times))
@@ -94,7 +94,7 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0) -> Sampling:
 def standardize(
     logits: Float[Array, "batch *positions vocab"], settings: Sampling
 ) -> Float32[Array, "batch *positions vocab"]:
-    """Returns float32 probabilities by temperature and top-k or top-p (section 2.2); no rules."""
+    """Returns the sampled distributions in float32 (section 2.2); does not apply the rules."""
     logits = logits.astype(jnp.float32)
     if settings.greedy:
         return argmax_probs(logits)
@@ -126,7 +126,7 @@ def log_sum_exp(values: Float32[Array, "*rows vocab"]) -> Float32[Array, "*rows"
 
 @by_kernel
 def argmax(values: Float[Array, "*rows vocab"]) -> Int[Array, "*rows"]:
-    """Returns the index of each row's largest value, the first of equal ones; the last for NaN.
+    """Returns the index of each row's largest value, the first index if several are equal.
 
     ``jnp.argmax`` is one scalar reduction over pairs; two plain reductions are vectorized and ten
     times faster on a CPU.
@@ -205,8 +205,8 @@ def residual(
 ) -> Float[Array, "*rows vocab"]:
     """Returns ``norm(max(0, p - q))``, from which a rejected draft is resampled (section 2.3).
 
-    A row without ``p > q`` is replaced by p. Rounding alone causes it: a rejected token has
-    ``q > p``, so that another token has ``p > q``.
+    If p exceeds q for no token of a row, the row is p. Rounding alone causes that: a rejected token
+    has ``q > p``, so that another token has ``p > q``.
     """
     excess = jnp.maximum(target_probs - draft_probs, 0.0)
     return jnp.where(jnp.any(excess > 0, axis=-1, keepdims=True), normalize(excess), target_probs)

@@ -70,7 +70,7 @@ class T5XStream:
     def gumbels(
         self, positions: Int[Array, "batch"], vocab_size: int
     ) -> Float32[Array, "batch vocab"]:
-        """Returns T5X's Gumbel noise for each row, in the step that generates its position."""
+        """Returns each row's Gumbel noise from T5X's step that generates the row's position."""
         batch = self.starts.shape[0]
         # Proposals of an ended row may be beyond the last step; nothing reads their noise.
         keys = self.steps.at[positions - self.starts].get(mode="clip")
@@ -164,7 +164,7 @@ class Draws:
 
         ``probs`` are ``logits`` standardized with ``settings``; greedy ones take the ``num``
         largest logits. If fewer than ``num`` tokens have a probability above 0, others fill the
-        result. The returned draws count one more node, not ``num`` tokens, as ``drawn``.
+        result. ``drawn`` of the returned draws is one more: it counts nodes, not tokens.
         """
         check_float32(probs, "a draft's probabilities")
         after = self.replace(drawn=self.drawn + 1)

@@ -13,7 +13,7 @@ from spec_t5x.types import Array, Float32, Int, Key, UInt32
 
 
 def is_threefry(key: Key[Array, "*batch"]) -> bool:
-    """Returns whether the key is Threefry's and partitionable: numbers depend on key and index."""
+    """Returns whether JAX draws each number from a Threefry key and the number's index alone."""
     return str(jax.random.key_impl(key)) == "threefry2x32" and jax.config.jax_threefry_partitionable
 
 

@@ -56,7 +56,7 @@ class Rules:
     phrase_biases: Float32[Array, "phrases"] | None = None
     # Size n of the n-grams that no text may repeat; 0 for no rule.
     no_repeat_ngram_size: int = flax.struct.field(pytree_node=False, default=0)
-    # Id that the start token counts as: another than padding if texts also hold the start token.
+    # Start token's id where rules compare it with tokens: the end token's if both are the same.
     start_id: int = flax.struct.field(pytree_node=False, default=PAD_ID)
 
     def __call__(
@@ -98,7 +98,7 @@ class Rules:
         return excluded
 
     def _forced(self, places: Places, vocab_size: int):
-        """Yields masks ``[batch, places]`` of forced places, each with its allowed ``[vocab]``."""
+        """Yields pairs of masks: forced places ``[batch, places]``, allowed tokens ``[vocab]``."""
         if self.first is not None:
             yield places.lengths == 0, jnp.arange(vocab_size) == self.first
         if self.last is not None:
@@ -175,7 +175,7 @@ def rules(
       forced_eos_token_id: tokens, one of which is last in a text that reaches its limit.
       bad_words_ids: phrases that are never generated; one of ``eos_ids`` alone stays allowed.
       sequence_bias: phrases, each with the number added to the logit of its last token.
-      start_id: the id that the start token of a text counts as.
+      start_id: the start token's id where rules compare it with tokens of the text.
 
     Raises:
       InputError: an id is not in the vocabulary, a phrase is empty, or a value is out of range.

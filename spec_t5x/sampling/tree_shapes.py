@@ -90,7 +90,7 @@ class Tree:
 
     @functools.cached_property
     def paths(self) -> np.ndarray:
-        """Path from the root to each node, which fills the row up ``[nodes, depth + 1]``."""
+        """Path from the root to each node, repeated up to full depth ``[nodes, depth + 1]``."""
         paths = np.zeros((self.num_nodes, self.depth + 1), np.int32)
         for node in range(1, self.num_nodes):
             paths[node] = paths[self.parents[node]]

@@ -169,7 +169,7 @@ def block_emission_rows(
     target_probs: Float[Array, "gamma+1 vocab"],
     carried: Float[Array, "gamma+1"],
 ) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
-    """Returns ``p_i t`` and ``d`` after the i accepted drafts; the next token is their residual's.
+    """Returns ``p_i t`` and ``d`` after i accepted drafts, whose residual gives the next token.
 
     The residual of token verification, without the carried ratio ``p_i``, would be wrong.
     """
@@ -292,8 +292,8 @@ def node_verification(
       draft_probs, target_probs: distributions at this position, before the first draw.
 
     Returns:
-      The index of the accepted child, or ``len(children)`` if none was; and the distribution to
-      emit from in that case, meaningless in the other.
+      The index of the accepted child, or ``len(children)`` if none is accepted; and the
+      distribution to emit from if none is, to be ignored otherwise.
     """
     num = children.shape[0]
 

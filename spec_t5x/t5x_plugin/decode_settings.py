@@ -63,7 +63,7 @@ def read_settings(
     Args:
       decode_fn: ``t5x.decoding.temperature_sample`` or ``beam_search``: gin's, in
         ``functools.partial``, or plain.
-      decoder_params, rng, eos_id: of the call, and the vocabulary's id.
+      decoder_params, rng, eos_id: arguments of the call, and the vocabulary's id.
       max_decode_len: width of the batch's targets.
 
     Raises:
@@ -124,7 +124,7 @@ def _function_and_bindings(decode_fn: Callable) -> tuple[Callable, dict[str, Any
 def _sample_settings(values: Mapping[str, Any], max_decode_len: int) -> SampleSettings:
     for name in ("state_callback_fn", "logit_callback_fn"):
         if values[name] is not None:
-            raise InputError(f"{name} is set: a call-back sees every step, speculation skips them")
+            raise InputError(f"{name} is set: leave it out, speculation skips steps that it sees")
     steps, limit = values["max_decode_steps"], values["max_decode_steps_hard_limit"]
     if steps is not None:
         if limit is not None and limit > 0:
@@ -162,10 +162,10 @@ def _beam_settings(
 ) -> BeamSettings:
     for name in ("max_decode_step", "min_log_prob"):
         if values[name] != defaults[name]:
-            raise InputError(f"{name} is {values[name]}: speculative beam search has no such limit")
+            raise InputError(f"{name} is {values[name]}: leave it out, this search has none")
     length = values["max_decode_len"]
     if length is not None and length > max_decode_len:
-        raise InputError(f"max_decode_len is {length}: the targets have room for {max_decode_len}")
+        raise InputError(f"max_decode_len is {length}: give at most the targets' {max_decode_len}")
     return BeamSettings(eos_id=values["eos_id"], alpha=values["alpha"], max_decode_len=length)
 
 

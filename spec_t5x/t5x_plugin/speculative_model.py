@@ -315,7 +315,7 @@ def _without_prefix(tokens: Int[Array, "decodes length"], length: Int[Array, ""]
 
 
 def check_pace(gamma: int, c: float | None, position: float) -> None:
-    """Raises ``InputError`` unless gamma is a whole, c and position finite numbers from 0."""
+    """Raises ``InputError`` unless all are finite numbers from 0 (c may be None), gamma whole."""
     if gamma == AUTO:
         raise InputError(
             f"gamma is {AUTO!r}: a T5X launch measures no times, give a number, and with it C (the "
@@ -366,7 +366,7 @@ def random_stream(
 def pick_decodes(
     result: Decoded | BeamResult, return_all_decodes: bool
 ) -> tuple[Array, dict[str, Array]]:
-    """Returns the tokens, and scores and counts, of all decodes or of the last, the best one."""
+    """Returns tokens, and scores and counts by name, of all decodes or of the last, the best."""
     aux = {"scores": result.scores, **acceptance_aux(result)}
     if return_all_decodes:
         return result.tokens, aux

@@ -68,7 +68,7 @@ class PrefixTarget:
         max_length: int,
         prompts: Int[Array, "batch width"] | None = None,
     ) -> PrefixCache:
-        """Returns a cache for ``max_length`` tokens, the prompts' in it, with lengths of 0."""
+        """Returns a cache for ``max_length`` tokens that holds the prompts; its lengths are 0."""
         batch = inputs.shape[0]
         tokens = jnp.full((batch, max_length), UNWRITTEN, jnp.int32)
         lengths = jnp.zeros(batch, jnp.int32)

@@ -68,7 +68,7 @@ def remembered(key: Mapping[str, Any], measure: Callable[[], Costs], store: Stor
 
 
 def measure(target: Target, draft: Draft, inputs: PyTree, settings: Sampling, loop: Loop) -> Costs:
-    """Returns the costs that are measured by timing the programs of a loop in turn.
+    """Measures the costs: times plain steps, the draft's prefill and iterations in turn.
 
     Args:
       target, draft, inputs, settings: as in decoding (``loops.speculative_decode``).
@@ -93,9 +93,9 @@ def of_seconds(
     *,
     whole: bool = False,
 ) -> Costs:
-    """Converts seconds (of a plain step, the prefill, an iteration at each limit) to costs.
+    """Converts seconds of a plain step, the prefill and an iteration at each limit to costs.
 
-    If ``whole``, as with a tree, an iteration has the only limit's drafts or none.
+    If ``whole``, as with a tree, there is one limit, and an iteration has so many drafts or none.
     """
     step = max(float(plain), 1e-9)
     # An iteration does all that a plain step does, and one with more drafts no less.

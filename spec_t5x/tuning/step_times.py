@@ -44,7 +44,7 @@ class StepTimes:
         return self.verification / self.target
 
     def speed_up(self, alpha: float, gamma: int, *, as_paper: bool = False) -> float:
-        """Returns the speed-up of Theorem 3.8; ``as_paper``, verification is one target step."""
+        """Returns Theorem 3.8's speed-up; if ``as_paper``, verification costs one target step."""
         cost = 1.0 if as_paper else self.verification_cost
         return formulas.wall_time_improvement(alpha, gamma, self.c, cost)
 
@@ -87,7 +87,7 @@ def measure_step_times(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
-    """Decoding half way through its output, and programs that repeat parts of it."""
+    """Decoding half way through its output; methods return programs, which repeat a part of it."""
 
     target: Target
     draft: Draft
@@ -128,7 +128,7 @@ class Timed:
         scores each proposal; with a tree verifier that is an ``InputError``.
         """
         if scored and self.loop.verifier.tree(self.loop.gamma) is not None:
-            raise InputError("the verifier is a tree verifier: choose one of chains")
+            raise InputError("the verifier is a tree verifier: choose one that verifies chains")
         target = self.target if scored else None
         return lambda calls: _call_draft(
             self.draft, self.state, self.settings, calls, target=target, loop=self.loop
@@ -278,7 +278,7 @@ def _prefill(draft, inputs, *, loop: Loop) -> PyTree:
 
 
 def _after(logits, tokens, vocab_size: int):
-    """Returns next tokens that depend on all logits, so that XLA removes nothing, at least cost."""
+    """Returns next tokens that depend on all logits, so that XLA keeps all of the call."""
     largest = jnp.max(logits, axis=-1)
     return jnp.where(jnp.isnan(largest), tokens, tokens + 1) % vocab_size
 

@@ -94,7 +94,7 @@ def test_tokens_of_used_draws_are_not_proposed():
         ("one draw, and says otherwise", "Wrong breaks the target's law: chi-square"),
         ("other probs", "the very distribution that it was drawn from"),
         ("one draw", "proposes 3 tokens and drew 1: draw each with the draws that"),
-        ("no draws", "how many tokens were drawn"),
+        ("no draws", "the number of tokens drawn from them"),
     ],
 )
 def test_a_draft_that_breaks_the_law_is_found(kind, message):
