@@ -1,10 +1,10 @@
-"""A draft that copies the source where the output is, or the output's own repetition.
+"""A draft that copies tokens from the source, or from an earlier part of the output.
 
-Corrections, rewrites and documents full of names take most of their output from the source. A
-pointer for each row is the position in the source that the output continues at. It moves with the
-tokens that agree; after an edit it is set to where the source agrees again. There are no model and
-no parameters (section 3.6; "input-guided" drafting of corrections: arXiv 2106.04970; without a
-source, prompt lookup remains: arXiv 2304.04487).
+Corrections, rewrites and documents full of names take most of their output from the source. Each
+row's *pointer* is the position in the source at which the output continues. The pointer advances
+while output and source agree; after an edit it moves to where they agree again. The draft has no
+model and no parameters (section 3.6; "input-guided" drafting of corrections: arXiv 2106.04970;
+copying from the output alone is prompt lookup: arXiv 2304.04487).
 """
 
 import functools
@@ -24,13 +24,13 @@ from spec_t5x.types import PAD_ID, Array, Float32, Int
 class CopyState:
     """State of a ``CopyDraft`` for each row."""
 
-    # The source that is copied from.
+    # Tokens of the source, padding at the end.
     source: Int[Array, "*batch source"]
-    # Position in the source that continues the output's first ``length`` tokens.
+    # Position in the source of the token that should follow the output's first ``length`` tokens.
     pointer: Int[Array, "*batch"]
     length: Int[Array, "*batch"]
-    # Accepted tokens of a proposal, a mean in which each proposal halves the weight of those
-    # before it, and the number of proposals in a row of which nothing was accepted.
+    # Mean number of accepted tokens of a proposal, in which each proposal halves the weight of
+    # those before it, and the number of consecutive proposals without an accepted token.
     mean: Float32[Array, "*batch"]
     misses: Int[Array, "*batch"]
     # Number of tokens of the last proposal.
@@ -39,26 +39,26 @@ class CopyState:
 
 @flax.struct.dataclass
 class CopyDraft(Draft):
-    """Proposes the source from the pointer on, or the output's own repetition.
+    """Draft that proposes the source's tokens from the pointer on, or repeats the output.
 
-    After tokens that disagree with the source, the pointer is set behind the longest suffix of the
-    output (up to ``max_match`` tokens) in the source; of several places, the nearest to where
-    it would be if each token had replaced one. If nothing matches, a word has replaced a word: the
-    pointer is set to the source's next word.
+    If new tokens disagree with the source, the pointer moves behind the longest suffix of the
+    output (up to ``max_match`` tokens) that occurs in the source; of several occurrences, to the
+    one nearest to where the pointer would be if each token had replaced one. If nothing matches, a
+    word is taken to have replaced a word: the pointer moves to the source's next word.
 
-    A longer suffix that the output itself repeats is preferred: the tokens after its last
-    occurrence are proposed. A proposal has up to twice as many tokens as target calls brought
-    lately; after ``patience`` proposals without an accepted token, only the tokens after a match of
-    ``min_match`` tokens are proposed.
+    If a longer suffix, of ``min_match`` tokens or more, occurred earlier in the output, the tokens
+    after its last occurrence are proposed instead. A proposal has at most twice as many tokens as
+    recent target calls appended. After ``patience`` consecutive proposals without an accepted
+    token, tokens are proposed only after a match of ``min_match`` tokens.
     """
 
     vocab_size: int = flax.struct.field(pytree_node=False)
     min_match: int = flax.struct.field(pytree_node=False, default=1)
     max_match: int = flax.struct.field(pytree_node=False, default=8)
     # Mask of tokens that begin a word, are punctuation or end the text, packed by ``np.packbits``
-    # so that it is static and no parameter. None takes each token for a word.
+    # so that the mask is static and no parameter. If it is None, each token is a word.
     word_starts: bytes | None = flax.struct.field(pytree_node=False, default=None)
-    # Proposals in a row without an accepted token, after which a match is required.
+    # Consecutive proposals without an accepted token, after which a match is required.
     patience: int = flax.struct.field(pytree_node=False, default=2)
 
     # Copied tokens cost only their verification.
@@ -74,7 +74,7 @@ class CopyDraft(Draft):
     def prefill(
         self, inputs: Int[Array, "batch source"], prompts: Int[Array, "batch width"], max_length
     ) -> CopyState:
-        """Keeps the encoder's tokens, if there are any, and points to the first."""
+        """Returns a state with the source, ``inputs``, and each pointer at its first token."""
         zeros = jnp.zeros(prompts.shape[0], jnp.int32)
         source = jnp.pad(jnp.asarray(inputs, jnp.int32), ((0, 0), (0, 1)), constant_values=PAD_ID)
         mean = jnp.full(zeros.shape, jnp.inf, jnp.float32)
@@ -83,11 +83,11 @@ class CopyDraft(Draft):
         )
 
     def propose(self, state: CopyState, context: Context, gamma: int) -> tuple[Proposal, CopyState]:
-        """Proposes up to ``gamma`` tokens of the source, or of the output."""
+        """Proposes up to ``gamma`` tokens of each row's source or earlier output; 0 is possible."""
         limit = jnp.minimum(2 * (state.mean + 1), context.num_drafts(gamma)).astype(jnp.int32)
         of_row = jax.vmap(functools.partial(self._propose_row, gamma))
         tokens, counts, pointer = of_row(state, context.sequences, context.lengths, limit)
-        # The mean is bounded, because no proposal could show more than gamma.
+        # The first mean is infinite, and no proposal can have more than gamma accepted tokens.
         mean = jnp.minimum(state.mean, gamma)
         state = state.replace(pointer=pointer, length=context.lengths, mean=mean, proposed=counts)
         return Proposal(tokens, counts=counts), state
@@ -109,7 +109,7 @@ class CopyDraft(Draft):
         length: Int[Array, ""],
         limit: Int[Array, ""],
     ) -> tuple[Int[Array, "gamma"], Int[Array, ""], Int[Array, ""]]:
-        """Returns tokens of one row, the number of them that it proposes, and the new pointer."""
+        """Returns a row's tokens, the number of them that are proposed, and the new pointer."""
         source, source_end = state.source, jnp.sum(state.source != PAD_ID)
         in_source = self._match_lengths(source, text, length)
         pointer = self._pointer(state, source_end, in_source, text, length)
@@ -117,7 +117,7 @@ class CopyDraft(Draft):
         in_text = self._match_lengths(text, text, length)
         in_text = jnp.where(jnp.arange(text.shape[0]) < length, in_text, 0)
         longest = jnp.max(in_text)
-        # The last of the longest.
+        # The last of several longest matches.
         place = in_text.shape[0] - 1 - jnp.argmax(in_text[::-1])
         from_text = (longest > matched) & (longest >= self.min_match)
         start = jnp.where(from_text, place + 1, pointer)
@@ -137,7 +137,7 @@ class CopyDraft(Draft):
         text: Int[Array, "width"],
         length: Int[Array, ""],
     ) -> Int[Array, ""]:
-        """Moves a row's pointer by the tokens that are new since ``state``."""
+        """Returns a row's pointer after the tokens that were appended since ``state``."""
         source, size, new = state.source, state.source.shape[0], length - state.length
         # The number of new tokens that agree with the source.
         at = jnp.arange(text.shape[0]) - state.length - 1
@@ -156,7 +156,7 @@ class CopyDraft(Draft):
         return jnp.where(num_agreeing == new, there, edited).astype(jnp.int32)
 
     def _after_word(self, source: Int[Array, "source"], end: Int[Array, ""], there, token):
-        """Returns the place of the next word, or ``there`` if the token continues a word."""
+        """Returns the next word's start after ``there``; ``there`` if ``token`` extends a word."""
         places, last = jnp.arange(source.shape[0]), jnp.maximum(end - 1, 0)
         starts, continues = jnp.ones(source.shape, bool), jnp.asarray(False)
         if self.word_starts is not None:
@@ -171,19 +171,19 @@ class CopyDraft(Draft):
     def _match_lengths(
         self, places: Int[Array, "length"], text: Int[Array, "width"], length: Int[Array, ""]
     ) -> Int[Array, "length"]:
-        """Counts the tokens up to each of ``places`` that equal the last ones of the text."""
+        """Counts how many tokens, up to each one in ``places``, equal the text's last tokens."""
         matches, still = jnp.zeros(places.shape, jnp.int32), jnp.ones(places.shape, bool)
         for back in range(min(self.max_match, places.shape[0])):
             wanted = text[jnp.maximum(length - back, 0)]
             shifted = jnp.pad(places, (back, 0), constant_values=PAD_ID)[: places.shape[0]]
-            # Padding and the start token match nothing.
+            # Neither padding nor the start token matches.
             still &= (shifted == wanted) & (wanted != PAD_ID) & (length - back > 0)
             matches += still
         return matches
 
 
 def copy_draft(request: Request, argument: str = "") -> CopyDraft:
-    """Makes the draft that copies after a match of as many tokens as the argument says."""
+    """Makes a ``CopyDraft`` whose ``min_match`` is the argument, by default 1."""
     min_match = whole_number("copy", argument) if argument else CopyDraft.min_match
     vocabulary = request.target.vocabulary
     return CopyDraft(

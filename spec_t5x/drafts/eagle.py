@@ -17,17 +17,17 @@ from spec_t5x.types import Array, Int
 
 @flax.struct.dataclass
 class EagleDraft(SharedEncoderDraft):
-    """A ``SharedEncoderDraft`` that is fed the target's states with the text.
+    """``SharedEncoderDraft`` that is fed the target's states with the text.
 
-    The keys and values of its drafts were made from the head's states and are dropped: the tokens
-    of the last iteration are all fed again, in one call, before the next proposal.
+    Keys and values of drafted tokens depend on the head's own states, and are dropped: before the
+    next proposal, one call feeds the iteration's tokens again, with the target's states.
     """
 
     network = EagleNetwork
 
     @property
     def traits(self) -> DraftTraits:
-        """Traits of a draft that is fed the target's last states and those of trained depths."""
+        """Traits that request the target's last states, and those of the head's ``depths``."""
         return DraftTraits(uses_target_states=True, depths=self.model.config.depths)
 
     def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
@@ -36,14 +36,14 @@ class EagleDraft(SharedEncoderDraft):
         return proposal, cache.at(jnp.minimum(cache.lengths, context.lengths + 1))
 
     def commit_tree(self, state: Cache, outcome: Outcome, path: Int[Array, "batch depth"]) -> Cache:
-        """Drops the tree."""
+        """Returns the cache without the tree, whose accepted tokens are fed again later."""
         return self.commit(state, outcome)
 
     def _num_last(self, depth: int) -> int:
         return depth + 1
 
     def _score(self, context: Context):
-        """Returns the function that feeds the text with the target's states and returns states."""
+        """Returns the function that feeds tokens and the target's states, and returns states."""
 
         def score(cache: DecoderCache, tokens: Int[Array, "batch new"]):
             states = slices(context.target_states, cache.lengths, tokens.shape[1])

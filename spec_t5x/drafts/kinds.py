@@ -1,6 +1,6 @@
-"""Drafts by name: each kind makes one of the argument in ``--draft NAME:ARGUMENT``.
+"""Kinds of drafts: the kind NAME makes the draft that ``--draft NAME:ARGUMENT`` selects.
 
-A kind is an entry of the registry. A user's draft has its kind beside its class:
+A kind is an entry of the registry. The module of a user's draft defines the draft's kind:
 
     KIND = DraftKind(make=lambda request, argument: Parrot(request.model.vocab_size))
 """
@@ -19,13 +19,13 @@ from spec_t5x.sampling.distributions import Sampling
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftOptions:
-    """Settings that drafts share."""
+    """Options that all kinds of drafts receive."""
 
     # Settings that the draft samples with; None takes the target's.
     settings: Sampling | None = None
-    # Type that its networks compute in; "auto" is the platform's fast one.
+    # Type that the draft's networks compute in; "auto" is the platform's fast one.
     dtype: str = "auto"
-    # Precision of a model that drafts: "auto" is the checkpoint's; "int8" and "int4" round.
+    # Precision of a draft model: "auto" is the checkpoint's; "int8" and "int4" round matrices.
     weights: str = AUTO
 
     def __post_init__(self):
@@ -34,49 +34,49 @@ class DraftOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """A target that a draft is made for."""
+    """Request for a draft: the target that the draft is made for, and options."""
 
-    # The checkpoint, a ``LoadedModel``, and the same bound for decoding.
+    # The target's checkpoint, a ``LoadedModel``, and the same model bound for decoding.
     target: Any
     model: CachedModel
     options: DraftOptions
-    # Makes another draft by its text, for the same target.
+    # Makes another draft, from its ``NAME:ARGUMENT``, for the same target.
     make: Callable[[str, DraftOptions], Draft]
-    # Returns the packaged draft of a kind, or raises ``InputError`` if the target has none.
+    # Returns the name of the target's packaged draft of a kind; raises ``InputError`` if none.
     packaged: Callable[[str], str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftKind:
-    """Drafts of one name."""
+    """Kind of draft: how to make the draft from an argument, and what the draft needs."""
 
-    # Makes the draft of the text after the colon, "" for none.
+    # Makes the draft from the argument after the colon ("" for none), or from a directory's name.
     make: Callable[[Request, str], Draft]
-    # The "format" in config.json of a directory that holds one.
+    # The "format" in config.json of a directory with a draft of this kind; None if none has.
     format: str | None = None
-    # The checkpoints, and the texts of other drafts, that the argument names.
+    # The checkpoints, and the ``NAME:ARGUMENT`` of other drafts, that the argument names.
     checkpoints: Callable[[str], Sequence[str]] = lambda argument: ()
     drafts: Callable[[str], Sequence[str]] = lambda argument: ()
-    # True if the draft needs more of a target than its vocabulary, and if it needs an encoder.
+    # Whether the draft needs more of a target than its vocabulary, and whether an encoder.
     needs_network: bool = True
     needs_encoder: bool = False
-    # True if the draft may sample with separate settings.
+    # Whether the draft may sample with settings other than the target's.
     has_temperature: bool = True
 
 
 def one_checkpoint(argument: str) -> Sequence[str]:
-    """Returns the argument, the directory of a draft, in a list that may be empty."""
+    """Returns ``[argument]``, the name of a draft's checkpoint; ``[]`` if the argument is empty."""
     return [argument] if argument else []
 
 
 def refuse_argument(name: str, argument: str) -> None:
-    """Raises ``InputError`` for a text after the colon."""
+    """Raises ``InputError`` if the draft ``name`` was given an argument."""
     if argument:
         raise InputError(f"draft {name}:{argument}: {name} takes no argument")
 
 
 def whole_number(name: str, argument: str) -> int:
-    """Returns the number after the colon, or raises ``InputError``."""
+    """Returns the argument of draft ``name`` as an ``int``; raises ``InputError`` if it is none."""
     if not argument.isdigit():
         raise InputError(f"draft {name}:{argument}: give a whole number after the colon")
     return int(argument)

@@ -1,4 +1,4 @@
-"""A draft that copies if there is a match, and asks another draft otherwise."""
+"""A draft that copies if there is a match, and otherwise uses another draft's proposal."""
 
 import dataclasses
 
@@ -24,20 +24,20 @@ from spec_t5x.types import Array, Bool, Int, PyTree
 
 @flax.struct.dataclass
 class MixedState:
-    """States of both drafts."""
+    """States of both drafts, and the rows that copied."""
 
     first: DraftState
     second: DraftState
-    # Rows that copied in this iteration, and their lengths then.
+    # Rows that took the first draft's last proposal, and all rows' lengths before it.
     copied: Bool[Array, "batch"]
     lengths: Int[Array, "batch"]
 
 
 @flax.struct.dataclass
 class MixedDraft(Draft):
-    """Two drafts, by row: ``first`` if it proposes anything, else ``second``.
+    """Draft of two: a row takes ``first``'s proposal if it has a token, else ``second``'s.
 
-    If every live row copies, ``second`` is not run; it catches up with the copied tokens later.
+    If every live row copies, ``second`` is not run, and is fed the copied tokens later.
     """
 
     first: Draft
@@ -45,12 +45,12 @@ class MixedDraft(Draft):
 
     @property
     def vocab_size(self) -> int:
-        """Number of logits of either draft."""
+        """Size of the vocabulary, which is that of both drafts."""
         return self.second.vocab_size
 
     @property
     def traits(self) -> DraftTraits:
-        """The second draft's traits; copies vary in length."""
+        """Traits of the second draft, with ``varies``, since copies vary in length."""
         return dataclasses.replace(self.second.traits, varies=True)
 
     def check(self, target: Target, max_decode_len: int) -> None:
@@ -61,7 +61,7 @@ class MixedDraft(Draft):
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> MixedState:
-        """Makes the states of both drafts before the first proposal."""
+        """Returns the states of both drafts before the first proposal."""
         batch = prompts.shape[0]
         return MixedState(
             first=self.first.prefill(inputs, prompts, max_length),
@@ -109,8 +109,8 @@ class MixedDraft(Draft):
         return proposal, MixedState(first_state, second_state, copied, context.lengths)
 
     def commit(self, state: MixedState, outcome: Outcome) -> MixedState:
-        """Reports to each draft the outcome of its proposal."""
-        # A row that copied has not changed for the second draft, which catches up later.
+        """Commits both drafts' states, each with the outcome of the rows that took its proposal."""
+        # The second draft's state keeps its length in rows that copied; it catches up later.
         accepted, copied = outcome.num_accepted, state.copied
         lengths = jnp.where(copied, state.lengths, outcome.lengths)
         for_first = outcome.replace(num_accepted=jnp.where(copied, accepted, 0))
@@ -121,7 +121,7 @@ class MixedDraft(Draft):
         )
 
     def catch_up(self, state: MixedState, context: Context, width: int) -> MixedState:
-        """Feeds both drafts the tokens of the text that they lack."""
+        """Returns the state after both drafts caught up with the text."""
         return state.replace(
             first=self.first.catch_up(state.first, context, width),
             second=self.second.catch_up(state.second, context, width),

@@ -1,12 +1,12 @@
 """N-grams: the next token from the last few, by a table counted from text (section 3.6).
 
-The paper's Table 3 has unigrams and bigrams, which cost next to nothing; this is the general case.
-The commonest tokens after a context are stored with their masses, and the remaining mass is
-distributed as after the context that is one token shorter, down to the unigrams:
+The paper's Table 3 has unigrams and bigrams, which cost next to nothing; this draft has any order.
+The commonest tokens after a context h are stored with their probability masses; the remaining
+mass is distributed as after the context that is one token shorter, down to the unigrams:
 
     q(w | h) = mass_h(w) + (1 - sum mass_h) q(w | h without its first token)
 
-Every context has a distribution, also one that is not in the table.
+Contexts that are not in the table have a distribution, too: that of the shorter context.
 ``labs/training/ngram_counts.py`` makes the masses by absolute discounting (Ney et al. 1994).
 """
 
@@ -24,7 +24,7 @@ from spec_t5x.types import Array, Float32, Int, Integer
 # Masses are integers in units of 1 / MASS_UNITS, rounded down: they take two bytes, their sums are
 # exact in float32, and some mass is always left for the shorter context.
 MASS_UNITS = 1 << 16
-# Token before the start token, which no context has.
+# Fills a window before the start token; no stored context contains it.
 _NO_TOKEN = -1
 # Index of a context that is not stored.
 _NOT_STORED = -1
@@ -34,9 +34,9 @@ _NOT_STORED = -1
 class ContextLevel:
     """Stored contexts of one length, and the tokens that followed them.
 
-    The levels are a trie that reads the text backwards: a context is a shorter context, in the
-    level above, and the token before it. Above the first level is the empty context alone.
-    Contexts are ordered by their shorter context, then by that token.
+    The levels are a trie that reads the text backwards: a context of this level is a shorter
+    context of the level above, and the token before it. The level above the first has the empty
+    context alone. Contexts are ordered by the shorter context, then by the token before it.
     """
 
     # The contexts that extend context i of the level above: first[i] … first[i + 1] - 1.
@@ -45,15 +45,15 @@ class ContextLevel:
     tokens: Integer[Array, "contexts"]
     # The successors of context i: starts[i] … starts[i + 1] - 1.
     starts: Int[Array, "contexts+1"]
-    # Tokens that followed, the likeliest first.
+    # Tokens that followed a context, the likeliest first.
     successors: Integer[Array, "entries"]
-    # Their masses in units of 1 / MASS_UNITS; the sum for each context is less than 1.
+    # Masses of the successors in units of 1 / MASS_UNITS; each context's sum is less than 1.
     masses: Integer[Array, "entries"]
 
     def find(self, shorter: Int[Array, ""], token: Int[Array, ""]) -> Int[Array, ""]:
-        """Returns the index of the context with ``token`` in front of ``shorter``, -1 for none.
+        """Returns the index of the context ``token`` + ``shorter``, -1 if it is not stored.
 
-        ``shorter`` is an index in the level above, or -1 for a context that is not stored.
+        ``shorter`` is the index of a context in the level above, or -1 if that is not stored.
         """
         low, end = self.first[shorter], self.first[shorter + 1]
         high = end
@@ -70,7 +70,7 @@ class ContextLevel:
     ) -> tuple[Integer[Array, "num"], Float32[Array, "num"]]:
         """Returns the first ``num`` tokens that followed a context, and their masses.
 
-        Masses are zero beyond the last successor, and for a context that is not stored (-1).
+        Masses are 0 beyond the last successor, and for a context that is not stored (-1).
         """
         indices = self.starts[context] + jnp.arange(num)
         is_there = (context >= 0) & (indices < self.starts[context + 1])
@@ -82,7 +82,7 @@ class ContextLevel:
 class NgramDraft(Draft):
     """N-gram draft: the next token's distribution depends on the last ``order - 1`` tokens.
 
-    No context extends beyond the start token.
+    Near the start of a text, contexts begin with the start token and are shorter.
     ``checkpoints.native.ngram_tables.load_ngram`` reads a draft from disk.
     """
 
@@ -122,9 +122,9 @@ class NgramDraft(Draft):
         return self.replace(unigram=jnp.pad(self.unigram, (0, missing)))
 
     def next_probs(self, window: Int[Array, "window"]) -> Float32[Array, "vocab"]:
-        """Returns the distribution, before any temperature, after the last ``order - 1`` tokens.
+        """Returns the next token's distribution, before any temperature, after a window of text.
 
-        ``window`` has -1 before the start token.
+        ``window`` has the last ``order - 1`` tokens; -1 fills it before the start token.
         """
         probs, context = self.unigram, jnp.int32(0)
         for back, level in enumerate(self.levels, start=1):
@@ -155,7 +155,7 @@ class NgramDraft(Draft):
         return Proposal(tokens, probs, drawn=gamma), state
 
     def _window(self, context: Context) -> Int[Array, "batch window"]:
-        """Returns the last ``order - 1`` tokens of each row."""
+        """Returns each row's last ``order - 1`` tokens, -1 before the start token."""
         offsets = jnp.arange(2 - self.order, 1)
         positions = context.lengths[:, None] + offsets[None, :]
         tokens = jnp.take_along_axis(context.sequences, jnp.maximum(positions, 0), axis=1)

@@ -1,7 +1,7 @@
-"""The target itself as its own draft, with fewer layers or coarser weights.
+"""Self-drafts: the target with fewer layers or coarser weights drafts for the target itself.
 
-It reads the keys and values of source and text in the target's cache, has no encoder and keeps no
-state. Nothing has to be trained or loaded.
+A self-draft uses the keys and values in the target's cache, so it has no encoder and no state.
+Nothing has to be trained or loaded.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from spec_t5x.types import Array
 
 @flax.struct.dataclass
 class SelfDraft(Draft):
-    """Decodes with a cheaper form of the target; ``early_exit`` or ``rounded`` makes it."""
+    """Draft that decodes with a cheaper form of the target: ``early_exit`` or ``rounded``."""
 
     # The target with fewer decoder layers or coarser weights, without its encoder.
     model: CachedModel
@@ -36,11 +36,11 @@ class SelfDraft(Draft):
     ) -> "SelfDraft":
         """Makes the draft that leaves ``target`` after ``num_layers`` decoder layers.
 
-        A lossless form of CALM (Schuster et al. 2022). It shares the target's weights and caches
-        the target's keys, which do not depend on the layers above.
+        The draft is a lossless form of CALM (Schuster et al. 2022). It shares the target's weights
+        and cache, since keys and values of a layer do not depend on the layers above.
 
         Raises:
-          InputError: ``num_layers`` is not below the target's number of layers.
+          InputError: ``num_layers`` is not from 1 to below the target's number of layers.
         """
         total = target.config.num_decoder_layers
         if not 1 <= num_layers < total:
@@ -60,15 +60,15 @@ class SelfDraft(Draft):
     ) -> "SelfDraft":
         """Makes the draft with the target's matrices in 8 or 4 bits (``models.weights.Rounded``).
 
-        In 8 bits alpha is above 0.98, where trained drafts have 0.6 to 0.8; the speed-up is that
-        of a step with fewer bytes.
+        In 8 bits alpha is above 0.98, where trained drafts have 0.6 to 0.8. A draft step saves
+        time only in that it reads fewer bytes than a target step.
         """
         model = target.replace(weights=_without_encoder(target.weights), in_targets_cache=True)
         return cls(model.rounded(bits), settings)
 
     @property
     def vocab_size(self) -> int:
-        """Number of logits, the target's."""
+        """Number of logits of the model, which is the target's."""
         return self.model.vocab_size
 
     def propose(

@@ -1,4 +1,4 @@
-"""Drafting with a model, one token after the other or level by level: what drafts share."""
+"""Drafting with a cached model: one token after the other, or a tree level by level."""
 
 import functools
 from collections.abc import Callable
@@ -23,15 +23,15 @@ def draft_tokens(
     settings: Sampling,
     gamma: int,
 ) -> tuple[Proposal, Cache]:
-    """Drafts ``gamma`` tokens, at least 1, each given those before it (Algorithm 1).
+    """Drafts ``gamma`` tokens, at most ``context.limit``, each given the earlier (Algorithm 1).
 
-    ``cache`` holds the rows' texts with their last tokens, after which ``logits`` are the model's.
+    ``logits`` follow the texts in ``cache``, which is returned with the drafts but the last added.
     """
 
     def draw(logits, offset, draws, drafted):
         logits = context.ruled(logits[:, None], drafted[0], offset)[:, 0]
         token, probs, draws = draw_token(logits, draws, settings)
-        # Written in place: arrays that are stacked at the end would be copied.
+        # Writes in place, because stacking arrays at the end would copy them.
         put = functools.partial(lax.dynamic_update_index_in_dim, index=offset, axis=1)
         return token, draws, jax.tree.map(put, drafted, (token, probs))
 
@@ -56,10 +56,10 @@ def draft_tree(
     settings: Sampling,
     tree: Tree,
 ) -> tuple[TreeProposal, Cache]:
-    """Drafts a token for each node: the children of a node are drawn without replacement.
+    """Drafts a token for each node but the root; a node's children differ from one another.
 
-    The model is called once for each level but the last. The cache keeps its lengths; its slots
-    from the root's on hold the nodes. The others are those of ``draft_tokens``.
+    The model is called once for each level but the root's and the last. The returned cache keeps
+    its lengths; the slots after the root's hold the nodes. For the rest see ``draft_tokens``.
     """
     level_logits, draws = logits[:, None], context.draws
     tokens, all_probs = [], []
@@ -89,7 +89,7 @@ def draft_tree(
 def draw_token(
     logits: Float32[Array, "batch vocab"], draws: Draws, settings: Sampling
 ) -> tuple[Int[Array, "batch"], Float32[Array, "batch vocab"] | None, Draws]:
-    """Draws a token; returns it, its distribution (None at temperature 0) and the draws left."""
+    """Returns a token for each row, its distribution (None at temperature 0), and later draws."""
     if settings.greedy:
         return argmax(logits), None, draws
     probs = standardize(logits, settings)
@@ -107,8 +107,8 @@ def catch_up(
 ) -> Cache:
     """Returns the cache with at least ``wanted`` tokens of each live row's text in it.
 
-    If others propose too, the text may run ahead of the cache. The missing tokens are fed
-    ``width`` at a time, by ``score`` or the model's; usually none is missing, and no call is made.
+    Plain steps and other drafts extend the text without this cache. The missing tokens are fed
+    ``width`` at a time, by ``score`` or ``model.score``; if none is missing, no call is made.
     """
     score = score or model.score
 
@@ -127,6 +127,6 @@ def catch_up(
 def slices(
     sequences: Shaped[Array, "batch width *rest"], starts: Int[Array, "batch"], num: int
 ) -> Shaped[Array, "batch num *rest"]:
-    """Returns ``num`` positions of each row, from the row's start on."""
+    """Returns ``sequences[b, starts[b] : starts[b] + num]`` for each row b."""
     take = jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, num))
     return take(sequences, starts)

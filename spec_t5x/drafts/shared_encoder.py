@@ -1,8 +1,8 @@
-"""A draft that reads the source with its target's encoder and has a decoder alone.
+"""A draft that has a decoder alone, and uses the target's encoding of the source.
 
-An encoder takes most of a small draft's time if sources are long and texts short. A draft whose
-decoder was made of the target's layers (``models.kept_layers``) reads a source from the target's
-cache: the keys and values of those layers.
+An encoder takes most of a small draft's time if sources are long and outputs short. A draft whose
+decoder was made of the target's layers (``models.kept_layers``) attends to the keys and values of
+the source that the target's cache has for those layers.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ from spec_t5x.types import Array, Int, PyTree
 
 @flax.struct.dataclass
 class SharedEncoderDraft(TransformerDraft):
-    """A ``TransformerDraft`` without an encoder, whose source is in the target's cache.
+    """``TransformerDraft`` without an encoder, which reads the source from the target's cache.
 
-    Nothing is encoded, and no prompt is fed before the first proposal, which catches up with the
-    text. ``create`` makes the draft.
+    The prefill computes nothing; the first proposal feeds the prompts. ``create`` makes the
+    draft.
     """
 
-    # The target's decoder layer that each of the draft's layers was.
+    # The target's decoder layer that each of the draft's layers was made of.
     layers: tuple[int, ...] = flax.struct.field(pytree_node=False, kw_only=True)
 
     network: ClassVar[type[Transformer]] = Transformer
@@ -49,12 +49,12 @@ class SharedEncoderDraft(TransformerDraft):
         """Binds a draft's parameters to its target.
 
         Args:
-          own: the draft's parameters, by ``models.kept_layers.own_params``.
+          own: the draft's own parameters, as of ``models.kept_layers.own_params``.
           config: sizes of the draft.
-          layers: the target's decoder layer that each of the draft's layers was.
-          target: gives the embedding, too.
-          settings: those of ``TransformerDraft``.
-          head: the tokens of a narrow output layer (``models.narrow_head.narrowed_params``).
+          layers: the target's decoder layer that each of the draft's layers was made of.
+          target: the target, whose embedding the draft shares.
+          settings: what the draft samples with; None takes the target's.
+          head: the tokens of a narrow output layer, whose kernel is in ``own``; None for all.
 
         Raises:
           InputError: the target lacks a layer, or the draft has another number of layers.
@@ -77,7 +77,7 @@ class SharedEncoderDraft(TransformerDraft):
         return cls(model, settings, layers=tuple(layers))
 
     def prefill(self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int) -> Cache:
-        """Makes room for a text; neither source nor prompts are read."""
+        """Returns an empty cache of ``max_length`` positions; sources and prompts are not read."""
         config, batch = self.model.config, prompts.shape[0]
         return DecoderOnlyCache.empty(config, config.num_decoder_layers, batch, max_length)
 
@@ -90,13 +90,13 @@ class SharedEncoderDraft(TransformerDraft):
     def propose_tree(
         self, state: Cache, context: Context, tree: Tree
     ) -> tuple[TreeProposal, Cache]:
-        """Proposes a token for each node, as ``TransformerDraft`` does."""
+        """Proposes a token for each node but the root, as ``TransformerDraft`` does."""
         state = self.catch_up(state, context, tree.depth + 1)
         proposal, cache = super().propose_tree(self._with_source(state, context), context, tree)
         return proposal, _without_source(cache)
 
     def catch_up(self, state: Cache, context: Context, width: int) -> Cache:
-        """Feeds the tokens that are missing before those that ``propose`` feeds."""
+        """Feeds the tokens that the cache lacks, but for the last ones, which ``propose`` feeds."""
         return _without_source(super().catch_up(self._with_source(state, context), context, width))
 
     def _with_source(self, own: DecoderOnlyCache, context: Context) -> DecoderCache:

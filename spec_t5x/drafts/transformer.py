@@ -25,13 +25,13 @@ from spec_t5x.types import Array, Int, PyTree
 
 @flax.struct.dataclass
 class TransformerDraft(Draft):
-    """Proposes by plain decoding with a separate model, whose cache is the draft's state.
+    """Draft that decodes plainly with a separate model, whose cache is the draft's state.
 
-    The cache trails the committed text by at most one token: proposing feeds all but the last
-    proposal, which is committed if all are accepted. Each proposal therefore starts with the last
-    *two* tokens, which costs less than a separate call for a missing one: a cached token is
-    overwritten with the same values. If other drafts or plain steps write too, the text runs
-    ahead by more tokens, which ``catch_up`` feeds.
+    The cache may lack the last-but-one token of the text: drafting feeds all proposed tokens but
+    the last, which enters the text if all are accepted. Each proposal therefore starts by feeding
+    the last *two* tokens, which costs less than a separate call for a missing one; a cached token
+    is overwritten with the same values. Plain steps and other drafts extend the text by more
+    tokens that the cache lacks, which ``catch_up`` feeds.
     """
 
     model: Target
@@ -49,7 +49,7 @@ class TransformerDraft(Draft):
         check_positions(self.model, max_decode_len, "draft")
 
     def prefill(self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int) -> Cache:
-        """Encodes the inputs and feeds the prompts to the draft's model."""
+        """Returns the model's cache with the sources encoded and the prompts fed."""
         lengths = prompt_lengths(prompts)
         return decode_state.prefill(self.model, inputs, prompts, lengths, max_length)
 
@@ -58,49 +58,49 @@ class TransformerDraft(Draft):
         settings = self.settings or context.settings
         logits, cache = self._feed_last(state, context, gamma, gamma)
         proposal, cache = draft_tokens(self.model, cache, logits, context, settings, gamma)
-        # Other rows may lack tokens of their texts, which they were not fed.
+        # Rows that are not live (ended, or another draft's) may lack tokens of their texts.
         lengths = jnp.where(context.live, cache.lengths, state.lengths)
         return proposal, self.model.rollback(cache, lengths)
 
     def propose_tree(
         self, state: Cache, context: Context, tree: Tree
     ) -> tuple[TreeProposal, Cache]:
-        """Proposes a token for each node, drawn without replacement given the path to it."""
+        """Proposes a token for each node but the root; siblings are drawn without replacement."""
         settings = self.settings or context.settings
         logits, cache = self._feed_last(state, context, tree.depth, tree.num_nodes)
         return draft_tree(self.model, cache, logits, context, settings, tree)
 
     def commit_tree(self, state: Cache, outcome: Outcome, path: Int[Array, "batch depth"]) -> Cache:
-        """Keeps the accepted nodes and rolls back the rest."""
+        """Moves the accepted nodes' cache entries behind the text and rolls the others back."""
         # The cache's length includes the root.
         roots = state.lengths - 1
-        # The last level was proposed and not fed.
+        # The last level was proposed, but not fed to the model.
         fed = path[:, :-1]
         cache = self.model.move(state, roots[:, None] + fed, roots + 1)
         lengths = jnp.minimum(roots + 1 + fed.shape[1], outcome.lengths)
         return self.model.rollback(cache, lengths)
 
     def commit(self, state: Cache, outcome: Outcome) -> Cache:
-        """Rolls back the rejected tokens; the cache may be one token short of the text."""
+        """Rolls back the rejected tokens; the last accepted one may be missing in the cache."""
         return self.model.rollback(state, jnp.minimum(state.lengths, outcome.lengths))
 
     def catch_up(self, state: Cache, context: Context, width: int) -> Cache:
-        """Feeds the tokens that are missing before those that ``propose`` feeds."""
+        """Feeds the tokens that the cache lacks, but for the last ones, which ``propose`` feeds."""
         wanted = jnp.maximum(context.lengths + 1 - self._num_last(width - 1), 0)
         return catch_up(self.model, state, context, wanted, width, self._score(context))
 
     def _num_last(self, depth: int) -> int:
-        """Returns the number of tokens that are fed before ``depth`` levels are drafted."""
+        """Returns how many of a text's last tokens ``propose`` feeds before it drafts ``depth``."""
         return 2
 
     def _score(self, context: Context) -> Callable[[Cache, Array], tuple]:
-        """Returns the function that feeds the text."""
+        """Returns the function that feeds tokens of the text to a cache, which it returns last."""
         return self.model.score
 
     def _feed_last(self, cache: Cache, context: Context, depth: int, num_nodes: int):
-        """Feeds the last two tokens; returns the logits after the last one ``[batch, vocab]``.
+        """Feeds the last two tokens; returns logits ``[batch, vocab]`` after the last, and cache.
 
-        ``num_nodes`` tokens are drafted next, ``depth`` of which follow one another.
+        Subclasses use ``depth`` and ``num_nodes`` of the chain or tree that is drafted next.
         """
         starts = jnp.maximum(context.lengths - 1, 0)
         pairs = slices(context.sequences, starts, 2)

@@ -9,7 +9,7 @@ from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
 
 @flax.struct.dataclass
 class UniformDraft(Draft):
-    """Proposes all n tokens with the same probability: exact, and accepted about once in n."""
+    """Draft that gives all n tokens the same probability; about one in n is accepted."""
 
     vocab_size: int = flax.struct.field(pytree_node=False)
 
@@ -19,7 +19,7 @@ class UniformDraft(Draft):
         """Proposes ``gamma`` tokens that depend on neither text nor settings."""
         shape = (context.lengths.shape[0], gamma, self.vocab_size)
         probs = jnp.full(shape, 1 / self.vocab_size, jnp.float32)
-        # Tokens are drawn at temperature 0, too: the argmax would always be token 0.
+        # Draws at temperature 0, too, because the argmax would always be token 0.
         settings = context.settings.replace(greedy=False)
         tokens, draws = [], context.draws
         for _ in range(gamma):
