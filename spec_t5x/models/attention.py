@@ -1,8 +1,8 @@
 """Multi-head attention over whole sequences and over a cache.
 
 T5 does not rescale the scores by ``head_dim ** -0.5`` (the query's initializer
-holds the factor) and adds a learned bias by relative position, shared by all
-layers of a stack or, in umT5, separate for each layer. ``Traits`` has the choices of other models.
+has the factor) and adds a learned bias by relative position, shared by all
+layers of a stack or, in umT5, separate for each layer. ``Traits`` has other models' choices.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ MASKED = -1e10
 # a TPU's tile.
 LARGE_SCORES, FEWEST_QUERIES = 1 << 28, 128
 
-# Keys, values, and the bias of the queries over them.
+# Keys, values, and the bias that is added to the queries' scores over them.
 Source = tuple[Array, Array, Array]
 
 
@@ -39,7 +39,7 @@ Source = tuple[Array, Array, Array]
 class Rotary:
     """Positions as rotations of queries and keys (RoPE, Su et al. 2021, arXiv 2104.09864).
 
-    A pair of features, half a head apart, turns by ``position / factor * base ** (-2 i / d)``.
+    Features i and i + head_dim / 2 turn by ``position / factor * base ** (-2 i / head_dim)``.
     """
 
     base: float = 10_000.0
@@ -50,7 +50,7 @@ class Rotary:
         heads: Float[Array, "batch heads length head_dim"],
         positions: Int[Array, "#batch length"],
     ) -> Float[Array, "batch heads length head_dim"]:
-        """Rotates queries or keys by their positions; angles in float32."""
+        """Returns queries or keys rotated by their positions; angles are computed in float32."""
         width = heads.shape[-1]
         frequencies = self.base ** -(np.arange(0, width, 2, dtype=np.float32) / width) / self.factor
         frequencies = frequencies.astype(np.float32)[None, None, None]
@@ -62,42 +62,42 @@ class Rotary:
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """Differences of an attention from T5's."""
+    """Choices in which an attention may differ from T5's, which are the defaults."""
 
-    # Heads of keys and values, each read by as many heads of queries; None for ``num_heads``.
+    # Number of heads of keys and values, shared evenly by the query heads; None for ``num_heads``.
     num_kv_heads: int | None = None
-    # Factor of the queries.
+    # Factor by which queries are multiplied.
     scale: float = 1.0
     use_bias: bool = False
     rotary: Rotary | None = None
-    # Positions that a decoder's query sees, its own and those before it; None for all.
+    # Number of positions that a decoder's query attends to, up to its own; None for all.
     window: int | None = None
-    # Positions before and after its own that an encoder's query sees; None for all.
+    # Positions before and after its own that an encoder's query attends to; None for all.
     reach: tuple[int, int] | None = None
-    # Bound of the scores, by a tanh; 0 for none.
+    # Bound that a tanh puts on the scores; 0 for none.
     softcap: float = 0.0
-    # Epsilon of Gemma's norm of each head of queries and keys; None for no norm.
+    # Epsilon of Gemma's norm on each head of queries and keys; None for no norm.
     head_norm: float | None = None
 
 
 @flax.struct.dataclass
 class PairBias:
-    """Bias of whole sequences in two parts, whose sum takes as much memory as the scores."""
+    """Attention bias of whole sequences as two small parts; their sum is as large as the scores."""
 
-    # Bias by relative position; None for none.
+    # Bias by relative position; None for none. ``allowed`` masks the pairs that attend.
     by_position: Float32[Array, "1 heads new length"] | None
     allowed: Bool[Array, "batch 1 new length"]
     num_heads: int = flax.struct.field(pytree_node=False)
 
     @functools.cached_property
     def sum(self) -> Float32[Array, "batch #heads new length"]:
-        """Bias of all pairs, computed once for all layers that share it."""
+        """Bias of all pairs of query and key, computed once for all layers that share it."""
         mask = mask_bias(self.allowed)
         return mask if self.by_position is None else self.by_position + mask
 
     @property
     def part_size(self) -> int:
-        """Number of queries whose scores are computed at a time."""
+        """Number of queries whose scores are computed at a time, to bound their memory."""
         batch, _, new, length = self.allowed.shape
         num_bytes = 4 * batch * self.num_heads * new * length
         num_parts = max(1, min(math.ceil(num_bytes / LARGE_SCORES), new // FEWEST_QUERIES))
@@ -141,10 +141,10 @@ class Attention(nn.Module):
         deterministic: bool = True,
         positions: Int[Array, "#batch new"] | None = None,
     ) -> Float[Array, "batch new embed"]:
-        """Attends from normed ``inputs`` to ``sources``; softmax in float32.
+        """Returns the attention of normed ``inputs`` to all ``sources`` in one float32 softmax.
 
         A source is keys and values ``[#batch kv_heads length head_dim]``, which consecutive rows
-        of the batch may share, and their bias ``[#batch #heads #new length]``.
+        may share, and a bias ``[#batch #heads #new length]``. ``positions`` rotate the queries.
         """
         queries = self._queries(inputs, positions)
         return self._joined(self._contexts(queries, sources, deterministic))
@@ -153,7 +153,7 @@ class Attention(nn.Module):
         return self._heads(self.query(inputs), "query_norm", positions) * self.traits.scale
 
     def _heads(self, joined, norm: str, positions):
-        """Splits queries or keys into heads, which are normed and rotated by the traits."""
+        """Splits queries or keys into heads; norms and rotates these if the traits say so."""
         heads = self._split_heads(joined)
         if self.traits.head_norm is not None:
             heads = getattr(self, norm)(heads)
@@ -162,7 +162,7 @@ class Attention(nn.Module):
         return heads
 
     def _contexts(self, queries, sources: Sequence[Source], deterministic):
-        """Averages the values of all sources, by one softmax for each head and query."""
+        """Averages the values of all sources for each query and head, by one softmax."""
         scores = [self._scores(queries, keys) + bias for keys, _, bias in sources]
         lengths = [keys.shape[2] for keys, _, _ in sources]
         joined = scores[0] if len(scores) == 1 else jnp.concatenate(scores, axis=-1)
@@ -193,16 +193,16 @@ class Attention(nn.Module):
         Float[Array, "batch kv_heads length head_dim"],
         Float[Array, "batch kv_heads length head_dim"],
     ]:
-        """Returns keys and values in the cache's layout; without ``positions`` none is rotated."""
+        """Returns keys and values in the cache's layout; ``positions`` rotate the keys."""
         keys = self._heads(self.key(inputs), "key_norm", positions)
         return keys, self._split_heads(self.value(inputs))
 
     def __call__(self, inputs, sources, bias, deterministic: bool = True):
-        """Attends from ``inputs`` to ``sources``, whole sequences both."""
+        """Attends from whole sequences ``inputs`` to the whole sequences ``sources``."""
         return self.attend(inputs, (*self.keys_values(sources), bias), deterministic=deterministic)
 
     def attend_to_itself(self, inputs, bias, deterministic, *sources: tuple[Array, Array]):
-        """Attends from a sequence to itself and, by the same softmax, to states with their bias."""
+        """Attends from a sequence to itself and, in one softmax, to ``sources`` (states, bias)."""
         positions = jnp.arange(inputs.shape[1])[None]
         keys, values = self.keys_values(inputs, positions)
         if isinstance(bias, PairBias):
@@ -214,7 +214,7 @@ class Attention(nn.Module):
         return self.attend(inputs, (keys, values, bias), *others, **given)
 
     def _attend_in_parts(self, queries, keys, values, bias: PairBias):
-        """Attends from ``bias.part_size`` queries at a time, so that fewer scores take memory."""
+        """Attends from ``bias.part_size`` queries at a time, so that scores take less memory."""
         size, new = bias.part_size, queries.shape[2]
         # The last part overlaps the one before it.
         starts = np.minimum(np.arange(0, new, size), new - size)
@@ -238,9 +238,9 @@ class Attention(nn.Module):
         relpos: "RelativeBias | None" = None,
         source: Source | None = None,
     ) -> tuple[Float[Array, "batch new embed"], KeysValues]:
-        """Writes new tokens' keys and values to the layer's cache, then attends to it.
+        """Returns new tokens' attention to a layer's cache, and the cache with them written.
 
-        ``relpos`` is the bias of this layer alone; ``source`` is attended to in the same softmax.
+        ``relpos`` is the bias of a layer with a separate one; ``source`` is in the same softmax.
         """
         keys, values = self.keys_values(inputs, tokens.positions)
         write, bias = tokens.write, tokens.bias(relpos, self.traits.window)
@@ -259,7 +259,7 @@ class Attention(nn.Module):
 
 
 def _read(weights, values):
-    """Sums values by the weights of each query."""
+    """Returns each query's sum of the values, weighted by its attention weights."""
     grouped, ungroup = _by_group(weights, values)
     return ungroup(jnp.matmul(grouped, values))
 
@@ -268,9 +268,9 @@ def _by_group(
     queries: Float[Array, "batch heads new width"],
     keys: Float[Array, "inputs kv_heads length head_dim"],
 ) -> tuple[Float[Array, "inputs kv_heads queries width"], Callable[[Array], Array]]:
-    """Groups the queries that read the same keys, and returns the inverse for their results.
+    """Returns the queries grouped by the keys that they read, and the inverse for results.
 
-    A group has the rows of one input, and the heads that share a head of keys.
+    A group has the rows of one input, and the query heads that share a head of keys.
     """
     (batch, heads, new, width), (inputs, kv_heads) = queries.shape, keys.shape[:2]
     if (batch, heads) == (inputs, kv_heads):
@@ -299,7 +299,7 @@ class RelativeBias(nn.Module):
         self.rel_embedding = param_with_axes(self, "rel_embedding", init, shape, axes)
 
     def full(self, length: int, bidirectional: bool) -> Float32[Array, "1 heads length length"]:
-        """Returns the bias between all pairs of positions; rows are queries."""
+        """Returns the bias between all pairs of positions, queries on the last axis but one."""
         positions = np.arange(length)
         buckets = self._bucket(positions[None, :] - positions[:, None], bidirectional)
         return jnp.take(self.rel_embedding, buckets, axis=1)[None]
@@ -321,8 +321,8 @@ class RelativeBias(nn.Module):
             offset = (relative > 0) * num_buckets
             distance = np.abs(relative)
         exact = num_buckets // 2
-        # float32, and the epsilon, as T5X and Mesh TensorFlow have it: trained
-        # weights belong to these very buckets.
+        # float32 and the epsilon, as in T5X and Mesh TensorFlow: checkpoints were
+        # trained with the buckets that this rounding gives.
         ratio = distance.astype(np.float32) / exact + np.finfo(np.float32).eps
         log_range = np.log(self.max_distance / exact)
         logarithmic = exact + (np.log(ratio) / log_range * (num_buckets - exact)).astype(np.int32)
@@ -332,16 +332,16 @@ class RelativeBias(nn.Module):
 
 @dataclasses.dataclass(eq=False)
 class NewTokens:
-    """Tokens that enter a cache: their slots, their positions, and the slots that they see."""
+    """New tokens of a cached call: their slots and positions, and the slots they attend to."""
 
-    # Slot of each row's first token, which the others follow; or the tokens as ``Nodes``.
+    # Slot of each row's first token, if its others follow in consecutive slots; else ``Nodes``.
     places: Int[Array, "batch"] | Nodes
     # Positions of the tokens in their texts, and of each slot's token.
     positions: Int[Array, "batch new"]
     slot_positions: Int[Array, "#batch length"]
-    # Slots that each token sees; None for those of earlier positions and its own.
+    # Slots that each token attends to; None for those of earlier positions and its own.
     visible: Bool[Array, "batch new length"] | None
-    # The relative bias that all layers share; None for none.
+    # The relative bias that all layers share; None if there is none.
     relpos: RelativeBias | None
 
     def __post_init__(self):
@@ -353,18 +353,18 @@ class NewTokens:
         cached: Float[Array, "batch heads length head_dim"],
         new: Float[Array, "batch heads new head_dim"],
     ) -> Float[Array, "batch heads length head_dim"]:
-        """Writes the tokens' keys, or values, to their slots."""
+        """Returns ``cached`` with the tokens' keys, or values, ``new`` written to their slots."""
         write = cache_lib.write_nodes if isinstance(self.places, Nodes) else cache_lib.write
         return write(cached, new, self.places)
 
     def bias(self, own: RelativeBias | None, window: int | None) -> Float32[Array, "..."]:
-        """Returns a layer's bias: its ``own`` relative bias or the shared one, within a window."""
+        """Returns a layer's bias: ``own`` or the shared relative bias, masked to a ``window``."""
         if own is None and window is None:
             return self._shared
         return self._bias(own, window)
 
     def by_distance(self, own: RelativeBias | None) -> Float32[Array, "heads length"] | None:
-        """Returns the relative bias of a layer by distance, its ``own`` or the shared one."""
+        """Returns a layer's bias by distance to the key: ``own`` or the shared; None for none."""
         return self._shared_table if own is None else own.by_distance(self._distances.shape[2])
 
     @functools.cached_property
@@ -379,7 +379,7 @@ class NewTokens:
         visible = self._visible
         if window is not None:
             visible &= self._distances < window
-        # The bias depends on the distance alone: a table over distances first.
+        # The bias depends on the distance alone, so it is looked up in a table over distances.
         table = self.by_distance(own)
         if table is None:
             return mask_bias(visible)[:, None]
@@ -393,10 +393,10 @@ def after_texts(
     relpos: RelativeBias | None = None,
     bidirectional: Bool[Array, "batch new"] | None = None,
 ) -> NewTokens:
-    """Places ``new`` tokens after each row's length; ``relpos`` is the bias that layers share.
+    """Returns ``new`` tokens placed after each row's length; layers share the bias ``relpos``.
 
-    The cache's contents beyond a row's length have no influence. ``bidirectional`` tokens, which
-    require an empty cache, attend to one another in both directions.
+    The cache's contents beyond a row's length have no influence. Tokens that ``bidirectional``
+    marks attend to one another in both directions; they require an empty cache.
     """
     length = cache.max_length
     positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
@@ -409,10 +409,10 @@ def after_texts(
 
 
 def in_slots(nodes: Nodes, relpos: RelativeBias | None = None) -> NewTokens:
-    """Places new tokens in the slots of ``nodes``; ``relpos`` is the bias that layers share."""
+    """Returns new tokens placed in the slots of ``nodes``; layers share the bias ``relpos``."""
     return NewTokens(nodes, nodes.positions, nodes.slot_positions, nodes.visible, relpos)
 
 
 def mask_bias(allowed: Bool[Array, "*shape"]) -> Float32[Array, "*shape"]:
-    """Returns zero where attention is allowed, a large negative number elsewhere."""
+    """Returns a bias: 0 where attention is allowed, ``MASKED`` elsewhere."""
     return jnp.where(allowed, 0.0, MASKED)

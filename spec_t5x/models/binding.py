@@ -1,4 +1,4 @@
-"""Families of networks: the kinds of network that a configuration may describe."""
+"""Families of networks, and what a configuration determines: network, parameters, shapes."""
 
 import dataclasses
 import functools
@@ -22,41 +22,41 @@ from spec_t5x.types import PyTree
 ModelConfig = NetworkConfig
 Model = CachedModel
 
-# Fields with numbers of layers, and the first layer in a path.
+# Matches configuration fields with numbers of layers, and the first layer in a parameter's path.
 _LAYERS = re.compile("num_(.*_)?layers")
 _FIRST_LAYER = re.compile(r"\blayers_0\b")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """Networks of one kind, of any size: an entry of the registry."""
+    """Family of networks that differ in size alone: an entry of the registry."""
 
-    # Class of the sizes, which JSON and gin make.
+    # Class of the configurations, which JSON and gin make.
     config: type[ModelConfig]
-    # Binds parameters to a configuration as the loops' ``Target``; has the ``network``.
+    # Class of the loops' ``Target``, made of parameters and a configuration.
     model: type[Model]
-    # Published sizes by name.
+    # Configurations of published sizes, by name.
     sizes: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)
 
 
 def family_of(config: ModelConfig) -> Family:
-    """Returns the family of a configuration."""
+    """Returns the registered family whose ``config`` is the class of a configuration."""
     families = registry.find_all("family").values()
     return next(family for family in families if isinstance(config, family.config))
 
 
 def known_families() -> str:
-    """Lists the registered families for messages: ``T5, T5Gemma or GPT``."""
+    """Names the registered families, for messages: ``T5, T5Gemma or GPT``."""
     families = registry.find_all("family").values()
     *others, last = [family.config.__name__.removesuffix("Config") for family in families]
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def network_of(config: ModelConfig) -> nn.Module:
-    """Returns the network without parameters.
+    """Returns the Flax module of a configuration.
 
-    Its inputs are the tokens of sources, those fed to the decoder and those to predict; without
-    a source, the second alone.
+    The module's inputs are tokens of the source, of the decoder's input and of its target;
+    without a source, of the decoder's input alone.
     """
     return family_of(config).model.network(config)
 
@@ -65,18 +65,18 @@ def bind(params: PyTree, config: ModelConfig, weights: str = AUTO) -> Model:
     """Binds parameters to their configuration as the loops' ``Target``.
 
     Args:
-      params: the tree of the network.
-      config: which network.
-      weights: "auto" takes them as they are, "int8" and "int4" round the matrices.
+      params: the parameters of the network.
+      config: the network's configuration.
+      weights: "auto" keeps the parameters' precision, "int8" and "int4" round the matrices.
     """
     model = family_of(config).model.create(params, config)
     return model if weights == AUTO else model.rounded(BITS[weights])
 
 
 def abstract_variables(config: ModelConfig) -> PyTree:
-    """Returns shapes of the network's variables, ``params`` and ``params_axes``, in float32.
+    """Returns the network's variables, ``params`` and ``params_axes``, as float32 shapes.
 
-    The network's code determines them: no weight is drawn and no memory taken.
+    The shapes come from tracing the network's code, so no array is allocated.
     """
     return {name: unflatten_dict(flat, sep="/") for name, flat in _variables(config).items()}
 
@@ -87,18 +87,18 @@ def abstract_params(config: ModelConfig) -> PyTree:
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns every parameter's shape by its path (``encoder/encoder_norm/scale``)."""
+    """Returns each parameter's shape by the parameter's path (``encoder/encoder_norm/scale``)."""
     return {path: leaf.shape for path, leaf in _variables(config)["params"].items()}
 
 
 def _variables(config: ModelConfig) -> dict[str, dict[str, Any]]:
-    """Returns ``abstract_variables`` by collection and path; any ``dtype`` has the same."""
+    """Returns ``abstract_variables`` by collection and path; ``config.dtype`` has no effect."""
     return _traced(dataclasses.replace(config, dtype="float32"))
 
 
 @functools.lru_cache(maxsize=16)
 def _traced(config: ModelConfig) -> dict[str, dict[str, Any]]:
-    """Finds a network's variables by tracing one layer of each stack, whose layers are alike."""
+    """Traces a network with one layer in each stack, since layers of a stack are alike."""
     names = [field.name for field in dataclasses.fields(config)]
     shallow = dataclasses.replace(config, **{n: 1 for n in names if _LAYERS.fullmatch(n)})
     is_head = isinstance(config, EagleConfig)
@@ -106,7 +106,7 @@ def _traced(config: ModelConfig) -> dict[str, dict[str, Any]]:
     inputs = 1 if is_head or not config.has_source else 3
 
     def init(tokens):
-        # No weight is drawn here, so the key is without effect.
+        # Only shapes are computed, so the key has no effect.
         return network.init(jax.random.key(0), *[tokens] * inputs, enable_dropout=False)
 
     variables = jax.eval_shape(init, jax.ShapeDtypeStruct((1, 1), jnp.int32))
@@ -116,7 +116,7 @@ def _traced(config: ModelConfig) -> dict[str, dict[str, Any]]:
 
 
 def _every_layer(config: ModelConfig, flat: dict[str, Any]) -> dict[str, Any]:
-    """Repeats the variables of each stack's first layer for all its layers, in a tree's order."""
+    """Repeats the variables of each stack's first layer for all its layers, sorted by path."""
     repeated = {}
     for path, leaf in flat.items():
         stack = path.partition("/")[0]

@@ -1,11 +1,11 @@
-"""The decoder's static cache: fixed shapes, one write position for each row.
+"""The decoder's static KV cache: fixed shapes, one write position for each row.
 
-Two properties make speculation possible and are relied on everywhere:
+Speculation relies on two properties:
 
-* writes overwrite. The cache never accumulates, so entries beyond a row's length
-  may hold anything, and the next write at that position replaces them;
-* a row's length is data, not shape. Rolling a row back by n tokens is subtracting
-  n from its length; no array is touched.
+* writes overwrite. Entries beyond a row's length may have any value, and the
+  next write at these positions replaces them;
+* a row's length is data, not shape. Rolling a row back by n tokens subtracts n
+  from its length; keys and values are not changed.
 """
 
 from collections.abc import Callable
@@ -39,25 +39,25 @@ class KeysValues:
 class LayerCache(KeysValues):
     """Keys and values of one decoder layer that also attends to a source."""
 
-    # Of cross-attention, computed once per input and only read afterwards.
+    # Keys and values of the source, computed once for an input and only read afterwards.
     cross_keys: Float[Array, "inputs heads source head_dim"]
     cross_values: Float[Array, "inputs heads source head_dim"]
 
 
 class Cache:
-    """Memory of a decoder for a batch: its ``layers``, and the ``lengths`` of the rows."""
+    """KV cache of a decoder for a batch: its ``layers``, and ``lengths``, each row's tokens."""
 
     @property
     def max_length(self) -> int:
-        """Number of decoder positions that fit."""
+        """Number of positions that each row has room for."""
         return self.layers[0].keys.shape[2]
 
     def at(self, lengths: Int[Array, "batch"]) -> "Cache":
-        """Cuts (rolls) each row back to ``lengths``."""
+        """Returns the cache with the rows' lengths set to ``lengths``; no array is copied."""
         return self.replace(lengths=lengths)
 
     def map(self, function: Callable[[Array], Array]) -> "Cache":
-        """Applies a function to the keys and values of each layer."""
+        """Returns the cache with a function applied to each layer's keys and values of texts."""
         layers = (
             layer.replace(keys=function(layer.keys), values=function(layer.values))
             for layer in self.layers
@@ -65,7 +65,7 @@ class Cache:
         return self.replace(layers=tuple(layers))
 
     def through(self, layers, states: Array, *args) -> tuple[list[Array], "Cache"]:
-        """Runs new tokens through decoder layers; returns each one's states, and the cache."""
+        """Runs new tokens through decoder layers; returns each layer's states, and the cache."""
         outputs, caches = [], []
         for layer, layer_cache in zip(layers, self.layers, strict=True):
             states, layer_cache = layer.extend(states, layer_cache, *args)
@@ -74,7 +74,7 @@ class Cache:
         return outputs, self.replace(layers=tuple(caches))
 
     def move(self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]) -> "Cache":
-        """Copies the contents of ``slots[b]`` to consecutive slots from ``starts[b]``."""
+        """Returns the cache with ``slots[b]`` copied to consecutive slots from ``starts[b]``."""
 
         def moved(cached):
             return write(cached, jnp.take_along_axis(cached, slots[:, None, :, None], 2), starts)
@@ -82,15 +82,15 @@ class Cache:
         return self.map(moved)
 
     def insert_rows(self, new: "Cache", move: Move) -> "Cache":
-        """Inserts a row of another cache, which may be shorter; the slots beyond keep theirs."""
+        """Returns the cache with an input's rows of ``new``, which may be shorter, by ``move``."""
         layers = jax.tree.map(move.beginning, self.layers, new.layers)
         return self.replace(layers=layers, lengths=move.beginning(self.lengths, new.lengths))
 
     def laid_out(self) -> "Cache":
-        """Fixes the layout that XLA for TPUs gives a target's cache, length along lanes.
+        """Returns the cache in the layout that XLA for TPUs gives a target's, length along lanes.
 
-        For a loop over single tokens XLA would choose another layout, and where a draft writes to
-        its target's cache it would copy all of it on the way in and on the way out.
+        XLA would choose another layout for a loop over single tokens. If a draft writes to its
+        target's cache, XLA would then copy the whole cache before the loop and after it.
         """
 
         def lay_out(array):
@@ -105,10 +105,10 @@ class Cache:
 
 @flax.struct.dataclass
 class DecoderCache(Cache):
-    """Memory of a decoder for a batch and its sources.
+    """KV cache of a decoder that attends to sources.
 
-    Arrays of texts lead with the batch axis. Arrays of sources have one entry for each input,
-    whose rows (one, or ``num_decodes``) are consecutive in the batch.
+    The first axis of texts' arrays is the batch, that of sources' arrays the inputs. The rows of
+    an input (one, or ``num_decodes``) are consecutive in the batch.
     """
 
     layers: tuple[LayerCache, ...]
@@ -118,19 +118,19 @@ class DecoderCache(Cache):
     lengths: Int[Array, "batch"]
 
     def repeat_rows(self, times: int) -> "DecoderCache":
-        """Repeats each row; the copies read the same sources."""
+        """Returns the cache with each row repeated ``times`` times; copies share the source."""
         repeated = self.map(lambda cached: jnp.repeat(cached, times, axis=0))
         return repeated.at(jnp.repeat(self.lengths, times))
 
     def insert_rows(self, new: "DecoderCache", move: Move) -> "DecoderCache":
-        """Inserts an input of another cache, whose texts and sources may be shorter."""
+        """Returns the cache with an input of ``new``; its texts and source may be shorter."""
         inserted = super().insert_rows(new, move)
         return inserted.replace(source_mask=move.whole(self.source_mask, new.source_mask))
 
 
 @flax.struct.dataclass
 class DecoderOnlyCache(Cache):
-    """Memory of a decoder without a source. Every leaf leads with the batch axis."""
+    """KV cache of a decoder without a source; the first axis of each leaf is the batch."""
 
     layers: tuple[KeysValues, ...]
     # Number of tokens, the start token included, that are cached for each row.
@@ -138,7 +138,7 @@ class DecoderOnlyCache(Cache):
 
     @classmethod
     def empty(cls, config: Any, layers: int, batch: int, max_length: int) -> "DecoderOnlyCache":
-        """Makes room for ``max_length`` tokens in each of ``batch`` rows."""
+        """Returns an empty cache of ``layers`` layers, ``batch`` rows of ``max_length`` tokens."""
         shape = (batch, config.num_heads, max_length, config.head_dim)
         room = constrain(jnp.zeros(shape, config.dtype), AXES)
         return cls((KeysValues(room, room),) * layers, jnp.zeros(batch, jnp.int32))
@@ -149,9 +149,9 @@ def write(
     new: Float[Array, "batch heads new head_dim"],
     starts: Int[Array, "batch"],
 ) -> Float[Array, "batch heads length head_dim"]:
-    """Overwrites ``cached[b, :, starts[b]:starts[b] + new]`` with ``new[b]``."""
+    """Returns ``cached`` with ``new[b]`` at ``cached[b, :, starts[b] : starts[b] + new]``."""
     if cached.shape[0] == 1:
-        # A plain update in place; the batched form below lowers to a scatter.
+        # For one row a plain update in place; the batched form lowers to a scatter.
         written = lax.dynamic_update_slice(cached, new, (0, 0, starts[0], 0))
     else:
         written = write_rows(cached, new, starts, axis=2)
@@ -163,7 +163,7 @@ def write_nodes(
     new: Float[Array, "batch heads nodes head_dim"],
     nodes: Nodes,
 ) -> Float[Array, "batch heads length head_dim"]:
-    """Overwrites the nodes' slots ``cached[b, :, slots[b, n]]`` with ``new[b, :, n]``."""
+    """Returns ``cached`` with ``new[b, :, n]`` written to slot ``nodes.slots[b, n]``."""
     slots = nodes.slots
     if nodes.consecutive:
         return write(cached, new, slots[:, 0])

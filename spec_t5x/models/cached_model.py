@@ -19,18 +19,18 @@ from spec_t5x.types import Array, Float, Float32, Int, PyTree
 
 @flax.struct.dataclass
 class CachedModel:
-    """Model that scores tokens against a cache; a subclass has ``prefill``, which makes one.
+    """Model that scores tokens against a cache; a subclass has ``prefill``, which makes a cache.
 
-    A pytree whose leaves are the weights, so that it is passed into compiled
-    functions. Serves as a target, and as the model inside a ``TransformerDraft``.
+    The model is a pytree whose leaves are the weights, so that it can be an argument of
+    compiled functions. It is a target, or the model of a ``TransformerDraft``.
     """
 
     # The parameters, as packed for ``operations``.
     weights: PyTree
-    # Has a ``config``, ``extend``, ``extend_nodes`` and ``logits``.
+    # The network, which has ``config``, ``extend``, ``extend_nodes`` and ``logits``.
     module: nn.Module = flax.struct.field(pytree_node=False)
     operations: Operations = flax.struct.field(pytree_node=False, default=XLA)
-    # Whether ``score`` writes to the cache of another model, whose layout it keeps.
+    # Whether ``score`` writes to another model's cache, the layout of which must not change.
     in_targets_cache: bool = flax.struct.field(pytree_node=False, default=False)
 
     # Class of ``module``.
@@ -40,28 +40,28 @@ class CachedModel:
 
     @classmethod
     def create(cls, params: PyTree, config: Any) -> "CachedModel":
-        """Binds a parameter tree (T5X's names) to its configuration."""
+        """Makes a model of a parameter tree (T5X's names) and its configuration."""
         weights, operations = pack(params, config.dtype)
         return cls(weights, cls.network(config), operations=operations)
 
     def with_params(self, params: PyTree) -> "CachedModel":
-        """Returns the model with other parameters."""
+        """Returns the model with other parameters of the same configuration."""
         weights, operations = pack(params, self.config.dtype)
         return self.replace(weights=weights, operations=operations)
 
     def rounded(self, bits: int = 8) -> "CachedModel":
-        """Returns the model with its matrices in 8 or 4 bits: another model, close to this one."""
+        """Returns a model with matrices in 8 or 4 bits; its logits differ from this model's."""
         tied = self.config.logits_via_embedding
         return self.replace(weights=weights_lib.rounded(self.weights, bits, tied=tied))
 
     @property
     def params(self) -> PyTree:
-        """The parameters as they were given."""
+        """Parameters as they were before packing; matrices that were rounded stay rounded."""
         return weights_lib.map_forms(lambda form: form.unpacked(), self.weights)
 
     @property
     def config(self) -> Any:
-        """The sizes of the network."""
+        """Configuration of the network."""
         return self.module.config
 
     @property
@@ -76,7 +76,7 @@ class CachedModel:
 
     @property
     def state_size(self) -> int:
-        """Width of a decoder state."""
+        """Width of ``score``'s states: ``emb_dim`` for the last layer and for each depth."""
         return self.config.emb_dim * (1 + len(getattr(self.module, "depths", ())))
 
     def score(
@@ -87,8 +87,8 @@ class CachedModel:
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
         """Feeds new tokens at each row's length; returns logits and normed states after each.
 
-        If ``num`` is given, tokens after the first ``num`` are skipped; XLA compiles the call for
-        blocks of several lengths.
+        If ``num`` is given, tokens after the first ``num`` of each row may be skipped: XLA
+        compiles the call for blocks of several lengths (``call_widths``).
         """
         if num is None:
             found = self._extended("extend", cache, tokens)
@@ -101,17 +101,17 @@ class CachedModel:
         return logits, states, cache.laid_out() if self.in_targets_cache else cache
 
     def first(self, num: Int[Array, ""]) -> "CachedModel":
-        """Returns the model, which may skip all but the first ``num`` tokens of each row."""
+        """Returns a model whose calls may skip all but the first ``num`` tokens of each row."""
         return self.operations.first(self, num)
 
     def num_slots(self, cache: Cache) -> int:
-        """Returns the number of tokens of a row that fit the cache."""
+        """Returns the number of tokens that each row of the cache has room for."""
         return cache.max_length
 
     def score_nodes(
         self, cache: Cache, nodes: Nodes
     ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], Cache]:
-        """Feeds tokens of a tree to their slots; returns logits and states after each."""
+        """Feeds tokens to their slots; returns logits and states after each, and the cache."""
         return self._extended("extend_nodes", cache, nodes)
 
     def logits(self, states: Float[Array, "batch new embed"]) -> Float32[Array, "batch new vocab"]:
@@ -125,11 +125,11 @@ class CachedModel:
     def move(
         self, cache: Cache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
     ) -> Cache:
-        """Copies the contents of ``slots`` to the slots from ``starts`` on."""
+        """Returns the cache with ``slots`` copied to the slots from ``starts`` on."""
         return cache.move(slots, starts)
 
     def rollback(self, cache: Cache, lengths: Int[Array, "batch"]) -> Cache:
-        """Sets each row's length to ``lengths``."""
+        """Returns the cache with each row's length set to ``lengths``."""
         return cache.at(lengths)
 
     def _extended(self, method: str, *args):
@@ -137,7 +137,7 @@ class CachedModel:
         return self.logits(states), states, cache
 
     def apply(self, *args, method: str):
-        """Calls a method of the network with the weights."""
+        """Calls the network's method of this name with the weights; returns its result."""
         return self.operations.apply(self.module, self.weights, *args, method=method)
 
 
@@ -145,7 +145,7 @@ class CachedModel:
 class TextModel(CachedModel):
     """Decoder without a source, which continues the prompt.
 
-    Only the number of rows of its inputs matters.
+    Of its ``inputs`` only the number of rows is used.
     """
 
     def prefill(
@@ -154,23 +154,23 @@ class TextModel(CachedModel):
         max_length: int,
         prompts: Int[Array, "batch width"] | None = None,
     ) -> DecoderOnlyCache:
-        """Makes a cache for ``max_length`` tokens, and reads ``prompts`` into it in one call."""
+        """Returns a cache of ``max_length`` positions, in which one call has fed ``prompts``."""
         cache = DecoderOnlyCache.empty(self.config, self.num_layers, inputs.shape[0], max_length)
         return cache if prompts is None else self.read_prompts(cache, prompts)
 
     def read_prompts(
         self, cache: DecoderOnlyCache, prompts: Int[Array, "batch width"]
     ) -> DecoderOnlyCache:
-        """Reads prompts of two tokens or more into an empty cache."""
+        """Returns an empty cache after feeding ``prompts``, start tokens and padding included."""
         return self.score(cache, prompts)[2]
 
 
 def by_width(
     score: Callable, cache: PyTree, tokens: Int[Array, "batch new"], num: Int[Array, ""]
 ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], PyTree]:
-    """Runs ``score`` on the first ``num`` tokens or a few more; other results are zeros.
+    """Runs ``score`` on the first ``num`` tokens, rounded up to one of ``call_widths``.
 
-    Compiles a branch for each of ``call_widths``.
+    Results of other tokens are zeros. XLA compiles a branch for each width.
     """
 
     def call(width, cache, tokens):
@@ -185,7 +185,7 @@ def by_width(
 
 
 def call_widths(largest: int) -> tuple[int, ...]:
-    """Returns the numbers of positions that the target is compiled for if proposals vary.
+    """Returns the widths of calls, up to ``largest``, that are compiled if proposals vary.
 
     >>> call_widths(6)
     (1, 2, 4, 6)

@@ -1,7 +1,7 @@
-"""A decoder-only T5: T5's decoder without a source, causal or with a prefix.
+"""A decoder-only T5: T5's decoder without a source, as a causal or a prefix language model.
 
 The parameter tree and its logical axes are those of T5X's ``examples/decoder_only``. In a
-prefix language model the tokens of the prompt see one another in both directions
+prefix language model the tokens of the prompt attend to one another in both directions
 (Raffel et al. 2020, section 3.2.1).
 """
 
@@ -22,7 +22,7 @@ from spec_t5x.types import PAD_ID, Array, Float32, Int, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class DecoderOnlyConfig(NetworkConfig):
-    """Sizes of a decoder-only T5. The names are T5X's."""
+    """Configuration of a decoder-only T5, with T5X's names."""
 
     vocab_size: int = 32128
     emb_dim: int = 512
@@ -33,7 +33,7 @@ class DecoderOnlyConfig(NetworkConfig):
     mlp_activations: Sequence[str] = ("relu",)
     logits_via_embedding: bool = False
     dropout_rate: float = 0.1
-    # Type of the layers; parameters and logits are float32 regardless.
+    # Type that layers compute in; parameters and logits are always float32.
     dtype: str = "float32"
 
     has_source: ClassVar[bool] = False
@@ -67,22 +67,22 @@ class DecoderOnlyTransformer(CachedNetwork):
     def __call__(
         self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
     ) -> Float32[Array, "batch new vocab"]:
-        """Returns logits after new tokens; a call initializes all parameters."""
+        """Returns the logits after new tokens; ``init`` traces it to create all parameters."""
         return self.logits(self.extend(cache, tokens)[0])
 
 
 @flax.struct.dataclass
 class DecoderOnlyModel(TextModel):
-    """Decoder-only T5 that scores tokens against a static cache; T5X gives its parameters."""
+    """Decoder-only T5 that scores tokens against a static cache, with T5X's parameters."""
 
     network = DecoderOnlyTransformer
-    # Whether a prompt's tokens see one another in both directions.
+    # Whether a prompt's tokens attend to one another in both directions.
     prefix_lm: bool = flax.struct.field(pytree_node=False, default=False, kw_only=True)
 
     def read_prompts(
         self, cache: DecoderOnlyCache, prompts: Int[Array, "batch width"]
     ) -> DecoderOnlyCache:
-        """Reads prompts, whose tokens see one another in a prefix model, into the cache."""
+        """Returns an empty cache after feeding ``prompts``, bidirectionally if ``prefix_lm``."""
         if not self.prefix_lm:
             return super().read_prompts(cache, prompts)
         known = jnp.pad(prompts[:, 1:] != PAD_ID, ((0, 0), (1, 0)), constant_values=True)

@@ -32,7 +32,7 @@ from spec_t5x.types import Array, Float, Float32, Int, Key, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class EagleConfig(T5Config):
-    """Sizes of a head; all but layers and width are the target's."""
+    """Configuration of a head; all but layers and width are the target's."""
 
     # Width of the target's states, embeddings and encoder output.
     target_dim: int = 512
@@ -54,7 +54,7 @@ class EagleConfig(T5Config):
 
 @flax.struct.dataclass
 class DraftingCache(DecoderCache):
-    """Cache of a decoder while it drafts, with its states after the latest tokens, by slot."""
+    """Cache of a head while it drafts, with the head's states after the latest tokens, by slot."""
 
     states: Float[Array, "batch nodes embed"]
     # Slot of the first state.
@@ -64,29 +64,29 @@ class DraftingCache(DecoderCache):
     def after(
         cls, cache: DecoderCache, states: Float[Array, "batch embed"], room: int
     ) -> "DraftingCache":
-        """Makes a cache of ``room`` states; ``states``, after each row's last token, are first."""
+        """Returns ``cache`` with ``room`` states; the first follow each row's last cached token."""
         empty = jnp.zeros((states.shape[0], room, states.shape[1]), states.dtype)
         added = {"first": cache.lengths - 1, "states": empty.at[:, 0].set(states)}
         return cls(cache.layers, cache.source_mask, cache.lengths, **added)
 
     def states_at(self, slots: Int[Array, "batch new"]) -> Float[Array, "batch new embed"]:
-        """Returns the states after the tokens in these slots."""
+        """Returns the head's states after the tokens in ``slots``."""
         return jnp.take_along_axis(self.states, (slots - self.first[:, None])[..., None], axis=1)
 
     def with_states(self, states: Float[Array, "batch new embed"], slots: Int[Array, "batch new"]):
-        """Writes the states after tokens in consecutive slots."""
+        """Returns the cache with the states after tokens in consecutive ``slots`` written."""
         return self.replace(states=write_rows(self.states, states, slots[:, 0] - self.first))
 
 
 class EagleNetwork(CachedNetwork):
-    """Decoder that takes a token and the state before it."""
+    """Decoder whose input is a token and the state that the token was predicted from."""
 
     config: EagleConfig
 
     def setup(self):
         cfg = self.config
         self.token_embedder = embed(dataclasses.replace(cfg, emb_dim=cfg.target_dim))
-        # No rule shards these axes: each device has both maps whole.
+        # No rule shards these axes, so each device has both maps whole.
         self.reduction = Dense(cfg.emb_dim, ("embed", "kv"), cfg.dtype)
         self.fusion = Dense(cfg.emb_dim, ("embed", "kv"), cfg.dtype)
         self.decoder = Decoder(cfg)
@@ -94,7 +94,7 @@ class EagleNetwork(CachedNetwork):
     def __call__(
         self, tokens: Int[Array, "batch length"], *, enable_dropout: bool = False
     ) -> Float32[Array, "batch length vocab"]:
-        """Returns logits of a first draft step after states of zeros."""
+        """Returns the logits of one draft step from states of zeros; ``init`` traces it."""
         zeros = jnp.zeros((*tokens.shape, self.config.state_size), self.config.dtype)
         given = zeros[..., : self.config.target_dim], tokens, tokens, zeros, 1
         return self.logits(self.unroll(*given, enable_dropout=enable_dropout)[0])
@@ -111,7 +111,7 @@ class EagleNetwork(CachedNetwork):
         tokens: Int[Array, "batch new"],
         states: Float[Array, "batch new target_states"],
     ) -> tuple[Float[Array, "batch new embed"], DecoderCache]:
-        """Feeds tokens, each with the target's state that it was predicted from."""
+        """Feeds tokens with the target's states that predicted them; returns states and cache."""
         # The states of more layers may follow, for another draft.
         reduced = self.reduction(states[..., : self.config.state_size])
         return self.decoder.extend(self._fused(tokens, reduced), cache)
@@ -119,7 +119,7 @@ class EagleNetwork(CachedNetwork):
     def extend(
         self, cache: DraftingCache, tokens: Int[Array, "batch 1"]
     ) -> tuple[Float[Array, "batch 1 embed"], DraftingCache]:
-        """Feeds a token of the draft after the draft's state."""
+        """Feeds a drafted token with the head's state before it; returns its state, and cache."""
         slots = cache.lengths[:, None]
         states, cache = self.decoder.extend(self._fused(tokens, cache.states_at(slots - 1)), cache)
         return states, cache.with_states(states, slots)
@@ -127,7 +127,7 @@ class EagleNetwork(CachedNetwork):
     def extend_nodes(
         self, cache: DraftingCache, nodes: Nodes
     ) -> tuple[Float[Array, "batch nodes embed"], DraftingCache]:
-        """Feeds nodes of a tree, each after the draft's state at its parent."""
+        """Feeds a tree's nodes, each with the head's state at its parent; returns as ``extend``."""
         before = nodes.slot_positions[:, None] == nodes.positions[..., None] - 1
         parents = jnp.argmax(nodes.visible & before, axis=-1)
         fused = self._fused(nodes.tokens, cache.states_at(parents))
@@ -155,7 +155,7 @@ class EagleNetwork(CachedNetwork):
         earlier: list[list[Array]] = [[] for _ in self.decoder.layers]
         unrolled, states = [], self.reduction(states)
         for step in range(num_steps):
-            # Text before the draft was fed with the target's states.
+            # Text before the drafted tokens was fed with the target's states.
             seen = [distances >= step, *(distances == step - i for i in range(1, step + 1))]
             masks = [mask_bias(each)[None, None] for each in seen]
             states = self._fused(shifted, jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0))))
@@ -178,13 +178,13 @@ def head_config(
     depths: Sequence[int] = (),
     reads_source: bool = True,
 ) -> EagleConfig:
-    """Returns the sizes of a head for a target.
+    """Returns the configuration of a head for a target.
 
     Args:
-      target: the target's sizes.
+      target: the target's configuration.
       layers: the target's decoder layers whose keys and values of the source the head reads.
-      width: of the head's states; None for the target's.
-      depths, reads_source: as of ``EagleConfig``.
+      width: width of the head's states; None for the target's.
+      depths, reads_source: fields of ``EagleConfig``.
 
     Raises:
       InputError: a width that is not less than the target's.
@@ -210,16 +210,16 @@ def first_head(
     config: EagleConfig,
     layers: Sequence[int],
 ) -> PyTree:
-    """Initializes a head's own parameters (``kept_layers.own_params``).
+    """Returns initial values of a head's own parameters (``kept_layers.own_params``).
 
-    A head as wide as the target starts as layers of the target's decoder that read the tokens
-    alone. A narrower one starts with random layers among the principal components of the
-    target's output layer: its state is the target's state there, to which the layers add.
+    A head as wide as the target starts with layers of the target's decoder, and reads the tokens
+    alone. A narrower head starts with random layers. Its state is the target's state, projected
+    on the principal components of the target's output layer, to which the layers add.
     ``params`` and ``target`` are the target's; ``head_config`` makes ``config`` of ``layers``.
     """
     own = own_params(EagleNetwork(config).init(key, jnp.zeros((1, 1), jnp.int32))["params"])
     target_dim, width = config.target_dim, config.emb_dim
-    # Selects the last layer's states; those of other depths start with weight zero.
+    # Selects the last layer's states; states of other depths start with weight 0.
     last = jnp.eye(config.state_size, target_dim)
     if width == target_dim:
         encoder = range(target.num_encoder_layers)
@@ -231,7 +231,7 @@ def first_head(
         kernel = jnp.asarray(output_kernel(params, target), jnp.float32)
         # eigh sorts the largest to the end.
         components = jnp.linalg.eigh(kernel @ kernel.T)[1][:, -width:]
-        # The head's states should be as large as the target's.
+        # Scales the head's states to the size of the target's.
         scale = params["decoder"]["decoder_norm"]["scale"]
         size = jnp.sqrt(jnp.mean(jnp.square(scale)))
         decoder = {

@@ -1,12 +1,12 @@
-"""A smaller T5 made of layers of a larger one, from which a draft for it can start.
+"""A smaller T5 made of layers of a larger T5, as the start of training a draft for it.
 
-DistilBERT starts from every k-th layer (Sanh et al. 2019, arXiv 1910.01108). The output of the
-kept layers is poor before training, and learnt far faster than from random parameters:
-embedding, output layer and widths are the larger model's.
+DistilBERT starts from every k-th layer (Sanh et al. 2019, arXiv 1910.01108). The kept layers
+predict poorly before training, but learn far faster than random parameters: embedding, output
+layer and widths are the larger model's.
 
 A draft may also *share* parameters with its target: embedding, encoder, and the maps
 to keys and values of the source in each kept decoder layer. Shared parameters are not trained,
-and the target's results for a source serve the draft as well. The rest is the draft's *own*.
+and the draft uses the target's keys and values of a source. Other parameters are its *own*.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def kept_layers(rule: str, total: int) -> tuple[int, ...]:
 def keep_layers(
     params: PyTree, config: T5Config, *, encoder: Sequence[int], decoder: Sequence[int]
 ) -> tuple[PyTree, T5Config]:
-    """Returns the T5 of these layers of each stack, in this order, and of all shared parts."""
+    """Returns parameters and configuration with these layers alone, in order, in each stack."""
     kept = {"encoder": encoder, "decoder": decoder}
     smaller = {name: _with_layers(params[name], layers) for name, layers in kept.items()}
     return {**params, **smaller}, config.with_layers(**kept)
@@ -63,14 +63,14 @@ def own_params(params: PyTree) -> PyTree:
 
 
 def with_shared(own: PyTree, target_params: PyTree, layers: Sequence[int]) -> PyTree:
-    """Returns all parameters of a draft: its own, and those that it shares with its target.
+    """Returns all parameters of a draft: ``own``, and those that it shares with its target.
 
-    ``layers`` are the target's decoder layers from which the draft's were made.
+    ``layers`` are the target's decoder layers that the draft's layers were made of, in order.
     """
     decoder = dict(own["decoder"])
     for number, layer in enumerate(layers):
         module = decoder[f"layers_{number}"]
-        # An EAGLE head may leave the source out.
+        # Layers of an EAGLE head may have no attention to the source.
         if _CROSS in module:
             theirs = target_params["decoder"][f"layers_{layer}"][_CROSS]
             shared = {name: theirs[name] for name in _SHARED_MAPS}

@@ -62,7 +62,7 @@ class Embed(nn.Module):
     num_embeddings: int
     features: int
     dtype: str = "float32"
-    # Factors of the embeddings and of the scores.
+    # Factors by which embeddings and, as the output layer, logits are multiplied.
     input_scale: float = 1.0
     output_scale: float = 1.0
     # Token that ends an image, whose embedding is a separate parameter; 0 for none.
@@ -87,25 +87,25 @@ class Embed(nn.Module):
     def attend(
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
-        """Computes the logits of every token, in float32."""
+        """Returns the float32 logits of all tokens, as the output layer."""
         scale = self.output_scale
         if scale == 1:
             return times_table(states, self.embedding)
         if states.dtype == getattr(self.embedding, "dtype", None) == jnp.bfloat16:
-            # bfloat16 has no room for a rescaled state.
+            # A rescaled state would be rounded to bfloat16 once more.
             return times_table(states, self.embedding) * scale
-        # Rescaling the states is the same map and touches fewer numbers.
+        # Rescaling states instead of logits gives the same and multiplies fewer numbers.
         return times_table(states.astype(jnp.float32) * scale, self.embedding)
 
 
 def times_table(
     states: Float[Array, "*rows embed"], table: Float[Array, "vocab embed"] | Form
 ) -> Float32[Array, "*rows vocab"]:
-    """Computes ``states @ table.T`` in float32: a table of embeddings as the output layer."""
+    """Returns ``states @ table.T`` in float32: logits by a table of embeddings."""
     if isinstance(table, Form):
         return table.scores(states)
     states, table = _for_float32(states, table)
-    # JAX 0.7 multiplies bfloat16 on a CPU as matrices, and not with more axes.
+    # JAX 0.7 multiplies bfloat16 on a CPU only if both factors are matrices.
     as_rows = states.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
     rows = states.reshape(-1, states.shape[-1]) if as_rows else states
     contract_last = (((rows.ndim - 1,), (1,)), ((), ()))
@@ -116,10 +116,10 @@ def times_table(
 def _for_float32(
     inputs: Float[Array, "..."], weights: Float[Array, "..."]
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """Widens the factors of a float32 product, unless both are in bfloat16.
+    """Returns the factors of a float32 product in float32, or as they are if both are bfloat16.
 
-    The product of two bfloat16 numbers is exact in float32, and without widening no table is
-    copied at twice its size.
+    The product of two bfloat16 numbers is exact in float32, and a widened table would be a copy
+    of twice the size.
     """
     if inputs.dtype == weights.dtype == jnp.bfloat16:
         return inputs, weights
@@ -127,13 +127,13 @@ def _for_float32(
 
 
 class RMSNorm(nn.Module):
-    """T5's layer norm, without mean and bias; statistics in float32."""
+    """T5's layer norm, without mean and bias; its statistics are computed in float32."""
 
     epsilon: float = 1e-6
     dtype: str = "float32"
     # Whether the mean is subtracted first and a bias added, as in GPT-2.
     centred: ClassVar[bool] = False
-    # Added to the stored scale, as in Gemma.
+    # Number that is added to the stored scale, as in Gemma.
     offset: ClassVar[float] = 0.0
 
     @nn.compact
@@ -156,14 +156,14 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(RMSNorm):
-    """GPT-2's layer norm, with mean and bias; statistics in float32."""
+    """GPT-2's layer norm, with mean and bias; its statistics are computed in float32."""
 
     epsilon: float = 1e-5
     centred: ClassVar[bool] = True
 
 
 class GemmaNorm(RMSNorm):
-    """Gemma's RMS norm: its scale is one more than the parameter, and float32 in any type."""
+    """Gemma's RMS norm, which multiplies by 1 + ``scale``, in float32 for any ``dtype``."""
 
     offset: ClassVar[float] = 1.0
 
@@ -172,14 +172,14 @@ def _mean(values: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows 1"]:
     if jax.default_backend() != "cpu":
         return jnp.mean(values, axis=-1, keepdims=True)
     # A product with a vector of 1 / embed: XLA's CPU backend splits a mean into three small
-    # reductions, which costs more than all else in a norm. In full precision, since a TPU
-    # that is compiled for from here would otherwise multiply in bfloat16.
+    # reductions, which cost more than the rest of a norm. The precision is for programs that
+    # this host compiles for TPUs, which would otherwise multiply in bfloat16.
     weights = jnp.full((values.shape[-1], 1), 1 / values.shape[-1], jnp.float32)
     return jnp.matmul(values, weights, precision=lax.Precision.HIGHEST)
 
 
 class Mlp(nn.Module):
-    """Feed-forward block; several activations multiply (gated GELU has two)."""
+    """Feed-forward block: the product of activated input maps (gated GELU has two), then ``wo``."""
 
     mlp_dim: int
     activations: tuple[str, ...] = ("relu",)
@@ -199,7 +199,7 @@ class Mlp(nn.Module):
 
     @property
     def map_names(self) -> list[str]:
-        """Names of the input maps, one for each activation."""
+        """Parameter names of the input maps, one for each activation."""
         count = len(self.activations)
         return ["wi"] if count == 1 else [f"wi_{index}" for index in range(count)]
 
@@ -208,13 +208,13 @@ class Mlp(nn.Module):
 
 
 def activated(activations: Sequence[str], branches: Iterable[Array]) -> Array:
-    """Multiplies the branches, each after its activation."""
+    """Returns the product of the branches, each after the activation of its name."""
     named = zip(activations, branches, strict=True)
     return functools.reduce(operator.mul, (ACTIVATIONS[name](branch) for name, branch in named))
 
 
 def dropout(rate: float) -> nn.Dropout:
-    """Returns T5's dropout, with one mask for all positions of a row."""
+    """Returns T5's dropout layer, whose mask is the same at all positions of a row."""
     return nn.Dropout(rate, broadcast_dims=(-2,))
 
 

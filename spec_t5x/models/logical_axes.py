@@ -1,9 +1,9 @@
-"""Logical axes: the meaning of each axis of a parameter or of an activation.
+"""Logical axes: names of the axes of parameters and activations, and their sharding.
 
-The network names its axes (``embed``, ``heads``, ``batch``, …) as T5X's does and knows no
+The networks name axes (``embed``, ``heads``, ``batch``, …) as T5X's do, independently of any
 mesh. Rules map the names to the axes of a mesh (``partitioning.RULES``). Without rules or
-without a mesh (``jax.set_mesh``) nothing here has an effect. T5X's partitioner enters its mesh
-in the older way: there the parameters' shardings decide, and XLA carries them on.
+without a mesh (``jax.set_mesh``) nothing is constrained. T5X's partitioner enters its mesh by
+a ``with`` statement instead: then XLA derives all shardings from those of the parameters.
 """
 
 import math
@@ -21,7 +21,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from spec_t5x.models.weights import Form
 from spec_t5x.types import Array
 
-# Logical axis to axis of a mesh, or several, in order of precedence; None is not sharded.
+# Pairs of a logical axis and the mesh axis, or axes, over which it is sharded; None for no axis.
+# An earlier pair has precedence.
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
 
@@ -34,12 +35,11 @@ def param_with_axes(
 ) -> Array | Form:
     """Returns a float32 parameter of a module, and declares its axes in ``params_axes``.
 
-    Flax's function of this name would also shard heads that the mesh does not divide unevenly,
-    and traces ``init`` for the shape of every existing parameter: 40 % of what tracing a decoding
-    loop takes.
+    Flax's function of this name would shard heads unevenly if the mesh does not divide them, and
+    would trace ``init`` for every existing parameter: 40 % of the time to trace a decoding loop.
 
     Raises:
-      flax.errors.ScopeParamShapeError: an existing parameter of another shape.
+      flax.errors.ScopeParamShapeError: an existing parameter has another shape.
     """
     if module.has_variable("params", name) and not module.is_mutable_collection("params_axes"):
         value = module.get_variable("params", name)
@@ -58,7 +58,7 @@ def param_with_axes(
 
 
 def constrain(array: Array, axes: Sequence[str | None]) -> Array:
-    """Shards an activation as the rules in force map its logical axes; None is not sharded."""
+    """Returns an array sharded by the current rules for its logical axes; None is replicated."""
     rules = flax_partitioning.get_axis_rules()
     mesh = jax.sharding.get_abstract_mesh()
     if not rules or mesh.empty:
@@ -69,10 +69,10 @@ def constrain(array: Array, axes: Sequence[str | None]) -> Array:
 def partition_spec(
     shape: Sequence[int], axes: Sequence[str | None], rules: Rules, mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
-    """Maps an array's logical axes to a mesh.
+    """Returns the ``PartitionSpec`` that rules give an array of this shape on a mesh.
 
-    An axis whose size the mesh does not divide is replicated: 6 heads are whole on each of 4
-    chips, which share their 384 columns, 96 each.
+    An axis whose size the mesh does not divide is replicated: each of 4 chips has all of 6 heads,
+    but 96 of the 384 columns of their matrices.
 
     >>> partition_spec((6, 32), ("heads", "relpos_buckets"), RULES, mesh)  # model = 4
     PartitionSpec(None, None)
@@ -85,6 +85,6 @@ def partition_spec(
 
 
 def extent(names: str | tuple[str, ...] | None, mesh: Mesh | AbstractMesh) -> int:
-    """Counts the devices that an axis is spread over, 1 for None."""
+    """Returns the number of devices along one mesh axis or several; 1 for None."""
     names = (names,) if isinstance(names, str) else names or ()
     return math.prod(mesh.shape[name] for name in names)

@@ -1,9 +1,9 @@
-"""An output layer for the likely tokens alone, for a draft.
+"""A narrow head: a draft's output layer that scores the likely tokens alone.
 
-The output layer is most of each step of a small draft with a large vocabulary, and most tokens
-that it scores never occur. A draft may leave tokens out: the target generates them where they
-are due, at the price of a rejection (Zhao et al. 2025, FR-Spec, arXiv 2502.14856). Tokens
-that are left out have the logit minus infinity, so that all else sees a whole vocabulary.
+The output layer takes most of the time of a small draft with a large vocabulary, and most tokens
+that it scores never occur. A draft may leave tokens out, since a rejection at such tokens lets
+the target generate them (Zhao et al. 2025, FR-Spec, arXiv 2502.14856). Tokens that are left out
+have the logit minus infinity, so that the logits still cover the whole vocabulary.
 """
 
 import flax.struct
@@ -20,19 +20,19 @@ from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float, Float32, Int, PyT
 
 @flax.struct.dataclass
 class NarrowHead:
-    """Tokens that the layer knows; the scores' kernel is a parameter."""
+    """Tokens that a narrow output layer scores, the *known* ones; its kernel is separate."""
 
-    # Known tokens, increasing.
+    # Ids of the known tokens, increasing.
     ids: Int[Array, "known"]
     # Whether each token of the vocabulary is known.
     knows: Bool[Array, "vocab"]
 
     @classmethod
     def create(cls, ids: Int[Array, "known"], vocab_size: int) -> "NarrowHead":
-        """Makes the layer of these tokens.
+        """Makes the head of the tokens ``ids``.
 
         Raises:
-          InputError: ids that are not increasing, or outside of the vocabulary.
+          InputError: no ids, or ids that are not increasing or outside of the vocabulary.
         """
         ids = np.asarray(ids, np.int32)
         if not ids.size or np.any(np.diff(ids) <= 0) or ids[0] < 0 or ids[-1] >= vocab_size:
@@ -49,10 +49,10 @@ class NarrowHead:
         kernel: weights.Form | Float[Array, "embed known"],
         states: Float[Array, "batch length embed"],
     ) -> Float32[Array, "batch length vocab"]:
-        """Returns the logits of all tokens, from the decoder's normed states."""
+        """Returns ``states @ kernel`` as logits of all tokens, minus infinity for unknown ones."""
         dense = Dense(self.ids.shape[0], ("embed", "vocab"), parent=None)
         known = dense.apply({"params": {"kernel": kernel}}, states)
-        # On a CPU a scatter is three times as fast as a gather.
+        # A scatter of known logits: on a CPU it is three times as fast as a gather for all tokens.
         unknown = jnp.full((*states.shape[:2], self.knows.shape[0]), -jnp.inf)
         where = {"unique_indices": True, "indices_are_sorted": True, "mode": "promise_in_bounds"}
         return unknown.at[..., self.ids].set(known, **where)
@@ -60,29 +60,29 @@ class NarrowHead:
 
 @flax.struct.dataclass
 class NarrowT5(T5Model):
-    """A ``T5Model`` with a narrow output layer; its parameters need not have a whole one."""
+    """``T5Model`` with a narrow head; its parameters need no whole output layer."""
 
     head: NarrowHead = flax.struct.field(kw_only=True)
     kernel: weights.Form | Float[Array, "embed known"] = flax.struct.field(kw_only=True)
 
     @classmethod
     def narrowed(cls, model: T5Model, head: NarrowHead, kernel) -> "NarrowT5":
-        """Replaces a model's output layer."""
+        """Makes a copy of ``model`` with the narrow head of this ``kernel`` (embed by known)."""
         kernel = model.operations.packed("kernel", jnp.asarray(kernel))
         return cls(model.weights, model.module, model.operations, head=head, kernel=kernel)
 
     def rounded(self, bits: int = 8) -> "NarrowT5":
-        """Rounds the matrices, the narrow layer's too."""
+        """Returns the model with matrices, that of the narrow head included, in 8 or 4 bits."""
         kernel = weights.rounded({"kernel": self.kernel}, bits, tied=False)["kernel"]
         return super().rounded(bits).replace(kernel=kernel)
 
     def logits(self, states: Float[Array, "batch new embed"]) -> Float32[Array, "batch new vocab"]:
-        """Returns the narrow layer's logits."""
+        """Returns the narrow head's logits for normed decoder states."""
         return self.head.logits(self.kernel, states)
 
 
 def check_number(number: int, vocab_size: int) -> None:
-    """Raises ``InputError`` for a number of known tokens not from 1 to below ``vocab_size``."""
+    """Raises ``InputError`` unless a number of known tokens is from 1 to ``vocab_size - 1``."""
     if not 1 <= number < vocab_size:
         raise InputError(
             f"a narrow head of {number} of {vocab_size} tokens: give 1 to {vocab_size - 1}"
@@ -90,10 +90,10 @@ def check_number(number: int, vocab_size: int) -> None:
 
 
 def likeliest_ids(tokens: Int[Array, "tokens"], number: int, vocab_size: int) -> np.ndarray:
-    """Returns the ``number`` most frequent of ``tokens``, increasing, with end of sequence.
+    """Returns the ``number`` ids most frequent in ``tokens``, with EOS, without padding, sorted.
 
     Raises:
-        InputError: ``number`` is not from 1 to below ``vocab_size``.
+        InputError: ``number`` is not from 1 to ``vocab_size - 1``.
     """
     check_number(number, vocab_size)
     counts = np.bincount(np.asarray(tokens), minlength=vocab_size)
@@ -103,10 +103,10 @@ def likeliest_ids(tokens: Int[Array, "tokens"], number: int, vocab_size: int) ->
 
 
 def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTree:
-    """Replaces the output layer in a draft's own parameters by its columns of known tokens.
+    """Returns a draft's own parameters with a narrow head of the tokens ``ids``.
 
-    Returns ``own`` (``kept_layers.own_params``) with a ``narrow_head``, whose ``kernel`` is
-    ``[embed, known]``, for the output layer. ``params`` are all of the draft's.
+    In ``own`` (``kept_layers.own_params``), ``narrow_head`` with ``kernel [embed, known]``
+    replaces the output layer, of which it has the columns. ``params`` are all of the draft's.
     """
     kernel = output_kernel(params, config)[:, ids]
     decoder = {name: each for name, each in own["decoder"].items() if name != "logits_dense"}
@@ -114,7 +114,7 @@ def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTre
 
 
 def output_kernel(params: PyTree, config: T5Config) -> Float[Array, "embed vocab"]:
-    """Returns the output layer of a T5, which may be its embedding, with its scale."""
+    """Returns a T5's output layer: its ``logits_dense``, or its scaled embedding if tied."""
     if config.logits_via_embedding:
         return params["token_embedder"]["embedding"].T * config.output_scale
     return params["decoder"]["logits_dense"]["kernel"]

@@ -1,8 +1,8 @@
-"""Parameters and batches over many devices: a mesh, rules, shardings.
+"""Partitioning: meshes, rules and shardings of parameters and batches.
 
-A mesh has two axes, as T5X's: ``data`` for the rows of a batch, ``model`` for each matrix.
-The rules are T5X's for its simplest layout (activations and parameters sharded in one
-dimension), so that a checkpoint is spread over devices as it is there.
+A mesh has two axes, as in T5X: ``data`` for the rows of a batch, ``model`` for each matrix.
+The rules are those of T5X's simplest layout (activations and parameters sharded in one
+dimension), so that a checkpoint is sharded as by T5X.
 
     mesh = make_mesh(model=4)
     params = shard_params(params, config, mesh)
@@ -25,7 +25,7 @@ from spec_t5x.models.binding import ModelConfig, abstract_variables
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.types import PyTree
 
-# Logical axis to axis of the mesh, in order of precedence; None is not sharded.
+# Pairs of a logical axis and the mesh axis that shards it, None for none; see ``logical_axes``.
 RULES = (
     ("batch", "data"),
     *((axis, "model") for axis in ("vocab", "mlp", "heads", "joined_kv")),
@@ -36,15 +36,15 @@ RULES = (
 def make_mesh(
     data: int | None = None, model: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Arranges devices in a mesh of ``data`` by ``model``, neighbours in ``model`` close together.
+    """Makes a mesh of ``data`` by ``model`` devices; those along ``model`` are close together.
 
     Args:
-      data: replicas of the model, each with its part of the batch; by default as many as fit.
-      model: devices that share one model.
+      data: number of replicas, each for a part of the batch; by default as many as fit.
+      model: number of devices that share one replica.
       devices: by default all.
 
     Raises:
-      InputError: sizes whose product is not the number of devices.
+      InputError: a size below 1, or a product that is not the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
     if model < 1 or (data is not None and data < 1):
@@ -61,15 +61,15 @@ def make_mesh(
 
 @contextlib.contextmanager
 def partitioned(mesh: Mesh) -> Iterator[Mesh]:
-    """Sets JAX's mesh, and applies ``RULES`` to all that is traced within the ``with``.
+    """Sets JAX's mesh, and applies ``RULES`` to all that is traced in this context.
 
-    It must not be entered inside a compiled function. Programs of several CPU devices are
-    compiled anew in each process.
+    The context must not be entered inside a compiled function. Programs of several CPU devices
+    are compiled in each process again.
     """
-    # XLA's CPU runtime orders a program's collectives by a resource that all of them use. One that
-    # is read back has another for each loop and branch (XLA's ``ThunkSequenceSerDesProtobuf``, as
-    # of jaxlib 0.10.2): of a collective in a loop and one beside it, a device may begin with
-    # either, and two devices wait for each other.
+    # XLA's CPU runtime orders a program's collectives by a resource that all of them use. A program
+    # from the cache has another resource for each loop and branch (XLA's
+    # ``ThunkSequenceSerDesProtobuf``, as of jaxlib 0.10.2): devices may then begin with different
+    # collectives, one in a loop and one beside it, and wait for each other.
     several = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
     cache = compilation_cache.unused() if several else contextlib.nullcontext()
     with cache, jax.set_mesh(mesh), flax_partitioning.axis_rules(RULES):
@@ -77,15 +77,15 @@ def partitioned(mesh: Mesh) -> Iterator[Mesh]:
 
 
 def param_shardings(config: ModelConfig, mesh: Mesh) -> PyTree:
-    """Returns the ``NamedSharding`` of every parameter of a network; allocates nothing."""
+    """Returns the ``NamedSharding`` of each parameter of a network, without allocating any."""
     variables = abstract_variables(config)
     return declared_shardings(variables["params"], variables["params_axes"], mesh)
 
 
 def declared_shardings(params: PyTree, params_axes: PyTree, mesh: Mesh) -> PyTree:
-    """Returns the ``NamedSharding`` of every parameter of any network that declares its axes.
+    """Returns the ``NamedSharding`` of each parameter of any network that declares its axes.
 
-    ``params`` (arrays or shapes) and ``params_axes`` are collections of the network's ``init``.
+    ``params`` (arrays or shapes) and ``params_axes`` are collections of ``Module.init``'s result.
     """
     axes = unfreeze(flax_partitioning.get_axis_names(params_axes))
 
@@ -96,7 +96,7 @@ def declared_shardings(params: PyTree, params_axes: PyTree, mesh: Mesh) -> PyTre
 
 
 def shard_params(params: PyTree, config: ModelConfig, mesh: Mesh) -> PyTree:
-    """Places the parameters on a mesh, a shard on each device."""
+    """Returns the parameters on the devices of a mesh, sharded by ``param_shardings``."""
     return jax.device_put(params, param_shardings(config, mesh))
 
 
@@ -111,10 +111,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:
-    """Spreads arrays that lead with the batch over ``data``.
+    """Returns arrays, whose first axis is the batch, sharded over ``data``.
 
     Raises:
-      InputError: rows that ``data`` does not divide.
+      InputError: a number of rows that ``data`` does not divide.
     """
     for leaf in jax.tree.leaves(batch):
         if leaf.shape[0] % mesh.shape["data"]:
@@ -126,7 +126,7 @@ def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:
 
 
 def bytes_per_device(tree: PyTree) -> int:
-    """Returns the bytes on one device of a tree of arrays, or of shapes with shardings."""
+    """Returns the bytes that sharded arrays, or shapes with shardings, take on one device."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * jax.dtypes.itemsize_bits(leaf.dtype) // 8
         for leaf in jax.tree.leaves(tree)

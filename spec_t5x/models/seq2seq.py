@@ -17,15 +17,15 @@ class T5Model(CachedModel):
     network = Transformer
 
     def showing(self, depths: tuple[int, ...]) -> "T5Model":
-        """Appends the outputs of these decoder layers, counted from 0, to the model's states.
+        """Returns a model whose states also have the outputs of decoder layers ``depths``, from 0.
 
         Raises:
-          InputError: layers that the decoder does not have.
+          InputError: the decoder lacks one of these layers.
         """
         if not all(0 <= depth < self.num_layers for depth in depths):
             raise InputError(
                 f"the states of layers {list(depths)} are wanted of a decoder of "
-                f"{self.num_layers}: give some of 0..{self.num_layers - 1}"
+                f"{self.num_layers} layers: choose layers from 0 to {self.num_layers - 1}"
             )
         return self.replace(module=self.module.clone(depths=tuple(depths)))
 
@@ -35,11 +35,11 @@ class T5Model(CachedModel):
         max_length: int,
         prompts: Int[Array, "batch width"] | None = None,
     ) -> DecoderCache:
-        """Encodes the source into a cache for ``max_length`` tokens, and reads the prompts.
+        """Returns a cache of ``max_length`` positions, with sources encoded and prompts fed.
 
-        The last token of each prompt is left out: decoding starts with it.
+        The last column of ``prompts`` is not fed: decoding starts with each row's last token.
         """
-        # Nothing attends to the padding that all rows share.
+        # The encoder may skip padding after the longest source: nothing attends to it.
         places = jnp.arange(1, inputs.shape[1] + 1, dtype=jnp.int32)
         longest = jnp.max(jnp.where(inputs > 0, places, 0))
         cache = self.first(longest).apply(inputs, max_length, method="empty_cache")

@@ -18,7 +18,7 @@ _GATED = {"mlp_activations": ("gelu", "linear"), "logits_via_embedding": False}
 
 
 def _configs(sizes: dict[str, tuple[int, ...]], **common) -> dict[str, T5Config]:
-    """Names the numbers of each size: ``_COLUMNS``, then ``_LAYERS``."""
+    """Returns configurations by name; a size lists ``_COLUMNS``, then ``_LAYERS``."""
     return {
         name: T5Config(**dict(zip(_COLUMNS + _LAYERS, numbers, strict=True)), **common)
         for name, numbers in sizes.items()
@@ -47,7 +47,7 @@ _BYT5 = {
     "xl": (2560, 32, 64, 6720, 36, 12),
     "xxl": (4672, 64, 64, 12352, 36, 12),
 }
-# After the paper's layers and parameters; the number of heads of the 10B's width is a guess.
+# Derived from the paper's numbers of layers and parameters; the 10B's number of heads is a guess.
 _MADLAD = {
     "3b": (1024, 16, 128, 8192, 32, 32),
     "10b": (2048, 16, 256, 16384, 32, 32),
@@ -73,7 +73,7 @@ T5 = Family(config=T5Config, model=T5Model, sizes=SIZES)
 
 
 def size(name: str) -> ModelConfig:
-    """Returns the published sizes of that name, of any family: float32, dropout as in training.
+    """Returns the published configuration of that name, of any family: float32, with dropout.
 
     Raises:
       InputError: an unknown name.

@@ -1,9 +1,9 @@
 """The encoder-decoder of T5 1.0 and 1.1 (Flan, mT5, umT5, ByT5); T5Gemma uses its parts.
 
-The parameter tree and its logical axes are those of T5X's ``examples/t5``. A configuration says
-how a network differs: norms, traits of attention, place of the source. ``encode`` and ``decode``
-compute whole sequences (``__call__``, the training path); ``extend`` feeds any number of tokens to
-a static cache, each row at its own position.
+The parameter tree and its logical axes are those of T5X's ``examples/t5``. Families differ in
+their configurations: norms, traits of attention, place of the source. ``encode`` and ``decode``
+compute whole sequences (``__call__``, for training); ``extend`` feeds any number of tokens to a
+static cache, each row at a separate position. *States* are ``[batch, length, embed]``.
 """
 
 import dataclasses
@@ -39,59 +39,59 @@ from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 class NetworkConfig:
     """Base class of network configurations, frozen dataclasses: validation and JSON."""
 
-    # Whether the decoder attends to a source; if so, whether in one softmax with its text.
+    # Whether the decoder attends to a source; if so, whether in one softmax with the text.
     has_source: ClassVar[bool] = True
     merges_source: ClassVar[bool] = False
-    # Class of all norms; and whether the output of each block is normed too.
+    # Class of all norms; whether the output of each block is normed, as well as the input.
     norm: ClassVar[type[RMSNorm]] = RMSNorm
     has_post_norms: ClassVar[bool] = False
-    # Whether all maps have biases.
+    # Whether all linear maps have biases.
     use_bias: ClassVar[bool] = False
     # Whether there are biases by relative position, and whether each layer has a separate one.
     has_relpos: ClassVar[bool] = True
     relpos_per_layer: ClassVar[bool] = False
-    # Number of rows of the vocabulary that no text holds: id 0, which starts it, and the last ones.
+    # Number of ids that no text contains: id 0, the start token, and the last ones.
     added_rows: ClassVar[int] = 0
     # Whether the encoder has a separate embedding.
     has_source_embedder: ClassVar[bool] = False
     # Token that ends an image, whose embedding is not in the table; 0 for none.
     image_end_id: ClassVar[int] = 0
-    # Factor of the embeddings.
+    # Factor by which embeddings are multiplied.
     input_scale: ClassVar[float] = 1.0
-    # Bound of the logits, by a tanh; 0 for none.
+    # Bound that a tanh puts on the logits; 0 for none.
     logits_softcap: ClassVar[float] = 0.0
 
     @property
     def output_scale(self) -> float:
-        """Factor of the logits if the embedding is the output layer."""
+        """Factor by which logits are multiplied if the embedding is the output layer."""
         return self.emb_dim**-0.5
 
     @property
     def num_decoder_layers(self) -> int:
-        """Number of layers of a decoder without an encoder."""
+        """Number of decoder layers, which is ``num_layers`` if there is no encoder."""
         return self.num_layers
 
     @property
     def num_kv_heads(self) -> int:
-        """Number of heads of keys and values."""
+        """Number of heads of keys and values, by default those of queries."""
         return self.num_heads
 
     @property
     def of_encoder(self) -> "NetworkConfig":
-        """The encoder's configuration."""
+        """Configuration of the encoder, by default the same."""
         return self
 
     def attention_traits(self, layer: int) -> Traits:
-        """Returns the traits of a layer's self-attention."""
+        """Returns the traits of self-attention in a layer, counted from 0."""
         return Traits(use_bias=self.use_bias)
 
     @property
     def source_traits(self) -> Traits:
-        """Traits of attention to the source."""
+        """Traits of the decoder's attention to the source."""
         return Traits(use_bias=self.use_bias)
 
     def with_layers(self, *, encoder: Sequence[int], decoder: Sequence[int]):
-        """Returns the configuration of these layers alone."""
+        """Returns the configuration of the network that keeps only these layers of each stack."""
         numbers = {"num_encoder_layers": len(encoder), "num_decoder_layers": len(decoder)}
         return dataclasses.replace(self, **numbers)
 
@@ -100,7 +100,7 @@ class NetworkConfig:
         sizes = {field.name: int(field.default != 0) for field in fields if field.type is int}
         check_at_least(self, **sizes)
         for field in fields:
-            # gin and JSON give lists; the configuration must be hashable.
+            # gin and JSON give lists, which are not hashable, as a configuration must be.
             if isinstance(getattr(self, field.name), list):
                 object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
         for activation in set(self.mlp_activations) - set(ACTIVATIONS):
@@ -110,19 +110,19 @@ class NetworkConfig:
             raise InputError(f"{name}.dtype is {self.dtype!r}: choose float32 or bfloat16")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the configuration as values of JSON."""
+        """Returns the configuration as a dict of values that JSON can store."""
         values = dataclasses.asdict(self)
         return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]):
-        """Inverts ``to_dict``; raises ``InputError`` for unknown names."""
+        """Makes a configuration of a dict as by ``to_dict``; raises ``InputError`` for unknown names."""
         check_names(cls, values, cls.__name__.removesuffix("Config"))
         return cls(**values)
 
 
 def check_names(cls: type, values: dict[str, Any], kind: str) -> None:
-    """Raises ``InputError`` for a name that is no field of the dataclass ``cls``."""
+    """Raises ``InputError`` if a name in ``values`` is no field of ``cls``; ``kind`` names it."""
     known = {field.name for field in dataclasses.fields(cls)}
     unknown = sorted(set(values) - known)
     if unknown:
@@ -133,7 +133,7 @@ def check_names(cls: type, values: dict[str, Any], kind: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class T5Config(NetworkConfig):
-    """Sizes of a T5; the defaults are those of T5 1.0 small."""
+    """Configuration of a T5; the defaults are those of T5 1.0 small."""
 
     vocab_size: int = 32128
     emb_dim: int = 512
@@ -147,19 +147,19 @@ class T5Config(NetworkConfig):
     # T5 1.0 ties its output layer to the embedding, 1.1 does not.
     logits_via_embedding: bool = True
     dropout_rate: float = 0.1
-    # Type of the layers; parameters and logits are float32 regardless.
+    # Type that layers compute in; parameters and logits are always float32.
     dtype: str = "float32"
     relpos_num_buckets: int = 32
     relpos_max_distance: int = 128
-    # Whether each layer has a table, as in umT5 and T5X's ``scalable_t5``, or each stack.
+    # Whether each layer has a table (umT5, T5X's ``scalable_t5``) or all layers of a stack one.
     relpos_per_layer: bool = False
-    # For checkpoints whose special ids are not T5's (``data.mapped_vocabulary``).
+    # Above 0 for checkpoints whose special ids are not T5's (``data.mapped_vocabulary``).
     added_rows: int = 0
     layer_norm_epsilon: float = 1e-6
 
 
 class Layer(nn.Module):
-    """Base class of layers: each block adds to the states, and the last is feed-forward."""
+    """Base class of layers: blocks whose outputs are added to the states; feed-forward is last."""
 
     config: NetworkConfig
     number: int
@@ -173,18 +173,18 @@ class Layer(nn.Module):
         self.residual_dropout = dropout(cfg.dropout_rate)
 
     def add(self, states, update, norm: RMSNorm | None, deterministic: bool = True):
-        """Adds a block's output, normed if there is a norm, to the states."""
+        """Returns states + a block's output ``update``, normed if there is a norm."""
         update = update if norm is None else norm(update)
         return states + self.residual_dropout(update, deterministic=deterministic)
 
     def feed_forward(self, states, deterministic: bool = True):
-        """Adds the feed-forward block to the states."""
+        """Returns states + the output of the feed-forward block."""
         update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
         return self.add(states, update, self.post_mlp_layer_norm, deterministic)
 
 
 class SelfAttentionLayer(Layer):
-    """Self-attention, then feed-forward: a layer of an encoder, and of a GPT."""
+    """Layer of an encoder or of a GPT: self-attention, then feed-forward."""
 
     def setup(self):
         super().setup()
@@ -197,25 +197,25 @@ class SelfAttentionLayer(Layer):
         return self.feed_forward(self.attend(states, bias, deterministic), deterministic)
 
     def attend(self, states, bias, deterministic):
-        """Adds self-attention over whole sequences to the states."""
+        """Returns states + self-attention over whole sequences."""
         normed = self.pre_attention_layer_norm(states)
         attended = self.attention.attend_to_itself(normed, bias, deterministic)
         return self.add(states, attended, self.post_attention_layer_norm, deterministic)
 
     def extend(self, states, cache: KeysValues, tokens: NewTokens):
-        """Computes the layer for new tokens; returns their states and the cache."""
+        """Computes the layer for new tokens; returns the tokens' states and the layer's cache."""
         states, cache = self.attend_to_cache(states, cache, tokens)
         return self.feed_forward(states), cache
 
     def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens):
-        """Adds self-attention to new tokens' states; returns states and cache."""
+        """Returns new tokens' states + self-attention over the cache, and the cache with them."""
         normed = self.pre_attention_layer_norm(states)
         attended, cache = self.attention.extend(normed, cache, tokens, self.relpos_bias)
         return self.add(states, attended, self.post_attention_layer_norm), cache
 
 
 class DecoderLayer(Layer):
-    """Causal self-attention, attention to a source if there is one, feed-forward."""
+    """Layer of a decoder: causal self-attention, attention to a source if any, feed-forward."""
 
     def setup(self):
         super().setup()
@@ -230,14 +230,14 @@ class DecoderLayer(Layer):
 
     @property
     def source_attention(self) -> Attention:
-        """The attention that reads the source."""
+        """Attention that computes the source's keys and values."""
         merges = self.config.merges_source
         return self.self_attention if merges else self.encoder_decoder_attention
 
     def __call__(self, inputs, encoded, bias, cross_bias, deterministic, earlier=()):
-        """Computes the layer over a whole sequence, teacher-forced.
+        """Computes the layer over whole sequences, teacher-forced.
 
-        It attends to ``earlier``, pairs of inputs and bias, in the same softmax as to ``inputs``.
+        The softmax over ``inputs`` includes ``earlier``, pairs of a layer's inputs and their bias.
         """
         norm, merges = self.pre_self_attention_layer_norm, self.config.merges_source
         sources = [(norm(each), its_bias) for each, its_bias in earlier]
@@ -251,7 +251,7 @@ class DecoderLayer(Layer):
         return self.feed_forward(states, deterministic)
 
     def empty_cache(self, encoded, max_length: int) -> LayerCache:
-        """Makes room for ``max_length`` tokens, and computes the source's keys and values."""
+        """Returns an empty cache of ``max_length`` positions, with the source's keys and values."""
         cfg = self.config
         cross_keys, cross_values = self.source_attention.keys_values(encoded)
         shape = encoded.shape[0], cfg.num_kv_heads, max_length, cfg.head_dim
@@ -259,14 +259,14 @@ class DecoderLayer(Layer):
         return LayerCache(room, room, cross_keys, cross_values)
 
     def extend(self, states, cache: KeysValues, tokens: NewTokens, cross_bias):
-        """Computes the layer for new tokens; returns their states and the cache."""
+        """Computes the layer for new tokens; returns the tokens' states and the layer's cache."""
         states, cache = self.attend_to_cache(states, cache, tokens, cross_bias)
         if self.config.has_source and not self.config.merges_source:
             states = self.attend_to_source(states, cache, cross_bias)
         return self.feed_forward(states), cache
 
     def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens, cross_bias):
-        """Adds self-attention, a merged source included, to states; returns states and cache."""
+        """Returns states + self-attention (over a merged source, too), and the cache with them."""
         source = None
         if self.config.merges_source:
             source = cache.cross_keys, cache.cross_values, cross_bias
@@ -276,9 +276,9 @@ class DecoderLayer(Layer):
         return self.add(states, attended, self.post_self_attention_layer_norm), cache
 
     def attend_to_source(self, states, cache: LayerCache, cross_bias):
-        """Adds attention to the source to new tokens' states."""
+        """Returns new tokens' states + attention to the source."""
         source = cache.cross_keys, cache.cross_values, cross_bias
-        # Rows that share a source attend to it together, so that it is not repeated for them.
+        # Rows that share a source attend to it as one row, so that its keys are not repeated.
         normed = self.pre_cross_attention_layer_norm(states)
         together = normed.reshape(source[0].shape[0], -1, states.shape[2])
         attended = self.encoder_decoder_attention.attend(together, source).reshape(states.shape)
@@ -286,7 +286,7 @@ class DecoderLayer(Layer):
 
 
 class Encoder(nn.Module):
-    """Encoder stack, from embedded tokens to its normed output."""
+    """Stack of encoder layers, from embedded tokens to normed states."""
 
     config: NetworkConfig
 
@@ -313,10 +313,10 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder stack, from embedded tokens to its normed output."""
+    """Stack of decoder layers, from embedded tokens to normed states."""
 
     config: NetworkConfig
-    # Layers, counted from 0, whose outputs are appended to that of the last.
+    # Layers, counted from 0, whose outputs are appended to the last layer's in the states.
     depths: Sequence[int] = ()
 
     def setup(self):
@@ -326,7 +326,7 @@ class Decoder(nn.Module):
         self.decoder_norm = _norm(cfg)
         self.stack_dropout = dropout(cfg.dropout_rate)
         if not cfg.logits_via_embedding:
-            # In float32 for stability, even if the layers compute in bfloat16.
+            # Logits are computed in float32 for stability, even if layers compute in bfloat16.
             self.logits_dense = Dense(cfg.vocab_size, ("embed", "vocab"))
 
     def __call__(self, embedded, encoded, allowed, cross_allowed, deterministic):
@@ -346,7 +346,7 @@ class Decoder(nn.Module):
         return self.stack_dropout(self._normed(outputs), deterministic=deterministic)
 
     def _normed(self, outputs: Sequence[Array]) -> Array:
-        """Norms the last layer's output, and appends those of ``depths``, normed without scale."""
+        """Returns the last output, normed, and those of ``depths``, normed without a scale."""
         normed = self.decoder_norm(outputs[-1])
         if not self.depths:
             return normed
@@ -373,7 +373,7 @@ class Decoder(nn.Module):
         if self.config.has_source:
             cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
         if self.config.merges_source:
-            # One softmax over text and source: each row needs the bias of both.
+            # One softmax is over text and source, so each row needs the bias of both.
             rows = states.shape[0] // cross_bias.shape[0]
             cross_bias = jnp.repeat(cross_bias, rows, axis=0)
         outputs, cache = cache.through(self.layers, states, tokens, cross_bias)
@@ -384,8 +384,8 @@ class CachedNetwork(nn.Module):
     """Network over a static cache, with a ``token_embedder`` and a ``decoder``."""
 
     config: NetworkConfig
-    # Decoder layers, counted from 0, whose outputs are appended to that of the last in the states,
-    # for a draft that continues from them.
+    # Decoder layers, counted from 0, whose outputs are appended to the last layer's in the states,
+    # for a draft that is fed these states.
     depths: tuple[int, ...] = ()
 
     def extend(
@@ -394,23 +394,23 @@ class CachedNetwork(nn.Module):
         tokens: Int[Array, "batch new"],
         bidirectional: Bool[Array, "batch new"] | None = None,
     ) -> tuple[Float[Array, "batch new embed"], Cache]:
-        """Feeds ``tokens[b]`` to the decoder at position ``cache.lengths[b]``.
+        """Feeds ``tokens[b]`` to the decoder from position ``cache.lengths[b]`` on.
 
-        Returns the normed states after each token, which ``logits`` takes, and the cache, longer
-        by ``new``: the caller ensures that it has room. See ``attention.after_texts``.
+        Returns the normed states after each token, the argument of ``logits``, and the cache with
+        ``new`` tokens more, for which it must have room. See ``attention.after_texts``.
         """
         return self.decoder.extend(self.token_embedder(tokens), cache, bidirectional)
 
     def extend_nodes(
         self, cache: Cache, nodes: Nodes
     ) -> tuple[Float[Array, "batch nodes embed"], Cache]:
-        """Feeds tokens at any positions, each to its slot; returns normed states and the cache."""
+        """Feeds tokens to the slots of ``nodes``; returns normed states after each, and cache."""
         return self.decoder.extend_nodes(self.token_embedder(nodes.tokens), cache, nodes)
 
     def logits(
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
-        """Computes the output layer: logits of the decoder's normed states."""
+        """Returns the logits of normed states; of states with ``depths``, the last layer's."""
         states = states[..., : self.config.emb_dim]
         if self.config.logits_via_embedding:
             logits = self.token_embedder.attend(states)
@@ -443,7 +443,7 @@ class Transformer(CachedNetwork):
         *,
         enable_dropout: bool = True,
     ) -> Float32[Array, "batch length vocab"]:
-        """Returns logits of every target token given those before it (training).
+        """Returns the logits at each position of the targets, given earlier tokens (training).
 
         Dropout draws from the ``dropout`` rng stream. ``decoder_target_tokens``
         only mask padding; segment ids keep packed examples apart.
@@ -461,7 +461,7 @@ class Transformer(CachedNetwork):
         *,
         enable_dropout: bool = False,
     ) -> Float[Array, "batch source embed"]:
-        """Encodes the source. Padding (0) is not attended to, and its output has no meaning."""
+        """Returns the encoder's states; padding (0) is not attended to, its states are undefined."""
         is_token = encoder_input_tokens > 0
         allowed = _pairs(operator.and_, is_token, is_token)
         if encoder_segment_ids is not None:
@@ -471,7 +471,7 @@ class Transformer(CachedNetwork):
         return self.encoder(embedder(encoder_input_tokens), allowed, not enable_dropout)
 
     def decode(self, *args, **options) -> Float32[Array, "batch length vocab"]:
-        """Returns the logits of ``decode_states``."""
+        """Returns the logits of ``decode_states``, with its arguments."""
         return self.logits(self.decode_states(*args, **options))
 
     def decode_states(
@@ -485,7 +485,7 @@ class Transformer(CachedNetwork):
         *,
         enable_dropout: bool = False,
     ) -> Float[Array, "batch length embed"]:
-        """Returns the normed states of a whole target sequence, teacher-forced."""
+        """Returns the decoder's normed states of whole sequences, teacher-forced."""
         is_target = decoder_target_tokens > 0
         length = decoder_input_tokens.shape[1]
         allowed = jnp.tril(jnp.ones((1, 1, length, length), bool))
@@ -500,7 +500,7 @@ class Transformer(CachedNetwork):
     def empty_cache(
         self, encoder_input_tokens: Int[Array, "batch source"], max_length: int
     ) -> DecoderCache:
-        """Encodes the source and makes a cache for ``max_length`` decoder tokens."""
+        """Returns an empty cache of ``max_length`` positions, with the source encoded."""
         encoded = self.encode(encoder_input_tokens)
         return self.decoder.empty_cache(encoded, encoder_input_tokens > 0, max_length)
 
@@ -508,7 +508,7 @@ class Transformer(CachedNetwork):
 def without_added(
     logits: Float32[Array, "batch length vocab"], config: NetworkConfig
 ) -> Float32[Array, "batch length vocab"]:
-    """Masks the logits of ``added_rows``, which are never generated."""
+    """Returns logits with ``MASKED`` for the ids of ``added_rows``, which are never generated."""
     if not config.added_rows:
         return logits
     ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
@@ -517,7 +517,7 @@ def without_added(
 
 
 def embed(cfg: NetworkConfig) -> Embed:
-    """Makes the embedding of a network, which may be its output layer."""
+    """Makes the token embedding of a network, which may also be the output layer."""
     scales = cfg.input_scale, cfg.output_scale
     return Embed(cfg.vocab_size, cfg.emb_dim, cfg.dtype, *scales, cfg.image_end_id)
 
@@ -539,14 +539,14 @@ def _relative_bias(cfg: NetworkConfig) -> RelativeBias:
 
 
 def _shared_bias(cfg: NetworkConfig) -> RelativeBias | None:
-    """Makes the relative bias that all layers of a stack share; None if they share none."""
+    """Makes the relative bias that all layers of a stack share; returns None if they share none."""
     return _relative_bias(cfg) if cfg.has_relpos and not cfg.relpos_per_layer else None
 
 
 def _with_bias(
     stack: Encoder | Decoder, bias_of: Callable[[RelativeBias | None, Traits], Any]
 ) -> Iterator[tuple[nn.Module, Any]]:
-    """Yields each layer of a stack and its bias, made once for all layers that share it."""
+    """Yields each layer of a stack and the layer's bias, which layers of equal traits may share."""
     made = {}
     for number, layer in enumerate(stack.layers):
         traits = stack.config.attention_traits(number)
@@ -559,7 +559,7 @@ def _with_bias(
 
 
 def _within(length: int, before: int, after: int) -> Bool[np.ndarray, "1 1 length length"]:
-    """Tells which keys are within ``before`` and ``after`` of their query; rows are queries."""
+    """Returns the mask of keys at most ``before`` before or ``after`` after a query, by query."""
     positions = np.arange(length)
     distances = positions[:, None] - positions[None, :]
     return ((distances <= before) & (distances >= -after))[None, None]

@@ -1,7 +1,7 @@
-"""Forms of parameters: arrays, or objects with their own products.
+"""Forms of parameters: arrays, or objects that compute the products with a parameter.
 
-A decoder step reads every matrix once, so its time grows with their bytes. A matrix rounded to
-int8 or int4 takes a half or a quarter of bfloat16's, and makes another model.
+A decoder step reads every matrix once, so its time grows with the bytes of the matrices. A matrix
+in int8 or int4 takes a half or a quarter of the bytes of bfloat16; rounding changes the model.
 """
 
 from collections.abc import Callable
@@ -16,27 +16,27 @@ from jax import lax
 from spec_t5x.names import INT4, INT8
 from spec_t5x.types import Array, Float, Float32, Int, Integer, PyTree
 
-# Names of embeddings, which are read row by row.
+# Names of embedding parameters, which are read row by row.
 TABLES = ("embedding", "token_embedding")
-# An encoder's separate embedding, which is no output layer.
+# Name of an encoder's separate embedding, which is not the output layer.
 _OF_SOURCES = "source_embedder"
 
 # Bits of rounded weights, by their names in options.
 BITS = {INT8: 8, INT4: 4}
-# Number of rows that share a scale in int4; in int8 all do.
+# Number of rows of a column that share a scale in int4; in int8 all rows do.
 GROUP = 64
 
 
 class Form:
-    """Parameter that is no array, and computes what a network would compute with one.
+    """Base class of parameters that are not arrays, with the products that networks compute.
 
     A matrix ``[inner, features]`` has ``times(inputs)`` and ``rounded(bits)``. A table of
-    embeddings ``[vocab, embed]`` has ``rows(tokens)``, ``scores(states)`` (as the output layer, in
-    float32) and ``output_layer(bits)``, a rounded matrix.
+    embeddings ``[vocab, embed]`` has ``rows(tokens)``, ``scores(states)`` (float32 logits) and
+    ``output_layer(bits)``, which returns a rounded matrix.
     """
 
     def unpacked(self) -> "Array | Form":
-        """Returns the parameter as it was given."""
+        """Returns the parameter as it was before packing, by default itself."""
         return self
 
 
@@ -49,9 +49,9 @@ class Rounded(Form):
 
     @classmethod
     def of(cls, matrix: Float[Array, "inner features"], bits: int = 8) -> "Rounded":
-        """Rounds a matrix; the largest value of every group becomes 127, in 4 bits 7.
+        """Rounds a matrix so that the largest magnitude in each group becomes 127, in 4 bits 7.
 
-        A group is a column in 8 bits, ``GROUP`` rows of it in 4 bits (the last may have fewer).
+        A group is a column in 8 bits, ``GROUP`` rows of one in 4 bits (the last may have fewer).
         """
         inner, features = matrix.shape
         group = inner if bits == 8 else GROUP
@@ -59,19 +59,19 @@ class Rounded(Form):
         grouped = padded.reshape(-1, group, features)
         largest = jnp.max(jnp.abs(grouped), axis=1)
         scales = jnp.where(largest > 0, largest, 1.0) / (2 ** (bits - 1) - 1)
-        # 12 bits make products with the values exact, so that rounding twice is rounding once.
+        # Scales of 12 bits have exact products with the values, so that rounding is idempotent.
         scales = lax.reduce_precision(scales, exponent_bits=8, mantissa_bits=11)
         values = jnp.round(grouped / scales[:, None]).reshape(padded.shape)[:inner]
         return cls(values.astype(jnp.int8 if bits == 8 else jnp.int4), scales)
 
     def matrix(self) -> Float32[Array, "inner features"]:
-        """Returns the rounded matrix in float32."""
+        """Returns the values times their scales, in float32."""
         inner = self.values.shape[0]
         group = GROUP if self.values.dtype == jnp.int4 else inner
         return self.values.astype(jnp.float32) * jnp.repeat(self.scales, group, axis=0)[:inner]
 
     def times(self, inputs: Float[Array, "*rows inner"]) -> Float[Array, "*rows features"]:
-        """Computes ``inputs @ matrix`` in the inputs' type; copies no widened matrix."""
+        """Returns ``inputs @ matrix`` in the inputs' type."""
         if self.values.dtype == jnp.int4:
             return jnp.dot(inputs, self.matrix().astype(inputs.dtype))
         product = jnp.dot(
@@ -81,41 +81,41 @@ class Rounded(Form):
         return (product * scales).astype(inputs.dtype)
 
     def rounded(self, bits: int) -> "Rounded":
-        """Rounds the matrix again; shapes give shapes."""
+        """Returns the matrix rounded again; shapes in place of arrays give shapes."""
         return _rounded(self, bits)
 
 
 @flax.struct.dataclass
 class TiedTable(Form):
-    """Tied embeddings: exact for look-up, rounded as the output layer."""
+    """Tied embeddings: the exact table for look-up, and the rounded output layer."""
 
     table: Form | Array | jax.ShapeDtypeStruct
     output: Form  # [embed, vocab]
 
     def rows(self, tokens: Int[Array, "*shape"]) -> Float[Array, "*shape embed"]:
-        """Looks tokens up; the embeddings are not rounded."""
+        """Returns the tokens' embeddings, which are not rounded."""
         return rows(self.table, tokens)
 
     def scores(self, states: Float[Array, "*rows embed"]) -> Float32[Array, "*rows vocab"]:
-        """Computes the product with the rounded output layer."""
+        """Returns the float32 logits by the rounded output layer."""
         return self.output.times(states.astype(jnp.float32))
 
     def output_layer(self, bits: int) -> Form:
-        """Rounds the embeddings as the output layer, which is not rounded twice."""
+        """Returns the output layer, rounded from the exact embeddings."""
         return _output_layer(self.table, bits)
 
     def unpacked(self) -> Array | Form:
-        """Returns the embeddings."""
+        """Returns the exact embeddings, unpacked."""
         return self.table.unpacked() if isinstance(self.table, Form) else self.table
 
 
 def rows(table: Form | Array, tokens: Int[Array, "*shape"]) -> Float[Array, "*shape embed"]:
-    """Looks tokens up in a table of any form."""
+    """Returns the tokens' embeddings in a table of any form."""
     return table.rows(tokens) if isinstance(table, Form) else jnp.take(table, tokens, axis=0)
 
 
 def map_forms(function: Callable[[Form], Any], tree: PyTree) -> PyTree:
-    """Applies a function to the parameters of a tree (a model, too) that are no arrays."""
+    """Returns a tree, such as parameters or a model, with each ``Form`` replaced by a function."""
     return jax.tree.map(
         lambda leaf: function(leaf) if isinstance(leaf, Form) else leaf,
         tree,
@@ -124,9 +124,9 @@ def map_forms(function: Callable[[Form], Any], tree: PyTree) -> PyTree:
 
 
 def rounded(weights: PyTree, bits: int = 8, *, tied: bool) -> PyTree:
-    """Rounds every matrix of a model's weights to 8 or 4 bits; shapes give shapes.
+    """Returns a model's weights with each matrix in 8 or 4 bits; shapes give rounded shapes.
 
-    ``tied`` embeddings are the output layer, which is rounded beside them.
+    Embeddings that are ``tied`` to the output layer become a ``TiedTable``; others stay exact.
     """
 
     def round_one(path: tuple[str, ...], leaf: Any) -> Any:
@@ -147,10 +147,10 @@ def placed(
     sharding: jax.NamedSharding,
     place: Callable[[Array | jax.ShapeDtypeStruct, jax.NamedSharding], Any],
 ) -> Any:
-    """Places a weight's arrays, or shapes, by ``place(array, sharding)``.
+    """Returns a weight whose arrays, or shapes, are results of ``place(array, sharding)``.
 
-    Rounded values have the parameter's ``sharding``, a tied output layer its transpose, and
-    scales are whole on every device.
+    Rounded values have the parameter's ``sharding``, a tied output layer the transposed one;
+    scales are replicated on every device.
     """
     if isinstance(weight, TiedTable):
         output = placed(weight.output, _transposed_sharding(sharding), place)
@@ -162,7 +162,7 @@ def placed(
 
 
 def _rounded(matrix: Any, bits: int) -> Rounded:
-    """Rounds a matrix; shapes give shapes with the same sharding."""
+    """Rounds a matrix; if given as a shape, returns shapes, with the same sharding."""
 
     def of(matrix: Any) -> Rounded:
         return Rounded.of(matrix.matrix() if isinstance(matrix, Rounded) else matrix, bits)
@@ -177,7 +177,7 @@ def _rounded(matrix: Any, bits: int) -> Rounded:
 
 
 def _output_layer(table: Form | Array | jax.ShapeDtypeStruct, bits: int) -> Form:
-    """Rounds the output layer of a table of embeddings; a shape gives shapes."""
+    """Rounds a table's transpose, the output layer; if given as a shape, returns shapes."""
     if isinstance(table, Form):
         return table.output_layer(bits)
     if not isinstance(table, jax.ShapeDtypeStruct):
