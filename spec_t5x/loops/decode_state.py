@@ -41,7 +41,7 @@ class Loop:
 
     @property
     def plain(self) -> "Loop":
-        """These settings at gamma 0, at which an iteration is one target call and no draft's."""
+        """Loop at gamma 0: an iteration is one target call, without a draft."""
         return dataclasses.replace(self, gamma=0)
 
     @property

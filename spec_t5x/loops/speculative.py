@@ -299,7 +299,7 @@ def drive(
     """Repeats ``iterate(carry, loop)`` in compiled loops while ``going(carry)``; returns the carry.
 
     ``pace(carry)`` is the ``Pace`` of the carry, or None. If the pace's limit is 0, ``iterate``
-    gets ``loop.plain`` in place of ``loop``. ``prepare(carry)`` runs after such plain steps, and
+    gets ``loop.plain`` in place of ``loop``. ``prepare(carry)`` runs after these plain steps, and
     makes the draft ready to propose.
     """
 

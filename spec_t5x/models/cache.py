@@ -1,6 +1,6 @@
 """The decoder's static KV cache: fixed shapes, one write position for each row.
 
-Speculation relies on two properties:
+Two properties make speculation possible:
 
 * writes overwrite. Entries beyond a row's length may have any value, and the
   next write at these positions replaces them;

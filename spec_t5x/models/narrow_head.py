@@ -1,8 +1,8 @@
 """A narrow head: a draft's output layer that scores the likely tokens alone.
 
 The output layer takes most of the time of a small draft with a large vocabulary, and most tokens
-that it scores never occur. A draft may leave tokens out, since a rejection at such tokens lets
-the target generate them (Zhao et al. 2025, FR-Spec, arXiv 2502.14856). Tokens that are left out
+that it scores never occur. A draft may leave tokens out, since the target generates these itself,
+at the cost of a rejection (Zhao et al. 2025, FR-Spec, arXiv 2502.14856). Tokens that are left out
 have the logit minus infinity, so that the logits still cover the whole vocabulary.
 """
 

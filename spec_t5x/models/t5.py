@@ -116,7 +116,7 @@ class NetworkConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]):
-        """Makes a configuration of a dict as by ``to_dict``; raises ``InputError`` for unknown names."""
+        """Makes a configuration from ``to_dict``'s; raises ``InputError`` for unknown names."""
         check_names(cls, values, cls.__name__.removesuffix("Config"))
         return cls(**values)
 
@@ -461,7 +461,7 @@ class Transformer(CachedNetwork):
         *,
         enable_dropout: bool = False,
     ) -> Float[Array, "batch source embed"]:
-        """Returns the encoder's states; padding (0) is not attended to, its states are undefined."""
+        """Returns the encoder's states; padding (0) is masked, and its states are undefined."""
         is_token = encoder_input_tokens > 0
         allowed = _pairs(operator.and_, is_token, is_token)
         if encoder_segment_ids is not None:

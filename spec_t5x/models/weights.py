@@ -115,7 +115,7 @@ def rows(table: Form | Array, tokens: Int[Array, "*shape"]) -> Float[Array, "*sh
 
 
 def map_forms(function: Callable[[Form], Any], tree: PyTree) -> PyTree:
-    """Returns a tree, such as parameters or a model, with each ``Form`` replaced by a function."""
+    """Returns a tree (parameters or a model) with ``function`` applied to each ``Form`` in it."""
     return jax.tree.map(
         lambda leaf: function(leaf) if isinstance(leaf, Form) else leaf,
         tree,
