@@ -91,7 +91,7 @@ class BatchDecoder:
         return self.fit(self.vocabulary.framed(self.vocabulary.encode(text)), text, options)
 
     def fit(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
-        """Returns a source's ids; ``options.truncate`` cuts long ones to the limit, except EOS.
+        """Returns a source's ids; ``options.truncate`` cuts long ones to the limit and keeps EOS.
 
         Raises:
           InputError: there are too many ids, and ``options.truncate`` is off.
@@ -213,7 +213,7 @@ class BatchDecoder:
         return int(options.settled(self.defaults)["max_decode_len"])
 
     def longest(self, batch: Batch, options: GenerateOptions) -> int:
-        """Returns the most tokens of a row in the batch: its padded prompt and generated ones."""
+        """Returns the largest length that a row of the batch can reach, padded prompt included."""
         return batch.prompts.shape[1] - 1 + self.max_decode_len(options)
 
     def room(self, batch: Batch, options: GenerateOptions) -> int:

@@ -27,7 +27,7 @@ class Places:
 
     # The text that each place is in, or one for all of a row; the start token first.
     tokens: Int[Array, "batch #places width"]
-    # Number of tokens, after the start token, before each place. Those from it on are ignored.
+    # Number of tokens between the start token and each place; tokens from the place on are ignored.
     lengths: Int[Array, "batch places"]
     # Length of each row's prompt, and the length at which the row ends at the latest.
     starts: Int[Array, "batch"]

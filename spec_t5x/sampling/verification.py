@@ -38,7 +38,7 @@ class Verdict:
 def mask_unproposed(
     draft_probs: Float[Array, "gamma vocab"], num_proposed: Int[Array, ""]
 ) -> Float[Array, "gamma vocab"]:
-    """Sets the distributions of positions without a proposal to zeros."""
+    """Returns ``draft_probs`` with zeros at the positions from ``num_proposed`` on."""
     proposed = jnp.arange(draft_probs.shape[0]) < num_proposed
     return jnp.where(proposed[:, None], draft_probs, 0.0)
 

@@ -19,7 +19,7 @@ from spec_t5x.types import PyTree
 
 
 def with_divided_axes(variables: PyTree, partitioner: partitioning.PjitPartitioner) -> PyTree:
-    """Returns variables without the names of axes that the mesh does not divide, and logs these.
+    """Returns variables in which axes that the mesh does not divide have no name; logs these.
 
     Args:
       variables: the draft's ``params``, arrays or shapes, and ``params_axes``.
