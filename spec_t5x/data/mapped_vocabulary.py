@@ -1,8 +1,8 @@
-"""A tokenizer of the ``tokenizers`` library with other ids than ours, as GPT-2's.
+"""Vocabularies of tokenizers whose start and EOS ids differ from T5's, for example GPT-2's.
 
-Here id 0 starts (and pads) and id 1 ends a text. There both may be one token, and any token may
-have id 0. So the ids are renumbered: 0 is a second copy of the token that starts, 1 is the one that
-ends, and the others follow from 2 on in their order.
+A T5 starts (and pads) with id 0 and ends a text with id 1. Other tokenizers may use one token for
+both, and id 0 for any token. So *their* ids are mapped to *ours*: 0 is a second copy of their start
+token, 1 is their EOS, and their other tokens follow from 2 on in the same order.
 
     theirs      0    1    2   …   50255   50256 <|endoftext|>
     ours        2    3    4   …   50257   1 (and 0, as the start)
@@ -28,10 +28,10 @@ VOCAB_NAME, MERGES_NAME = "vocab.json", "merges.txt"
 
 
 def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:
-    """Returns the tokenizer's id of each of our ``num_ids + 1``.
+    """Returns the array that maps our ids, 0 … ``num_ids``, to theirs, 0 … ``num_ids - 1``.
 
     Raises:
-        InputError: an id that is not below ``num_ids``.
+        InputError: ``start_id`` or ``eos_id`` is not one of their ids.
     """
     for name, token in (("start", start_id), ("eos", eos_id)):
         if not 0 <= token < num_ids:
@@ -41,7 +41,7 @@ def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:
 
 
 class MappedVocabulary(TokenizerVocabulary):
-    """A tokenizer with its ids renumbered as above."""
+    """A vocabulary over a tokenizer of the ``tokenizers`` library, with the ids mapped."""
 
     def __init__(
         self,
@@ -52,19 +52,19 @@ class MappedVocabulary(TokenizerVocabulary):
         eos_id: int,
         more_eos_ids: Sequence[int] = (),
     ):
-        """Takes the tokenizer, its ids that start and end a text, and the model's number of ids.
+        """Maps the ids of ``tokenizer``, for a model of ``num_ids`` embeddings; all ids are theirs.
 
-        ``more_eos_ids`` end an output, too; in a source they are tokens like others.
+        ``more_eos_ids`` also end an output; in a source they are ordinary tokens.
         """
         self.num_ids, self.start_id, self.eos_id = num_ids, start_id, eos_id
         self.more_eos_ids = tuple(more_eos_ids)
         self._theirs = their_ids(num_ids, start_id, eos_id)
-        # A token of a text never becomes the copy at 0.
+        # Skips our id 0, so that the start token in a text maps to its other id.
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
         self._original = tokenizer
         super().__init__(of_text(json.loads(tokenizer.to_str()), {start_id, eos_id}))
         frame = frame_of(tokenizer, self.from_theirs)
-        # Says whether the tokenizer frames a text.
+        # Says whether the tokenizer adds special tokens around a text.
         self.has_frame = frame is not None
         self.source_frame = frame or self.source_frame
         self.eos_ids = (EOS_ID, *self.from_theirs(self.more_eos_ids))
@@ -75,10 +75,10 @@ class MappedVocabulary(TokenizerVocabulary):
         return len(self._theirs)
 
     def from_theirs(self, ids: Sequence[int]) -> list[int]:
-        """Returns our ids of the tokenizer's.
+        """Maps their ids to ours.
 
         Raises:
-            InputError: an id that the model has no row for.
+            InputError: an id is ``num_ids`` or higher, so that the model has no embedding for it.
         """
         if ids and max(ids) >= self.num_ids:
             raise InputError(
@@ -88,35 +88,35 @@ class MappedVocabulary(TokenizerVocabulary):
         return self._ours[np.asarray(ids, np.int64)].tolist()
 
     def to_theirs(self, ids: Iterable[int]) -> list[int]:
-        """Returns the tokenizer's ids of ours."""
+        """Maps our ids to theirs."""
         return self._theirs[np.asarray(list(ids), np.int64)].tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text without special tokens, as transformers does."""
+        """Returns the text of our ids up to the first EOS, without the special tokens."""
         theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size, self.eos_ids))
         return self.cleaned(self._original.decode(theirs, skip_special_tokens=True))
 
     @property
     def special(self) -> dict[int, str]:
-        """The tokenizer's special tokens by its ids."""
+        """Names of the tokenizer's special tokens, by their ids."""
         added = self._original.get_added_tokens_decoder()
         return {number: token.content for number, token in added.items() if token.special}
 
     def named_pieces(self) -> list[str]:
-        """Returns the pieces of our ids up to the last that the tokenizer names."""
+        """Returns the pieces of our ids up to the last token: a model may have more embeddings."""
         names = map(self._original.id_to_token, self._theirs.tolist())
         named = [name is not None for name in names]
         return [self.piece(token) for token in range(len(named) - named[::-1].index(True))]
 
     def save(self, directory: str | Path) -> None:
-        """Writes ``directory/tokenizer.json`` as it was read."""
+        """Writes ``directory/tokenizer.json``, the tokenizer with their ids."""
         TokenizerVocabulary(self._original).save(directory)
 
 
 def frame_of(
     tokenizer: tokenizers.Tokenizer, ours: Callable[[list[int]], list[int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns the ids that a tokenizer adds around a text, by ``ours``; None if it adds none."""
+    """Returns the ids, mapped by ``ours``, that a tokenizer adds around a text; None if none."""
     around = tokenizer.encode("a")
     if not any(around.special_tokens_mask) or all(around.special_tokens_mask):
         return None
@@ -126,12 +126,12 @@ def frame_of(
 
 
 def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Tokenizer:
-    """Makes the tokenizer of a ``tokenizer.json`` that reads names of special tokens as text."""
+    """Makes a tokenizer of a ``tokenizer.json`` that encodes names of ``special`` ids as text."""
     others = [token for token in values["added_tokens"] if token["id"] not in special]
-    # The callers truncate and pad.
+    # Callers truncate and pad, each to a limit that the file does not know.
     changed, model = {"added_tokens": others, "truncation": None, "padding": None}, values["model"]
     if model["type"] == "Unigram":
-        # A space is in no word.
+        # No word contains a space, so that no text matches these pieces.
         pieces = [
             (f" {name}" if token in special else name, score)
             for token, (name, score) in enumerate(model["vocab"])
@@ -141,10 +141,9 @@ def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Toke
 
 
 def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
-    """Reads a ``tokenizer.json``, or that or GPT-2's two files of a directory; None without any.
+    """Reads ``path``, a ``tokenizer.json`` or a directory with that file or GPT-2's two files.
 
-    Raises:
-        InputError: it cannot be read.
+    Returns None if ``path`` has none of these files. Raises ``InputError`` if a file is invalid.
     """
     whole = path if path.is_file() else path / TOKENIZER_NAME
     vocab, merges = path / VOCAB_NAME, path / MERGES_NAME

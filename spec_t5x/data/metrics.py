@@ -1,7 +1,7 @@
 """BLEU and ROUGE as metrics by name, with 95 % intervals and signatures.
 
-A metric is ``metric(targets, predictions) -> {name: value in 0..100}``: the arguments have the
-names of seqio's metric functions.
+A metric is ``metric(targets, predictions) -> {figure: value in 0..100}``, seqio's signature:
+``targets`` are the references and ``predictions`` the model's outputs, one for each reference.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,28 +20,28 @@ _RESAMPLINGS = 1000
 
 
 def bleu_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Computes sacreBLEU (cased, exponential smoothing) with WMT's tokenisation.
+    """Computes sacreBLEU (cased, exponential smoothing) with WMT's tokenisation, 13a.
 
     Raises:
-        InputError: there is nothing to score or the numbers differ.
+        InputError: there are no targets, or not one prediction for each.
     """
     return {"bleu": _bleu(targets, predictions, "13a").score}
 
 
 def bleu_intl_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Computes sacreBLEU with its international tokenisation, which T5 reports."""
+    """Computes BLEU as T5 reports it: ``bleu_metric`` with sacreBLEU's ``intl`` tokenisation."""
     return {"bleu": _bleu(targets, predictions, "intl").score}
 
 
 def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Computes ROUGE as T5 reports it: F1 of 1-grams, 2-grams and sentences' common subsequences.
+    """Computes ROUGE as T5 reports it: ``rouge1``, ``rouge2`` and ``rougeLsum``, each an F1.
 
-    The last (``rougeLsum``) takes one sentence a line. Each figure is the median of 1000
-    resamplings of the corpus, by the rouge-score package without stemming. T5 draws new ones each
-    time; here the same texts always score the same.
+    ``rougeLsum`` (longest common subsequences) expects one sentence per line. The rouge-score
+    package computes each figure, without stemming, as the median over 1000 resamplings of the
+    texts. A fixed seed draws them, unlike in T5: the same texts always have the same score.
 
     Raises:
-        InputError: there is nothing to score or the numbers differ.
+        InputError: there are no targets, or not one prediction for each.
     """
     return {name: mid for name, (_, mid, _) in _rouge(targets, predictions).items()}
 
@@ -55,17 +55,17 @@ _TOKENIZERS = {bleu_metric: "13a", bleu_intl_metric: "intl"}
 
 
 def metric_by_name(name: str) -> Metric:
-    """Returns one of ``METRICS``.
+    """Returns the function of a name in ``METRICS``.
 
     Raises:
-        InputError: an unknown name.
+        InputError: the name is unknown.
     """
     check_choice("metric", name, METRICS)
     return METRICS[name]
 
 
 def check_installed(metrics: Iterable[Callable]) -> None:
-    """Raises ``InputError`` where a package that one of the metrics uses is not installed."""
+    """Raises ``InputError`` if a package that one of this module's metrics needs is missing."""
     for metric in metrics:
         if metric in _TOKENIZERS:
             _sacrebleu()
@@ -76,10 +76,10 @@ def check_installed(metrics: Iterable[Callable]) -> None:
 def metric_intervals(
     metric: Callable, targets: Sequence[Any], predictions: Sequence[str]
 ) -> dict[str, tuple[float, float]]:
-    """Computes 95 % intervals of a metric's figures, over resamplings of the texts.
+    """Computes the 95 % interval (low, high) of each of a metric's figures, in 0..100.
 
-    BLEU's are sacreBLEU's own and ROUGE's rouge-score's, both from 1000 resamplings. Other metrics
-    than ``METRICS`` have none, nor has a single text.
+    sacreBLEU and rouge-score compute them from 1000 resamplings of the texts. The result is empty
+    for fewer than two targets, and for a metric that is not in ``METRICS``.
     """
     if len(targets) < 2:
         return {}
@@ -87,7 +87,7 @@ def metric_intervals(
         return {name: (low, high) for name, (low, _, high) in _rouge(targets, predictions).items()}
     if metric in _TOKENIZERS:
         score = _bleu(targets, predictions, _TOKENIZERS[metric], n_bootstrap=_RESAMPLINGS)
-        # Only the printed form is public.
+        # sacreBLEU has no public name for these: it only prints them.
         return {"bleu": (score._mean - score._ci, score._mean + score._ci)}
     return {}
 
@@ -97,7 +97,7 @@ def signature(metric: Callable) -> str | None:
     if metric not in _TOKENIZERS:
         return None
     scorer = _sacrebleu().metrics.BLEU(tokenize=_TOKENIZERS[metric])
-    # It has none before it has scored something.
+    # A scorer has no signature before its first score.
     scorer.corpus_score(["x"], [["x"]])
     return str(scorer.get_signature())
 
@@ -109,7 +109,7 @@ def _sacrebleu():
 
 
 def _rouge_score():
-    # It brings NLTK along, half a second that only summaries need.
+    # The import loads NLTK, which takes half a second and which only ROUGE needs.
     with needed("rouge_score"):
         from rouge_score import rouge_scorer, scoring
     return rouge_scorer, scoring
@@ -122,15 +122,15 @@ def _bleu(targets, predictions, tokenize: str, **options):
 
 
 def _rouge(targets, predictions) -> dict[str, tuple[float, float, float]]:
-    """Computes lower end, median and upper end of each figure."""
+    """Returns (low, median, high) of each of ``ROUGE_KEYS``, in 0..100."""
     _check_numbers(targets, predictions)
     rouge_scorer, scoring = _rouge_score()
     scorer = rouge_scorer.RougeScorer(list(ROUGE_KEYS))
     aggregator = scoring.BootstrapAggregator()
     for pair in zip(targets, predictions, strict=True):
-        # A sentence a line, where spaces around a full stop show its end.
+        # rougeLsum splits sentences at newlines; CNN/DailyMail ends them with " . ".
         aggregator.add_scores(scorer.score(*(text.replace(" . ", " .\n") for text in pair)))
-    # rouge-score draws from numpy's global generator.
+    # rouge-score resamples with numpy's global generator, whose state the caller keeps.
     state = np.random.get_state()
     np.random.seed(0)
     try:

@@ -3,11 +3,11 @@
     wmt_t2t_ende_v003   WMT14 English to German, BLEU
     cnn_dailymail_v002  CNN/DailyMail article to highlights, ROUGE
 
-They have the names, TFDS versions, prefixes, features and metrics of the ``t5`` library. Importing
-this module registers those names that are still free, so that the library's own tasks are used if
-they were imported first; importing the library after this module fails (seqio refuses a name
-twice). TFDS downloads a data set when it is first read, not before. The same tasks over local
-files: ``tasks.register_tsv_task`` and ``register_jsonl_task`` with the prefixes below.
+The tasks have the names, TFDS versions, prefixes, features and metrics of the ``t5`` library.
+Importing this module registers the names that are still free: if the library was imported first,
+its tasks are used. Importing the library after this module fails, because seqio refuses a name
+twice. TFDS downloads a data set when it is first read. ``tasks.register_tsv_task`` and
+``register_jsonl_task``, with the prefixes below, register the same tasks over local files.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from spec_t5x.machine.extras import needed
 with needed("seqio"):
     import seqio
 
-# T5X compares a task's vocabulary with the model's by this name, and its T5 models have it.
+# T5X checks a task's vocabulary against the model's by this path, which its T5 models have.
 VOCABULARY_PATH = "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
 
 TRANSLATE_PREFIX = "translate English to German: "
@@ -31,26 +31,26 @@ SUMMARIZE_PREFIX = "summarize: "
 WMT_ENDE = "wmt_t2t_ende_v003"
 CNN_DAILYMAIL = "cnn_dailymail_v002"
 
-# Names that this module registered: only they may be replaced.
+# Names that this module registered: a second call replaces these, never the library's tasks.
 _ours: set[str] = set()
 
 
 @gin.configurable(module="spec_t5x.data.paper_tasks")
 def register_paper_tasks(vocabulary_path: str = VOCABULARY_PATH, extra_ids: int = 0) -> list[str]:
-    """Registers the paper's tasks, also again with another vocabulary.
+    """Registers the paper's tasks, or replaces those that an earlier call registered.
 
     Args:
-        vocabulary_path: a SentencePiece model, here or in ``gs://``; not read until a
-            task is. The default holds T5's 100 sentinels.
-        extra_ids: sentinels to add to it: 100 for a ``spiece.model`` of Hugging Face.
+        vocabulary_path: a SentencePiece model, local or in ``gs://``; it is read with the
+            first task. The default file contains T5's 100 sentinels.
+        extra_ids: number of sentinels to append: 100 for a ``spiece.model`` of Hugging Face.
 
     Returns:
-        The names that were registered: not those that another library had taken.
+        The names registered, without those that another library had registered before.
     """
     feature = seqio.Feature(
         vocabulary=seqio.SentencePieceVocabulary(vocabulary_path, extra_ids), add_eos=True
     )
-    # A language model has targets only.
+    # Not required, because the features of a language model are targets only.
     features = {"inputs": dataclasses.replace(feature, required=False), "targets": feature}
     wmt, cnn = "wmt_t2t_translate/de-en:1.0.0", "cnn_dailymail:3.4.0"
     registered = []

@@ -1,8 +1,7 @@
-"""Reading a seqio task by name, and scoring texts with the task's own metrics.
+"""Examples of a seqio task by name, and scores of texts with the task's metrics.
 
-The texts are the task's, after its preprocessors; the ids are the model's: a task is read with the
-model's vocabulary in place of the task's, so that a T5 task also serves an mT5, and no vocabulary
-is fetched from the task's address.
+The texts are the task's, after its preprocessors. The ids are the model's: its vocabulary replaces
+the task's, so that an mT5 can read a T5 task and the task's vocabulary file is never fetched.
 """
 
 import contextlib
@@ -22,14 +21,14 @@ with needed("seqio"):
     import seqio
     import tensorflow as tf
 
-# Imported after the modules that a user names, so that their tasks come first.
+# Imported after the modules that a user names, so that a name registered there is kept.
 PAPER_TASKS = "spec_t5x.data.paper_tasks"
 
-# seqio's evaluator's, for preprocessors that draw, as span corruption.
+# The seed of seqio's evaluator, for preprocessors that draw random numbers (span corruption).
 _EVALUATION_SEED = 42
 
-# Data are read on the host; the accelerator's memory is JAX's. A program that already computes
-# with TensorFlow has made its choice.
+# TensorFlow only reads data here: it leaves the GPU's memory to JAX. It raises RuntimeError, and
+# its devices stay as they are, if the program has computed with TensorFlow before.
 with contextlib.suppress(RuntimeError):
     tf.config.set_visible_devices([], "GPU")
 
@@ -38,32 +37,32 @@ with contextlib.suppress(RuntimeError):
 class TaskExample:
     """One example of a task."""
 
-    # The model's text, prefix included.
+    # The model's input text, prefix included.
     source: str
-    # The reference as the data set has it.
+    # The reference text, before the task's postprocessor.
     target: str
-    # All features as numpy arrays, for the task's postprocessor.
+    # All features as numpy arrays, which the task's postprocessor may read.
     features: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskExamples:
-    """A split of a task."""
+    """The examples of a task's split, and the task that scores outputs for them."""
 
     name: str
     examples: list[TaskExample]
     task: seqio.Task
 
     def score(self, targets: Sequence[TaskExample], predictions: Sequence[str]) -> dict[str, float]:
-        """Computes the task's metrics of one text for each of ``targets``, as T5X does.
+        """Computes the task's metrics by name, as T5X does, of one prediction for each target.
 
-        Both sides pass the task's postprocessor. Metrics of log-likelihoods are left out.
+        The task's postprocessor is applied to both. Metrics of log-likelihoods are left out.
         """
         references, outputs = self._postprocessed(targets, predictions)
         values: dict[str, Any] = {}
         for metric in self.task.predict_metric_fns:
             values |= metric(targets=references, predictions=outputs)
-        # Numbers as they are, and seqio's scalars; its texts and histograms are left out.
+        # seqio's texts and histograms are no figures, and are left out.
         plain = {
             name: value.value if isinstance(value, seqio.metrics.Scalar) else value
             for name, value in values.items()
@@ -73,7 +72,7 @@ class TaskExamples:
     def intervals(
         self, targets: Sequence[TaskExample], predictions: Sequence[str]
     ) -> dict[str, tuple[float, float]]:
-        """Computes 95 % intervals of ``score``'s figures, for metrics of this package."""
+        """Computes the 95 % interval (low, high) of each of ``score``'s BLEU and ROUGE figures."""
         given = self._postprocessed(targets, predictions)
         values = {}
         for metric in self.task.predict_metric_fns:
@@ -101,21 +100,21 @@ def read_task(
     modules: Sequence[str] = (),
     caches: Sequence[str] | None = None,
 ) -> list[TaskExamples]:
-    """Reads a split of a task, or of every task of a mixture, in order (``task_or_mixture``).
+    """Reads a split of a task, or of each task of a mixture, with ``task_or_mixture``'s arguments.
 
-    ``lengths`` are tokens for each feature, for preprocessors that use them; ``limit`` is the
-    number of examples of each task, the first ones.
+    ``lengths`` is the maximal number of tokens by feature, for preprocessors that use it. ``limit``
+    is the number of examples to read of each task, from the first; None reads all.
 
     Raises:
-        InputError: as ``task_or_mixture``, or nothing to read, a task without texts, or
-            without a metric of texts.
+        InputError: ``task_or_mixture`` raises it, the split cannot be read or is empty, or a
+            task has no texts or no metric of texts.
     """
     tasks = seqio.get_subtasks(task_or_mixture(name, vocabulary, modules, caches))
     return [read_examples(task, split, lengths, limit, caches is not None) for task in tasks]
 
 
 def seqio_vocabulary(vocabulary: Vocabulary) -> seqio.Vocabulary:
-    """Returns seqio's vocabulary with the same ids."""
+    """Returns the seqio vocabulary with the same ids; raises ``InputError`` if seqio has none."""
     if isinstance(vocabulary, ByteVocabulary):
         return seqio.ByteVocabulary(vocabulary.extra_ids)
     if not isinstance(vocabulary, SentencePieceVocabulary):
@@ -132,14 +131,14 @@ def task_or_mixture(
     modules: Sequence[str] = (),
     caches: Sequence[str] | None = None,
 ) -> seqio.Task | seqio.Mixture:
-    """Returns the task or mixture of a name, with the model's ids and its own rates.
+    """Returns the task or mixture ``name``, with ``vocabulary``'s ids in all features.
 
-    ``modules`` are imported first, to register tasks; ``caches`` are folders of cached tasks
-    beside seqio's own, and None reads no cache.
+    ``modules`` are imported first, to register tasks. ``caches`` are folders of cached tasks, in
+    addition to seqio's; None reads no cache. A mixture keeps its rates.
 
     Raises:
-        InputError: a module cannot be imported, an unknown name, a vocabulary that seqio lacks,
-            or a cache with other ids.
+        InputError: a module cannot be imported, the name is unknown, seqio lacks the
+            vocabulary, or a task's cache is needed and absent or has other ids.
     """
     seqio.add_global_cache_dirs(caches or ())
     for module in (*modules, PAPER_TASKS):
@@ -169,12 +168,12 @@ def task_or_mixture(
     if isinstance(found, seqio.Task):
         return with_ids(found)
     rates = [(with_ids(task), found.get_rate(task)) for task in found.tasks]
-    # seqio has no public name for how a mixture draws.
+    # seqio has no public name for the function that draws a mixture's examples.
     return seqio.Mixture(name, rates, sample_fn=found._sample_fn)
 
 
 def _check_cache(task: seqio.Task, caches: Sequence[str] | None, ids: seqio.Vocabulary) -> None:
-    """Raises ``InputError`` if a cache that is to be read is absent or has other ids."""
+    """Raises ``InputError`` if the cache is required but unused, absent, or has other ids."""
     if caches is None and task.requires_caching:
         raise InputError(f"task {task.name} requires caching: set use_cached_tasks=True")
     if caches is None or not task.supports_caching:
@@ -197,14 +196,14 @@ def _check_cache(task: seqio.Task, caches: Sequence[str] | None, ids: seqio.Voca
 
 
 def _has_ids_of(ids: seqio.Vocabulary, others: seqio.Vocabulary) -> bool:
-    """Says whether each id of ``others`` means the same in ``ids``."""
+    """Says whether each id of ``others`` is the same piece in ``ids``, sentinels aside."""
     if isinstance(others, seqio.PassThroughVocabulary):
         return True
     if type(ids) is not type(others) or others.vocab_size > ids.vocab_size:
         return False
     if not isinstance(ids, seqio.SentencePieceVocabulary):
         return True
-    # T5's own file holds the sentinels that others append.
+    # T5's own file contains the sentinels, which other vocabularies append.
     number = min(each.vocab_size - each.extra_ids for each in (ids, others))
     ours, theirs = (each.tokenizer.id_to_piece(list(range(number))) for each in (ids, others))
     return ours == theirs
@@ -217,7 +216,7 @@ def read_features(
     limit: int | None = None,
     cached: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Yields all features of each example of a split, as numpy arrays, always in one order."""
+    """Yields examples' features (numpy arrays) in fixed order; from the cache if ``cached``."""
     with reading(task.name, split):
         dataset = task.get_dataset(
             sequence_length=lengths,
@@ -232,7 +231,7 @@ def read_features(
 
 
 def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the same examples, always in one order."""
+    """Returns the dataset with deterministic order, which tf.data's parallel reads would change."""
     options = tf.data.Options()
     options.deterministic = True
     return dataset.with_options(options)
@@ -240,7 +239,7 @@ def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @contextlib.contextmanager
 def reading(name: str, split: str) -> Iterator[None]:
-    """Raises any error within as an ``InputError`` that names the task and the split."""
+    """Converts errors of the ``with`` block to an ``InputError`` that names task and split."""
     try:
         yield
     except (GeneratorExit, KeyboardInterrupt, InputError):
@@ -260,7 +259,7 @@ def read_examples(
     limit: int | None,
     cached: bool = False,
 ) -> TaskExamples:
-    """Reads the examples of a split; arguments and errors are those of ``read_task``."""
+    """Reads a split of one task; arguments and errors are those of ``read_task``."""
     if not task.predict_metric_fns:
         raise InputError(
             f"task {task.name} has no metric of texts: give another task, or in training leave "

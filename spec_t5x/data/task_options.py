@@ -1,4 +1,4 @@
-"""Options of a seqio task, shared by the readers of one."""
+"""Options of a seqio task, shared by training, evaluation and bulk inference."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -12,19 +12,19 @@ Decoding = TypeVar("Decoding")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """Options of a seqio task, by T5X's names; a base class."""
+    """Options of a seqio task, by T5X's names: a base class of other options."""
 
     mixture_or_task: str | None = option(
         None,
-        "name in seqio's registry, instead of a file; a mixture's tasks follow each other",
+        "seqio task or mixture to read instead of a file; a mixture's tasks are read in turn",
         "NAME",
     )
-    # Modules that register tasks when imported; the paper's tasks are known without.
-    # T5X's macro holds one name or None.
+    # Modules that register tasks when imported; the paper's tasks need none.
+    # T5X's macro is one name or None, so these types are accepted as well.
     task_modules: tuple | list | str | None = ()
     task_feature_lengths: dict | None = option(None, "cut inputs to N tokens; end outputs after N")
-    use_cached_tasks: bool = option(False, "read what seqio's caching has written, not the data")
-    seqio_additional_cache_dirs: tuple | list | str = option((), "further folders of cached tasks")
+    use_cached_tasks: bool = option(False, "read a task's seqio cache instead of its data")
+    seqio_additional_cache_dirs: tuple | list | str = option((), "more folders with cached tasks")
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -33,11 +33,11 @@ class TaskOptions:
 
     @property
     def caches(self) -> tuple[str, ...] | None:
-        """Folders of cached tasks, beside seqio's own; None reads the data themselves."""
+        """Folders of cached tasks, in addition to seqio's; None if tasks are read uncached."""
         return _names(self.seqio_additional_cache_dirs) if self.use_cached_tasks else None
 
     def check_task(self) -> None:
-        """Raises ``InputError`` without seqio, or for lengths or caches that cannot be used."""
+        """Raises ``InputError`` for invalid lengths, unused caches, or a task without seqio."""
         folders = _names(self.seqio_additional_cache_dirs)
         if folders and not self.use_cached_tasks:
             raise InputError(
@@ -45,7 +45,7 @@ class TaskOptions:
                 "use_cached_tasks=True"
             )
         if self.mixture_or_task is not None:
-            # Now, and not when a model has been loaded or fetched.
+            # Checked here, before a model is downloaded or loaded.
             with needed("seqio"):
                 import seqio  # noqa: F401
         lengths = {} if self.task_feature_lengths is None else self.task_feature_lengths
@@ -58,7 +58,7 @@ class TaskOptions:
                 raise InputError(f"task_feature_lengths has {name} {value!r}: give at least 2")
 
     def decoding(self, options: Decoding) -> Decoding:
-        """Returns ``generation.GenerateOptions`` with the task's lengths, where there are any."""
+        """Returns ``options`` (``GenerateOptions``) with ``task_feature_lengths`` as limits."""
         lengths = self.task_feature_lengths or {}
         if "inputs" in lengths:
             options = dataclasses.replace(options, max_source_len=lengths["inputs"], truncate=True)
@@ -68,5 +68,5 @@ class TaskOptions:
 
 
 def _names(given: Any) -> tuple[str, ...]:
-    """Returns the names of one name, several, or None."""
+    """Returns a tuple of the names given: one name, a sequence of names, or None."""
     return (given,) if isinstance(given, str) else tuple(given or ())

@@ -19,7 +19,7 @@ with needed("seqio"):
     import seqio
     import tensorflow as tf
 
-# The last preprocessors of a task of texts.
+# The preprocessors that turn the texts ``inputs`` and ``targets`` into ids: a task's last.
 TO_IDS = (
     seqio.preprocessors.tokenize,
     seqio.CacheDatasetPlaceholder(),
@@ -41,21 +41,21 @@ def register_tsv_task(
     prefix: str = "",
     metric: str = "bleu",
 ) -> seqio.Task:
-    """Registers a text-to-text task with splits train, validation and test, and returns it.
+    """Registers a text-to-text task over tab-separated files, and returns it.
 
     Its features are ``inputs`` and ``targets`` (int32 ids that end in EOS) and
     ``inputs_pretokenized`` and ``targets_pretokenized`` (texts, stripped). Every file is read
-    through once here, so that a bad line is found now and not hours into a training.
+    once here, so that a bad line is found now and not hours into a training.
 
     Args:
         name: the task's name in ``seqio.TaskRegistry``.
-        train_file, dev_file, test_file: tab-separated, gzipped or not, without a
-            header; without a test file there is no test split.
+        train_file, dev_file, test_file: the splits train, validation and test, gzipped or
+            not, without header. If ``test_file`` is None, there is no test split.
         vocabulary_path: a SentencePiece model with pad 0, eos 1, unk 2.
-        source_column, target_column: from 0.
-        num_columns: the number that every line must have.
-        extra_ids: sentinels that the model adds to the vocabulary.
-        prefix: added in front of every source ("translate English to German: ").
+        source_column, target_column: columns of the pair, counted from 0.
+        num_columns: number of columns that every line must have.
+        extra_ids: number of sentinels to append to the vocabulary.
+        prefix: text in front of every source ("translate English to German: ").
         metric: "bleu", "bleu_intl" (BLEU as T5 reports it) or "rouge".
 
     Raises:
@@ -67,7 +67,7 @@ def register_tsv_task(
         return read_pairs(path, source_column, target_column, num_columns)
 
     def to_example(line: tf.Tensor) -> dict[str, tf.Tensor]:
-        # As ``text_files.text_of`` does.
+        # Removes a byte order mark, as ``text_files.text_of`` does.
         texts = tf.strings.split(tf.strings.regex_replace(line, "^\ufeff", ""), "\t")
         return {
             "inputs": tf.strings.strip(texts[source_column]),
@@ -95,17 +95,17 @@ def register_jsonl_task(
     prefix: str = "summarize: ",
     metric: str = "rouge",
 ) -> seqio.Task:
-    """Registers a task as ``register_tsv_task``, over files of JSON objects, one a line.
+    """Registers a text-to-text task over files of one JSON object per line, and returns it.
 
-    The texts are in ``source_field`` and ``target_field``; the defaults are those of
-    CNN/DailyMail.
+    ``source_field`` and ``target_field`` name the objects' texts; the defaults are
+    CNN/DailyMail's. Other arguments and errors are those of ``register_tsv_task``.
     """
 
     def read(path: str) -> Iterator[tuple[str, str]]:
         return read_json_pairs(path, source_field, target_field)
 
     def dataset(path: str) -> tf.data.Dataset:
-        # TensorFlow reads no JSON: Python does, pair by pair.
+        # TensorFlow cannot read JSON, so Python reads the pairs.
         text = tf.TensorSpec((), tf.string)
         pairs = tf.data.Dataset.from_generator(lambda: read(path), output_signature=(text, text))
         return pairs.map(lambda source, target: {"inputs": source, "targets": target})
@@ -115,8 +115,8 @@ def register_jsonl_task(
 
 
 def prefixed(dataset: tf.data.Dataset, *, source: str, target: str, prefix: str):
-    """Preprocesses: ``inputs`` are ``prefix`` and the feature ``source``, ``targets`` is
-    ``target``."""
+    """Maps examples to ``inputs``, which is ``prefix`` and the feature ``source``, and ``targets``,
+    which is the feature ``target``."""
 
     def to_text_pair(example):
         return {"inputs": tf.strings.join([prefix, example[source]]), "targets": example[target]}
@@ -134,7 +134,7 @@ def _register(
     prefix: str,
     metric: str,
 ) -> seqio.Task:
-    """Reads all files through, and registers."""
+    """Registers a task of the splits' ``files``, after ``read`` has checked all lines of each."""
     if name in seqio.TaskRegistry.names():
         raise InputError(f"a task {name!r} is registered already: give another name")
     SentencePieceVocabulary(vocabulary_path, extra_ids)  # checks it

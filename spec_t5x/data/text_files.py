@@ -1,7 +1,7 @@
 """Lines of text files, gzipped or not: the bytes, the text of a line, a line's JSON object.
 
-``text_of`` and ``json_object`` read one line, and their errors do not name its place. Training
-data stop at the first bad line; bulk inference reports it as that input's error.
+``text_of`` and ``json_object`` parse one line, and their errors name no file or line number:
+readers of training data add these and stop, bulk inference reports the error for that input.
 """
 
 import codecs
@@ -21,7 +21,7 @@ _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 
 
 def is_gzip(path: str | Path) -> bool:
-    """Says whether the file is gzip, by its content.
+    """Says whether the file's content is gzip; its name does not matter.
 
     Raises:
         InputError: the file is absent, or cannot be read.
@@ -31,12 +31,12 @@ def is_gzip(path: str | Path) -> bool:
 
 
 def is_jsonl(path: str | Path) -> bool:
-    """Says whether the file holds JSON lines, by its name."""
+    """Says whether the file's name has a suffix of JSON lines, before a ``.gz``; reads nothing."""
     return str(path).removesuffix(".gz").endswith(_JSON_SUFFIXES)
 
 
 def raw_lines(path: str | Path) -> Iterator[bytes]:
-    """Yields the lines of a file with their ends, decompressed if it is gzip.
+    """Yields the lines of a file, line ends included, decompressed if the file is gzip.
 
     Raises:
         InputError: the file is absent, cannot be read, or is cut short.
@@ -46,7 +46,7 @@ def raw_lines(path: str | Path) -> Iterator[bytes]:
 
 
 def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
-    """Yields the lines of a stream as they arrive, as ``raw_lines`` does; errors give ``name``."""
+    """Yields the lines of a stream as ``raw_lines`` does; its errors call the stream ``name``."""
     if not isinstance(stream, io.BufferedReader):
         stream = io.BufferedReader(stream)
     number = 0
@@ -74,15 +74,15 @@ def _opened(path: str | Path) -> io.BufferedReader:
 
 
 def _holds_gzip(stream: io.BufferedReader) -> bool:
-    """Says whether the rest of the stream is gzip."""
+    """Says whether the stream continues with gzip's magic bytes, without consuming them."""
     return stream.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
 
 
 def text_of(line: bytes) -> str:
-    """Returns the text of a line, without its end and without a byte order mark.
+    """Returns the text of a line, without its line end and without a byte order mark.
 
     Raises:
-        InputError: it is not UTF-8.
+        InputError: the line is not UTF-8.
     """
     line = line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
     try:
@@ -95,7 +95,7 @@ def text_of(line: bytes) -> str:
 
 
 def text_lines(path: str | Path) -> Iterator[str]:
-    """Yields the texts of a file's lines.
+    """Yields the text of each line of a file, without line ends.
 
     Raises:
         InputError: the file is absent, empty or cut short, or a line is not UTF-8.
@@ -112,10 +112,10 @@ def text_lines(path: str | Path) -> Iterator[str]:
 
 
 def json_object(line: str) -> dict[str, Any]:
-    """Returns the JSON object of a line.
+    """Parses a line that is a JSON object.
 
     Raises:
-        InputError: it is no JSON object, or holds numbers that JSON cannot write again.
+        InputError: the line is not a JSON object, or has a number that is not finite (1e999).
     """
     try:
         values = json.loads(line, parse_constant=_refuse, parse_float=_finite)
@@ -137,11 +137,11 @@ def _refuse(text: str) -> float:
 
 
 def json_line(values: Any) -> str:
-    """Returns a value as a line of JSON that UTF-8 can hold."""
+    """Returns a value as one line of JSON, without line end, that UTF-8 can encode."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:
-        # JSON can hold half of a surrogate pair, UTF-8 its escape alone.
+        # A lone surrogate, which UTF-8 cannot encode, is written as JSON's escape.
         return json.dumps(values)
     return text

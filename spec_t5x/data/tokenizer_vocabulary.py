@@ -1,4 +1,4 @@
-"""Vocabularies of a ``tokenizer.json``, which the ``tokenizers`` library reads."""
+"""The vocabulary of a ``tokenizer.json``, which the ``tokenizers`` library reads."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ TOKENIZER_NAME = "tokenizer.json"
 
 
 class TokenizerVocabulary(Vocabulary):
-    """A tokenizer of the ``tokenizers`` library; its ids are ours."""
+    """A vocabulary over a tokenizer of the ``tokenizers`` library, with the tokenizer's ids."""
 
     extra_ids = 0
 
@@ -33,11 +33,11 @@ class TokenizerVocabulary(Vocabulary):
         return [self.from_theirs(encoding.ids) for encoding in encodings]
 
     def from_theirs(self, ids: list[int]) -> list[int]:
-        """Returns our ids of the tokenizer's."""
+        """Maps the tokenizer's ids to the vocabulary's: here they are equal."""
         return ids
 
     def to_theirs(self, ids: Iterable[int]) -> list[int]:
-        """Returns the tokenizer's ids of ours."""
+        """Maps the vocabulary's ids to the tokenizer's: here they are equal."""
         return list(ids)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -56,10 +56,10 @@ class TokenizerVocabulary(Vocabulary):
 
 
 def kind_of_tokenizer(path: Path) -> str:
-    """Returns the kind of model in a ``tokenizer.json``, as the registry has it: ``unigram``, ….
+    """Returns the type of model in a ``tokenizer.json``, in lower case (``unigram``).
 
     Raises:
-        InputError: the file is absent, or holds no model.
+        InputError: the file is absent, cannot be read, or has no model.
     """
     if not path.is_file():
         raise InputError(f"no vocabulary at {path}: give a {TOKENIZER_NAME}")

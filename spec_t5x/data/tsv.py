@@ -1,4 +1,4 @@
-"""Texts in tab-separated files and in files of JSON objects, one a line, gzipped or not."""
+"""Texts in tab-separated files and in files of one JSON object per line, gzipped or not."""
 
 import string
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ from spec_t5x.errors import InputError
 # The characters that tf.strings.strip removes, so that seqio tasks read the same texts. str.strip
 # alone would also remove no-break spaces.
 _BLANKS = string.whitespace
-# Columns of source and target by the number of columns: a text alone, a pair, and a tag, a name or
-# the like before the pair.
+# Default (source, target) columns by the number of columns. Three or more have a tag or a name in
+# the first, before the pair.
 _USUAL = {1: (0, 0), 2: (0, 1)}
 _TAGGED = (1, 2)
 
@@ -22,11 +22,11 @@ def read_pairs(
     target_column: int | None = None,
     num_columns: int | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Yields (source, target) of every line, stripped of surrounding spaces.
+    """Yields (source, target) of every line, stripped of surrounding ASCII white space.
 
-    The file is tab-separated, gzipped or not, without header or quoting. Columns count from 0; None
-    is the usual one: of two columns the first and the second, of more the second and the third, of
-    one the only one. Every line must have ``num_columns``, None for those of the first.
+    The file is tab-separated, gzipped or not, without header or quoting. Columns count from 0. By
+    default they are 0 and 1 of two columns, 1 and 2 of three or more, and 0 for both of one. Every
+    line must have ``num_columns`` columns, by default as many as the first line.
 
     Raises:
         InputError: the file is absent, empty or not UTF-8, a column is outside of
@@ -43,7 +43,7 @@ def read_pairs(
 def read_columns(
     path: str | Path, columns: Sequence[int], num_columns: int
 ) -> Iterator[tuple[str, ...]]:
-    """Yields these columns of every line; the arguments and errors of ``read_pairs``."""
+    """Yields the stripped texts of ``columns`` in every line, with ``read_pairs``'s errors."""
     for column in columns:
         if not 0 <= column < num_columns:
             raise InputError(f"column {column} of {num_columns}: give one of 0..{num_columns - 1}")
@@ -60,10 +60,10 @@ def read_columns(
 def read_lines(
     files: Sequence[str | Path], columns: Sequence[int] = (0,), num_columns: int = 1
 ) -> Iterator[str]:
-    """Yields the texts of the files' columns in order, stripped, without the empty ones.
+    """Yields the non-empty texts of ``columns``, stripped, line by line and file by file.
 
     Raises:
-        InputError: as ``read_columns``, or no file or no column is given.
+        InputError: ``files`` or ``columns`` is empty, or ``read_columns`` raises it.
     """
     if not files or not columns:
         raise InputError(f"files are {list(files)}, columns {list(columns)}: give at least one")
@@ -74,13 +74,13 @@ def read_lines(
 def read_json_pairs(
     path: str | Path, source_field: str, target_field: str
 ) -> Iterator[tuple[str, str]]:
-    """Yields (source, target) of every line of JSON, stripped of surrounding white space.
+    """Yields (source, target), two fields of each line's JSON object, stripped of white space.
 
-    Other fields and empty lines are ignored.
+    Other fields and blank lines are ignored.
 
     Raises:
-        InputError: the file is absent, empty or not UTF-8, or a line is no JSON object
-            with both fields, of which both are texts.
+        InputError: the file is absent, empty or not UTF-8, or a line is not a JSON object,
+            or one of its two fields is absent or not a text.
     """
     pairs = 0
     for number, line in enumerate(text_lines(path), start=1):

@@ -1,20 +1,19 @@
 """T5's vocabulary as transformers 5 writes it: the Unigram model of a ``tokenizer.json``.
 
 The ids of a text and the text of ids are those of the SentencePiece model that the file was made
-from. Its pieces, normalisation and split into words count; these settings of the file do not:
+from. The file's pieces, normalisation and splitting into words are used, with three changes:
 
-- ``</s>`` and ``<pad>`` in a text are text, not an end in its middle.
-- A sentinel begins a word, ``▁<extra_id_0>``, as T5 was trained with.
-- The callers truncate and pad.
+- ``</s>`` and ``<pad>`` in a text are encoded as text, not as special tokens.
+- A sentinel begins a word, ``▁<extra_id_0>``, as in T5's training.
+- Truncation and padding are left to callers.
 
-Where tokens were added, with own ids or as pieces of the model, the file is read as transformers
-reads it but for the first and the third of these: a token is found where its flags allow it,
-sentinels too, the text after it begins a word, and special tokens are left out of a text
-(``skip_special_tokens``).
+If tokens were added to T5's, with new ids or as pieces of the model, only the first and the third
+change apply, and the rest is as in transformers: added tokens and sentinels are matched by their
+flags, the text after one begins a word, and decoding uses ``skip_special_tokens``.
 
-Four differences to SentencePiece remain. White space of any kind and length is one space, as
-transformers has it (T5's own model excepts U+0085). A word that begins with U+2581, the space
-within pieces, has no separate piece for it. Of two segmentations with one score rounding chooses,
+Four differences to SentencePiece remain. White space of any kind and length is one space, as in
+transformers (T5's own model excepts U+0085). A word that begins with U+2581, the space within
+pieces, has no separate piece for it. Between two segmentations with equal scores rounding decides,
 which is in float64 here. As in transformers, a combining mark is lost after a character that NFKC
 rewrites ("²" and U+0304).
 """
@@ -44,17 +43,17 @@ _UNKNOWN = " ⁇ "
 
 
 class UnigramVocabulary(TokenizerVocabulary):
-    """A Unigram ``tokenizer.json`` with T5's special ids.
+    """The vocabulary of a Unigram ``tokenizer.json`` with T5's special ids.
 
-    ``extra_ids`` is the number of sentinels that T5's tokenizer has appended.
+    ``extra_ids`` is the number of the file's sentinels, which are among its ids.
     """
 
     def __init__(self, path: str | Path, content: bytes | None = None):
-        """Loads the file, or ``content`` in its place.
+        """Loads the file ``path``; if ``content`` is given, it replaces the file's bytes.
 
         Raises:
-            InputError: it is absent or holds no Unigram model, or its special ids are not pad 0,
-                eos 1, unk 2.
+            InputError: the file is absent or has no Unigram model, or its special ids are not
+                pad 0, eos 1, unk 2.
         """
         path = Path(path)
         if content is None and not path.is_file():
@@ -64,7 +63,7 @@ class UnigramVocabulary(TokenizerVocabulary):
             values = json.loads(self._content)
             names, foreign = _names(values)
             _check(path, values["model"], names)
-            # The file's own tokenizer where tokens were added.
+            # Decoding uses the unchanged tokenizer if tokens were added, as transformers does.
             self._added = tokenizers.Tokenizer.from_str(json.dumps(values)) if foreign else None
             text = of_text(values, _SPECIAL_IDS) if foreign else _text_tokenizer(values, names)
         except InputError:
@@ -78,14 +77,14 @@ class UnigramVocabulary(TokenizerVocabulary):
             ) from error
         super().__init__(text)
         self.extra_ids = sum(map(bool, map(_SENTINEL.fullmatch, names)))
-        # As SentencePiece and seqio have them, see ``_text_tokenizer``.
+        # Names as in SentencePiece and seqio, where sentinels begin words.
         self._pieces = [_with_space(name) for name in names]
         if self._added is not None:
             self.source_frame = frame_of(self._added, list) or self.source_frame
 
     @property
     def has_added(self) -> bool:
-        """Says whether tokens were added to T5's."""
+        """Says whether tokens were added to T5's pieces and sentinels."""
         return self._added is not None
 
     @property
@@ -110,16 +109,16 @@ class UnigramVocabulary(TokenizerVocabulary):
 
 
 def pieces_of(values: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Returns a ``tokenizer.json``'s pieces, named as SentencePiece's, and its added tokens."""
+    """Returns a ``tokenizer.json``'s pieces, named as SentencePiece's, and its foreign tokens."""
     names, foreign = _names(values)
     return [_with_space(name) for name in names], foreign
 
 
 def _names(values: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Returns the names of all ids, and added tokens that are neither special nor sentinels."""
+    """Returns the names of all ids and the foreign tokens: added, not special and no sentinels."""
     names = [name for name, _ in values["model"]["vocab"]]
     known = set(names)
-    # Older releases have the sentinels beside the model.
+    # Older releases of transformers store the sentinels outside of the model.
     added = {token["id"]: token["content"] for token in values["added_tokens"]}
     names += [added[token] for token in sorted(added) if added[token] not in known]
     wrong = [token for token, name in added.items() if names[token] != name]
@@ -137,7 +136,7 @@ def _check(path: Path, model: dict[str, Any], names: list[str]) -> None:
     if model["type"] != "Unigram" or model.get("byte_fallback"):
         raise InputError(
             f"{path} has a model of type {model['type']!r} (byte_fallback "
-            f"{model.get('byte_fallback', False)}): give T5's Unigram model, without"
+            f"{model.get('byte_fallback', False)}): give T5's Unigram model, without byte_fallback"
         )
     unknown = model["unk_id"]
     if (*names[:UNK_ID], names[unknown]) != SPECIAL_PIECES or unknown != UNK_ID:
@@ -153,9 +152,9 @@ def _with_space(name: str) -> str:
 
 
 def _text_tokenizer(values: dict[str, Any], names: list[str]) -> tokenizers.Tokenizer:
-    """Makes the tokenizer of a file, for text; sentinels begin words."""
+    """Makes the tokenizer that encodes texts if no tokens were added; sentinels begin words."""
     scores = [score for _, score in values["model"]["vocab"]]
-    # The best score, as of sentinels in the model: their names are never spelled by pieces.
+    # The highest score, which files give sentinels: no other pieces may spell their names.
     scores += [0.0] * (len(names) - len(scores))
     pieces = list(zip(map(_with_space, names), scores, strict=True))
     model = values["model"] | {"vocab": pieces}

@@ -1,7 +1,7 @@
 """Vocabularies with T5's conventions: SentencePiece and bytes.
 
 Both reserve pad 0, eos 1 and unk 2, encode without EOS, and decode up to the first EOS. A target
-and its draft must share the ids: their ``fingerprint`` is then equal.
+and its draft must have the same ids, which equal ``fingerprint``s show.
 """
 
 import base64
@@ -22,17 +22,17 @@ from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID, Bool
 
 SPIECE_NAME = "spiece.model"
 
-# SentencePiece sums expected counts thread by thread, so that the result depends on the number of
-# threads: a constant, not the number of cores.
+# SentencePiece sums expected counts thread by thread, so that its result depends on the number of
+# threads. A constant gives the same vocabulary on every machine.
 _TRAINER_THREADS = 4
 
-# Prefixes of pieces that begin a word (SentencePiece, byte-level BPE), or that do not (WordPiece).
+# Prefixes of pieces that begin a word (SentencePiece, byte-level BPE) or continue one (WordPiece).
 _BEGINS, _CONTINUES = ("▁", "Ġ"), "##"
-# Where transformers' ``clean_up_tokenization_spaces`` removes spaces, one after another.
+# Texts that transformers' ``clean_up_tokenization_spaces`` strips of spaces, in this order.
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 _BYTE_OFFSET = 3  # ids 0, 1, 2 are pad, eos, unk
 _NUM_BYTES = 256
-# Numbers as transformers writes them.
+# Sentinels with the digits that transformers accepts: no leading zeros.
 _SENTINEL = re.compile(r"<extra_id_(0|[1-9]\d*)>")
 
 
@@ -44,15 +44,15 @@ class Vocabulary(Protocol):
     extra_ids: int
     # Ids that end an output.
     eos_ids: tuple[int, ...] = (EOS_ID,)
-    # The id, within a text, of the token that starts every output.
+    # The start token's id where it occurs inside a text; at the start its id is 0.
     start_in_text: int = PAD_ID
-    # Says whether decoding removes spaces before marks, a setting of transformers' tokenizers.
+    # Says whether decoding removes spaces before punctuation, a setting of transformers.
     cleans_up: bool = False
-    # Ids before a source and after it.
+    # Special ids that a model expects before a source and after it.
     source_frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), (EOS_ID,))
 
     def framed(self, ids: Sequence[int], limit: int | None = None) -> list[int]:
-        """Frames a source as models take it, its ids cut so that there are at most ``limit``."""
+        """Puts a source's ids into ``source_frame``, cut so that all are at most ``limit``."""
         before, after = self.source_frame
         room = None if limit is None else max(limit - len(before) - len(after), 0)
         return [*before, *ids[:room], *after]
@@ -65,20 +65,20 @@ class Vocabulary(Protocol):
         """Returns the ids of the text, without EOS."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes many texts, on all processors where the library can."""
+        """Encodes many texts, in parallel if the tokenizer's library can."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids up to the first EOS; padding and foreign ids are skipped."""
 
     def cleaned(self, text: str) -> str:
-        """Removes spaces from a decoded text if ``cleans_up``."""
+        """Returns a decoded text, without spaces before punctuation if ``cleans_up``."""
         for spaced in _SPACED if self.cleans_up else ():
             text = text.replace(spaced, spaced.strip(" "))
         return text
 
     def piece(self, token: int) -> str:
-        """Returns the piece of an id as it is shown ("▁Haus")."""
+        """Returns the piece of an id, with its word-boundary mark ("▁Haus")."""
 
     def fingerprint(self) -> str:
         """Returns SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
@@ -86,7 +86,7 @@ class Vocabulary(Protocol):
         return sha256(json.dumps(pieces).encode())
 
     def word_starts(self) -> Bool[np.ndarray, "vocab"]:
-        """Marks ids that begin a word, are punctuation, or end the text; all, if no piece says."""
+        """Returns a mask of word starts, punctuation and EOS; all True if no piece marks words."""
         pieces = [self.piece(token) for token in range(self.vocab_size)]
         continues = np.array([piece.startswith(_CONTINUES) for piece in pieces])
         begins = np.array([piece.startswith(_BEGINS) for piece in pieces])
@@ -95,11 +95,11 @@ class Vocabulary(Protocol):
         return starts | marks | (np.arange(self.vocab_size) == EOS_ID)
 
     def save(self, directory: str | Path) -> None:
-        """Writes the file that the vocabulary is read from."""
+        """Writes into ``directory`` the file from which the vocabulary can be loaded."""
 
 
 def sha256(content: bytes) -> str:
-    """Returns its digest in hex."""
+    """Returns the SHA-256 digest of ``content`` in hex."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -171,10 +171,10 @@ class ByteVocabulary(Vocabulary):
     """ByT5's vocabulary: the id of a UTF-8 byte is its value plus 3."""
 
     def __init__(self, extra_ids: int = 125, reads_sentinels: bool = False):
-        """Appends ``extra_ids`` sentinels, which decode to nothing (384 ids in ByT5).
+        """Makes the ids of 3 special tokens, 256 bytes and ``extra_ids`` sentinels: 384 in ByT5.
 
-        With ``reads_sentinels`` the name ``<extra_id_0>`` in a text is the sentinel (259), as in
-        transformers; otherwise it is bytes, as in T5X.
+        If ``reads_sentinels``, ``<extra_id_0>`` in a text is encoded as the sentinel (259), as in
+        transformers; otherwise as bytes, as in T5X.
 
         Raises:
             InputError: extra_ids < 0.
@@ -200,27 +200,27 @@ class ByteVocabulary(Vocabulary):
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text; sentinels and bytes that do not form UTF-8 are skipped, too."""
+        """Returns the text up to the first EOS, without sentinels and invalid UTF-8."""
         kept = ids_before_eos(ids, _BYTE_OFFSET + _NUM_BYTES, self.eos_ids)
         data = bytes(i - _BYTE_OFFSET for i in kept if i >= _BYTE_OFFSET)
         return self.cleaned(data.decode("utf-8", errors="ignore"))
 
     def piece(self, token: int) -> str:
-        """Returns the byte of an id as an ASCII character or as ``<0xE4>``."""
+        """Returns an id's byte as a printable ASCII character or ``<0xE4>``, others as ``<1>``."""
         byte = token - _BYTE_OFFSET
         if not 0 <= byte < _NUM_BYTES:
             return f"<{token}>"
         return chr(byte) if 32 < byte < 127 else f"<0x{byte:02X}>"
 
     def word_starts(self) -> Bool[np.ndarray, "vocab"]:
-        """Marks the space, which begins a word, and EOS."""
+        """Returns a mask of two ids: the space, which begins a word, and EOS."""
         return np.isin(np.arange(self.vocab_size), [EOS_ID, ord(" ") + _BYTE_OFFSET])
 
     def fingerprint(self) -> str:
         return sha256(f"bytes offset={_BYTE_OFFSET} extra_ids={self.extra_ids}".encode())
 
     def save(self, directory: str | Path) -> None:
-        """Writes nothing: ``extra_ids`` is all that there is."""
+        """Writes nothing: the vocabulary has no file, only the constructor's arguments."""
 
 
 def train_sentencepiece(
@@ -233,20 +233,20 @@ def train_sentencepiece(
     """Trains a unigram vocabulary with T5's special ids and no BOS.
 
     Normalisation is the identity and runs of spaces are kept: T5's own ``nmt_nfkc`` rewrites
-    characters ("…" to "...", "²" to "2") that the decoder could then never produce. The price is
-    that a rare character is unknown, and decodes to " ⁇ ", where NFKC would have found a relative.
+    characters ("…" to "...", "²" to "2") that the decoder could then never produce. In return, rare
+    characters that NFKC would map to known ones are unknown here, and decode to " ⁇ ".
 
     Args:
-        text_iterator: sentences of every language the vocabulary is to hold.
+        text_iterator: texts in all languages of the vocabulary.
         model_prefix_path: ``<prefix>.model`` and ``<prefix>.vocab`` are written.
         vocab_size: number of pieces, the three special ones included.
-        character_coverage: share of the characters that get a piece.
+        character_coverage: share of the texts' characters that have a piece, 0 to 1.
 
     Returns:
         The path of the model file.
 
     Raises:
-        InputError: the texts cannot yield that many pieces, or there are none.
+        InputError: the texts are too few for ``vocab_size`` pieces, or there are none.
     """
     prefix = Path(model_prefix_path)
     prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -270,14 +270,14 @@ def train_sentencepiece(
             minloglevel=2,
         )
     except RuntimeError as error:
-        # The part after the place in SentencePiece's source and the condition that failed.
+        # SentencePiece's message begins with its source line and the condition that failed.
         reason = str(error).splitlines()[-1].rpartition("] ")[2].strip(" .")
         raise InputError(
             f"no vocabulary of {vocab_size} pieces from these texts ({reason}): "
             "change vocab_size or give more text"
         ) from error
     path = prefix.with_name(prefix.name + ".model")
-    # Without where it was trained: a vocabulary is shared, a path is not.
+    # Removes the local path of training, so that equal vocabularies are equal files.
     model = _model_proto().FromString(path.read_bytes())
     model.trainer_spec.ClearField("model_prefix")
     path.write_bytes(model.SerializeToString(deterministic=True))
@@ -287,7 +287,7 @@ def train_sentencepiece(
 def ids_before_eos(
     ids: Iterable[int], limit: int, eos_ids: Collection[int] = (EOS_ID,)
 ) -> list[int]:
-    """Returns the ids up to the first that ends, without padding and ids not below ``limit``."""
+    """Returns the ids before the first of ``eos_ids``, without padding and ids >= ``limit``."""
     kept = []
     for token in map(int, ids):
         if token in eos_ids:
@@ -300,10 +300,10 @@ def ids_before_eos(
 def read_spiece(
     path: Path,
 ) -> tuple[list[tuple[str, float]], str | None, list[dict[str, Any]]]:
-    """Reads a SentencePiece model's pieces, with their scores, and parts of a ``tokenizer.json``.
+    """Reads from a SentencePiece model what a ``tokenizer.json`` is made of.
 
-    These are its normalisation, in base 64, and its control and user-defined pieces as added
-    tokens.
+    Returns the (piece, score) pairs, the compiled normalisation in base 64 (None if the model has
+    none), and the control and user-defined pieces as entries of ``added_tokens``.
 
     Raises:
         InputError: the file is no SentencePiece model.
@@ -340,7 +340,7 @@ def _append_sentinels(content: bytes, extra_ids: int) -> bytes:
 
 
 def _model_proto():
-    # Imported here: plain models load without.
+    # Imported here because a model without appended sentinels loads without protobuf.
     from sentencepiece import sentencepiece_model_pb2
 
     return sentencepiece_model_pb2.ModelProto

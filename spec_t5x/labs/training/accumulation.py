@@ -1,7 +1,7 @@
-"""The gradient of a batch, computed from a part of its rows at a time to save memory.
+"""The gradient of a batch, computed over parts of its rows in turn to save memory.
 
-It is the gradient of the sums over all tokens, divided by the number of tokens at the end, and not
-a mean of the parts' means.
+The parts' gradients of summed losses are added, and divided by the batch's number of tokens at the
+end: the result is the gradient of the batch's mean loss, not a mean of the parts' means.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from spec_t5x.labs.training.losses import LossSums
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import PAD_ID, Array, Key, PyTree
 
-# Takes parameters, a batch's arrays, the dropout key and parameters that are not trained.
+# Maps trained parameters, a batch's arrays, dropout key and frozen parameters to sums over tokens.
 LossFn = Callable[[PyTree, PyTree, Key[Array, ""], PyTree | None], LossSums]
 
 
 def mean_gradient(
     loss_fn: LossFn, parts: int
 ) -> Callable[[PyTree, PyTree, Key[Array, ""], PyTree | None], tuple[PyTree, LossSums]]:
-    """Returns the function that computes the gradient of the mean loss of a batch's tokens.
+    """Returns a function that computes the gradient of the mean loss of a batch's tokens.
 
-    It takes what ``loss_fn`` takes, reads the rows in ``parts`` turns, and returns the gradient
-    and the sums over the tokens of all rows.
+    The function has the arguments of ``loss_fn``, computes the rows in ``parts`` parts, one after
+    another, and returns the gradient and the ``LossSums`` of all rows.
     """
 
     def summed(*given):
@@ -54,7 +54,7 @@ def mean_gradient(
 
 
 def padded_rows(rows: Array, multiple: int) -> Array:
-    """Appends empty rows up to the next multiple of ``multiple``."""
+    """Appends rows of padding ids to [batch, length], up to a multiple of ``multiple`` rows."""
     missing = -rows.shape[0] % multiple
     if not missing:
         return rows
@@ -62,9 +62,9 @@ def padded_rows(rows: Array, multiple: int) -> Array:
 
 
 def _dealt(rows: Array, parts: int) -> Array:
-    """Deals out rows, ``[batch, length]``, as ``[parts, batch / parts, length]``, one by one.
+    """Splits rows, [batch, length], into [parts, batch / parts, length]: row i to i modulo parts.
 
-    So every device of a mesh has its share of each part, and no part has all the padding.
+    So every device of a mesh has a share of each part, and the padding rows are spread out.
     """
     rows = padded_rows(rows, parts)
     dealt = rows.reshape(rows.shape[0] // parts, parts, *rows.shape[1:]).swapaxes(0, 1)

@@ -1,8 +1,8 @@
 """Length-bucketed batches whose order is a function of (seed, step) alone.
 
-Every pair belongs to the smallest bucket that holds it; XLA compiles one program for each bucket.
-The shuffle of an epoch follows from (seed, epoch), and every epoch has the same number of batches,
-so that training resumed at step N gets batch N at the cost of one shuffle.
+A bucket is a padded length, in tokens. Every pair belongs to the smallest bucket that holds its
+longer side; XLA compiles one program for each bucket. The shuffle of an epoch follows from (seed,
+epoch), and all epochs have equally many batches: resuming at step N costs one shuffle.
 """
 
 import array
@@ -22,10 +22,10 @@ from spec_t5x.types import EOS_ID, PAD_ID
 
 DEFAULT_BUCKETS = (12, 16, 24, 32, 48, 64, 96, 128)
 
-# Token ids of one text; a stream of seqio has arrays.
+# Token ids of one text: a list, or an array of a seqio stream.
 Ids = Sequence[int] | Int[np.ndarray, "_"]
-_TOKENISE_CHUNK = 20_000  # texts that the tokeniser gets at once
-_FINGERPRINT_NAME = "batches.sha256"  # in the directory of a position
+_TOKENISE_CHUNK = 20_000  # pairs for each call of the tokeniser
+_FINGERPRINT_NAME = "batches.sha256"  # the file that save_position writes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Texts:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of every text, EOS included, [texts]."""
+        """Number of tokens of each text, EOS included, [texts]."""
         return np.diff(self.ends, prepend=0)
 
     def split(self) -> list[np.ndarray]:
@@ -49,7 +49,7 @@ class Texts:
         return Texts(self.ids[: self.lengths[:number].sum()], self.ends[:number])
 
     def padded(self, indices: np.ndarray, rows: int, length: int) -> np.ndarray:
-        """Returns some of the texts as the first of ``rows`` rows, [rows, length]."""
+        """Returns the texts of ``indices``, padded to [rows, length]; other rows are padding."""
         padded = np.full((rows, length), PAD_ID, np.int32)
         for row, i in enumerate(indices):
             text = self.ids[self.ends[i - 1] if i else 0 : self.ends[i]]
@@ -59,7 +59,7 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenisedPairs:
-    """Pairs of texts, each ending in EOS, in the file's order."""
+    """Token ids of (source, target) pairs, each text ending in EOS, in the order read."""
 
     source: Texts
     target: Texts
@@ -76,7 +76,7 @@ class TokenisedPairs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairBatch:
-    """One batch; rows past the last pair and positions past EOS hold padding."""
+    """A batch of padded ids; rows past the last pair and positions past EOS hold padding."""
 
     encoder_input_tokens: np.ndarray  # [batch, source] int32
     decoder_input_tokens: np.ndarray  # [batch, length] int32, shifted right
@@ -85,13 +85,13 @@ class PairBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Target tokens, padding excluded."""
+        """Number of target tokens, padding excluded."""
         return int(np.count_nonzero(self.decoder_target_tokens))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """A batch shape and the pairs that use it."""
+    """The shape of a bucket's batches, and the pairs that belong to the bucket."""
 
     source: int  # padded source length; 0 where no pair has a source
     target: int  # padded target length
@@ -107,7 +107,7 @@ def tokenise(
     truncate_sources: bool = False,
     name: str = "texts",
 ) -> TokenisedPairs:
-    """Returns the ids of ``(source, target)``, each ending in EOS; sources may all be None.
+    """Encodes (source, target) texts to ids, each ending in EOS; sources may all be None.
 
     Pairs longer than ``limits`` (tokens of source and target, EOS included) or with an empty side
     are dropped and counted; ``truncate_sources`` cuts longer sources instead, as T5 does.
@@ -130,7 +130,7 @@ def _encoded(
     limits: tuple[int, int],
     truncate_sources: bool,
 ) -> Iterator[tuple[Ids, Ids] | None]:
-    """Yields the ids of each pair, None for one that does not fit or has an empty side."""
+    """Yields the ids of each pair, or None if the pair exceeds a limit or has an empty side."""
     longest = limits[0] - len(vocabulary.framed([]))
     while chunk := list(itertools.islice(texts, _TOKENISE_CHUNK)):
         sources, targets = zip(*chunk, strict=True)
@@ -147,8 +147,8 @@ def _encoded(
 
 
 def join_pairs(pairs: Iterable[tuple[Ids, Ids] | None]) -> TokenisedPairs:
-    """Concatenates pairs of id sequences; a pair that is None counts as dropped."""
-    # Compact: a corpus has millions of pairs.
+    """Concatenates (source ids, target ids) pairs; each None is counted as a dropped pair."""
+    # C arrays, because lists of a corpus's millions of pairs would take several times the memory.
     ids, ends = (array.array("i"), array.array("i")), (array.array("q"), array.array("q"))
     num_dropped = 0
     for pair in pairs:
@@ -168,9 +168,9 @@ def join_pairs(pairs: Iterable[tuple[Ids, Ids] | None]) -> TokenisedPairs:
 class Batches:
     """The batches of tokenised pairs, in a reproducible order.
 
-    In an epoch each bucket's pairs are shuffled and cut into full batches; the remainder waits for
-    the next epoch's shuffle, except that a bucket with less than one batch gives one that is filled
-    with padding rows. The batches of all buckets are then shuffled.
+    Each epoch shuffles each bucket's pairs and cuts them into full batches; the remaining pairs are
+    left out of the epoch. A bucket with fewer pairs than a batch has rows gives one batch with
+    padding rows. The batches of all buckets are then shuffled together.
     """
 
     def __init__(
@@ -181,10 +181,10 @@ class Batches:
         seed: int,
         buckets: Sequence[int] = DEFAULT_BUCKETS,
     ):
-        """Sorts the pairs into buckets, which are padded lengths, by their longer side.
+        """Assigns each pair to the smallest of ``buckets`` that holds its longer side.
 
-        A batch of length L has ``max(1, tokens_per_batch // L)`` rows; its shorter side is padded
-        no further than the bucket's longest needs.
+        A batch of bucket L has ``max(1, tokens_per_batch // L)`` rows. Each side is padded to the
+        smallest length of ``buckets`` that holds this side of all the bucket's pairs.
 
         Raises:
             InputError: a pair fits no bucket, or tokens_per_batch < 1.
@@ -201,7 +201,7 @@ class Batches:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of all that decides which pairs batch N has."""
+        """SHA-256 (hex) of the seed, the buckets and the pairs' ids, which determine batch N."""
         digest = hashlib.sha256(str(self._seed).encode())
         for bucket in self.buckets:
             digest.update(f" {bucket.source} {bucket.target} {bucket.batch_size}".encode())
@@ -212,14 +212,14 @@ class Batches:
         return digest.hexdigest()
 
     def save_position(self, directory: Path) -> None:
-        """Writes the fingerprint; the position itself follows from the step."""
+        """Writes the fingerprint to ``directory``; the position itself is the checkpoint's step."""
         (directory / _FINGERPRINT_NAME).write_text(self.fingerprint)
 
     def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[PairBatch]:
         """Yields batch ``start_step``, ``start_step + 1``, ... without end.
 
         Raises:
-            InputError: ``position``, a directory of ``save_position``, is of other batches.
+            InputError: ``position``, where ``save_position`` wrote, has another fingerprint.
         """
         file = position and position / _FINGERPRINT_NAME
         if file and not (file.exists() and file.read_text() == self.fingerprint):
@@ -238,7 +238,7 @@ class Batches:
             offset = 0
 
     def one_pass(self) -> Iterator[PairBatch]:
-        """Yields every pair once, unshuffled; last batches have padding rows."""
+        """Yields every pair once, unshuffled; a bucket's last batch may have padding rows."""
         for bucket in self.buckets:
             for start in range(0, len(bucket.pairs), bucket.batch_size):
                 yield self._batch(bucket, bucket.pairs[start : start + bucket.batch_size])
@@ -281,7 +281,7 @@ def _assign_buckets(
 
 
 def batch_of(source: np.ndarray, target: np.ndarray, *, num_pairs: int) -> PairBatch:
-    """Makes a batch of padded ids, [batch, source] and [batch, length]."""
+    """Makes a batch of padded ids, [batch, source] and [batch, length]; shifts the targets."""
     shifted = np.full_like(target, PAD_ID)
     shifted[:, 1:] = target[:, :-1]
     return PairBatch(

@@ -1,8 +1,8 @@
 """Distillation: a draft learns its target's distributions, and is evaluated by alpha.
 
-The draft is trained on the target's outputs, on the references of the data, or on its own outputs,
-which contain the positions that its own tokens lead to (on-policy; Agarwal et al. 2023, GKD, arXiv
-2306.13649, and DistillSpec, arXiv 2310.08461). At each position it minimizes one of
+The draft is trained on the target's outputs, on the references of the data, or on outputs that it
+samples itself, so that it learns at the positions that drafting reaches (on-policy; Agarwal et al.
+2023, GKD, arXiv 2306.13649, and DistillSpec, arXiv 2310.08461). The loss at a position is one of
 ``distillation_losses.OBJECTIVES``.
 """
 
@@ -39,23 +39,23 @@ OUTPUTS = ("target", "references")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillOptions:
-    """Texts that a draft is trained and measured on."""
+    """Options of the texts that a draft is trained and measured on."""
 
-    # "target": its outputs, sampled once; or the "references" of the data.
+    # The training texts: outputs of the "target", sampled once, or the data's "references".
     outputs: str = "target"
     # Temperature at which target and draft are sampled for training. 0 is argmax.
     temperature: float = 1.0
-    # Share of the steps that use outputs of the draft itself, sampled in that step.
+    # Share of the steps that train on outputs of the draft, sampled in that step.
     on_policy: float = 0.0
-    # Train on this many pairs, the first ones; None takes all.
+    # Number of pairs to train on, from the first; None takes all.
     train_texts: int | None = None
-    # Evaluate on this many held-out sources, with the target's outputs at each of the
-    # temperatures. alpha at the first temperature says which draft is the best.
+    # Number of held-out sources to evaluate on, with the target's outputs at each of the
+    # temperatures. The best draft has the largest alpha at the first temperature.
     dev_texts: int = 500
     eval_temperatures: tuple = (0.0, 1.0)
     # Tokens per proposal, for the expected tokens per iteration that are reported (Equation 1).
     gamma: int = 4
-    # Evaluations without a better alpha after which the training stops; 0 never stops it.
+    # Number of evaluations without a larger alpha after which the training stops; 0 disables it.
     patience: int = 0
 
     def __post_init__(self):
@@ -73,21 +73,21 @@ class Student:
     """The draft's network and its trained parameters."""
 
     config: ModelConfig
-    # Trained: all, or ``models.kept_layers.own_params`` of a draft that shares the rest.
+    # The trained parameters: all, or those not shared with the target (``kept_layers.own_params``).
     params: PyTree
-    # For a draft that shares the target's frozen encoder and embedding: the layer of the target's
-    # decoder that each of its decoder layers is copied from.
+    # If the draft shares the target's encoder and embedding, which are frozen: the index of the
+    # target's decoder layer that each of the draft's is copied from. None if it shares nothing.
     shared_layers: tuple[int, ...] | None = None
-    # The tokens of a pruned output layer.
+    # The tokens of a pruned output layer; None if the layer has the whole vocabulary.
     head: NarrowHead | None = None
-    # For a draft that continues from the target's states: the number of learnt drafting steps.
+    # Number of drafting steps that an EAGLE head (``models.eagle``) learns; 0 for other drafts.
     unrolled_steps: int = 0
 
     def narrowed(self, target_params: PyTree, ids: np.ndarray) -> "Student":
-        """Returns a student whose output layer has these tokens, with its present weights."""
+        """Returns the student with an output layer of the tokens ``ids`` alone, same weights."""
         whole = self.whole(self.params, target_params)
         params = narrowed_params(self.params, whole, self.config, ids)
-        # The output layer is the draft's own now, even if it was the target's embedding.
+        # The pruned layer is trained, in float32, even if it was the target's embedding.
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
         head = NarrowHead.create(ids, self.config.vocab_size)
         return dataclasses.replace(self, params=params, head=head)
@@ -108,13 +108,13 @@ class Student:
         return shardings
 
     def whole(self, params: PyTree, target_params: PyTree) -> PyTree:
-        """Returns all parameters of the network."""
+        """Returns all parameters of the network: ``params``, and those shared with the target."""
         if self.shared_layers is None:
             return params
         return with_shared(params, target_params, self.shared_layers)
 
     def model(self, params: PyTree, target_params: PyTree) -> T5Model:
-        """Binds the network to all its parameters."""
+        """Returns the draft as a model that can be decoded with, given its trained parameters."""
         model = T5Model.create(self.whole(params, target_params), self.config)
         if self.head is None:
             return model
@@ -128,10 +128,10 @@ class Student:
         read_by_target: TargetReading | None = None,
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float32[Array, "batch length vocab"]:
-        """Computes the draft's logits for each token of a text, as in drafting.
+        """Computes the draft's logits for each token of a text, teacher-forced.
 
-        If the draft continues from the target's states (``read_by_target``), draft steps differ:
-        the tokens of a text take them in turn, which trains all steps with one output layer.
+        An EAGLE head needs ``read_by_target``. Its states differ by drafting step: successive
+        tokens use the steps in turn, so that one call of the output layer trains all steps.
         """
         if self.shared_layers is None and self.head is None:
             return network_logits(self.config, params, inputs, dropout_key)
@@ -147,7 +147,7 @@ class Student:
                 for step in range(1, steps):
                     states = jnp.where(in_turn == step, unrolled[step], states)
             else:
-                # The shared part is computed as in the target, also while the rest is trained.
+                # A shared encoder is frozen and has no dropout, as in the target.
                 own_encoder = learns and self.shared_layers is None
                 encoded = network.encode(source, enable_dropout=own_encoder)
                 given = encoded, source, shifted, text
@@ -198,7 +198,7 @@ class DraftLearner(Learner):
         key: Key[Array, ""] | None,
         target_params: PyTree,
     ) -> LossSums:
-        """Sums the objective, with label smoothing and z-loss in the cross-entropy's share."""
+        """Sums the objective; label smoothing and z-loss are part of its cross-entropy."""
         options, read_by_target = self.options, None
         if options.uses_target or self.student.unrolled_steps:
             read_by_target = self._read_target(target_params, inputs)
@@ -208,7 +208,7 @@ class DraftLearner(Learner):
         return self.losses(logits, target_logits, inputs[2], **regularizers)
 
     def _read_target(self, target_params: PyTree, inputs: Inputs) -> TargetReading:
-        """Runs the target, which returns states only for a draft that continues from them."""
+        """Runs the target over the texts; the result has states only if the draft needs them."""
         if self.student.unrolled_steps:
             return read_target(self.target.with_params(target_params), inputs)
         return TargetReading(logits=network_logits(self.target.config, target_params, inputs))
@@ -220,15 +220,15 @@ class DraftLearner(Learner):
         text: Int[Array, "batch length"],
         **regularizers: float,
     ) -> LossSums:
-        """Sums the objective; tokens that a narrow head lacks are left out."""
+        """Sums the objective over ``text``, where tokens missing in a narrow head are left out."""
         options, head = self.options, self.student.head
         if head is not None:
             if options.objective in ("forward_kl", "jeffreys") and target_logits is not None:
-                # The divergence is infinite for tokens that the draft lacks: it learns the
-                # target's distribution over the others.
+                # Tokens that the draft lacks would make the divergence infinite: the draft learns
+                # the target's distribution, normalized over the head's tokens.
                 target_logits = jnp.where(head.knows[None, None], target_logits, -jnp.inf)
             if options.distillation_weight < 1 or not options.uses_target:
-                # So is the cross-entropy of these tokens: those of the text are skipped.
+                # Their cross-entropy would be infinite as well, so their positions are skipped.
                 text = jnp.where(head.knows[text], text, PAD_ID)
         return token_losses(
             logits,
@@ -240,10 +240,10 @@ class DraftLearner(Learner):
         )
 
     def inputs(self, params: PyTree, target_params: PyTree, step: int, batch: PairBatch) -> Inputs:
-        """Returns the batch; in a share of the steps, with texts that the draft samples itself.
+        """Returns the batch's arrays; in ``on_policy`` of the steps, with texts of the draft.
 
-        The choice of these steps and their samples follow from seed, step and parameters, so that
-        a resumed run reads the same texts.
+        The draft samples the texts in the step. The choice of steps and the samples follow from
+        seed, step and parameters, so that a resumed run reads the same texts.
         """
         seed = self.options.seed
         if np.random.default_rng([seed, step]).random() >= self.distillation.on_policy:
@@ -267,7 +267,7 @@ class DraftLearner(Learner):
         dev: Mapping[float, Batches],
         place: Callable[[Inputs], Inputs],
     ) -> list[HeldOutAlpha]:
-        """Measures alpha at each temperature."""
+        """Measures loss and alpha on each temperature's batches; ``place`` is not used."""
         found, given = [], (params, target_params)
         for temperature, batches in dev.items():
             batches, settings = list(batches.one_pass()), sampling(temperature)
@@ -279,7 +279,7 @@ class DraftLearner(Learner):
 
     @functools.cached_property
     def score(self):
-        """``score(params, target_params, inputs, settings)``, as ``HeldOutAlpha.of`` takes it."""
+        """Function of (params, target_params, inputs, settings) to ``HeldOutAlpha.of``'s scores."""
 
         @jax.jit
         def score(params, target_params, inputs, settings):
@@ -295,7 +295,7 @@ class DraftLearner(Learner):
 
 
 def _steps_in_turn(shape: tuple[int, int], num_steps: int) -> Int[Array, "batch length"]:
-    """Assigns a drafting step to each token, from 0; never one later than the token's position."""
+    """Assigns a drafting step, from 0, to each token: at most the token's position in the text."""
     rows, positions = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
     return jnp.minimum((rows + positions) % num_steps, positions)
 
@@ -310,11 +310,11 @@ def sample_outputs(
     *,
     max_length: int,
 ) -> Int[Array, "batch length"]:
-    """Samples outputs in the form of a batch's targets, cut at padding that the model generates.
+    """Samples an output for each source, padded as a batch's targets are.
 
-    ``keys`` are for each row; rows other than ``is_row`` stay empty.
+    ``keys`` has a random key for each row. Rows where ``is_row`` is False are all padding.
     """
-    # A padding row needs something to attend to.
+    # The source of a padding row must not be empty, because attention needs a position.
     sources = sources.at[:, 0].set(jnp.where(sources[:, 0] == PAD_ID, EOS_ID, sources[:, 0]))
     decoded = autoregressive_decode(
         model,
@@ -326,5 +326,5 @@ def sample_outputs(
         max_decode_steps=jnp.where(is_row, max_length, 0),
     )
     tokens = decoded.tokens[:, 0]
-    # Training would take all that follows padding for padding.
+    # A model may generate the padding id, which training would take for the end of the text.
     return tokens * jnp.cumprod(tokens != PAD_ID, axis=1)

@@ -1,20 +1,20 @@
-"""Divergences that a draft is trained down: between its distributions and the target's.
+"""Divergences between a target's and a draft's distributions, which distillation minimizes.
 
-With p the target's distribution of a token and q the draft's, in nats except the last:
+With p the target's distribution at a position and q the draft's, in nats except the last:
 
     forward_kl        KL(p || q): the draft covers all tokens that are likely under the target
     reverse_kl        KL(q || p): the draft avoids tokens that are unlikely under the target
     jeffreys          KL(p || q) + KL(q || p), symmetric (Jeffreys 1946)
     total_variation   1 - sum min(p, q): the probability of a rejection, one minus beta
-                      (Theorem 3.5). Where the distributions hardly overlap, its gradient is next
-                      to 0: a draft from scratch better starts with forward_kl
+                      (Theorem 3.5). If the distributions hardly overlap, its gradient is nearly
+                      0: a randomly initialized draft should start with forward_kl
 
-DistillSpec (Zhou et al. 2023, arXiv 2310.08461) compares them for drafts.
+DistillSpec (Zhou et al. 2023, arXiv 2310.08461) compares these divergences for drafts.
 
-All are sums over the vocabulary of one term for each token. Logits may be as far apart as float32
-has them: log-probabilities are differences of logits, never logarithms of what may be 0. A token
-that is masked, by minus infinity, in both models adds nothing. ``jax.checkpoint`` recomputes the
-terms for the derivative, so that no array of the logits' size is stored for it.
+Each is a sum over the vocabulary. Logits may be any float32 numbers: log-probabilities are
+differences of logits, never logarithms of probabilities, which may be 0. A token whose logit is
+minus infinity in both models contributes 0. ``jax.checkpoint`` recomputes the terms for the
+derivative, so that no array of the logits' size is stored for it.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,11 @@ Divergence = Callable[
 
 
 class _Pair(NamedTuple):
-    """Both distributions at every token; all ``[batch, length, vocab]``."""
+    """Both models' distributions at each position; all ``[batch, length, vocab]``."""
 
     target_probs: Array
     draft_probs: Array
-    # log p - log q; 0 where both are masked.
+    # log p - log q; 0 where both logits are minus infinity.
     log_ratio: Array
 
 
@@ -53,7 +53,7 @@ def _pair(target_logits: Array, draft_logits: Array) -> _Pair:
 
 
 def _times(probs: Array, values: Array) -> Array:
-    """Returns ``probs * values``, where 0 times infinity is 0: the limit of x log x."""
+    """Returns ``probs * values``, and 0 where a probability is 0: the limit of x log x."""
     return probs * jnp.where(probs > 0, values, 0.0)
 
 
@@ -66,9 +66,9 @@ def _reverse_terms(pair: _Pair) -> Array:
 
 
 def _divergence(terms: Callable[[_Pair], Array]) -> Divergence:
-    """Returns the function of both models' logits that sums ``terms`` over the vocabulary.
+    """Returns the divergence that sums ``terms`` over the vocabulary, given both models' logits.
 
-    It has no gradient to the target's logits.
+    The divergence has no gradient with respect to the target's logits.
     """
 
     @jax.checkpoint
@@ -79,17 +79,17 @@ def _divergence(terms: Callable[[_Pair], Array]) -> Divergence:
     return divergence
 
 
-# By the names in gin files.
+# Divergences by their names in gin files.
 DIVERGENCES: dict[str, Divergence] = {
     "forward_kl": _divergence(_forward_terms),
     "reverse_kl": _divergence(_reverse_terms),
     "jeffreys": _divergence(lambda pair: _forward_terms(pair) + _reverse_terms(pair)),
-    # Half the distance, not one less the overlap: exact near 0.
+    # Half the L1 distance, because 1 - sum min(p, q) loses all digits near 0.
     "total_variation": _divergence(
         lambda pair: 0.5 * jnp.abs(pair.target_probs - pair.draft_probs)
     ),
 }
 
-# The objective without a divergence: the draft learns the tokens of a text.
+# The objective without a divergence: the cross-entropy of the text's tokens.
 CROSS_ENTROPY = "cross_entropy"
 OBJECTIVES = (CROSS_ENTROPY, *DIVERGENCES)

@@ -6,24 +6,24 @@ from flax.traverse_util import flatten_dict
 
 from spec_t5x.types import PyTree
 
-# Number of parameters that are named.
+# Most parameters that a message names.
 _NAMED = 3
 _FINITE = "all parameters finite"
 
 
 class DivergedError(Exception):
-    """A loss, a gradient, parameters or a measurement that are not finite."""
+    """The error of a run whose loss, gradient, parameters or measurement is not finite."""
 
 
 def check_params(params: PyTree, step: int) -> None:
-    """Raises ``DivergedError`` before parameters that are not finite are written or measured."""
+    """Raises ``DivergedError``, naming ``step``, if a parameter has a value that is not finite."""
     state = describe(params)
     if state != _FINITE:
         raise DivergedError(f"{state} after step {step}")
 
 
 def describe(params: PyTree) -> str:
-    """Names the parameters that are not finite."""
+    """Returns a phrase that counts and names the parameters that are not finite, if any."""
     finite = flatten_dict(jax.device_get(_finite_leaves(params)), sep="/")
     names = sorted(name for name, is_finite in finite.items() if not is_finite)
     if not names:

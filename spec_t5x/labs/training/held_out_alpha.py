@@ -1,8 +1,8 @@
 """Alpha of a draft in training, on its target's outputs for held-out sources.
 
-Both models read the outputs teacher-forced. The acceptance probability at a position is
-``sum min(p, q)``, and its mean is alpha (Corollary 3.6), from which the expected tokens per
-iteration follow (Equation 1).
+Both models score the outputs teacher-forced. The acceptance probability at a position is
+``sum min(p, q)``. Its mean over positions is alpha (Corollary 3.6), and alpha gives the expected
+tokens per iteration (Equation 1).
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from spec_t5x.theory.estimates import Bootstrap, Estimate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeldOutAlpha:
-    """A draft's figures on the texts of one temperature."""
+    """A draft's loss and alpha on the target's outputs of one temperature."""
 
     temperature: float
     loss: float  # the objective, per token, without regularizers
@@ -35,10 +35,10 @@ class HeldOutAlpha:
         temperature: float,
         gamma: int,
     ) -> "HeldOutAlpha":
-        """Computes alpha over all tokens, with an interval bootstrapped over texts.
+        """Computes loss and alpha over all tokens, alpha with a 95 % interval over texts.
 
-        ``scores`` are, for each batch, the objective's sums and acceptance probabilities
-        ``[batch, length]``, 0 at padding.
+        ``scores`` has, for each batch, the objective's sums and the acceptance probabilities,
+        [batch, length], which are 0 at padding.
 
         Raises:
             InputError: the texts hold no token.
@@ -54,12 +54,12 @@ class HeldOutAlpha:
 
     @property
     def name(self) -> str:
-        """The name of ``value`` in messages."""
+        """Name of ``value`` in messages."""
         return f"alpha at temperature {self.temperature:g}"
 
     @property
     def value(self) -> float:
-        """The mean acceptance probability."""
+        """Alpha, the mean acceptance probability; the best draft has the largest."""
         return self.alpha.value
 
     @property
@@ -76,11 +76,11 @@ class HeldOutAlpha:
         )
 
     def record(self) -> dict[str, dict]:
-        """Returns the values of a line of ``metrics.jsonl``, all figures."""
+        """Returns all figures, as a line of ``metrics.jsonl`` has them below ``held_out``."""
         return {"held_out": dataclasses.asdict(self) | {"expected_tokens": self.expected_tokens}}
 
     def curves(self) -> dict[str, float]:
-        """Returns the figures by the names of their curves over the steps."""
+        """Returns the figures by the names of their TensorBoard curves."""
         return {
             f"held_out/{name}_T{self.temperature:g}": value
             for name, value in (

@@ -1,7 +1,7 @@
-"""A run over many devices: how its state and the rows of its batches are sharded.
+"""The shardings of a run's state and batches over many devices.
 
-Parameters are sharded by the network's logical axes, as in inference (``models.partitioning``),
-and the optimizer's averages of gradients as the parameters that they belong to.
+Parameters are sharded by the network's logical axes, as in inference (``models.partitioning``).
+The optimizer's averages of gradients are sharded as their parameters, a batch by its rows.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from spec_t5x.types import PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The shardings of a run. Without a mesh, JAX's default device."""
+    """The mesh and shardings of a run; if the mesh is None, all is on JAX's default device."""
 
     mesh: Mesh | None = None
-    params: PyTree = None  # a ``NamedSharding`` for each that is trained
+    params: PyTree = None  # a ``NamedSharding`` for each trained parameter
 
     @classmethod
     def create(
@@ -38,9 +38,9 @@ class Layout:
         model_parallel: int,
         param_shardings: Callable[[Mesh], PyTree],
     ) -> "Layout":
-        """Makes the layout of as many replicas as ``count_replicas`` returns.
+        """Makes the layout of ``count_replicas`` replicas of ``model_parallel`` devices each.
 
-        ``param_shardings`` returns the shardings of the trained parameters on a mesh.
+        ``param_shardings`` maps the mesh to a ``NamedSharding`` for each trained parameter.
         """
         replicas = count_replicas(data_parallel, model_parallel)
         wanted = replicas * model_parallel
@@ -50,18 +50,18 @@ class Layout:
         return cls(mesh=mesh, params=param_shardings(mesh))
 
     def within(self) -> contextlib.AbstractContextManager:
-        """Returns a context that computes on these devices."""
+        """Returns a context in which jitted functions are partitioned over the mesh, if any."""
         return contextlib.nullcontext() if self.mesh is None else partitioned(self.mesh)
 
     def frozen(self, model: Model) -> PyTree:
-        """Returns the parameters of a model that is not trained, on these devices."""
+        """Returns the parameters of a model that is not trained, sharded over the mesh."""
         shardings = None if self.mesh is None else param_shardings(model.config, self.mesh)
         return jax.device_put(model.params, shardings)
 
     def rows(self, inputs: PyTree, parts: int = 1) -> PyTree:
-        """Puts a batch's arrays on the devices, their rows over the replicas.
+        """Puts a batch's arrays, [batch, length], on the mesh, with the rows split over replicas.
 
-        Empty rows fill up the last multiple of replicas times ``parts``.
+        Rows of padding are appended, up to a multiple of replicas times ``parts``.
         """
         if self.mesh is None:
             return inputs
@@ -70,17 +70,17 @@ class Layout:
         return jax.device_put(inputs, batch_sharding(self.mesh))
 
     def initial(self, make: Callable[[PyTree], PyTree], params: PyTree) -> PyTree:
-        """Returns ``make(params)``, a ``trainer.TrainState`` that no device holds whole."""
+        """Returns ``make(params)``, a ``TrainState``, made sharded: no device holds it whole."""
         if self.mesh is None:
             return jax.jit(make)(params)
         return jax.jit(make, out_shardings=self.state(jax.eval_shape(make, params)))(params)
 
     def state(self, state: PyTree) -> PyTree:
-        """Returns a ``NamedSharding`` for every array of a ``trainer.TrainState``, or its shapes.
+        """Returns a ``NamedSharding`` for each array of ``state``, a ``TrainState`` or its shapes.
 
-        A subtree with the structure of the parameters belongs to them: its arrays with a
-        parameter's shape are sharded as the parameter. All else is replicated, as Adafactor's
-        averages over one axis.
+        In a subtree with the parameters' structure, an array of the same shape as its parameter is
+        sharded as the parameter. All other arrays are replicated, for example Adafactor's averages
+        over one axis.
         """
         structure, everywhere = jax.tree.structure(state.params), replicated(self.mesh)
 
@@ -98,7 +98,7 @@ class Layout:
         return jax.tree.map(shardings, state, is_leaf=is_of_params)
 
     def step(self, train_step: Callable, state: PyTree) -> Callable:
-        """Returns the jitted step, whose new state is sharded as the old one."""
+        """Returns ``train_step`` jitted so that its new state is sharded as ``state``."""
         if self.mesh is None:
             return train_step
         out_shardings = (self.state(state), replicated(self.mesh))
@@ -106,12 +106,12 @@ class Layout:
 
 
 def count_replicas(data_parallel: int | None, model_parallel: int) -> int:
-    """Returns the number of copies of the parameters, of ``model_parallel`` devices each.
+    """Returns the number of replicas of the parameters, of ``model_parallel`` devices each.
 
-    ``data_parallel`` None takes as many as there are devices for.
+    It is ``data_parallel``, or if that is None, as many as the devices allow.
 
     Raises:
-        InputError: there are too few devices, or their number is no multiple.
+        InputError: there are too few devices, or not a multiple of ``model_parallel``.
     """
     devices = jax.device_count()
     if data_parallel is None:

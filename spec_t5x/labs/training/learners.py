@@ -1,4 +1,4 @@
-"""The learner of plain training, and networks' calls over whole texts."""
+"""The learner of plain training, and teacher-forced calls of networks over whole texts."""
 
 import dataclasses
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from spec_t5x.types import Array, Float, Float32, Key, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Network(Learner):
-    """A network of any family that learns the tokens of texts."""
+    """The learner of a network of any family, trained by cross-entropy on the tokens of texts."""
 
     config: ModelConfig
     options: TrainOptions
@@ -25,12 +25,12 @@ class Network(Learner):
     target = None
 
     def init(self, key: Key[Array, ""]) -> PyTree:
-        """Returns random parameters."""
+        """Returns random parameters of the network."""
         inputs = _inputs_of(self.config, (jnp.zeros((1, 8), jnp.int32),) * 3)
         return network_of(self.config).init(key, *inputs, enable_dropout=False)["params"]
 
     def shardings(self, mesh: Mesh) -> PyTree:
-        """Returns shardings by the network's logical axes."""
+        """Returns a ``NamedSharding`` for each parameter, by the network's logical axes."""
         return param_shardings(self.config, mesh)
 
     def loss(
@@ -40,7 +40,7 @@ class Network(Learner):
         key: Key[Array, ""] | None,
         target_params: PyTree | None = None,
     ) -> LossSums:
-        """Sums the cross-entropy, with label smoothing and z-loss."""
+        """Sums the cross-entropy, with label smoothing and z-loss; ignores ``target_params``."""
         return token_losses(
             network_logits(self.config, params, inputs, key),
             inputs[2],
@@ -52,7 +52,7 @@ class Network(Learner):
 def network_logits(
     config: ModelConfig, params: PyTree, inputs: Inputs, dropout_key: Key[Array, ""] | None = None
 ) -> Float32[Array, "batch length vocab"]:
-    """Computes the logits of each token of a text, teacher-forced; without a key, no dropout."""
+    """Computes the logits that predict each token of a text, with dropout if a key is given."""
     dropout = {"enable_dropout": dropout_key is not None}
     if dropout_key is not None:
         dropout["rngs"] = {"dropout": dropout_key}
@@ -60,12 +60,12 @@ def network_logits(
 
 
 def _inputs_of(config: ModelConfig, inputs: Inputs) -> tuple:
-    """Returns the inputs of a network's call: without a source, the decoder's alone."""
+    """Returns a network's arguments: all inputs, or if it has no source, the shifted text alone."""
     return inputs if config.has_source else inputs[1:2]
 
 
 class TargetReading(NamedTuple):
-    """A target's logits and states over a text."""
+    """A target's outputs over texts: logits, encoder outputs, last decoder states."""
 
     logits: Float32[Array, "batch length vocab"]
     encoded: Float[Array, "batch source embed"] | None = None
@@ -73,7 +73,7 @@ class TargetReading(NamedTuple):
 
 
 def read_target(target: T5Model, inputs: Inputs) -> TargetReading:
-    """Runs the target over a text, teacher-forced."""
+    """Runs the target over a batch of texts, teacher-forced; returns all three outputs."""
 
     def read(network: Transformer):
         source, shifted, text = inputs

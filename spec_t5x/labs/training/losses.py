@@ -18,14 +18,14 @@ from spec_t5x.types import PAD_ID, Array, Float32, Int
 class LossSums:
     """Sums over tokens, float32 scalars; divide by ``num_tokens`` for means.
 
-    They are on the device or, once fetched, numpy's: hence no array type here.
+    The fields have no array type, because they are JAX's or, once fetched, numpy's.
     """
 
     loss: Any  # the minimized quantity, regularizers included
     cross_entropy: Any  # nats, without smoothing and z-loss
     num_correct: Any  # tokens whose largest logit is the target's
     num_tokens: Any
-    # The global norm of a training step's gradient before clipping.
+    # The global norm of a training step's gradient before clipping; None in evaluation.
     gradient_norm: Any = None
 
 
@@ -34,14 +34,14 @@ class DevMetrics:
     """Means over the target tokens of a held-out set."""
 
     cross_entropy: float  # nats per token, EOS included
-    accuracy: float  # share of tokens predicted given the right ones before
+    accuracy: float  # share of tokens with the largest logit, teacher-forced
     num_tokens: int
 
     name = "dev loss"
 
     @classmethod
     def of(cls, sums: Sequence) -> "DevMetrics":
-        """Adds up the cross-entropy, correct tokens and tokens of each batch.
+        """Computes the means from each batch's sums (cross-entropy, correct tokens, tokens).
 
         Raises:
             InputError: the batches hold no token.
@@ -54,7 +54,7 @@ class DevMetrics:
 
     @property
     def value(self) -> float:
-        """The cross-entropy."""
+        """The cross-entropy, which the run checks for being finite."""
         return self.cross_entropy
 
     @property
@@ -66,7 +66,7 @@ class DevMetrics:
         return f"dev loss {self.cross_entropy:.4f}  dev acc {self.accuracy:.3f}"
 
     def curves(self) -> dict[str, float]:
-        """Returns loss and accuracy by the names of their curves."""
+        """Returns loss and accuracy by the names of their TensorBoard curves."""
         return {"dev_loss": self.cross_entropy, "dev_accuracy": self.accuracy}
 
     record = curves
@@ -78,19 +78,19 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> tuple[Float32[Array, "batch length"], Float32[Array, "batch length"]]:
-    """Computes the cross-entropy of every token, in nats, with and without regularizers.
+    """Computes (loss with regularizers, plain cross-entropy) of every token, in nats.
 
-    ``label_smoothing`` is the share of the target distribution that is spread evenly over the whole
-    vocabulary, ``z_loss`` the weight of ``logsumexp(logits) ** 2``, which keeps the logits from
+    ``label_smoothing`` is the share of the one-hot distribution that is spread evenly over the
+    vocabulary. ``z_loss`` is the weight of ``logsumexp(logits) ** 2``, which keeps the logits from
     drifting (T5X uses 1e-4).
     """
 
-    # Recomputed for the derivative, so that nothing of the logits' size is stored for it: they are
+    # Recomputed for the derivative, so that no array of the logits' size is stored: the logits are
     # by far the largest array of a small model's step.
     @jax.checkpoint
     def both(logits):
         log_z = jax.nn.logsumexp(logits, axis=-1)
-        # A comparison: the derivative of an index would be a scatter, which fuses with nothing.
+        # A mask, because the derivative of indexing is a scatter, which XLA does not fuse.
         is_right = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
         right = jnp.sum(logits, axis=-1, where=is_right)
         plain = log_z - right
@@ -112,27 +112,27 @@ def token_losses(
     distillation_weight: float = 0.0,
     objective: str = "forward_kl",
 ) -> LossSums:
-    """Sums the losses of a batch's tokens; padding does not count.
+    """Sums the losses of a batch's tokens, padding excluded.
 
-    With a target's logits the loss of a token is ``(1 - w) * cross_entropy + w * divergence``,
-    w being ``distillation_weight`` and the divergence ``DIVERGENCES[objective]``. The objective
-    "cross_entropy" does not use them.
+    If ``target_logits`` are given, the loss of a token is ``(1 - w) * cross_entropy + w *
+    divergence`` with w = ``distillation_weight`` and the divergence ``DIVERGENCES[objective]``.
+    The objective "cross_entropy" ignores both.
     """
     counts = targets != PAD_ID
     loss, plain = cross_entropy(logits, targets, label_smoothing, z_loss)
     if target_logits is not None and objective != CROSS_ENTROPY:
         divergence = DIVERGENCES[objective](target_logits, logits)
         if distillation_weight == 1.0:
-            # Without the other's term, whose gradient would take another pass.
+            # Skips the cross-entropy, whose gradient would take another pass over the logits.
             loss = divergence
         else:
             loss = (1.0 - distillation_weight) * loss + distillation_weight * divergence
-    # Ties count as correct; argmax would cost another pass with indices.
+    # Counts ties as correct: argmax, which breaks ties, would cost another pass with indices.
     right = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     correct = right >= jnp.max(logits, axis=-1)
 
     def total(values: Array) -> Array:
-        # Selected, not multiplied: padding may have probability 0, and an infinite loss.
+        # ``where``, because 0 times the loss of padding, which may be infinite, is NaN.
         return jnp.sum(jnp.where(counts, values, 0.0))
 
     return LossSums(

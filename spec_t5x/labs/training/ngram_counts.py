@@ -1,13 +1,13 @@
-"""Counting n-grams: from token ids to the tables of ``drafts.ngram.NgramDraft``.
+"""Counts of n-grams: from token ids to the tables of ``drafts.ngram.NgramDraft``.
 
-Absolute discounting (Ney, Essen and Kneser 1994) takes a constant share of one occurrence from
-every counted n-gram and gives it to the shorter context. Rare n-grams are left out, with all of
-their mass.
+Absolute discounting (Ney, Essen and Kneser 1994) subtracts 3/4 from the count of each token w after
+a context h. The mass that this frees, and that of n-grams too rare to be stored, belongs to the
+context that is one token shorter.
 
     mass_h(w) = (count(h w) - 3/4) / count(h), rounded down
 
-Every order is counted as it occurs in the text, so that the lower orders of a table are good
-drafts too (Kneser and Ney's counts of continuations would not be).
+Lower orders have the counts of the text and not Kneser and Ney's counts of continuations, so that
+they are good drafts as well.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.labs.training.batching import Ids, join_pairs
 from spec_t5x.types import PAD_ID, Bool, Float32, Int
 
-# The share that every count loses, in quarters. Estimates from counts of counts are between 0.6
-# and 0.9 for all orders of natural text.
+# The discount of every count, in quarters of an occurrence. Estimates from counts of counts are
+# between 0.6 and 0.9 occurrences for all orders of natural text.
 _DISCOUNT_QUARTERS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Concatenated texts, each after its start token."""
+    """Concatenated texts; each begins with the start token, which is not predicted."""
 
     tokens: Int[np.ndarray, "tokens"]
     # Position of each token in its text; the start token's is 0.
@@ -36,7 +36,7 @@ class Corpus:
 
     @property
     def num_texts(self) -> int:
-        """Number of start tokens."""
+        """Number of texts, which is that of start tokens."""
         return int(np.count_nonzero(self.positions == 0))
 
     @property
@@ -47,20 +47,20 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Counts:
-    """All contexts of one length, and the n-grams of which some are stored."""
+    """All contexts of one length that occur, and the n-grams to store, of a context and a token."""
 
-    # For each context: index of the shorter one, and the token in front of that.
+    # For each context: the index of the context without its first token, and that token.
     shorter: Int[np.ndarray, "contexts"]
     tokens: Int[np.ndarray, "contexts"]
-    # For each stored n-gram, by context and the likeliest first: index of its context, its last
-    # token, and its mass.
+    # For each n-gram, ordered by context and then the likeliest first: the index of its context,
+    # its last token, and its mass in units of 1 / MASS_UNITS.
     contexts: Int[np.ndarray, "entries"]
     successors: Int[np.ndarray, "entries"]
     masses: Int[np.ndarray, "entries"]
 
 
 def join_texts(texts: Iterable[Ids]) -> Corpus:
-    """Concatenates texts: token ids without a start token, with an end-of-sequence token."""
+    """Concatenates texts, each given as token ids with EOS and without a start token."""
     joined = join_pairs(((), text) for text in texts).target
     lengths, starts = joined.lengths, joined.ends - joined.lengths
     tokens = np.insert(joined.ids.astype(np.int64), starts, PAD_ID)
@@ -77,15 +77,15 @@ def count_ngrams(
     min_count: int = 2,
     max_successors: int = 64,
 ) -> NgramDraft:
-    """Makes the draft with the tables of a corpus. Equal arguments give equal tables.
+    """Makes an n-gram draft from a corpus. Equal arguments give equal tables.
 
-    The longest n-grams have ``order`` tokens; n-grams of two tokens and more that occur less than
-    ``min_count`` times are left out. A context stores at most ``max_successors`` tokens: the
-    likeliest ones, of several the ones with the lowest ids.
+    The longest n-grams have ``order`` tokens. N-grams of two tokens and more that occur less than
+    ``min_count`` times are not stored. A context stores the ``max_successors`` likeliest tokens, of
+    equally likely ones those with the lowest ids.
 
     Raises:
-      InputError: an argument below 1, a token outside the vocabulary, or nothing left
-        of an order.
+      InputError: an argument is below 1, a token is outside the vocabulary, or no n-gram
+        of some length is stored.
     """
     check_numbers(1, order=order, min_count=min_count, max_successors=max_successors)
     for token in (corpus.tokens.min(), corpus.tokens.max()):
@@ -113,10 +113,10 @@ def count_ngrams(
 def _count_by_length(
     corpus: Corpus, vocab_size: int, order: int, min_count: int, max_successors: int
 ) -> Iterable[_Counts]:
-    """Yields the counts of contexts of 1 … order - 1 tokens."""
+    """Yields the counts of contexts of 1, 2, … order - 1 tokens, in this order."""
     tokens, positions = corpus.tokens, corpus.positions
-    # Ends of the contexts that a token of the same text follows, and the index of the shorter
-    # context that ends there: at first the empty one.
+    # Last positions of contexts that a token of the same text follows, and the index of the
+    # one token shorter context that ends there: at first the empty one.
     ends = np.flatnonzero(positions[1:] > 0)
     shorter = np.zeros(len(ends), np.int64)
     for length in range(1, order):
@@ -126,7 +126,7 @@ def _count_by_length(
         of_contexts, shorter = np.unique(keys, return_inverse=True)
         of_ngrams, counts = np.unique(shorter * vocab_size + tokens[ends + 1], return_counts=True)
         contexts, successors = np.divmod(of_ngrams, vocab_size)
-        # Exact: sums of integers below 2**53.
+        # Exact, because float64 holds integers up to 2**53.
         totals = np.bincount(contexts, weights=counts).astype(np.int64)
         masses = (4 * counts - _DISCOUNT_QUARTERS) * (MASS_UNITS // 4) // totals[contexts]
         order_of = np.lexsort((successors, -masses, contexts))
@@ -143,9 +143,9 @@ def _count_by_length(
 
 
 def _levels(counts: Sequence[_Counts], vocab_size: int) -> tuple[ContextLevel, ...]:
-    """Makes the trie of the contexts that anything is stored for, renumbered."""
+    """Makes the draft's trie, without contexts that have neither n-grams nor longer contexts."""
     token_type = np.uint16 if vocab_size <= 1 << 16 else np.int32
-    # A context is kept if it has entries, or is part of a longer one that is kept.
+    # A context is kept if it has n-grams, or if it is the end of a longer context that is kept.
     all_kept, of_longer = [], np.zeros(0, np.int64)
     for counted in reversed(counts):
         kept = np.zeros(len(counted.tokens), bool)
@@ -171,13 +171,13 @@ def _levels(counts: Sequence[_Counts], vocab_size: int) -> tuple[ContextLevel, .
 def _offsets(
     owners: Int[np.ndarray, "items"], kept: Bool[np.ndarray, "contexts"]
 ) -> Int[np.ndarray, "kept_and_one"]:
-    """Returns where the items of each kept context begin, from the sorted owners of all items."""
+    """Returns the index of each kept context's first item, and the end; ``owners`` is sorted."""
     bounds = np.append(np.flatnonzero(kept), len(kept))
     return np.searchsorted(owners, bounds).astype(np.int32)
 
 
 def _unigram(corpus: Corpus, vocab_size: int) -> Float32[np.ndarray, "vocab"]:
-    """Computes discounted frequencies; all tokens share the discount."""
+    """Computes each token's probability: its discounted frequency and a share of all discounts."""
     counts = np.bincount(corpus.tokens[corpus.positions > 0], minlength=vocab_size)
     discounted = np.maximum(counts - _DISCOUNT_QUARTERS / 4, 0)
     rest = counts.sum() - discounted.sum()

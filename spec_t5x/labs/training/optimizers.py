@@ -19,35 +19,35 @@ DECAYS = ("constant", "rsqrt")
 class OptimizerOptions:
     """An optimizer and its learning rates; gradients are clipped by their global norm."""
 
-    # 'adamw', or 'adafactor' as T5 was trained: without momentum, and with each update in
-    # proportion to its parameter's own scale, so that its learning rates are relative (0.01
-    # moves a matrix by 1% of its RMS).
+    # 'adamw', or 'adafactor', with which T5 was trained: no momentum, and updates scaled by their
+    # parameter's RMS, so that learning rates are relative (0.01 moves a matrix by 1 % of its RMS).
     name: str = "adamw"
-    # The largest; reached after the warm-up.
+    # The largest learning rate, at the end of the warm-up.
     learning_rate: float = 1e-3
+    # Number of steps in which the rate rises linearly.
     warmup_steps: int = 1000
-    # After the warm-up the rate stays, or falls as sqrt(warmup_steps / step) ('rsqrt').
+    # After the warm-up the rate is 'constant', or falls as sqrt(warmup_steps / step) ('rsqrt').
     decay: str = "constant"
-    # Over the last steps the rate falls linearly to 0, which it would reach after the last one.
+    # Number of last steps in which the rate falls linearly to 0, reached after the last step.
     cooldown_steps: int = 0
     clip_norm: float = 1.0
-    # AdamW's, of matrices only; Adafactor ignores it.
+    # AdamW's weight decay, of arrays with two axes or more; Adafactor ignores it.
     weight_decay: float = 0.0
 
     def build(self, steps: int) -> tuple[optax.GradientTransformation, Schedule]:
         """Returns the optimizer and its schedule, for a training of ``steps`` steps.
 
         Raises:
-            InputError: an unknown name, or numbers out of range.
+            InputError: a name is unknown, or a number is out of range.
         """
         schedule = self.schedule(steps)
         return self.optimizer(schedule), schedule
 
     def optimizer(self, schedule: Schedule) -> optax.GradientTransformation:
-        """Chains clipping and the optimizer, with the learning rates of ``schedule``.
+        """Chains gradient clipping and the optimizer, with the learning rates of ``schedule``.
 
-        Adafactor keeps averages of squares by rows and columns for matrices that are at least
-        128 large both ways, and whole for smaller ones.
+        Adafactor stores averages of squared gradients by row and by column for matrices of at
+        least 128 rows and columns, and elementwise for smaller arrays.
         """
         check_choice("optimizer", self.name, OPTIMIZERS)
         if self.clip_norm <= 0:
@@ -75,7 +75,7 @@ class OptimizerOptions:
             step = jnp.asarray(step, jnp.float32)
             rate = jnp.float32(peak)
             if warmup:
-                # From 1 / warmup, so that the first step is not wasted.
+                # Starts at 1 / warmup, because a first step with rate 0 would change nothing.
                 rate *= jnp.minimum(1.0, (step + 1.0) / warmup)
             if self.decay == "rsqrt":
                 start = max(warmup, 1)

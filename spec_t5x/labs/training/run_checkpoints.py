@@ -1,9 +1,9 @@
-"""The checkpoints of a run: each appears whole, with all that belongs to its step, or not.
+"""The checkpoints of a run, each written atomically: it is complete, or it does not exist.
 
-A step's directory holds the state, the sums of the unfinished log line, and the position of the
-data: a stream's state, or a hash of the pairs that the step counts through. Orbax writes it under
-another name, which is no checkpoint, and renames it in the end. The newest checkpoints are kept,
-and the one with the highest score.
+A step's directory holds the training state, the *window* (the loss sums since the last log line)
+and the *position* in the data: a stream's state, or a hash of the pairs, of which the step is the
+position. Orbax writes the directory under a temporary name and renames it at the end. The newest
+checkpoints are kept, and the one with the highest score.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 from spec_t5x.errors import InputError
 from spec_t5x.types import PyTree
 
-# The items of a step.
+# Names of a checkpoint's items.
 STATE, WINDOW, POSITION = "state", "window", "position"
 
 
 class RunCheckpoints:
-    """The newest checkpoints of a run and its best, in a directory; a context manager."""
+    """The checkpoints in a run's directory, to save and restore; a context manager."""
 
     def __init__(self, directory: str | Path, keep: int):
-        """Opens ``directory``, which is made if absent; keeps the ``keep`` newest and the best."""
+        """Opens or creates ``directory``; keeps the ``keep`` newest checkpoints and the best."""
 
         def score(metrics):
             return metrics["score"]
@@ -42,13 +42,13 @@ class RunCheckpoints:
                 best_fn=score,
                 preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
                 create=True,
-                # The half of a checkpoint that a killed run left takes room and is of no use.
+                # Deletes unfinished checkpoints of a killed run, which only take space.
                 cleanup_tmp_directories=True,
-                # A position is written at once, so that its directory must be there.
+                # ``_PositionHandler`` writes before ``save`` returns, and needs the directory.
                 async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             ),
         )
-        # None before the first score.
+        # Step and score of the best checkpoint; None before the first score.
         self.best_step: int | None = self._manager.best_step()
         self.best_score: float | None = None
         if self.best_step is not None:
@@ -64,7 +64,7 @@ class RunCheckpoints:
             try:
                 self.finish()
             except InputError:
-                # A run that failed ends with its own error.
+                # If the run failed, its own error is the one to report.
                 if kind is None:
                     raise
             self._manager.close()
@@ -75,14 +75,14 @@ class RunCheckpoints:
         return self._manager.latest_step()
 
     def describe_latest(self) -> str:
-        """Names the checkpoint that a run would resume from."""
+        """Returns a clause, for messages, on the checkpoint that a run would resume from."""
         with contextlib.suppress(InputError):
-            # One may be on its way.
+            # The newest checkpoint may not be complete yet.
             self.finish()
         return self._newest_there()
 
     def _newest_there(self) -> str:
-        # Those that are being written have other names.
+        # Unfinished checkpoints have names that are no numbers.
         steps = [int(path.name) for path in self._directory.iterdir() if path.name.isdigit()]
         if not steps:
             return "there is no checkpoint"
@@ -96,13 +96,13 @@ class RunCheckpoints:
         save_position: Callable[[Path], None],
         score: float | None = None,
     ) -> None:
-        """Begins to write a checkpoint, once the one before is written.
+        """Starts to write a checkpoint in the background, after the previous one is complete.
 
-        The state has been copied when this returns: the next step may take over its buffers. A
-        ``score`` keeps the checkpoint until one with a larger score is saved.
+        At return the position is written and the state copied, so that its buffers may be donated.
+        A checkpoint with a ``score`` is kept until one with a larger score is saved.
 
         Raises:
-            InputError: this checkpoint or the one before cannot be written.
+            InputError: this checkpoint or the previous one cannot be written.
         """
         items = {
             STATE: ocp.args.StandardSave(state),
@@ -110,21 +110,21 @@ class RunCheckpoints:
             POSITION: _SavePosition(save_position),
         }
         metrics = None if score is None else {"score": score}
-        # A checkpoint that is still being written cannot be deleted.
+        # A checkpoint that is not complete yet cannot be deleted.
         self.finish()
         with self._writing():
             if step == self.latest_step:
-                # The checkpoint there has no score.
+                # Orbax does not overwrite the step's checkpoint, which has no score.
                 self._manager.delete(step)
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
         if score is not None:
             self.best_step, self.best_score = step, score
 
     def finish(self) -> None:
-        """Waits for the checkpoint that is being written.
+        """Waits until the last checkpoint is complete.
 
         Raises:
-            InputError: it cannot be written.
+            InputError: the checkpoint cannot be written.
         """
         with self._writing():
             self._manager.wait_until_finished()
@@ -132,12 +132,12 @@ class RunCheckpoints:
     def restore(
         self, like: PyTree, step: int | None = None
     ) -> tuple[PyTree, dict[str, float], Path]:
-        """Returns state, window and the position's directory of a step, None for the newest.
+        """Returns the state, window and position's directory of ``step``, by default the newest.
 
-        ``like`` is a state of the same shapes and types.
+        ``like`` is a state with the shapes, dtypes and shardings to restore.
 
         Raises:
-            InputError: the checkpoint is of another model.
+            InputError: the checkpoint is of another model or optimizer.
         """
         step = self.latest_step if step is None else step
         items = {STATE: ocp.args.StandardRestore(like), WINDOW: ocp.args.JsonRestore()}
@@ -152,14 +152,14 @@ class RunCheckpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Converts errors of the operating system, such as a full disk, to ``InputError``."""
+        """Converts errors of the operating system, for example a full disk, to ``InputError``."""
         try:
             yield
         except (OSError, ValueError) as error:
             if isinstance(error, OSError):
                 reason = error.strerror or str(error)
             elif code := re.search(r"os_error_code='(\d+)'", str(error)):
-                # TensorStore's errors, of which Python has the text only.
+                # TensorStore's error, whose code is in the message only.
                 reason = os.strerror(int(code[1]))
             else:
                 raise
@@ -172,9 +172,9 @@ class RunCheckpoints:
 
 @contextlib.contextmanager
 def _quiet_orbax() -> Iterator[None]:
-    """Silences messages of Orbax's threads about errors that ``finish`` raises anyway.
+    """Silences messages of Orbax's threads about failed writes, which ``finish`` raises anyway.
 
-    Each is logged several times; and Python reports writes that end after one that failed.
+    Orbax logs each error several times, and Python reports the writes that end after a failure.
     """
     logger, hook = logging.getLogger("absl"), sys.unraisablehook
 
@@ -195,9 +195,9 @@ def _quiet_orbax() -> Iterator[None]:
 
 
 class _PositionHandler(ocp.CheckpointHandler):
-    """A handler that writes a position before ``save`` returns.
+    """The Orbax handler of the position, which it writes before ``save`` returns.
 
-    Batches that are drawn while the rest is written do not move it.
+    So batches drawn while the state is written in the background do not change the position.
     """
 
     def save(self, directory, args: "_SavePosition"):

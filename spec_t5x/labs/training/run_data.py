@@ -1,7 +1,7 @@
-"""The data of a run, as a gin file says: text pairs from files or seqio's tasks.
+"""The training and held-out data of a run, configured in gin: files, or a seqio task.
 
-A ``TrainingData`` is ``DataOptions``, ``TaskDataOptions`` or a kind that contrib registers:
-``train.data = @TaskDataOptions()``.
+A gin file selects a subclass of ``TrainingData``, for example ``train.data = @TaskDataOptions()``:
+``DataOptions``, ``TaskDataOptions`` or one that contrib registers. *Parts* are "train" and "dev".
 """
 
 import abc
@@ -35,23 +35,23 @@ from spec_t5x.machine.progress import doing
 
 log = logging.getLogger(__name__)
 
-# Number of pairs that a vocabulary is trained on, sampled from all.
+# Most pairs that a vocabulary is trained on, sampled from all.
 _VOCABULARY_PAIRS = 100_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData(abc.ABC):
-    """Text pairs, or lines, with their vocabulary and batches."""
+    """Options and reader of text pairs, or of lines for a model without sources; a base class."""
 
-    # Says whether there are sources, as the model to train has them or has them not.
+    # Says whether the data have sources; the model's configuration must have the same value.
     has_source: ClassVar[bool] = True
 
     # A SentencePiece model (FILE:100 adds T5's extra ids), "bytes", a tokenizer.json, or a model
-    # whose vocabulary to take. None takes that of an initial checkpoint or of a target; without
-    # one, files train a vocabulary of the model's vocab_size.
+    # whose vocabulary to use. None uses that of the initial checkpoint or of a draft's target; if
+    # there is neither, ``DataOptions`` trains a vocabulary of the model's vocab_size.
     vocabulary: str | None = None
     buckets: Sequence[int] = DEFAULT_BUCKETS
-    tokens_per_batch: int = 4096  # padded, of the longer side
+    tokens_per_batch: int = 4096  # rows times the bucket's length, padding included
 
     def __post_init__(self):
         if max(self.longest) > max(self.buckets):
@@ -63,35 +63,35 @@ class TrainingData(abc.ABC):
 
     @abc.abstractmethod
     def name(self, part: str) -> str | None:
-        """Names the data of "train" or "dev"; None without."""
+        """Returns the name of a part's data, for messages; None if there is no dev part."""
 
     @property
     @abc.abstractmethod
     def longest(self) -> tuple[int, int]:
-        """Maximal tokens of a source and of a target, EOS included."""
+        """Maximal numbers of tokens of a source and of a target, EOS included."""
 
     @abc.abstractmethod
     def read(
         self, part: str, vocabulary: Vocabulary, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """Reads the tokens of "train" or "dev", of a task those of an epoch.
+        """Reads and tokenizes a part's pairs: of a task's "train" an epoch, shuffled by ``seed``.
 
-        Only the ``first`` pairs need be read.
+        If ``first`` is given, the pairs after the ``first`` ones may be left out.
         """
 
     def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
-        """Reads the first held-out sources, to score the texts that are generated for them.
+        """Reads the first ``examples`` dev pairs (None: all), on which a model's texts are scored.
 
         Raises:
-            InputError: the data have no sources.
+            InputError: this kind of data cannot be scored.
         """
         raise InputError(f"train.metrics cannot score {type(self).__name__}: leave them out")
 
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """Trains a vocabulary for the data, or reads the one that was trained before.
+        """Trains a vocabulary in ``directory``, or loads the one that was trained there before.
 
         Raises:
-            InputError: not for this data.
+            InputError: this kind of data needs a given vocabulary.
         """
         raise InputError(
             f"{type(self).__name__}.vocabulary is None: give a SentencePiece model, 'bytes', or an "
@@ -99,7 +99,7 @@ class TrainingData(abc.ABC):
         )
 
     def own_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """Loads the given vocabulary, or trains one, for a model of ``vocab_size``."""
+        """Loads ``vocabulary``, or trains one of ``vocab_size`` pieces; raises if it has more."""
         if self.vocabulary:
             vocabulary = named_vocabulary(self.vocabulary, vocab_size)
         else:
@@ -114,7 +114,7 @@ class TrainingData(abc.ABC):
     def pairs(
         self, part: str, vocabulary: Vocabulary, seed: int, first: int | None = None
     ) -> TokenisedPairs:
-        """Returns the first pairs of "train" or "dev", or all; logs how many there are."""
+        """Returns a part's ``first`` pairs (None: all), and logs their number and lengths."""
         with doing(log, f"reading and tokenizing {self.name(part)}"):
             pairs = self.read(part, vocabulary, seed, first)
         source, target = (texts.lengths.mean() for texts in (pairs.source, pairs.target))
@@ -124,23 +124,23 @@ class TrainingData(abc.ABC):
         return pairs if first is None else pairs.first(first)
 
     def train_batches(self, vocabulary: Vocabulary, seed: int) -> Positioned:
-        """Returns the training batches."""
+        """Reads the training data and returns their batches."""
         batches = self.batches(self.pairs("train", vocabulary, seed), seed)
         log.info(f"{batches.batches_per_epoch:,} batches an epoch")
         return batches
 
     def train_and_dev(self, vocabulary: Vocabulary, seed: int) -> tuple[Positioned, Batches | None]:
-        """Returns training and held-out batches."""
+        """Returns training and held-out batches, None for these if there is no dev part."""
         train, has_dev = self.train_batches(vocabulary, seed), self.name("dev") is not None
         return train, self.batches(self.pairs("dev", vocabulary, seed), seed) if has_dev else None
 
     def batches(self, pairs: TokenisedPairs, seed: int) -> Batches:
-        """Makes the batches of the data's pairs, or of others with the same sources."""
+        """Makes batches of ``pairs``, with this object's buckets and tokens per batch."""
         options = {"tokens_per_batch": self.tokens_per_batch, "buckets": self.buckets}
         return Batches(pairs, seed=seed, **options)
 
     def check_inherits_vocabulary(self) -> None:
-        """Raises ``InputError`` where a vocabulary is given in place of the target's."""
+        """Raises ``InputError`` if ``vocabulary`` is set, because a draft has its target's."""
         if self.vocabulary is not None:
             raise InputError(
                 f"{type(self).__name__}.vocabulary is {self.vocabulary!r}: leave it out, it is the "
@@ -150,18 +150,18 @@ class TrainingData(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataOptions(TrainingData):
-    """Files of text pairs."""
+    """Options and reader of tab-separated files of text pairs."""
 
-    directory: str  # the files' names are relative to it
+    directory: str  # the folder of the files
     train_file: str
     dev_file: str | None = None
-    # None is as usual (``data.tsv.read_pairs``).
+    # Columns count from 0; None gives the defaults of ``data.tsv.read_pairs``.
     source_column: int | None = None
     target_column: int | None = None
     num_columns: int | None = None
-    # Added in front of every source, as in T5's tasks ("summarize: ").
+    # Text in front of every source, as in T5's tasks ("summarize: ").
     source_prefix: str = ""
-    # Scores the texts that are generated for the dev file's sources: a name of
+    # Metric of the texts that are generated for the dev file's sources: a name of
     # ``data.metrics.METRICS``.
     metric: str = "bleu"
     max_source_length: int = 96  # tokens, EOS included
@@ -181,28 +181,28 @@ class DataOptions(TrainingData):
         return self.source_column, self.target_column, self.num_columns
 
     def _prefixed(self, part: str) -> Iterator[tuple[str, str]]:
-        """Yields the pairs of a file; an empty source stays empty."""
+        """Yields a part's pairs, with the prefix in front of sources that are not empty."""
         for source, target in read_pairs(self._path(part), *self._columns):
             yield source and self.source_prefix + source, target
 
     def name(self, part: str) -> str | None:
-        """Returns the file's name."""
+        """Returns the name of the part's file; None if there is no dev file."""
         return self.train_file if part == "train" else self.dev_file
 
     @property
     def longest(self) -> tuple[int, int]:
-        """The options' maximal lengths."""
+        """Tuple of ``max_source_length`` and ``max_target_length``."""
         return self.max_source_length, self.max_target_length
 
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """Trains a SentencePiece vocabulary of both sides."""
+        """Trains a SentencePiece vocabulary on sources and targets, or loads ``directory``'s."""
         path = directory / SPIECE_NAME
         if not path.is_file():
             log.info(f"training a vocabulary of {vocab_size} pieces")
             pairs = list(read_pairs(self._path("train"), *self._columns))
-            # A separate generator: the sample does not depend on the training seed.
+            # A constant seed, so that the vocabulary does not depend on the training's.
             pairs = random.Random(0).sample(pairs, min(_VOCABULARY_PAIRS, len(pairs)))
-            # Trained aside and renamed, so that a kill leaves no half file behind.
+            # Trained under another name and renamed, so that a kill leaves no incomplete file.
             trained = train_sentencepiece(
                 itertools.chain.from_iterable(pairs), path.with_name("unfinished"), vocab_size
             )
@@ -213,7 +213,7 @@ class DataOptions(TrainingData):
     def read(
         self, part: str, vocabulary: Vocabulary, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """Reads all pairs of the file."""
+        """Reads all pairs of the part's file, in order; ignores ``seed`` and ``first``."""
         return tokenise(
             self._prefixed(part),
             vocabulary,
@@ -223,7 +223,7 @@ class DataOptions(TrainingData):
         )
 
     def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
-        """Reads the dev file; sources that are too long are cut, empty ones skipped."""
+        """Reads the dev file's first pairs with a source; cuts sources that are too long."""
         metric = metric_by_name(self.metric)
         check_installed([metric])
         given = (pair for pair in self._prefixed("dev") if pair[0])
@@ -247,12 +247,12 @@ class DataOptions(TrainingData):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskDataOptions(TrainingData, TaskOptions):
-    """A seqio task or mixture, read with the model's vocabulary."""
+    """Options and reader of a seqio task or mixture, with the model's vocabulary."""
 
     mixture_or_task: str = dataclasses.field()
     train_split: str = "train"
     dev_split: str | None = "validation"
-    # Take this many of each task's dev split, the first ones; None takes all.
+    # Number of examples to read of each task's dev split, from the first; None reads all.
     dev_examples: int | None = None
 
     def __post_init__(self):
@@ -266,22 +266,22 @@ class TaskDataOptions(TrainingData, TaskOptions):
         check_at_least(self, dev_examples=1)
 
     def name(self, part: str) -> str | None:
-        """Names the task and its split."""
+        """Returns the task's name and the part's split; None if there is no dev split."""
         split = self.train_split if part == "train" else self.dev_split
         return split and f"{self.mixture_or_task} ({split})"
 
     @property
     def longest(self) -> tuple[int, int]:
-        """The lengths of the task's features."""
+        """Lengths of ``inputs`` and ``targets`` in ``task_feature_lengths``."""
         return self.task_feature_lengths["inputs"], self.task_feature_lengths["targets"]
 
     def task(self, vocabulary: Vocabulary) -> Any:
-        """Looks up the task or mixture, a ``task_streams.PairedTask``, with the model's ids.
+        """Returns the task or mixture, a ``task_streams.PairedTask``, with the model's ids.
 
         Raises:
-            InputError: an unknown task, or one that cannot be trained on.
+            InputError: the task is unknown, or has no sources or targets of ids.
         """
-        # Imported here: seqio brings TensorFlow along, seconds that a file does not need.
+        # Imported here because seqio imports TensorFlow, which takes seconds.
         from spec_t5x.labs.training.task_streams import PairedTask
 
         return PairedTask(
@@ -293,7 +293,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
         )
 
     def train_batches(self, vocabulary: Vocabulary, seed: int) -> Positioned:
-        """Returns a stream that mixes, shuffles and repeats as seqio does."""
+        """Returns an endless stream of batches, mixed, shuffled and repeated by seqio."""
         from spec_t5x.labs.training.task_streams import TaskStream
 
         options = {"buckets": self.buckets, "tokens_per_batch": self.tokens_per_batch}
@@ -302,9 +302,9 @@ class TaskDataOptions(TrainingData, TaskOptions):
     def read(
         self, part: str, vocabulary: Vocabulary, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """Reads for "train" what ``train_batches`` would, and for "dev" as many of each task.
+        """Reads an epoch of "train", shuffled by ``seed``, or "dev" in order.
 
-        A mixture's epoch ends with the first of its tasks.
+        A mixture's epoch ends with its first task that ends; its tasks share "dev" equally.
         """
         task = self.task(vocabulary)
         if part == "train":
@@ -314,7 +314,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
         return task.pairs(self.dev_split, limit=min(given, default=None))
 
     def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
-        """Reads the dev split of each task, which the task's own metrics score."""
+        """Reads the first examples of each task's dev split, with the task's metrics."""
         from spec_t5x.data.task_examples import read_examples
 
         found, given = [], (self.task_feature_lengths, examples, self.use_cached_tasks)
@@ -333,7 +333,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
 
 
 def kinds_of_data() -> dict[str, type[TrainingData]]:
-    """Returns the kinds of data by the names that gin has for them."""
+    """Returns the subclasses of ``TrainingData`` by their names in gin, contrib's included."""
     own = {each.__name__: each for each in (DataOptions, TaskDataOptions)}
     return own | registry.find_all("training data")
 

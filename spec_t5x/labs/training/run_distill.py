@@ -1,4 +1,4 @@
-"""Trains a draft for a target, as a gin file says.
+"""Trains a draft for a target, configured by a gin file.
 
     spec-t5x distill --gin_file=FILE.gin --gin.NAME=VALUE ...
 
@@ -36,30 +36,30 @@ from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
 from spec_t5x.models.t5 import T5Config
 
-# The rule for an encoder: the draft uses the target's.
+# The rule for an encoder that makes the draft use the target's, without training it.
 SHARED = "shared"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeptLayers:
-    """A draft that starts as layers of its target: "all", "first:K", "last:K" or "every:K"."""
+    """A draft made of layers of its target, by rules "all", "first:K", "last:K" or "every:K"."""
 
     decoder: str = "every:2"
-    # Or "shared": encoder, embedding and the projections to keys and values of the source are
-    # the target's, frozen.
+    # A rule, or "shared": the draft uses the target's encoder, embedding and cross-attention
+    # projections to keys and values, which are frozen.
     encoder: str = SHARED
-    # With a shared encoder: the number of tokens, the most frequent ones of the training texts,
-    # that the output layer has. None has all.
+    # With a shared encoder: the number of tokens that the output layer has, the most frequent ones
+    # of the training texts. None keeps all tokens.
     draft_vocab_size: int | None = None
-    # With a shared encoder: the number of drafting steps that a draft learns that continues from
-    # the target's states (``models/eagle.py``). 0 is a draft that reads texts alone.
+    # With a shared encoder: the number of drafting steps that an EAGLE head (``models/eagle.py``)
+    # learns, a draft that continues from the target's states. 0 makes no head.
     unrolled_steps: int = 0
-    # Then the width of its states; None is the target's. A narrower layer is faster and starts at
-    # random.
+    # Of a head: the width of its states; None is the target's. A narrower head is faster, and
+    # starts with random parameters.
     width: int | None = None
-    # And layers of the target's decoder, from 0, whose outputs it reads beside the last one's.
+    # Of a head: layers of the target's decoder, from 0, whose outputs it reads besides the last's.
     depths: Sequence[int] = ()
-    # Says whether it attends to the source, too.
+    # Of a head: says whether it attends to the source.
     reads_source: bool = True
     dropout_rate: float = 0.0
 
@@ -77,12 +77,12 @@ class KeptLayers:
             value = getattr(self, name)
             if value != default and not self.unrolled_steps:
                 raise InputError(
-                    f"{name} is {value} and unrolled_steps 0: it is of a draft that continues from "
-                    "the target's states, give unrolled_steps or leave it out"
+                    f"{name} is {value} and unrolled_steps 0: only drafts that continue from the "
+                    "target's states have this option, give unrolled_steps or leave it out"
                 )
 
     def of(self, target: ModelConfig) -> tuple[int, ...]:
-        """Returns the layers of a target's decoder, from 0."""
+        """Returns the indices, from 0, of the target's decoder layers that the draft keeps."""
         return kept_layers(self.decoder, target.num_decoder_layers)
 
     def head_config(self, target: T5Config) -> EagleConfig:
@@ -111,25 +111,25 @@ def distill(
     export_dtype: str = "bfloat16",
     cache_dir: str | None = None,
 ) -> TrainResult:
-    """Samples the target's outputs, trains, and exports the best draft.
+    """Samples the target's outputs, trains a draft on them, and exports the best draft.
 
     Args:
-        output_dir: made if absent; a run in it is resumed.
+        output_dir: created if absent; if it has checkpoints, the run resumes from the newest.
         target: directory or name of the model that the draft is for (``loading.load``): a T5, or
             a language model, whose draft learns from the references.
-        data: its vocabulary must be left out: the target's is taken.
-        options: its ``objective`` is minimized.
-        distillation: the texts to train and measure on.
-        layers: the draft is made of the target's layers, or
-        model: it has these sizes, and starts with random parameters, or with those of
-        initial_checkpoint: a model of these very sizes.
+        data: text pairs or lines, without a vocabulary, because the target's is used.
+        options: settings of the loop; ``objective`` and ``distillation_weight`` make the loss.
+        distillation: options of the texts to train and measure on.
+        layers: makes the draft of the target's layers. Give either this or ``model``.
+        model: configuration of a draft that starts with random parameters,
+            unless ``initial_checkpoint``, a model with the sizes of ``model``, is given.
         vocabulary: for a target without one, as T5X's: a SentencePiece model, or "bytes".
         export_dtype: dtype of the exported parameters, 'bfloat16' or 'float32'.
         cache_dir: folder of the target's outputs, which drafts for one target may share; None is
             ``cache`` in ``output_dir``.
 
     Raises:
-        InputError: files, target or settings that cannot be used.
+        InputError: files, target or settings cannot be used.
     """
     directory, draft = Path(output_dir), Path(output_dir) / "draft"
     check_settings(optimizer, options, export_dtype, draft)
@@ -164,7 +164,7 @@ def distill(
 
 
 def _export(directory: Path, best: Best, student: Student, target: LoadedModel, dtype: str) -> None:
-    """Writes the best draft; it replaces the export of an earlier, shorter run."""
+    """Writes the best draft to ``directory``, in place of the export of an earlier run."""
     figures = {"step": best.step, "held_out": [each.record()["held_out"] for each in best.dev]}
     export = {"dtype": dtype, "extra": figures, "overwrite": True}
     if student.shared_layers is None:
@@ -182,7 +182,7 @@ def _check(
     options: TrainOptions,
     distillation: DistillOptions,
 ) -> None:
-    """Checks the settings before a target is loaded."""
+    """Raises ``InputError`` for settings that exclude each other, before a target is loaded."""
     data.check_inherits_vocabulary()
     kept, given = layers or KeptLayers(), "neither" if layers is None else "both"
     mistakes = (
@@ -220,7 +220,7 @@ def _check(
 
 
 def _check_outputs(target: LoadedModel, distillation: DistillOptions) -> None:
-    """Raises ``InputError`` if a language model, which has no sources, is to write outputs."""
+    """Raises ``InputError`` if outputs of a language model are needed, which has no sources."""
     writes = distillation.outputs == "target" or distillation.on_policy
     if writes and not target.config.has_source:
         raise InputError(
@@ -237,7 +237,7 @@ def _student(
     initial_checkpoint: str | None,
     options: TrainOptions,
 ) -> Student:
-    """Makes the draft at its start, in float32."""
+    """Makes the draft to train, in float32: from the target, a checkpoint, or random."""
     kind = type(target.config).__name__
     if layers is not None:
         if not target.config.has_source:
@@ -258,14 +258,14 @@ def _student(
     if initial_checkpoint is None:
         init = jax.jit(Network(model, options).init)
         return Student(config=model, params=init(jax.random.key(options.seed)))
-    # A checkpoint without a vocabulary can only mean the target's.
+    # If the checkpoint has no vocabulary, it is assumed to have the target's.
     initial = load_initial(initial_checkpoint, target.vocabulary, model)
     check_same_vocabulary(target, initial)
     return Student(config=model, params=initial.params)
 
 
 def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -> Student:
-    """Makes a draft of layers of its target."""
+    """Makes a draft, or an EAGLE head if ``unrolled_steps``, from layers of its target."""
     config = target.config
     if layers.draft_vocab_size is not None:
         check_number(layers.draft_vocab_size, config.vocab_size)
@@ -301,7 +301,7 @@ def _texts(
     options: TrainOptions,
     distillation: DistillOptions,
 ) -> tuple[TokenisedPairs, dict[float, Batches]]:
-    """Returns the training texts, and the held-out batches by the temperature of their texts."""
+    """Returns the training pairs, and the held-out batches by temperature of sampling."""
 
     def pairs(part: str, first: int | None) -> TokenisedPairs:
         return data.pairs(part, target.vocabulary, options.seed, first)
@@ -317,15 +317,15 @@ def _texts(
         return sample_targets(target, pairs, settings, cache, data.name(part))
 
     train, dev = pairs("train", distillation.train_texts), pairs("dev", distillation.dev_texts)
-    # A language model has no sources to write for: its alpha is that on the held-out lines. Other
-    # random numbers than those of the training outputs.
+    # A language model has no sources to sample outputs for: alpha is measured on the held-out
+    # lines. seed + 1 gives other random numbers than the training outputs'.
     held_out = {
         temperature: dev
         if target.is_decoder_only
         else sampled(dev, "dev", temperature, options.seed + 1)
         for temperature in distillation.eval_temperatures
     }
-    # If the draft samples all outputs itself, the target's would not be used.
+    # At on_policy 1 the draft samples all training texts itself, so the target samples none.
     if distillation.outputs == "target" and distillation.on_policy < 1:
         train = sampled(train, "train", distillation.temperature, options.seed)
     return train, {t: data.batches(each, options.seed) for t, each in held_out.items()}

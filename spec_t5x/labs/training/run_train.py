@@ -1,10 +1,10 @@
-"""Trains a T5 on text pairs, or a language model on lines, as a gin file says.
+"""Trains a T5 on text pairs, or a language model on lines, configured by a gin file.
 
     spec-t5x train --gin_file=FILE.gin --gin.NAME=VALUE ...
 
 The output directory gets ``vocabulary/`` (if one is trained), ``checkpoints/``, ``metrics.jsonl``,
-``predictions/`` (if outputs are scored) and, at the end, ``model/``, which ``checkpoints.native``
-reads. The same command resumes a run that was interrupted.
+``predictions/`` (if outputs are scored) and, at the end, ``model/`` in this package's format
+(``checkpoints.native``). The same command resumes a run that was interrupted.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 # Importing contrib's kinds of data registers them with gin.
 kinds_of_data()
-# Gin's ``T5Config`` takes a size, see below.
+# Gin's ``T5Config`` is ``t5_config`` below, which has a size.
 _FAMILIES = [family.config for family in registry.find_all("family").values()]
 for _settings in (TrainOptions, OptimizerOptions, *_FAMILIES):
     if _settings is not T5Config:
@@ -45,10 +45,10 @@ for _settings in (TrainOptions, OptimizerOptions, *_FAMILIES):
 
 @gin.configurable("T5Config", module="spec_t5x")
 def t5_config(size: str = "t5_1_0_small", **changes) -> T5Config:
-    """Returns a published size, with the fields of ``T5Config`` that gin binds replaced.
+    """Returns the configuration of a published size, with the fields in ``changes`` replaced.
 
     Raises:
-        InputError: unknown size or field.
+        InputError: the size or a field is unknown.
     """
     config = published_size(size)
     check_names(type(config), changes, type(config).__name__.removesuffix("Config"))
@@ -70,16 +70,16 @@ def train(
     """Trains, evaluates and exports a model.
 
     Args:
-        output_dir: made if absent; a run in it is resumed.
-        model: sizes; its vocab_size must hold the vocabulary.
+        output_dir: created if absent; if it has checkpoints, the run resumes from the newest.
+        model: configuration of the network; its vocab_size is at least the vocabulary's.
         data: text pairs, or lines for a model that has no source.
-        initial_checkpoint: a model of these very sizes to start from, of any format; its
-            vocabulary is taken over.
+        initial_checkpoint: a model to start from, of any format, with the sizes of ``model``;
+            its vocabulary is used.
         export_dtype: dtype of the exported parameters, 'bfloat16' or 'float32'.
-        metrics: scores the texts that a T5 generates for the held-out sources; None does not.
+        metrics: options of scoring generated texts of held-out sources; None scores none.
 
     Raises:
-        InputError: files, vocabulary or settings that cannot be used.
+        InputError: files, vocabulary or settings cannot be used.
     """
     directory, exported = Path(output_dir), Path(output_dir) / "model"
     check_settings(optimizer, options, export_dtype, exported)
@@ -120,11 +120,11 @@ def train(
 def check_settings(
     optimizer: OptimizerOptions, options: TrainOptions, export_dtype: str, exported: Path
 ) -> None:
-    """Checks the settings that do not depend on data, before any is read.
+    """Checks the settings that do not depend on data, before data are read.
 
     Raises:
-        InputError: a schedule longer than the training, too few devices, an unknown optimizer or
-            dtype, or files in the place of the export.
+        InputError: the schedule is longer than the training, there are too few devices, the
+            optimizer or dtype is unknown, or ``exported`` has files that are no export.
     """
     check_choice("stored dtype", export_dtype, STORED_DTYPES)
     check_destination(exported, overwrite=True)
@@ -133,7 +133,7 @@ def check_settings(
 
 
 def check_kind(config: ModelConfig, data: TrainingData, options: TrainOptions) -> None:
-    """Raises ``InputError`` where the data or the loss do not fit the network."""
+    """Raises ``InputError`` if the data or the label smoothing do not fit the network."""
     kind, given = type(config).__name__, type(data).__name__
     if config.has_source != data.has_source:
         every = kinds_of_data().items()
@@ -146,7 +146,7 @@ def check_kind(config: ModelConfig, data: TrainingData, options: TrainOptions) -
             f"{kind}.max_length or lower {given}.max_length"
         )
     if options.label_smoothing and not config.has_source:
-        # Its mean would include the start token's logit, which is masked.
+        # Label smoothing averages all logits, and the start token's is masked.
         raise InputError(
             f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model"
         )
@@ -155,7 +155,7 @@ def check_kind(config: ModelConfig, data: TrainingData, options: TrainOptions) -
 def load_initial(
     name: str | None, vocabulary: VocabularyLike | None, model: ModelConfig
 ) -> LoadedModel | None:
-    """Loads the model to start from, in float32; it must have the sizes of ``model``."""
+    """Loads the checkpoint ``name`` (None: none) in float32; its sizes must be ``model``'s."""
     if name is None:
         return None
     loaded = load(name, vocabulary=vocabulary, dtype="float32")
@@ -166,7 +166,7 @@ def load_initial(
         )
     for field in dataclasses.fields(model):
         ours, theirs = getattr(model, field.name), getattr(loaded.config, field.name)
-        # Dropout is the training's own choice.
+        # The training chooses dropout and dtype; they do not change the parameters.
         if ours != theirs and field.name not in ("dropout_rate", "dtype"):
             raise InputError(
                 f"{name} has {field.name} {theirs}, the model to train {ours}: make "
@@ -176,7 +176,7 @@ def load_initial(
 
 
 def figures_of(result: TrainResult, with_perplexity: bool = False) -> dict[str, Any]:
-    """Returns step and figures of a model, as its export holds them."""
+    """Returns the step and the held-out figures that the exported model's files store."""
     figures = {"step": int(result.state.step)}
     for each in result.dev:
         figures |= dataclasses.asdict(each)
@@ -186,7 +186,7 @@ def figures_of(result: TrainResult, with_perplexity: bool = False) -> dict[str, 
 
 
 def log_exported(result: TrainResult, exported: str) -> None:
-    """Logs the last lines of a run."""
+    """Logs the end of a run: its last step, the place ``exported``, and the best step's figures."""
     ending = "finished" if result.finished else "out of time"
     log.info(f"{ending} at step {int(result.state.step)}; {exported}")
     if result.best:

@@ -1,9 +1,9 @@
 """Outputs of a target for given sources, to train and evaluate a draft on.
 
-Speculative decoding runs a draft at positions of the target's own outputs, not of references
-(Zhou et al. 2023, DistillSpec, arXiv 2310.08461). They are sampled once, by plain decoding, and
-stored in parts, so that a run that was killed resumes with the next part. Output i of a file
-follows from the target, the settings and i alone.
+Speculative decoding runs a draft at positions of the target's outputs, not of references (Zhou et
+al. 2023, DistillSpec, arXiv 2310.08461). Plain decoding samples the outputs once and stores them
+in parts, so that a run that was killed resumes with the next part. Output i depends on the target,
+source i, the settings and i alone.
 """
 
 import dataclasses
@@ -22,15 +22,15 @@ from spec_t5x.types import PAD_ID
 
 log = logging.getLogger(__name__)
 
-# Bump when the same settings give other outputs, or files another form.
+# Part of the folder's hash: raise it if equal settings give other outputs, or files change form.
 OUTPUTS_FORMAT = 3
-# Outputs of a file; a kill loses at most these.
+# Number of outputs in a file, which is the most that a killed run loses.
 PART_SIZE = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """Settings that a target's outputs are sampled with."""
+    """Settings with which a target's outputs are sampled."""
 
     temperature: float  # 0 is argmax
     max_length: int  # in tokens, EOS included; longer outputs are cut
@@ -46,10 +46,10 @@ def sample_targets(
     cache_dir: str | Path | None,
     name: str = "",
 ) -> TokenisedPairs:
-    """Returns the same sources, each with the target's output for it.
+    """Returns ``pairs`` with each target text replaced by the model's output for the source.
 
-    ``cache_dir`` stores the outputs in a folder named by a hash of the target's parameters, the
-    sources and the settings; ``name`` names the sources in the log.
+    Outputs are read from and written to a folder in ``cache_dir``, named by a hash of the target's
+    parameters, the sources and the settings; None stores nothing. ``name`` is for the log.
 
     Raises:
         InputError: a source fits no bucket, or the target's logits are not finite.
@@ -82,7 +82,7 @@ def _store(path: Path, texts: Texts) -> None:
 def _sample_part(
     target: Generator, sources: Sequence[np.ndarray], first: int, options: SampleOptions
 ) -> Texts:
-    """Samples outputs for ``sources``, whose random keys count from ``first``."""
+    """Samples an output for each source; ``sources[i]`` has the random key of input first + i."""
     outputs = {}
     batches = Batches(
         join_pairs((source, ()) for source in sources),
@@ -104,7 +104,7 @@ def _sample_part(
         for rows, answers in engine.answers(groups):
             for row, (output,) in zip(rows, all_answered(answers), strict=True):
                 ids = output.output_ids
-                # Training would take all that follows padding for padding.
+                # Training would take a generated padding id for the end of the text.
                 outputs[row] = ids[: ids.index(PAD_ID)] if PAD_ID in ids else ids
     return join_pairs(((), outputs[first + row]) for row in range(len(sources))).target
 
@@ -113,6 +113,6 @@ def _key(target: Generator, pairs: TokenisedPairs, options: SampleOptions) -> st
     model = target.target
     digest = hashlib.sha256(repr((OUTPUTS_FORMAT, model.config, options)).encode())
     for array in (*jax.tree.leaves(model.params), pairs.source.ids, pairs.source.ends):
-        # One at a time: the host holds no second copy of a large model.
+        # One array at a time, so that the host holds no second copy of a large model.
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.hexdigest()[:24]

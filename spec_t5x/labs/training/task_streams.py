@@ -1,10 +1,9 @@
 """A seqio task or mixture as an endless stream of length-bucketed batches.
 
-Shuffling, repeating and mixing are seqio's own, with one seed; tf.data groups the examples into
-buckets. Batch N follows from the settings and N alone. A stream has no index to look batch N up
-in, so a resumed run restores the position that was saved: the state of the tf.data iterator, with
-the examples in its buckets and shuffle buffers. Without one, the batches before N are read and
-dropped.
+seqio shuffles, repeats and mixes, with one seed; tf.data groups the examples into buckets. Batch N
+is determined by the settings and N, but can only be reached by reading. So a resumed run restores
+the saved *position*: the state of the tf.data iterator, with the examples in its buckets and
+shuffle buffers. If the iterator's state was not saved, the batches before N are read and dropped.
 """
 
 import errno
@@ -28,15 +27,15 @@ with needed("seqio"):
     import seqio
     import tensorflow as tf
 
-# Files of a saved position.
+# File names of a saved position.
 _SETTINGS_NAME, _ITERATOR_NAME = "position.json", "iterator"
-# The features of a pair.
+# The features that make a pair.
 _SIDES = ("inputs", "targets")
 
 
 def _digest(vocabulary: Vocabulary) -> str:
-    """Returns a hash of the pieces and of the files that decide how texts are segmented."""
-    # ByT5's vocabulary has no file, and reads the names of sentinels or their bytes.
+    """Returns a hash, equal only if texts have equal ids: of the pieces and vocabulary files."""
+    # ByT5's vocabulary has no file, and encodes a sentinel's name as the sentinel or as bytes.
     sentinel = vocabulary.encode("<extra_id_0>")
     found = hashlib.sha256(f"{vocabulary.fingerprint()} {sentinel}".encode())
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +46,7 @@ def _digest(vocabulary: Vocabulary) -> str:
 
 
 class PairedTask:
-    """A task or mixture of sources and targets, with the model's ids."""
+    """A seqio task or mixture of ``inputs`` and ``targets``, with the model's ids."""
 
     def __init__(
         self,
@@ -58,12 +57,12 @@ class PairedTask:
         modules: Sequence[str] = (),
         caches: Sequence[str] | None = None,
     ):
-        """Looks the name up (``task_examples.task_or_mixture``).
+        """Looks up the task; arguments are those of ``task_examples.task_or_mixture``.
 
-        ``inputs`` and ``targets`` are cut to ``lengths`` in tokens, EOS included.
+        ``inputs`` and ``targets`` are cut to ``lengths``, in tokens, EOS included.
 
         Raises:
-            InputError: an unknown task, or one without sources or targets of ids.
+            InputError: the task is unknown, or has no sources or targets of ids.
         """
         self.name, self.lengths = name, dict(lengths)
         self.vocabulary, self.cached = vocabulary, caches is not None
@@ -84,14 +83,14 @@ class PairedTask:
                     )
 
     def tasks_with(self, split: str) -> Sequence[seqio.Task]:
-        """Returns the tasks that have the split, which as in seqio not all of a mixture need.
+        """Returns the tasks that have ``split``; as in seqio, a mixture's other tasks are skipped.
 
         Raises:
-            InputError: none has it.
+            InputError: no task has the split.
         """
         with reading(self.name, split):
             splits = {task.name: tuple(task.splits) for task in self.tasks}
-        # TFDS knows the splits of prepared data only.
+        # TFDS lists no splits before the data are prepared: these tasks count as having it.
         having = [t for t in self.tasks if split in splits[t.name] or not splits[t.name]]
         if not having:
             known = sorted(set().union(*splits.values()))
@@ -99,9 +98,10 @@ class PairedTask:
         return having
 
     def dataset(self, split: str, seed: int, num_epochs: int | None) -> tf.data.Dataset:
-        """Returns shuffled pairs of ids, without those that have an empty side.
+        """Returns the shuffled pairs of ids, without pairs that have an empty side.
 
-        ``num_epochs`` None repeats without end. A mixture ends with the first task that does.
+        If ``num_epochs`` is None, they repeat without end. A mixture ends with its first task that
+        ends.
         """
         self.tasks_with(split)
         with reading(self.name, split):
@@ -112,7 +112,7 @@ class PairedTask:
                 seed=seed,
                 num_epochs=num_epochs,
                 use_cached=self.cached,
-                # A cache in memory would be a part of every saved position.
+                # tf.data would write a cache in memory to every saved position.
                 try_in_mem_cache=False,
             )
         dataset = dataset.map(
@@ -123,7 +123,7 @@ class PairedTask:
         )
 
     def pairs(self, split: str, *, limit: int | None = None) -> TokenisedPairs:
-        """Reads the first pairs of a split, in order; ``limit`` for each task of a mixture."""
+        """Reads the first ``limit`` pairs (None: all) of each task's split, unshuffled."""
         examples = (
             features
             for task in self.tasks_with(split)
@@ -132,7 +132,7 @@ class PairedTask:
         return self._joined(split, examples)
 
     def shuffled_pairs(self, split: str, seed: int, *, limit: int | None = None) -> TokenisedPairs:
-        """Reads the first ``limit`` pairs of the shuffled split or mixture, at most an epoch."""
+        """Reads the first ``limit`` pairs (None: all) of a shuffled epoch of split or mixture."""
         dataset = self.dataset(split, seed, num_epochs=1)
         dataset = dataset if limit is None else dataset.take(limit)
         with reading(self.name, split):
@@ -147,7 +147,7 @@ class PairedTask:
 
 
 class TaskStream:
-    """The batches of a task or mixture, in a reproducible order."""
+    """The endless batches of a task or mixture, in a reproducible order."""
 
     def __init__(
         self,
@@ -158,17 +158,17 @@ class TaskStream:
         tokens_per_batch: int,
         seed: int,
     ):
-        """Reads an example, so that data which cannot be read are found now.
+        """Prepares the dataset and reads one pair, so that unreadable data raise an error here.
 
-        ``buckets`` and ``tokens_per_batch`` are those of ``batching.Batches``; a side is padded no
-        further than the task's length.
+        ``buckets`` and ``tokens_per_batch`` are those of ``batching.Batches``. Both sides are
+        padded to the bucket's length, but to no more than the side's length in ``task.lengths``.
 
         Raises:
-            InputError: an unknown split, it cannot be read, or it holds no pair.
+            InputError: the split is unknown, cannot be read, or holds no pair.
         """
         check_numbers(1, tokens_per_batch=tokens_per_batch)
         buckets = sorted(set(buckets))
-        # Those that a pair of the task's lengths can need.
+        # Drops buckets longer than any pair within the task's lengths needs.
         buckets = buckets[: 1 + int(np.searchsorted(buckets, max(task.lengths.values())))]
         self.task, self.split = task, split
         self._settings = {
@@ -186,16 +186,16 @@ class TaskStream:
         # Refuses a split that cannot be read, or is empty.
         task.shuffled_pairs(split, seed, limit=1)
         self._held: list[Any] = []
-        # Before Python ends: an iterator whose threads call Python would wait for it forever.
+        # Deletes the iterator before Python exits: later it would wait forever for its threads.
         weakref.finalize(self, self._held.clear)
         self._taken = 0
 
     def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[PairBatch]:
         """Yields batch ``start_step``, ``start_step + 1``, ... without end.
 
-        Call it once for each object: a second time, seqio shuffles otherwise, unless a position
-        is given. Without a position, a directory of ``save_position`` after as many batches, the
-        batches before are read again.
+        ``position`` is a directory that ``save_position`` wrote after ``start_step`` batches. If it
+        is None, the batches before ``start_step`` are read again, and ``batches`` must be called
+        once for each object, because seqio shuffles differently the second time.
 
         Raises:
             InputError: the position is of other data or another step, or reading fails.
@@ -222,13 +222,13 @@ class TaskStream:
         return batch
 
     def save_position(self, directory: Path) -> None:
-        """Writes the position after the batch that was taken last.
+        """Writes the position after the batch that was yielded last to ``directory``.
 
-        For a task that a Python generator reads, as JSON lines, it is the number of batches alone,
-        which are then read again.
+        tf.data cannot save an iterator over a Python generator (a task of JSON lines). Then only
+        the number of batches is written, and a resumed run reads these batches again.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the position cannot be written.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -264,11 +264,11 @@ def _in_buckets(
     buckets: Sequence[int],
     tokens_per_batch: int,
 ) -> tf.data.Dataset:
-    """Groups pairs into full batches, each of one bucket, as they get full."""
+    """Groups pairs into padded batches, each of one bucket, and emits a batch once it is full."""
     batches = dataset.bucket_by_sequence_length(
         lambda example: tf.reduce_max([tf.size(example[side]) for side in _SIDES]),
         bucket_boundaries=[length + 1 for length in buckets],
-        # The last is for longer pairs, of which there are none.
+        # tf.data requires a last size, for pairs that fit no bucket: there are none.
         bucket_batch_sizes=[max(1, tokens_per_batch // length) for length in (*buckets, 1)],
         pad_to_bucket_boundary=True,
     )

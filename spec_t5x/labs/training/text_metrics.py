@@ -1,7 +1,7 @@
-"""BLEU, ROUGE, or a task's own metrics, of the texts that a model in training generates.
+"""BLEU, ROUGE, or a task's metrics of the texts that a model in training generates.
 
-They are decoded greedily by the package's plain loop, with the parameters as they would be
-exported, so that ``spec-t5x evaluate`` computes the same figures for the exported model.
+Plain decoding at temperature 0 generates the texts, with the parameters rounded as an export rounds
+them, so that ``spec-t5x evaluate`` computes the same figures for the exported model.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ from spec_t5x.types import EOS_ID, PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
-    """Period and number of the outputs of a model in training that are scored."""
+    """Options of scoring the texts that a model in training generates."""
 
-    period: int = 0  # in steps; 0 scores at the end only
-    examples: int | None = None  # held-out sources of each task, the first ones; None is all
-    batch_size: int = 32  # sources decoded together
+    period: int = 0  # steps between scorings; 0 scores at the end only
+    examples: int | None = None  # number of held-out pairs of each task, from the first; None: all
+    batch_size: int = 32  # number of sources decoded together
 
     def __post_init__(self):
         check_at_least(self, examples=1, batch_size=1, period=0)
@@ -42,32 +42,32 @@ gin.external_configurable(MetricsOptions, module="spec_t5x")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredTexts:
-    """Held-out sources of a file or of a task, and the score of a text for each."""
+    """Held-out pairs of a file or a task, and the metrics that score generated texts for them."""
 
     name: str
     sources: Sequence[str]
-    ids: Sequence[list[int]]  # of the sources, EOS included
+    ids: Sequence[list[int]]  # token ids of the sources, EOS included
     targets: Sequence[str]
-    score: Callable[[Sequence[str]], dict[str, float]]
+    score: Callable[[Sequence[str]], dict[str, float]]  # of one generated text for each source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextMetrics:
-    """Scores of a model's outputs, which ``predictions/`` of a directory stores."""
+    """A scorer of a model in training, which stores the texts in ``directory/predictions/``."""
 
     sets: Sequence[ScoredTexts]
     directory: Path
     config: T5Config
     vocabulary: Vocabulary
     options: MetricsOptions
-    # Maximal tokens of a source and of an output, EOS included.
+    # Maximal numbers of tokens of a source and of an output, EOS included.
     longest: tuple[int, int]
     export_dtype: str
 
     def score(
         self, step: int, params: PyTree, progress: TrainingProgress
     ) -> dict[str, dict[str, float]]:
-        """Computes scores by task and name after ``step`` steps; shows and records them.
+        """Generates texts with ``params``, and returns their scores by task and metric.
 
         Raises:
             InputError: the predictions cannot be written.
@@ -100,7 +100,7 @@ class TextMetrics:
     def _write(self, step: int, scored: ScoredTexts, texts: Sequence[str]) -> None:
         path = self.directory / "predictions" / f"{scored.name}-{step:06}.jsonl"
         lines = (
-            # As seqio's JSONLogger names them.
+            # The keys of seqio's JSONLogger.
             {"input": {"inputs_pretokenized": source}, "prediction": text, "target": target}
             for source, text, target in zip(scored.sources, texts, scored.targets, strict=True)
         )
@@ -111,5 +111,5 @@ class TextMetrics:
 
 @functools.partial(jax.jit, static_argnames=("stored", "computed"))
 def _rounded(params: PyTree, stored: str, computed: str) -> PyTree:
-    """Rounds parameters as if they were stored in one type and read in another."""
+    """Rounds parameters to dtype ``stored`` and converts them to ``computed``, as a file does."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(stored)).astype(computed), params)

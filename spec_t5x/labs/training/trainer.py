@@ -1,7 +1,7 @@
 """The training loop: one jitted step, checkpoints, exact resumption.
 
-A run is a function of its options and seed alone: batch and dropout key follow from the step, so
-that a run that was killed and restarted ends with the same parameters as an undisturbed one.
+A run is a function of its options, data and seed alone: batch and dropout key follow from the step,
+so that a run that was killed and restarted ends with the same parameters as an undisturbed one.
 """
 
 import abc
@@ -39,39 +39,39 @@ _NO_SUMS = {"loss": 0.0, "num_correct": 0.0, "num_tokens": 0.0}
 
 @flax.struct.dataclass
 class TrainState:
-    """The arrays that change from step to step."""
+    """The arrays that a training step changes."""
 
-    step: Any  # steps taken, int32 scalar
+    step: Any  # number of steps taken, int32 scalar
     params: PyTree  # float32
     opt_state: PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """Settings of the loop; periods are in steps, 0 switches one off."""
+    """Settings of the training loop. Periods are in steps; 0 disables what has the period."""
 
     steps: int
     seed: int = 0
     label_smoothing: float = 0.0
     z_loss: float = 1e-4
-    # For drafts and heads: the divergence from the target that is minimized
-    # (``distillation_losses.OBJECTIVES``), and its share of the loss; the rest is the
-    # cross-entropy of the text.
+    # For drafts and heads: the divergence from the target to minimize
+    # (``distillation_losses.OBJECTIVES``), and its weight in the loss, 0..1; the cross-entropy of
+    # the text has the remaining weight.
     objective: str = "forward_kl"
     distillation_weight: float = 0.5
     log_period: int = 50
     eval_period: int = 1000
     checkpoint_period: int = 1000
     keep_checkpoints: int = 2
-    # Number of parts that a batch is split into, to save memory; the step is the whole batch's.
+    # Number of parts of a batch that are computed in turn, to save memory, for one optimizer step.
     accumulation_steps: int = 1
-    # Devices that share one copy of the parameters, and copies, each with its share of a
-    # batch's rows. None takes as many copies as there are devices for.
+    # Number of devices that share one copy of the parameters, and number of copies, each of which
+    # computes a share of a batch's rows. None makes as many copies as the devices allow.
     model_parallel: int = 1
     data_parallel: int | None = None
-    # Also write curves to OUTPUT_DIR/tensorboard. Needs TensorFlow.
+    # Says whether to write curves to OUTPUT_DIR/tensorboard as well, which needs TensorFlow.
     tensorboard: bool = False
-    # Minutes of this process after which the run stops and exports the parameters that it has.
+    # Minutes after which this process stops and exports the current parameters; None is no limit.
     max_minutes: float | None = None
 
     def __post_init__(self):
@@ -83,31 +83,31 @@ class TrainOptions:
 
     @property
     def uses_target(self) -> bool:
-        """True if the loss of a draft or of heads uses the target's distributions."""
+        """Says whether the loss of a draft or of heads uses the target's distributions."""
         return self.objective != CROSS_ENTROPY and self.distillation_weight > 0
 
 
-# The source, the target text shifted right, the target text.
+# Ids of the source, of the target text shifted right, and of the target text.
 Inputs = tuple[Int[Array, "batch source"], Int[Array, "batch length"], Int[Array, "batch length"]]
-# A result on held-out data. Its ``value`` must be finite; where the best is kept, larger is better.
+# A result on held-out data. Its ``value`` must be finite; ``Learner.keeps_best`` keeps the largest.
 Measurement = DevMetrics | HeldOutAlpha
 
 
 @runtime_checkable
 class Positioned(Protocol):
-    """Training batches: ``batching.Batches``, ``task_streams.TaskStream``.
+    """Training batches whose position can be saved: ``Batches``, ``task_streams.TaskStream``.
 
-    Every checkpoint holds their position, since the order of some does not follow from the step.
+    Every checkpoint holds the position, because a stream cannot compute batch N from N.
     """
 
     def save_position(self, directory: Path) -> None:
-        """Writes to an empty directory the position after the batches drawn so far."""
+        """Writes the position after the batches yielded so far to the empty ``directory``."""
 
     def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[PairBatch]:
         """Yields batch ``start_step``, ``start_step + 1``, ... without end.
 
-        ``position`` is a directory that ``save_position`` wrote after ``start_step`` batches; it
-        may be deleted once a second batch is drawn.
+        ``position`` is a directory that ``save_position`` wrote after ``start_step`` batches. It
+        may be deleted after the second batch.
         """
 
 
@@ -115,11 +115,11 @@ class Learner(abc.ABC):
     """The part of a run that is trained: parameters, their loss and their evaluation."""
 
     options: TrainOptions
-    # A model that the loss uses and does not train; ``target_params`` are its parameters.
+    # A model that the loss uses and does not train, with parameters ``target_params``; or None.
     target: Model | None
-    # Whether step 0 is evaluated, too, and the checkpoint of the largest first measurement kept.
+    # True evaluates step 0 as well, and keeps the checkpoint of the largest first measurement.
     keeps_best = False
-    # Steps without a better measurement after which the run ends; 0 for no such end.
+    # With ``keeps_best``: steps without a larger value after which the run ends; 0 disables it.
     patience: int = 0
 
     @abc.abstractmethod
@@ -138,12 +138,12 @@ class Learner(abc.ABC):
         key: Key[Array, ""] | None,
         target_params: PyTree | None,
     ) -> LossSums:
-        """Sums the loss over a batch's tokens; without a ``key``, as in evaluation, no dropout."""
+        """Sums the loss over a batch's tokens, with dropout if ``key`` is given (in training)."""
 
     def inputs(
         self, params: PyTree, target_params: PyTree | None, step: int, batch: PairBatch
     ) -> Inputs:
-        """Returns the arrays that step ``step`` trains on."""
+        """Returns the arrays to train on in ``step``: the batch's, unless overridden."""
         return model_inputs(batch)
 
     def evaluate(
@@ -153,11 +153,11 @@ class Learner(abc.ABC):
         dev: Any,
         place: Callable[[Inputs], Inputs],
     ) -> Sequence[Measurement]:
-        """Evaluates parameters on ``dev``, the held-out data of ``fit``, here ``Batches``.
+        """Measures ``params`` on ``dev``, the held-out data of ``fit``, here ``Batches``.
 
-        ``place`` puts a batch's rows on the devices.
+        ``place`` puts a batch's rows on the devices. The result here is one ``DevMetrics``.
         """
-        # The device works ahead; the sums are fetched at the end.
+        # The sums are fetched after the loop, so that the device never waits for the host.
         sums = [
             self._eval_step(params, place(model_inputs(batch)), target_params)
             for batch in dev.one_pass()
@@ -168,7 +168,7 @@ class Learner(abc.ABC):
     def _eval_step(self):
         def eval_step(params, inputs, target_params):
             sums = self.loss(params, inputs, None, target_params)
-            # The loss is left out, so that XLA drops the regularizers, which are not measured.
+            # The loss is not returned, so that XLA drops its regularizers.
             return sums.cross_entropy, sums.num_correct, sums.num_tokens
 
         return jax.jit(eval_step)
@@ -176,7 +176,7 @@ class Learner(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Best:
-    """The parameters that were best on held-out data."""
+    """The parameters with the best measurement on held-out data, and all their measurements."""
 
     step: int
     params: PyTree
@@ -188,11 +188,11 @@ class TrainResult:
     """The final state of a run and its results."""
 
     state: TrainState
-    dev: Sequence[Measurement]  # of the last step; empty without held-out data or if unfinished
-    finished: bool  # False if the time ran out
-    # Scores by task; None without a scorer or if unfinished.
+    dev: Sequence[Measurement]  # of the last step; empty if that was not evaluated
+    finished: bool  # False if ``max_minutes`` ran out
+    # Scores of generated texts by task and metric; None if the last step was not scored.
     metrics: dict[str, dict[str, float]] | None = None
-    best: Best | None = None  # of a learner that keeps the best
+    best: Best | None = None  # None unless the learner ``keeps_best``
 
 
 def init_state(
@@ -201,24 +201,24 @@ def init_state(
     layout: Layout | None = None,
     params: PyTree | None = None,
 ) -> TrainState:
-    """Returns the state at step 0, with fresh parameters or a copy of ``params``."""
+    """Returns the state at step 0, with a copy of ``params`` or, if None, the learner's."""
 
     def make(params):
         if params is None:
             params = learner.init(jax.random.key(learner.options.seed))
         return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
 
-    # Copied: the first step donates them.
+    # Copied, because the first step donates the state's buffers.
     return (layout or Layout()).initial(make, jax.tree.map(jnp.array, params))
 
 
 def make_train_step(
     learner: Learner, optimizer: optax.GradientTransformation
 ) -> Callable[[TrainState, Inputs, Key[Array, ""], PyTree | None], tuple[TrainState, LossSums]]:
-    """Returns the jitted step down the mean loss of a batch; it donates the state.
+    """Returns the jitted function of one optimizer step on a batch's mean loss.
 
-    Its arguments are the state, the three arrays of a batch, the run's key (folded with the
-    step) and the parameters of the learner's target or None.
+    The function's arguments are the state, which is donated, the three arrays of a batch, the run's
+    key (folded with the step) and the parameters of the learner's target or None.
     """
     gradient_fn = mean_gradient(learner.loss, learner.options.accumulation_steps)
 
@@ -227,7 +227,7 @@ def make_train_step(
         gradients, sums = gradient_fn(state.params, inputs, key, target_params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        # The norm that clipping needs too: XLA computes it once.
+        # Clipping needs the same norm, and XLA computes it once.
         sums = sums.replace(gradient_norm=optax.global_norm(gradients))
         return TrainState(state.step + 1, params, opt_state), sums
 
@@ -235,7 +235,7 @@ def make_train_step(
 
 
 def model_inputs(batch: PairBatch) -> Inputs:
-    """Returns the arrays of a batch in the model's order."""
+    """Returns the arrays of a batch in the order of a network's arguments."""
     return (
         batch.encoder_input_tokens,
         batch.decoder_input_tokens,
@@ -254,14 +254,14 @@ def fit(
     initial_params: PyTree | None = None,
     scorer: TextMetrics | None = None,
 ) -> TrainResult:
-    """Trains to ``learner.options.steps``, from the newest checkpoint if there is one.
+    """Trains to step ``learner.options.steps``, from the newest checkpoint if there is one.
 
-    Writes ``checkpoints/`` and ``metrics.jsonl``. The schedule is only logged. ``dev``, held-out
-    data or None, is for ``learner.evaluate``; ``initial_params`` replace random ones.
+    Writes ``checkpoints/`` and ``metrics.jsonl`` to ``directory``; ``schedule`` is only logged.
+    ``learner.evaluate`` reads ``dev``, if given. ``initial_params`` replace the learner's.
 
     Raises:
-        InputError: the checkpoint is of another model, or cannot be written, or the loss is not
-            finite. The newest checkpoint stays.
+        InputError: the checkpoint is of another model or data, or cannot be written, or the run
+            diverges; the newest checkpoint is kept.
     """
     options = learner.options
     deadline = time.monotonic() + 60.0 * (options.max_minutes or float("inf"))
@@ -308,7 +308,7 @@ def fit(
 
 @dataclasses.dataclass(kw_only=True)
 class _Loop:
-    """A run from one checkpoint on."""
+    """The loop of ``fit``, from the start or from a checkpoint to the end."""
 
     learner: Learner
     train_step: Callable
@@ -321,16 +321,16 @@ class _Loop:
     layout: Layout
     scorer: TextMetrics | None
     state: TrainState
-    # Sums over the steps since the last log line. Every checkpoint holds them: a run that is
-    # killed between two lines writes the same ones.
+    # Sums over the steps since the last log line. Every checkpoint holds them, so that a run that
+    # was killed between two log lines logs the same figures.
     window: dict[str, float]
-    # Sums of the newest step, which the device may still be computing, with its number and inputs.
+    # Sums of the newest step, which the device may still be computing, the step and its inputs.
     pending: tuple[LossSums, int, Inputs] | None = None
 
     def run(self, batches: Iterator[PairBatch], deadline: float) -> TrainResult:
         options, step = self.learner.options, self.step
-        # The seed is not the initialization's; on CPUs "rbg" makes dropout masks several times
-        # faster than JAX's default.
+        # seed + 1, because the initialization uses seed. On CPUs "rbg" makes dropout masks several
+        # times faster than JAX's default.
         run_key = jax.random.key(options.seed + 1, impl="rbg")
         # Results by step.
         dev, metrics = {}, {}
@@ -341,7 +341,7 @@ class _Loop:
             step += 1
             if _is_due(step, options.log_period):
                 self._log()
-            # Before the checkpoint: parameters that cannot be evaluated are not kept.
+            # Before the checkpoint, so that parameters that cannot be evaluated are not saved.
             if _is_due(step, options.eval_period) or self._is_over(step):
                 dev[step] = self._evaluate()
             if self.scorer and _is_due(step, self.scorer.options.period):
@@ -349,15 +349,15 @@ class _Loop:
             if _is_due(step, options.checkpoint_period):
                 self._save()
         finished = self._is_over(step)
-        # A run that resumed at its end has no result yet. (A run out of time will resume as if it
-        # had not stopped, and is not evaluated.)
+        # A run that resumed at its end has no result yet. (A run out of time is not evaluated: the
+        # command that resumes it continues as if it had not stopped.)
         if finished and step not in dev:
             dev[step] = self._evaluate()
         self._save()
-        # After the checkpoint: the training does not depend on it, and it may take long.
+        # After the checkpoint, because scoring may take long and training does not depend on it.
         if finished and self.scorer and step not in metrics:
             metrics[step] = self._score()
-        # A checkpoint that cannot be written ends the run before anything is exported.
+        # Raises here, before anything is exported, if the checkpoint cannot be written.
         self.checkpoints.finish()
         return TrainResult(
             state=self.state,
@@ -381,7 +381,7 @@ class _Loop:
         inputs = self.learner.inputs(self.state.params, self.target_params, step, batch)
         placed = self.layout.rows(inputs, self.learner.options.accumulation_steps)
         self.state, sums = self.train_step(self.state, placed, run_key, self.target_params)
-        # Waits for the step before, so that the host is at most one step ahead of the device.
+        # Waits for the previous step, so that the host is at most one step ahead of the device.
         self._wait()
         self.pending = sums, step + 1, inputs
         self.progress.count(step + 1, batch.num_tokens, batch.num_pairs)

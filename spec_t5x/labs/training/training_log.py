@@ -1,4 +1,4 @@
-"""Progress of a training run: a bar or lines for a person, and the log, ``metrics.jsonl``."""
+"""Progress of a training run: a bar or log lines, the file ``metrics.jsonl``, and curves."""
 
 import contextlib
 import datetime
@@ -15,18 +15,18 @@ from spec_t5x.machine.progress import Progress
 
 
 class MetricsFile:
-    """``metrics.jsonl``: each line has a ``step``, and no line is there twice.
+    """The file ``metrics.jsonl``: each line has a ``step``, and no line is there twice.
 
-    A run that was killed resumes from a checkpoint and repeats the steps after it: their lines are
-    removed, and so is a line that a crash cut short. Lines about the checkpoint's own step are not
-    added again.
+    A run that was killed resumes from a checkpoint and repeats the steps after it: the lines of
+    these steps are removed, and so is a line that a crash cut short. A line of the checkpoint's
+    step that is in the file already is not added again.
     """
 
     def __init__(self, path: Path, start_step: int):
-        """Opens the file of a run that resumes after ``start_step`` steps.
+        """Opens the file and removes the lines of steps after ``start_step``.
 
         Raises:
-            InputError: it cannot be written.
+            InputError: the file cannot be written.
         """
         self._path = path
         with reported(path):
@@ -37,10 +37,10 @@ class MetricsFile:
                 write_whole(path, kept)
 
     def add(self, **values: Any) -> None:
-        """Adds a line.
+        """Appends a line with ``values``, unless the line was in the file at the start.
 
         Raises:
-            InputError: it cannot be written.
+            InputError: the file cannot be written.
         """
         line = json.dumps(values) + "\n"
         if line not in self._written:
@@ -49,7 +49,7 @@ class MetricsFile:
 
 
 def _step(line: bytes) -> float:
-    """Returns the step of a line; infinity if it is not whole."""
+    """Returns the step of a line; infinity if the line is incomplete or has no step."""
     try:
         return float(json.loads(line)["step"]) if line.endswith(b"\n") else float("inf")
     except (ValueError, TypeError, KeyError):
@@ -59,7 +59,7 @@ def _step(line: bytes) -> float:
 class TrainingProgress(Progress):
     """Reports of a run's steps, each also a line of ``metrics.jsonl``; a context manager.
 
-    Rates are those since the last report, without evaluation and checkpoints.
+    Rates (tokens and pairs per second) are averages since the last report, without ``pause``.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class TrainingProgress(Progress):
         stream: io.TextIOBase | None = None,
         tensorboard: bool = False,
     ):
-        """Reports on steps ``start_step`` .. ``steps`` to ``stream`` (stderr).
+        """Reports on steps ``start_step`` to ``steps``, to ``stream`` and files in ``directory``.
 
-        With ``tensorboard``, curves of the same figures are written to ``tensorboard/``.
+        None as ``stream`` is standard error. If ``tensorboard``, curves are written as well.
         """
         super().__init__("steps", stream, every=0)
         self._metrics = MetricsFile(directory / "metrics.jsonl", start_step)
@@ -91,7 +91,7 @@ class TrainingProgress(Progress):
             self._curves.close()
 
     def count(self, step: int, tokens: int, pairs: int) -> None:
-        """Counts a step; ``step`` is the number of steps now taken."""
+        """Counts a step's tokens and pairs; ``step`` is the number of steps taken."""
         self._num_steps += 1
         self._num_tokens += tokens
         self._num_pairs += pairs
@@ -99,7 +99,7 @@ class TrainingProgress(Progress):
             self.update(step, self._steps, self._text)
 
     def report(self, step: int, *, loss: float, accuracy: float, rate: float) -> None:
-        """Shows loss (nats per token), accuracy, learning rate and speed."""
+        """Shows and records loss (nats per token), accuracy, learning rate ``rate`` and speed."""
         seconds = max(time.monotonic() - self._started, 1e-9)
         values = {
             "loss": loss,
@@ -121,13 +121,13 @@ class TrainingProgress(Progress):
     def note(
         self, step: int, text: str, curves: Mapping[str, float] | None = None, **values: Any
     ) -> None:
-        """Shows another result and records ``values``; ``curves`` are its figures by name."""
+        """Shows ``text`` and records ``values``; ``curves`` are TensorBoard's figures by name."""
         self.say(f"step {step}  {text}")
         self._record(step, values, curves or {})
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Excludes the time within from the rates."""
+        """Excludes the time of the ``with`` block from the rates."""
         started = time.monotonic()
         yield
         self._started += time.monotonic() - started
@@ -136,18 +136,18 @@ class TrainingProgress(Progress):
         self._metrics.add(step=step, **values)
         if self._curves:
             self._curves.write_scalars(step, curves)
-            # Also a run that is killed has the curves of its reports.
+            # Flushed, so that a run that is killed has the curves of its reports.
             self._curves.flush()
 
 
 def _curves(directory: Path):
     """Opens a ``clu`` writer of TensorBoard's files."""
-    # It imports TensorFlow, which takes seconds.
+    # Imported here because clu imports TensorFlow, which takes seconds.
     with needed("clu"):
         import tensorflow as tf
         from clu.metric_writers import SummaryWriter
 
     if tf.config.get_visible_devices("GPU"):
-        # TensorFlow would take all of their memory.
+        # TensorFlow would allocate the GPUs' whole memory, which JAX needs.
         tf.config.set_visible_devices([], "GPU")
     return SummaryWriter(str(directory))
