@@ -1,1 +1,1 @@
-"""Beam search, plain and speculative; Protocols only."""
+"""Beam search, plain and speculative, for any ``interfaces.NodeTarget``."""

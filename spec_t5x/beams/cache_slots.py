@@ -1,17 +1,16 @@
-"""The places of a beam search's tokens in a cache of slots.
+"""Layout of a beam search's tokens in a cache of slots (``interfaces.Nodes``).
 
-Every position of the text has ``width`` slots side by side, one for each hypothesis, or node of
-a tree, that has a token there: place i of position p is slot ``p * width + i``. The places of a
-hypothesis's tokens are its *lineage*:
+Every position of the text has ``width`` slots side by side, its *places*, one for each token that
+hypotheses, or nodes of a tree, have there: place i of position p is slot ``p * width + i``. The
+places of a hypothesis's tokens, by position, are its *lineage*:
 
     position      0   1   2   3           "0 0 1 0" and "0 0 1 1" share all tokens but
     place 0       *   *   .   *           the last one: these are at the two places of
     place 1       .   .   *   *           position 3, and both see place 1 of position 2
 
-Where hypotheses branch, the new ones list the same places: no keys or values are copied or
-sorted, while a beam search usually sorts its whole cache in every step. No slot is freed: a
-search has at most ``width`` tokens at a position, and overwrites dropped ones when it is at the
-position again.
+Hypotheses that branch from one share its places, so no keys or values are copied, while a beam
+search usually reorders its whole cache in every step. No slot is ever freed: a search has at most
+``width`` tokens at a position, and overwrites dropped ones when it reaches the position again.
 """
 
 import jax.numpy as jnp
@@ -28,10 +27,10 @@ def nodes(
     lineages: Int[Array, "batch nodes positions"],
     width: int,
 ) -> Nodes:
-    """Returns the argument of ``score_nodes`` for tokens at positions of their texts.
+    """Returns the argument of ``score_nodes`` for tokens at given positions and places.
 
-    No two tokens of a row share position and place, which is below ``width``. ``lineages`` have
-    the places of each node's text, itself included; those of later positions are ignored.
+    No two tokens of a row share both; places are below ``width``. ``lineages[b, n, p]`` is the
+    place of node n's text at position p, up to the node itself; later entries are ignored.
     """
     batch, num, length = lineages.shape
     position_of = jnp.arange(length * width) // width
@@ -51,7 +50,7 @@ def settle(
     positions: Int[Array, "batch"],
     places: Int[Array, "nodes"],
 ) -> Int[Array, "batch nodes positions"]:
-    """Returns the lineages with a token at ``places[n]`` of the row's position."""
+    """Returns the lineages with node n at place ``places[n]`` of row b's ``positions[b]``."""
     is_here = jnp.arange(lineages.shape[2])[None, :] == positions[:, None]
     return jnp.where(is_here[:, None, :], places[None, :, None], lineages)
 
@@ -63,10 +62,10 @@ def prefill(
     num_positions: int,
     width: int,
 ) -> Cache:
-    """Returns a cache with room for ``width`` tokens at each position, and the prompts in it.
+    """Returns a cache with ``width`` places at each position, and the prompts at place 0.
 
-    The search itself feeds each row's last token, and overwrites what a longer prompt has left
-    beyond it.
+    The search feeds each row's last token, and in time overwrites the padding of shorter
+    prompts, which is fed here.
     """
     cache = target.prefill(inputs, num_positions * width)
     batch, num = prompts.shape[0], prompts.shape[1] - 1
@@ -79,7 +78,7 @@ def prefill(
 
 
 def check_scores_nodes(model: Target) -> None:
-    """Raises ``InputError`` unless the model can score hypotheses side by side."""
+    """Raises ``InputError`` unless the model has the members of a ``NodeTarget``."""
     if not isinstance(model, NodeTarget):
         raise InputError(
             f"{type(model).__name__} has no score_nodes, which beam search needs: "

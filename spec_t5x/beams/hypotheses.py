@@ -3,7 +3,7 @@
 The rules are those of ``t5x.decoding.beam_search``. For each row:
 
 * the ``2 * beams`` likeliest continuations of its live hypotheses are *candidates*, so that at
-  least ``beams`` of them do not end (each further token that ends a text adds ``beams``);
+  least ``beams`` of them do not end (a second id that ends a text makes it ``3 * beams``);
 * a candidate that ends competes with the finished hypotheses by *score*, its log-probability
   divided by ``brevity_penalty``;
 * the likeliest of the other candidates are the new live hypotheses;
@@ -11,15 +11,15 @@ The rules are those of ``t5x.decoding.beam_search``. For each row:
   finished one, even if its log-probability stayed the same until ``max_decode_len``;
 * the row returns its finished hypotheses or, if there is none, the live ones.
 
-``TransformersRanking`` differs in three places. Three things differ from T5X, so that a row gets
-the result that T5X gives for it alone:
+``TransformersRanking`` has other rules for scores and ends. In three points this module differs
+from T5X, so that each row gets the result that T5X gives for the row alone:
 
-* each row ends by itself. T5X continues while any row of the batch does, which adds nothing to a
-  finished set unless alpha is negative (the last bound does not hold then);
-* prompts of unequal lengths are prefilled (``initial_index`` there), but each row ends at its own
-  limit. T5X lets the longer ones run beyond it, and cuts them;
-* a hypothesis of probability zero is dropped. T5X marks empty places by a log-probability of -1e7,
-  and hypotheses grow on them where a model has probabilities of zero.
+* a row ends by itself. T5X continues while any row of the batch does, which adds no hypothesis to
+  a finished set unless alpha is negative (then the bound above does not hold);
+* prompts of unequal lengths are prefilled (``initial_index`` in T5X), but each row ends at its own
+  limit. T5X decodes rows with longer prompts beyond the limit, and cuts them;
+* a hypothesis of probability zero is dropped, and its entry is *empty*. T5X marks empty entries by
+  a log-probability of -1e7, and continues them if a model has probabilities of zero.
 """
 
 import flax.struct
@@ -32,28 +32,28 @@ from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
 
-# T5X's score of an empty place.
+# T5X's score of an empty entry.
 EMPTY_SCORE = -1.0e7
 
 
 @flax.struct.dataclass(kw_only=True)
 class Beams:
-    """The hypotheses of each row, by increasing log-probability or score."""
+    """Hypotheses of each row: live ones by increasing log-probability, finished ones by score."""
 
     # Start token, prompt and generated tokens of the live hypotheses.
     live_sequences: Int[Array, "batch beams width"]
-    # Log-probability of their generated tokens; minus infinity for an empty place.
+    # Log-probability of their generated tokens; minus infinity for an empty entry.
     live_log_probs: Float32[Array, "batch beams"]
     # Tokens after the start token, the prompt's included: the same for all live hypotheses.
     lengths: Int[Array, "batch"]
-    # The prompts' lengths, and those at which rows end at the latest.
+    # Each row's prompt length, and the length at which it ends at the latest.
     starts: Int[Array, "batch"]
     limits: Int[Array, "batch"]
     # Hypotheses that have ended, their end-of-sequence token included.
     finished_sequences: Int[Array, "batch beams width"]
-    # The ranking's scores; EMPTY_SCORE for an empty place.
+    # The ranking's scores; EMPTY_SCORE for an empty entry.
     finished_scores: Float32[Array, "batch beams"]
-    # Tokens after the start token; 0 for an empty place.
+    # Tokens after the start token; 0 for an empty entry.
     finished_lengths: Int[Array, "batch beams"]
     # Rows that have ended and no longer change.
     ended: Bool[Array, "batch"]
@@ -72,7 +72,7 @@ class Beams:
 
 @flax.struct.dataclass(kw_only=True)
 class Ranking:
-    """T5X's order of hypotheses, and its test that a search has found enough of them."""
+    """T5X's rules for the score of a finished hypothesis and the end of a row's search."""
 
     # Exponent of the penalty on short texts (alpha).
     exponent: Float[Array, ""] | float = 0.6
@@ -80,21 +80,21 @@ class Ranking:
     def penalty(
         self, lengths: Int[Array, "batch"], starts: Int[Array, "batch"]
     ) -> Float32[Array, "batch"]:
-        """Returns the divisor of log-probabilities; ``lengths`` count prompts (``starts``), too."""
+        """Returns the divisor of log-probabilities; ``lengths`` include the prompts' ``starts``."""
         return brevity_penalty(self.exponent, lengths)
 
     def counted(
         self, ends: Bool[Array, "batch top"], found: "Candidates", beams: Beams
     ) -> Bool[Array, "batch top"]:
-        """Tells which candidates, best first, count as finished; ``ends`` are those that end."""
+        """Returns the mask of candidates to add to the finished; ``ends`` masks those that end."""
         return ends
 
     def is_settled(self, beams: Beams) -> Bool[Array, "batch"]:
-        """Tells, for each row, whether no live hypothesis can displace its worst finished one."""
-        # The largest penalty that T5X assumes; its sequences count the start token.
+        """Tells, for each row, that no live hypothesis can displace its worst finished one."""
+        # T5X takes the penalty of the longest sequence, in which it counts the start token.
         longest = jnp.asarray(beams.live_sequences.shape[2])
         within_reach = beams.live_log_probs[:, -1] / brevity_penalty(self.exponent, longest)
-        # False while there is an empty place.
+        # False while a finished entry is empty.
         return jnp.min(beams.finished_scores, axis=1) > within_reach
 
 
@@ -103,14 +103,13 @@ class TransformersRanking(Ranking):
     """The rules of transformers; ``exponent`` is its ``length_penalty``.
 
     Only the ``beams`` likeliest candidates may end. A score is the log-probability divided by
-    ``generated tokens ** length_penalty``, and a row at its limit takes the likeliest candidates
-    as they are. A row also ends with its first ``beams`` finished hypotheses
-    (``early_stopping``), or once the likeliest live one would not displace the worst of them at
-    its present length.
+    ``generated tokens ** length_penalty``. At its limit a row counts the ``beams`` likeliest
+    candidates as finished. Once it has ``beams`` finished hypotheses, it ends by ``early_stopping``.
     """
 
-    # True ends a row with its first ``beams`` finished hypotheses; "never" bounds what a live
-    # hypothesis may reach by the row's limit, False by its present length.
+    # True ends a row with its first ``beams`` finished hypotheses. Else a row ends when its likeliest
+    # live hypothesis does not score better than the worst finished one, at its present length (False)
+    # or, for a positive exponent, at the row's limit ("never").
     early_stopping: bool | str = flax.struct.field(pytree_node=False, default=False)
 
     def penalty(self, lengths, starts):
@@ -119,14 +118,14 @@ class TransformersRanking(Ranking):
         return (lengths - starts).astype(jnp.float32) ** exponent
 
     def counted(self, ends, found, beams):
-        """Tells which of the ``beams`` likeliest candidates end: at a row's limit, all of them."""
+        """Masks the ``beams`` likeliest candidates that end; at a row's limit all of these do."""
         num = beams.live_log_probs.shape[1]
         is_last = beams.lengths + 1 >= beams.limits
         ends = ends | (is_last[:, None] & (found.log_probs > -jnp.inf))
         return ends & (jnp.arange(ends.shape[1]) < num)[None, :]
 
     def is_settled(self, beams):
-        """Tells, for each row, whether its search is over by the rule of ``early_stopping``."""
+        """Tells, for each row, whether its search ends by the rule of ``early_stopping``."""
         is_full = jnp.all(beams.finished_lengths > 0, axis=1)
         if self.early_stopping is True:
             return is_full
@@ -140,7 +139,7 @@ class TransformersRanking(Ranking):
 
 @flax.struct.dataclass(kw_only=True)
 class BeamStats:
-    """Counts for each input."""
+    """Counts for each input's search."""
 
     # Target calls before the row ended.
     target_calls: Int[Array, "batch"]
@@ -155,17 +154,17 @@ class BeamStats:
 
 @flax.struct.dataclass(kw_only=True)
 class BeamResult:
-    """The hypotheses found, in T5X's order: by increasing score within an input.
+    """Hypotheses found, in T5X's order: by increasing score within an input.
 
-    An empty place (fewer than ``beams`` hypotheses have ended, but one has) holds padding,
-    length 0 and the score -1e7.
+    If fewer than ``beams`` were found, an empty entry has padding as tokens, length 0 and the
+    score -1e7.
     """
 
     # Prompt, generated tokens, the end-of-sequence token (if it was reached), padding.
     tokens: Int[Array, "batch beams length"]
-    # Log-probability of the generated tokens (natural logarithm) over the ranking's penalty;
-    # without the penalty where no hypothesis of the row has ended. NaN where the target's
-    # logits were not finite, and the tokens mean nothing.
+    # Log-probability of the generated tokens (natural logarithm) divided by the ranking's penalty;
+    # undivided if no hypothesis of the row has ended. NaN if the target's logits were not finite:
+    # then the tokens are meaningless.
     scores: Float32[Array, "batch beams"]
     # Number of tokens, the prompt and the end-of-sequence token included.
     lengths: Int[Array, "batch beams"]
@@ -174,7 +173,7 @@ class BeamResult:
 
 @flax.struct.dataclass(kw_only=True)
 class Continuations:
-    """The likeliest next tokens of some hypotheses, best first."""
+    """The likeliest next tokens after each node, best first, with their log-probabilities."""
 
     tokens: Int[Array, "batch nodes top"]
     log_probs: Float32[Array, "batch nodes top"]
@@ -184,7 +183,7 @@ class Continuations:
 class Candidates:
     """The likeliest continuations of all hypotheses of a row, best first."""
 
-    # The hypothesis that each continues, and the token that it adds.
+    # Index of the hypothesis that each candidate continues, and the token that it adds.
     parents: Int[Array, "batch top"]
     tokens: Int[Array, "batch top"]
     # Log-probabilities of the whole hypotheses; minus infinity where there is no hypothesis.
@@ -197,7 +196,7 @@ def start(
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None,
 ) -> Beams:
-    """Returns beams whose one live hypothesis in each row is its prompt, start token first."""
+    """Returns the first state: each row's one live hypothesis is its prompt, start token first."""
     rows = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=0)
     batch, width = rows.sequences.shape
     # The likeliest hypothesis is the last one.
@@ -218,12 +217,12 @@ def start(
 def brevity_penalty(
     alpha: float | Float[Array, ""], lengths: Int[Array, "*rows"]
 ) -> Float32[Array, "*rows"]:
-    """Computes ``((5 + length) / 6) ** alpha``; 1 for texts of one token (arXiv 1609.08144)."""
+    """Returns ``((5 + length) / 6) ** alpha``; 1 for texts of one token (arXiv 1609.08144)."""
     return ((5.0 + lengths) / 6.0) ** jnp.asarray(alpha, jnp.float32)
 
 
 def num_candidates(beams: int, eos_id: EndOfSequence) -> int:
-    """Returns the number of continuations of which at least ``beams`` do not end."""
+    """Returns the number of a row's candidates, of which at least ``beams`` do not end."""
     return (2 if not isinstance(eos_id, tuple) else 1 + len(eos_id)) * beams
 
 
@@ -233,10 +232,10 @@ def continuations(
     rules: Rules | None = None,
     places: Places | None = None,
 ) -> Continuations:
-    """Finds the ``num_candidates`` likeliest tokens after each node: no other is a candidate.
+    """Returns the ``num`` likeliest tokens after each node, where ``num`` is ``num_candidates``.
 
-    Rules of decoding change log-probabilities, as in transformers, and not logits: the
-    probabilities of the tokens that they leave do not sum to 1. ``places`` are the nodes'.
+    Rules of decoding change log-probabilities, as in transformers, and not logits, so that the
+    probabilities of allowed tokens do not sum to 1. ``places`` are the nodes' (for ``rules``).
     """
     if rules is not None:
         log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
@@ -247,15 +246,15 @@ def continuations(
     largest = jnp.max(logits, axis=-1, keepdims=True)
     log_norm = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
     log_probs = top - largest - log_norm
-    # Top-k puts a NaN first whose sign is positive, and any other last.
+    # Makes each NaN positive: top-k puts a positive NaN first, and a negative one last.
     log_probs = jnp.where(jnp.isnan(log_probs), jnp.nan, log_probs)
     return Continuations(tokens=tokens, log_probs=log_probs)
 
 
 def candidates(log_probs: Float32[Array, "batch nodes"], following: Continuations) -> Candidates:
-    """Finds the ``num_candidates`` likeliest continuations in each row.
+    """Returns the likeliest continuations of each row, as many as ``following`` has for a node.
 
-    ``log_probs`` are those of the hypotheses continued; minus infinity marks an empty place,
+    ``log_probs`` are those of the continued hypotheses; minus infinity marks an empty entry,
     which has no continuations.
     """
     batch, _, num = following.tokens.shape
@@ -268,7 +267,7 @@ def candidates(log_probs: Float32[Array, "batch nodes"], following: Continuation
 
 
 def going_on(found: Candidates, beams: int, eos_id: EndOfSequence) -> Candidates:
-    """Picks the ``beams`` likeliest candidates that do not end, by increasing log-probability."""
+    """Returns the ``beams`` likeliest candidates that do not end, the likeliest last."""
     log_probs = jnp.where(outputs_lib.ends(found.tokens, eos_id), -jnp.inf, found.log_probs)
     return pick(found.replace(log_probs=log_probs), _best(log_probs, beams))
 
@@ -278,8 +277,8 @@ def extend(
 ) -> tuple[Beams, Int[Array, "batch beams"]]:
     """Makes one step of the search in every row that has not ended.
 
-    ``following`` are the continuations of the live hypotheses. Returns the hypotheses after the
-    step, and the index, before it, of the one that each live hypothesis continues.
+    ``following`` are the continuations of the live hypotheses. Returns the state after the step,
+    and for each new live hypothesis the index of its parent among the old ones.
     """
     num = beams.live_log_probs.shape[1]
     found, lengths = candidates(beams.live_log_probs, following), beams.lengths + 1
@@ -295,8 +294,8 @@ def extend(
     finished = jax.tree.map(
         lambda old, new: jnp.concatenate([old, new], axis=1), beams.finished, ending
     )
-    # Top-k prefers the earlier of equals: a candidate that does not end never takes an empty
-    # place, nor does one of probability zero.
+    # Top-k prefers the earlier of equals: a candidate that does not end, or has probability
+    # zero, never replaces an empty entry.
     sequences, scores, finished_lengths = pick(finished, _best(finished[1], num))
 
     extended = beams.replace(
@@ -322,7 +321,7 @@ def finish(beams: Beams, stats: BeamStats) -> BeamResult:
     )
     any_finished = jnp.any(beams.finished_lengths > 0, axis=1)
     sequences, scores, lengths = where_rows(any_finished, beams.finished, live)
-    # A NaN comes first in top-k (``continuations``), and stays there to the end.
+    # A NaN is first in every top-k (``continuations``), so it is still among the live ones.
     is_sound = ~jnp.any(jnp.isnan(beams.live_log_probs), axis=1, keepdims=True)
     scores = jnp.where(is_sound, scores, jnp.nan)
     return BeamResult(tokens=sequences[:, :, 1:], scores=scores, lengths=lengths, stats=stats)
@@ -335,7 +334,7 @@ def pick(tree: PyTree, indices: Int[Array, "batch picked"]) -> PyTree:
 
 
 def where_rows(condition: Bool[Array, "batch"], chosen: PyTree, other: PyTree) -> PyTree:
-    """Returns the rows of one tree where the condition holds, those of another elsewhere."""
+    """Returns the rows of ``chosen`` where ``condition`` is True, and of ``other`` elsewhere."""
 
     def select(one, two):
         return jnp.where(condition.reshape(-1, *[1] * (one.ndim - 1)), one, two)
@@ -346,19 +345,19 @@ def where_rows(condition: Bool[Array, "batch"], chosen: PyTree, other: PyTree) -
 def continued(
     sequences: Int[Array, "batch nodes width"], tails: Candidates, positions: Int[Array, "batch"]
 ) -> Int[Array, "batch top width"]:
-    """Returns the sequences that the candidates continue, with their tokens at ``positions``."""
+    """Returns each candidate's sequence: its parent's, with its token at the row's position."""
     is_here = jnp.arange(sequences.shape[2])[None, :] == positions[:, None]
     sequences = pick(sequences, tails.parents)
     return jnp.where(is_here[:, None, :], tails.tokens[:, :, None], sequences)
 
 
 def _best(values: Float32[Array, "batch n"], num: int) -> Int[Array, "batch num"]:
-    """Returns the indices of the largest values, by increasing value."""
+    """Returns the indices of the ``num`` largest values, by increasing value."""
     return lax.top_k(values, num)[1][:, ::-1]
 
 
 def check_beams(name: str, beams: int, vocab_size: int, eos_id: EndOfSequence) -> None:
-    """Raises ``InputError`` unless one hypothesis has enough continuations for all candidates."""
+    """Raises ``InputError`` if ``beams`` is below 1, or ``num_candidates`` above the vocabulary."""
     if beams < 1:
         raise InputError(f"{name} is {beams}: give at least 1")
     if num_candidates(beams, eos_id) > vocab_size:

@@ -8,8 +8,8 @@ One iteration, for all rows at once:
     replay    the search's own update (``hypotheses.py``) from the target's scores, level by
               level, while every live hypothesis is a node of the tree
 
-All hypotheses of an input share one row of the cache and the encoder's side of it; committed
-tokens stay where they are (``cache_slots.py``), and the next tree overwrites the others. The
+All hypotheses of an input share one row of the cache and one encoded source. Committed tokens
+are never moved in the cache (``cache_slots.py``), and the next tree overwrites the others. The
 first step of the replay needs no draft: each call makes 1 to ``gamma + 1`` steps of the search,
 and gamma 0 is plain beam search. In the paper's words, a level is accepted if ``top_w(M_p)`` is
 a subset of ``top_u(M_q)``, where w is ``beams`` and u is ``draft_beams``; a call is over
@@ -39,17 +39,17 @@ from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
 
-# The parent of a live hypothesis's last token: no node.
+# Parent of nodes that continue no other node: live hypotheses and empty entries.
 _NO_NODE = -1
 
 
 @flax.struct.dataclass(kw_only=True)
 class SearchState:
-    """The state between two iterations."""
+    """State of a search between two iterations."""
 
     # Live and finished hypotheses.
     beams: Beams
-    # The places of the live hypotheses' tokens, all but the last ones, in both caches.
+    # Places (``cache_slots``) of the live hypotheses' tokens but the last ones, in both caches.
     lineages: Int[Array, "batch beams positions"]
     target_cache: Cache
     # None in a plain search.
@@ -59,20 +59,20 @@ class SearchState:
 
 @flax.struct.dataclass(kw_only=True)
 class BeamTree:
-    """Hypotheses, each by its last token: one level of a tree, or the whole of it.
+    """Nodes of a tree of hypotheses, each a hypothesis's last token: one level, or the whole tree.
 
-    The whole has the live hypotheses first, then gamma levels of ``draft_beams`` nodes that the
-    draft expects to be live after 1, 2, … steps. (A scan stacks levels along a leading axis.)
+    The whole tree has the live hypotheses first, then gamma levels of ``draft_beams`` nodes that
+    the draft expects to be live after 1, 2, … steps. (A scan stacks levels on a leading axis.)
     """
 
     tokens: Int[Array, "*levels batch nodes"]
-    # The node of the whole tree that each continues; -1 for a live hypothesis and for an empty
-    # place.
+    # Index in the whole tree of the node that each continues; -1 for a live hypothesis and for an
+    # empty entry.
     parents: Int[Array, "*levels batch nodes"]
-    # The live hypotheses' true log-probability plus the draft's of the tokens that follow; minus
-    # infinity for an empty place.
+    # Log-probability of the live hypothesis by the target plus that of later tokens by the draft;
+    # minus infinity for an empty entry.
     log_probs: Float32[Array, "*levels batch nodes"]
-    # Each token's position in the text, its place there, and the whole hypothesis's places.
+    # Each token's position in the text, its place there, and its hypothesis's lineage.
     positions: Int[Array, "*levels batch nodes"]
     places: Int[Array, "*levels batch nodes"]
     lineages: Int[Array, "*levels batch nodes positions"]
@@ -101,7 +101,7 @@ def beam_search(
     gamma: int = 0,
     draft_beams: int | None = None,
 ) -> BeamResult:
-    """Searches the ``beams`` best texts for each input, as T5X does.
+    """Finds the ``beams`` best texts for each input by the search of T5X.
 
     The hypotheses and their order do not depend on the draft, which decides how many steps of
     the search each target call makes (``BeamResult.stats``).
@@ -117,8 +117,8 @@ def beam_search(
       max_decode_len: room for tokens, the prompt's included.
       max_decode_steps: tokens to generate at most, after the prompt: one number, or one for each
         input.
-      eos_id: the token that ends a hypothesis, or several; in a prompt they do not.
-      ranking: the order of hypotheses, in place of T5X's brevity penalty with ``alpha``.
+      eos_id: the token that ends a hypothesis, or a tuple of several; in a prompt none does.
+      ranking: rules of scores and ends; None takes T5X's, ``Ranking`` with exponent ``alpha``.
       rules: which tokens may follow a text (``sampling.rules.rules``).
       draft_model: a smaller model with the same vocabulary; its own search keeps the same rules.
       gamma: levels that the draft proposes in each iteration; 0 is plain beam search.
@@ -128,7 +128,7 @@ def beam_search(
     Raises:
       InputError: ``beams`` below 1 or ``draft_beams`` below ``beams``, either above half of the
         vocabulary, ``gamma`` below 0 or without a draft, vocabularies that differ, prompts
-        longer than ``max_decode_len``, or a model without ``score_nodes``.
+        longer than ``max_decode_len``, or a model without ``score_nodes`` or enough positions.
     """
     width = beams if draft_beams is None or not gamma else draft_beams
     _check_arguments(target, draft_model, prompts, beams, gamma, width, max_decode_len, eos_id)
@@ -149,19 +149,19 @@ def beam_search(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Search:
-    """The settings of a search and its parts."""
+    """Settings of a search; the methods are the parts of an iteration."""
 
     target: Target
     draft_model: Target | None
     gamma: int
-    # Nodes of a level, and places at a position.
+    # Number of nodes in a level, and of places at a position.
     width: int
     ranking: Ranking
     rules: Rules | None
     eos_id: EndOfSequence
 
     def init(self, inputs: PyTree, prompts: Array, beams: Beams, max_decode_len: int):
-        """Encodes the inputs and feeds the prompts, for both models where there is a draft."""
+        """Returns the first state: inputs encoded and prompts fed, to the draft only if gamma > 0."""
         batch, num = beams.live_log_probs.shape
         # An ended row may be at position max_decode_len, and its last tree reaches gamma further.
         num_positions = max_decode_len + self.gamma + 1
@@ -202,9 +202,9 @@ class _Search:
         )
 
     def propose(self, state: SearchState) -> tuple[BeamTree, Cache | None]:
-        """Returns the live hypotheses and the ``gamma`` levels that the draft expects after them.
+        """Returns the tree: the live hypotheses, then the ``gamma`` levels that the draft expects.
 
-        The draft's cache comes back with all levels but the last one in it.
+        Also returns the draft's cache, which has all levels but the last; None if gamma is 0.
         """
         batch, num_live = state.beams.live_log_probs.shape
         live = self.live_hypotheses(state)
@@ -231,7 +231,7 @@ class _Search:
         return jax.tree.map(join, live, levels), cache
 
     def live_hypotheses(self, state: SearchState) -> BeamTree:
-        """Returns a level of the live hypotheses, and empty places beyond them."""
+        """Returns a level of ``width`` nodes: the live hypotheses, then empty entries."""
         beams, places = state.beams, jnp.arange(self.width)
         batch, num = beams.live_log_probs.shape
 
@@ -252,7 +252,7 @@ class _Search:
     def continuations(
         self, beams: Beams, nodes: BeamTree, logits: Array, num: int
     ) -> Continuations:
-        """Finds the likeliest tokens after each node, by the rules, for ``num`` hypotheses."""
+        """Returns the likeliest tokens after each node by the rules, for ``num`` hypotheses."""
         places = None
         if self.rules is not None:
             starts, limits = beams.starts, beams.limits
@@ -267,8 +267,8 @@ class _Search:
     ) -> tuple[Beams, Int[Array, "batch beams positions"], Int[Array, "batch"]]:
         """Makes the steps of the plain search that the scored tree covers.
 
-        ``following`` are the target's continuations of all its nodes. Returns the hypotheses,
-        the live ones' lineages, and the number of steps of each row.
+        ``following`` are the target's continuations of all nodes. Returns the hypotheses after
+        the steps, the live ones' lineages, and the number of steps of each row.
         """
 
         def one_step(carry):
@@ -285,7 +285,7 @@ class _Search:
             return beams, lineages, nodes, covered & is_known & ~beams.ended, steps + covered
 
         batch, num_live = state.beams.live_log_probs.shape
-        # The live hypotheses are the tree's first nodes; rows are covered while theirs are nodes.
+        # The live hypotheses are the first nodes. A row is covered while its live ones are nodes.
         nodes = jnp.tile(jnp.arange(num_live)[None], (batch, 1))
         covered, steps = ~state.beams.ended, jnp.zeros(batch, jnp.int32)
         carry = state.beams, state.lineages, nodes, covered, steps
@@ -298,7 +298,7 @@ class _Search:
         return beams, lineages, steps
 
     def feed_last_level(self, cache: Cache, tree: BeamTree, is_reached: Bool[Array, ""]) -> Cache:
-        """Feeds the draft the last level that it proposed, if a row's text contains one of it."""
+        """Feeds the draft the tree's last level if ``is_reached``: a row has live nodes of it."""
         last = jax.tree.map(lambda leaf: leaf[:, -self.width :], tree)
 
         def feed(cache):
@@ -308,7 +308,7 @@ class _Search:
 
 
 def _next_level(level: BeamTree, expected: Candidates, first_parent: Int[Array, ""]) -> BeamTree:
-    """Returns the nodes that continue a level, whose own nodes start at ``first_parent``."""
+    """Returns the level of ``expected``, after one whose first node is number ``first_parent``."""
     batch, num = expected.tokens.shape
     places = jnp.arange(num)
     # All nodes of a level are at the same position.
@@ -320,7 +320,7 @@ def _next_level(level: BeamTree, expected: Candidates, first_parent: Int[Array, 
         sequences = beams_lib.continued(sequences, expected, positions)
     return BeamTree(
         tokens=expected.tokens,
-        # An empty place must not be taken for a child of another level's node.
+        # An empty entry must not be taken for a child of another level's node.
         parents=jnp.where(is_one, first_parent + expected.parents, _NO_NODE),
         log_probs=expected.log_probs,
         positions=jnp.tile(positions[:, None], (1, num)),
@@ -333,7 +333,7 @@ def _next_level(level: BeamTree, expected: Candidates, first_parent: Int[Array, 
 def _find(
     tree: BeamTree, parents: Int[Array, "batch beams"], tokens: Int[Array, "batch beams"]
 ) -> tuple[Int[Array, "batch beams"], Bool[Array, "batch beams"]]:
-    """Finds the node that continues each parent with its token, and tells if there is one."""
+    """Returns the node that continues each parent with its token, and the mask of those found."""
     is_it = (tree.parents[:, None, :] == parents[:, :, None]) & (
         tree.tokens[:, None, :] == tokens[:, :, None]
     )

@@ -1,8 +1,8 @@
-"""Shards of inputs decoded: a JSON line for each input, in order.
+"""Decoding of shards (numbered runs of consecutive inputs): a JSON line for each input, in order.
 
-The line of an input depends on the input, the settings and its position alone, and on the pace of
-its shard: a shard has the same lines whenever, by whichever process and after however many
-interruptions it is decoded.
+An input's line depends on the input, the settings, its position and, with gamma "auto", the rest of
+its shard. So a shard's lines do not depend on when it is decoded, by which process, or after how
+many interruptions.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ from spec_t5x.loops.pace import Costs
 
 @dataclasses.dataclass(kw_only=True)
 class Tally:
-    """Counts of decoded inputs."""
+    """Counts over inputs; ``errors`` are those without an answer."""
 
     inputs: int = 0
     errors: int = 0
     # Generated tokens, end of sequence included.
     tokens: int = 0
     target_calls: int = 0
-    # Target calls times the rows of each, ended ones included.
+    # Sum over all target calls of the rows in the batch, ended rows included.
     row_calls: int = 0
-    # Tokens that these calls gave a sequence, or that they grew a search's hypotheses by.
+    # Tokens that target calls appended to a sequence; in a beam search, steps that they made.
     advance: float = 0.0
 
     def add(self, other: "Tally") -> None:
@@ -56,7 +56,7 @@ class Tally:
 
 
 def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
-    """Counts some answers; ``searched`` if they are a beam search's."""
+    """Returns the counts, but ``row_calls``, of answers; ``searched``: those of a beam search."""
     tally = Tally()
     for answer in answers:
         tally.inputs += 1
@@ -64,7 +64,7 @@ def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
             tally.errors += 1
             continue
         tally.tokens += sum(len(generation.output_ids) for generation in answer)
-        # A search's calls are for all of its hypotheses.
+        # All hypotheses of a search share its calls, which are counted once.
         for generation in list(answer)[: 1 if searched else None]:
             tally.target_calls += generation.target_calls
             tally.advance += generation.target_calls * (generation.block_efficiency or 1.0)
@@ -73,27 +73,27 @@ def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learned:
-    """Findings about a draft that a run begins with."""
+    """Measurements of a draft, made once for all workers of a run."""
 
     costs: Costs
-    # Drafts per iteration for all of the run, if texts depend on it; else None, and the pace
-    # decides.
+    # Tokens to propose in every iteration of the run, if outputs depend on their number; None
+    # lets the pace choose it.
     gamma: int | None = None
 
     @classmethod
     def parse(cls, values: Any) -> "Learned":
-        """Inverts ``dataclasses.asdict``, after JSON."""
+        """Makes an object of its ``dataclasses.asdict``, read back from JSON."""
         return cls(**{**values, "costs": Costs.parse(values["costs"])})
 
 
 @dataclasses.dataclass(kw_only=True)
 class Answerer:
-    """A target and draft, their settings and devices, which turn inputs into lines of output."""
+    """Decoder of inputs to lines of JSON: the models, the options and the devices."""
 
     generator: Generator
     options: GenerateOptions
     placement: Placement = Placement()
-    # The reason why the draft was left out of most steps of the last shards.
+    # The reason why most steps of the last shards left the draft out; None if they did not.
     verdict: str | None = dataclasses.field(default=None, init=False)
 
     def shards(
@@ -101,13 +101,13 @@ class Answerer:
         shards: Iterable[tuple[int, Sequence[Item]]],
         progress: Callable[[Tally], None] = lambda tally: None,
     ) -> Iterator[tuple[int, list[bytes]]]:
-        """Yields, for each numbered shard, the line of each input, in order.
+        """Decodes shards; yields each one's number and its inputs' lines, in order.
 
-        Inputs of the next shard take the slots of those that have ended. With gamma "auto" each
-        shard has its own pace and slots, so that its bytes are the same whenever it is decoded.
+        Inputs of the next shard take over the rows of inputs that have ended. With gamma "auto"
+        each shard begins with a new pace and batch, so that its lines depend on no other shard.
 
         Args:
-          shards: numbers and inputs, read when there is room for them.
+          shards: pairs of number and inputs, which are read ahead of the decoding.
           progress: is called with the counts of inputs that have ended.
 
         Raises:
@@ -150,7 +150,7 @@ class Answerer:
             progress(tally)
 
         with self._on_devices():
-            # The last inputs may be errors.
+            # The empty answers yield a last shard whose last inputs have errors.
             for indices, answers in itertools.chain(engine.answers(batches()), [((), [])]):
                 record(indices, answers)
                 for shard, (items, lines) in list(begun.items()):
@@ -159,10 +159,10 @@ class Answerer:
                         yield shard, [lines[item.index] for item in items]
 
     def learned(self, items: Sequence[Item]) -> Learned | None:
-        """Measures the costs for a run of similar inputs; None if no input can be decoded.
+        """Measures the costs of speculation on these inputs; None if none can be decoded.
 
-        If texts depend on the number of drafts, a batch is decoded, too, to fix for the whole run
-        the number that pays most.
+        If outputs depend on the number of proposed tokens, also decodes a batch to find the fastest
+        number, which the whole run then keeps.
         """
         good, _ = self._prepared(items)
         with self._on_devices():
@@ -177,7 +177,7 @@ class Answerer:
         return None
 
     def assume(self, learned: Learned) -> None:
-        """Applies the findings of this or another process: costs, and gamma if it is fixed."""
+        """Sets the costs, and gamma if it is fixed; gamma 0 also removes the draft."""
         self.generator.assume(self.options, learned.costs)
         if learned.gamma is not None:
             self.options = dataclasses.replace(self.options, gamma=learned.gamma)
@@ -185,7 +185,7 @@ class Answerer:
             self.generator = self.generator.plain()
 
     def ids(self, item: Item) -> list[int]:
-        """Returns an input's ids, end of sequence included."""
+        """Returns an input's ids as the model takes them; raises ``InputError`` if it cannot."""
         if item.error:
             raise InputError(item.error)
         if item.ids is None:
@@ -206,7 +206,7 @@ class Answerer:
 
     @contextlib.contextmanager
     def _on_devices(self) -> Iterator[None]:
-        """Decodes on ``placement`` within the ``with``; names the batch size if memory is short."""
+        """Uses ``placement`` within the ``with``; turns exhausted memory into an ``InputError``."""
         try:
             with self.placement.within():
                 yield
@@ -220,16 +220,16 @@ class Answerer:
 
 
 def line_of(item: Item, answer: Answer) -> bytes:
-    """Writes the line of JSON for an input.
+    """Returns the line of JSON for an input, in UTF-8.
 
     Args:
       item: the input.
       answer: its outputs, the best first, or its error.
 
     Returns:
-      T5X's fields ``inputs`` (the texts, and what else the input came with) and
-      ``prediction``, then those of ``spec-t5x generate --json`` of the best output; with
-      several, all of them under ``decodes``. For an error its position and the reason.
+      The index, T5X's fields ``inputs`` (``item.fields``) and ``prediction`` (the best output),
+      and the fields of the best ``Generation``; several outputs are all in ``decodes``. For an
+      error: the index, the place in the source, ``error`` and ``inputs``.
     """
     task = {"task": item.task} if item.task else {}
     if answer.error is not None:
@@ -247,8 +247,8 @@ def line_of(item: Item, answer: Answer) -> bytes:
 
 
 def error_of(line: bytes) -> str | None:
-    """Returns the error of a line, as "line 8: the text is empty ..."; None for an answer."""
-    # Cheap for the many lines that are answers: only an error is this early in its line.
+    """Returns the error in a line, such as "line 8: the text is empty …"; None for an answer."""
+    # Most lines are answers, which this regular expression rejects without parsing JSON.
     if not re.match(rb'\{"index": \d+, "\w+": \d+, "error": ', line):
         return None
     values = json.loads(line)

@@ -1,18 +1,18 @@
-"""Lines of a stream as they arrive, for answers before its end."""
+"""Lines of a stream in groups, as they arrive, so that they are answered before its end."""
 
 import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
 
-# Lines that are read ahead, and seconds within which lines written together arrive.
+# Most lines that are read ahead, and seconds to wait for lines that were written together.
 _READ_AHEAD = 4096
 _TOGETHER = 0.02
 
 
 def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yields the lines of a stream: those there, then those arrived meanwhile; raises its error."""
-    # The last item is None.
+    """Yields groups of lines, each of all that have arrived; raises the stream's ``Exception``."""
+    # None marks the end of the stream.
     waiting: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=_READ_AHEAD)
 
     def read() -> None:
@@ -26,7 +26,7 @@ def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
     threading.Thread(target=read, daemon=True).start()
     line = waiting.get()
     while isinstance(line, bytes):
-        # Lines that are written at once need not arrive at once.
+        # Waits, because lines that are written together may arrive one by one.
         time.sleep(_TOGETHER)
         part = [line]
         while not waiting.empty() and isinstance(line := waiting.get(), bytes):

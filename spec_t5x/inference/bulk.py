@@ -1,12 +1,12 @@
-"""A run from its inputs to one file of answers.
+"""Bulk inference from inputs to one file of answers.
 
-    start     the lock; one reading of the inputs; the manifest, written or compared
-    decode    the missing shards of this worker, each written whole
-    finish    the last worker joins all shards
+    start     takes the lock; reads the inputs once; writes or compares the manifest
+    decode    decodes this worker's missing shards, and writes each whole
+    finish    joins all shards, in the last worker
 
-The directory is all the state that there is. A shard is there under its name or is decoded
-again, which gives the same bytes; so a run may be killed between any two system calls. A process
-alone is the one worker of its run.
+All state is in the directory. A shard exists under its name, or it is decoded again to the same
+bytes; so a run may be killed between any two system calls. A *worker* is a process that decodes
+every n-th shard; without ``shard_count`` there is one.
 """
 
 import contextlib
@@ -30,21 +30,21 @@ from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.inference.sources import Item, Source, digest, read_shards, survey
 from spec_t5x.machine import atomic
 
-# Bad inputs that a report names one by one.
+# Most errors that a report lists.
 _NAMED = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """The end of a run, for this process."""
+    """Result of a run: for all inputs once ``merged``, before that for those of this process."""
 
-    # All answers; None if another worker joins them.
+    # File of all answers; None if shards of other workers are missing.
     merged: Path | None
     inputs: int
-    # Inputs without an answer, and the errors of the first of them.
+    # Number of inputs without an answer; once merged, the first of their errors.
     errors: int
     named: list[str]
-    # Counts of this process since it was started.
+    # Counts of what this process has decoded.
     tokens: int
     block_efficiency: float
     # Share of the rows in all target calls that had not ended.
@@ -52,7 +52,7 @@ class Report:
     seconds: float
     # Shards that other workers have not written yet.
     shards_left: int = 0
-    # The reason why the draft was left out of most steps.
+    # The reason why most steps left the draft out; None if they did not.
     verdict: str | None = None
 
 
@@ -64,18 +64,18 @@ def infer(
     *,
     settings: dict[str, Any],
 ) -> Report:
-    """Answers every input of ``source`` in ``options.output_dir``.
+    """Decodes every input of ``source`` and writes the answers to ``options.output_dir``.
 
     Args:
-      options: where to and how; ``check`` is called.
-      decoding: how to decode.
+      options: the directory, shards, workers and devices; ``check`` is called.
+      decoding: options of decoding.
       source: the inputs.
-      load: reads the pair for some devices; not called when all shards are there.
+      load: loads the models for a placement; not called if this worker's shards exist.
       settings: further settings that the answers depend on, above all the checkpoints.
 
     Raises:
-      InputError: an option, an input or a file that cannot be used. Finished shards stay.
-      Interrupted: SIGTERM or SIGINT came, with how far the run is. Finished shards stay.
+      InputError: an option, a file or changed inputs cannot be used. Finished shards stay.
+      Interrupted: SIGTERM or SIGINT came; it says how far the run is. Finished shards stay.
     """
     options.check()
     progress = DecodingProgress()
@@ -94,7 +94,7 @@ def infer(
 
 
 def merge(directory: Path) -> Report:
-    """Joins the shards that workers have written.
+    """Joins the shards that workers have written into one file; returns the run's report.
 
     Raises:
       InputError: there is no run, or a shard of it is missing or damaged.
@@ -106,8 +106,8 @@ def merge(directory: Path) -> Report:
     if missing := shards.unfinished():
         raise InputError(
             f"{len(missing)} of {shards.count} shards are missing, the first is {missing[0]}: run "
-            f"the worker of each, --shard_index N modulo --shard_count ({missing[0]} modulo the "
-            "count)"
+            f"their workers; shard {missing[0]} has the --shard_index that is its number modulo "
+            "--shard_count"
         )
     _merge_once(shards)
     return _report(shards, Tally(), 0.0)
@@ -127,10 +127,10 @@ class _Run:
     def start(
         self, settings: dict[str, Any], held: contextlib.ExitStack
     ) -> tuple[Shards, list[int]]:
-        """Returns the run's shards, and the numbers of the missing ones.
+        """Prepares the directory; returns the run's shards, and the numbers of the missing ones.
 
-        The first worker writes the manifest, and the others compare it. ``held`` gets this
-        process's lock on the directory.
+        The first worker writes the manifest, and the others compare theirs with it. The process
+        keeps a lock on the directory until ``held`` is closed.
         """
         settings = json.loads(json.dumps(self._settings(settings)))
         try:
@@ -161,7 +161,7 @@ class _Run:
             **self.source.settings,
             "shard_size": self.options.shard_size,
             **dataclasses.asdict(self.decoding),
-            # They decide in which order numbers are added up, and so the last digits.
+            # The platform and devices decide the order of sums, and with it their last digits.
             "platform": jax.default_backend(),
             "device_kind": jax.devices()[0].device_kind,
             "models_and_devices": self._placement().shape,
@@ -179,10 +179,10 @@ class _Run:
     ) -> str | None:
         """Decodes and writes this worker's part of the missing shards.
 
-        The part does not depend on what other workers have finished.
+        Its part is every ``count``-th shard, and does not depend on the other workers.
 
         Returns:
-          The reason why the draft was left out of most steps.
+          The reason why most steps left the draft out; None if they did not.
         """
         index, count = self.options.workers
         mine = [shard for shard in unfinished if shard % count == index]
@@ -200,7 +200,7 @@ class _Run:
         return answerer.verdict
 
     def _read(self, shards: Shards, numbers: list[int]) -> Iterator[tuple[int, list[Item]]]:
-        """Yields the inputs of some shards; checks that they are those of the manifest."""
+        """Yields number and inputs of each shard; raises ``InputError`` if the inputs changed."""
         digests = read_manifest(self.directory).digests
         for shard, raws in read_shards(self.source, shards.size, numbers):
             if digest(raws) != digests[shard]:
@@ -211,9 +211,9 @@ class _Run:
             yield shard, list(map(self.source.item, shards.indices(shard), raws))
 
     def _share_costs(self, answerer: Answerer, shards: Shards, shard: int) -> None:
-        """Measures what speculation costs once for all of the run.
+        """Sets the costs of speculation, which the run's first worker measures on ``shard``.
 
-        Together with the inputs it decides how many tokens are drafted, and so the bytes.
+        Costs decide how many tokens are proposed, and so the bytes: all workers use the same.
         """
         path = self.directory / COSTS
         with processes.one_at_a_time(self.directory):
@@ -231,7 +231,7 @@ class _Run:
         answerer.assume(learned)
 
     def how_far(self) -> str:
-        """Describes how far a stopped run is."""
+        """Returns a phrase that says how many shards of a stopped run are finished."""
         manifest = read_manifest(self.directory)
         if manifest is None:
             return "before anything was written"
@@ -249,7 +249,7 @@ def _shards(directory: Path, manifest: Manifest) -> Shards:
 
 
 def _merge_once(shards: Shards) -> None:
-    """Joins the shards, unless another worker has."""
+    """Joins the shards, unless another worker has done so."""
     with processes.one_at_a_time(shards.directory):
         if not shards.merged.exists():
             atomic.remove_unfinished(shards.directory)
@@ -257,7 +257,7 @@ def _merge_once(shards: Shards) -> None:
 
 
 def _report(shards: Shards, tally: Tally, seconds: float, left: int = 0) -> Report:
-    """Reports all inputs once the shards are joined, before that those of this process."""
+    """Makes the report: of all inputs or, if shards are ``left``, of this process's ``tally``."""
     errors = [] if left else [error for line in shards.lines() if (error := error_of(line))]
     return Report(
         merged=None if left else shards.merged,

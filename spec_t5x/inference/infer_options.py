@@ -11,14 +11,14 @@ from spec_t5x.options import option
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostOptions:
-    """Address and numbers of a run's processes; the names are T5X's."""
+    """Options of a run in several processes, with T5X's names."""
 
     multiprocess: bool = option(
-        False, "find the other processes by the environment (Cloud TPU, Slurm, Open MPI)"
+        False, "find the other processes from the environment (Cloud TPU, Slurm, Open MPI)"
     )
     coordinator_address: str | None = option(None, "address of process 0", "HOST:PORT")
     process_count: int | None = option(None, "number of processes")
-    process_index: int | None = option(None, "number of this process, from 0")
+    process_index: int | None = option(None, "index of this process, from 0")
 
     def __post_init__(self):
         given = (self.coordinator_address, self.process_count, self.process_index)
@@ -33,7 +33,7 @@ class HostOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InferOptions(TaskOptions):
-    """The place of the inputs, a file or a seqio task, and of the answers."""
+    """Options of bulk inference: inputs (a file or a seqio task), outputs, workers, devices."""
 
     input: str | None = option(
         None, "JSON lines (.jsonl, .json), or a text on each line; gzipped or not", "FILE"
@@ -42,27 +42,27 @@ class InferOptions(TaskOptions):
         None, "field of a JSON line that holds the text (default: inputs, input or text)", "NAME"
     )
     split: str = option("validation", "split of the task", "NAME")
-    output_dir: str | None = option(None, "directory of shards and predictions.jsonl", "DIR")
-    shard_size: int = option(1024, "inputs in a shard: a kill costs at most one shard")
+    output_dir: str | None = option(None, "directory for shards and predictions.jsonl", "DIR")
+    shard_size: int = option(1024, "inputs in a shard; a killed run repeats unfinished shards")
     overwrite: bool = option(
-        False, "delete an earlier run's outputs in the directory and start again"
+        False, "delete the outputs of an earlier run in the directory and start anew"
     )
     shard_index: int | None = option(
-        None, "number of this worker: it answers every shard_count-th shard from there on"
+        None, "index of this worker, which decodes every shard_count-th shard from there on"
     )
     shard_count: int | None = option(
-        None, "number of independent workers; the last one joins the shards"
+        None, "number of independent workers; the last to finish joins the shards"
     )
-    merge: bool = option(False, "only join the shards in output_dir")
+    merge: bool = option(False, "only join the shards in output_dir into predictions.jsonl")
     model_parallel: int = option(1, "devices of this machine that share one model")
 
     @property
     def workers(self) -> tuple[int, int]:
-        """The number of this worker, and how many there are; ``(0, 1)`` alone."""
+        """Index of this worker and number of workers; ``(0, 1)`` without ``shard_count``."""
         return (0, 1) if self.shard_count is None else (self.shard_index, self.shard_count)
 
     def check(self) -> None:
-        """Raises ``InputError`` for a value of the wrong kind, or two that exclude each other."""
+        """Raises ``InputError`` for a value out of range, or values that exclude each other."""
         if not isinstance(self.output_dir, str) or not self.output_dir:
             raise InputError(f"output_dir is {self.output_dir!r}: give --output_dir DIR")
         for name in ("output_dir", "input"):

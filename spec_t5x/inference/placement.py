@@ -1,4 +1,4 @@
-"""A pair spread over the devices of this machine: replicas, or one model on several."""
+"""Placement of target and draft on this machine's devices: data and model parallelism."""
 
 import contextlib
 import dataclasses
@@ -23,13 +23,13 @@ from spec_t5x.types import PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Devices that decode together: those of the mesh or, if it is None, JAX's default device."""
+    """Devices that decode together: those of ``mesh`` or, if it is None, JAX's default device."""
 
     mesh: Mesh | None = None
 
     @classmethod
     def create(cls, model_parallel: int, batch_size: int) -> "Placement":
-        """Makes a mesh of this machine's devices, ``model_parallel`` for each copy of a model."""
+        """Places copies of the models on this machine, ``model_parallel`` devices for each copy."""
         devices = jax.local_devices()
         if len(devices) == 1 and model_parallel == 1:
             return cls()
@@ -41,30 +41,30 @@ class Placement:
         mesh = make_mesh(model=model_parallel, devices=devices)
         if batch_size % mesh.shape["data"]:
             raise InputError(
-                f"batch_size is {batch_size} and {mesh.shape['data']} models decode at once: "
+                f"batch_size is {batch_size} and {mesh.shape['data']} copies of the model run: "
                 f"give a multiple of {mesh.shape['data']}"
             )
         return cls(mesh=mesh)
 
     @property
     def shape(self) -> list[int]:
-        """Number of copies of the models that decode at once, and devices of each."""
+        """Number of copies of the models, and of devices for each copy."""
         return [1, 1] if self.mesh is None else [self.mesh.shape["data"], self.mesh.shape["model"]]
 
     def within(self) -> contextlib.AbstractContextManager:
-        """Makes a context in which these devices decode."""
+        """Returns a context manager, within which computations run on these devices."""
         return contextlib.nullcontext() if self.mesh is None else partitioned(self.mesh)
 
     def target(self, config: ModelConfig) -> PyTree:
-        """Returns the shardings of a target's parameters, which are never whole on one device."""
+        """Returns the shardings, on the mesh, with which a target's parameters are to be loaded."""
         return param_shardings(config, self.mesh)
 
     def generator(self, generator: Generator) -> Generator:
-        """Returns the generator with its models sharded, and all else whole on each device."""
+        """Returns the generator with sharded models; other arrays are replicated on the devices."""
         if self.mesh is None:
             return generator
-        # Arrays that two models share are placed once. The old one is held beside the new, so
-        # that no other array gets its ``id``.
+        # Arrays that target and draft share are placed once. The old array is kept beside the new,
+        # so that no other array gets its ``id``.
         placed: dict[int, tuple[jax.Array, jax.Array]] = {}
 
         def place(leaf: jax.Array, sharding=None) -> jax.Array:
@@ -74,7 +74,7 @@ class Placement:
             return placed[id(leaf)][1]
 
         def place_model(model: Model) -> Model:
-            # A draft may lack some parameters of a whole model, and have others.
+            # A draft may lack parameters of the whole model, or have others.
             shardings = flatten_dict(param_shardings(model.config, self.mesh))
             flat = flatten_dict(model.weights)
             params = {
@@ -96,7 +96,7 @@ class Placement:
         )
 
     def batch(self, batch: Batch) -> Batch:
-        """Returns the batch with its rows spread over the copies of the models."""
+        """Returns the batch with its rows divided among the copies of the models."""
         if self.mesh is None:
             return batch
         tokens, keys, steps = shard_batch(

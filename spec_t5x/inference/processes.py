@@ -1,8 +1,8 @@
-"""The processes of a run: each answers its own shards, and other runs are kept out.
+"""Processes of a run, and the locks that keep other runs out of its output directory.
 
-Each process holds the lock of its number in the output directory; the system frees the lock of a
-process that ends, however it ends, so that a killed run never blocks the next. The loss of one
-process stops no other.
+Each process locks a file with its index in the output directory. The operating system releases
+the lock when the process ends, even by a kill, so that a killed run never blocks the next. The
+end of one process does not stop the others.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from spec_t5x.inference.infer_options import HostOptions
 
 
 def join(options: HostOptions) -> tuple[int, int] | None:
-    """Meets the other processes, as JAX requires on several hosts, and parts from them.
+    """Connects to the other processes by JAX, to learn this one's index, and disconnects.
 
     Returns:
-      The number of this process and how many there are; None if the options name no others.
+      The index of this process and the number of processes; None if the options name no others.
 
     Raises:
-      InputError: they cannot be met.
+      InputError: the processes cannot be connected.
     """
     if options.coordinator_address is None and not options.multiprocess:
         return None
@@ -34,11 +34,11 @@ def join(options: HostOptions) -> tuple[int, int] | None:
             options.coordinator_address, options.process_count, options.process_index
         )
         found = jax.process_index(), jax.process_count()
-        # From here the loss of one does not matter to another.
+        # Disconnects, because JAX would end all processes when one is lost.
         jax.distributed.shutdown()
     except (RuntimeError, ValueError) as error:
         raise InputError(
-            f"cannot meet the other processes ({str(error).splitlines()[0]}): give "
+            f"cannot connect to the other processes ({str(error).splitlines()[0]}): give "
             "coordinator_address, process_count and process_index"
         ) from error
     return found
@@ -46,10 +46,10 @@ def join(options: HostOptions) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def locked(directory: Path, process: int = 0) -> Iterator[None]:
-    """Holds the lock of a run's process within the ``with``.
+    """Holds the lock of the worker with index ``process`` within the ``with``.
 
     Raises:
-      InputError: another run holds it, or the directory cannot be written.
+      InputError: another run holds the lock, or the directory cannot be written.
     """
     path = directory / f".lock-{process:05}"
     lock = filelock.FileLock(path, blocking=False)
@@ -67,7 +67,7 @@ def locked(directory: Path, process: int = 0) -> Iterator[None]:
         ) from error
     try:
         with contextlib.suppress(OSError):
-            # For the message above only: a full disk does not matter.
+            # The text is only for the message above: a full disk does not matter.
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         yield
     finally:
@@ -75,7 +75,7 @@ def locked(directory: Path, process: int = 0) -> Iterator[None]:
 
 
 def check_alone(directory: Path) -> None:
-    """Raises ``InputError`` if a worker, whose number is not 0, holds its lock."""
+    """Raises ``InputError`` if a worker with an index above 0 holds its lock."""
     for path in sorted(directory.glob(".lock-[0-9]*")):
         if process := int(path.name.removeprefix(".lock-")):
             with locked(directory, process):
@@ -84,6 +84,6 @@ def check_alone(directory: Path) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(directory: Path) -> Iterator[None]:
-    """Keeps other workers from the same step within the ``with``."""
+    """Holds, after waiting for it, a lock that one worker has at a time within the ``with``."""
     with filelock.FileLock(directory / ".lock-step"):
         yield

@@ -1,11 +1,11 @@
-"""The directory of a run: its manifest, numbered shards, and one file of all.
+"""Files in the output directory of a run.
 
-    manifest.json                        inputs and settings, so that no two runs are mixed
-    costs.json                           what speculation costs, where gamma is "auto"
-    predictions-00003-of-00017.jsonl     a line for each input of a shard
-    predictions.jsonl                    all shards in one file
+    manifest.json                        inputs and settings, which keep runs from being mixed
+    costs.json                           measured costs of speculation, if gamma is "auto"
+    predictions-00003-of-00017.jsonl     an answer on each line, for each input of a shard
+    predictions.jsonl                    the lines of all shards
 
-Each file is written whole or not at all, so the files are all the state that there is.
+Each file is written whole or not at all; a run has no other state.
 """
 
 import dataclasses
@@ -29,19 +29,19 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A run's inputs and settings."""
+    """Record of a run's inputs and settings."""
 
-    # The place of the inputs; not compared: a file may be moved.
+    # Name of the source; not compared, since a file may be moved.
     source: str
     # Number of inputs, and the SHA-256 (hex) of each shard's.
     count: int
     digests: list[str]
-    # Settings that decide the answers, as JSON holds them; a checkpoint is
-    # {"name": ..., "content": ...}, of which the content is compared.
+    # Settings that decide the answers, as values of JSON; a checkpoint is
+    # {"name": ..., "content": DIGEST}, of which only the content is compared.
     settings: dict[str, Any]
 
     def check_same(self, now: "Manifest", directory: Path) -> None:
-        """Raises an ``InputError`` that names all differences from ``now``."""
+        """Raises ``InputError``, with all differences, if ``now`` has other settings or inputs."""
         differences = []
         for name in {**self.settings, **now.settings}:
             was, now_is = (each.settings.get(name) for each in (self, now))
@@ -60,7 +60,7 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Reads the manifest of the run in a directory; returns None if there is none."""
+    """Reads a directory's manifest; None if absent, ``InputError`` if it cannot be read."""
     path = directory / MANIFEST
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -77,13 +77,13 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:
-    """Writes the manifest of a new run; raises ``InputError`` if a resumed run has another.
+    """Writes the manifest ``now`` of a new run; raises ``InputError`` if a run to resume differs.
 
-    No other process may write to the directory.
+    ``overwrite`` deletes an earlier run first. No other process may write to the directory.
     """
     atomic.remove_unfinished(directory)
     if overwrite:
-        # The manifest last: no file is left without it.
+        # The manifest is deleted last, so that no file is ever without it.
         for name in (*sorted(_answers(directory)), COSTS, MANIFEST):
             (directory / name).unlink(missing_ok=True)
     if not _answers(directory):
@@ -102,10 +102,10 @@ def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Files of answers, numbered from 0."""
+    """Files of a run's answers, one for each shard, numbered from 0."""
 
     directory: Path
-    # Number of all inputs, and of those in each shard but the last.
+    # Number of all inputs, and of the inputs in each shard but the last.
     total: int
     size: int
 
@@ -120,17 +120,17 @@ class Shards:
         return self.directory / MERGED
 
     def path(self, shard: int) -> Path:
-        """Returns the path of a shard, as ``predictions-00003-of-00017.jsonl``."""
+        """Returns the path of a shard, such as ``predictions-00003-of-00017.jsonl``."""
         return self.directory / f"predictions-{shard:05}-of-{self.count:05}.jsonl"
 
     def indices(self, shard: int) -> range:
-        """Returns the positions of a shard's inputs among all."""
+        """Returns the positions of a shard's inputs among all inputs."""
         return range(shard * self.size, min((shard + 1) * self.size, self.total))
 
     def unfinished(self) -> list[int]:
-        """Lists the missing shards in order.
+        """Returns the numbers of the missing shards, in order.
 
-        Once ``merged`` exists none is missing: a user may delete the shards.
+        There are none once ``merged`` exists, since a user may then delete the shards.
         """
         there = _answers(self.directory)
         if MERGED in there:
@@ -138,7 +138,7 @@ class Shards:
         return [shard for shard in range(self.count) if self.path(shard).name not in there]
 
     def write(self, shard: int, lines: list[bytes]) -> None:
-        """Writes a shard, whole or not at all."""
+        """Writes the file of a shard, whole or not at all."""
         path = self.path(shard)
         write(path, lines, f"shard {shard} of {self.count} ({path.name})")
 
@@ -147,7 +147,7 @@ class Shards:
         write(self.merged, self.lines(), f"{MERGED}, the {self.count} shards in one file")
 
     def lines(self) -> Iterator[bytes]:
-        """Yields all lines in order, each the answer to the input at its position."""
+        """Yields the line of each input, in order, from ``merged`` or else from the shards."""
         if self.merged.exists():
             yield from _lines(self.merged, range(self.total))
             return
@@ -156,7 +156,7 @@ class Shards:
 
 
 def write(path: Path, lines: Iterable[bytes], what: str) -> None:
-    """Writes a file whole or not at all; an ``InputError`` of the system's error names ``what``."""
+    """Writes a file whole or not at all; raises ``InputError``, with ``what``, if it cannot."""
     try:
         atomic.write_whole(path, lines)
     except OSError as error:
@@ -168,13 +168,13 @@ def write(path: Path, lines: Iterable[bytes], what: str) -> None:
 
 
 def _answers(directory: Path) -> set[str]:
-    """Returns the names of the files of answers."""
+    """Returns the names of the shards and of ``MERGED`` that exist in a directory."""
     names = {entry.name for entry in os.scandir(directory)}
     return {name for name in names if name == MERGED or _SHARD.fullmatch(name)}
 
 
 def _lines(path: Path, indices: range) -> Iterator[bytes]:
-    """Yields the lines of a file; checks that they are the answers to the inputs at ``indices``."""
+    """Yields a file's lines; raises ``InputError`` if they are not the answers at ``indices``."""
     with path.open("rb") as file:
         for index, line in itertools.zip_longest(indices, file):
             start = b'{"index": %d, ' % (-1 if index is None else index)

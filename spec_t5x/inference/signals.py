@@ -1,4 +1,4 @@
-"""A stop on SIGTERM and SIGINT, at once and cleanly."""
+"""Exception on SIGTERM or SIGINT, so that a run stops at once and cleans up."""
 
 import contextlib
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 class Interrupted(BaseException):
-    """The end of a run by a signal. No ``Exception``, so that nothing else catches it."""
+    """Stop of a run by a signal; not an ``Exception``, so that ``except Exception`` misses it."""
 
     def __init__(self, number: int, how_far: str = ""):
         super().__init__(signal.Signals(number).name)
@@ -18,7 +18,7 @@ class Interrupted(BaseException):
 def stopping() -> Iterator[None]:
     """Makes SIGTERM and SIGINT raise ``Interrupted`` in the main thread within the ``with``."""
     if threading.current_thread() is not threading.main_thread():
-        # Only the main thread gets signals.
+        # Only the main thread may set handlers of signals.
         yield
         return
 
@@ -27,7 +27,7 @@ def stopping() -> Iterator[None]:
             signal.signal(number, handler)
 
     def stop(number, frame):
-        # A second one is not waited for.
+        # A second signal has its usual effect, and interrupts the cleaning up.
         restore()
         received.append(number)
         raise Interrupted(number)

@@ -1,7 +1,7 @@
-"""Inputs as a stream, of which one shard is in memory at a time.
+"""Sources of inputs, which are read as streams of bytes, a shard at a time.
 
-A source is read twice, first to count and fingerprint the inputs, then to decode them, so that it
-must give the same bytes each time.
+A source is read twice, first to count and digest the inputs, then to decode them, so it must give
+the same bytes each time.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from spec_t5x.data.text_files import is_gzip, is_jsonl, json_object, raw_lines, text_of
 from spec_t5x.errors import InputError
 
-# Fields of a JSON line that may hold its text, in order.
+# Fields of a JSON line that may hold its text; the first that exists does.
 TEXT_FIELDS = ("inputs", "input", "text")
 # T5X's name for an input's text in its files of predictions.
 PRETOKENIZED = "inputs_pretokenized"
@@ -26,12 +26,12 @@ class Item:
 
     # Position among all inputs, from 0.
     index: int
-    # Name of the position for a user: ("line", 1).
+    # The position as messages name it, such as ("line", 1).
     place: tuple[str, int]
     text: str = ""
-    # Ids that the source made itself; None leaves that to the model's vocabulary.
+    # Ids of the text, if the source has them; if None, the model's vocabulary encodes the text.
     ids: list[int] | None = None
-    # Further fields for the output.
+    # Fields to repeat in the output, under ``inputs``.
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Name of its seqio task.
     task: str | None = None
@@ -40,26 +40,26 @@ class Item:
 
 @runtime_checkable
 class Source(Protocol):
-    """A stream of inputs."""
+    """Stream of inputs, which can be read several times."""
 
     @property
     def name(self) -> str:
-        """Name for messages and the manifest."""
+        """Name of the source in messages and the manifest."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that decide the inputs, as JSON holds them, for the manifest."""
+        """Settings that the inputs depend on, as values of JSON, for the manifest."""
 
     def raw(self) -> Iterator[bytes]:
         """Yields each input's bytes, in order; the same each time."""
 
     def item(self, index: int, raw: bytes) -> Item:
-        """Makes the input at ``index`` from its bytes; never raises."""
+        """Makes the input at ``index`` from its bytes; sets ``Item.error`` and never raises."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileSource:
-    """A file: JSON lines, or a text on each line."""
+    """File of inputs: JSON lines, or a text on each line."""
 
     path: Path
     jsonl: bool
@@ -80,7 +80,7 @@ class FileSource:
         return raw_lines(self.path)
 
     def item(self, index: int, raw: bytes) -> Item:
-        """Makes the input of a line; the input holds the error of a line that cannot be read."""
+        """Makes the input of a line; if the line cannot be used, sets ``Item.error``."""
         item = Item(index=index, place=("line", index + 1))
         try:
             text, fields = self._read(raw)
@@ -89,7 +89,7 @@ class FileSource:
         return dataclasses.replace(item, text=text, fields=fields)
 
     def _read(self, raw: bytes) -> tuple[str, dict[str, Any]]:
-        """Parses the text and fields of a line, the text's field under T5X's name."""
+        """Returns the text of a line and its fields, among them the text by T5X's name."""
         line = text_of(raw)
         if not line.strip():
             raise InputError("the line is empty: give at least one word")
@@ -106,31 +106,31 @@ class FileSource:
         text = values.pop(name)
         if not isinstance(text, str):
             raise InputError(f"field {name!r} is {repr(text)[:40]}, not a text: fix the line")
-        # The text's name is first, and no other field's.
+        # The text is the first field, and replaces a field that has its name.
         return text, {PRETOKENIZED: text} | values | {PRETOKENIZED: text}
 
 
 def file_source(path: str, field: str | None = None) -> FileSource:
-    """Opens a file as a source.
+    """Returns the source of a file; raises ``InputError`` if it cannot be opened.
 
     Args:
-      path: of text lines, or of JSON lines (.jsonl, .json, .ndjson); gzipped or not.
-      field: of a JSON line; naming one makes any file JSON lines.
+      path: a file of text lines, or of JSON lines (.jsonl, .json, .ndjson); gzipped or not.
+      field: the field that holds the text; if given, any file is read as JSON lines.
     """
     found = Path(path).expanduser()
-    is_gzip(found)  # checks that it is there
+    is_gzip(found)  # raises if it is absent
     return FileSource(path=found, jsonl=is_jsonl(path) or field is not None, field=field)
 
 
 def no_inputs(name: str) -> InputError:
-    """Makes the error of a source without inputs."""
+    """Makes the error of a source that has no inputs."""
     return InputError(f"{name} holds no inputs: give at least one")
 
 
 def survey(
     source: Source, shard_size: int, progress: Callable[[int], None] = lambda count: None
 ) -> tuple[int, list[str]]:
-    """Counts the inputs and digests each shard; reads the source to its end."""
+    """Returns the number of inputs and each shard's digest; raises ``InputError`` for no input."""
     count, digests, raws = 0, [], source.raw()
     while shard := list(itertools.islice(raws, shard_size)):
         count += len(shard)
@@ -142,7 +142,7 @@ def survey(
 
 
 def digest(raws: Iterable[bytes]) -> str:
-    """Returns the SHA-256 (hex) of some inputs' bytes."""
+    """Returns the SHA-256 (hex) of the bytes of consecutive inputs."""
     total = hashlib.sha256()
     for raw in raws:
         total.update(raw)
@@ -152,9 +152,9 @@ def digest(raws: Iterable[bytes]) -> str:
 def read_shards(
     source: Source, shard_size: int, wanted: Sequence[int]
 ) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields the number and inputs of each wanted shard; ``wanted`` is in increasing order.
+    """Yields the number and the inputs' bytes of each shard in ``wanted``, an increasing list.
 
-    Other shards are skipped, and nothing after the last is read.
+    Other shards are skipped, and nothing after the last wanted one is read.
     """
     raws, at = source.raw(), 0
     for shard in wanted:

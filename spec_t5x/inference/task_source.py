@@ -24,33 +24,33 @@ _PRETOKENIZED = "_pretokenized"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSource:
-    """Examples of a task's split; a mixture's tasks follow each other, as in T5X.
+    """Examples of a task's split, or of a mixture's tasks one after another, as in T5X.
 
-    The ids are the task's own preprocessors', with the model's vocabulary.
+    The task's preprocessors make the ids, with the model's vocabulary.
     """
 
     tasks: list[seqio.Task]
     split: str
     lengths: Mapping[str, int] | None
     vocabulary: Vocabulary
-    # True reads the cached tasks.
+    # True reads what seqio's caching has written.
     cached: bool = False
 
     @property
     def name(self) -> str:
-        """Names of the tasks and of their split."""
+        """Names of the tasks, and of their split in parentheses."""
         return f"{', '.join(task.name for task in self.tasks)} ({self.split})"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Names, split and lengths of the tasks."""
+        """Names, split, lengths and caching of the tasks, as values of JSON."""
         lengths = None if self.lengths is None else dict(self.lengths)
         names = [task.name for task in self.tasks]
         found = {"tasks": names, "split": self.split, "task_feature_lengths": lengths}
         return found | ({"use_cached_tasks": True} if self.cached else {})
 
     def raw(self) -> Iterator[bytes]:
-        """Yields each example as a line of JSON."""
+        """Yields each example as a line of JSON; raises ``InputError`` without feature inputs."""
         for task in self.tasks:
             if "inputs" not in task.output_features:
                 raise InputError(f"task {task.name} has no feature inputs: give another task")
@@ -58,7 +58,7 @@ class TaskSource:
             yield from (_to_line(task, example) for example in examples)
 
     def item(self, index: int, raw: bytes) -> Item:
-        """Makes the input of an example."""
+        """Makes the input of an example, given as a line of JSON."""
         values = json.loads(raw)
         fields = values["fields"]
         return Item(
@@ -80,7 +80,7 @@ def task_source(
     modules: tuple[str, ...] = (),
     caches: tuple[str, ...] | None = None,
 ) -> TaskSource:
-    """Opens a task or mixture of seqio's registry as a source, with the model's vocabulary.
+    """Returns the source of a task or mixture in seqio's registry, with the model's vocabulary.
 
     Features are cut to ``lengths``; ``modules`` and ``caches`` are those of ``task_or_mixture``.
     """
@@ -94,7 +94,7 @@ def task_source(
 
 
 def _to_line(task: seqio.Task, example: dict[str, Any]) -> bytes:
-    """Writes an example's ids and texts, the latter as in T5X's files of predictions."""
+    """Returns a line of JSON: an example's task, ids, and the texts that T5X's predictions have."""
     fields = {
         key: _plain(value) for key, value in sorted(example.items()) if key.endswith(_PRETOKENIZED)
     }

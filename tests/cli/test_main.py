@@ -52,7 +52,7 @@ def test_a_shell_completes_commands_and_flags_without_jax(tmp_path):
 
 def test_help_shows_defaults_and_imports_no_jax():
     shown = " ".join(program("infer", "--help").split())
-    assert "inputs in a shard: a kill costs at most one shard (default: 1024)" in shown
+    assert "inputs in a shard; a killed run repeats unfinished shards (default: 1024)" in shown
     assert "(default: the checkpoint's, or 128)" in shown
     assert not shown.endswith("jax")
 

@@ -255,7 +255,7 @@ def test_processes_that_cannot_meet_are_one_line(run, lines, monkeypatch):
     monkeypatch.setattr(processes.jax.distributed, "initialize", refuse)
     status, _, said = run("--input", lines, "--multiprocess")
     assert status == 2
-    assert "cannot meet the other processes (process_id must be given)" in said[0]
+    assert "cannot connect to the other processes (process_id must be given)" in said[0]
 
 
 def test_the_module_runs_as_t5x_programs_do(monkeypatch, capsys):
