@@ -104,12 +104,12 @@ class TransformersRanking(Ranking):
 
     Only the ``beams`` likeliest candidates may end. A score is the log-probability divided by
     ``generated tokens ** length_penalty``. At its limit a row counts the ``beams`` likeliest
-    candidates as finished. Once it has ``beams`` finished hypotheses, it ends by ``early_stopping``.
+    candidates as finished. With ``beams`` finished hypotheses it may end by ``early_stopping``.
     """
 
-    # True ends a row with its first ``beams`` finished hypotheses. Else a row ends when its likeliest
-    # live hypothesis does not score better than the worst finished one, at its present length (False)
-    # or, for a positive exponent, at the row's limit ("never").
+    # True ends a row with its first ``beams`` finished hypotheses. Else a row ends when its
+    # likeliest live hypothesis scores no better than the worst finished one, at its present
+    # length (False) or, for a positive exponent, at the row's limit ("never").
     early_stopping: bool | str = flax.struct.field(pytree_node=False, default=False)
 
     def penalty(self, lengths, starts):

@@ -161,7 +161,7 @@ class _Search:
     eos_id: EndOfSequence
 
     def init(self, inputs: PyTree, prompts: Array, beams: Beams, max_decode_len: int):
-        """Returns the first state: inputs encoded and prompts fed, to the draft only if gamma > 0."""
+        """Encodes inputs and feeds prompts, if gamma > 0 for the draft too; returns the state."""
         batch, num = beams.live_log_probs.shape
         # An ended row may be at position max_decode_len, and its last tree reaches gamma further.
         num_positions = max_decode_len + self.gamma + 1
