@@ -164,14 +164,14 @@ class CopyDraft(Draft):
             starts = jnp.take(table, source, mode="clip")
             continues = ~jnp.take(table, token, mode="clip")
             continues &= starts[jnp.minimum(there, source.shape[0] - 1)]
-        # The source's last token ends it, and can always be proposed.
+        # The source's last token, its end of sequence, can always be proposed.
         next_word = jnp.min(jnp.where(starts & (places > there) & (places < last), places, last))
         return jnp.where(continues, there, next_word)
 
     def _match_lengths(
         self, places: Int[Array, "length"], text: Int[Array, "width"], length: Int[Array, ""]
     ) -> Int[Array, "length"]:
-        """Counts how many tokens, up to each one in ``places``, equal the text's last tokens."""
+        """Counts, for each token of ``places``, the tokens up to it that equal the text's last."""
         matches, still = jnp.zeros(places.shape, jnp.int32), jnp.ones(places.shape, bool)
         for back in range(min(self.max_match, places.shape[0])):
             wanted = text[jnp.maximum(length - back, 0)]

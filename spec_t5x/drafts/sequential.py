@@ -25,7 +25,8 @@ def draft_tokens(
 ) -> tuple[Proposal, Cache]:
     """Drafts ``gamma`` tokens, at most ``context.limit``, each given the earlier (Algorithm 1).
 
-    ``logits`` follow the texts in ``cache``, which is returned with the drafts but the last added.
+    ``logits`` are the model's after the last tokens of the texts in ``cache``. The returned cache
+    also has the drafted tokens, but for the last one.
     """
 
     def draw(logits, offset, draws, drafted):
@@ -56,10 +57,10 @@ def draft_tree(
     settings: Sampling,
     tree: Tree,
 ) -> tuple[TreeProposal, Cache]:
-    """Drafts a token for each node but the root; a node's children differ from one another.
+    """Drafts a token for each node but the root; siblings are drawn without replacement.
 
     The model is called once for each level but the root's and the last. The returned cache keeps
-    its lengths; the slots after the root's hold the nodes. For the rest see ``draft_tokens``.
+    its lengths; the slots after the root's hold the nodes. Arguments are as in ``draft_tokens``.
     """
     level_logits, draws = logits[:, None], context.draws
     tokens, all_probs = [], []
@@ -89,7 +90,7 @@ def draft_tree(
 def draw_token(
     logits: Float32[Array, "batch vocab"], draws: Draws, settings: Sampling
 ) -> tuple[Int[Array, "batch"], Float32[Array, "batch vocab"] | None, Draws]:
-    """Returns a token for each row, its distribution (None at temperature 0), and later draws."""
+    """Draws each row's token; returns it, its distribution (None if greedy) and the draws left."""
     if settings.greedy:
         return argmax(logits), None, draws
     probs = standardize(logits, settings)

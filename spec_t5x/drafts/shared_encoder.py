@@ -27,8 +27,7 @@ from spec_t5x.types import Array, Int, PyTree
 class SharedEncoderDraft(TransformerDraft):
     """``TransformerDraft`` without an encoder, which reads the source from the target's cache.
 
-    The prefill computes nothing; the first proposal feeds the prompts. ``create`` makes the
-    draft.
+    The prefill computes nothing; the first proposal feeds the prompts. ``create`` binds a draft.
     """
 
     # The target's decoder layer that each of the draft's layers was made of.
@@ -63,7 +62,7 @@ class SharedEncoderDraft(TransformerDraft):
         if len(layers) != config.num_decoder_layers or not all(0 <= i < total for i in layers):
             raise InputError(
                 f"a draft of {config.num_decoder_layers} decoder layers shares layers "
-                f"{list(layers)} of a target of {total}: give one of the target's for each"
+                f"{list(layers)} of a target of {total}: give one target layer for each layer"
             )
         params = {name: each for name, each in own.items() if name != "narrow_head"}
         model = T5Model.create(params, config)

@@ -45,7 +45,7 @@ class TransformerDraft(Draft):
         return self.model.vocab_size
 
     def check(self, target: Target, max_decode_len: int) -> None:
-        """Raises ``InputError`` if the model has too few positions."""
+        """Raises ``InputError`` if the model has fewer than ``max_decode_len`` positions."""
         check_positions(self.model, max_decode_len, "draft")
 
     def prefill(self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int) -> Cache:
@@ -90,7 +90,7 @@ class TransformerDraft(Draft):
         return catch_up(self.model, state, context, wanted, width, self._score(context))
 
     def _num_last(self, depth: int) -> int:
-        """Returns how many of a text's last tokens ``propose`` feeds before it drafts ``depth``."""
+        """Returns how many of a text's last tokens are fed before ``depth`` levels are drafted."""
         return 2
 
     def _score(self, context: Context) -> Callable[[Cache, Array], tuple]:
@@ -105,7 +105,7 @@ class TransformerDraft(Draft):
         starts = jnp.maximum(context.lengths - 1, 0)
         pairs = slices(context.sequences, starts, 2)
         logits, _, cache = self.model.score(self.model.rollback(cache, starts), pairs)
-        # The start token alone is the first of its pair; the next call overwrites the padding.
+        # A start token alone is fed with padding after it, which the next call overwrites.
         last = (context.lengths - starts)[:, None, None]
         logits = jnp.take_along_axis(logits, last, axis=1)[:, 0]
         return logits, self.model.rollback(cache, context.lengths + 1)

@@ -23,7 +23,7 @@ DEFAULT_VERIFIER = BlockVerifier()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """The settings that a loop is compiled for, by their names in ``speculative_decode``."""
+    """Static settings of a decoding loop: the ``options`` of ``speculative_decode``."""
 
     # The most tokens that a row proposes in an iteration; a tree's depth; 0 is plain decoding.
     gamma: int
@@ -100,7 +100,7 @@ class DecodeStats:
 
     @property
     def alpha(self) -> Array:
-        """Mean of beta over verified positions: the low-variance estimate of alpha.
+        """Mean of beta over a row's verified positions: the low-variance estimate of alpha.
 
         The estimate averages probabilities of acceptance, not acceptances (Corollary 3.6), and is
         NaN for a row without a verified position.
@@ -120,7 +120,7 @@ class DecodeStats:
     def add(
         self, found: "Verified", iteration: "Iteration", live: Bool[Array, "batch"], is_plain: bool
     ) -> "DecodeStats":
-        """Returns the counts after an iteration or plain step, which counts for ``live`` rows."""
+        """Returns the counts after an iteration (``is_plain``: a plain step) of ``live`` rows."""
         num_accepted, num_appended = iteration.num_accepted, iteration.num_appended
         # A verified draft entered the output, or the target's token took its place.
         num_verified = jnp.minimum(found.num_drafts, num_appended)
@@ -210,7 +210,7 @@ class Verified:
 
 @flax.struct.dataclass
 class NoDraft(Draft):
-    """The draft of plain decoding, which is never called."""
+    """Draft of plain decoding, which the loop never calls."""
 
     vocab_size: int = flax.struct.field(pytree_node=False)
 
@@ -270,7 +270,7 @@ def prefill(
     lengths: Int[Array, "batch"],
     max_length: int,
 ) -> Cache:
-    """Returns a model's cache after prompts of these ``lengths``, each without its last token."""
+    """Returns a model's cache with each prompt's first ``lengths`` tokens: all but its last one."""
     forced = prompts if prompts.shape[1] > 1 else None
     return target.rollback(target.prefill(inputs, max_length, forced), lengths)
 
@@ -331,7 +331,7 @@ def with_states(
     states: Float[Array, "batch new embed"],
     starts: Int[Array, "batch"],
 ) -> Float32[Array, "batch positions embed"] | None:
-    """Writes the states after positions ``starts``, … to ``starts + 1``, …; None stays None."""
+    """Stores states in ``kept``, if not None, at the positions they predict, ``starts + 1``, …"""
     return None if kept is None else write_rows(kept, states.astype(kept.dtype), starts + 1)
 
 

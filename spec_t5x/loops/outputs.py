@@ -63,7 +63,7 @@ def start(
     max_decode_steps: Int[Array, "*steps"] | None,
     room: int,
 ) -> Outputs:
-    """Returns rows that hold ``prompts``, start tokens first; ``room`` is that of ``Outputs``."""
+    """Returns rows of ``prompts``; they end at ``max_decode_len`` or after ``max_decode_steps``."""
     batch = prompts.shape[0]
     lengths = prompt_lengths(prompts)
     limits = jnp.full(batch, max_decode_len, jnp.int32)
@@ -86,7 +86,7 @@ def prompt_lengths(prompts: Int[Array, "batch width"]) -> Int[Array, "batch"]:
 
 
 def ends(tokens: Int[Array, "*shape"], eos_id: EndOfSequence) -> Bool[Array, "*shape"]:
-    """Tells for each token whether the token ends a row: is ``eos_id``, or one of several."""
+    """Tells which tokens are ``eos_id`` or, if that is a tuple, one of its ids."""
     ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)
     return functools.reduce(operator.or_, [tokens == one for one in ids])
 
@@ -124,7 +124,7 @@ def finish(
     """Returns rows without start tokens, grouped by input and sorted by increasing score."""
 
     def group(rows):
-        # Spelt out: an axis of size 0 (statistics at gamma 0) rules out -1.
+        # Not -1, which is ambiguous if an axis has size 0 (statistics at gamma 0).
         return rows.reshape(rows.shape[0] // num_decodes, num_decodes, *rows.shape[1:])
 
     scores = group(outputs.scores)
@@ -177,7 +177,7 @@ def row_stream(
 ) -> Stream:
     """Returns the stream of ``batch * num_decodes`` rows, ``rng`` itself if that is a stream.
 
-    Raises ``InputError`` for T5X's stream of other rows or steps, or if not ``coupled``.
+    Raises ``InputError`` for T5X's stream if not ``coupled``, or of other rows or too few steps.
     """
     if isinstance(rng, RowStream):
         return rng
@@ -195,7 +195,7 @@ def row_stream(
 
 
 def jit_with_prompts(*static_argnames: str) -> Callable:
-    """Returns a decorator: ``jax.jit``, and before each call ``check_whole`` of ``prompts``."""
+    """Returns a decorator that jits a function and checks its ``prompts`` before each call."""
 
     def decorate(function):
         jitted = jax.jit(function, static_argnames=static_argnames)

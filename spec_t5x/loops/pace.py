@@ -1,7 +1,7 @@
 """Pace: the rule by which gamma "auto" chooses how many tokens the next iteration drafts.
 
-An iteration pays if it appends more tokens than plain steps would in the same time. An iteration
-with at most g drafts appends tokens(g) to a live row on average, and costs, in plain steps,
+An iteration pays if it appends more tokens than plain steps would in the same time. With at most g
+drafts it appends tokens(g) to a live row (one not ended) on average, and costs, in plain steps,
 
     tokens(g) = 1 + b_1 + b_1 b_2 + … + b_1 … b_g        cost(g) = costs[longest proposal]
 
@@ -114,7 +114,7 @@ class Costs:
 
     @property
     def where_it_pays(self) -> str:
-        """Clause of a message: the acceptance rate from which speculation pays, or that none is."""
+        """Clause for messages: the acceptance rate from which speculation pays, or that none is."""
         if math.isfinite(self.needed):
             return f"it pays here from an acceptance rate of about {self.needed:.0%}"
         one = next(cost for cost in self.iteration[1:] if math.isfinite(cost))
@@ -131,7 +131,7 @@ class Costs:
 
 @flax.struct.dataclass(kw_only=True)
 class Pace:
-    """Costs, and counts that give acceptance rates: a pytree of arrays; ``Pace.start`` makes it."""
+    """State of a pace: costs, and counts that give rates. A pytree, made by ``Pace.start``."""
 
     # ``Costs.iteration`` and ``Costs.prefill``, in plain steps.
     costs: Float32[Array, "limits"]
@@ -187,12 +187,12 @@ class Pace:
 
     @property
     def typical_limit(self) -> int:
-        """Mean of the longest proposals, rounded, at least 1, as an ``int`` on the host."""
+        """Mean length of the iterations' longest proposals, rounded, at least 1; a host number."""
         return max(round(int(self.drafted) / max(int(self.iterations), 1)), 1)
 
     @property
     def best_limit(self) -> int:
-        """Limit that pays best at the current rates, 0 if none does, as an ``int`` on the host."""
+        """Limit that pays best at the current rates, 0 if none pays; a host number."""
         factors = np.asarray(self.factors)
         best = int(factors.argmax())
         return best + 1 if factors[best] > 1 + _MARGIN else 0

@@ -37,7 +37,7 @@ EMPTY_SLOT = -1
 class Move:
     """Copy of an input's rows from a batch ``new`` over the rows of an input in a batch ``kept``.
 
-    In both, an array has one row, or ``num_decodes`` consecutive rows, for each input.
+    In both batches, an array has one row, or ``num_decodes`` consecutive ones, for each input.
     """
 
     # Index of the input in ``new``, the index in ``kept``, and the number of inputs in ``new``.
@@ -46,7 +46,7 @@ class Move:
     num_sources: int = flax.struct.field(pytree_node=False)
 
     def beginning(self, kept: Array, new: Array) -> Array:
-        """Returns ``kept`` after the copy; where the rows of ``new`` end, it keeps its values."""
+        """Returns ``kept`` after the copy, unchanged beyond the size of the rows of ``new``."""
         return self._put(kept, self._rows(new))
 
     def whole(self, kept: Array, new: Array) -> Array:
@@ -58,7 +58,7 @@ class Move:
         return self._put(kept, rows)
 
     def of_all(self, kept: PyTree, new: PyTree) -> PyTree:
-        """Applies ``whole`` to all leaves; a node with ``insert_rows(new, move)`` uses that."""
+        """Applies ``whole`` to all leaves, or a node's ``insert_rows(new, move)`` if it has one."""
 
         def move(kept, new):
             own = getattr(kept, "insert_rows", None)

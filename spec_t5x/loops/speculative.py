@@ -70,7 +70,7 @@ def step(
     *,
     limit: Int[Array, ""] | None = None,
 ) -> tuple[DecodeState, Iteration]:
-    """Runs one iteration of Algorithm 1: appends 1 to ``gamma + 1`` tokens to each live row.
+    """Runs one iteration of Algorithm 1: appends 1 to ``gamma + 1`` tokens to rows not ended.
 
     No row proposes more than ``limit`` tokens; a pace in the state replaces ``limit`` by its own,
     and needs a draft that ``prepare`` made ready. At gamma 0 (``loop.plain``) no draft is called.
@@ -230,7 +230,7 @@ def _charged(pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit
         longest=longest,
         limit=limit,
         accepted=jnp.sum(positions < accepted, axis=0),
-        # A row that ended with a draft refused none.
+        # A row that ended with an accepted draft rejected none.
         refused=jnp.sum((positions == accepted) & (appended > accepted), axis=0),
     )
 
@@ -268,14 +268,14 @@ def speculative_decode(
       settings: the distribution to sample from (``distributions.sampling``).
       max_decode_steps: the most tokens to generate, one number or one for each input.
       pace: chooses how many tokens an iteration drafts, from 0 to ``gamma`` (``loops/pace.py``);
-        None drafts ``gamma`` in every iteration. ``Decoded.pace`` is the pace for the next
-        batch.
+        None drafts ``gamma`` each time. ``Decoded.pace`` is the pace for the next batch.
       **options: ``gamma``, ``max_decode_len`` and the other fields of ``Loop``.
 
     Raises:
-      InputError: ``gamma`` below 0, vocabularies that differ, prompts longer than
-        ``max_decode_len``, a draft that needs states which the target does not return, a stream
-        that the verifier cannot draw from, or a pace with the costs of another gamma.
+      InputError: ``gamma`` below 0, vocabularies that differ, prompts that are longer than
+        ``max_decode_len`` or have padding before a token, models with fewer positions, a draft
+        that needs states which the target does not return, a stream that the verifier cannot draw
+        from, or a pace with the costs of another gamma.
     """
     loop = Loop(**options)
     stream, settings = _checked(target, draft, prompts, rng, settings, loop, pace)

@@ -71,13 +71,13 @@ def verify(
 
     path = verdict.path
     logits, probs, states = (_along(values, path) for values in (logits, probs, states))
-    # The first draft under each node of the path but its last one.
+    # The first child of each node of the path but the last node.
     inner = jnp.minimum(path[:, :-1], tree.num_inner - 1)
     firsts = jnp.asarray(tree.first_children)[inner]
     firsts = jnp.take_along_axis(proposal.tokens, firsts - 1, axis=1)
     accepted = jnp.take_along_axis(proposal.tokens, jnp.maximum(path[:, 1:] - 1, 0), axis=1)
     is_accepted = jnp.arange(tree.depth)[None, :] < verdict.num_accepted[:, None]
-    # Beta is that of a chain of the first child of each node of the path.
+    # Beta is computed as for a chain of these first children.
     of_firsts = None if proposal.probs is None else _along(proposal.probs, inner)
     num_drafts = jnp.minimum(verdict.num_accepted + 1, proposal.depths)
     return Verified(

@@ -198,7 +198,7 @@ class Attention(nn.Module):
         return keys, self._split_heads(self.value(inputs))
 
     def __call__(self, inputs, sources, bias, deterministic: bool = True):
-        """Attends from whole sequences ``inputs`` to the whole sequences ``sources``."""
+        """Attends from whole ``inputs`` to whole ``sources``; adds ``bias`` to the scores."""
         return self.attend(inputs, (*self.keys_values(sources), bias), deterministic=deterministic)
 
     def attend_to_itself(self, inputs, bias, deterministic, *sources: tuple[Array, Array]):
@@ -250,8 +250,8 @@ class Attention(nn.Module):
 
     def _split_heads(self, joined):
         batch, length, _ = joined.shape
-        # The layout wanted below stops here. XLA for TPUs would carry it on to the
-        # kernels, and keep transposed copies of them for the whole loop (805 MB of T5 XL).
+        # Keeps the layout of the transpose below from the kernels: XLA for TPUs would
+        # keep transposed copies of them for the whole loop (805 MB for T5 XL).
         joined = lax.optimization_barrier(joined)
         heads = joined.reshape(batch, length, -1, self.head_dim)
         heads = constrain(heads, ("batch", "length", "heads", "kv"))
@@ -364,7 +364,7 @@ class NewTokens:
         return self._bias(own, window)
 
     def by_distance(self, own: RelativeBias | None) -> Float32[Array, "heads length"] | None:
-        """Returns a layer's bias by distance to the key: ``own`` or the shared; None for none."""
+        """Returns a layer's relative bias by distance: ``own``, or the shared one, or None."""
         return self._shared_table if own is None else own.by_distance(self._distances.shape[2])
 
     @functools.cached_property

@@ -29,7 +29,7 @@ _FIRST_LAYER = re.compile(r"\blayers_0\b")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """Family of networks that differ in size alone: an entry of the registry."""
+    """Family of networks with one class of configurations: an entry of the registry."""
 
     # Class of the configurations, which JSON and gin make.
     config: type[ModelConfig]
@@ -40,7 +40,7 @@ class Family:
 
 
 def family_of(config: ModelConfig) -> Family:
-    """Returns the registered family whose ``config`` is the class of a configuration."""
+    """Returns the registered family that a configuration belongs to, by its class."""
     families = registry.find_all("family").values()
     return next(family for family in families if isinstance(config, family.config))
 

@@ -82,7 +82,7 @@ class Cache:
         return self.map(moved)
 
     def insert_rows(self, new: "Cache", move: Move) -> "Cache":
-        """Returns the cache with an input's rows of ``new``, which may be shorter, by ``move``."""
+        """Returns the cache after ``move`` of an input's rows of ``new``, which may be shorter."""
         layers = jax.tree.map(move.beginning, self.layers, new.layers)
         return self.replace(layers=layers, lengths=move.beginning(self.lengths, new.lengths))
 
@@ -123,7 +123,7 @@ class DecoderCache(Cache):
         return repeated.at(jnp.repeat(self.lengths, times))
 
     def insert_rows(self, new: "DecoderCache", move: Move) -> "DecoderCache":
-        """Returns the cache with an input of ``new``; its texts and source may be shorter."""
+        """Returns the cache after ``move`` of an input of ``new``, whose source may be shorter."""
         inserted = super().insert_rows(new, move)
         return inserted.replace(source_mask=move.whole(self.source_mask, new.source_mask))
 

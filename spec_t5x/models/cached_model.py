@@ -85,7 +85,7 @@ class CachedModel:
         tokens: Int[Array, "batch new"],
         num: Int[Array, ""] | None = None,
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
-        """Feeds new tokens at each row's length; returns logits and normed states after each.
+        """Feeds new tokens at each row's length; returns logits, normed states, and the cache.
 
         If ``num`` is given, tokens after the first ``num`` of each row may be skipped: XLA
         compiles the call for blocks of several lengths (``call_widths``).
@@ -161,7 +161,7 @@ class TextModel(CachedModel):
     def read_prompts(
         self, cache: DecoderOnlyCache, prompts: Int[Array, "batch width"]
     ) -> DecoderOnlyCache:
-        """Returns an empty cache after feeding ``prompts``, start tokens and padding included."""
+        """Feeds ``prompts``, start tokens and padding included, to an empty cache; returns it."""
         return self.score(cache, prompts)[2]
 
 

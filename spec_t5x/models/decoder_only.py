@@ -67,7 +67,7 @@ class DecoderOnlyTransformer(CachedNetwork):
     def __call__(
         self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
     ) -> Float32[Array, "batch new vocab"]:
-        """Returns the logits after new tokens; ``init`` traces it to create all parameters."""
+        """Returns the logits after new tokens; ``init`` calls this to create all parameters."""
         return self.logits(self.extend(cache, tokens)[0])
 
 
@@ -82,7 +82,7 @@ class DecoderOnlyModel(TextModel):
     def read_prompts(
         self, cache: DecoderOnlyCache, prompts: Int[Array, "batch width"]
     ) -> DecoderOnlyCache:
-        """Returns an empty cache after feeding ``prompts``, bidirectionally if ``prefix_lm``."""
+        """Feeds ``prompts`` to an empty cache, bidirectionally if ``prefix_lm``; returns it."""
         if not self.prefix_lm:
             return super().read_prompts(cache, prompts)
         known = jnp.pad(prompts[:, 1:] != PAD_ID, ((0, 0), (1, 0)), constant_values=True)

@@ -2,9 +2,9 @@
 
 EAGLE (Li et al. 2024, arXiv 2401.15077) drafts with one decoder layer over the last token's
 embedding and the target's state that the token was predicted from, fused by a linear map; from
-its second token on, its own state takes the place of the target's. Here the layer attends to
-the source, too, with the keys and values of one of the target's decoder layers. It may be
-narrower than the target: then a map reduces the target's states first.
+the second drafted token on, the layer's own state replaces the target's. Here the layer attends
+to the source, too, with the keys and values of one of the target's decoder layers. If the head
+is narrower than the target, a map first reduces the target's states.
 
 Training imitates drafting ("training-time test" of EAGLE-3, Li et al. 2025, arXiv
 2503.01840): the network is unrolled over several draft steps, and each step attends to the
@@ -36,7 +36,7 @@ class EagleConfig(T5Config):
 
     # Width of the target's states, embeddings and encoder output.
     target_dim: int = 512
-    # The target's decoder layers, counted from 0, whose outputs are inputs beside the last one's.
+    # The target's decoder layers, from 0, whose outputs the head reads beside the last layer's.
     depths: Sequence[int] = ()
     # Whether the head attends to the source.
     reads_source: bool = True
@@ -64,7 +64,7 @@ class DraftingCache(DecoderCache):
     def after(
         cls, cache: DecoderCache, states: Float[Array, "batch embed"], room: int
     ) -> "DraftingCache":
-        """Returns ``cache`` with ``room`` states; the first follow each row's last cached token."""
+        """Returns ``cache`` with ``room`` states, the first of which are ``states``, by row."""
         empty = jnp.zeros((states.shape[0], room, states.shape[1]), states.dtype)
         added = {"first": cache.lengths - 1, "states": empty.at[:, 0].set(states)}
         return cls(cache.layers, cache.source_mask, cache.lengths, **added)
@@ -94,7 +94,7 @@ class EagleNetwork(CachedNetwork):
     def __call__(
         self, tokens: Int[Array, "batch length"], *, enable_dropout: bool = False
     ) -> Float32[Array, "batch length vocab"]:
-        """Returns the logits of one draft step from states of zeros; ``init`` traces it."""
+        """Returns logits of one draft step; ``init`` calls this to create all parameters."""
         zeros = jnp.zeros((*tokens.shape, self.config.state_size), self.config.dtype)
         given = zeros[..., : self.config.target_dim], tokens, tokens, zeros, 1
         return self.logits(self.unroll(*given, enable_dropout=enable_dropout)[0])
@@ -112,7 +112,7 @@ class EagleNetwork(CachedNetwork):
         states: Float[Array, "batch new target_states"],
     ) -> tuple[Float[Array, "batch new embed"], DecoderCache]:
         """Feeds tokens with the target's states that predicted them; returns states and cache."""
-        # The states of more layers may follow, for another draft.
+        # States of further layers, which another draft uses, may follow.
         reduced = self.reduction(states[..., : self.config.state_size])
         return self.decoder.extend(self._fused(tokens, reduced), cache)
 
@@ -187,14 +187,14 @@ def head_config(
       depths, reads_source: fields of ``EagleConfig``.
 
     Raises:
-      InputError: a width that is not less than the target's.
+      InputError: a width that is not from 1 to below the target's.
     """
     target_dim, sizes = target.emb_dim, {}
     if width is not None:
         if not 1 <= width < target_dim:
             raise InputError(
-                f"width is {width} and the target's {target_dim}: give less, or None for a head "
-                "as wide"
+                f"width is {width} and the target's {target_dim}: give less, or None for the "
+                "target's width"
             )
         mlp_dim = max(1, target.mlp_dim * width // target_dim)
         sizes = {"emb_dim": width, "mlp_dim": mlp_dim, "logits_via_embedding": False}

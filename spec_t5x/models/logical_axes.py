@@ -33,7 +33,7 @@ def param_with_axes(
     shape: Sequence[int],
     axes: Sequence[str],
 ) -> Array | Form:
-    """Returns a float32 parameter of a module, and declares its axes in ``params_axes``.
+    """Returns a module's parameter, by ``init`` in float32 if new, with axes in ``params_axes``.
 
     Flax's function of this name would shard heads unevenly if the mesh does not divide them, and
     would trace ``init`` for every existing parameter: 40 % of the time to trace a decoding loop.

@@ -105,8 +105,8 @@ def likeliest_ids(tokens: Int[Array, "tokens"], number: int, vocab_size: int) ->
 def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTree:
     """Returns a draft's own parameters with a narrow head of the tokens ``ids``.
 
-    In ``own`` (``kept_layers.own_params``), ``narrow_head`` with ``kernel [embed, known]``
-    replaces the output layer, of which it has the columns. ``params`` are all of the draft's.
+    A ``narrow_head``, whose ``kernel [embed, known]`` has columns of the output layer, replaces
+    that layer in ``own`` (``kept_layers.own_params``). ``params`` are all of the draft's.
     """
     kernel = output_kernel(params, config)[:, ids]
     decoder = {name: each for name, each in own["decoder"].items() if name != "logits_dense"}

@@ -116,13 +116,13 @@ class NetworkConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]):
-        """Makes a configuration from ``to_dict``'s; raises ``InputError`` for unknown names."""
+        """Makes a configuration of ``to_dict``'s values; raises ``InputError`` for other names."""
         check_names(cls, values, cls.__name__.removesuffix("Config"))
         return cls(**values)
 
 
 def check_names(cls: type, values: dict[str, Any], kind: str) -> None:
-    """Raises ``InputError`` if a name in ``values`` is no field of ``cls``; ``kind`` names it."""
+    """Raises ``InputError`` for an unknown ``kind`` setting: a name that is no field of ``cls``."""
     known = {field.name for field in dataclasses.fields(cls)}
     unknown = sorted(set(values) - known)
     if unknown:
@@ -237,7 +237,7 @@ class DecoderLayer(Layer):
     def __call__(self, inputs, encoded, bias, cross_bias, deterministic, earlier=()):
         """Computes the layer over whole sequences, teacher-forced.
 
-        The softmax over ``inputs`` includes ``earlier``, pairs of a layer's inputs and their bias.
+        The softmax over ``inputs`` includes ``earlier``: pairs of other inputs and their bias.
         """
         norm, merges = self.pre_self_attention_layer_norm, self.config.merges_source
         sources = [(norm(each), its_bias) for each, its_bias in earlier]

@@ -89,5 +89,5 @@ def test_it_holds_no_encoder_and_encodes_nothing():
 def test_layers_that_the_target_does_not_have(layers):
     target, make = made()
     draft = make()[0].model
-    with pytest.raises(InputError, match="of a target of 2: give one of the target's for each"):
+    with pytest.raises(InputError, match="of a target of 2: give one target layer for each layer"):
         SharedEncoderDraft.create(draft.params, draft.config, layers, target)
