@@ -1,1 +1,1 @@
-"""Drafts: one family a file, all under ``interfaces.Draft``."""
+"""Drafts: one family in each file, all of them subclasses of ``interfaces.Draft``."""

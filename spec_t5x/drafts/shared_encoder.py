@@ -53,7 +53,7 @@ class SharedEncoderDraft(TransformerDraft):
           layers: the target's decoder layer that each of the draft's layers was made of.
           target: the target, whose embedding the draft shares.
           settings: what the draft samples with; None takes the target's.
-          head: the tokens of a narrow output layer, whose kernel is in ``own``; None for all.
+          head: tokens of a narrow output layer, whose kernel is in ``own``; None for a whole one.
 
         Raises:
           InputError: the target lacks a layer, or the draft has another number of layers.

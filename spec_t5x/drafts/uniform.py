@@ -1,4 +1,4 @@
-"""Uniform random tokens: the floor of all drafts (section 3.6)."""
+"""Uniform random tokens as the draft: a lower bound for other drafts (section 3.6)."""
 
 import flax.struct
 import jax.numpy as jnp

@@ -1,1 +1,1 @@
-"""Algorithm 1 and its plain twin: many rows until all have ended; Protocols only."""
+"""Decoding loops over any ``Target`` and ``Draft``: speculative (Algorithm 1) and plain."""

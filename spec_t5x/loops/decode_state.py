@@ -282,7 +282,7 @@ def prefill_draft(
     loop: Loop,
     room: int | None = None,
 ) -> DraftState:
-    """Returns the draft's state before its first proposal, ``num_decodes`` rows of each input."""
+    """Returns the draft's first state: ``num_decodes`` rows of each input, ``room`` positions."""
     state = draft.prefill(inputs, prompts, room or loop.max_length)
     return outputs_lib.repeat_rows(state, loop.num_decodes)
 

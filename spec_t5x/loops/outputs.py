@@ -1,4 +1,4 @@
-"""Outputs of the decoding loops, by T5X's rules of prompts, ends, limits, scores and keys."""
+"""Outputs of the decoding loops: prompts, ends, limits, scores and keys of rows, as in T5X."""
 
 import functools
 import inspect

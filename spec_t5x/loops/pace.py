@@ -107,14 +107,14 @@ class Costs:
 
     @property
     def pause(self) -> int:
-        """Number of plain steps after which a draft that does not pay is tried again."""
+        """Number of consecutive plain steps after which a draft that did not pay is tried again."""
         limit, _ = self._best_at(OPTIMISM)
         look = self.prefill + _LOOK * (self.iteration[limit] - 1)
         return max(math.ceil(look / TOLERANCE), 1)
 
     @property
     def where_it_pays(self) -> str:
-        """Clause for messages: the acceptance rate from which speculation pays, or that none is."""
+        """Clause for messages: the acceptance rate from which speculation pays, if any does."""
         if math.isfinite(self.needed):
             return f"it pays here from an acceptance rate of about {self.needed:.0%}"
         one = next(cost for cost in self.iteration[1:] if math.isfinite(cost))
@@ -131,7 +131,7 @@ class Costs:
 
 @flax.struct.dataclass(kw_only=True)
 class Pace:
-    """State of a pace: costs, and counts that give rates. A pytree, made by ``Pace.start``."""
+    """Pytree of a pace's costs, and of counts that give its rates; ``Pace.start`` makes one."""
 
     # ``Costs.iteration`` and ``Costs.prefill``, in plain steps.
     costs: Float32[Array, "limits"]

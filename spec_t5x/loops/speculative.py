@@ -190,7 +190,7 @@ def verify(
     )
 
 
-# At a pace
+# Steps of a loop with a pace
 
 
 def prepare(

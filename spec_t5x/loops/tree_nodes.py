@@ -51,7 +51,7 @@ def ruled_nodes(
 ) -> Float[Array, "batch nodes vocab"]:
     """Applies the rules of decoding to the logits after nodes ``first, first + 1, …`` of a tree.
 
-    ``tokens``, concatenated, are those of nodes 1, 2, …, up to the last one on any path at least.
+    Concatenated, ``tokens`` are those of nodes 1, 2, …, at least of all on the paths to them.
     """
     if context.settings.rules is None:
         return logits

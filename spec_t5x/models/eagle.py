@@ -64,7 +64,7 @@ class DraftingCache(DecoderCache):
     def after(
         cls, cache: DecoderCache, states: Float[Array, "batch embed"], room: int
     ) -> "DraftingCache":
-        """Returns ``cache`` with ``room`` states, the first of which are ``states``, by row."""
+        """Returns ``cache`` with ``room`` states a row; ``states``, the last tokens', are first."""
         empty = jnp.zeros((states.shape[0], room, states.shape[1]), states.dtype)
         added = {"first": cache.lengths - 1, "states": empty.at[:, 0].set(states)}
         return cls(cache.layers, cache.source_mask, cache.lengths, **added)

@@ -49,7 +49,7 @@ def kept_layers(rule: str, total: int) -> tuple[int, ...]:
 def keep_layers(
     params: PyTree, config: T5Config, *, encoder: Sequence[int], decoder: Sequence[int]
 ) -> tuple[PyTree, T5Config]:
-    """Returns parameters and configuration with these layers alone, in order, in each stack."""
+    """Returns a T5's ``params`` and ``config`` with only these layers of each stack, in order."""
     kept = {"encoder": encoder, "decoder": decoder}
     smaller = {name: _with_layers(params[name], layers) for name, layers in kept.items()}
     return {**params, **smaller}, config.with_layers(**kept)

@@ -2,8 +2,8 @@
 
 The networks name axes (``embed``, ``heads``, ``batch``, …) as T5X's do, independently of any
 mesh. Rules map the names to the axes of a mesh (``partitioning.RULES``). Without rules or
-without a mesh (``jax.set_mesh``) nothing is constrained. T5X's partitioner enters its mesh by
-a ``with`` statement instead: then XLA derives all shardings from those of the parameters.
+without a mesh (``jax.set_mesh``) nothing is constrained. T5X's partitioner enters its mesh as
+``with mesh:`` instead: then XLA derives all shardings from those of the parameters.
 """
 
 import math

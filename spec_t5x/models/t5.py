@@ -91,7 +91,7 @@ class NetworkConfig:
         return Traits(use_bias=self.use_bias)
 
     def with_layers(self, *, encoder: Sequence[int], decoder: Sequence[int]):
-        """Returns the configuration of the network that keeps only these layers of each stack."""
+        """Returns the configuration of a network with only these layers of each stack."""
         numbers = {"num_encoder_layers": len(encoder), "num_decoder_layers": len(decoder)}
         return dataclasses.replace(self, **numbers)
 
