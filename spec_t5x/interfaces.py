@@ -144,7 +144,7 @@ class Context:
         texts: Int[Array, "batch #places width"],
         offsets: Int[Array, "places"],
     ) -> Float[Array, "batch places vocab"]:
-        """Applies the rules to logits: place i follows ``lengths + offsets[i]`` of its tokens."""
+        """Applies the rules to logits: place i follows ``lengths + offsets[i]`` tokens of text."""
         places = Places(
             tokens=texts,
             lengths=self.lengths[:, None] + offsets[None, :],
@@ -248,7 +248,7 @@ def check_positions(model: Target, max_decode_len: int, role: str = "target") ->
 def check_vocabularies(
     draft: "Target | Draft", target: "Target | Draft", of_draft="draft", of_target="target"
 ) -> None:
-    """Raises ``InputError``, with the names ``of_…``, unless both have the same ``vocab_size``."""
+    """Raises ``InputError`` unless both have the same ``vocab_size``; ``of_…`` name them in it."""
     if draft.vocab_size != target.vocab_size:
         raise InputError(
             f"the {of_draft} has {draft.vocab_size} tokens and the {of_target} "
@@ -258,7 +258,7 @@ def check_vocabularies(
 
 @flax.struct.dataclass(kw_only=True)
 class Nodes:
-    """New tokens of which several may be at one position: a tree, or a search's hypotheses.
+    """New tokens of a tree, or of a search's hypotheses: several may be at one position.
 
     A cache is a set of *slots*, each for one token's keys and values. Plain decoding uses slot p
     for position p; here the caller chooses each token's slot, and the slots it attends to.
@@ -378,7 +378,7 @@ class TreeDraft(Draft, Protocol):
 
 
 def shown_to(draft: Draft, target: Target) -> Target:
-    """Returns the target, made to show the states of the layers in ``draft.traits.depths``."""
+    """Returns the target; its states include those of the layers in ``draft.traits.depths``."""
     depths = draft.traits.depths
     return target.showing(depths) if depths else target
 

@@ -118,7 +118,9 @@ class GenerateOptions:
         "below 1 the token verifier accepts more but is lossy: a token's probability grows by a "
         "factor of at most 1 / lenience (section A.5)",
     )
-    widths: tuple = option((), "tokens to propose at each position, for multi and tree, as 3,2")
+    widths: tuple = option(
+        (), "with verifier multi or tree, number of tokens to propose at each position, such as 3,2"
+    )
     stop: tuple | str = option(
         (),
         "end outputs before this text; repeatable. output_ids end with the token that completes "
@@ -128,7 +130,7 @@ class GenerateOptions:
     output_prefix: str = option("", "text that outputs of an encoder-decoder begin with", "TEXT")
     repetition_penalty: float | None = option(
         None,
-        "above 1 makes tokens that the output has less likely (default: the checkpoint's, or 1)",
+        "above 1 makes tokens in the output so far less likely (default: the checkpoint's, or 1)",
     )
     no_repeat_ngram_size: int | None = option(
         None, "length of n-grams that may not repeat; 0 is off (default: the checkpoint's, or 0)"
@@ -155,10 +157,10 @@ class GenerateOptions:
     # it. None takes the checkpoint's.
     sequence_bias: tuple | None = None
     truncate: bool = option(
-        False, "cut a source that is too long at its end, a prompt at its beginning"
+        False, "cut inputs that are too long: sources at their end, prompts at their beginning"
     )
     rescale_log_probs: bool = option(
-        False, "score outputs after temperature, top_k and top_p, as T5X does by default"
+        False, "score outputs by probabilities after temperature, top_k and top_p (T5X's default)"
     )
 
     def __post_init__(self):
@@ -228,7 +230,7 @@ class GenerateOptions:
         return self.sampling().greedy or self.make_verifier().coupled
 
     def settled(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the options in ``NEUTRAL``: if None here, the checkpoint's, else the default."""
+        """Returns the options in ``NEUTRAL``: as set here, else by the checkpoint, else neutral."""
         given = {name: getattr(self, name) for name in NEUTRAL}
         return {
             name: of_checkpoint.get(name, NEUTRAL[name]) if value is None else value

@@ -52,7 +52,7 @@ class Verifier:
         """Returns the tree of depth ``gamma`` to verify; None for a chain of ``gamma`` drafts."""
 
     def num_nodes(self, gamma: int) -> int:
-        """Returns the number of tokens that one target call scores in each row."""
+        """Returns the number of tokens that a target call scores in each row: gamma + 1 or more."""
         tree = self.tree(gamma)
         return gamma + 1 if tree is None else tree.num_nodes
 

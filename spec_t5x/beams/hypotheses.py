@@ -90,7 +90,7 @@ class Ranking:
         return ends
 
     def is_settled(self, beams: Beams) -> Bool[Array, "batch"]:
-        """Tells, for each row, that no live hypothesis can displace its worst finished one."""
+        """Returns the mask of rows whose worst finished hypothesis no live one can displace."""
         # T5X takes the penalty of the longest sequence, in which it counts the start token.
         longest = jnp.asarray(beams.live_sequences.shape[2])
         within_reach = beams.live_log_probs[:, -1] / brevity_penalty(self.exponent, longest)
@@ -118,14 +118,14 @@ class TransformersRanking(Ranking):
         return (lengths - starts).astype(jnp.float32) ** exponent
 
     def counted(self, ends, found, beams):
-        """Masks the ``beams`` likeliest candidates that end; at a row's limit all of these do."""
+        """Returns the mask of the ``beams`` likeliest that end: at a row's limit, of all."""
         num = beams.live_log_probs.shape[1]
         is_last = beams.lengths + 1 >= beams.limits
         ends = ends | (is_last[:, None] & (found.log_probs > -jnp.inf))
         return ends & (jnp.arange(ends.shape[1]) < num)[None, :]
 
     def is_settled(self, beams):
-        """Tells, for each row, whether its search ends by the rule of ``early_stopping``."""
+        """Returns the mask of rows whose search ends by the rule of ``early_stopping``."""
         is_full = jnp.all(beams.finished_lengths > 0, axis=1)
         if self.early_stopping is True:
             return is_full

@@ -127,8 +127,8 @@ def beam_search(
 
     Raises:
       InputError: ``beams`` below 1 or ``draft_beams`` below ``beams``, either above half of the
-        vocabulary, ``gamma`` below 0 or without a draft, vocabularies that differ, prompts
-        longer than ``max_decode_len``, or a model without ``score_nodes`` or enough positions.
+        vocabulary (less for several ``eos_id``), ``gamma`` below 0 or without a draft, prompts
+        over ``max_decode_len``, different vocabularies, no ``score_nodes``, too few positions.
     """
     width = beams if draft_beams is None or not gamma else draft_beams
     _check_arguments(target, draft_model, prompts, beams, gamma, width, max_decode_len, eos_id)
@@ -298,7 +298,7 @@ class _Search:
         return beams, lineages, steps
 
     def feed_last_level(self, cache: Cache, tree: BeamTree, is_reached: Bool[Array, ""]) -> Cache:
-        """Feeds the draft the tree's last level if ``is_reached``: a row has live nodes of it."""
+        """Feeds the draft the tree's last level if a row has reached it; returns its cache."""
         last = jax.tree.map(lambda leaf: leaf[:, -self.width :], tree)
 
         def feed(cache):

@@ -11,7 +11,7 @@ HELP = "measure acceptance rates (alpha) of drafts on text that the target gener
 
 _MODELS = {
     **settings.flags_of(Models, "target", "vocabulary"),
-    "draft": (["NAME_OR_DIR"], "draft, as in generate; repeatable, all are scored in one pass"),
+    "draft": (["NAME_OR_DIR"], "draft, as in generate; repeatable (default: a packaged target's)"),
 }
 _MEASUREMENT = {
     "temperature": ([float], "sampling temperature, 0 is argmax; repeatable (default: 0 and 1)"),
@@ -19,9 +19,9 @@ _MEASUREMENT = {
     "top_p": ([float], "sample from the fewest tokens of this total mass; 0 keeps all; repeatable"),
     "lenience": ([float], "lenience l of section A.5; 1 is lossless; repeatable (default: 1)"),
     "num_tokens": (int, "tokens to generate with each sampling setting (default: 10000)"),
-    "max_decode_len": (int, "maximum number of tokens of a text (default: 128)"),
+    "max_decode_len": (int, "maximum number of generated tokens in a text (default: 128)"),
     "batch_size": (int, "texts generated together (default: 16)"),
-    "seed": (int, "seed of the random draws (default: 0)"),
+    "seed": (int, "random seed (default: 0)"),
     "confidence": (float, "confidence level of the intervals (default: 0.95)"),
     "decoded_texts": (int, "texts to decode speculatively with each draft, too (default: 64)"),
     "gamma": (int, "tokens that a draft proposes in an iteration of that decoding (default: 7)"),

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings; returns 0 if ``generate`` works and uses an accelerator, if any."""
+    """Prints the findings; returns 1 if ``generate`` fails or an accelerator is unused, else 0."""
     found = inspect(args.decode)
     if args.json:
         print(json.dumps(found, indent=2))

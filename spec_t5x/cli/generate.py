@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 HELP = "generate text with a target model, sped up by a draft"
 
 _INPUTS = {
-    "input": ("FILE", "a text on each line, or JSON lines; gzipped or not; - is standard input"),
+    "input": ("FILE", "a text per line, or JSON lines; gzipped or not (default: standard input)"),
     "field": ("NAME", "field of JSON lines that holds the text (default: inputs, input or text)"),
 }
 

@@ -22,7 +22,7 @@ _GROUPS = {
     "inputs": ("input", "field", "mixture_or_task", "split", "task_feature_lengths"),
     "cached tasks": settings.CACHES,
     "outputs": ("output_dir", "shard_size", "overwrite"),
-    "workers of any scheduler": ("shard_index", "shard_count", "merge"),
+    "independent workers, a command for each": ("shard_index", "shard_count", "merge"),
 }
 
 

@@ -27,7 +27,7 @@ from spec_t5x.loops.pace import Costs
 
 @dataclasses.dataclass(kw_only=True)
 class Tally:
-    """Counts over inputs; ``errors`` are those without an answer."""
+    """Counts over inputs; ``errors`` counts the inputs without an answer."""
 
     inputs: int = 0
     errors: int = 0
@@ -56,7 +56,7 @@ class Tally:
 
 
 def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
-    """Returns the counts, but ``row_calls``, of answers; ``searched``: those of a beam search."""
+    """Counts ``answers``, except ``row_calls``; ``searched`` if a beam search has made them."""
     tally = Tally()
     for answer in answers:
         tally.inputs += 1

@@ -11,7 +11,7 @@ _TOGETHER = 0.02
 
 
 def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yields groups of lines, each of all that have arrived; raises the stream's ``Exception``."""
+    """Yields the lines of a stream in groups, as they arrive; raises the stream's ``Exception``."""
     # None marks the end of the stream.
     waiting: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=_READ_AHEAD)
 

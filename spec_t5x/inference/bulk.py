@@ -74,8 +74,8 @@ def infer(
       settings: further settings that the answers depend on, above all the checkpoints.
 
     Raises:
-      InputError: an option, a file or changed inputs cannot be used. Finished shards stay.
-      Interrupted: SIGTERM or SIGINT came; it says how far the run is. Finished shards stay.
+      InputError: an option or a file is unusable, or the inputs changed. Finished shards stay.
+      Interrupted: SIGTERM or SIGINT came; it tells how far the run is. Finished shards stay.
     """
     options.check()
     progress = DecodingProgress()

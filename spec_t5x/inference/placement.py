@@ -29,7 +29,7 @@ class Placement:
 
     @classmethod
     def create(cls, model_parallel: int, batch_size: int) -> "Placement":
-        """Places copies of the models on this machine, ``model_parallel`` devices for each copy."""
+        """Places a copy of the models on every ``model_parallel`` devices; raises if it cannot."""
         devices = jax.local_devices()
         if len(devices) == 1 and model_parallel == 1:
             return cls()

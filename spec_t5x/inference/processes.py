@@ -84,6 +84,6 @@ def check_alone(directory: Path) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(directory: Path) -> Iterator[None]:
-    """Holds, after waiting for it, a lock that one worker has at a time within the ``with``."""
+    """Waits for a lock that one worker of the run has at a time; holds it within the ``with``."""
     with filelock.FileLock(directory / ".lock-step"):
         yield

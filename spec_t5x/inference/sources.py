@@ -130,7 +130,7 @@ def no_inputs(name: str) -> InputError:
 def survey(
     source: Source, shard_size: int, progress: Callable[[int], None] = lambda count: None
 ) -> tuple[int, list[str]]:
-    """Returns the number of inputs and each shard's digest; raises ``InputError`` for no input."""
+    """Returns the number of inputs and the shards' digests; raises ``InputError`` if it is 0."""
     count, digests, raws = 0, [], source.raw()
     while shard := list(itertools.islice(raws, shard_size)):
         count += len(shard)

@@ -94,7 +94,7 @@ def task_source(
 
 
 def _to_line(task: seqio.Task, example: dict[str, Any]) -> bytes:
-    """Returns a line of JSON: an example's task, ids, and the texts that T5X's predictions have."""
+    """Returns an example's line of JSON: its task, its ids and its ``*_pretokenized`` texts."""
     fields = {
         key: _plain(value) for key, value in sorted(example.items()) if key.endswith(_PRETOKENIZED)
     }
