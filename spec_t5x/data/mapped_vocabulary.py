@@ -35,7 +35,7 @@ def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:
     """
     for name, token in (("start", start_id), ("eos", eos_id)):
         if not 0 <= token < num_ids:
-            raise InputError(f"the {name} token's id is {token} of {num_ids}: give a lower one")
+            raise InputError(f"the {name} token's id {token} is not below {num_ids}: lower it")
     others = np.delete(np.arange(num_ids), eos_id)
     return np.concatenate([[start_id, eos_id], others])
 
@@ -116,7 +116,7 @@ class MappedVocabulary(TokenizerVocabulary):
 def frame_of(
     tokenizer: tokenizers.Tokenizer, ours: Callable[[list[int]], list[int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns the ids, mapped by ``ours``, that a tokenizer adds around a text; None if none."""
+    """Returns the (before, after) ids that a tokenizer adds, mapped by ``ours``; None if none."""
     around = tokenizer.encode("a")
     if not any(around.special_tokens_mask) or all(around.special_tokens_mask):
         return None

@@ -37,7 +37,7 @@ class TaskOptions:
         return _names(self.seqio_additional_cache_dirs) if self.use_cached_tasks else None
 
     def check_task(self) -> None:
-        """Raises ``InputError`` for invalid lengths, unused caches, or a task without seqio."""
+        """Raises ``InputError`` for invalid lengths, unused caches, or if seqio is missing."""
         folders = _names(self.seqio_additional_cache_dirs)
         if folders and not self.use_cached_tasks:
             raise InputError(

@@ -31,7 +31,7 @@ def is_gzip(path: str | Path) -> bool:
 
 
 def is_jsonl(path: str | Path) -> bool:
-    """Says whether the file's name has a suffix of JSON lines, before a ``.gz``; reads nothing."""
+    """Says whether the name ends in ``.jsonl``, ``.json`` or ``.ndjson``, before any ``.gz``."""
     return str(path).removesuffix(".gz").endswith(_JSON_SUFFIXES)
 
 

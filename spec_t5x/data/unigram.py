@@ -109,13 +109,13 @@ class UnigramVocabulary(TokenizerVocabulary):
 
 
 def pieces_of(values: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Returns a ``tokenizer.json``'s pieces, named as SentencePiece's, and its foreign tokens."""
+    """Returns a ``tokenizer.json``'s pieces, named as SentencePiece's, and tokens added to T5's."""
     names, foreign = _names(values)
     return [_with_space(name) for name in names], foreign
 
 
 def _names(values: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Returns the names of all ids and the foreign tokens: added, not special and no sentinels."""
+    """Returns the names of all ids, and the added tokens that are neither special nor sentinels."""
     names = [name for name, _ in values["model"]["vocab"]]
     known = set(names)
     # Older releases of transformers store the sentinels outside of the model.

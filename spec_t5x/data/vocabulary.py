@@ -69,10 +69,10 @@ class Vocabulary(Protocol):
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids up to the first EOS; padding and foreign ids are skipped."""
+        """Returns the text of the ids up to the first EOS, without padding and invalid ids."""
 
     def cleaned(self, text: str) -> str:
-        """Returns a decoded text, without spaces before punctuation if ``cleans_up``."""
+        """Removes spaces before punctuation and contractions from a text if ``cleans_up``."""
         for spaced in _SPACED if self.cleans_up else ():
             text = text.replace(spaced, spaced.strip(" "))
         return text
@@ -326,7 +326,7 @@ def read_spiece(
 
 
 def _append_sentinels(content: bytes, extra_ids: int) -> bytes:
-    """Appends ``<extra_id_{n-1}>`` .. ``<extra_id_0>`` as the model's last pieces."""
+    """Appends the pieces ``<extra_id_{n-1}>`` .. ``<extra_id_0>`` to a serialized model."""
     model = _model_proto().FromString(content)
     for i in reversed(range(extra_ids)):
         # With the word boundary in front, as seqio has it: "a <extra_id_0> b" gets

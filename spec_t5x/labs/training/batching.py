@@ -118,8 +118,8 @@ def tokenise(
     pairs = join_pairs(_encoded(iter(texts), vocabulary, limits, truncate_sources))
     if not len(pairs):
         raise InputError(
-            f"{name}: all {pairs.num_dropped} are empty or longer than {limits[1]} tokens (sources "
-            f"{limits[0]}): raise the limits"
+            f"{name}: all {pairs.num_dropped} pairs are empty or longer than {limits[1]} tokens "
+            f"(sources {limits[0]}): raise the limits"
         )
     return pairs
 
@@ -281,7 +281,7 @@ def _assign_buckets(
 
 
 def batch_of(source: np.ndarray, target: np.ndarray, *, num_pairs: int) -> PairBatch:
-    """Makes a batch of padded ids, [batch, source] and [batch, length]; shifts the targets."""
+    """Makes a batch of padded ids: ``source``, [batch, source], ``target``, [batch, length]."""
     shifted = np.full_like(target, PAD_ID)
     shifted[:, 1:] = target[:, :-1]
     return PairBatch(

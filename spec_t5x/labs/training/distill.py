@@ -84,7 +84,7 @@ class Student:
     unrolled_steps: int = 0
 
     def narrowed(self, target_params: PyTree, ids: np.ndarray) -> "Student":
-        """Returns the student with an output layer of the tokens ``ids`` alone, same weights."""
+        """Returns the student with its output layer pruned to the tokens ``ids``."""
         whole = self.whole(self.params, target_params)
         params = narrowed_params(self.params, whole, self.config, ids)
         # The pruned layer is trained, in float32, even if it was the target's embedding.
@@ -114,7 +114,7 @@ class Student:
         return with_shared(params, target_params, self.shared_layers)
 
     def model(self, params: PyTree, target_params: PyTree) -> T5Model:
-        """Returns the draft as a model that can be decoded with, given its trained parameters."""
+        """Returns the draft as a model: with ``params``, and those shared with the target."""
         model = T5Model.create(self.whole(params, target_params), self.config)
         if self.head is None:
             return model
@@ -165,7 +165,7 @@ class Student:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftLearner(Learner):
-    """A draft that learns its target's distributions, and is evaluated by alpha.
+    """The learner of a draft: the loss is the distance to its target, the evaluation alpha.
 
     The held-out data of a run are ``Batches`` by the temperature that the target sampled them at;
     the best draft has the largest alpha at the first temperature.
@@ -180,7 +180,7 @@ class DraftLearner(Learner):
 
     @property
     def patience(self) -> int:
-        """``DistillOptions.patience``, in steps."""
+        """``DistillOptions.patience``, converted from evaluations to steps."""
         return self.distillation.patience * self.options.eval_period
 
     def init(self, key: Key[Array, ""]) -> PyTree:
@@ -220,7 +220,7 @@ class DraftLearner(Learner):
         text: Int[Array, "batch length"],
         **regularizers: float,
     ) -> LossSums:
-        """Sums the objective over ``text``, where tokens missing in a narrow head are left out."""
+        """Sums the objective over ``text``; masks tokens that a narrow head, if any, lacks."""
         options, head = self.options, self.student.head
         if head is not None:
             if options.objective in ("forward_kl", "jeffreys") and target_logits is not None:
@@ -240,10 +240,10 @@ class DraftLearner(Learner):
         )
 
     def inputs(self, params: PyTree, target_params: PyTree, step: int, batch: PairBatch) -> Inputs:
-        """Returns the batch's arrays; in ``on_policy`` of the steps, with texts of the draft.
+        """Returns the batch's arrays or, in a share ``on_policy`` of the steps, texts of the draft.
 
-        The draft samples the texts in the step. The choice of steps and the samples follow from
-        seed, step and parameters, so that a resumed run reads the same texts.
+        The draft samples these texts for the batch's sources. Choice and samples follow from seed,
+        step and parameters, so that a resumed run reads the same texts.
         """
         seed = self.options.seed
         if np.random.default_rng([seed, step]).random() >= self.distillation.on_policy:
@@ -271,7 +271,7 @@ class DraftLearner(Learner):
         found, given = [], (params, target_params)
         for temperature, batches in dev.items():
             batches, settings = list(batches.one_pass()), sampling(temperature)
-            # The device works ahead; the scores are fetched at the end.
+            # The scores are fetched after the loop, so that the device never waits for the host.
             scores = [self.score(*given, model_inputs(batch), settings) for batch in batches]
             options = {"temperature": temperature, "gamma": self.distillation.gamma}
             found.append(HeldOutAlpha.of(batches, jax.device_get(scores), **options))

@@ -35,7 +35,7 @@ class HeldOutAlpha:
         temperature: float,
         gamma: int,
     ) -> "HeldOutAlpha":
-        """Computes loss and alpha over all tokens, alpha with a 95 % interval over texts.
+        """Computes loss and alpha over all tokens; texts are resampled for alpha's 95 % interval.
 
         ``scores`` has, for each batch, the objective's sums and the acceptance probabilities,
         [batch, length], which are 0 at padding.
@@ -76,7 +76,7 @@ class HeldOutAlpha:
         )
 
     def record(self) -> dict[str, dict]:
-        """Returns all figures, as a line of ``metrics.jsonl`` has them below ``held_out``."""
+        """Returns ``{"held_out": figures}``, which a line of ``metrics.jsonl`` stores."""
         return {"held_out": dataclasses.asdict(self) | {"expected_tokens": self.expected_tokens}}
 
     def curves(self) -> dict[str, float]:

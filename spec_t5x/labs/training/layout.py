@@ -70,7 +70,7 @@ class Layout:
         return jax.device_put(inputs, batch_sharding(self.mesh))
 
     def initial(self, make: Callable[[PyTree], PyTree], params: PyTree) -> PyTree:
-        """Returns ``make(params)``, a ``TrainState``, made sharded: no device holds it whole."""
+        """Computes ``make(params)``, a ``TrainState``, sharded: no device holds it whole."""
         if self.mesh is None:
             return jax.jit(make)(params)
         return jax.jit(make, out_shardings=self.state(jax.eval_shape(make, params)))(params)
@@ -98,7 +98,7 @@ class Layout:
         return jax.tree.map(shardings, state, is_leaf=is_of_params)
 
     def step(self, train_step: Callable, state: PyTree) -> Callable:
-        """Returns ``train_step`` jitted so that its new state is sharded as ``state``."""
+        """Returns ``train_step``, which on a mesh is jitted to shard its result as ``state``."""
         if self.mesh is None:
             return train_step
         out_shardings = (self.state(state), replicated(self.mesh))

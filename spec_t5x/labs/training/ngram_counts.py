@@ -47,7 +47,7 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Counts:
-    """All contexts of one length that occur, and the n-grams to store, of a context and a token."""
+    """All contexts of one length in a corpus, and the n-grams to store: a context and a token."""
 
     # For each context: the index of the context without its first token, and that token.
     shorter: Int[np.ndarray, "contexts"]
@@ -177,7 +177,7 @@ def _offsets(
 
 
 def _unigram(corpus: Corpus, vocab_size: int) -> Float32[np.ndarray, "vocab"]:
-    """Computes each token's probability: its discounted frequency and a share of all discounts."""
+    """Computes token probabilities: discounted frequencies, plus equal shares of the discounts."""
     counts = np.bincount(corpus.tokens[corpus.positions > 0], minlength=vocab_size)
     discounted = np.maximum(counts - _DISCOUNT_QUARTERS / 4, 0)
     rest = counts.sum() - discounted.sum()

@@ -74,9 +74,9 @@ class TrainingData(abc.ABC):
     def read(
         self, part: str, vocabulary: Vocabulary, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """Reads and tokenizes a part's pairs: of a task's "train" an epoch, shuffled by ``seed``.
+        """Reads and tokenizes the pairs of ``part``; those after the ``first`` may be left out.
 
-        If ``first`` is given, the pairs after the ``first`` ones may be left out.
+        The training pairs of a seqio task are one epoch, shuffled by ``seed``.
         """
 
     def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
@@ -85,7 +85,7 @@ class TrainingData(abc.ABC):
         Raises:
             InputError: this kind of data cannot be scored.
         """
-        raise InputError(f"train.metrics cannot score {type(self).__name__}: leave them out")
+        raise InputError(f"train.metrics cannot score {type(self).__name__}: leave metrics out")
 
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
         """Trains a vocabulary in ``directory``, or loads the one that was trained there before.
@@ -99,7 +99,7 @@ class TrainingData(abc.ABC):
         )
 
     def own_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """Loads ``vocabulary``, or trains one of ``vocab_size`` pieces; raises if it has more."""
+        """Loads ``vocabulary`` or, if None, trains one; raises for more than ``vocab_size`` ids."""
         if self.vocabulary:
             vocabulary = named_vocabulary(self.vocabulary, vocab_size)
         else:
@@ -107,7 +107,7 @@ class TrainingData(abc.ABC):
         if vocabulary.vocab_size > vocab_size:
             raise InputError(
                 f"{self.vocabulary or directory / 'vocabulary'} has {vocabulary.vocab_size} "
-                f"pieces, the model's vocab_size is {vocab_size}: raise it"
+                f"pieces, the model's vocab_size is {vocab_size}: raise vocab_size"
             )
         return vocabulary
 
@@ -143,8 +143,8 @@ class TrainingData(abc.ABC):
         """Raises ``InputError`` if ``vocabulary`` is set, because a draft has its target's."""
         if self.vocabulary is not None:
             raise InputError(
-                f"{type(self).__name__}.vocabulary is {self.vocabulary!r}: leave it out, it is the "
-                "target's"
+                f"{type(self).__name__}.vocabulary is {self.vocabulary!r}: leave it out, because a "
+                "draft has its target's"
             )
 
 
@@ -302,9 +302,9 @@ class TaskDataOptions(TrainingData, TaskOptions):
     def read(
         self, part: str, vocabulary: Vocabulary, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """Reads an epoch of "train", shuffled by ``seed``, or "dev" in order.
+        """Reads an epoch of "train", shuffled by ``seed``, or the dev splits in order.
 
-        A mixture's epoch ends with its first task that ends; its tasks share "dev" equally.
+        A mixture's epoch ends with its first task that ends; its tasks give equal shares of dev.
         """
         task = self.task(vocabulary)
         if part == "train":

@@ -42,11 +42,11 @@ SHARED = "shared"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeptLayers:
-    """A draft made of layers of its target, by rules "all", "first:K", "last:K" or "every:K"."""
+    """Options of a draft made of layers of its target; rules are those of ``kept_layers``."""
 
     decoder: str = "every:2"
-    # A rule, or "shared": the draft uses the target's encoder, embedding and cross-attention
-    # projections to keys and values, which are frozen.
+    # A rule ("all", "first:K", "last:K", "every:K"), or "shared": the draft uses the target's
+    # encoder, embedding and cross-attention projections to keys and values, which are frozen.
     encoder: str = SHARED
     # With a shared encoder: the number of tokens that the output layer has, the most frequent ones
     # of the training texts. None keeps all tokens.
@@ -211,7 +211,7 @@ def _check(
         (
             kept.unrolled_steps and distillation.on_policy,
             f"on_policy is {distillation.on_policy} and unrolled_steps {kept.unrolled_steps}: a "
-            "draft that continues from the target's states writes no texts, leave one of them 0",
+            "draft that continues from the target's states samples no texts, set one of them to 0",
         ),
     )
     for is_made, message in mistakes:

@@ -155,7 +155,7 @@ def check_kind(config: ModelConfig, data: TrainingData, options: TrainOptions) -
 def load_initial(
     name: str | None, vocabulary: VocabularyLike | None, model: ModelConfig
 ) -> LoadedModel | None:
-    """Loads the checkpoint ``name`` (None: none) in float32; its sizes must be ``model``'s."""
+    """Loads the checkpoint ``name``, if any, in float32; raises if it has not ``model``'s sizes."""
     if name is None:
         return None
     loaded = load(name, vocabulary=vocabulary, dtype="float32")
@@ -176,7 +176,7 @@ def load_initial(
 
 
 def figures_of(result: TrainResult, with_perplexity: bool = False) -> dict[str, Any]:
-    """Returns the step and the held-out figures that the exported model's files store."""
+    """Returns a run's step, held-out figures and scores, which the exported model stores."""
     figures = {"step": int(result.state.step)}
     for each in result.dev:
         figures |= dataclasses.asdict(each)

@@ -34,7 +34,7 @@ _SIDES = ("inputs", "targets")
 
 
 def _digest(vocabulary: Vocabulary) -> str:
-    """Returns a hash, equal only if texts have equal ids: of the pieces and vocabulary files."""
+    """Returns a hash of a vocabulary's pieces and files, which determine the ids of any text."""
     # ByT5's vocabulary has no file, and encodes a sentinel's name as the sentinel or as bytes.
     sentinel = vocabulary.encode("<extra_id_0>")
     found = hashlib.sha256(f"{vocabulary.fingerprint()} {sentinel}".encode())
@@ -98,10 +98,10 @@ class PairedTask:
         return having
 
     def dataset(self, split: str, seed: int, num_epochs: int | None) -> tf.data.Dataset:
-        """Returns the shuffled pairs of ids, without pairs that have an empty side.
+        """Returns the split's ``inputs`` and ``targets``, ids, shuffled by ``seed``.
 
-        If ``num_epochs`` is None, they repeat without end. A mixture ends with its first task that
-        ends.
+        Pairs with an empty side are left out. If ``num_epochs`` is None, the split repeats without
+        end; otherwise a mixture ends with its first task that ends.
         """
         self.tasks_with(split)
         with reading(self.name, split):
@@ -250,7 +250,7 @@ class TaskStream:
             if stored[name] != value:
                 raise InputError(
                     f"the run in {position} was started with {name} {stored[name]!r}, not "
-                    f"{value!r}: leave it as it was, or give another output directory"
+                    f"{value!r}: give the earlier value, or another output directory"
                 )
         if stored["has_iterator"]:
             checkpoint = tf.train.Checkpoint(iterator=self._held[0])

@@ -67,7 +67,7 @@ class TextMetrics:
     def score(
         self, step: int, params: PyTree, progress: TrainingProgress
     ) -> dict[str, dict[str, float]]:
-        """Generates texts with ``params``, and returns their scores by task and metric.
+        """Returns scores, by task and metric, of texts generated with ``params``; records them.
 
         Raises:
             InputError: the predictions cannot be written.
@@ -111,5 +111,5 @@ class TextMetrics:
 
 @functools.partial(jax.jit, static_argnames=("stored", "computed"))
 def _rounded(params: PyTree, stored: str, computed: str) -> PyTree:
-    """Rounds parameters to dtype ``stored`` and converts them to ``computed``, as a file does."""
+    """Rounds parameters to dtype ``stored``, as an export does, and converts to ``computed``."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(stored)).astype(computed), params)

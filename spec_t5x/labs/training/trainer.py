@@ -48,7 +48,7 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """Settings of the training loop. Periods are in steps; 0 disables what has the period."""
+    """Settings of the training loop. Periods are in steps; a period of 0 disables its action."""
 
     steps: int
     seed: int = 0
@@ -97,7 +97,7 @@ Measurement = DevMetrics | HeldOutAlpha
 class Positioned(Protocol):
     """Training batches whose position can be saved: ``Batches``, ``task_streams.TaskStream``.
 
-    Every checkpoint holds the position, because a stream cannot compute batch N from N.
+    Every checkpoint holds the position, because a stream can reach batch N only by reading.
     """
 
     def save_position(self, directory: Path) -> None:
@@ -112,7 +112,7 @@ class Positioned(Protocol):
 
 
 class Learner(abc.ABC):
-    """The part of a run that is trained: parameters, their loss and their evaluation."""
+    """A training objective: initial parameters, loss and evaluation; a base class."""
 
     options: TrainOptions
     # A model that the loss uses and does not train, with parameters ``target_params``; or None.
@@ -201,7 +201,7 @@ def init_state(
     layout: Layout | None = None,
     params: PyTree | None = None,
 ) -> TrainState:
-    """Returns the state at step 0, with a copy of ``params`` or, if None, the learner's."""
+    """Returns the state at step 0, with a copy of ``params``, or ``learner.init``'s if None."""
 
     def make(params):
         if params is None:
@@ -217,8 +217,8 @@ def make_train_step(
 ) -> Callable[[TrainState, Inputs, Key[Array, ""], PyTree | None], tuple[TrainState, LossSums]]:
     """Returns the jitted function of one optimizer step on a batch's mean loss.
 
-    The function's arguments are the state, which is donated, the three arrays of a batch, the run's
-    key (folded with the step) and the parameters of the learner's target or None.
+    Its arguments are the state (donated), a batch's arrays, the run's key (the function folds it
+    with the step) and the target's parameters or None; its results the new state and the sums.
     """
     gradient_fn = mean_gradient(learner.loss, learner.options.accumulation_steps)
 
@@ -256,8 +256,8 @@ def fit(
 ) -> TrainResult:
     """Trains to step ``learner.options.steps``, from the newest checkpoint if there is one.
 
-    Writes ``checkpoints/`` and ``metrics.jsonl`` to ``directory``; ``schedule`` is only logged.
-    ``learner.evaluate`` reads ``dev``, if given. ``initial_params`` replace the learner's.
+    Writes ``checkpoints/`` and ``metrics.jsonl`` to ``directory``. Logs the ``schedule``, evaluates
+    on ``dev`` and with ``scorer``, if given; ``initial_params`` replace the learner's.
 
     Raises:
         InputError: the checkpoint is of another model or data, or cannot be written, or the run

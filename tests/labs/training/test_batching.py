@@ -99,7 +99,7 @@ def test_tokenising_appends_eos_and_drops_long_and_empty_pairs():
     assert [each.tolist() for each in pairs.source.split()] == [[100, 101, 102, 1], [198, 167, 1]]
     assert [each.tolist() for each in pairs.target.split()] == [[100, 101, 1], [101, 1]]
     assert pairs.first(1).source.lengths.tolist() == [4]
-    with pytest.raises(InputError, match=r"dev\.tsv: all 4 are empty or longer than 10 tokens"):
+    with pytest.raises(InputError, match=r"dev\.tsv: all 4 pairs are empty or longer than 10"):
         tokenised(texts, (1, 10), name="dev.tsv")
 
 

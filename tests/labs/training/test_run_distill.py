@@ -130,7 +130,7 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, output):
     ("changes", "message"),
     [
         ({"DEV_FILE": None}, "DataOptions has no dev file or split: give held-out data"),
-        ({"DataOptions__vocabulary": "bytes"}, "leave it out, it is the target's"),
+        ({"DataOptions__vocabulary": "bytes"}, "leave it out, because a draft has"),
         ({"distill__layers": None}, "neither of distill.layers and distill.model given: give"),
         ({"distill__initial_checkpoint": "x"}, "initial_checkpoint is 'x' and the draft starts"),
         ({"ON_POLICY": 1.5}, "on_policy is 1.5: give 0..1"),

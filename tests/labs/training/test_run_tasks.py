@@ -166,7 +166,7 @@ NO_START = {"INITIAL_CHECKPOINT": None}
         (NO_START, "vocabulary is None: give a SentencePiece model"),
         (
             NO_START | {"VOCABULARY": "bytes", "T5Config.vocab_size": 100},
-            "bytes has 259 pieces, the model's vocab_size is 100: raise it",
+            "bytes has 259 pieces, the model's vocab_size is 100: raise vocab_size",
         ),
     ],
 )
