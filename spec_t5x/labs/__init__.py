@@ -1,1 +1,1 @@
-"""Training and measurements. ``spec_t5x`` decodes without them."""
+"""Training of drafts, and measurements; decoding does not need this package."""

@@ -1,10 +1,10 @@
-"""A page on which plain and speculative decoding of one text race: ``spec-t5x demo``.
+"""Web page that races plain against speculative decoding of one text: ``spec-t5x demo``.
 
 In a notebook, ``demo.page().launch(share=False)`` shows it inline.
 
-The race is fair. The sides decode one after the other, each alone and by its own clock, a few times
-over: the fastest run counts, and no run that compiles. The page then shows the record of both. The
-verdict also compares them as one program each, as ``generate`` decodes.
+A *side* is one way of decoding. Both decode the text in turn, two to seven times, each alone; the
+fastest run counts, which excludes compilation. The page then replays these two runs side by side. A
+verdict compares their speeds, and those of ``generate``, which decodes in one program.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution
 from spec_t5x.machine.extras import needed
 from spec_t5x.verifiers import VERIFIERS
 
-# The longest input. The target limits its tokens, too.
+# Characters of the longest text; the target may take less.
 MAX_CHARACTERS = 1000
-# Runs of each side, two at least; no more begin after so many seconds.
+# Most runs of each side; after so many seconds none begins, if each side had two.
 _RUNS, _ENOUGH = 7, 2.0
-# Seconds that a race lasts on the page.
+# Shortest and longest replay, in seconds.
 _SHORTEST, _LONGEST = 2.5, 8.0
 # A text, its target, and drafts per iteration.
 _EXAMPLES = [
@@ -37,7 +37,7 @@ _EXAMPLES = [
 _MARKS = {
     "accepted": "proposed by the draft and accepted",
     "corrected": "correction of a refused proposal",
-    "own": "the target's own, nothing being refused",
+    "own": "the target's own, with no proposal refused",
 }
 _HEADER = """<style>
 #race .sides { display: grid; grid: auto / repeat(auto-fit, minmax(min(100%, 22em), 1fr)) }
@@ -55,23 +55,23 @@ _HEADER = """<style>
 #race .calls div { display: flex; flex-direction: column-reverse; gap: 2px; min-height: 76px }
 #race .calls i { width: 18px; height: 13px; border-radius: 2px }
 </style><h1>Speculative decoding</h1>
-<p>A small draft proposes tokens and the target verifies them in one call: its own text, in fewer
-calls. Each side decodes alone, call by call, some times over; its fastest run counts, and none that
-compiles. Then both are shown at once.</p>"""
+<p>A small draft proposes tokens and the target verifies them in one call. The output is the
+target's own, in fewer calls. Each side runs alone several times, call by call; its fastest run is
+shown, without compilation.</p>"""
 
-# What each side's target calls brought so far: plain, and speculative decoding.
+# Events of plain and of speculative decoding, one for each target call.
 Sides = tuple[list[StreamEvent], list[StreamEvent]]
-# Seconds of ``generate``: plainly, and speculatively.
+# Seconds of ``generate`` without and with the draft.
 Whole = tuple[float, float]
 _track = threading.Lock()  # One race runs at a time.
 
 
 def race(generator: Generator, text: str, options: GenerateOptions) -> Sides:
-    """Decodes plainly and speculatively, some times over; returns the fastest run of each.
+    """Streams the text plainly and speculatively several times; returns the fastest run of each.
 
     Raises:
-      InputError: there is no draft, or a text or options that cannot be decoded; the text may
-        have ``MAX_CHARACTERS``.
+      InputError: the generator has no draft, the text has more than ``MAX_CHARACTERS``, or
+        text or options cannot be decoded.
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(
@@ -89,7 +89,7 @@ def race(generator: Generator, text: str, options: GenerateOptions) -> Sides:
 
 
 def whole(generator: Generator, text: str, options: GenerateOptions) -> Whole:
-    """Times ``generate`` in each way, some times over; returns the fastest run of each."""
+    """Times ``generate`` without and with the draft several times; returns the least of each."""
     seconds = ([], [])
     with _track:
         for way, times in _runs(generator, seconds):
@@ -100,7 +100,7 @@ def whole(generator: Generator, text: str, options: GenerateOptions) -> Whole:
 
 
 def _runs(generator: Generator, sides: tuple) -> Iterator[tuple[Generator, list]]:
-    """Yields each way of decoding and its side, in turn; the first runs may compile."""
+    """Yields the generator without and with its draft in turn, each with its item of ``sides``."""
     for run in range(_RUNS):
         if run == 1:
             start = time.monotonic()
@@ -110,7 +110,7 @@ def _runs(generator: Generator, sides: tuple) -> Iterator[tuple[Generator, list]
 
 
 def replay(sides: Sides) -> Iterator[Sides]:
-    """Yields a race again, with both sides on one clock, at a pace that can be watched."""
+    """Yields the events of both sides so far, sleeping between them so that one can watch."""
     longest = max(events[-1].seconds for events in sides)
     slower = min(max(longest, _SHORTEST), _LONGEST) / longest
     order = sorted((event.seconds, n) for n, events in enumerate(sides) for event in events)
@@ -122,7 +122,7 @@ def replay(sides: Sides) -> Iterator[Sides]:
 
 
 def verdict(sides: Sides, seconds: Whole, options: GenerateOptions, *, beside: float = 0.0) -> str:
-    """Tells if both texts are identical, which side was faster, and if that can be relied on.
+    """Returns sentences: if both texts are identical, the two speed-ups, and doubts about them.
 
     ``beside`` is the share of the processors that other programs used during the race.
     """
@@ -132,7 +132,7 @@ def verdict(sides: Sides, seconds: Whole, options: GenerateOptions, *, beside: f
     elif not options.repeats:
         found = "The texts are two draws from one distribution."
     else:
-        found = "The texts differ, from a token on that is as likely as another but for rounding."
+        found = "The texts differ from a token on whose logit is within rounding of another's."
     each = len(speculative) / len(sides[1])
     ratios = _rate(sides[1]) / _rate(sides[0]), seconds[0] / seconds[1]
     streamed, program = (
@@ -153,18 +153,18 @@ def _ids(events: list[StreamEvent]) -> list[int]:
 
 
 def _rate(events: list[StreamEvent]) -> float:
-    """Tokens per second."""
+    """Returns tokens per second; 0 without events."""
     return len(_ids(events)) / events[-1].seconds if events else 0.0
 
 
 def _parts(event: StreamEvent) -> list[tuple[list[int], str]]:
-    """Returns the tokens of a call, by what became of them."""
+    """Returns the ids that a target call appended, in two parts, each with a key of ``_MARKS``."""
     own = [] if event.own is None else [event.own]
     return [(event.accepted, "accepted"), (own, "corrected" if event.rejected else "own")]
 
 
 def _coloured(events: list[StreamEvent], decode: Callable[[list[int]], str] | None) -> str:
-    """Marks each part of the text by what became of it."""
+    """Returns the text so far as HTML, coloured by the keys of ``_MARKS``."""
     ids, shown = [], ""
     for event in events:
         for new, mark in _parts(event):
@@ -189,7 +189,7 @@ def _side(title: str, events: list[StreamEvent], text: str) -> str:
 
 
 def _chart(events: list[StreamEvent]) -> str:
-    """Explains the colours, and stacks the tokens of each target call."""
+    """Returns HTML of the legend, and of a column of token colours for each target call."""
     legend = " ".join(f'<mark class="{mark}">{why}</mark>' for mark, why in _MARKS.items())
     shown = ""
     for call, event in enumerate(events, 1):
@@ -201,7 +201,7 @@ def _chart(events: list[StreamEvent]) -> str:
 
 
 def _screen(status: str, sides: Sides = ([], []), decode=None, role: str = "status") -> str:
-    """Lays out what is below the button."""
+    """Returns the HTML below the button: status, both sides, and the chart of target calls."""
     plain, speculative = sides
     text = html.escape(plain[-1].text if plain else "")
     return (
@@ -218,8 +218,8 @@ def page(
     """Makes the page, a ``gradio.Blocks``.
 
     Args:
-      generators: more pairs, by the names that they have beside the packaged ones.
-      options: what the controls start with, and all that there is no control for.
+      generators: further targets with drafts, by name; the page lists them before the packaged.
+      options: initial values of the controls, and all options that have no control.
 
     Raises:
       InputError: gradio is not installed.

@@ -146,7 +146,7 @@ def test_what_cannot_be_learnt(target):
     batch = make_batch((6, 3))
     model = make_model(target, unrolled_steps=2)
     params = first_state(model, batch).params
-    with pytest.raises(InputError, match="rows of their own and these are packed: set utils"):
+    with pytest.raises(InputError, match="one text from each row and these are packed: set utils"):
         loss_and_gradients(model, params, target.params, packed(batch, (6, 3)))
     for options, message in (
         ({}, "unrolled_steps is 0: give the steps"),

@@ -1,1 +1,1 @@
-"""Measurements: comparisons, benchmarks, and what the paper's tables need."""
+"""Measurements of speed-ups, acceptance rates and quality."""

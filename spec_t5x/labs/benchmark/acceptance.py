@@ -1,13 +1,13 @@
-"""Acceptance rates: how often a target accepts its drafts, by Corollary 3.6 and in decoding.
+"""Acceptance rates of drafts: alpha by Corollary 3.6, and the rates that decoding achieves.
 
 As in section 4.2 of the paper, the target generates tokens, 10,000 by default, and alpha is the
 mean of ``sum min(p, q)`` over their positions, with p and q after standardization. All drafts
 are scored in one pass over the target's distributions.
 
-Decoding measures two more rates: the same mean over the positions that the loop verified, and
-the share of verified drafts that were accepted. The loop does not verify the position after a
-proposal that was accepted as a whole, and these are easier than others. And a draft that proposes
-several tokens at once (Medusa's heads) is worse at the later ones; alpha counts only the first.
+Decoding measures two more rates: the mean of the same sum over the positions that the loop
+verified, and the share of verified drafts that were accepted. The loop verifies no draft after a
+proposal that was accepted as a whole, where drafts are right more often. A draft that proposes
+several tokens at once (Medusa's heads) errs more at the later ones; alpha counts the first alone.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from spec_t5x.theory.estimates import Bootstrap, Estimate
 from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.types import PAD_ID, Int
 
-# A function of the tokens done, their total and the present work.
+# ``report(done, total, what)``: the tokens scored so far and in all, and the current work.
 Report = Callable[[int, int, str], None]
 
 
@@ -36,13 +36,13 @@ Report = Callable[[int, int, str], None]
 class AcceptanceOptions:
     """Settings of ``measure``."""
 
-    # Names of the drafts, for the command; () takes the run's own draft.
+    # Names of the drafts that the command loads; () is --draft. ``measure`` ignores them.
     drafts: tuple = ()
-    # Tokens that the target generates for each standardization. At temperature 0 every text
-    # is generated once, and there may be fewer; sampling repeats the texts.
+    # Tokens to score for each standardization. Sampling decodes the texts repeatedly until there
+    # are as many; at temperature 0 each text is decoded once, which may give fewer.
     num_tokens: int = 10_000
-    # Each temperature with each of top_ks and each of top_ps (0 keeps all); without either, no
-    # filter. Filters change nothing at temperature 0, which is measured once.
+    # Each temperature is measured with each of top_ks and each of top_ps (0 filters nothing), or
+    # unfiltered if both are empty. Temperature 0, which no filter changes, is measured once.
     temperatures: tuple = (0.0, 1.0)
     top_ks: tuple = ()
     top_ps: tuple = ()
@@ -52,11 +52,11 @@ class AcceptanceOptions:
     batch_size: int = 16
     # Tokens generated at most for each text.
     max_decode_len: int = 128
-    # Cut longer sources instead of refusing them.
+    # Cut sources that are longer than the encoder takes, instead of refusing them.
     truncate: bool = False
     # Confidence level of the intervals, which are bootstrapped over texts.
     confidence: float = 0.95
-    # Texts that are also decoded speculatively, with each draft and lenience 1; 0 for none.
+    # Texts that are also decoded with each draft and ``gamma``, if leniences include 1; 0: none.
     decoded_texts: int = 64
     gamma: int = 7
 
@@ -71,11 +71,11 @@ class AcceptanceOptions:
             dataclasses.replace(decoding, lenience=lenience)
 
     def bootstrap(self) -> Bootstrap:
-        """Returns the bootstrap of the intervals."""
+        """Returns the settings of the bootstrap that gives the intervals."""
         return Bootstrap(confidence=self.confidence, seed=int(self.seed))
 
     def standardizations(self) -> list[GenerateOptions]:
-        """Returns the target's options for each standardization, without repetitions."""
+        """Returns decoding options, one for each distinct pair of temperature and filter."""
         filters = [(k, 0.0) for k in self.top_ks] + [(0, float(p)) for p in self.top_ps]
         names = ("seed", "batch_size", "max_decode_len", "truncate", "gamma")
         common = {"verifier": "token"} | {name: getattr(self, name) for name in names}
@@ -83,7 +83,7 @@ class AcceptanceOptions:
         for temperature, (top_k, top_p) in itertools.product(
             self.temperatures, filters or [(0, 0.0)]
         ):
-            # Filters do not change an argmax, which top-k 1 is, too.
+            # Filters do not change an argmax, and top-k 1 is an argmax at any temperature.
             plain = {"temperature": 0.0, "top_k": 0, "top_p": 0.0}
             given = {"temperature": float(temperature), "top_k": top_k, "top_p": top_p}
             options = GenerateOptions(**given if temperature else plain, **common)
@@ -95,17 +95,17 @@ class AcceptanceOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Achieved:
-    """Acceptance that speculative decoding achieved, with intervals over texts."""
+    """Acceptance counted while texts were decoded speculatively, with intervals over texts."""
 
     num_texts: int
     target_calls: int
     # Generated tokens for each target call.
     block_efficiency: Estimate
-    # Mean of beta over verified positions, as the loop counts it; None if nothing was verified.
+    # Mean of beta, the chance that a draft is accepted, over verified drafts; None without any.
     alpha: Estimate | None
-    # Accepted drafts over verified ones; None if nothing was verified.
+    # Share of the verified drafts that were accepted; None if none were verified.
     observed: Estimate | None
-    # The rate at which the i-th draft was accepted where it was verified.
+    # The same share for the i-th draft of a proposal, i below gamma; 0 if none were verified.
     acceptance_by_position: list[float]
 
 
@@ -114,9 +114,9 @@ def achieved(
     texts: Int[np.ndarray, "outputs"] | None = None,
     bootstrap: Bootstrap | None = None,
 ) -> Achieved:
-    """Returns the acceptance of outputs, at least one, that were decoded with a draft.
+    """Sums up the acceptance counted in at least one output that was decoded with a draft.
 
-    ``texts`` has the number of each output's text in the bootstrap; None takes each as a text.
+    The bootstrap resamples outputs of equal ``texts`` together; None resamples each by itself.
     """
     bootstrap = bootstrap or Bootstrap()
     texts = np.arange(len(outputs)) if texts is None else texts
@@ -154,15 +154,15 @@ class AcceptanceRow:
     top_k: int
     top_p: float
     lenience: float
-    # The mean of beta over the positions where the draft proposed; None where it never did.
+    # Mean of beta over the positions at which the draft proposed a token; None without any.
     alpha: Estimate | None
-    # Tokens of the target that were scored, and the sources that they came from (with one source
-    # alone, the texts).
+    # Tokens of the target that were scored, and the number of sources that they came from; with
+    # a single source, the number of texts generated from it.
     num_tokens: int
     num_texts: int
-    # Share of the tokens for which the draft proposed anything.
+    # Share of these tokens at which the draft proposed a token.
     share_proposed: float
-    # Acceptance in decoding with ``gamma``, without lenience; None where nothing was decoded.
+    # Acceptance in decoding with ``gamma``; None below lenience 1, or if nothing was decoded.
     gamma: int
     decoded: Achieved | None
 
@@ -191,14 +191,14 @@ def measure(
       drafts: the drafts, by the names that their rows get.
       texts: the target's inputs.
       options: settings of the measurement; None for the defaults.
-      report: ``report(done, total, what)`` is called for every batch.
+      report: called as ``Report`` describes, after every batch and before every decoding.
 
     Returns:
       Rows by standardization, then draft, then lenience.
 
     Raises:
       InputError: no draft or no text, a text that the target does not take, or a draft
-        that does not go with the target.
+        that does not fit the target.
     """
     options = options or AcceptanceOptions()
     if not drafts:
@@ -244,16 +244,16 @@ class _Repeated:
 
     def __init__(self, generator: Generator, texts: Sequence[str], decoding: GenerateOptions):
         self.generator, self.texts = generator, list(texts)
-        # All batches are as wide, so that one program serves them.
+        # Batches are padded to the longest text, so that one program serves all of them.
         longest = max(texts, key=lambda text: len(generator.tokenize(text, decoding)))
         (self._widest,) = generator.batches([longest], decoding)
 
     def batches(
         self, decoding: GenerateOptions, first: int, limit: int | None = None
     ) -> Iterator[Batch]:
-        """Yields batches of repeated texts, at most ``limit``; at temperature 0 each text once.
+        """Yields batches of ``limit`` texts in all, repeating the texts; without end if None.
 
-        The random key of a text follows from its place, counted from ``first``.
+        At temperature 0 each text comes once. The i-th text has the key of place ``first + i``.
         """
         if decoding.sampling().greedy:
             limit = min(limit or len(self.texts), len(self.texts))
@@ -270,10 +270,10 @@ class _Repeated:
                 )
 
     def numbers(self, first: int, count: int) -> np.ndarray:
-        """Returns the bootstrap's number of each of ``count`` texts from place ``first`` on.
+        """Returns the unit of the bootstrap for each of ``count`` texts from place ``first`` on.
 
-        Draws from one source depend on one another, as tokens of a text do: the bootstrap
-        resamples sources. If there is only one, such as the empty prompt, it resamples the draws.
+        Outputs of one source depend on one another, as tokens of a text do, so that the source is
+        the unit. If there is only one source, for example an empty prompt, each output is a unit.
         """
         places = first + np.arange(count)
         return places % len(self.texts) if len(self.texts) > 1 else places
@@ -291,10 +291,10 @@ def _score(
     options: AcceptanceOptions,
     tell: Callable[[int, str], None],
 ) -> tuple[dict[str, Any], int]:
-    """Scores all drafts while the target generates; returns the scores and the number of texts.
+    """Scores all drafts on the tokens that the target generates, ``options.num_tokens`` at most.
 
-    Scores are of all tokens, one after the other: ``texts``, the number of each token's text; by
-    draft ``betas`` [leniences, tokens] and ``proposed``, true where the draft proposed anything.
+    Returns scores (``texts`` [tokens], each token's unit of the bootstrap; by draft ``betas``
+    [leniences, tokens] and ``proposed`` [tokens], true where it proposed), and the texts' number.
     """
     generator, wanted, parts, num_used = repeated.generator, options.num_tokens, [], 0
     for batch in repeated.batches(decoding, first=0):
@@ -335,7 +335,7 @@ def _decode(
     options: AcceptanceOptions,
     first: int,
 ) -> Achieved:
-    """Decodes the first texts speculatively, with the random keys of places from ``first`` on."""
+    """Decodes ``options.decoded_texts`` texts with a draft, with keys from place ``first`` on."""
     generator, outputs = repeated.generator.with_draft(draft), []
     for batch in repeated.batches(decoding, first, options.decoded_texts):
         decoded = generator.decode(batch, decoding)
@@ -346,7 +346,7 @@ def _decode(
 
 
 def table(rows: Sequence[AcceptanceRow]) -> results.Table:
-    """Makes a table of the rows, with the intervals."""
+    """Makes a table with a line for each row, and the meaning of its columns below."""
 
     def efficiency(row: AcceptanceRow) -> str | None:
         decoded = row.decoded
@@ -373,7 +373,7 @@ def table(rows: Sequence[AcceptanceRow]) -> results.Table:
 
 
 def best(rows: Sequence[AcceptanceRow]) -> str | None:
-    """Names the draft of lenience 1 with the highest block efficiency; None if none was decoded."""
+    """Names the draft and sampling of the highest block efficiency; None if none was decoded."""
     exact = [row for row in rows if row.lenience == 1 and row.decoded]
     if not exact:
         return None
@@ -383,7 +383,7 @@ def best(rows: Sequence[AcceptanceRow]) -> str | None:
 
 
 def cell(estimate: Estimate | None, digits: int = 3) -> str | None:
-    """Formats the value and, if there is one, its interval."""
+    """Formats an estimate with its interval, if any: "0.750 (0.700-0.800)"; None for None."""
     if estimate is None:
         return None
     value, *ends = (

@@ -1,4 +1,4 @@
-"""Speculative against plain decoding: same inputs, same process, compilation apart."""
+"""Comparison of speculative with plain decoding: same inputs, same process, compilation apart."""
 
 import dataclasses
 import itertools
@@ -32,7 +32,7 @@ from spec_t5x.types import PAD_ID, PyTree
 
 # Decodes one batch.
 Decode = Callable[[Batch], Decoded]
-# What was decoded in a round, of each batch, by "plain" and "speculative".
+# The results of one round, one for each batch, by "plain" and "speculative".
 Round = dict[str, list[Decoded]]
 
 
@@ -41,14 +41,14 @@ def time_in_turn(
     speculative: Callable[[], Decode],
     rounds: Sequence[Sequence[Batch]],
 ) -> tuple[dict[str, Any], list[Round]]:
-    """Times both ways of decoding the batches of each round: all one way, then all the other way.
+    """Times plain and speculative decoding in rounds: all batches one way, then all the other.
 
     If the ways alternated batch by batch, each program would find the other's code and weights in
-    the processor's cache, which no user's program does. Every round begins with the other way, so
-    that drift of the machine affects both, and with new functions, whose paces start from nothing.
+    the processor's cache, which no user's program does. Rounds begin with either way in turn, so
+    that drift of the machine affects both, and with a new function, whose pace starts anew.
 
     Returns:
-      The times, as fields of ``Comparison``; and what was decoded in each round.
+      Fields of ``Comparison`` (seconds and ``beside``), and the results of each round.
     """
     ways = {"plain": plain, "speculative": speculative}
     shapes = {batch.tokens.shape: batch for batches in rounds for batch in batches}
@@ -88,43 +88,43 @@ class Divergence:
     position: int
     plain_token: int
     speculative_token: int
-    # The target's logit of the plain token minus that of the other one.
+    # The target's logit of the plain token minus that of the speculative token.
     margin: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Plain against speculative decoding of the same inputs."""
+    """Times, counts and outputs of the same inputs, decoded plainly and speculatively."""
 
     num_inputs: int
-    # Drafts per iteration; with gamma "auto" the mean number, rounded.
+    # Drafts per iteration; for gamma "auto" the rounded mean, or 0 if both ways were plain.
     gamma: int
     temperature: float
     verifier: str
-    # Generated tokens of a round, with ends of sequence and without padding rows.
+    # Tokens generated in a round: ends of sequence count, padding rows do not.
     plain_tokens: int
     speculative_tokens: int
     # Seconds of every round, for all inputs, with encoding and without compilation.
     plain_seconds: list[float]
     speculative_seconds: list[float]
-    # The prefill's part of these: dispatch, encoding, empty caches.
+    # The part of these seconds that prefill takes: dispatch, encoding, empty caches.
     plain_setup_seconds: list[float]
     speculative_setup_seconds: list[float]
     plain_compile_seconds: float
     speculative_compile_seconds: float
-    # Counts of a round, means where rounds differ. Plain steps are the calls without drafts.
+    # Speculative decoding's counts of a round, means over rounds; plain steps have no drafts.
     target_calls: float
     plain_steps: float
     accepted: float
     verified: float
-    # Mean of beta over verified positions; the given rate where verdicts are drawn.
+    # Mean of beta over verified drafts, 0 without any; the given rate if verdicts are drawn.
     alpha: float
     step_times: StepTimes
-    # None when sampling: the outputs are then different draws from one distribution.
+    # True if all outputs are equal; None when sampling, since outputs are then different draws.
     identical: bool | None
     divergences: list[Divergence]
     outputs: list[list[Generation]]
-    # The reason why gamma "auto" chose 0, so that both sides decode plainly; None where it did not.
+    # Why gamma "auto" left the draft out, so that both ways were plain; None if it did not.
     left_out: str | None = None
     # Inputs decoded together.
     batch_size: int = 1
@@ -153,12 +153,12 @@ class Comparison:
 
     @property
     def speed_up(self) -> float:
-        """Ratio of the rates, medians over rounds."""
+        """Ratio of the speculative to the plain rate, each a median over rounds."""
         return self.speculative_rate / self.plain_rate
 
     @property
     def speed_up_range(self) -> tuple[float, float]:
-        """Lowest and highest ratio of the rates in one round."""
+        """Lowest and highest speed-up of a single round."""
         tokens = self.speculative_tokens / self.plain_tokens
         pairs = zip(self.plain_seconds, self.speculative_seconds, strict=True)
         ratios = [tokens * plain / speculative for plain, speculative in pairs]
@@ -166,11 +166,11 @@ class Comparison:
 
     @property
     def is_noise(self) -> bool:
-        """True if the speed-up is above the block efficiency, which no draft can exceed.
+        """True if the speed-up exceeds its bound, the block efficiency, through noisy times.
 
-        No iteration takes less than a plain step. If sampled texts are longer than the plain ones,
-        they share one prefill among more tokens, and the bound is at least the ratio of tokens. A
-        batch waits for its longest row: the mean over rows bounds nothing.
+        No iteration is faster than a plain step. If sampled texts are longer than the plain texts,
+        one prefill serves more tokens, and the bound is at least the ratio of tokens. False if
+        nothing was drafted, or for batches of rows, where the mean over rows is no bound.
         """
         if self.batch_size > 1 or self.left_out is not None:
             return False
@@ -187,16 +187,16 @@ class Comparison:
 
     @property
     def predicted(self) -> float:
-        """Theorem 3.8 with the measured alpha and c, verification as one step."""
+        """Speed-up by Theorem 3.8 from the measured alpha and c, if verification took one step."""
         return self.step_times.speed_up(self.alpha, self.gamma, as_paper=True)
 
     @property
     def predicted_with_verification(self) -> float:
-        """Theorem 3.8 with the measured cost of scoring gamma + 1 tokens as well."""
+        """Speed-up by Theorem 3.8 from the measured alpha, c and time of a verification."""
         return self.step_times.speed_up(self.alpha, self.gamma)
 
     def to_dict(self) -> dict:
-        """Returns all fields and figures but the outputs, as JSON can hold them."""
+        """Returns the fields but ``outputs``, and the figures derived from them, for JSON."""
         fields = dataclasses.asdict(self)
         del fields["outputs"]
         return fields | {
@@ -220,15 +220,15 @@ def compare(
 ) -> Comparison:
     """Decodes the inputs plainly and speculatively in turn, ``repeats`` times.
 
-    If no acceptance pays here, gamma "auto" chooses 0 and both sides are plain decoding.
+    If the draft pays at no likely acceptance rate, gamma "auto" is 0: both ways decode plainly.
 
     Raises:
-      InputError: the generator has no draft, gamma is 0, or an input cannot be decoded.
+      InputError: there is no draft, gamma is 0, beams are given, or an input cannot be decoded.
     """
     if generator.draft is None or options.gamma == 0:
         raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
     if options.beams:
-        raise InputError(f"beams is {options.beams}: a beam search is not compared here")
+        raise InputError(f"beams is {options.beams}: a beam search is not compared, leave it 0")
     batches, plain, left_out = generator.batches(texts, options), generator.plain(), None
     if not pays(generator, batches[0], options):
         left_out = generator.engine(options).costs(batches[0]).where_it_pays
@@ -251,7 +251,7 @@ def compare(
     gamma, pace = options.gamma, decoded[-1]["speculative"][-1].pace
     if left_out or pace is not None:
         gamma = 0 if left_out else pace.typical_limit
-    # A pace that has left the draft out has verified nothing.
+    # If the pace took plain steps alone, nothing was verified and alpha is None.
     alpha = None if left_out else achieved(list(itertools.chain(*outputs))).alpha
     return comparison_of(
         times,
@@ -273,7 +273,7 @@ def compare(
 
 
 def pays(generator: Generator, batch: Batch, options: GenerateOptions) -> bool:
-    """Returns False if gamma is "auto" and no acceptance pays for the draft on this batch."""
+    """Returns False if gamma is "auto" and the draft pays at no likely acceptance rate here."""
     return options.gamma != AUTO or generator.engine(options).first_pace(batch) is not None
 
 
@@ -288,10 +288,10 @@ def comparison_of(
     gamma: int,
     **values: Any,
 ) -> Comparison:
-    """Makes the comparison that ``time_in_turn`` has timed; measures the step times as well.
+    """Makes a ``Comparison`` of what ``time_in_turn`` returned; measures the step times for it.
 
-    ``inputs`` are of one batch. At gamma 0 both sides were plain decoding. ``values`` are the
-    fields that do not follow from the other arguments.
+    ``inputs``, a batch's sources, are for the step times. Gamma 0 says that both ways decoded
+    plainly. ``values`` are the fields that do not follow from the other arguments.
     """
     tokens = float(values["plain_tokens"])
     mean = {"appended": tokens, "target_calls": tokens, "plain_steps": tokens}
@@ -317,7 +317,7 @@ def comparison_of(
     )
     times = times | {"beside": max(times["beside"], others.share)}
     if not gamma:
-        # One token is verified.
+        # At gamma 0 a verification is a plain step.
         step_times = dataclasses.replace(step_times, verification=step_times.target)
     return Comparison(
         gamma=gamma,
@@ -349,7 +349,7 @@ def _divergences(
 def _divergence(
     generator: Generator, plain: Generation, other: Generation, options: GenerateOptions
 ) -> Divergence:
-    """Finds where two outputs first differ, and the target's margin for the plain one."""
+    """Finds the first tokens that differ; scores the text before them for the logits' margin."""
     tokens = itertools.zip_longest(plain.output_ids, other.output_ids, fillvalue=PAD_ID)
     position, (first, second) = next(
         (position, pair) for position, pair in enumerate(tokens) if pair[0] != pair[1]
@@ -357,7 +357,7 @@ def _divergence(
     (batch,) = generator.batches([plain.input], dataclasses.replace(options, batch_size=1))
     prompt = batch.prompts[0, 1:]
     prompt = prompt[prompt != PAD_ID]
-    # An encoder-decoder's output has its prefix in it.
+    # The output ids of an encoder-decoder include the forced prefix already.
     before = prompt if generator.is_decoder_only else []
     prefix = jnp.asarray([[PAD_ID, *before, *plain.output_ids[:position]]], jnp.int32)
     cache = generator.target.prefill(batch.tokens, prefix.shape[1])

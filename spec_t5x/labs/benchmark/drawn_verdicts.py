@@ -1,9 +1,9 @@
-"""Time at a given acceptance rate, without text: verdicts are drawn, the rest is computed.
+"""Times of decoding at a given acceptance rate, without text, by drawn verdicts.
 
-A draft with random weights (``random_models``) is never right, so the number of its tokens that are
-accepted is drawn: each with probability alpha. Drafting, the target call, verification,
-appending and rolling back are those of decoding. That is the time of a trained pair of these
-sizes and this alpha, if acceptances are i.i.d. as in Theorem 3.8.
+A draft with random weights (``random_models``) is never right. The verdict, the number of its
+tokens that are accepted, is therefore drawn: each with probability alpha. Drafting, the target
+call, verification, appending and rolling back are those of decoding. The times are those of a
+trained pair of these sizes and this alpha, if acceptances are i.i.d. as in Theorem 3.8.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.sampling.verification import Verdict
 from spec_t5x.verifiers import TokenVerifier
 
-# No token ends a row: the lengths are given.
+# No token ends a row, so that all rows get the given length.
 _NO_EOS = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnVerifier(TokenVerifier):
-    """Verifier that accepts each proposal with probability ``alpha``, one after the other.
+    """Verifier that accepts each drafted token with probability ``alpha``, up to a rejection.
 
-    Algorithm 1 is computed as well and its token taken, so that its time counts; only the
-    number of accepted drafts is drawn. The output is no model's text.
+    Algorithm 1 is computed, so that its time counts, and gives the next token; only the
+    number of accepted drafts is drawn. The output has no meaning.
     """
 
     alpha: float = 0.5
@@ -46,7 +46,7 @@ class DrawnVerifier(TokenVerifier):
             raise InputError(f"alpha is {self.alpha}: an acceptance rate is between 0 and 1")
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
-        """Returns a verdict for each row; the arguments are the base's."""
+        """Returns ``TokenVerifier``'s verdict of the arguments, with a drawn ``num_accepted``."""
         real = super().__call__(stream, lengths, proposal, target_logits, target_probs, settings)
         _, keys, _ = purpose_keys(stream, lengths)
         gamma = proposal.tokens.shape[1]
@@ -70,9 +70,9 @@ def compare_drawn(
     Args:
       target, draft: any weights.
       options: gamma, temperature, batch size, and ``max_decode_len``, the tokens of each row.
-      alpha: chance that a draft is accepted.
-      source_len: encoder length, without padding.
-      repeats: of both ways in turn, each with other draws.
+      alpha: probability that a drafted token is accepted.
+      source_len: tokens of each source, none of them padding.
+      repeats: rounds of both ways in turn, each with other random keys.
     """
     length, rows = options.max_decode_len, options.batch_size
     sources = random_sources(target, rows, source_len, options.seed)

@@ -1,4 +1,4 @@
-"""Quality and acceptance of a pair over a file of text pairs or a seqio task."""
+"""Evaluation of a target and its draft on text pairs: quality of the outputs, and acceptance."""
 
 import dataclasses
 import functools
@@ -21,21 +21,21 @@ class Evaluation:
     num_skipped: int
     # Scores of the decoded text: {"bleu": 27.3}, or what the task's own metrics return.
     metrics: dict[str, float]
-    # sacreBLEU's, of the "bleu" of a file.
+    # sacreBLEU's signature, which makes its score reproducible; None for other metrics.
     bleu_signature: str | None
     # Generated tokens, end of sequence included.
     num_tokens: int
     target_calls: int
-    # Generated tokens for each target call, over all sequences; None in plain decoding.
+    # Generated tokens for each target call, and mean of beta; None in plain decoding.
     block_efficiency: float | None
     alpha: float | None
-    # The rate at which the i-th draft was accepted where it was verified.
+    # Share of the verified i-th drafts that were accepted, by i; None in plain decoding.
     acceptance_by_position: list[float] | None
-    # 95 % intervals, bootstrapped over texts, by figure; of the figures that have one.
+    # 95 % intervals, bootstrapped over texts, by the name of the figure, if it has one.
     intervals: dict[str, tuple[float, float]]
 
     def to_dict(self) -> dict:
-        """Returns all of it as JSON can hold it, the metrics among the other figures."""
+        """Returns the fields for JSON, with each metric as a key beside them."""
         fields = dataclasses.asdict(self)
         metrics = fields.pop("metrics")
         fields["intervals"] = {name: list(ends) for name, ends in self.intervals.items()}
@@ -53,24 +53,24 @@ def evaluate(
     metric: Metric = bleu_metric,
     intervals: Intervals | None = None,
 ) -> Evaluation:
-    """Decodes the sources and scores the outputs against the targets.
+    """Decodes the sources and scores the outputs against the references ("targets").
 
     Args:
       generator: decodes speculatively if it has a draft.
-      pairs: ``(source, target)``.
+      pairs: ``(source, target)``; sources that are empty or too long are skipped.
       options: ``num_decodes`` must be 1.
       progress: called with the number of inputs done and their total.
-      metric: of the targets and outputs, in the order of the pairs.
-      intervals: of the metric; None takes ``data.metrics.metric_intervals``.
+      metric: ``metric(targets, outputs)`` returns scores by name, pairs in their order.
+      intervals: of the metric's scores; None takes ``data.metrics.metric_intervals``.
 
     Raises:
-      InputError: no pair can be decoded, one was decoded to no text, ``num_decodes`` is not
-        1, or a beam search.
+      InputError: no source can be decoded, decoding fails for one, ``num_decodes`` is not 1,
+        or beams are given.
     """
     if options.num_decodes != 1:
-        raise InputError(f"num_decodes is {options.num_decodes}: an evaluation is of 1 output")
+        raise InputError(f"num_decodes is {options.num_decodes}: evaluation takes 1 output")
     if options.beams:
-        raise InputError(f"beams is {options.beams}: an evaluation does not search, leave it 0")
+        raise InputError(f"beams is {options.beams}: evaluation has no beam search, leave it 0")
     usable = [pair for pair in pairs if fits(generator, pair[0], options)]
     if not usable:
         raise InputError(f"none of {len(pairs)} sources can be decoded: give a file with text")

@@ -1,4 +1,4 @@
-"""The parts of an iteration: its drafts, its verification, and the overhead beyond them.
+"""Times of the parts of an iteration: drafts, verification, and the overhead beyond them.
 
 Theorem 3.8 takes an iteration to last gamma draft steps and one target call. On top come
 standardizing logits, verifying, appending, statistics and rolling back. A draft step includes
@@ -25,13 +25,13 @@ from spec_t5x.types import PyTree
 def measure_parts(
     target: Target, draft: Draft, inputs: PyTree, settings: Sampling, loop: Loop, repeats: int
 ) -> dict[str, list[float]]:
-    """Measures the milliseconds of each part in every round, half way through the output.
+    """Measures milliseconds, ``repeats`` by each name, in a text of half ``loop.max_decode_len``.
 
-    ``iteration``; ``networks``, gamma draft steps and a verification; ``proposal`` and
-    ``verification``, either alone; of plain decoding ``plain_step`` and its ``target_call``.
+    ``networks`` are gamma draft steps and a verification in alternation, ``proposal`` and
+    ``verification`` either alone, ``plain_step`` an iteration without drafts.
 
     Raises:
-      InputError: a verifier of trees.
+      InputError: the loop's verifier verifies trees.
     """
     timed = Timed.half_way(target, draft, inputs, settings, loop)
     programs = {
@@ -47,9 +47,9 @@ def measure_parts(
 
 
 def overhead(parts: dict[str, list[float]]) -> dict[str, Any]:
-    """Returns the overhead of an iteration in milliseconds and its share, with quartiles.
+    """Returns the overhead in ms of ``measure_parts``, its share of the iteration, with quartiles.
 
-    ``plain_overhead_share`` is the part of a plain step that is not the target call.
+    ``plain_overhead_share`` is the share of a plain step that is not the target call.
     """
     iteration, networks = (np.array(parts[name]) for name in ("iteration", "networks"))
     median = {name: statistics.median(times) for name, times in parts.items()}

@@ -1,4 +1,4 @@
-"""Measurements of the paper, Leviathan, Kalman and Matias (ICML 2023), as data."""
+"""Numbers that the paper prints, Leviathan, Kalman and Matias (ICML 2023), as data."""
 
 import dataclasses
 from decimal import Decimal
@@ -10,7 +10,7 @@ class TradeOff:
 
     alpha: float
     gamma: int
-    # Factor of arithmetic operations, and of speed.
+    # Factors by which arithmetic operations and speed grow over plain decoding.
     operations: float
     speed: float
 
@@ -39,7 +39,7 @@ class SpeedUp:
     alpha: float
     # Measured time of a draft step, in target steps.
     c: float
-    # Speed-up that Theorem 3.8 predicts from these, and the one measured.
+    # Speed-up that Theorem 3.8 predicts (EXP), and the measured one (EMP).
     expected: float
     measured: float
 
@@ -75,8 +75,8 @@ class AcceptanceRate:
     alpha: float
 
 
-# Alphas at temperature 0 and at 1, by target and draft. All of LaMDA's output is behind a top-40
-# filter.
+# Alphas at temperature 0 and at 1, by target and draft. LaMDA's distributions are always filtered
+# by top-k 40.
 _RATES = {
     "GPT-like (97M)": {
         "unigram": (0.03, 0.03),
@@ -113,12 +113,12 @@ TABLE_3 = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Lenient:
-    """Cell of Table 5, T5-XXL on EnDe at temperature 1; or of section A.5's text."""
+    """Alpha under lenience, T5-XXL on EnDe: a cell of Table 5, or from the text of section A.5."""
 
     draft: str
     lenience: float
     alpha: float
-    # Speed-up that the text derives from it, where it does; with the digits printed.
+    # Speed-up that section A.5 derives from alpha, with the digits printed; None if none.
     speed_up: Decimal | None = None
 
 
@@ -137,13 +137,13 @@ TABLE_5 = (
     *_lenient("T5-base", (0.68, 0.80, 0.83, 0.90)),
 )
 
-# The same at temperature 0, where a draft x is kept if p(x) >= l max(p). Section A.5.
+# Temperature 0 (section A.5): a draft x is kept if p(x) >= l max(p). Table 5 is temperature 1.
 ARGMAX_LENIENCE = _lenient("T5-small", (0.75, 0.75, 0.80, 0.87), "3.3 3.3 3.9 4.9")
-# The c of the speed-ups of both; the paper does not give the gamma of Table 5's.
+# The c of the speed-ups in both; the paper prints no gamma for those of Table 5.
 LENIENCE_C = 0.015
 ARGMAX_LENIENCE_GAMMA = 8
 
-# Sections 3.6 and 4.2, of Table 3's bigram row with T5-XXL on EnDe, which costs nothing.
+# Sections 3.6 and 4.2: speed-up of Table 3's bigram draft for T5-XXL on EnDe, with c = 0.
 BIGRAM_GAMMA = 3
 BIGRAM_SPEED_UP = Decimal("1.25")
 # Section 3.5: an oracle for gamma over a fixed gamma, "up to ~60% higher".

@@ -1,4 +1,4 @@
-"""Models with random weights, of any published size, and random inputs: for time alone."""
+"""Models with random weights, of any published size, and random inputs, to measure time alone."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ _GIB = 2**30
 
 
 def random_model(config: T5Config, dtype: str, seed: int) -> T5Model:
-    """Makes a model of these sizes with random weights on the device, in ``dtype``.
+    """Makes a model of the sizes of ``config`` with random weights on the device, in ``dtype``.
 
     Each array is drawn in place: no float32 copy, nothing on the host. Weights are scaled by
     fan-in, so that activations stay finite.
@@ -47,7 +47,7 @@ def _random_array(key, is_scale: bool, shape: tuple[int, ...], dtype: str):
 
 
 def random_sources(target: Target, rows: int, length: int, seed: int) -> Int[np.ndarray, "..."]:
-    """Draws random ids ``[rows, length]`` without padding."""
+    """Draws random ids ``[rows, length]``, below 1000 and none of them padding or special."""
     draw = np.random.default_rng(seed).integers
     return draw(3, min(target.vocab_size, 1000), (rows, length), dtype=np.int32)
 
@@ -55,16 +55,16 @@ def random_sources(target: Target, rows: int, length: int, seed: int) -> Int[np.
 def check_fits(target: str, drafts: Sequence[str], dtype: str) -> None:
     """Raises ``InputError`` if this device cannot hold the target and the largest draft.
 
-    Nothing is raised on a device that does not report its memory.
+    A device that does not report its memory passes.
 
     Args:
-      target, drafts: names of ``models.sizes``; one draft is held at a time.
-      dtype: of weights.
+      target, drafts: names of ``models.sizes``; the device holds one draft at a time.
+      dtype: of the weights.
     """
     numbers = [
         sum(map(math.prod, expected_shapes(size(name)).values())) for name in (target, *drafts)
     ]
-    # And a tenth for all else.
+    # A tenth more than the weights, for caches and activations.
     needed = round(1.1 * (numbers[0] + max(numbers[1:], default=0)) * jnp.dtype(dtype).itemsize)
     available = free_memory()
     if available is not None and needed > available:

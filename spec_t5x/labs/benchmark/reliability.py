@@ -1,8 +1,8 @@
-"""Timings that are not to be relied on: those beside other programs, and those that are noise.
+"""Unreliable timings: other programs used the processors, or the speed-up exceeds its bound.
 
-A row is a measurement as JSON holds it. Its ``beside`` is the share of the processors that other
-programs used while it was timed, from 0 to 1; its ``noise`` is true if the speed-up is above what
-drafts can bring. Rows without them were timed before they were recorded, or have no times.
+A row is a measurement as values of JSON. ``beside`` is the share of the processors that other
+programs used while it was timed, from 0 to 1; ``noise`` is true if the speed-up is above its bound,
+the block efficiency. Both are optional: a row without times, or an old one, lacks them.
 """
 
 import time
@@ -11,35 +11,35 @@ from typing import Any
 
 import psutil
 
-# The share from which timings are not to be relied on.
+# The share ``beside`` above which a timing is unreliable.
 MUCH = 0.15
 
 Row = Mapping[str, Any]
 
 
 class OtherPrograms:
-    """Count of the processors' time that other programs use, from its creation on."""
+    """Meter of the processor time that other programs use, from the meter's creation on."""
 
     def __init__(self):
         self._began, self._used = time.monotonic(), _used_by_others()
 
     @property
     def share(self) -> float:
-        """Part of all processors' time that others have used, from 0 to 1."""
+        """Share of all processors' time so far that other programs used, from 0 to 1."""
         seconds = (time.monotonic() - self._began) * (psutil.cpu_count() or 1)
         return min(max((_used_by_others() - self._used) / max(seconds, 1e-9), 0.0), 1.0)
 
 
 def _used_by_others() -> float:
-    """Returns seconds of processors since the machine started."""
+    """Returns the processor seconds of all but this process since the machine started."""
     times = psutil.cpu_times()
-    # Not every platform counts low priority and other guests.
+    # Not every platform counts low-priority programs (nice) and other guests (steal).
     busy = times.user + times.system + getattr(times, "nice", 0.0) + getattr(times, "steal", 0.0)
     return busy - time.process_time()
 
 
 def doubt(row: Row) -> str | None:
-    """Returns a table's cell, the reason why a row is not to be relied on; None where it is.
+    """Returns why a row's timing is unreliable, as a table's cell, or None if it is reliable.
 
     >>> doubt({"beside": 0.45, "noise": True}), doubt({"beside": 0.02, "noise": False})
     ('others 45%, noise', None)
@@ -49,7 +49,7 @@ def doubt(row: Row) -> str | None:
 
 
 def caution(rows: Sequence[Row]) -> str | None:
-    """Returns the line below a table of rows; None where all are to be relied on.
+    """Returns a warning about the unreliable rows of a table, or None if there are none.
 
     >>> caution([{"beside": 0.45}, {"beside": 0.01}])
     'Not to be relied on (1 of 2 rows): other programs used up to 45% of the processors.'

@@ -1,4 +1,4 @@
-"""Results of measurements: tables for people, JSON for programs."""
+"""Output of measurements: tables for people, JSON for programs."""
 
 import dataclasses
 import json
@@ -17,15 +17,15 @@ Row = TypeVar("Row")
 
 # A cell without a value.
 _NONE = "—"
-# Settings that hold paths, of which the record has the last component only.
+# Settings that hold paths, of which ``save`` writes only the last component.
 _PATHS = ("data", "target", "draft", "vocabulary")
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Cells by column; as text, Markdown."""
+    """Table of cells; ``str`` formats it as Markdown."""
 
-    # Text, a number that needs no format, or None for none; as many in each column.
+    # Cells by title, equally many in each column: text, an unformatted number, or None.
     columns: dict[str, list[Any]]
     # A paragraph below the table.
     notes: str
@@ -36,9 +36,9 @@ class Table:
 
 
 def table(columns: Mapping[str, Callable[[Row], Any]], rows: Sequence[Row], *notes: str) -> Table:
-    """Makes a table with a line for each row; ``columns`` have its cells, by title.
+    """Makes a table with a line for each row; ``columns`` has the functions of cells, by title.
 
-    A cell of None is a dash, and a column of nothing else is left out.
+    A None cell is shown as a dash, and a column of None alone is left out. Notes are joined below.
     """
     cells = {title: [cell(row) for row in rows] for title, cell in columns.items()}
     cells = {title: column for title, column in cells.items() if any(c is not None for c in column)}
@@ -46,7 +46,7 @@ def table(columns: Mapping[str, Callable[[Row], Any]], rows: Sequence[Row], *not
 
 
 def show(*parts: Table | str) -> None:
-    """Prints tables and paragraphs: laid out for a terminal, as Markdown elsewhere."""
+    """Prints tables and paragraphs: fitted to a terminal's width, or as Markdown elsewhere."""
     width = shutil.get_terminal_size().columns
     if sys.stdout.isatty():
         parts = [
@@ -57,22 +57,22 @@ def show(*parts: Table | str) -> None:
 
 
 def save(path: Path, rows: Sequence[Mapping[str, Any]], **settings: Any) -> None:
-    """Writes the result record: the machine, the rows, and dataclasses of settings by name.
+    """Writes a JSON file of the machine, the rows and the dataclasses ``settings``, by name.
 
-    Paths in the settings lose their folders.
+    Paths in the settings are cut to their last component.
     """
     shown = {name: _without_folders(dataclasses.asdict(each)) for name, each in settings.items()}
     write_json(path, {"machine": machine(), **shown, "rows": list(rows)})
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes values, and makes the folder that they are to be in."""
+    """Writes values to a JSON file, and makes its folder if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def without_folder(draft: str) -> str:
-    """Shortens ``ngram:/home/me/tables`` to ``ngram:tables``.
+    """Removes the folders from a draft's name, or from a path.
 
     >>> without_folder("transformer:/home/me/draft"), without_folder("/data/dev.tsv")
     ('transformer:draft', 'dev.tsv')
@@ -82,7 +82,7 @@ def without_folder(draft: str) -> str:
 
 
 def _without_folders(settings: dict[str, Any]) -> dict[str, Any]:
-    # The rows name the drafts.
+    # The rows have the names of the drafts.
     return {
         name: without_folder(value) if name in _PATHS and isinstance(value, str) else value
         for name, value in settings.items()
@@ -91,10 +91,10 @@ def _without_folders(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _laid_out(table: Table, width: int) -> Iterator[str]:
-    """Yields the parts of a table that fit a terminal of ``width`` columns.
+    """Yields the table as texts that fit a terminal of ``width`` characters, then its notes.
 
-    Columns that are the same in all rows are one line; the others are in tables below each other,
-    each of which begins with the columns that tell the rows apart. A row alone is a list.
+    Columns of one value are joined to a line, or listed if there are no others. The others are in
+    narrower tables, each of which begins with the columns that tell the rows apart.
     """
     columns = {
         title: [_NONE if cell is None else str(cell) for cell in column]
@@ -122,7 +122,7 @@ def _laid_out(table: Table, width: int) -> Iterator[str]:
 
 
 def _num_labels(columns: Sequence[Sequence[str]]) -> int:
-    """Counts the first columns that tell all rows apart; 1 if all together do not."""
+    """Returns how many leading columns tell all rows apart, or 1 if even all of them do not."""
     for count in range(1, len(columns)):
         rows = list(zip(*columns[:count], strict=True))
         if len({*rows}) == len(rows):

@@ -4,8 +4,8 @@ Each row decodes the same inputs plainly and speculatively in turn, in one proce
 apart. Beside the measured speed-up is the one that Theorem 3.8 predicts from the alpha and c of
 the same row, with the cost of verification counted.
 
-The inputs are texts; or, with an acceptance rate alpha, random ids, and the verdicts are drawn
-(``drawn_verdicts``). Then a target ``random:t5_1_1_xxl`` of random weights will do.
+The inputs are texts or, given an acceptance rate alpha, random ids, whose verdicts are drawn at
+that rate (``drawn_verdicts``). The latter also times random weights (``random:t5_1_1_xxl``).
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 Report = Callable[[int, int, str], None]
 
-# The run's own draft, and the run's own verifier.
+# Words of ``pairs`` for the draft that ``models`` names and the verifier that ``decoding`` has.
 OWN_DRAFT, OWN_VERIFIER = "draft", "own"
 # Prefix of a name of ``models.sizes``, for random weights.
 RANDOM = "random:"
@@ -59,9 +59,9 @@ class Setting(NamedTuple):
 
     draft: str
     decoding: GenerateOptions
-    # The rate that verdicts are drawn with; None decodes texts.
+    # The acceptance rate at which verdicts are drawn; None decodes texts.
     alpha: float | None = None
-    # The row of Table 2 that it repeats; None for another.
+    # The row of Table 2 that these settings repeat; None if they repeat none.
     paper: paper_tables.SpeedUp | None = None
 
 
@@ -69,7 +69,7 @@ class Setting(NamedTuple):
 class BenchmarkOptions:
     """Settings of a run: every combination of draft, temperature, gamma, batch size and length."""
 
-    # Number of inputs, the first that the encoder takes; a task's are among its first examples.
+    # Number of texts, the first that the encoder takes; of a task only as many examples are read.
     num_inputs: int = 60
     repeats: int = 5
     # ``DRAFT`` or ``DRAFT/VERIFIER``. ``draft`` is the run's own draft, ``random:SIZE`` one of
@@ -78,14 +78,14 @@ class BenchmarkOptions:
     temperatures: tuple = (0.0, 1.0)
     # Whole numbers from 1, or "auto".
     gammas: tuple = (4,)
-    # () takes ``GenerateOptions``' batch size and length.
+    # () takes batch size and length from the run's ``GenerateOptions``.
     batch_sizes: tuple = ()
     max_decode_lens: tuple = ()
-    # False varies one list at a time, the others at their first value.
+    # False makes fewer rows: each varies one list, and has the first value of the others.
     every_combination: bool = True
-    # Also time the parts of an iteration and the overhead beyond them.
+    # Also time the parts of an iteration and its overhead (``iteration_parts``).
     parts: bool = False
-    # Draw verdicts with this acceptance rate, for random sources of ``source_len`` tokens.
+    # Draw verdicts at this acceptance rate, for random sources of ``source_len`` tokens.
     alpha: float | None = None
     source_len: int = 64
     # Draw verdicts for the rows of the paper's Table 2, instead of the lists above.
@@ -137,7 +137,7 @@ class BenchmarkOptions:
         return settings
 
     def _rows_of_table_2(self, length: int | None, seed: int) -> list[Setting]:
-        """Returns the table's rows of the drafts ``random:SIZE`` in ``pairs``; without any, all."""
+        """Returns Table 2's rows for the drafts ``random:SIZE`` in ``pairs``; without any, all."""
         names = {row: RANDOM + paper_tables.DRAFTS[row.draft] for row in paper_tables.TABLE_2}
         given = [str(pair) for pair in self.pairs if str(pair).startswith(RANDOM)]
         if given and not {*given} & {*names.values()}:
@@ -183,15 +183,15 @@ def run(
     """Measures the settings one after the other, and yields each row as values of JSON.
 
     Args:
-      options: the lists of settings, and how to measure.
-      report: ``report(done, total, what)``, before each row.
+      options: the lists of settings, and how to measure. Gamma "auto" leaves out a row whose
+        draft pays at no likely acceptance rate.
+      report: called before each row with rows done, rows in all and the row's settings.
       models: the target and its draft, with the draft's settings.
       decoding: options of decoding that all rows share.
-      source: the texts; not read where verdicts are drawn.
+      source: the texts; not read if verdicts are drawn.
 
     Raises:
-      InputError: nothing to decode, a beam search, or a draft or verifier that does not fit
-        the target.
+      InputError: no text, a beam search, or a draft or verifier that does not fit the target.
     """
     decoding, source = decoding or GenerateOptions(), source or TextSource()
     _check(options, models, decoding, source)
@@ -220,7 +220,7 @@ def run(
         else:
             pair = generator.with_draft(draft)
             if not pays(pair, pair.batches(texts[: row.batch_size], row)[0], row):
-                log.info("%s: no acceptance pays, gamma auto leaves the draft out: no row", what)
+                log.info("%s: no row, the draft pays at no likely acceptance rate", what)
                 continue
             comparison = compare(pair, texts, row, options.repeats)
         record = _record(setting._replace(decoding=row), comparison, options)
@@ -243,8 +243,8 @@ def _check(
         raise InputError(f"beams is {decoding.beams}: the benchmark does not search, leave it 0")
     if options.drawn and source.name:
         raise InputError(
-            f"verdicts are drawn and data is {source.name!r}: random sources are decoded, leave "
-            "one of them out"
+            f"verdicts are drawn for random sources and data is {source.name!r}: leave out data, "
+            "or alpha and table_2"
         )
     if options.table_2 and not is_random:
         raise InputError(f"target is {models.target!r}: Table 2 is timed with random:t5_1_1_xxl")
@@ -261,7 +261,7 @@ def _load(
 ) -> tuple[Target, Generator | None, Callable[[str], Draft]]:
     """Loads the target; returns it, its generator and a function that makes a draft by its name.
 
-    A target of random weights has no generator.
+    The generator is None for a target of random weights. ``names`` are the drafts to be made.
     """
     options = models.draft_options()
     own = models.draft_name() or "transformer" if OWN_DRAFT in names else None
@@ -293,7 +293,7 @@ def _size(name: str):
 
 
 def _check_sizes(target: str, names: set[str], dtype: str) -> None:
-    """Refuses drafts that do not fit a target of random weights, or for which memory is short."""
+    """Raises ``InputError`` for drafts that do not fit a random target, or its memory."""
     for name in sorted(names):
         if not name.startswith(RANDOM) and name != COPY:
             raise InputError(
@@ -344,7 +344,7 @@ Row = Mapping[str, Any]
 
 
 def _cell(name: str, form: str = ".2f") -> Callable[[Row], str | None]:
-    """Returns a function that formats a row's value, both ends of an interval; None if absent."""
+    """Returns a function that formats a row's value, or both ends of a list; None if absent."""
 
     def cell(row: Row) -> str | None:
         value = row.get(name)
@@ -356,7 +356,7 @@ def _cell(name: str, form: str = ".2f") -> Callable[[Row], str | None]:
 
 
 def _part(name: str) -> Callable[[Row], str | None]:
-    """Returns a function that formats the median milliseconds of a part of an iteration."""
+    """Returns a function that formats the median milliseconds of a part; None without parts."""
     return lambda row: f"{statistics.median(row['parts'][name]):.3f}" if "parts" in row else None
 
 
@@ -413,7 +413,7 @@ _NOTES = {
 
 
 def table(rows: Sequence[Row]) -> results.Table:
-    """Makes a table of the rows; columns that no row has a value for are left out."""
+    """Makes a table of the rows, without the columns that have no value in any row."""
     notes = [note for name, note in _NOTES.items() if any(name in row for row in rows)]
     return results.table(_COLUMNS, rows, *notes)
 
@@ -421,7 +421,7 @@ def table(rows: Sequence[Row]) -> results.Table:
 def best(rows: Sequence[Row]) -> str:
     """Names the row with the highest speed-up, with its range over the rounds."""
     if not rows:
-        return "Best: plain decoding; no acceptance pays for a draft."
+        return "Best: plain decoding; no draft pays at a likely acceptance rate."
     row = max(rows, key=lambda row: row["speed_up"])
     low, high = row["speed_up_range"]
     return (

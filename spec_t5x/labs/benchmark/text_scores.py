@@ -30,15 +30,15 @@ class TextScores:
 
     # True where there is a token: texts end at different lengths.
     written: Bool[Array, "batch length"]
-    # The draft's acceptance rate for each lenience, by its name.
+    # By draft: beta, the chance that its token is accepted; means nothing where it proposed none.
     betas: dict[str, Float32[Array, "leniences batch length"]]
-    # True where the draft proposed anything, by its name.
+    # By draft: true where it proposed a token.
     proposed: dict[str, Bool[Array, "batch length"]]
 
 
 @flax.struct.dataclass
 class _Drafts(Draft):
-    """Drafts that are asked side by side; the state holds theirs by name."""
+    """Several drafts as one, whose state is a dictionary of theirs; ``_ask`` calls each."""
 
     drafts: dict[str, Draft]
     vocab_size: int = flax.struct.field(pytree_node=False)
@@ -46,9 +46,9 @@ class _Drafts(Draft):
 
     @classmethod
     def of(cls, drafts: Mapping[str, Draft], vocab_size: int) -> "_Drafts":
-        """Joins drafts, for the states that any of them wants of the target.
+        """Joins drafts; the traits request the target's hidden states that any of them reads.
 
-        A draft that wants fewer states takes the first ones.
+        The layers of each draft must be the first ones of the longest list, else ``InputError``.
         """
         depths = {name: draft.traits.depths for name, draft in drafts.items()}
         deepest = max(depths.values(), key=len, default=())
@@ -62,11 +62,11 @@ class _Drafts(Draft):
         return cls(drafts, vocab_size, DraftTraits(uses_target_states=uses_states, depths=deepest))
 
     def prefill(self, inputs, prompts, max_length) -> dict[str, DraftState]:
-        """Returns the states of all drafts."""
+        """Returns the states of all drafts by name; the arguments are ``Draft.prefill``'s."""
         return {n: each.prefill(inputs, prompts, max_length) for n, each in self.drafts.items()}
 
     def propose(self, state, context, gamma):
-        """Raises an error, since each draft is asked by itself."""
+        """Raises ``NotImplementedError``: ``_ask`` calls each draft separately."""
         raise NotImplementedError
 
 
@@ -87,20 +87,20 @@ def score_texts(
 ) -> TextScores:
     """Computes the acceptance rate of each draft at each token that the target generates.
 
-    When sampling, it is ``sum min(p / l, q)``. At temperature 0 with a lenience below 1, it is the
-    draft's probability of ``p(x) >= l max(p)``, p at temperature 1 (section A.5).
+    The rate is ``sum min(p / l, q)``; at temperature 0 with a lenience l below 1, the probability
+    of ``p(x) >= l max(p)`` for x drawn from q, with p at temperature 1 (section A.5).
 
     Args:
-      drafts: by any names; each may sample in its own way.
+      drafts: by name; a draft may have other settings of sampling than the target.
       target, inputs, prompts, keys, settings, max_decode_len, max_decode_steps, eos_id: as of
         ``autoregressive_decode``, which generates the same texts.
-      texts: given texts in place of the target's, their prompts included; as many positions
-        as ``max_decode_len``.
+      texts: tokens to score in place of the target's own, prompts included, in
+        ``max_decode_len`` positions.
       leniences: l of section A.5; 1 is Algorithm 1.
 
     Raises:
-      InputError: a draft with another vocabulary than the target's, or one that needs
-        hidden states of a target that has none.
+      InputError: a draft has another vocabulary than the target, needs hidden states of a
+        target that has none, or reads other layers than another draft.
     """
     for draft in drafts.values():
         speculative.check_arguments(target, draft, prompts, 1, max_decode_len)
@@ -153,10 +153,10 @@ def score_texts(
 
 
 def _ask(draft: Draft, state: DraftState, context: Context, tokens, lengths):
-    """Lets a draft propose a token, and commits the text's own.
+    """Requests one token for each row from a draft, then commits the rows' next ``tokens``.
 
     Returns:
-      Its distribution ``[batch, 1, vocab]``, in which rows it proposed, and its state.
+      The draft's distributions ``[batch, 1, vocab]``, a mask of rows that proposed, its state.
     """
     proposal, state = draft.propose(state, context, 1)
     proposes = (proposal.num_proposed > 0) & context.live
@@ -174,5 +174,5 @@ def _betas(logits, target_probs, draft_probs, settings: Sampling, leniences) -> 
             betas.append(formulas.beta_of_lenient_argmax(own, draft_probs, lenience))
         else:
             betas.append(formulas.beta(target_probs, draft_probs, lenience))
-    # Sums of probabilities, rounded.
+    # Rounding may take a sum of probabilities above 1.
     return jnp.minimum(jnp.stack(betas), 1.0)

@@ -14,34 +14,34 @@ from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.generation import GenerateOptions, Generator
 
-# ``metric(targets, predictions)``; targets are the second of each pair.
+# ``metric(targets, predictions)``: scores by name; targets are the second of each pair.
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
-# Confidence intervals of the same arguments, by figure; of the figures that have one.
+# ``intervals(targets, predictions)``: confidence intervals by score, of scores that have one.
 Intervals = Callable[[Sequence[Any], Sequence[str]], dict[str, tuple[float, float]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextSource(TaskOptions):
-    """Local file of pairs or seqio task; neither where no text is needed."""
+    """Options of texts to read: a local file of pairs or a seqio task, or neither."""
 
-    # Pairs: .tsv, or .jsonl for JSON lines; gzipped or not.
+    # File of pairs: .tsv, or .jsonl for JSON lines; gzipped or not.
     data: str | None = None
     # Columns of a .tsv; None is the default of ``data.tsv.read_pairs``.
     source_column: int | None = None
     target_column: int | None = None
     num_columns: int | None = None
-    # Fields of JSON lines.
+    # Keys of source and target in JSON lines.
     source_field: str = "article"
     target_field: str = "highlights"
-    # Put before every source of a file; a task has its own.
+    # Text to put before every source of a file; a task adds its prefix itself.
     prefix: str = ""
-    # A name of ``data.metrics.METRICS``, for a file. A task has its own.
+    # A name of ``data.metrics.METRICS``, for a file; a task names its metrics itself.
     metric: str = "bleu"
-    # The part of a task.
+    # Split of the task.
     split: str = "validation"
     # Take the first N pairs only.
     limit: int | None = None
-    # Take the first N words of each source of a file only, as a language model's prompt.
+    # Take the first N words only of each source of a file, as a language model's prompt.
     source_words: int | None = None
 
     def __post_init__(self):
@@ -71,7 +71,7 @@ class TextSource(TaskOptions):
             raise InputError("data is None: give a file of pairs, or mixture_or_task")
 
     def check_scored(self) -> None:
-        """Raises ``InputError`` unless there is a task, or a file whose metric can be computed."""
+        """Raises ``InputError`` unless there is a task, or a file and its metric is installed."""
         self.check_given()
         if self.data is not None:
             check_installed([metric_by_name(self.metric)])
@@ -79,7 +79,7 @@ class TextSource(TaskOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextPairs:
-    """Texts of a file or of one task."""
+    """Text pairs of a file or of one task, with their metric."""
 
     name: str
     # (source, target); a target is what ``metric`` takes.
@@ -90,15 +90,15 @@ class TextPairs:
 
 
 def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
-    """Reads the file, the task, or each task of the mixture.
+    """Reads the file, the task, or each task of the mixture as one set of pairs.
 
     Raises:
-      InputError: it cannot be read.
+      InputError: neither file nor task is given, or cannot be read.
     """
     source.check_given()
     if source.data is not None:
         return [_read_file(source)]
-    # seqio imports TensorFlow: seconds that a file does not need.
+    # Imported here, since seqio imports TensorFlow for seconds, which a file does not need.
     from spec_t5x.data.task_examples import read_task
 
     tasks = read_task(
@@ -124,9 +124,9 @@ def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
 def read_texts(
     source: TextSource, generator: Generator, decoding: GenerateOptions, limit: int | None = None
 ) -> list[str]:
-    """Reads the first ``limit`` inputs that the target takes, all of them with None.
+    """Reads the first ``limit`` sources that the target takes, or all if it is None.
 
-    A task's are among its first ``limit`` examples: it may be of any length.
+    Of a task, which may be endless, ``limit`` examples are read. A warning counts skipped sources.
 
     Raises:
       InputError: the file or task cannot be read, or has no input that the target takes.
@@ -134,7 +134,7 @@ def read_texts(
     limits = [each for each in (limit, source.limit) if each is not None]
     read = dataclasses.replace(
         source,
-        # The references are not read.
+        # The targets are not needed, and the file may lack them.
         target_column=source.source_column,
         target_field=source.source_field,
         limit=min(limits, default=None) if source.mixture_or_task else source.limit,
@@ -163,7 +163,7 @@ def read_texts(
 
 
 def fits(generator: Generator, text: str, options: GenerateOptions) -> bool:
-    """Returns True if the generator decodes the text."""
+    """Returns True if the generator takes the text, False if it is empty or too long."""
     try:
         generator.tokenize(text, options)
     except InputError:
@@ -181,6 +181,6 @@ def _read_file(source: TextSource) -> TextPairs:
     pairs = list(pairs)[: source.limit]
     if source.source_words is not None:
         pairs = [(" ".join(text.split()[: source.source_words]), target) for text, target in pairs]
-    # An empty source stays empty, to be skipped.
+    # An empty source gets no prefix, so that it is skipped.
     pairs = [(text and source.prefix + text, target) for text, target in pairs]
     return TextPairs(name=source.data, pairs=pairs, metric=metric_by_name(source.metric))

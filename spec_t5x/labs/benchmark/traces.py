@@ -14,46 +14,46 @@ from rich.text import Text
 
 from spec_t5x.types import EOS_ID
 
-# How a token is shown by what became of it: with colours, and without.
+# Style of a token by its kind in a terminal, and its mark without colours.
 _STYLES = {"accepted": "green", "rejected": "red strike", "the target's own": "blue"}
 _MARKS = {"rejected": "[-{}-]", "the target's own": "{{+{}+}}"}
-# Tokens before the new ones that tell a reader where in the text they are.
+# Number of earlier tokens that a terminal shows before the new ones.
 _BEFORE = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceLine:
-    """An iteration, as the texts of its tokens."""
+    """Texts of the tokens of one iteration."""
 
-    # The text so far.
+    # All tokens of the output before this iteration.
     before: list[str]
     accepted: list[str]
-    # None where nothing was rejected: all were accepted, or none proposed.
+    # The first rejected proposal; None if all were accepted or none was proposed.
     rejected: str | None
-    # The target's own token; None where the text ended inside the accepted drafts.
+    # The target's own token; None if the text ended inside the accepted drafts.
     corrected: str | None
 
     def new(self) -> Iterator[tuple[str, str]]:
-        """Yields the new tokens, each after what became of it."""
+        """Yields (kind, text) of each token, the rejected one included; see ``_STYLES``."""
         yield from (("accepted", piece) for piece in self.accepted)
         rest = {"rejected": self.rejected, "the target's own": self.corrected}
         yield from (each for each in rest.items() if each[1] is not None)
 
 
 def num_tokens(lines: Sequence[TraceLine]) -> int:
-    """Counts the generated tokens, end of sequence included."""
+    """Counts the generated tokens of all lines, end of sequence included."""
     return sum(kind != "rejected" for line in lines for kind, _ in line.new())
 
 
 def counts(lines: Sequence[TraceLine]) -> str:
-    """Counts tokens, and serial calls of the target: one for each iteration."""
+    """Returns "38 tokens with 9 target calls": an iteration, or line, is one call."""
     return f"{num_tokens(lines)} tokens with {len(lines)} target calls"
 
 
 def iterations(generator, text: str, options, place: int = 0) -> Iterator[TraceLine]:
-    """Yields a line for each event of decoding the input at ``place``, as soon as it is there.
+    """Decodes a text and yields the line of each iteration as soon as it is decoded.
 
-    Arguments and errors are ``Generator.stream``'s.
+    Arguments and errors are those of ``Generator.stream``.
     """
 
     def pieces(ids: Sequence[int]) -> list[str]:
@@ -77,7 +77,7 @@ def iterations(generator, text: str, options, place: int = 0) -> Iterator[TraceL
 
 
 def styled(line: TraceLine) -> Text:
-    """Lays the line out for a terminal: a space before each token's text, the last ones before."""
+    """Colours a line for a terminal: the last few earlier tokens, then the new ones."""
     shown = ["…"] * (len(line.before) > _BEFORE) + line.before[-_BEFORE:]
     text = Text("".join(f" {piece}" for piece in shown))
     for kind, piece in line.new():
@@ -86,7 +86,7 @@ def styled(line: TraceLine) -> Text:
 
 
 def marked(line: TraceLine) -> str:
-    """Writes the line without colours: the whole text so far, and marks.
+    """Formats a line without colours: the whole text so far, then the new tokens with marks.
 
     >>> marked(TraceLine(before=["the"], accepted=["cat"], rejected="sits", corrected="sat"))
     ' the cat [-sits-] {+sat+}'
@@ -96,7 +96,7 @@ def marked(line: TraceLine) -> str:
 
 
 def legend(lines: Sequence[TraceLine], *, coloured: bool) -> Text:
-    """Counts the lines' tokens and calls, and explains the colours or marks."""
+    """Returns the lines' counts of tokens and calls, and the meaning of the colours or marks."""
     if coloured:
         kinds = [Text(kind, style) for kind, style in _STYLES.items()]
     else:

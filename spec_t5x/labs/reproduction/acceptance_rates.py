@@ -1,7 +1,7 @@
 """Tables 3 and 5: acceptance rates of several drafts, strict and lenient.
 
-alpha is the mean of sum min(p, q) over tokens that the target generated (section 4.2), for
-all drafts of a target in one pass over its logits (``labs.benchmark.acceptance``).
+alpha is the mean of sum min(p, q) over tokens that the target generated (section 4.2). All drafts
+of a target are scored in one pass over its logits (``labs.benchmark.acceptance``).
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _TEMPERATURES = (0.0, 1.0)
 _DRAFTS = ("unigram", "bigram", "transformer", "ngram", "copy")
 _LENIENCES = (1.0, 0.5, 0.3, 0.1)
 _MAX_DECODE_LEN = 48
-# The smallest transformer of each of the paper's targets, which the package's represents.
+# By the paper's target: its smallest transformer draft, which the package's draft represents.
 _SMALLEST = {
     "GPT-like (97M)": "GPT-like (6M)",
     "T5-XXL (EnDe)": "T5-small",
@@ -35,9 +35,9 @@ _RATE_COLUMNS = (
 
 
 def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]:
-    """Measures alpha of the pair's drafts, as dictionaries of ``AcceptanceRow``.
+    """Measures alpha of the pair's drafts; returns ``AcceptanceRow`` dictionaries, [] on failure.
 
-    Pairs with the same target share a measurement, with the filters of all of them.
+    Pairs of the same target share one measurement, which has the filters of all these pairs.
     """
     # A quick run has the drafts whose order the paper compares.
     drafts = _DRAFTS[:3] if options.quick else _DRAFTS
@@ -73,7 +73,7 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
 def _find(
     rows: Iterable[Any], draft: str | None, temperature: float, **values: float | int
 ) -> dict:
-    """Returns the row as a table shows it; empty if there is none."""
+    """Returns the report's cells of the first row with these settings, or {} if there is none."""
     wanted = {"draft": draft, "temperature": temperature, "lenience": 1.0, **values}
     for row in rows:
         if wanted.items() <= row.items():

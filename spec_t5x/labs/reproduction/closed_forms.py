@@ -1,7 +1,7 @@
 """Results of the paper's formulas alone: Table 1, EXP of Table 4, factors in the text.
 
-Each is compared with the digits that the paper prints. Where they differ, the range that the
-rounding of the printed inputs leaves shows if it explains the difference.
+Each is compared with the digits that the paper prints. For Table 4, the range of results for alpha
+and c within the rounding of the printed ones shows if rounding explains a difference.
 """
 
 import itertools
@@ -22,7 +22,7 @@ _ROUNDING = 0.005
 
 
 def same_digits(ours: float, printed: str | Decimal) -> str:
-    """Returns "yes" if a number, rounded to the decimals that the paper prints, is the paper's.
+    """Returns "yes" if ``ours``, rounded to as many decimals, equals ``printed``, or else "no".
 
     >>> same_digits(4.79, "5"), same_digits(4.79, "5.0"), same_digits(1.534, "1.53")
     ('yes', 'no', 'yes')
@@ -59,7 +59,7 @@ def _table_1(*_) -> list[ReportTable]:
 
 
 def expected_range(row: SpeedUp) -> tuple[float, float]:
-    """Returns the least and largest of Theorem 3.8 within the rounding of alpha and c."""
+    """Returns the least and largest speed-up by Theorem 3.8 for alpha and c within rounding."""
     factors = [
         float(formulas.wall_time_improvement(row.alpha + up, row.gamma, max(0.0, row.c + more)))
         for up, more in itertools.product((-_ROUNDING, _ROUNDING), repeat=2)
@@ -101,14 +101,14 @@ def _table_4(*_) -> list[ReportTable]:
 
 
 def _span(values: Sequence[float]) -> np.ndarray:
-    """Returns every hundredth from the least to the largest."""
+    """Returns the multiples of 0.01 from the least to the largest value."""
     return np.arange(round(100 * min(values)), round(100 * max(values)) + 1) / 100
 
 
 def _oracle_gain() -> float:
-    """Returns the most that an oracle gains over a fixed gamma at "typical values of c and alpha".
+    """Returns an oracle's largest gain over a fixed gamma at "typical values of c and alpha".
 
-    Section 3.5 does not name them: here they are those of the paper's own transformers.
+    Section 3.5 does not name these values; here they are the range of the paper's transformers.
     """
     transformers = [row for row in paper_tables.TABLE_3 if row.draft not in ("unigram", "bigram")]
     alphas = _span([row.alpha for row in transformers])[:, None]
@@ -120,7 +120,7 @@ def _oracle_gain() -> float:
 def _factor(
     where: str, of: str, row: AcceptanceRate | Lenient, c: float, gamma: int, printed: Decimal
 ) -> dict[str, Any]:
-    """Returns a factor that the text derives from an acceptance rate."""
+    """Returns the report's row of a speed-up that the paper derives from an acceptance rate."""
     ours = float(formulas.wall_time_improvement(row.alpha, gamma, c))
     values = {"where": where, "of": of, "alpha": row.alpha, "c": c, "gamma": gamma, "ours": ours}
     values |= {"lenience": getattr(row, "lenience", None), "which": "printed"}
@@ -134,7 +134,7 @@ def _factors(*_) -> list[ReportTable]:
         if (row.target, row.draft, row.temperature) == ("T5-XXL (EnDe)", "bigram", 0.0)
     )
     gamma, printed = paper_tables.BIGRAM_GAMMA, paper_tables.BIGRAM_SPEED_UP
-    # The oracle's is "up to about", which has no digits to compare.
+    # The oracle's gain is printed as "up to ~60%", which has no digits to compare.
     oracle = {"where": "3.5", "of": "oracle over fixed γ", "which": "best", "ours": _oracle_gain()}
     rows = [
         _factor("3.6, 4.2", "bigram, EnDe", bigram, 0.0, gamma, printed),

@@ -1,7 +1,7 @@
-"""Table 2's rows as the costs of the same networks compiled for a TPU-v4 chip predict them.
+"""Predictions of Table 2's rows, from costs of the same networks compiled for a TPU-v4 chip.
 
-libtpu compiles on any Linux machine, for a chip that is not there. It needs a separate environment
-and JAX on the CPU, and so runs in a separate process: the other measurements keep their device.
+libtpu compiles on any Linux machine without a TPU. It needs environment variables and JAX on the
+CPU, and so runs in a child process: the other measurements keep their device.
 """
 
 import functools
@@ -28,12 +28,12 @@ NOTE = (
 
 
 def key(row: SpeedUp) -> tuple[str, str, float]:
-    """Returns what distinguishes a row of Table 2 from the others."""
+    """Returns task, draft and temperature, which identify a row of Table 2."""
     return row.task, row.draft, row.temperature
 
 
 def measure(options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]:
-    """Returns predictions for the rows, each with its key; none where nothing can be compiled."""
+    """Returns predictions for Table 2, each with its row's key; [] if nothing can be compiled."""
     if chips.no_compiler():
         return []
     rows = paper_tables.TABLE_2
@@ -57,7 +57,7 @@ def _in_child(keys: Sequence[tuple]) -> dict[str, Any]:
 
 
 def _predict(keys: Sequence[Sequence]) -> list[dict[str, Any]]:
-    """Predicts c, T(gamma + 1) and the speed-up for the rows of these keys."""
+    """Predicts c, T(gamma + 1) and the speed-up for the rows of Table 2 with these keys."""
     chips.prepare_environment()
     rows = [row for row in paper_tables.TABLE_2 if list(key(row)) in keys]
     found = compilation.predict_rows(compilation.Options(), rows)

@@ -20,7 +20,7 @@ class Origin(enum.StrEnum):
     MEASURED = "measured here"
     COMPILED = "compiled for TPU-v4"
     PAPER = "the paper's"
-    # A row's name, a setting.
+    # No origin: names of rows, and settings.
     LABEL = ""
 
 
@@ -36,7 +36,7 @@ class Column(NamedTuple):
 
 
 def label(key: str, title: str | None = None, format: str = "g") -> Column:
-    """Makes a column of names or settings."""
+    """Makes a column of names or settings; its title is ``key`` if None."""
     return Column(Origin.LABEL, key, title or key, format)
 
 
@@ -52,7 +52,7 @@ GAMMA = label("gamma", "γ")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportTable:
-    """Table with a row for each dictionary, of the values that the columns name."""
+    """Table of the report: rows are dictionaries, of which a column shows the value of its key."""
 
     caption: str
     columns: Sequence[Column]
@@ -66,13 +66,13 @@ class ReportTable:
 
     @property
     def values(self) -> list[list[float | int | str | None]]:
-        """Unrounded cells."""
+        """Unrounded cells by row; None is an empty cell."""
         return [[row.get(column.key) for column in self.columns] for row in self.rows]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportFigure:
-    """Plot, saved as SVG and PNG; or the lines of a decode."""
+    """Figure of the report: either a plot, saved as SVG and PNG, or the trace of a decode."""
 
     # Name of the files: "figure2".
     name: str
@@ -84,7 +84,7 @@ class ReportFigure:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReproduceOptions:
-    """Settings of a run."""
+    """Settings of ``spec-t5x reproduce``."""
 
     # Fewer inputs, tokens and repeats: minutes instead of an hour.
     quick: bool = False
@@ -108,7 +108,7 @@ class Exhibit(NamedTuple):
     """Table or figure of the paper."""
 
     title: str
-    # ``content(options, results)`` is what the report shows. It calls ``results``
-    # (``kept_results.Results``) to measure, which keeps each result; if that returns None, since
-    # the measurement failed, it shows the rest.
+    # ``content(options, results)`` returns the tables and figures to show. To measure it calls
+    # ``results`` (``kept_results.Results``), which stores the result, or returns None if measuring
+    # failed; content that needs the result is then left out.
     content: Callable[[ReproduceOptions, Any], Sequence[ReportTable | ReportFigure]]

@@ -17,7 +17,7 @@ _ALPHAS = np.linspace(0.0, 1.0, 201)
 _ALPHAS_FOR_GAMMA = np.linspace(0.0, 0.95, 191)
 
 _ALPHA_LABEL = "α, the acceptance rate"
-# The report's page is as wide, in inches.
+# Size of a figure in inches; the report's page is as wide.
 _SIZE = {"width": 11.0, "height": 5.2}
 
 
@@ -28,7 +28,7 @@ def _figure(name: str, caption: str, plot: Figure) -> ReportFigure:
 def _draw_by_gamma(
     curve: Callable[[np.ndarray, int], np.ndarray], *, label: str, title: str, bound: bool = False
 ) -> Figure:
-    """Draws a curve over alpha for each gamma, and if asked the bound of expected tokens."""
+    """Draws ``curve(alphas, gamma)`` for each gamma; ``bound`` adds the limit 1 / (1 - alpha)."""
     figure, axes = new_figure(_ALPHA_LABEL, label, **_SIZE)
     for gamma in GAMMAS:
         axes.plot(_ALPHAS, curve(_ALPHAS, gamma), label=f"γ = {gamma}")

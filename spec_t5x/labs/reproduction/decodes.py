@@ -1,4 +1,4 @@
-"""Figures 1 and 5: what one decode accepted, and when target and draft ran in one."""
+"""Figures 1 and 5: the accepted drafts of one decode, and a timeline of its calls."""
 
 import dataclasses
 import itertools
@@ -67,7 +67,7 @@ def _figure_5(options: ReproduceOptions, results: Measure) -> list[ReportFigure]
             )
             comparison = compare(generator, [_SENTENCE], decoding, repeats)
             runs.append(_run(gamma, comparison, list(generator.stream(_SENTENCE, decoding))))
-        # Plain decoding, timed in turn with the last of them.
+        # Plain decoding, as timed in turn with the last gamma.
         runs.append(_run(0, comparison, []))
         return {"tokens": sum(run["tokens"] for run in runs), "runs": runs}
 
@@ -91,7 +91,7 @@ def _figure_5(options: ReproduceOptions, results: Measure) -> list[ReportFigure]
 
 
 def _run(gamma: int, comparison: Comparison, events: list[StreamEvent]) -> dict[str, Any]:
-    """Returns a decode: its steps' times in milliseconds, and what became of each proposal."""
+    """Returns a row of Figure 5, plain at gamma 0: milliseconds, and tokens of each target call."""
     times, way = comparison.step_times, "speculative" if gamma else "plain"
     tokens = getattr(comparison, f"{way}_tokens")
     return {
@@ -109,7 +109,7 @@ def _run(gamma: int, comparison: Comparison, events: list[StreamEvent]) -> dict[
 
 
 def blocks(run: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Lists the calls of a run, one after the other: kind, start and duration in milliseconds."""
+    """Returns kind, start and duration in milliseconds of each call of a run, in order."""
     calls = [("encoders and prefill", run["setup"])]
     for proposed in run["proposed"]:
         calls += [("draft", run["draft_step"])] * proposed + [("target", run["target_step"])]
@@ -118,7 +118,7 @@ def blocks(run: Mapping[str, Any]) -> list[tuple[str, float, float]]:
 
 
 def _draw_timeline(runs: list[Mapping[str, Any]]) -> Figure:
-    """Draws a row for each run, a bar for each block."""
+    """Draws a row for each run, with a bar for each call and the tokens of target calls above."""
     figure, axes = new_figure("milliseconds", "", width=11.0, height=1.6 + 0.7 * len(runs))
     axes.grid(visible=False)
     for row, run in enumerate(runs):

@@ -1,4 +1,4 @@
-"""Texts that the measurements decode: the package's, or the first of the user's own."""
+"""Texts that the measurements decode: the package's examples, or the first of a user's files."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ _EXAMPLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="u
 SENTENCES = tuple(_EXAMPLES["sentences"])
 DESCRIPTIONS = tuple(_EXAMPLES["descriptions"])
 
-# The texts of ``data_dir``: file, column and number of columns.
+# Where ``data_dir`` has texts of each kind: file, column and number of columns.
 _FILES = {
     SENTENCES: ("ende/dev.tsv.gz", 1, 3),
     DESCRIPTIONS: ("summarize/debian_dev.tsv.gz", 0, 2),
@@ -20,12 +20,12 @@ _FILES = {
 
 
 def read(examples: tuple[str, ...], data_dir: Path | None, count: int) -> list[str]:
-    """Reads the first ``count`` texts, or as many as there are.
+    """Reads the first ``count`` texts that are not empty, or as many as there are.
 
     Args:
-      examples: ``SENTENCES`` or ``DESCRIPTIONS``: the texts without a ``data_dir``, and the kind
-        of texts with one.
-      data_dir: holds ``ende/dev.tsv.gz`` and ``summarize/debian_dev.tsv.gz``.
+      examples: ``SENTENCES`` or ``DESCRIPTIONS``: the texts themselves if ``data_dir`` is None,
+        or else the kind of texts to read from it.
+      data_dir: has ``ende/dev.tsv.gz`` and ``summarize/debian_dev.tsv.gz``; None for neither.
       count: at least 1.
 
     Raises:

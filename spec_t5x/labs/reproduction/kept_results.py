@@ -1,4 +1,4 @@
-"""Measured results, each kept under a hash of all that it depends on, and their provenance."""
+"""Store of measured results with provenance, each under a hash of all that it depends on."""
 
 import datetime
 import json
@@ -23,19 +23,19 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 class Results:
-    """Calls functions that measure, and keeps what they return.
+    """Cache in a directory, which is called to measure or to return what was measured before.
 
     Attributes:
-      found: by name, the ``result`` of each measurement and its ``provenance``.
-      failed: by name, why there is no result.
-      asked: the names of what was requested since it was last emptied.
+      found: the ``result`` and ``provenance`` of each measurement of this run, by name.
+      failed: the reason why a measurement has no result, by name.
+      asked: names of the measurements requested since the caller last cleared it.
     """
 
     def __init__(self, directory: Path, origin: Mapping[str, Any]):
-        """Uses a directory, which need not be there yet, and notes the run's origin.
+        """Takes a directory, made when a result is stored, and the run's ``origin()``.
 
-        A result depends on the machine and the version of JAX; the inputs of a measurement have a
-        number that changes with its code.
+        A result is reused on the same machine and versions of Python and JAX. The inputs of a
+        measurement include a version, to be raised when the code that measures changes.
         """
         self.store, self.origin = Store(directory), origin
         self.found: dict[str, dict[str, Any]] = {}
@@ -43,13 +43,13 @@ class Results:
         self.asked: dict[str, None] = {}
 
     def __call__(self, name: str, inputs: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
-        """Returns a result: found in this run, kept by an earlier one, or else measured and kept.
+        """Returns a measurement: of this run, stored by an earlier run, or else of ``compute()``.
 
-        A measurement that fails is noted in ``failed`` and does not stop the others. The inputs
-        are all that the result depends on; they and the result are JSON.
+        If ``compute`` raises, the reason is stored in ``failed`` and None returned. ``inputs`` are
+        all that the result depends on besides the machine; they and the result are JSON.
 
         Raises:
-          OSError: the result cannot be kept.
+          OSError: the result cannot be stored.
         """
         self.asked[name] = None
         depends_on = self._depends_on(name, inputs)
@@ -60,7 +60,7 @@ class Results:
         log.info(f"measuring {name}")
         start, others = time.perf_counter(), OtherPrograms()
         try:
-            # As a file gives it back, so that every run renders the same.
+            # As a file would return it, so that this run's report equals later ones.
             result = json.loads(json.dumps(compute()))
         except Exception as error:
             self.failed[name] = one_line(error)
@@ -84,7 +84,7 @@ def _checked(kept: Any) -> dict[str, Any]:
 
 
 def one_line(error: Exception) -> str:
-    """Writes an exception as a line of the report."""
+    """Returns an exception as one line: its type and message, or a ``ValueError``'s message."""
     text = " ".join(str(error).split())
     # A user's mistake needs no more than its message.
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
@@ -108,7 +108,7 @@ def origin(options: ReproduceOptions) -> dict[str, Any]:
 def commit() -> str | None:
     """Returns the checkout's commit, with ``+changes`` if files differ or are new.
 
-    None outside of a checkout.
+    Returns None outside of a checkout.
     """
     try:
         top = _git("rev-parse", "--show-toplevel")
@@ -132,14 +132,14 @@ def now() -> str:
 
 
 def describe(machine: Mapping[str, Any]) -> str:
-    """Describes a machine in a few words: "Intel Xeon, 2 cores (cpu)"."""
+    """Describes ``machine()`` in a few words: "Intel Xeon, 2 cores (cpu)"."""
     device, platform = machine["device"], machine["platform"]
     accelerator = "" if device == platform else f"{device}, "
     return f"{accelerator}{machine['processor']}, {machine['threads']} cores ({platform})"
 
 
 def lines(found: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Writes a line for each machine, commit and seed that results of a report come from."""
+    """Returns a line for each machine, commit and seed of ``Results.found``'s values."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for one in found:
         p = one["provenance"]

@@ -31,22 +31,22 @@ class Pair:
 
     name: str
     target: str
-    # The paper's target that it represents, as in ``paper_tables.TABLE_3``, and its task in
-    # Table 2.
+    # The paper's target that this pair represents, as in ``paper_tables.TABLE_3``, and the task
+    # of that target in Table 2; None if it is not there.
     stands_for: str
     paper_task: str | None = None
-    # The package's task, in a table.
+    # Name of this pair's task in the report.
     task: str
-    # Texts of ``example_texts``, cut to so many words as a prompt.
+    # Texts of ``example_texts``, and the number of words that each is cut to; None for all.
     examples: tuple[str, ...]
     words: int | None = None
-    # Filter of every distribution, draft's and target's; 0 for none.
+    # Top-k filter of the distributions of draft and target; 0 for none.
     top_k: int = 0
-    # Texts can be longer than the encoder takes, and are cut.
+    # Cut texts that are longer than the encoder takes.
     truncate: bool = False
 
     def texts(self, options: ReproduceOptions, count: int) -> list[str]:
-        """Reads the first texts to decode."""
+        """Reads the first ``count`` texts, or as many as there are, cut to ``words`` words."""
         texts = example_texts.read(self.examples, options.data_dir, count)
         return [" ".join(text.split()[: self.words]) for text in texts] if self.words else texts
 
@@ -83,7 +83,7 @@ PAIRS = (LANGUAGE, ENDE, SUMMARIES, TOP_40)
 
 
 def inputs(pair: Pair, drafts: Sequence[str], texts: Sequence[str], **more: Any) -> dict[str, Any]:
-    """Returns what a measurement with the pair depends on, for ``kept_results.Results``."""
+    """Returns the ``inputs`` of ``Results.__call__``: digests of models and texts, and ``more``."""
     kinds = sorted({_KINDS[draft] for draft in drafts if draft in _KINDS})
     files = [pair.target, *(PACKAGED_DRAFTS[pair.target][kind] for kind in kinds)]
     return {
@@ -108,9 +108,9 @@ def load_draft(target: str, draft: str) -> Draft:
 
 
 def of_one_shape(generator, texts: Sequence[str], options, count: int) -> list[str]:
-    """Returns the first ``count`` of the texts that are padded to the commonest length.
+    """Returns the first ``count`` texts of those that are padded to the most common shape.
 
-    One program serves all of them: compilation takes most of the time on a CPU.
+    One program serves all of them, since compilation takes most of the time on a CPU.
 
     Raises:
       InputError: there is no text.

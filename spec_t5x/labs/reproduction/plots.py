@@ -15,7 +15,7 @@ _INK = "#333333"
 def new_figure(
     x_label: str, y_label: str, *, width: float = 7.0, height: float = 4.4
 ) -> tuple[Figure, Axes]:
-    """Makes a figure with one pair of axes; sizes in inches."""
+    """Makes a figure with one pair of axes in the report's style; sizes are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

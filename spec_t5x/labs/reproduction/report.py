@@ -18,7 +18,7 @@ from spec_t5x.labs.reproduction import kept_results
 from spec_t5x.labs.reproduction.contents import Origin, ReportFigure, ReportTable
 from spec_t5x.machine.atomic import write_whole
 
-# Meaning of each origin, in order, and a symbol, so that colour alone does not distinguish them.
+# Symbol and meaning of each origin, in order; a symbol, since not all readers see colours.
 LEGEND = {
     Origin.CLOSED_FORM: ("ƒ", "computed by this package from the paper's formulas"),
     Origin.MEASURED: ("●", "measured on the machine and at the commit named beside it"),
@@ -34,10 +34,10 @@ Sections = Sequence[Mapping[str, Any]]
 
 
 def write(output: Path, sections: Sections, origin: Mapping[str, Any]) -> None:
-    """Writes all files of the report of a run with this origin.
+    """Writes ``report.html``, ``results.json`` and ``figures/`` of a run to the folder ``output``.
 
-    Sections have an item's name, title, content (tables and figures), ``not_computed`` (reasons)
-    and ``measured`` (results and provenance by name).
+    ``origin`` is of ``kept_results.origin``. A section has an item's name, title, content (tables
+    and figures), ``not_computed`` (reasons) and ``measured`` (result and provenance by name).
 
     Raises:
       OSError: a file cannot be written.
@@ -54,7 +54,7 @@ def write(output: Path, sections: Sections, origin: Mapping[str, Any]) -> None:
 
 def _save_plot(folder: Path, figure: ReportFigure) -> None:
     svg, png = io.BytesIO(), io.BytesIO()
-    # The same data give the same file: no date, and ids that do not depend on chance.
+    # No date and no random ids, so that the same data give the same file.
     with matplotlib.rc_context({"svg.hashsalt": figure.name}):
         figure.plot.savefig(svg, format="svg", metadata={"Date": None})
     figure.plot.savefig(png, format="png", dpi=_DOTS_PER_INCH)
@@ -112,7 +112,7 @@ def _cells(table: ReportTable) -> list[list[str]]:
 
 
 def _numeric(table: ReportTable) -> list[bool]:
-    """Tells of each column if it has numbers."""
+    """Returns a flag for each column: True if any of its cells is a number."""
     return [
         any(isinstance(row.get(column.key), int | float) for row in table.rows)
         for column in table.columns
@@ -120,7 +120,7 @@ def _numeric(table: ReportTable) -> list[bool]:
 
 
 def _marked(text: str) -> markupsafe.Markup:
-    """Escapes a text; backticks enclose code, and ^(…) is an exponent."""
+    """Escapes a text for HTML; code in backticks and exponents in ^(…) become elements."""
     text = re.sub(r"\^\(([^()]+)\)", r"<sup>\1</sup>", str(markupsafe.escape(text)))
     return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", text))
 

@@ -1,4 +1,4 @@
-"""``spec-t5x reproduce``, from the items' names to the files of the report."""
+"""Run of ``spec-t5x reproduce``: from the names of the items to the files of the report."""
 
 import logging
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ ITEMS: dict[str, Exhibit] = {
 
 
 def select(names: Sequence[str]) -> dict[str, Exhibit]:
-    """Returns the items of those names, in the report's order; ``all`` is every one.
+    """Returns the items of the given names, in the report's order; "all" is every item.
 
     Raises:
       InputError: no item has the name.
@@ -55,24 +55,24 @@ def select(names: Sequence[str]) -> dict[str, Exhibit]:
 
 
 def reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path) -> int:
-    """Measures what is not kept in ``output`` yet, and writes the report there.
+    """Measures what ``output`` does not hold yet, and writes the report there.
 
     Args:
-      items: by name, of ``select``.
-      options: of the run.
-      output: a directory, which need not be there.
+      items: as ``select`` returns them.
+      options: settings of the run.
+      output: a directory, made if there is none; ``output/cache`` holds results.
 
     Returns:
-      0, or 1 if something could not be computed: the report has the reason. After a
-      signal, 128 and its number: what was finished is kept.
+      The exit status: 0, or 1 if an item could not be computed, with the reason in the report;
+      after a signal 128 plus its number, with the finished measurements kept.
 
     Raises:
-      InputError: the output cannot be written, or the data is not there.
+      InputError: ``output`` cannot be written, or ``options.data_dir`` lacks files.
     """
     example_texts.check(options.data_dir)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        # The output must be writable, which hours of work rely on.
+        # Fails now rather than after hours of work, if the output cannot be written.
         (output / ".probe").touch()
         (output / ".probe").unlink()
         with stopping():
@@ -111,7 +111,7 @@ def _reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Pat
 def _section(
     name: str, item: Exhibit, options: ReproduceOptions, results: Results
 ) -> dict[str, Any]:
-    """Returns what the report shows of an item; one that fails does not stop the others."""
+    """Returns an item's section of ``report.write``; its errors become ``not_computed``."""
     results.asked.clear()
     content, problems = [], []
     try:

@@ -38,12 +38,12 @@ _QUICK_RUNS = [
 # Texts to choose from, texts decoded, tokens of each at most, repeats.
 _FULL = {"pool": 120, "num_texts": 30, "max_decode_len": 48, "repeats": 5}
 _QUICK = _FULL | {"pool": 60, "num_texts": 8, "repeats": 2}
-# The largest gamma that is looked at for the best.
+# The largest gamma that is tried when the best one is computed.
 _MAX_GAMMA = 8
 
 
 def measure_all(options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]:
-    """Measures the rows of Table 2."""
+    """Returns rows measured for Table 2, without those of runs that failed."""
     rows = []
     paper_gammas = {compiled_steps.key(row): row.gamma for row in paper_tables.TABLE_2}
     for run in _QUICK_RUNS if options.quick else RUNS:
@@ -69,7 +69,7 @@ def measure_all(options: ReproduceOptions, results: Measure) -> list[dict[str, A
 def measure(
     pair: Pair, draft: str, texts: Sequence[str], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Decodes some of the texts with the paper's gamma, and with the best one by Theorem 3.8."""
+    """Measures a row with the paper's gamma, and one with the best gamma (``try_best``)."""
     target = pairs.load_target(pair.target)
     generator = target.with_draft(pairs.load_draft(pair.target, draft))
     decoding = GenerateOptions(
@@ -83,9 +83,9 @@ def measure(
     chosen = pairs.of_one_shape(generator, texts, decoding, settings["num_texts"])
     comparisons = [compare(generator, chosen, decoding, settings["repeats"])]
     times = comparisons[0].step_times
-    # T(m) on the line through T(1), which is 1, and what was measured of the paper's gamma.
+    # T(m) is taken to be linear, through T(1) = 1 and the T(gamma + 1) of the paper's gamma.
     slope = (times.verification_cost - 1) / settings["gamma"]
-    # 0 where plain decoding is expected to be the fastest.
+    # 0 if plain decoding is expected to be the fastest.
     best = formulas.optimal_gamma(
         comparisons[0].alpha, times.c, lambda m: 1 + slope * (m - 1), _MAX_GAMMA
     )
@@ -100,7 +100,7 @@ def measure(
 
 
 def _row(pair: Pair, draft: str, comparison: Comparison, best: int) -> dict[str, Any]:
-    """Returns what Table 2 shows of a comparison."""
+    """Returns a comparison as a row of ``_measured_table``."""
     low, high = comparison.speed_up_range
     texts = "yes" if comparison.identical else f"{len(comparison.divergences)} differ"
     return comparison.to_dict() | {

@@ -32,16 +32,16 @@ def distill(
     objective: str = "forward_kl",
     weight: float = 1.0,
 ) -> "DistillationModel":
-    """Returns the same model, learning from a target; a gin include binds ``MODEL`` to this.
+    """Returns the model as one that learns from a target; gin files bind ``MODEL`` to this.
 
     Network, vocabularies, optimizer, features, z-loss and label smoothing are the given model's.
 
     Args:
       model: the draft, a ``t5x.models.EncoderDecoderModel`` or of a subclass that has its losses.
-      target: imitated by the draft.
+      target: the model that the draft imitates.
       objective: a name of ``distillation_losses.OBJECTIVES``. With "cross_entropy" alpha is
         measured against the target, which is not learned from.
-      weight: of the objective; the rest, one minus it, is the weight of T5X's own loss.
+      weight: of the objective, from 0 to 1; T5X's own loss has the weight ``1 - weight``.
 
     Raises:
       InputError: a model that overrides the losses, settings out of range, or a target that
@@ -55,7 +55,7 @@ def distill(
 def encoder_decoder_as(
     made: type["DistillationModel"], model: models.BaseTransformerModel, unused: tuple[str, ...]
 ) -> Any:
-    """Returns ``remade`` of a ``t5x.models.EncoderDecoderModel``; raises for another model."""
+    """Returns an encoder-decoder as a ``made`` (``remade``); raises ``InputError`` for others."""
     if not isinstance(model, models.EncoderDecoderModel):
         raise InputError(
             f"model is a {type(model).__name__}: give a t5x.models.EncoderDecoderModel"
@@ -71,7 +71,7 @@ class DistillationModel(models.EncoderDecoderModel):
     """
 
     def set_up(self, target: FrozenTarget, objective: str, weight: float) -> None:
-        """Sets the attributes that the stock model lacks."""
+        """Checks and stores target and objective; ``remade`` calls no constructor."""
         if objective not in OBJECTIVES:
             raise InputError(f"objective is {objective!r}: give one of {', '.join(OBJECTIVES)}")
         if not 0 <= weight <= 1:
@@ -94,8 +94,8 @@ class DistillationModel(models.EncoderDecoderModel):
 
         Args:
           params: the draft's.
-          batch: of the stock model.
-          dropout_rng: of the draft, None for no dropout; the target has none.
+          batch: T5X's features, packed or not.
+          dropout_rng: for the draft, None for no dropout; the target has no dropout.
           flax_mutables: the target's parameters under ``frozen_target.COLLECTION``.
         """
         both = self._both_logits(params, flax_mutables[COLLECTION], batch, dropout_rng)
@@ -110,11 +110,11 @@ class DistillationModel(models.EncoderDecoderModel):
     def first_params(
         self, params: PyTree, key: jax.Array, restore_target: Callable[[], PyTree]
     ) -> PyTree:
-        """Returns the parameters at which a training from scratch starts.
+        """Returns the draft's parameters at the start of a training: ``params``, for this class.
 
         Args:
-          params: random ones, made of ``key``.
-          key: of T5X.
+          params: T5X's initial parameters, random ones made from ``key``.
+          key: T5X's random key.
           restore_target: reads the target's parameters onto the mesh.
         """
         del key, restore_target
@@ -123,7 +123,7 @@ class DistillationModel(models.EncoderDecoderModel):
     def _both_logits(
         self, params: PyTree, target_params: PyTree, batch: Batch, dropout_rng: jax.Array | None
     ) -> tuple[Logits, Logits]:
-        """Returns the target's logits, without gradient, and the draft's."""
+        """Returns float32 logits of the target, without gradient, and of the draft."""
         target_logits = self._target_model._compute_logits(target_params, batch)
         logits = self._compute_logits(params, batch, dropout_rng).astype(jnp.float32)
         return jax.lax.stop_gradient(target_logits.astype(jnp.float32)), logits
@@ -165,7 +165,7 @@ class DistillationModel(models.EncoderDecoderModel):
 
 
 def _alpha(target_logits: Array, logits: Array, is_token: Array) -> dict[str, clu.metrics.Average]:
-    """Returns alpha (Corollary 3.6) at temperatures 1 and 0."""
+    """Returns metrics of alpha (Corollary 3.6), means over tokens, at temperatures 1 and 0."""
     at_1 = sampling(1.0)
     betas = overlap(standardize(target_logits, at_1), standardize(logits, at_1))
     return {
@@ -184,7 +184,7 @@ def _mean(values: Array, is_token: Array) -> clu.metrics.Average:
 
 
 def _segment_ids(batch: Batch) -> dict[str, Array]:
-    """Returns the marks by which T5X counts examples and padding, also for unpacked batches."""
+    """Returns segment ids for T5X's counts of examples and padding; masks if there are none."""
     ending = "_segment_ids"
     packed = {name.removesuffix(ending): batch[name] for name in batch if name.endswith(ending)}
     features = ("encoder_input_tokens", "decoder_target_tokens")

@@ -1,4 +1,4 @@
-"""A target that a draft learns from under T5X's trainer: read, sharded, never saved.
+"""Target that a draft learns from under T5X's trainer: it is read and sharded, but never saved.
 
 T5X's train state has ``flax_mutables``, variables without an optimizer, which the trainer passes to
 the model's losses and takes back. They hold the target's parameters. Initialization, restoring and
@@ -36,7 +36,7 @@ COLLECTION = "target"
 
 
 class FrozenTarget:
-    """A checkpoint of any format that the package reads, and T5X's network of its sizes."""
+    """Checkpoint of a target, in any format that the package reads, and a T5X network for it."""
 
     def __init__(self, path: str, dtype: str = "bfloat16"):
         """Opens the checkpoint; ``restore`` reads the weights.
@@ -47,7 +47,7 @@ class FrozenTarget:
           dtype: of the parameters and of the computation.
 
         Raises:
-          InputError: there is no checkpoint, or it has no encoder-decoder of T5X's.
+          InputError: there is no checkpoint, or it has no T5 encoder-decoder.
         """
         self._stored = open_model(path)
         if not isinstance(self._stored.config, T5Config):
@@ -59,7 +59,7 @@ class FrozenTarget:
         self.module = t5x_network(self.config)
 
     def check_fits(self, draft: models.EncoderDecoderModel) -> None:
-        """Raises ``InputError`` unless number and vocabulary of the ids are the draft's."""
+        """Raises ``InputError`` unless draft and target have the same vocabulary and ids."""
         stored, num_ids = self._stored, draft.module.config.vocab_size
         if num_ids != stored.config.vocab_size:
             raise InputError(
@@ -71,9 +71,9 @@ class FrozenTarget:
             choose_vocabulary(given, stored.vocabulary, stored.directory, num_ids)
 
     def loaded(self, params: PyTree, vocabulary: Vocabulary) -> LoadedModel:
-        """Returns the target with these parameters as a model of the package.
+        """Returns the target with these parameters as a model of this package.
 
-        ``vocabulary``, the launch's, is used if the checkpoint has none.
+        ``vocabulary`` is the launch's, which is used if the checkpoint has none.
         """
         return LoadedModel(
             params=params,
@@ -90,7 +90,7 @@ class FrozenTarget:
         return partitioner.get_mesh_axes(state).params
 
     def restore(self, partitioner: partitioning.BasePartitioner) -> PyTree:
-        """Returns the parameters on the partitioner's mesh; each device reads its shards."""
+        """Reads the parameters onto the partitioner's mesh; each device reads its shards."""
         shardings = jax.tree.map(
             lambda axes: jax.sharding.NamedSharding(
                 partitioner.mesh, jax.sharding.PartitionSpec() if axes is None else axes
@@ -102,7 +102,7 @@ class FrozenTarget:
 
 
 class DraftInitializer:
-    """T5X's ``TrainStateInitializer`` of the draft; its ``train_state_axes`` include the target.
+    """Initializer of T5X's train state: the draft's, with the target in ``train_state_axes``.
 
     ``train.train_state_initializer_cls`` is bound to this class.
     """
@@ -115,7 +115,7 @@ class DraftInitializer:
         partitioner: partitioning.BasePartitioner,
         input_types: Mapping[str, Any] | None = None,
     ):
-        """Takes the arguments of T5X's class; ``init_fn`` is a distilled model's."""
+        """Takes the arguments of T5X's class; ``init_fn`` is a ``DistillationModel``'s method."""
         self._of_draft = utils.TrainStateInitializer(
             optimizer_def, init_fn, input_shapes, partitioner, input_types
         )
@@ -125,7 +125,7 @@ class DraftInitializer:
         self.train_state_axes = _with_target(self._of_draft.train_state_axes, axes)
 
     def from_scratch(self, init_rng: jax.Array) -> train_state.TrainState:
-        """Returns the draft's state as T5X initializes it, with the model's ``first_params``."""
+        """Returns T5X's initial state of the draft, with parameters from ``first_params``."""
         state = self._of_draft.from_scratch(init_rng)
         read = functools.partial(self._model.target.restore, self._partitioner)
         return state.replace_params(self._model.first_params(state.params, init_rng, read))
@@ -139,21 +139,21 @@ def trainer_with_target(
     trainer_cls: Callable[..., trainer.BaseTrainer],
     **kwargs: Any,
 ) -> trainer.BaseTrainer:
-    """Returns T5X's trainer, whose state includes the target; ``train.trainer_cls`` is bound to it.
+    """Makes T5X's trainer with the target in its state; ``train.trainer_cls`` is bound to this.
 
     Args:
-      model: of ``distillation.distill``.
+      model: as ``distillation.distill`` returns it.
       train_state: the draft's.
-      partitioner: shards both.
-      trainer_cls: T5X's ``Trainer``, or another with its constructor.
-      **kwargs: of the trainer.
+      partitioner: shards draft and target.
+      trainer_cls: T5X's ``Trainer``, or another class with its constructor.
+      **kwargs: further arguments of ``trainer_cls``.
     """
     state = _with_target(train_state, _target_of(model).restore(partitioner))
     return trainer_cls(model=model, train_state=state, partitioner=partitioner, **kwargs)
 
 
 def without_target(state_dict: PyTree, parameter_infos: PyTree) -> tuple[PyTree, PyTree]:
-    """Removes the target; ``utils.SaveCheckpointConfig.state_transformation_fns`` holds this."""
+    """Removes the target (``flax_mutables``) from a state dictionary that T5X is to save."""
     of_draft = {name: part for name, part in state_dict.items() if name != "flax_mutables"}
     return of_draft, parameter_infos
 

@@ -1,4 +1,4 @@
-"""EAGLE heads under T5X's trainer: ``spec-t5x distill``'s learning, and its format for ``--draft``.
+"""Training of EAGLE heads by T5X, with the losses and the file format of ``spec-t5x distill``.
 
 A head reads its target's states, which T5X's networks do not return. Target and head are therefore
 the package's networks, over the parameters that T5X's trainer holds and shards.
@@ -39,18 +39,18 @@ def distill_head(
     objective: str = "jeffreys",
     weight: float = 1.0,
 ) -> "HeadDistillationModel":
-    """Returns a model whose EAGLE head T5X trains.
+    """Returns a model that trains an EAGLE head of the target; gin files bind ``MODEL`` to this.
 
     Args:
       model: the target's own, a ``t5x.models.EncoderDecoderModel``, which gives vocabularies,
         optimizer and settings of the loss.
-      target: gives the states, and is imitated by the head.
-      layers: the head's sizes, and how many of its steps are learned.
+      target: the model whose states the head reads, and which it imitates.
+      layers: the head's sizes, and over how many draft steps training unrolls it.
       objective: a name of ``distillation_losses.OBJECTIVES``.
-      weight: of the objective; the rest, one minus it, is the weight of T5X's own loss.
+      weight: of the objective, from 0 to 1; T5X's own loss has the weight ``1 - weight``.
 
     Raises:
-      InputError: as ``distillation.distill`` does, or layers that are no head's.
+      InputError: as ``distillation.distill`` does, or ``layers`` describes no head.
     """
     unused = ("loss_fn", "eval_fn", "get_initial_variables")
     made = encoder_decoder_as(HeadDistillationModel, model, unused)
@@ -60,13 +60,13 @@ def distill_head(
 
 
 class HeadDistillationModel(DistillationModel):
-    """A ``DistillationModel`` whose draft is an EAGLE head; ``distill_head`` makes it.
+    """Model of T5X whose draft is an EAGLE head; ``distill_head`` makes it.
 
-    Each text must have its own row: a head has no steps of packed texts.
+    Batches must not be packed: a head's unrolled steps take one text in each row.
     """
 
     def set_up_head(self, layers: KeptLayers) -> None:
-        """Sets the attributes that a ``DistillationModel`` lacks."""
+        """Checks ``layers``; makes the head's network, and a target that returns hidden states."""
         if not layers.unrolled_steps:
             raise InputError(
                 "KeptLayers.unrolled_steps is 0: give the steps of drafting that a head learns, "
@@ -75,10 +75,10 @@ class HeadDistillationModel(DistillationModel):
         if layers.draft_vocab_size is not None:
             raise InputError(
                 f"KeptLayers.draft_vocab_size is {layers.draft_vocab_size}: leave it None under "
-                "T5X, spec-t5x distill counts the tokens of the texts"
+                "T5X, only spec-t5x distill counts the tokens of the texts"
             )
         config = self.target.config
-        # Each batch brings the parameters of both.
+        # Neither has parameters here: ``loss_fn`` gets those of both with each batch.
         self._target_read = T5Model.create({}, config).showing(layers.depths)
         self._student = Student(
             config=layers.head_config(config),
@@ -96,7 +96,7 @@ class HeadDistillationModel(DistillationModel):
         return flax.core.freeze(own)
 
     def first_params(self, params, key, restore_target):
-        """Returns ``eagle.first_head`` of the target, sharded as ``params``."""
+        """Returns a head made from the target (``eagle.first_head``), sharded as ``params``."""
 
         def first(key, target_params):
             of_head = self._student.config, self._student.shared_layers
@@ -110,7 +110,7 @@ class HeadDistillationModel(DistillationModel):
     def _both_logits(self, params, target_params, batch, dropout_rng):
         if any(name.endswith("segment_ids") for name in batch):
             raise InputError(
-                "an EAGLE head learns texts in rows of their own and these are packed: set "
+                "an EAGLE head learns one text from each row and these are packed: set "
                 "utils.DatasetConfig.pack = False, as gin_configs/runs/t5x_distill_head.gin does"
             )
         params, target_params = map(flax.core.unfreeze, (params, target_params))
@@ -127,8 +127,8 @@ class HeadDistillationModel(DistillationModel):
 
         Args:
           directory: its content is replaced.
-          params: the head's own.
-          target_params: stored in part, to recognize the target.
+          params: the head's own parameters.
+          target_params: the norm of its decoder is stored, to recognize the target.
           step: stored with the head.
         """
         params = jax.tree.map(_whole, params)
@@ -143,14 +143,14 @@ class HeadDistillationModel(DistillationModel):
 def saving_head(
     state_dict: PyTree, parameter_infos: PyTree, *, model: HeadDistillationModel, draft_dir: str
 ) -> tuple[PyTree, PyTree]:
-    """Returns ``without_target``, and writes the head, for which T5X has no other plug point.
+    """Writes the head to ``draft_dir``, and returns what ``without_target`` returns.
 
-    ``utils.SaveCheckpointConfig.state_transformation_fns`` holds this function.
+    T5X calls this function at each save: ``SaveCheckpointConfig.state_transformation_fns``.
 
     Args:
-      state_dict, parameter_infos: of T5X.
-      model: of ``distill_head``.
-      draft_dir: a folder of the first process.
+      state_dict, parameter_infos: as T5X passes them.
+      model: as ``distill_head`` returns it.
+      draft_dir: a folder that the first process can write; its content is replaced.
     """
     target_params = state_dict["flax_mutables"][COLLECTION]
     step = int(jax.device_get(state_dict["state"]["step"]))
@@ -159,12 +159,12 @@ def saving_head(
 
 
 def _typed(key: jax.Array) -> jax.Array:
-    """Converts T5X's key to JAX's type."""
+    """Converts a raw key of T5X's (uint32) to a typed key of JAX's."""
     return jax.random.wrap_key_data(key)
 
 
 def _whole(leaf: jax.Array) -> np.ndarray:
-    """Returns an array that the devices of several processes may share."""
+    """Returns the whole of an array on the host, gathered from all processes if it is sharded."""
     if not leaf.is_fully_addressable and not leaf.is_fully_replicated:
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)

@@ -1,1 +1,1 @@
-"""Compilation for TPUs that are not at hand: what fits, and how long a step takes."""
+"""Compilation for TPUs on a machine without one: memory that loops need, times of steps."""

@@ -1,14 +1,14 @@
-"""TPUs without hardware: chips, devices to compile for, and costs of a compiled program.
+"""Chips of TPUs, devices to compile for without hardware, and costs of a compiled program.
 
-libtpu, which PyPI has, compiles for a TPU on any Linux machine. ``topology`` gets the devices of a
-slice from it; nothing can run on them.
+libtpu compiles for a TPU on any Linux machine. ``topology`` gets the devices of a slice from
+libtpu; nothing can run on them.
 
 The time of a step follows the roofline model: a chip computes and reads its memory at the same
 time, so that a step takes as long as the slower of the two at the chip's peak, plus the time of the
 messages between chips. Latencies of kernels and collectives are in no published figure and not
 counted: a step of a small model, or of many chips, takes longer.
 
-* operations: the compiler's count. With one row XLA multiplies on the vector units and counts
+* operations: the compiler's count. With one row XLA computes on the vector units and counts
   the conversions to float32 too: 2.5 operations for one.
 * memory traffic: from shapes, each byte read from the chip's memory once: the decoder's weights
   (without the projections of the source, which the cache holds), the output layer, and the
@@ -42,11 +42,11 @@ from spec_t5x.types import PyTree
 
 
 class Chip(NamedTuple):
-    """Peaks of one chip."""
+    """Peak rates and memory of one chip."""
 
     # Operations per second in bfloat16.
     flops: float
-    # Bytes per second from and to its memory.
+    # Bytes per second between chip and memory.
     memory_bandwidth: float
     # Bytes of memory.
     memory: int
@@ -65,7 +65,7 @@ CHIPS = {
     "v6e": Chip(918e12, 1600e9, 32 * 2**30, 100e9, "default"),
 }
 
-# With these libtpu starts on a machine that is no TPU VM without looking for one.
+# With these variables libtpu starts on any machine, without asking for a TPU VM's metadata.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -78,10 +78,10 @@ ENVIRONMENT = {
 
 
 def prepare_environment() -> None:
-    """Sets the variables that libtpu and JAX read when they start, unless the user set them."""
+    """Sets libtpu's variables that the user has not set, and restricts JAX to the CPU."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # JAX ignores a TPU or GPU of this machine, also if it was imported before.
+    # JAX_PLATFORMS is read at JAX's import, which may be past.
     jax.config.update("jax_platforms", "cpu")
 
 
@@ -91,14 +91,14 @@ def no_compiler() -> str | None:
         return f"libtpu is not installed: {EXTRAS['libtpu'].remedy} (Linux)"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for requirement in requirements("spec_t5x", [EXTRAS["libtpu"].name]):
-            # With libtpu 0.0.21, which Colab's TPUs run on, JAX 0.7 ends by a segmentation fault.
+            # JAX 0.7 crashes with libtpu 0.0.21, which Colab's TPUs run on.
             if requirement.name == "libtpu" and (reason := unmet(requirement)):
                 return f"{reason} in an environment without a TPU"
     return None
 
 
 def topology(name: str) -> tuple[Chip, list[jax.Device]]:
-    """Returns the chip and the devices of a slice, ``v4:2x2x1`` for a v4-8 of 4 chips.
+    """Returns the chip and the devices of a slice by name: ``v4:2x2x1`` is a v4-8 of 4 chips.
 
     Raises:
       InputError: libtpu is not installed or too old, or does not know the slice.
@@ -143,7 +143,7 @@ _GROUPS = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """All collective operations of one kind in a program."""
+    """Sums over all collective operations of one kind in a program."""
 
     kind: str
     count: int
@@ -159,22 +159,22 @@ class StepCost:
 
     # Tokens scored in each row.
     new_tokens: int
-    # The compiler's count.
+    # Arithmetic operations, by the compiler's count.
     operations: float
-    # Read from the chip's memory.
+    # Bytes of weights and of caches that are read from the chip's memory, each once.
     weight_bytes: int
     cache_bytes: int
-    # The compiler's count, on-chip traffic included.
+    # Bytes accessed by the compiler's count, which includes traffic within the chip.
     compiler_bytes: float
     collectives: tuple[Collective, ...]
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of weights and caches."""
+        """Bytes of weights and caches that are read."""
         return self.weight_bytes + self.cache_bytes
 
     def seconds(self, chip: Chip) -> float:
-        """Returns the least time at the chip's peak."""
+        """Returns the roofline time: the longer of arithmetic and memory, plus messages."""
         compute = self.operations / chip.flops
         memory = self.bytes_read / chip.memory_bandwidth
         messages = sum(c.sent_bytes for c in self.collectives) / chip.link_bandwidth
@@ -182,12 +182,12 @@ class StepCost:
 
 
 def step_cost(compiled: Compiled, model: T5Model, cache: DecoderCache, new_tokens: int) -> StepCost:
-    """Returns the cost of a step.
+    """Returns the cost on each chip of a step over ``new_tokens`` tokens.
 
     Args:
       compiled: the step's program.
-      model, cache: its arguments, as shapes with shardings.
-      new_tokens: tokens that it scores in each row.
+      model, cache: the program's arguments, as shapes with shardings.
+      new_tokens: tokens that the step scores in each row.
     """
     analysis = compiled.cost_analysis()
     return StepCost(
@@ -221,9 +221,9 @@ def weights_read(model: T5Model, num_tokens: int) -> PyTree:
 
 
 def collectives(program: str) -> tuple[Collective, ...]:
-    """Returns the collectives in the text of a compiled program, by kind.
+    """Sums up the collectives in a compiled program, given as HLO text, by kind.
 
-    Each collective in a loop counts once.
+    A collective inside a loop counts once, not once an iteration.
     """
     # Bytes of each result and bytes sent, by kind.
     found: dict[str, list[tuple[int, float]]] = {}
@@ -234,7 +234,7 @@ def collectives(program: str) -> tuple[Collective, ...]:
         kind = match["kind"]
         sizes = [_num_bytes(array) for array in _ARRAY.finditer(match["type"])]
         if match["start"] and kind != "all-reduce":
-            # The others are the operand and the runtime's own.
+            # A start has the operand, the result, and buffers of the runtime.
             sizes = sizes[1:2]
         sent = sum(sizes) * _sent_share(kind, line)
         found.setdefault(kind, []).append((sum(sizes), sent))
@@ -250,7 +250,7 @@ def collectives(program: str) -> tuple[Collective, ...]:
 
 
 def _num_chips(line: str) -> int:
-    """Returns the number of chips in a group of a collective."""
+    """Returns the number of chips in a group of the collective on a line of HLO."""
     groups = _GROUPS.search(line)
     if groups is None:
         raise ValueError(f"no replica_groups in a known form: {line.strip()[:300]}")
@@ -263,7 +263,7 @@ def _num_chips(line: str) -> int:
 
 
 def _sent_share(kind: str, line: str) -> float:
-    """Returns the bytes that a chip sends for each byte of the result, on a ring."""
+    """Returns the bytes that each chip sends for each byte of its result, on a ring."""
     if kind == "collective-permute":
         return 1.0
     chips = _num_chips(line)

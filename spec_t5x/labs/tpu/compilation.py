@@ -1,8 +1,8 @@
-"""Speculative decoding compiled for TPUs without hardware: its memory, costs and speed-up.
+"""Memory, costs and speed-ups of speculative decoding, compiled for TPUs without hardware.
 
-From shapes alone: the whole loops, for the memory they need; a step of the target, a step of each
-draft and the verifications, for their costs. These give c and the cost of verification, and with
-the paper's acceptance rates the speed-up of each row of Table 2.
+Shapes suffice to compile the whole loops, for the memory they need, and a step of the target, a
+step of each draft and the verifications, for their costs. The costs give c and T(gamma + 1), and
+with the paper's acceptance rates the speed-up of each row of Table 2.
 """
 
 import ctypes
@@ -50,10 +50,10 @@ class Options:
     # head of its last layer: "eagle", or "eagle:WIDTH" for a narrower one.
     target: str = paper_tables.TARGET
     drafts: tuple[str, ...] = ("t5_1_1_small",)
-    # Of the target: "auto" is bfloat16. Drafts of other sizes are in bfloat16.
+    # Type of the target's weights; "auto" is bfloat16. Drafts of other sizes are in bfloat16.
     weights: str = AUTO
     gamma: int = 7
-    # Chips in (data, model).
+    # Meshes to compile for: the number of chips along the axes (data, model).
     meshes: tuple[tuple[int, int], ...] = ((1, 1),)
     work: Workload = Workload()
 
@@ -83,7 +83,7 @@ class HbmUse:
     draft: str | None
     gamma: int
     arguments: int
-    # Beside the arguments, and in all; None if the compiler ran out of memory.
+    # Beside the arguments, and in all; None if compilation ended for want of the chip's memory.
     temporaries: int | None = None
     total: int | None = None
     capacity: int
@@ -92,19 +92,19 @@ class HbmUse:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step and its cost."""
+    """Cost and time of one call of a model."""
 
     # "plain", "verification" or "draft".
     kind: str
     model: str
     cost: StepCost
-    # By roofline.
+    # Roofline time (``StepCost.seconds``).
     seconds: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A speed-up by Theorem 3.8, from costs by roofline."""
+    """Speed-up by Theorem 3.8, with c and T(gamma + 1) from roofline times."""
 
     draft: str
     gamma: int
@@ -112,13 +112,13 @@ class Prediction:
     c: float
     verification_cost: float
     speed_up: float
-    # The row of Table 2 that alpha and gamma are from, if any.
+    # The row of Table 2 that alpha and gamma are from; None if they are given.
     paper: SpeedUp | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """All figures for one mesh."""
+    """Figures of one mesh of ``data`` times ``model`` chips."""
 
     data: int
     model: int
@@ -179,7 +179,7 @@ def _compilers(options: Options) -> list["_Compiler"]:
 
 
 class _Compiler:
-    """Compiles for one mesh; every step once."""
+    """Compiler for one mesh, which compiles each step once."""
 
     def __init__(self, options: Options, chip: Chip, mesh: Mesh):
         self.options, self.chip, self.mesh = options, chip, mesh
@@ -188,7 +188,7 @@ class _Compiler:
         self.target = programs.abstract_model(size(options.target), mesh, options.weights)
 
     def loop(self, draft: str | None) -> HbmUse:
-        """Returns the memory of a whole loop: plain, or speculative with a draft."""
+        """Compiles a whole loop, plain if ``draft`` is None; returns the memory that it needs."""
         gamma, proposer = (self.options.gamma, self.draft(draft)) if draft else (0, None)
         # A leaf that target and draft share is two arguments of the program and one in memory.
         leaves = jax.tree.leaves((self.target, proposer))
@@ -217,7 +217,7 @@ class _Compiler:
         )
 
     def model(self, name: str) -> T5Model:
-        """Returns the target, or the model of a draft, as shapes."""
+        """Returns the target, or a draft's model, with shapes in place of parameters."""
         if name in BITS:
             return self.target.rounded(BITS[name])
         if name == self.options.target:
@@ -225,7 +225,7 @@ class _Compiler:
         return programs.abstract_model(size(name), self.mesh)
 
     def draft(self, name: str) -> TransformerDraft | SelfDraft:
-        """Returns a draft, as shapes."""
+        """Returns a draft with shapes in place of parameters."""
         if _is_head(name):
             return programs.abstract_head(self.target, self.mesh, _width(name))
         if name in BITS:
@@ -235,7 +235,7 @@ class _Compiler:
     def predict(
         self, draft: str, gamma: int, alpha: float, paper: SpeedUp | None = None
     ) -> Prediction:
-        """Returns the speed-up with a draft at an acceptance rate."""
+        """Predicts the speed-up with a draft at the acceptance rate ``alpha``."""
         # In seconds: only ratios are used.
         times = StepTimes(
             target=self.step("plain", self.options.target, 0).seconds,
@@ -253,13 +253,13 @@ class _Compiler:
         )
 
     def predict_rows(self, rows: Sequence[SpeedUp]) -> tuple[Prediction, ...]:
-        """Predicts rows of Table 2."""
+        """Predicts rows of Table 2, with the paper's gamma and alpha."""
         return tuple(
             self.predict(paper_tables.DRAFTS[row.draft], row.gamma, row.alpha, row) for row in rows
         )
 
     def step(self, kind: str, name: str, gamma: int) -> Step:
-        """Returns a step of the target or a draft, or a verification of ``gamma`` drafts."""
+        """Returns a step of model ``name``; compiles it the first time. See ``Step.kind``."""
         if (kind, name, gamma) not in self.steps:
             log.info("compiling: %s, %s, %d tokens", kind, name, gamma + 1)
             work, mesh = self.options.work, self.mesh
@@ -287,7 +287,7 @@ def _is_head(draft: str) -> bool:
 
 
 def _width(draft: str) -> int | None:
-    """Returns the width of a head by name, None for the target's."""
+    """Returns the width in "eagle:WIDTH"; None for "eagle", a head as wide as the target."""
     _, _, width = draft.partition(":")
     if width and not width.isdigit():
         raise InputError(f"draft {draft!r}: give eagle, or eagle:WIDTH such as eagle:1024")
@@ -301,7 +301,7 @@ def _return_memory() -> None:
 
 
 def write_json(path: Path, options: Options, found: Sequence[Result]) -> None:
-    """Writes all figures (bytes, seconds, operations) and the compilers' versions."""
+    """Writes a JSON file of options, results and the compilers' versions."""
     kept = [dataclasses.asdict(result) for result in found]
     values = {"versions": versions(), "options": dataclasses.asdict(options), "results": kept}
     results.write_json(path, values)
@@ -316,7 +316,7 @@ def versions() -> dict[str, str]:
 
 
 def header(options: Options) -> str:
-    """Returns a line with models, shapes and versions."""
+    """Returns a line with the target, the chips, the shapes and the compilers' versions."""
     work = options.work
     stored = "bfloat16" if options.weights == AUTO else options.weights
     made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
@@ -328,7 +328,7 @@ def header(options: Options) -> str:
 
 
 def tables(result: Result) -> list[results.Table | str]:
-    """Returns memory, steps and predictions for one mesh, below a heading."""
+    """Returns a heading, and tables of the memory, steps and predictions of one mesh."""
     chips, mesh = result.data * result.model, f"data {result.data}, model {result.model}"
     parts = [
         f"## {chips} chip{'s' * (chips > 1)} ({mesh}), each with:",
@@ -384,7 +384,7 @@ _TABLE_2 = {
 
 
 def _pair_table(pairs: Sequence[Prediction]) -> results.Table:
-    """Returns a table of a draft a row, its speed-ups by acceptance rate."""
+    """Returns a table with a row for each draft and a column for each acceptance rate."""
     speed_ups = {(pair.draft, pair.alpha): pair.speed_up for pair in pairs}
     columns = {"draft": lambda p: p.draft, "gamma": lambda p: p.gamma, **_COSTS}
     for alpha in ALPHAS:

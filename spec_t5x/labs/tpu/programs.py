@@ -1,7 +1,7 @@
-"""The programs of decoding, compiled from shapes alone for any mesh.
+"""Programs of decoding, compiled from shapes alone for any mesh.
 
-Whole loops; and the three calls of Theorem 3.8, each a separate program: a step of the target, a
-step of the draft's model, and a verification (an iteration without the drafting).
+They are the whole loops and, each separately, the three calls of Theorem 3.8: a step of the target,
+a step of the draft's model, and a verification (an iteration without the drafting).
 """
 
 import dataclasses
@@ -49,14 +49,14 @@ class Workload:
     batch: int = 1
     # Encoder length, padding included.
     source_len: int = 512
-    # Room for tokens of the output.
+    # Most tokens of an output, which caches have room for.
     max_decode_len: int = 128
 
 
 def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO) -> T5Model:
     """Returns a model that has sharded shapes in place of parameters.
 
-    Its parameters are in bfloat16, or its matrices in int8 or int4 by ``weights``.
+    Parameters are in bfloat16; ``weights`` "int8" or "int4" rounds the matrices.
     """
     config = dataclasses.replace(config, dtype="bfloat16")
     params = jax.tree.map(
@@ -92,10 +92,10 @@ def loop(model: T5Model, draft: Draft | None, work: Workload, gamma: int, mesh: 
 
 
 def plain_step(model: T5Model, work: Workload, mesh: Mesh) -> tuple[Compiled, DecoderCache]:
-    """Compiles one call for one token of the target or a draft: scored, sampled, appended.
+    """Compiles one plain step of a target or a draft's model: one token a row, sampled, appended.
 
     Returns:
-      The program, and the cache that it takes, as shapes.
+      The program, and its cache argument, as shapes.
     """
     given = model, NoDraft(model.vocab_size)
     first = functools.partial(_first_state, work, 0)
@@ -105,10 +105,10 @@ def plain_step(model: T5Model, work: Workload, mesh: Mesh) -> tuple[Compiled, De
 def head_step(
     target: T5Model, draft: EagleDraft, work: Workload, gamma: int, mesh: Mesh
 ) -> tuple[Compiled, DecoderCache]:
-    """Compiles one step of an EAGLE head after its own state: scored, sampled, appended.
+    """Compiles one step of an EAGLE head from its last state: one token a row, sampled, appended.
 
     Returns:
-      The program, and the head's cache that it takes, as shapes.
+      The program, and its cache argument (the head's, for ``gamma`` drafts), as shapes.
     """
     nothing = NoDraft(draft.model.vocab_size)
 
@@ -131,7 +131,7 @@ def verification(
     """Compiles an iteration with given proposals: gamma + 1 tokens scored, verified, appended.
 
     Returns:
-      The program, and the target's cache that it takes, as shapes.
+      The program, and its cache argument (the target's), as shapes.
     """
     given = model, _given(model.vocab_size, work, gamma, mesh)
     step = functools.partial(speculative.step, loop=_loop(work, gamma))
@@ -167,7 +167,7 @@ def _compile_step(
 
 
 def sharded_rows(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Adds shardings to the shapes of a decoding state, all of which lead with the rows."""
+    """Adds shardings to the arrays of a decoding state, whose first axis is the batch."""
 
     def shard(leaf):
         # Only the caches' keys and values have four axes.
@@ -180,7 +180,7 @@ def sharded_rows(tree: PyTree, mesh: Mesh) -> PyTree:
 
 @flax.struct.dataclass
 class _Given(Draft):
-    """A draft with a given proposal."""
+    """Draft whose proposal is an argument of the program."""
 
     proposal: Proposal
     vocab_size: int = flax.struct.field(pytree_node=False)
@@ -196,7 +196,7 @@ def _given(vocab_size: int, work: Workload, gamma: int, mesh: Mesh) -> _Given:
 
 
 def _inputs(work: Workload, mesh: Mesh):
-    """Returns the shapes of sources, prompts, keys and settings (of any temperature)."""
+    """Returns the sharded shapes of sources, prompts, keys and settings of sampling."""
 
     def make():
         sources = jnp.zeros((work.batch, work.source_len), jnp.int32)

@@ -188,7 +188,7 @@ def test_the_last_sentence_names_the_best_row():
     rows = [a_row("copy", 1.2), a_row("transformer", 1.31, gamma=3), a_row("ngram", 0.9)]
     found = "transformer with verifier block at gamma 3, 1.31 times plain decoding (1.21–1.41)."
     assert sweep.best(rows) == f"Best: {found}"
-    assert sweep.best([]) == "Best: plain decoding; no acceptance pays for a draft."
+    assert sweep.best([]) == "Best: plain decoding; no draft pays at a likely acceptance rate."
 
 
 def test_the_overhead_is_what_drafts_and_verification_leave():
