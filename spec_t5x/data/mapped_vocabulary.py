@@ -54,7 +54,7 @@ class MappedVocabulary(TokenizerVocabulary):
     ):
         """Maps the ids of ``tokenizer``, for a model of ``num_ids`` embeddings; all ids are theirs.
 
-        ``more_eos_ids`` also end an output; in a source they are ordinary tokens.
+        ``more_eos_ids`` also end an output, but are ordinary tokens in a source.
         """
         self.num_ids, self.start_id, self.eos_id = num_ids, start_id, eos_id
         self.more_eos_ids = tuple(more_eos_ids)

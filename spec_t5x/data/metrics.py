@@ -38,7 +38,7 @@ def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str
 
     ``rougeLsum`` (longest common subsequences) expects one sentence per line. The rouge-score
     package computes each figure, without stemming, as the median over 1000 resamplings of the
-    texts. A fixed seed draws them, unlike in T5: the same texts always have the same score.
+    texts. Unlike in T5, their seed is fixed: the same texts always have the same score.
 
     Raises:
         InputError: there are no targets, or not one prediction for each.
@@ -78,8 +78,8 @@ def metric_intervals(
 ) -> dict[str, tuple[float, float]]:
     """Computes the 95 % interval (low, high) of each of a metric's figures, in 0..100.
 
-    sacreBLEU and rouge-score compute them from 1000 resamplings of the texts. The result is empty
-    for fewer than two targets, and for a metric that is not in ``METRICS``.
+    sacreBLEU and rouge-score resample the texts 1000 times. The result is empty for fewer than two
+    targets, and for a metric that is not in ``METRICS``.
     """
     if len(targets) < 2:
         return {}

@@ -27,8 +27,8 @@ PAPER_TASKS = "spec_t5x.data.paper_tasks"
 # The seed of seqio's evaluator, for preprocessors that draw random numbers (span corruption).
 _EVALUATION_SEED = 42
 
-# TensorFlow only reads data here: it leaves the GPU's memory to JAX. It raises RuntimeError, and
-# its devices stay as they are, if the program has computed with TensorFlow before.
+# TensorFlow only reads data here and must leave the GPU's memory to JAX. If the program has used
+# TensorFlow before, the call raises RuntimeError and the devices stay as they are.
 with contextlib.suppress(RuntimeError):
     tf.config.set_visible_devices([], "GPU")
 
@@ -106,8 +106,8 @@ def read_task(
     is the number of examples to read of each task, from the first; None reads all.
 
     Raises:
-        InputError: ``task_or_mixture`` raises it, the split cannot be read or is empty, or a
-            task has no texts or no metric of texts.
+        InputError: ``task_or_mixture`` fails, the split cannot be read or is empty, or a task
+            has no texts or no metric of texts.
     """
     tasks = seqio.get_subtasks(task_or_mixture(name, vocabulary, modules, caches))
     return [read_examples(task, split, lengths, limit, caches is not None) for task in tasks]

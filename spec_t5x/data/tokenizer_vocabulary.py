@@ -33,11 +33,11 @@ class TokenizerVocabulary(Vocabulary):
         return [self.from_theirs(encoding.ids) for encoding in encodings]
 
     def from_theirs(self, ids: list[int]) -> list[int]:
-        """Maps the tokenizer's ids to the vocabulary's: here they are equal."""
+        """Maps the tokenizer's ids to the vocabulary's, which are equal in this class."""
         return ids
 
     def to_theirs(self, ids: Iterable[int]) -> list[int]:
-        """Maps the vocabulary's ids to the tokenizer's: here they are equal."""
+        """Maps the vocabulary's ids to the tokenizer's, which are equal in this class."""
         return list(ids)
 
     def decode(self, ids: Iterable[int]) -> str:

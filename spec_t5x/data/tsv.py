@@ -63,7 +63,7 @@ def read_lines(
     """Yields the non-empty texts of ``columns``, stripped, line by line and file by file.
 
     Raises:
-        InputError: ``files`` or ``columns`` is empty, or ``read_columns`` raises it.
+        InputError: ``files`` or ``columns`` is empty, or ``read_columns`` fails.
     """
     if not files or not columns:
         raise InputError(f"files are {list(files)}, columns {list(columns)}: give at least one")

@@ -45,7 +45,7 @@ class Texts:
         return np.split(self.ids, self.ends[:-1])
 
     def first(self, number: int) -> "Texts":
-        """Returns the first ``number`` texts, or all where there are fewer."""
+        """Returns the first ``number`` texts, or all if there are fewer."""
         return Texts(self.ids[: self.lengths[:number].sum()], self.ends[:number])
 
     def padded(self, indices: np.ndarray, rows: int, length: int) -> np.ndarray:
@@ -69,7 +69,7 @@ class TokenisedPairs:
         return len(self.source.ends)
 
     def first(self, number: int) -> "TokenisedPairs":
-        """Returns the first ``number`` pairs, or all where there are fewer."""
+        """Returns the first ``number`` pairs, or all if there are fewer."""
         sides = {"source": self.source.first(number), "target": self.target.first(number)}
         return dataclasses.replace(self, **sides)
 

@@ -130,7 +130,7 @@ class Student:
     ) -> Float32[Array, "batch length vocab"]:
         """Computes the draft's logits for each token of a text, teacher-forced.
 
-        An EAGLE head needs ``read_by_target``. Its states differ by drafting step: successive
+        An EAGLE head needs ``read_by_target``; its states differ by drafting step. Successive
         tokens use the steps in turn, so that one call of the output layer trains all steps.
         """
         if self.shared_layers is None and self.head is None:
@@ -165,7 +165,7 @@ class Student:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftLearner(Learner):
-    """The learner of a draft: the loss is the distance to its target, the evaluation alpha.
+    """The learner of a draft, which minimizes ``options.objective`` and is evaluated by alpha.
 
     The held-out data of a run are ``Batches`` by the temperature that the target sampled them at;
     the best draft has the largest alpha at the first temperature.

@@ -108,7 +108,7 @@ class Layout:
 def count_replicas(data_parallel: int | None, model_parallel: int) -> int:
     """Returns the number of replicas of the parameters, of ``model_parallel`` devices each.
 
-    It is ``data_parallel``, or if that is None, as many as the devices allow.
+    If ``data_parallel`` is None, there are as many replicas as the devices allow.
 
     Raises:
         InputError: there are too few devices, or not a multiple of ``model_parallel``.

@@ -130,7 +130,7 @@ class TrainingData(abc.ABC):
         return batches
 
     def train_and_dev(self, vocabulary: Vocabulary, seed: int) -> tuple[Positioned, Batches | None]:
-        """Returns training and held-out batches, None for these if there is no dev part."""
+        """Returns training batches, and held-out batches or None if there is no dev part."""
         train, has_dev = self.train_batches(vocabulary, seed), self.name("dev") is not None
         return train, self.batches(self.pairs("dev", vocabulary, seed), seed) if has_dev else None
 

@@ -217,8 +217,8 @@ def make_train_step(
 ) -> Callable[[TrainState, Inputs, Key[Array, ""], PyTree | None], tuple[TrainState, LossSums]]:
     """Returns the jitted function of one optimizer step on a batch's mean loss.
 
-    Its arguments are the state (donated), a batch's arrays, the run's key (the function folds it
-    with the step) and the target's parameters or None; its results the new state and the sums.
+    The function takes the state (donated), a batch's arrays, the run's key (to be folded with the
+    step) and the target's parameters or None, and returns the new state and the sums.
     """
     gradient_fn = mean_gradient(learner.loss, learner.options.accumulation_steps)
 

@@ -15,7 +15,7 @@ from spec_t5x.machine.progress import Progress
 
 
 class MetricsFile:
-    """The file ``metrics.jsonl``: each line has a ``step``, and no line is there twice.
+    """The file ``metrics.jsonl``: each line has a ``step``, and no line is repeated.
 
     A run that was killed resumes from a checkpoint and repeats the steps after it: the lines of
     these steps are removed, and so is a line that a crash cut short. A line of the checkpoint's
