@@ -23,9 +23,9 @@ from spec_t5x.sampling.rules import Places, apply
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
-# A target's state. That of a model that drafts has ``lengths [batch]``, its rows' positions.
+# State of a target. The cache of a model that drafts has ``lengths [batch]``: cached positions.
 Cache = Any
-# A draft's state, which only the draft reads.
+# State of a draft, which only the draft reads.
 DraftState = Any
 # Most tokens that a draft model proposes in an iteration if gamma is "auto" (``loops/pace.py``).
 MAX_CHAIN = 8
@@ -273,8 +273,8 @@ class Nodes:
     slot_positions: Int[Array, "batch slots"]
     # Mask of the slots that each token attends to: one for each position of its text up to its own.
     visible: Bool[Array, "batch nodes slots"]
-    # Whether each row's ``slots`` are consecutive, as in a tree, so that one in-place update
-    # writes them.
+    # True if each row's ``slots`` are consecutive, as in a tree, so that one in-place update
+    # writes all of them.
     consecutive: bool = flax.struct.field(pytree_node=False, default=False)
 
 
@@ -303,13 +303,13 @@ class NodeTarget(Target, Protocol):
 class DraftTraits:
     """Static properties of a draft, which the loops are compiled for."""
 
-    # Whether the draft may propose fewer than gamma tokens: the target then scores only as many
+    # True if the draft may propose fewer than gamma tokens: the target then scores only as many
     # positions as the longest proposal needs.
     varies: bool = False
     # Most tokens that an iteration proposes if gamma is "auto".
     max_worthwhile: int = MAX_CHAIN
-    # Whether the draft reads ``Context.target_states``, and the decoder layers (from 0) whose
-    # states these have after the last layer's. Layers need a target with ``showing(layers)``.
+    # True if the draft reads ``Context.target_states``, and the decoder layers (from 0) whose
+    # states follow the last layer's there; layers need a target with ``showing(layers)``.
     uses_target_states: bool = False
     depths: tuple[int, ...] = ()
 

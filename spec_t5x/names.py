@@ -13,7 +13,7 @@ WEIGHTS = (AUTO, INT8, INT4)
 # Types in which weights are stored on disk.
 STORED_DTYPES = ("bfloat16", "float32")
 
-# On each line an option of this package, then its names in transformers, vLLM, CTranslate2, T5X.
+# A line has an option of this package, then its names in transformers, vLLM, CTranslate2, T5X.
 _ELSEWHERE = """
 max_decode_len max_new_tokens max_length max_tokens max_output_tokens max_decoding_length
 max_decode_len max_decode_length max_gen_len max_target_length max_output_length

@@ -45,7 +45,7 @@ from spec_t5x.types import Array, Float, Float32, Int, Key
 class Verifier:
     """Base class of verifiers, which are lossless unless a subclass says otherwise."""
 
-    # Whether draft and target sample with the same noise at the same position.
+    # True if draft and target sample with the same noise at the same position.
     coupled: ClassVar[bool] = False
 
     def tree(self, gamma: int) -> Tree | None:
@@ -186,7 +186,7 @@ class TokenVerifier(Verifier):
         )
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
-        """Verifies as the base class does; rows at temperature 0 use ``verify_argmax``."""
+        """Verifies as the base class does, but rows at temperature 0 by ``verify_argmax``."""
         verdict = super().__call__(stream, lengths, proposal, target_logits, target_probs, settings)
         if self.lenience == 1 or settings.temperature.ndim == 0:
             return verdict

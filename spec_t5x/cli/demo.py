@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     models, options = settings.read(args)
     if options.gamma == AUTO and args.gamma is None:
-        # A fixed gamma proposes tokens in every iteration, so the page shows more of them.
+        # A fixed gamma proposes tokens in every iteration, so the page shows the draft at work.
         options = dataclasses.replace(options, gamma=settings.FIXED_GAMMA)
     enable()
     own, name = models != type(models)(), f"{models.target}, {models.draft_name()}"

@@ -164,7 +164,7 @@ def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
 def given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
     """Returns the values of the flags that were given and are fields of the dataclass ``cls``."""
     values = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(cls)}
-    # A repeatable flag has a list.
+    # argparse makes a list of a repeatable flag's values.
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in values.items()

@@ -125,9 +125,9 @@ class Answerer:
         progress: Callable[[Tally], None],
     ) -> Iterator[tuple[int, list[bytes]]]:
         """Yields the lines of each shard once all of its inputs have ended."""
-        # Inputs and finished lines of each shard, by its number.
+        # Inputs and finished lines by index, of each shard by number.
         begun: dict[int, tuple[Sequence[Item], dict[int, bytes]]] = {}
-        # Shard and input, by the input's index.
+        # Shard and input of each index whose line is missing.
         left: dict[int, tuple[int, Item]] = {}
         counted = 0
 

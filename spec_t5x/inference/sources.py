@@ -16,7 +16,7 @@ from spec_t5x.errors import InputError
 
 # Fields of a JSON line that may hold its text; the first that exists does.
 TEXT_FIELDS = ("inputs", "input", "text")
-# T5X's name for an input's text in its files of predictions.
+# Field of an input's text in T5X's files of predictions.
 PRETOKENIZED = "inputs_pretokenized"
 
 
@@ -33,7 +33,7 @@ class Item:
     ids: list[int] | None = None
     # Fields to repeat in the output, under ``inputs``.
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Name of its seqio task.
+    # Name of the seqio task that the input is from.
     task: str | None = None
     error: str | None = None
 

@@ -50,7 +50,7 @@ class TaskSource:
         return found | ({"use_cached_tasks": True} if self.cached else {})
 
     def raw(self) -> Iterator[bytes]:
-        """Yields each example as a line of JSON; raises ``InputError`` without feature inputs."""
+        """Yields examples as JSON; raises ``InputError`` if a task has no feature ``inputs``."""
         for task in self.tasks:
             if "inputs" not in task.output_features:
                 raise InputError(f"task {task.name} has no feature inputs: give another task")
