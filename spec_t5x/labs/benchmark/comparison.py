@@ -30,7 +30,6 @@ from spec_t5x.tuning.interleaving import elapsed
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import PAD_ID, PyTree
 
-# Decodes one batch.
 Decode = Callable[[Batch], Decoded]
 # The results of one round, one for each batch, by "plain" and "speculative".
 Round = dict[str, list[Decoded]]
@@ -45,7 +44,7 @@ def time_in_turn(
 
     If the ways alternated batch by batch, each program would find the other's code and weights in
     the processor's cache, which no user's program does. Rounds begin with either way in turn, so
-    that drift of the machine affects both, and with a new function, whose pace starts anew.
+    that drift of the machine affects both; each makes its functions anew, without an old pace.
 
     Returns:
       Fields of ``Comparison`` (seconds and ``beside``), and the results of each round.
@@ -123,6 +122,7 @@ class Comparison:
     # True if all outputs are equal; None when sampling, since outputs are then different draws.
     identical: bool | None
     divergences: list[Divergence]
+    # Speculative outputs of the last round, by input; empty if verdicts are drawn.
     outputs: list[list[Generation]]
     # Why gamma "auto" left the draft out, so that both ways were plain; None if it did not.
     left_out: str | None = None
@@ -220,7 +220,7 @@ def compare(
 ) -> Comparison:
     """Decodes the inputs plainly and speculatively in turn, ``repeats`` times.
 
-    If the draft pays at no likely acceptance rate, gamma "auto" is 0: both ways decode plainly.
+    Gamma "auto" is 0 if the draft pays only above the acceptance rate ``pace.OPTIMISM``.
 
     Raises:
       InputError: there is no draft, gamma is 0, beams are given, or an input cannot be decoded.
@@ -273,7 +273,7 @@ def compare(
 
 
 def pays(generator: Generator, batch: Batch, options: GenerateOptions) -> bool:
-    """Returns False if gamma is "auto" and the draft pays at no likely acceptance rate here."""
+    """Returns False if gamma is "auto" and the draft pays only above ``pace.OPTIMISM``."""
     return options.gamma != AUTO or generator.engine(options).first_pace(batch) is not None
 
 

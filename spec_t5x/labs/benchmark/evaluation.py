@@ -17,7 +17,7 @@ class Evaluation:
     """Quality and acceptance of a target and its draft on a set of text pairs."""
 
     num_pairs: int
-    # Pairs left out because their source is empty or longer than the encoder.
+    # Further pairs, which were left out because their source is empty or too long.
     num_skipped: int
     # Scores of the decoded text: {"bleu": 27.3}, or what the task's own metrics return.
     metrics: dict[str, float]

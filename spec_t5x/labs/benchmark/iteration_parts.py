@@ -25,10 +25,10 @@ from spec_t5x.types import PyTree
 def measure_parts(
     target: Target, draft: Draft, inputs: PyTree, settings: Sampling, loop: Loop, repeats: int
 ) -> dict[str, list[float]]:
-    """Measures milliseconds, ``repeats`` by each name, in a text of half ``loop.max_decode_len``.
+    """Returns ``repeats`` times in milliseconds of each part, measured half way through the output.
 
     ``networks`` are gamma draft steps and a verification in alternation, ``proposal`` and
-    ``verification`` either alone, ``plain_step`` an iteration without drafts.
+    ``verification`` either alone; ``plain_step`` is without drafts, ``target_call`` its call.
 
     Raises:
       InputError: the loop's verifier verifies trees.
@@ -47,7 +47,7 @@ def measure_parts(
 
 
 def overhead(parts: dict[str, list[float]]) -> dict[str, Any]:
-    """Returns the overhead in ms of ``measure_parts``, its share of the iteration, with quartiles.
+    """Returns the overhead (ms) and its share of an iteration, with quartiles, of measured parts.
 
     ``plain_overhead_share`` is the share of a plain step that is not the target call.
     """

@@ -36,7 +36,7 @@ class Table:
 
 
 def table(columns: Mapping[str, Callable[[Row], Any]], rows: Sequence[Row], *notes: str) -> Table:
-    """Makes a table with a line for each row; ``columns`` has the functions of cells, by title.
+    """Makes a table with a line for each row; ``columns`` maps a title to a function of the row.
 
     A None cell is shown as a dash, and a column of None alone is left out. Notes are joined below.
     """
@@ -59,7 +59,7 @@ def show(*parts: Table | str) -> None:
 def save(path: Path, rows: Sequence[Mapping[str, Any]], **settings: Any) -> None:
     """Writes a JSON file of the machine, the rows and the dataclasses ``settings``, by name.
 
-    Paths in the settings are cut to their last component.
+    Paths are cut to their last component; the settings ``drafts`` and ``pairs`` are left out.
     """
     shown = {name: _without_folders(dataclasses.asdict(each)) for name, each in settings.items()}
     write_json(path, {"machine": machine(), **shown, "rows": list(rows)})

@@ -293,7 +293,7 @@ def _size(name: str):
 
 
 def _check_sizes(target: str, names: set[str], dtype: str) -> None:
-    """Raises ``InputError`` for drafts that do not fit a random target, or its memory."""
+    """Raises ``InputError`` if a draft does not fit a random target, or the device's memory."""
     for name in sorted(names):
         if not name.startswith(RANDOM) and name != COPY:
             raise InputError(
@@ -406,7 +406,7 @@ _COLUMNS: dict[str, Callable[[Row], Any]] = {
 _NOTES = {
     "loop_speed_up": "¹ Without dispatch, encoder and prefill.",
     "predicted": "² Theorem 3.8 with the measured c and cost of verification T(verify), in target "
-    "steps; of drawn verdicts until the last row of the batch is done.",
+    "steps; for drawn verdicts, until the last row of the batch ends.",
     "parts": "³ gamma draft steps, their sampling included, and the target call over gamma + 1 "
     "tokens, in alternation; each alone beside it.",
 }

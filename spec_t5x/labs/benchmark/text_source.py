@@ -124,7 +124,7 @@ def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
 def read_texts(
     source: TextSource, generator: Generator, decoding: GenerateOptions, limit: int | None = None
 ) -> list[str]:
-    """Reads the first ``limit`` sources that the target takes, or all if it is None.
+    """Reads the first ``limit`` sources that the target takes, or all if ``limit`` is None.
 
     Of a task, which may be endless, ``limit`` examples are read. A warning counts skipped sources.
 

@@ -50,8 +50,8 @@ def _in_child(keys: Sequence[tuple]) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE)
     if done.returncode:
         raise InputError(
-            f"compiling for a TPU-v4 ended with status {done.returncode}, mostly for want of "
-            "memory: leave table2 out, or give it 16 GiB"
+            f"compiling for a TPU-v4 ended with status {done.returncode}, mostly for lack of "
+            "memory: leave table2 out, or use a machine with 16 GiB"
         )
     return {"rows": json.loads(done.stdout)}
 

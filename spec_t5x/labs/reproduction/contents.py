@@ -36,7 +36,7 @@ class Column(NamedTuple):
 
 
 def label(key: str, title: str | None = None, format: str = "g") -> Column:
-    """Makes a column of names or settings; its title is ``key`` if None."""
+    """Makes a column of names or settings; its title is ``key`` by default."""
     return Column(Origin.LABEL, key, title or key, format)
 
 

@@ -25,7 +25,7 @@ def read(examples: tuple[str, ...], data_dir: Path | None, count: int) -> list[s
     Args:
       examples: ``SENTENCES`` or ``DESCRIPTIONS``: the texts themselves if ``data_dir`` is None,
         or else the kind of texts to read from it.
-      data_dir: has ``ende/dev.tsv.gz`` and ``summarize/debian_dev.tsv.gz``; None for neither.
+      data_dir: has ``ende/dev.tsv.gz`` and ``summarize/debian_dev.tsv.gz``.
       count: at least 1.
 
     Raises:

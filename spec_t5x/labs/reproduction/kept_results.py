@@ -139,7 +139,7 @@ def describe(machine: Mapping[str, Any]) -> str:
 
 
 def lines(found: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns a line for each machine, commit and seed of ``Results.found``'s values."""
+    """Returns a line for each machine, commit and seed: tokens, days and seconds of results."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for one in found:
         p = one["provenance"]

@@ -36,7 +36,7 @@ Sections = Sequence[Mapping[str, Any]]
 def write(output: Path, sections: Sections, origin: Mapping[str, Any]) -> None:
     """Writes ``report.html``, ``results.json`` and ``figures/`` of a run to the folder ``output``.
 
-    ``origin`` is of ``kept_results.origin``. A section has an item's name, title, content (tables
+    ``kept_results.origin`` makes ``origin``. A section has an item's name, title, content (tables
     and figures), ``not_computed`` (reasons) and ``measured`` (result and provenance by name).
 
     Raises:

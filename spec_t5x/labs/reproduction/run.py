@@ -111,7 +111,7 @@ def _reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Pat
 def _section(
     name: str, item: Exhibit, options: ReproduceOptions, results: Results
 ) -> dict[str, Any]:
-    """Returns an item's section of ``report.write``; its errors become ``not_computed``."""
+    """Returns an item's section for ``report.write``; the item's errors are ``not_computed``."""
     results.asked.clear()
     content, problems = [], []
     try:

@@ -69,7 +69,7 @@ def measure_all(options: ReproduceOptions, results: Measure) -> list[dict[str, A
 def measure(
     pair: Pair, draft: str, texts: Sequence[str], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Measures a row with the paper's gamma, and one with the best gamma (``try_best``)."""
+    """Measures a row with the paper's gamma and, if ``try_best``, one with the best gamma."""
     target = pairs.load_target(pair.target)
     generator = target.with_draft(pairs.load_draft(pair.target, draft))
     decoding = GenerateOptions(

@@ -66,8 +66,8 @@ def encoder_decoder_as(
 class DistillationModel(models.EncoderDecoderModel):
     """``t5x.models.EncoderDecoderModel`` with a target; ``distill`` makes it.
 
-    ``loss_fn`` and ``eval_fn`` take the target's parameters as T5X's mutable variables and return
-    them unchanged.
+    ``loss_fn`` and ``eval_fn`` take the target's parameters as T5X's mutable variables; the former
+    returns them unchanged.
     """
 
     def set_up(self, target: FrozenTarget, objective: str, weight: float) -> None:
@@ -90,7 +90,7 @@ class DistillationModel(models.EncoderDecoderModel):
         dropout_rng: jax.Array | None,
         flax_mutables: PyTree,
     ) -> tuple[Array, tuple[Metrics, PyTree]]:
-        """Returns T5X's loss and metrics of a batch, and ``flax_mutables`` unchanged.
+        """Returns a batch's loss, and its metrics with ``flax_mutables``, which are unchanged.
 
         Args:
           params: the draft's.

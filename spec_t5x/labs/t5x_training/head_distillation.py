@@ -42,7 +42,7 @@ def distill_head(
     """Returns a model that trains an EAGLE head of the target; gin files bind ``MODEL`` to this.
 
     Args:
-      model: the target's own, a ``t5x.models.EncoderDecoderModel``, which gives vocabularies,
+      model: a ``t5x.models.EncoderDecoderModel`` of the target's sizes, which gives vocabularies,
         optimizer and settings of the loss.
       target: the model whose states the head reads, and which it imitates.
       layers: the head's sizes, and over how many draft steps training unrolls it.

@@ -83,7 +83,7 @@ class HbmUse:
     draft: str | None
     gamma: int
     arguments: int
-    # Beside the arguments, and in all; None if compilation ended for want of the chip's memory.
+    # Beside the arguments, and in all; None if the compiler found the chip's memory too small.
     temporaries: int | None = None
     total: int | None = None
     capacity: int
@@ -259,7 +259,7 @@ class _Compiler:
         )
 
     def step(self, kind: str, name: str, gamma: int) -> Step:
-        """Returns a step of model ``name``; compiles it the first time. See ``Step.kind``."""
+        """Returns a step, compiled at first use; ``gamma`` is of a verification, or else 0."""
         if (kind, name, gamma) not in self.steps:
             log.info("compiling: %s, %s, %d tokens", kind, name, gamma + 1)
             work, mesh = self.options.work, self.mesh
