@@ -110,7 +110,7 @@ def _runs(generator: Generator, sides: tuple) -> Iterator[tuple[Generator, list]
 
 
 def replay(sides: Sides) -> Iterator[Sides]:
-    """Yields the events of both sides so far, sleeping between them so that one can watch."""
+    """Replays a race in ``_SHORTEST`` to ``_LONGEST`` seconds; yields both sides' events so far."""
     longest = max(events[-1].seconds for events in sides)
     slower = min(max(longest, _SHORTEST), _LONGEST) / longest
     order = sorted((event.seconds, n) for n, events in enumerate(sides) for event in events)
@@ -124,7 +124,7 @@ def replay(sides: Sides) -> Iterator[Sides]:
 def verdict(sides: Sides, seconds: Whole, options: GenerateOptions, *, beside: float = 0.0) -> str:
     """Returns sentences: if both texts are identical, the two speed-ups, and doubts about them.
 
-    ``beside`` is the share of the processors that other programs used during the race.
+    ``seconds`` are ``whole``'s, ``beside`` is the share of the processors that others used.
     """
     plain, speculative = map(_ids, sides)
     if plain == speculative:

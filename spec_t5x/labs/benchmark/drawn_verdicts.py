@@ -43,7 +43,7 @@ class DrawnVerifier(TokenVerifier):
     def __post_init__(self):
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
-            raise InputError(f"alpha is {self.alpha}: an acceptance rate is between 0 and 1")
+            raise InputError(f"alpha is {self.alpha}: give an acceptance rate from 0 to 1")
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
         """Returns ``TokenVerifier``'s verdict of the arguments, with a drawn ``num_accepted``."""

@@ -68,7 +68,7 @@ def evaluate(
         or beams are given.
     """
     if options.num_decodes != 1:
-        raise InputError(f"num_decodes is {options.num_decodes}: evaluation takes 1 output")
+        raise InputError(f"num_decodes is {options.num_decodes}: evaluation takes one, leave it 1")
     if options.beams:
         raise InputError(f"beams is {options.beams}: evaluation has no beam search, leave it 0")
     usable = [pair for pair in pairs if fits(generator, pair[0], options)]

@@ -1,8 +1,8 @@
 """Unreliable timings: other programs used the processors, or the speed-up exceeds its bound.
 
 A row is a measurement as values of JSON. ``beside`` is the share of the processors that other
-programs used while it was timed, from 0 to 1; ``noise`` is true if the speed-up is above its bound,
-the block efficiency. Both are optional: a row without times, or an old one, lacks them.
+programs used while it was timed, from 0 to 1; ``noise`` is ``Comparison.is_noise``. Both are
+optional: a row without times, or from before they were recorded, lacks them.
 """
 
 import time

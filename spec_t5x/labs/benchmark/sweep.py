@@ -100,7 +100,7 @@ class BenchmarkOptions:
             DrawnVerifier(alpha=self.alpha)
         if AUTO in self.gammas and (self.drawn or self.parts):
             raise InputError(
-                f"gammas hold {AUTO}: drawn verdicts and parts of an iteration need a number"
+                f"gammas hold {AUTO}: give numbers for drawn verdicts and parts of an iteration"
             )
 
     @property
@@ -240,7 +240,7 @@ def _check(
     """Raises ``InputError`` for arguments that do not fit together, before anything is loaded."""
     is_random = models.target.startswith(RANDOM)
     if decoding.beams:
-        raise InputError(f"beams is {decoding.beams}: the benchmark does not search, leave it 0")
+        raise InputError(f"beams is {decoding.beams}: a benchmark has no beam search, leave it 0")
     if options.drawn and source.name:
         raise InputError(
             f"verdicts are drawn for random sources and data is {source.name!r}: leave out data, "
@@ -297,7 +297,7 @@ def _check_sizes(target: str, names: set[str], dtype: str) -> None:
     for name in sorted(names):
         if not name.startswith(RANDOM) and name != COPY:
             raise InputError(
-                f"draft {name}: a target of random weights takes random:SIZE or {COPY}"
+                f"draft {name}: for a target of random weights give random:SIZE or {COPY}"
             )
     target, *drafts = (
         name.removeprefix(RANDOM) for name in (target, *sorted(names)) if name != COPY

@@ -55,7 +55,7 @@ class _Drafts(Draft):
         for name, each in depths.items():
             if each != deepest[: len(each)]:
                 raise InputError(
-                    f"draft {name} wants the target's layers {list(each)} and another "
+                    f"draft {name} wants the target's layers {list(each)}, another wants "
                     f"{list(deepest)}: measure them one by one"
                 )
         uses_states = any(draft.traits.uses_target_states for draft in drafts.values())

@@ -150,11 +150,11 @@ def read_texts(
             num_skipped += 1
     if not texts:
         raise InputError(
-            f"{source.name} has no input that the target takes: give another, or truncate"
+            f"{source.name} has no input that the target takes: give another or set truncate"
         )
     if num_skipped:
         logging.getLogger(__name__).warning(
-            "%d of %d inputs of %s are empty or too long and left out: truncate cuts long ones",
+            "skipped %d of %d inputs of %s, empty or too long: set truncate to cut long ones",
             num_skipped,
             len(texts) + num_skipped,
             source.name,

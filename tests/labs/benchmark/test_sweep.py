@@ -95,7 +95,7 @@ def test_a_draft_that_cannot_pay_gets_no_row_with_auto(tiny_pair, data, monkeypa
     report = lambda *how_far: told.append(how_far)  # noqa: E731
     assert not list(sweep.run(options, report, models=models, decoding=DECODING, source=source))
     assert told[-1] == (1, 1, "all measured")
-    assert "gamma auto leaves the draft out" in caplog.text
+    assert "the draft pays at no likely acceptance rate" in caplog.text
 
 
 def test_settings_are_all_combinations_or_one_list_at_a_time():
@@ -251,8 +251,8 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
         ("--gamma 0 --alpha 0.5", "--gamma is 0"),
         ("--gin.BenchmarkOptions.gammas=()", "--gamma is empty: give at least one"),
         ("--alpha 1.5", "--alpha is 1.5"),
-        ("--alpha 0.5 --data x", "verdicts are drawn and data is 'x'"),
-        ("--alpha 0.5 --gamma auto", "need a number"),
+        ("--alpha 0.5 --data x", "random sources and data is 'x'"),
+        ("--alpha 0.5 --gamma auto", "give numbers for drawn verdicts"),
         ("--alpha 0.5 --temperature -1", "temperature is -1"),
         ("--target random:t5_1_1_xl", "reads no text: give an alpha"),
         ("--target random:t5_9 --draft random:t5_9 --alpha 0.5", "no T5 size is called 't5_9'"),
