@@ -1,1 +1,1 @@
-"""Folders that register themselves with the core, and may each be deleted."""
+"""Optional parts: each folder registers itself with the core and may be deleted."""

@@ -1,4 +1,4 @@
-"""Cascades: a draft that is itself sped up by a cheaper one."""
+"""Cascades: a draft model that itself decodes speculatively, with a cheaper draft."""
 
 from spec_t5x.registry import register
 

@@ -1,8 +1,8 @@
-"""Hierarchy: a draft that is itself sped up by a cheaper one (section 6).
+"""Cascade: a draft model that itself decodes speculatively (section 6 of the paper).
 
-The middle model decodes speculatively, verifying the proposals of the cheap draft, until it has
-gamma tokens. These follow its distribution exactly, and are its proposal to the target. Cascades
-nest: the cheap draft may be a cascade.
+The middle model decodes gamma tokens speculatively by verifying proposals of the cheap draft. These
+tokens follow the middle model's distribution exactly, and are the cascade's proposal to the target.
+Cascades nest: the cheap draft may be a cascade.
 """
 
 import flax.struct
@@ -39,31 +39,31 @@ from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
 class CascadeState:
     """States of the middle model and of the cheap draft."""
 
-    # Holds at most the tokens of a row's text.
+    # The middle model's; between calls of ``propose`` it holds no token beyond a row's text.
     cache: Cache
     draft_state: DraftState
 
 
 @flax.struct.dataclass(kw_only=True)
 class _Inner:
-    """State of the middle model's speculative decoding."""
+    """Loop state while the middle model decodes one proposal."""
 
     sequences: Int[Array, "batch width"]
     lengths: Int[Array, "batch"]
-    # The middle model's distribution of each token that it has written; None at temperature 0.
+    # The middle model's distribution of each new token; None if it decodes greedily.
     probs: Float32[Array, "batch room vocab"] | None
     state: CascadeState
 
 
 @flax.struct.dataclass
 class CascadeDraft(Draft):
-    """A cascade: ``model`` drafts for the target, and ``draft`` for ``model``."""
+    """Draft in which ``model`` proposes to the target, and ``draft`` to ``model``."""
 
     model: Target
     draft: Draft
-    # Tokens that the cheap draft proposes to the middle model in each of its calls.
+    # Number of tokens that the cheap draft proposes for each call of the middle model.
     inner_gamma: int = flax.struct.field(pytree_node=False, default=2)
-    # Settings that the middle model samples with; None takes the target's.
+    # Sampling settings of the middle model; None for the target's.
     settings: Sampling | None = None
 
     @property
@@ -73,18 +73,18 @@ class CascadeDraft(Draft):
 
     @property
     def _spare(self) -> int:
-        """Room for the inner loop, which overshoots by a block and writes one in idle rows."""
+        """Number of extra positions: a row may overshoot by a block, and idle rows write one."""
         return 2 * (self.inner_gamma + 1)
 
     def check(self, target: Target, max_decode_len: int) -> None:
-        """Raises ``InputError`` for an ``inner_gamma`` below 1 or parts that cannot draft."""
+        """Raises ``InputError`` if ``inner_gamma`` is below 1 or either part cannot draft here."""
         if self.inner_gamma < 1:
             raise InputError(f"inner_gamma is {self.inner_gamma}: give at least 1")
         check_vocabularies(self.draft, self.model, "inner draft", "draft")
         if self.draft.traits.uses_target_states:
             raise InputError(
-                f"{type(self.draft).__name__} looks at the target's states: it cannot draft "
-                "inside a cascade"
+                f"{type(self.draft).__name__} reads the target's states, so it cannot draft inside "
+                "a cascade: give another inner draft"
             )
         check_positions(self.model, max_decode_len, "draft")
         self.draft.check(self.model, max_decode_len)
@@ -92,7 +92,7 @@ class CascadeDraft(Draft):
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> CascadeState:
-        """Encodes the inputs and feeds the prompts to both."""
+        """Prefills the middle model's cache and the cheap draft's state."""
         lengths, room = prompt_lengths(prompts), max_length + self._spare
         return CascadeState(
             cache=decode_state.prefill(self.model, inputs, prompts, lengths, room),
@@ -102,7 +102,7 @@ class CascadeDraft(Draft):
     def propose(
         self, state: CascadeState, context: Context, gamma: int
     ) -> tuple[Proposal, CascadeState]:
-        """Proposes up to ``gamma`` tokens from the middle model's distribution."""
+        """Decodes up to ``gamma`` tokens with the middle model; returns its distributions, too."""
         num, lengths = context.num_drafts(gamma), context.lengths
         room = (lengths.shape[0], gamma + self._spare, self.vocab_size)
         greedy = (self.settings or context.settings).greedy
@@ -122,16 +122,16 @@ class CascadeDraft(Draft):
             lambda inner: self._iterate(inner, context, wants_more(inner)),
             inner,
         )
-        # Other rows keep the tokens that their caches hold.
+        # Rows that have ended keep the length of their cache.
         kept = jnp.where(context.live, inner.lengths, cache.lengths)
         probs = None if inner.probs is None else inner.probs[:, :gamma]
-        # The verifier has drawn for every position.
+        # The inner verifier has used the random draws of these positions.
         proposal = Proposal(slices(inner.sequences, lengths + 1, gamma), probs, drawn=num)
         cache = self.model.rollback(inner.state.cache, kept)
         return proposal, inner.state.replace(cache=cache)
 
     def commit(self, state: CascadeState, outcome: Outcome) -> CascadeState:
-        """Rolls both back to the tokens that the target kept."""
+        """Rolls middle model and cheap draft back to the tokens that the target accepted."""
         lengths = jnp.minimum(state.cache.lengths, outcome.lengths)
         return CascadeState(
             cache=self.model.rollback(state.cache, lengths),
@@ -139,14 +139,14 @@ class CascadeDraft(Draft):
         )
 
     def catch_up(self, state: CascadeState, context: Context, width: int) -> CascadeState:
-        """Feeds the missing tokens to the middle model and to the cheap draft."""
+        """Feeds both models the text's tokens that they lack, ``width`` tokens at a time."""
         return CascadeState(
             cache=catch_up(self.model, state.cache, context, context.lengths, width),
             draft_state=self.draft.catch_up(state.draft_state, context, width),
         )
 
     def _iterate(self, inner: _Inner, context: Context, live: Bool[Array, "batch"]) -> _Inner:
-        """Runs an iteration of Algorithm 1, between the middle model and the cheap draft."""
+        """Runs Algorithm 1 once: the middle model verifies a block of the cheap draft."""
         stream, coupled = context.draws.stream, context.draws.coupled
         inner_context = context.replace(
             sequences=inner.sequences,
@@ -188,8 +188,8 @@ def _make(request: Request, argument: str) -> CascadeDraft:
     cheapest = request.make(inner or "bigram", options)
     if isinstance(cheapest, SharedEncoderDraft):
         raise InputError(
-            f"draft {inner} shares the encoder of its target, and in a cascade it would draft "
-            f"for {directory or 'another model'}: give a draft that shares nothing"
+            f"draft {inner} shares the target's encoder, but in a cascade it would draft for "
+            f"{directory or 'another model'}: give an inner draft without a shared encoder"
         )
     return CascadeDraft(middle, cheapest, settings=request.options.settings)
 

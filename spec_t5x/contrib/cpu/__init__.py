@@ -1,4 +1,4 @@
-"""Kernels for decoding on a CPU, in place of XLA's operations: see README.md beside this file."""
+"""Kernels that replace XLA's operations when decoding on a CPU: see README.md in this folder."""
 
 from spec_t5x.registry import register
 

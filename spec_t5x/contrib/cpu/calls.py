@@ -1,4 +1,4 @@
-"""Functions that call the kernels: products, norms, attention, and rows over a vocabulary."""
+"""JAX functions that call the kernels: products, norms, attention, sampling over a vocabulary."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ import numpy as np
 from spec_t5x.contrib.cpu.library import available
 from spec_t5x.types import Array, Bool, Float32, Int, PyTree, UInt32
 
-# Number of columns of a panel of weights.
+# Number of columns of a panel, which is a block of a matrix's columns stored row after row.
 PANEL = 64
 
 _NONE = np.zeros(0, np.float32)
-# States ``[batch new embed]``, keys and values ``[batch heads length head_dim]``.
+# New states ``[batch new embed]``; the cache's keys and values ``[batch heads length head_dim]``.
 Extended = tuple[Float32[Array, "_ _ _"], Float32[Array, "_ _ _ _"], Float32[Array, "_ _ _ _"]]
 
 
@@ -24,13 +24,13 @@ class Matrix(NamedTuple):
 
     Attributes:
       panels: ``[panels, inner, PANEL]``, float32, bfloat16 or int8; or uint8 ``[panels, inner,
-        PANEL / 2]``, two numbers of int4 in each.
-      scales: ``[panels, groups, PANEL]``, one group of rows in int8, of 64 rows each in int4;
-        None in the others.
-      features: number of columns.
+        PANEL / 2]``, two int4 weights in each.
+      scales: factors ``[panels, groups, PANEL]`` of the columns: int8 has one group of all rows,
+        int4 a group for every 64 rows. None for float32 and bfloat16.
+      features: number of columns, without padding.
       bias: ``[features]``, added to a product; None for none.
-      num: number of tokens of each row to multiply; None for all. Results for the others are
-        zeros, and they do not enter a cache.
+      num: number of tokens of each batch row to multiply; None for all. Results for later tokens
+        are zeros, and their keys and values are not written to the cache.
     """
 
     panels: Array
@@ -53,15 +53,15 @@ class Norm(NamedTuple):
 
 
 def usable() -> bool:
-    """Tells whether the kernels are available, and the only device is a CPU."""
+    """Returns True if the kernels are available and a CPU is this process's only device."""
     return jax.default_backend() == "cpu" and jax.local_device_count() == 1 and available()
 
 
 def suit(params: PyTree) -> bool:
-    """Tells whether a model with these parameters can use the kernels.
+    """Returns True if a model with these parameters can use the kernels.
 
-    The kernels must be available, and the parameters float32 arrays on a CPU that is the only
-    device: on several devices each matrix would be gathered for the kernels.
+    The kernels must be available, and all parameters concrete float32 arrays on a CPU that is the
+    only device: on several devices each matrix would be gathered for the kernels.
     """
     leaves = jax.tree.leaves(params)
     if jax.local_device_count() > 1 or not leaves or not all(map(_is_suitable, leaves)):
@@ -76,9 +76,9 @@ def multiply(
     norm: Norm | None = None,
     residual: Float32[Array, "*rows features"] | None = None,
 ) -> list[Float32[Array, "*rows _"]]:
-    """Multiplies the inputs, normed first, by each matrix; reads the inputs once.
+    """Returns the products of the inputs, normed first if ``norm`` is given, with each matrix.
 
-    ``residual`` is added to the product with a single matrix.
+    With a single matrix, ``residual`` is added to the product.
     """
     rows = inputs.shape[:-1]
     shapes = [jax.ShapeDtypeStruct((*rows, matrix.features), jnp.float32) for matrix in matrices]
@@ -88,29 +88,29 @@ def multiply(
 def dot_with_table(
     inputs: Float32[Array, "*rows inner"], table: Array, num: Int[Array, ""] | None = None
 ) -> Float32[Array, "*rows vocab"]:
-    """Computes ``inputs @ table.T``; ``num`` as of ``Matrix``.
+    """Computes ``inputs @ table.T`` for the first ``num`` tokens of each row, as in ``Matrix``.
 
-    The table ``[vocab, inner]`` is float32, or uint16: the bits of bfloat16.
+    The table ``[vocab, inner]`` is float32, or uint16 with the bits of bfloat16 numbers.
     """
     shape = jax.ShapeDtypeStruct((*inputs.shape[:-1], table.shape[0]), jnp.float32)
     return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, _num_used(inputs, num), table)
 
 
 def normalize(inputs: Float32[Array, "*rows width"], norm: Norm) -> Float32[Array, "*rows width"]:
-    """Norms the inputs."""
+    """Applies the layer norm over the last axis."""
     shape = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
     return _of_layer("SpecT5XNormalize", shape, inputs, norm)
 
 
 def alone() -> bool:
-    """Tells whether the kernels are usable and no mesh is set."""
+    """Returns True if the kernels are usable and no mesh is set."""
     return jax.sharding.get_abstract_mesh().empty and usable()
 
 
 def summarize(
     values: Float32[Array, "*rows width"], with_sums: bool = True
 ) -> tuple[Int[Array, "*rows"], Float32[Array, "*rows"]]:
-    """Returns each row's argmax (the first of several), and ``log sum exp`` of the row.
+    """Returns each row's argmax (the first, if tied) and its ``log(sum(exp(values)))``.
 
     If ``with_sums`` is False, the second array is undefined.
     """
@@ -127,10 +127,10 @@ def standardize(
     top_p: float,
     least_temperature: float,
 ) -> Float32[Array, "*rows width"]:
-    """Computes the distribution to sample from, row by row, in few passes over a row.
+    """Returns the distribution that each row of logits is sampled from.
 
     It is the softmax at the row's temperature of the ``top_k`` largest logits, or its nucleus of
-    mass ``top_p`` (0 keeps all); up to ``least_temperature``, the argmax, the first of several.
+    mass ``top_p`` (0 keeps all). Up to ``least_temperature`` it is 1 at the first argmax.
     """
     shape = jax.ShapeDtypeStruct(logits.shape, jnp.float32)
     kept = {"top_k": np.int64(top_k), "top_p": np.float32(top_p)}
@@ -144,9 +144,9 @@ def compare(
     draft_probs: Float32[Array, "*batch drafts width"],
     factors: Float32[Array, "*batch rows"],
 ) -> tuple[Float32[Array, "*batch drafts"], Float32[Array, "*batch rows"]]:
-    """Computes ``sum min(p, q)`` and ``sum max(f p - q, 0)`` of rows, with a factor f for each.
+    """Returns ``sum(min(p, q))`` and ``sum(max(f * p - q, 0))`` of target p and draft q by row.
 
-    If the target has a row more than the draft, q is zero there.
+    ``factors`` are f. If the target has one row more than the draft, q is zero in that row.
     """
     shapes = [jax.ShapeDtypeStruct(a.shape[:-1], jnp.float32) for a in (draft_probs, target_probs)]
     return tuple(_of_rows("SpecT5XCompare", shapes, target_probs, draft_probs, factors))
@@ -155,7 +155,7 @@ def compare(
 def sample(
     probs: Float32[Array, "*rows width"], uniforms: Float32[Array, "*rows 2"]
 ) -> Int[Array, "*rows"]:
-    """Samples a token of each row, by two numbers in [0, 1): ``distributions.sample_at``."""
+    """Samples a token of each row with two uniform numbers, as ``distributions.sample_at``."""
     shape = jax.ShapeDtypeStruct(probs.shape[:-1], jnp.int32)
     return _of_rows("SpecT5XSample", shape, probs, uniforms)
 
@@ -165,7 +165,7 @@ def sample_residual(
     draft_probs: Float32[Array, "*rows width"],
     uniforms: Float32[Array, "*rows 2"],
 ) -> Int[Array, "*rows"]:
-    """Samples a token of ``max(p - q, 0)`` of each row, of p where that is zero."""
+    """Samples a token of each row from ``max(p - q, 0)``, or from p if that is zero everywhere."""
     shape = jax.ShapeDtypeStruct(target_probs.shape[:-1], jnp.int32)
     return _of_rows("SpecT5XSampleResidual", shape, target_probs, draft_probs, uniforms)
 
@@ -173,7 +173,7 @@ def sample_residual(
 def threefry(
     keys: UInt32[Array, "*rows 2"], counts: UInt32[Array, "*rows"]
 ) -> UInt32[Array, "*rows 2"]:
-    """Computes Threefry-2x32 of ``(0, count)``, under a key of two words each, as JAX does."""
+    """Returns JAX's Threefry-2x32 hash of ``(0, count)`` under each key of two words."""
     return _of_rows("SpecT5XThreefry", jax.ShapeDtypeStruct(keys.shape, jnp.uint32), keys, counts)
 
 
@@ -187,17 +187,17 @@ def extend_attention(
     bias: Float32[Array, "heads length"] | None,
     scale: float = 1.0,
 ) -> Extended:
-    """Adds a layer's self-attention over normed ``states`` to them.
+    """Computes ``states + self_attention(norm(states))`` of new tokens over a cache.
 
     New keys and values are written at ``starts``, then the query at position p attends to
     positions 0 … p of its row. The cost grows with the text, not with the cache's length.
 
     Args:
-      states, norm: states of the new tokens, and their norm.
-      matrices: those of queries, keys, values and of the output.
+      states, norm: states of the new tokens, and the norm applied before attention.
+      matrices: maps to queries, keys and values, and the output map.
       keys, values: the cache, updated in place.
       starts: position of each row's first new token.
-      bias: added to the scores by distance; None for none.
+      bias: added to the scores; indexed by the distance of key and query; None for none.
       scale: factor of the scores before the bias.
     """
     return _extended("SpecT5XExtend", states, norm, matrices, (keys, values, starts), bias, scale)
@@ -215,9 +215,9 @@ def extend_attention_nodes(
     bias: Float32[Array, "heads slots"] | None,
     scale: float = 1.0,
 ) -> Extended:
-    """Computes ``extend_attention`` of tokens of any positions (``interfaces.Nodes``).
+    """Computes ``extend_attention`` for tokens of a tree or of beams (``interfaces.Nodes``).
 
-    The results have, bit for bit, the values of ``extend_attention`` at the end of each text.
+    Results are, bit for bit, those of ``extend_attention`` at the end of each token's own text.
     """
     places = keys, values, slots, slot_positions, visible
     return _extended("SpecT5XExtendNodes", states, norm, matrices, places, bias, scale)
@@ -232,10 +232,10 @@ def source_attention(
     mask: Float32[Array, "inputs source"],
     scale: float = 1.0,
 ) -> Float32[Array, "batch new embed"]:
-    """Adds a layer's attention to sources over normed ``states`` to them.
+    """Computes ``states + cross_attention(norm(states))`` over encoded sources.
 
-    Consecutive rows share a source. ``matrices`` are those of queries and of the output; ``mask``
-    is added to the scores, negative for padding.
+    Each source serves ``batch / inputs`` consecutive rows. ``matrices`` are the maps of queries and
+    of the output; ``mask`` is added to the scores and is negative for padding.
     """
     shape, given = jax.ShapeDtypeStruct(states.shape, jnp.float32), (keys, values, mask)
     options = {"scale": np.float32(scale)}
@@ -251,9 +251,9 @@ def whole_attention(
     head_dim: int,
     scale: float = 1.0,
 ) -> Float32[Array, "batch length embed"]:
-    """Adds a layer's attention over whole sequences of normed ``states`` to them.
+    """Computes ``states + self_attention(norm(states))`` of whole sequences, without a cache.
 
-    Each token attends to the ``allowed`` ones; ``matrices`` as of ``extend_attention``.
+    A query attends to the keys that ``allowed`` marks; ``matrices`` as in ``extend_attention``.
     """
     shape, given = jax.ShapeDtypeStruct(states.shape, jnp.float32), (allowed, bias)
     options = {"scale": np.float32(scale), "head_dim": np.int64(head_dim)}
@@ -261,7 +261,7 @@ def whole_attention(
 
 
 def _of_rows(name: str, shapes, *arrays: Array, **options):
-    """Calls a kernel that computes each row by itself."""
+    """Calls a kernel that computes each row alone, so that ``vmap`` may add rows."""
     call = jax.ffi.ffi_call(name, shapes, vmap_method="broadcast_all")
     return call(*arrays, **options)
 
@@ -284,7 +284,7 @@ def _of_layer(
 ):
     """Calls a kernel on a layer's inputs, their norm, further arrays, and matrices."""
     norm = Norm(_NONE, 0.0) if norm is None else norm
-    # Panels, scales and biases of all.
+    # The kernels take all panels first, then all scales, then all biases.
     parts = [m.panels for m in matrices], [m.scales for m in matrices], [m.bias for m in matrices]
     num = _num_used(inputs, matrices[0].num if matrices else None)
     operands = inputs, num, norm.scale, norm.bias, *given, *itertools.chain(*parts)
@@ -298,7 +298,7 @@ def _of_layer(
 
 
 def _num_used(inputs: Array, num: Int[Array, ""] | None) -> Int[Array, ""]:
-    """Returns the number of tokens of ``inputs [..., new, width]`` to compute."""
+    """Returns ``num``, or if None the number of tokens of ``inputs [..., new, width]``."""
     return jnp.int32(inputs.shape[-2] if inputs.ndim > 1 else 1) if num is None else num
 
 

@@ -1,8 +1,8 @@
-"""The blocks of the core's layers in one or two calls of the kernels each.
+"""Blocks of the core's layers (norm, attention, MLP) as one or two calls of the kernels each.
 
-``intercept`` takes the place of methods of the networks (``flax.linen.intercept_methods``): those
-of ``BLOCKS``, whose weights are in panels. Attention with more than T5's traits, a scale and
-biases is left to the networks, whose maps are products with panels all the same.
+``intercept`` replaces the methods in ``BLOCKS`` (see ``flax.linen.intercept_methods``) in networks
+whose weights are packed in panels. The network itself computes attention with traits beyond T5's,
+a scale and biases, although its query, key, value and output maps are products with panels.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from spec_t5x.types import Array
 
 
 def intercept(plain: Callable, args: tuple, kwargs: dict, context: InterceptorContext) -> Any:
-    """Calls the block that takes the place of a method, or else the method itself."""
+    """Calls the replacement of a network's method in ``BLOCKS``, or else the method."""
     for kind, name in BLOCKS:
         if context.method_name == name and isinstance(context.module, kind):
             return BLOCKS[kind, name](plain, context.module, *args, **kwargs)
@@ -36,7 +36,7 @@ def _normalize(plain: Callable, norm: RMSNorm, inputs: Array) -> Array:
 
 
 def _attend(plain: Callable, layer: SelfAttentionLayer, states: Array, bias, deterministic: bool):
-    """Computes the attention of an encoder's layer."""
+    """Computes attention of an encoder's layer, by XLA if it has dropout or other traits."""
     attention = layer.attention
     if not (deterministic and isinstance(bias, PairBias) and _is_plain(attention.traits)):
         return plain(states, bias, deterministic)
@@ -72,7 +72,7 @@ def _attend_to_source(
     if not _is_plain(attention.traits):
         return plain(states, cache, cross_bias)
     maps = _matrix(attention.query), _matrix(attention.out)
-    # One bias for all heads and queries: padding of the source.
+    # The bias masks the source's padding, so it is the same for all heads and queries.
     source = cache.cross_keys, cache.cross_values, cross_bias[:, 0, 0]
     norm = _norm(layer.pre_cross_attention_layer_norm)
     return calls.source_attention(states, norm, maps, *source, attention.traits.scale)
@@ -82,7 +82,7 @@ def _empty_cache(plain: Callable, layer: DecoderLayer, encoded: Array, max_lengt
     cache = plain(encoded, max_length)
     if not _is_plain(layer.source_attention.traits):
         return cache
-    # As the kernels read them: a loop would have them laid out anew in every round.
+    # Row-major, as the kernels read: otherwise a loop copies both in every iteration.
     keys, values = (
         with_layout_constraint(array, Layout((0, 1, 2, 3)))
         for array in (cache.cross_keys, cache.cross_values)
@@ -98,7 +98,7 @@ def _feed_forward(
     mlp, post_norm = layer.mlp, layer.post_mlp_layer_norm
     names = [*mlp.map_names, "wo"]
     *maps, output = (_with_bias(mlp.get_variable("params", name)) for name in names)
-    # One call: threads are woken once, and the short ones do not wait for one another.
+    # One call for all maps wakes the threads once, and short products run side by side.
     branches = calls.multiply(states, maps, _norm(layer.pre_mlp_layer_norm))
     hidden = activated(mlp.activations, branches)
     if post_norm is None:
@@ -117,7 +117,7 @@ BLOCKS: dict[tuple[type, str], Callable] = {
 
 
 def _is_plain(traits: Traits) -> bool:
-    """Tells whether the kernels compute attention with these traits."""
+    """Returns True if attention has no traits but a scale and biases."""
     return traits == Traits(scale=traits.scale, use_bias=traits.use_bias)
 
 

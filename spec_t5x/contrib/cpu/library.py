@@ -1,4 +1,4 @@
-"""Compiles the kernels with the machine's C++ compiler, once, and registers them with XLA."""
+"""Library of the kernels: compiled by the machine's C++ compiler once, and registered with XLA."""
 
 import ctypes
 import functools
@@ -21,22 +21,22 @@ from spec_t5x.machine.progress import doing
 
 log = logging.getLogger(__name__)
 
-# "0" keeps to XLA's own operations.
+# Environment variable that disables the kernels if it is "0".
 SWITCH = "SPEC_T5X_CPU_KERNELS"
 
 _SOURCE = Path(__file__).with_name("decoder_kernels.cc")
-# Besides flags for this very processor, a hash of which is in the library's name.
+# Compiler flags; ``_compile`` adds one for this processor.
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
-# Time limit for another process that compiles them, in seconds.
+# Time to wait while another process compiles the kernels, in seconds.
 _PATIENCE = 300
 _NO_COMPILER = "there is no C++ compiler: install g++ or clang++, or set CXX"
 
 
 @functools.cache
 def available() -> bool:
-    """Tells whether the kernels can be called; the first call compiles and registers them.
+    """Returns True if the kernels can be called; the first call compiles and registers them.
 
-    If they cannot be called, the reason is logged once as a warning, with the remedy.
+    If they cannot be built, the reason and a remedy are logged once, as a warning.
     """
     if os.environ.get(SWITCH) == "0":
         return False
@@ -57,7 +57,7 @@ def available() -> bool:
 
 
 def state() -> tuple[bool, str]:
-    """Tells whether the kernels are used, and why or why not; compiles nothing."""
+    """Returns True if the kernels are or will be used, and the reason; compiles nothing."""
     if os.environ.get(SWITCH) == "0":
         return False, f"switched off by {SWITCH}=0"
     compiler = _compiler()
@@ -68,21 +68,21 @@ def state() -> tuple[bool, str]:
     except (OSError, subprocess.CalledProcessError) as error:
         return False, f"{compiler[0]} cannot be run ({error}): set CXX"
     if not library.exists():
-        return True, f"{compiler[0]} compiles them at first use, once, in about ten seconds"
+        return True, f"{compiler[0]} compiles them once, at first use, in about ten seconds"
     if available():
         return True, "compiled"
     return False, f"{library} cannot be loaded: remove it"
 
 
 def build(compiler: Sequence[str], directory: Path) -> Path:
-    """Returns the compiled library in ``directory``, which is made if absent.
+    """Returns the path of the library in ``directory``; compiles the library if it is absent.
 
-    Of several processes that build it at once, one compiles and the others wait. ``compiler`` is
-    the program and its first arguments.
+    If several processes build at once, one compiles and the others wait. ``compiler`` is the
+    program and its first arguments.
 
     Raises:
-      OSError: the directory cannot be written to, or the compiler not run.
-      subprocess.CalledProcessError: the compiler refuses.
+      OSError: the directory cannot be written, the compiler cannot be run, or the wait timed out.
+      subprocess.CalledProcessError: the compiler fails.
     """
     library = _place(compiler, directory)
     if library.exists():
@@ -91,7 +91,7 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
     what = f"compiling the kernels for this processor, which is done once (kept in {directory})"
     with doing(log, what), FileLock(directory / ".lock", timeout=_PATIENCE):
         if not library.exists():
-            # A killed process leaves no half of a library.
+            # Renamed when complete: a killed process leaves no partial library.
             with tempfile.TemporaryDirectory(dir=directory) as place:
                 made = Path(place) / library.name
                 _compile(compiler, made)
@@ -100,22 +100,22 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
 
 
 def _place(compiler: Sequence[str], directory: Path) -> Path:
-    """Returns the path of the compiled library."""
+    """Returns the library's path: source, flags, processor and versions are hashed in its name."""
     described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, native()))
     digest = hashlib.sha256(described.encode() + _SOURCE.read_bytes()).hexdigest()[:24]
     return directory / f"decoder_kernels_{digest}.so"
 
 
 def _kept_or_built(compiler: Sequence[str]) -> Path:
-    """Builds the library in the user's cache or, if that fails, for this process alone."""
+    """Returns the library in the user's cache or, if that cannot be written, in a temporary one."""
     directory = user_cache() / "kernels"
     try:
         return build(compiler, directory)
-    # File systems without locks raise the second.
+    # File systems without locks raise NotImplementedError.
     except (OSError, NotImplementedError) as error:
         log.warning(
-            "every start compiles the kernels, %s cannot be written (%s): set XDG_CACHE_HOME to "
-            "another place",
+            "the kernels are compiled at every start because %s cannot be written (%s): set "
+            "XDG_CACHE_HOME to another directory",
             directory,
             error,
         )
@@ -128,20 +128,20 @@ def _compile(compiler: Sequence[str], library: Path) -> None:
         return subprocess.run([*command, "-o", str(library)], capture_output=True, text=True)
 
     first = run("-march=native")
-    # Apple's clang has another name for it on Apple's processors.
+    # On Apple's processors, Apple's clang accepts only -mcpu=native.
     if first.returncode and run("-mcpu=native").returncode:
         first.check_returncode()
 
 
 def _compiler() -> list[str] | None:
-    """Returns ``CXX`` with its arguments, or the system's compiler if that program is missing."""
+    """Returns the command of the compiler: ``CXX`` with its arguments, or g++, or clang++."""
     given = os.environ.get("CXX", "")
     wanted = given.split()
     for command in filter(None, (wanted, ["g++"], ["clang++"])):
         if shutil.which(command[0]):
             if wanted and command is not wanted:
                 log.warning(
-                    "CXX is %r and there is no such program: %s compiles the kernels",
+                    "CXX is %r, which is not found: %s compiles the kernels",
                     given,
                     command[0],
                 )
@@ -156,7 +156,7 @@ def _version(compiler: Sequence[str]) -> str:
 
 def _say_slow(why: str) -> None:
     log.warning(
-        "decoding on this CPU takes longer than it could, %s (%s=0 says that this is meant)",
+        "decoding on this CPU is slower than it could be: %s (%s=0 silences this)",
         why,
         SWITCH,
     )

@@ -1,4 +1,4 @@
-"""The kernels as an ``Operations`` of the core."""
+"""Implementation of the core's ``Operations`` by the CPU kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,43 +15,43 @@ from spec_t5x.types import Array, Float32, Int, PyTree, UInt32
 
 
 class CpuOperations(Operations):
-    """Kernels for models in float32 on the only device, a CPU."""
+    """Operations by kernels, for float32 models in processes whose only device is a CPU."""
 
     platform = "cpu"
     skips = True
 
     def usable(self, dtype: str) -> bool:
-        """Tells whether the kernels are available, and this process has one device, a CPU."""
+        """Returns True if ``dtype`` is float32 and the kernels can run on this process's device."""
         return dtype == "float32" and calls.usable()
 
     def suit(self, params: PyTree, dtype: str) -> bool:
-        """Tells whether the parameters are packed, or float32 arrays on the only device."""
+        """Returns True if the parameters are packed, or float32 arrays that kernels can use."""
         return panels.is_packed(params) or (dtype == "float32" and calls.suit(params))
 
     def pack(self, params: PyTree) -> PyTree:
-        """Packs matrices in panels, and embeddings at the width they need."""
+        """Packs matrices in panels, and embeddings in bfloat16 if that is exact."""
         return panels.pack(params)
 
     def packed(self, name: str, param: Array) -> Array | Form:
-        """Packs one parameter."""
+        """Packs one parameter, as ``pack`` does, by the last part of its path."""
         return panels.packed(name, param)
 
     def first(self, model: PyTree, num: Int[Array, ""]) -> PyTree:
-        """Limits the products to the first ``num`` tokens of each row; other results are zeros."""
+        """Returns the model with products limited to the first ``num`` tokens of each row."""
         return panels.first(model, num)
 
     def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
-        """Calls a method of a network, whose layers the kernels compute."""
+        """Calls a network's ``method`` with packed weights; kernels compute its layers."""
         with nn.intercept_methods(layers.intercept):
             return super().apply(module, weights, *args, method=method)
 
     def kernel(self, name: str, *arrays: Array) -> Callable | None:
-        """Returns a kernel over a vocabulary or of a hash, if the only device is a CPU."""
+        """Returns the kernel that replaces function ``name`` of ``sampling``; None if none fits."""
         suit = all(array.dtype in (jnp.float32, jnp.uint32) for array in arrays)
         return _KERNELS.get(name) if suit and calls.alone() else None
 
     def state(self) -> tuple[bool, str]:
-        """Tells whether the kernels are used, or why not; compiles nothing."""
+        """Returns ``library.state()``."""
         return library.state()
 
 
@@ -77,7 +77,7 @@ def _hashed_uniforms(words: UInt32[Array, "2"], *, num: int) -> Float32[Array, "
     return fractions(hashed[:, 0], hashed[:, 1])
 
 
-# Kernels by the names of functions of ``sampling``.
+# Kernels by the name of the function of ``sampling`` that each replaces.
 _KERNELS: dict[str, Callable] = {
     "argmax": lambda values: calls.summarize(values, with_sums=False)[0],
     "excess": lambda factors, target, draft: calls.compare(target, draft, factors)[1],

@@ -1,9 +1,8 @@
-"""Weights packed for the kernels: matrices in panels, embeddings at the width they need.
+"""Weights packed for the kernels: matrices in panels, embeddings in bfloat16 or float32.
 
-The kernels read panels of 64 columns, each stored row after row: memory is read from front to
-back. A matrix whose values are all numbers of bfloat16, as of a checkpoint stored in it, is held in
-bfloat16 and widened in registers. That is exact: every product has the bits that the float32
-matrix gives.
+A panel is 64 columns of a matrix, stored row after row, so that kernels read memory sequentially. A
+matrix whose values are all representable in bfloat16, as those of a bfloat16 checkpoint are, is
+stored in bfloat16 and widened in registers. Products are bit for bit those of the float32 matrix.
 """
 
 from typing import Any
@@ -20,7 +19,7 @@ from spec_t5x.contrib.cpu import calls
 from spec_t5x.models.weights import TABLES, Form, Rounded
 from spec_t5x.types import Array, Float, Float32, Int, Integer, PyTree
 
-# Numbers that are tested at a time.
+# Number of values that ``_narrow`` tests at a time.
 _PART = 1 << 18
 
 
@@ -28,10 +27,10 @@ _PART = 1 << 18
 class Panels(Form):
     """Matrix ``[inner, features]`` in panels of 64 columns, the last padded by zeros."""
 
-    # float32, bfloat16 or int8; or uint8, two numbers of int4 in each: the upper one is of the
-    # column half a panel further on.
+    # float32, bfloat16 or int8; or uint8 with two int4 weights: the low four bits are column c of
+    # the panel, the high four bits column c + 32.
     panels: Float[Array, "panels inner columns"] | Integer[Array, "panels inner columns"]
-    # Scales of rounded weights, the padding's too.
+    # Scales of rounded weights, padded like the panels; None for float32 and bfloat16.
     scales: Float[Array, "panels groups width"] | None
     features: int = flax.struct.field(pytree_node=False)
     # Number of tokens of each row to multiply; None for all.
@@ -39,7 +38,7 @@ class Panels(Form):
 
     @classmethod
     def pack(cls, matrix: Float32[Array, "inner features"] | Rounded) -> "Panels":
-        """Packs a matrix on the host, in bfloat16 if that holds its values exactly."""
+        """Packs a matrix on the host: a float32 one in bfloat16 if that is exact."""
         if isinstance(matrix, Rounded):
             values = np.asarray(matrix.values)
             scales = jnp.asarray(_in_panels(np.asarray(matrix.scales)))
@@ -67,7 +66,7 @@ class Panels(Form):
     unpacked = matrix
 
     def for_kernels(self, bias: Float32[Array, "features"] | None = None) -> calls.Matrix:
-        """Returns the matrix, with a bias, as an argument of the kernels."""
+        """Returns the kernels' argument for this matrix and a bias that they add."""
         return calls.Matrix(self.panels, self.scales, self.features, bias, self.num)
 
     def times(self, inputs: Float32[Array, "*rows inner"]) -> Float32[Array, "*rows features"]:
@@ -75,15 +74,15 @@ class Panels(Form):
         return calls.multiply(inputs, [self.for_kernels()])[0]
 
     def rounded(self, bits: int) -> "Panels":
-        """Rounds the matrix, in panels."""
+        """Returns the matrix rounded to ``bits`` bits (8 or 4), in panels."""
         return Panels.pack(Rounded.of(self.matrix(), bits))
 
 
 @flax.struct.dataclass
 class PackedEmbedding(Form):
-    """Embeddings, held as the bits of bfloat16 if that holds their values exactly.
+    """Table of embeddings, stored as the bits of bfloat16 if that is exact, else as float32.
 
-    XLA for CPUs would widen a whole table in bfloat16 for a few of its rows.
+    The bits are uint16, because XLA for CPUs widens a whole bfloat16 table to look up a few rows.
     """
 
     values: UInt16[Array, "vocab embed"] | Float32[Array, "vocab embed"]
@@ -92,13 +91,13 @@ class PackedEmbedding(Form):
 
     @classmethod
     def pack(cls, table: Float32[Array, "vocab embed"]) -> "PackedEmbedding":
-        """Packs a table on the host."""
+        """Packs a float32 table on the host."""
         values = _narrow(table)
         is_wide = values.dtype == np.float32
         return cls(jnp.asarray(table if is_wide else values.view(np.uint16)))
 
     def rows(self, tokens: Int[Array, "*shape"]) -> Float32[Array, "*shape embed"]:
-        """Looks tokens up."""
+        """Returns the embeddings of tokens."""
         return _widened(jnp.take(self.values, tokens, axis=0))
 
     def scores(self, states: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows vocab"]:
@@ -106,22 +105,22 @@ class PackedEmbedding(Form):
         return calls.dot_with_table(states, self.values, self.num)
 
     def output_layer(self, bits: int) -> Panels:
-        """Rounds the table as the output layer."""
+        """Returns the transposed table rounded to ``bits`` bits (8 or 4), as the output layer."""
         return Panels.pack(Rounded.of(self.unpacked().T, bits))
 
     def unpacked(self) -> Float32[Array, "vocab embed"]:
-        """Returns all embeddings."""
+        """Returns the whole table in float32."""
         return _widened(self.values)
 
 
 def pack(params: PyTree) -> PyTree:
-    """Packs float32 arrays on one CPU device, in a tree of T5X's names; packed ones are kept."""
+    """Packs kernels and embeddings of a float32 tree with T5X's names; other leaves are kept."""
     flat = flatten_dict(params)
     return unflatten_dict({path: packed(path[-1], leaf) for path, leaf in flat.items()})
 
 
 def packed(name: str, leaf: Float32[Array, "..."] | Form) -> Any:
-    """Packs one parameter, by the last part of its path."""
+    """Packs one parameter; ``name`` ends its path, for example 'kernel'."""
     if isinstance(leaf, Form):
         return leaf
     if name == "kernel":
@@ -131,12 +130,12 @@ def packed(name: str, leaf: Float32[Array, "..."] | Form) -> Any:
 
 
 def is_packed(params: PyTree) -> bool:
-    """Tells whether ``pack`` made this tree."""
+    """Returns True if any leaf of the tree is a ``Panels``."""
     return any(isinstance(leaf, Panels) for leaf in flatten_dict(params).values())
 
 
 def first(tree: PyTree, num: Int[Array, ""]) -> PyTree:
-    """Limits products of packed weights, or of a model, to ``num`` tokens of each row."""
+    """Returns the weights or model with products limited to the first ``num`` tokens of a row."""
     return jax.tree.map(
         lambda leaf: leaf.replace(num=num) if isinstance(leaf, Panels | PackedEmbedding) else leaf,
         tree,
@@ -155,7 +154,7 @@ def _in_panels(values: np.ndarray) -> np.ndarray:
 
 
 def _joined(panels: Array) -> Array:
-    """Inverts ``_in_panels``, but for the padding, which is kept."""
+    """Returns ``[rows, columns]`` of panels, padding included; the inverse of ``_in_panels``."""
     return jnp.swapaxes(panels, 0, 1).reshape(panels.shape[1], -1)
 
 

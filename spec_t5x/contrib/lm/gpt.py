@@ -1,9 +1,9 @@
-"""A GPT: a decoder alone, with GPT-2's layout (Radford et al. 2019).
+"""Network GPT: a decoder-only transformer with GPT-2's layout (Radford et al. 2019).
 
-It has learned absolute positions, layer norms with biases before each block, GELU, and an output
-layer that is the embedding again. The paper's language models are of this kind (section
-4.2: 97M and 6M parameters). The start token (id 0) is input only: its logit is ``MASKED``, so that
-it is never generated.
+A GPT has learned absolute positions, layer norms with biases before each block, GELU, and an output
+layer tied to the embedding by default. The paper's language models are GPTs (section 4.2: 97M and
+6M parameters). The start token (id 0) is input only: its logit is ``MASKED``, so that it is never
+generated.
 """
 
 import dataclasses
@@ -26,26 +26,26 @@ from spec_t5x.models.t5 import NetworkConfig, SelfAttentionLayer, without_added
 from spec_t5x.models.weights import rows
 from spec_t5x.types import Array, Float, Float32, Int
 
-# GPT-2's, for embeddings.
+# Standard deviation of new embeddings, as in GPT-2.
 _INIT_STDDEV = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class GPTConfig(NetworkConfig):
-    """Sizes of a GPT. The defaults are the paper's target of 97M parameters."""
+    """Sizes of a GPT; by default the paper's target of 97M parameters."""
 
     vocab_size: int = 8000
     emb_dim: int = 768
     num_heads: int = 12
     num_layers: int = 12
     mlp_dim: int = 3072
-    # Number of positions with embeddings, the start token's included.
+    # Number of learned positions, including the start token's.
     max_length: int = 512
-    # Whether the embedding is the output layer, too.
+    # If True, the output layer is the embedding.
     logits_via_embedding: bool = True
     dropout_rate: float = 0.1
     layer_norm_epsilon: float = 1e-5
-    # Type of the layers; parameters and logits are float32 regardless.
+    # Type that the layers compute in; parameters and logits are float32.
     dtype: str = "float32"
 
     has_source: ClassVar[bool] = False
@@ -59,8 +59,8 @@ class GPTConfig(NetworkConfig):
         super().__post_init__()
         if self.emb_dim % self.num_heads:
             raise InputError(
-                f"GPTConfig.emb_dim is {self.emb_dim} and num_heads {self.num_heads}: the heads "
-                "must divide it"
+                f"GPTConfig.emb_dim is {self.emb_dim} and num_heads {self.num_heads}: give an "
+                "emb_dim that num_heads divides"
             )
 
     @property
@@ -69,12 +69,12 @@ class GPTConfig(NetworkConfig):
         return self.emb_dim // self.num_heads
 
     def attention_traits(self, layer: int) -> Traits:
-        """Returns the traits of self-attention, whose scores are divided by ``sqrt(head_dim)``."""
+        """Returns the same traits for every layer: scores divided by ``sqrt(head_dim)``, biases."""
         return Traits(scale=self.head_dim**-0.5, use_bias=True)
 
 
 class GPT(nn.Module):
-    """GPT over whole sequences (``__call__``) and over a static cache (``extend``)."""
+    """Network that scores whole sequences (``__call__``) or extends a static cache (``extend``)."""
 
     config: GPTConfig
 
@@ -94,7 +94,7 @@ class GPT(nn.Module):
     def __call__(
         self, tokens: Int[Array, "batch length"], *, enable_dropout: bool = True
     ) -> Float32[Array, "batch length vocab"]:
-        """Returns logits after each token of whole sequences, which begin with the start token.
+        """Returns next-token logits of sequences that begin with the start token.
 
         Attention is causal, so that padding at the end needs no mask. Dropout draws from the
         ``dropout`` rng stream.
@@ -112,8 +112,8 @@ class GPT(nn.Module):
     ) -> tuple[Float[Array, "batch new embed"], DecoderOnlyCache]:
         """Feeds ``tokens[b]`` at position ``cache.lengths[b]``.
 
-        Returns the normed states after each, which ``logits`` takes, and the cache, longer by
-        ``new``. The caller ensures that ``lengths + new`` is within the cache.
+        Returns the normed states of the new tokens, which ``logits`` takes, and the cache, whose
+        lengths grow by ``new``. The caller ensures that ``lengths + new`` fits in the cache.
         """
         new = tokens.shape[1]
         embedded = self._embed(tokens, cache.lengths[:, None] + jnp.arange(new)[None, :])
@@ -123,14 +123,14 @@ class GPT(nn.Module):
     def extend_nodes(
         self, cache: DecoderOnlyCache, nodes: Nodes
     ) -> tuple[Float[Array, "batch nodes embed"], DecoderOnlyCache]:
-        """Feeds tokens of any positions, each to a slot of the cache."""
+        """Feeds tokens of a tree or of beams to slots; returns normed states and the cache."""
         embedded = self._embed(nodes.tokens, nodes.positions)
         return self._extend(embedded, cache, in_slots(nodes))
 
     def logits(
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
-        """Computes the output layer: logits of normed states, in float32."""
+        """Applies the output layer to normed states; returns float32 logits."""
         if self.config.logits_via_embedding:
             logits = times_table(states, self.token_embedding)
         else:
@@ -142,7 +142,7 @@ class GPT(nn.Module):
         return self.final_layer_norm(outputs[-1]), cache
 
     def _embed(self, tokens, positions):
-        # Only drafts that will be discarded exceed the positions (``interfaces.check_positions``).
+        # Clips: only discarded drafts exceed the positions (``interfaces.check_positions``).
         placed = jnp.take(self.position_embedding, positions, axis=0, mode="clip")
         embedded = (rows(self.token_embedding, tokens) + placed).astype(self.config.dtype)
         return constrain(embedded, ("batch", "length", "embed"))
@@ -150,13 +150,13 @@ class GPT(nn.Module):
 
 @flax.struct.dataclass
 class GPTModel(TextModel):
-    """GPT that scores tokens against a static cache."""
+    """Target or draft model: a GPT with its parameters and a static cache."""
 
     network = GPT
 
     @property
     def max_positions(self) -> int:
-        """Number of tokens of a text that can be fed, the start token included."""
+        """Maximum number of tokens of a text, including the start token."""
         return self.config.max_length
 
 

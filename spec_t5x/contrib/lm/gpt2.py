@@ -1,6 +1,6 @@
-"""Hugging Face's GPT-2 directories, read without transformers.
+"""Format of Hugging Face's GPT-2 directories, which are read without transformers.
 
-Their ids are renumbered (``data.mapped_vocabulary``), and with them the embedding's rows.
+"Their" ids are the directory's; "ours" (``data.mapped_vocabulary``) number the embedding's rows.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ from spec_t5x.contrib.lm.gpt import GPTConfig
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
 from spec_t5x.errors import InputError
 
-# Both are the tanh approximation, which is what Flax calls gelu.
+# Two names for the tanh approximation, which Flax calls gelu.
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
-# Settings that change the network, and the values of the published GPT-2.
+# Settings that change the network, with the only supported values, those of GPT-2.
 _FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -52,7 +52,7 @@ _TOP = {
 }
 _IN_LAYER = {
     "pre_attention_layer_norm": ("ln_1", None),
-    # A joined projection, and which third of it.
+    # Queries, keys and values are thirds of one projection.
     "attention/query": ("attn.c_attn", 0),
     "attention/key": ("attn.c_attn", 1),
     "attention/value": ("attn.c_attn", 2),
@@ -64,9 +64,9 @@ _IN_LAYER = {
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a directory of transformers whose config.json holds ``values``; see ``formats``.
+    """Opens a directory whose config.json holds ``values``; see ``formats``.
 
-    Its ``bos_token_id`` and ``eos_token_id`` start and end a text.
+    A text starts with ``bos_token_id`` and ends with ``eos_token_id``.
     """
     config = _read_config(values, directory / CONFIG_NAME)
     num_ids, start_id, eos_id, *more = _ids(values, directory)
@@ -85,7 +85,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
             tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
         )
     return StoredModel(
-        # Unused tensors are refused by their names.
+        # Unused tensors keep their names, so that loading refuses them.
         tensors=tensors | {name: left[name] for name in left if name not in used},
         config=config,
         vocabulary=vocabulary,
@@ -95,7 +95,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 
 
 def _ours(path: str, tensor: Tensor, rows: np.ndarray, third: int | None) -> Tensor:
-    """Converts a tensor to our parameter ``path``; ``rows`` are their ids of ours."""
+    """Converts a tensor to our parameter ``path``; ``rows[i]`` is their id of our id i."""
     if path == "token_embedding":
         return renumbered(tensor, rows)
     if path == "logits_dense/kernel":
@@ -104,8 +104,8 @@ def _ours(path: str, tensor: Tensor, rows: np.ndarray, third: int | None) -> Ten
 
 
 def _third(tensor: Tensor, place: int) -> Tensor:
-    """Takes one of the three maps that are joined along the last axis."""
-    # In a damaged file it may be a scalar; the weights are checked later.
+    """Slices third ``place`` (0, 1 or 2) of the last axis, lazily."""
+    # A scalar in a damaged file gets width 0 and fails the later check of shapes.
     width = math.prod(tensor.shape[-1:]) // 3
 
     def read(index):
@@ -116,7 +116,7 @@ def _third(tensor: Tensor, place: int) -> Tensor:
 
 
 def _ids(values: dict[str, Any], directory: Path) -> list[int]:
-    """Returns their number of ids, the id that starts a text and those that end it."""
+    """Returns ``[num_ids, start_id, eos_id, …]`` in their numbering."""
     path, said = generation_config.said(directory, values)
     num_ids, eos = values["vocab_size"], said.get("eos_token_id")
     several = eos if isinstance(eos, list) and eos else [eos]
@@ -145,7 +145,7 @@ def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
     with describing(path, "GPT-2"):
         return GPTConfig(
-            # The start token has a separate row.
+            # Our start token has a row that theirs lacks.
             vocab_size=present["vocab_size"] + 1,
             emb_dim=present["n_embd"],
             num_heads=present["n_head"],
@@ -159,9 +159,9 @@ def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
 
 
 def _settled(tensors: dict[str, Tensor], config: GPTConfig) -> tuple[dict[str, Tensor], GPTConfig]:
-    """Returns the bare tensors, and the configuration with their output layer.
+    """Returns the tensors without prefixes and masks, and whether the output layer is tied.
 
-    As in transformers, a stored output layer is used even if config.json ties it.
+    As in transformers, a stored output layer that differs from the embedding overrides a tie.
     """
     bare = {
         name.removeprefix(_PREFIX): tensor for name, tensor in unwrapped(tensors, WRAPPERS).items()
@@ -176,7 +176,7 @@ def _settled(tensors: dict[str, Tensor], config: GPTConfig) -> tuple[dict[str, T
 
 
 def _names(config: GPTConfig) -> dict[str, tuple[str, int | None]]:
-    """Returns the tensor that holds each of our parameters, and the number of its third."""
+    """Returns the tensor of each of our parameters, and its third (0 to 2) or None if whole."""
     names = {path: (name, None) for path, name in _TOP.items()}
     if config.logits_via_embedding:
         del names["logits_dense/kernel"]

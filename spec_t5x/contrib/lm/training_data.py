@@ -1,4 +1,4 @@
-"""Lines of text to train a language model on."""
+"""Training data of language models: lines of text."""
 
 import dataclasses
 import logging
@@ -18,24 +18,24 @@ from spec_t5x.labs.training.run_data import TrainingData
 
 log = logging.getLogger(__name__)
 
-# Number of lines that a vocabulary is trained on, sampled from all.
+# Maximum number of lines, sampled from all, that a vocabulary is trained on.
 _SAMPLED_LINES = 400_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextOptions(TrainingData):
-    """Lines of text for a language model."""
+    """Settings of a language model's training data, one example for each line of text."""
 
     has_source = False
 
-    directory: str = "."  # the files' names are relative to it
-    # Plain text or tab-separated, gzipped or not; each line one example.
+    directory: str = "."  # of the files below
+    # Plain or tab-separated text, optionally gzipped; each line is one example.
     train_files: Sequence[str]
     dev_files: Sequence[str] = ()
     columns: Sequence[int] = (0,)
     num_columns: int = 1
     max_length: int = 128  # tokens, EOS included
-    tokens_per_batch: int = 2048  # padded
+    tokens_per_batch: int = 2048  # including padding
 
     def __post_init__(self):
         super().__post_init__()
@@ -49,16 +49,16 @@ class TextOptions(TrainingData):
         return self.train_files if part == "train" else self.dev_files
 
     def name(self, part: str) -> str | None:
-        """Names the files."""
+        """Returns the file names of "train" or "dev", joined by commas; None if there are none."""
         return ", ".join(self._names(part)) or None
 
     @property
     def longest(self) -> tuple[int, int]:
-        """No source, and lines of ``max_length``."""
+        """Maximum lengths of source and text in tokens: ``(0, max_length)``."""
         return 0, self.max_length
 
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """Trains a WordPiece vocabulary."""
+        """Reads the WordPiece vocabulary in ``directory``; trains it first if it is absent."""
         path = directory / TOKENIZER_NAME
         if not path.is_file():
             lines = _sampled(self._lines("train"), _SAMPLED_LINES)
@@ -69,7 +69,7 @@ class TextOptions(TrainingData):
     def read(
         self, part: str, vocabulary: Vocabulary, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """Reads the lines, as pairs without a source."""
+        """Reads all lines as pairs without a source; ``seed`` and ``first`` are not used."""
         lines = ((None, line) for line in self._lines(part))
         return tokenise(lines, vocabulary, self.longest, name=self.name(part))
 
@@ -79,8 +79,8 @@ class TextOptions(TrainingData):
 
 
 def _sampled(texts: Iterable[str], size: int) -> list[str]:
-    """Draws ``size`` of the texts, each as likely as any other, without holding them all."""
-    # A separate generator: the sample does not depend on the training seed.
+    """Draws at most ``size`` texts uniformly by reservoir sampling; keeps only those in memory."""
+    # A fixed seed makes the vocabulary independent of the training seed.
     rng, sample = random.Random(0), []
     for number, text in enumerate(texts):
         if number < size:

@@ -1,8 +1,8 @@
-"""WordPiece vocabularies, as BERT (Devlin et al. 2019) and the paper's language models have.
+"""WordPiece vocabularies, as those of BERT (Devlin et al. 2019) and the paper's language models.
 
-Text is lower-cased and split at spaces and punctuation; a piece that continues a word
-begins with ``##``. The reserved ids are those of every vocabulary here: [START] 0, which
-pads, [END] 1, [UNK] 2.
+Text is lower-cased and split at spaces and punctuation; a piece that continues a word begins with
+``##``. Special pieces have the ids of every vocabulary in this project: [START] 0 (also padding),
+[END] 1, [UNK] 2.
 """
 
 from collections.abc import Iterable
@@ -17,18 +17,18 @@ from spec_t5x.machine.atomic import write_whole
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
 
 SPECIAL_PIECES = ("[START]", "[END]", "[UNK]")
-# Letters of other scripts would take a piece each.
+# Maximum number of characters that get a piece: rarer ones, of other scripts, become [UNK].
 _ALPHABET = 500
 
 
 class WordPieceVocabulary(TokenizerVocabulary):
     """WordPiece vocabulary from a ``tokenizer.json`` that ``train_wordpiece`` wrote.
 
-    Upper case is lost in a text, and spaces beside punctuation are guessed.
+    Decoded text is in lower case, with spaces beside punctuation guessed.
     """
 
     def __init__(self, path: str | Path):
-        """Loads the file.
+        """Loads ``path``.
 
         Raises:
             InputError: the file is absent or damaged, or its first ids are not the special pieces.
@@ -51,12 +51,12 @@ class WordPieceVocabulary(TokenizerVocabulary):
 
 
 def train_wordpiece(texts: Iterable[str], path: str | Path, vocab_size: int) -> Path:
-    """Trains a vocabulary of ``vocab_size`` pieces, the special ones included, from lines of text.
+    """Trains a vocabulary of ``vocab_size`` pieces, including the special ones, on lines of text.
 
-    Writes the ``tokenizer.json`` at ``path``, which is returned.
+    Writes it to ``path`` as a ``tokenizer.json`` and returns ``path``.
 
     Raises:
-        InputError: the texts do not yield that many pieces.
+        InputError: the texts yield more or fewer pieces than ``vocab_size``.
     """
     learner = _tokenizer(models.WordPiece(unk_token=SPECIAL_PIECES[UNK_ID]))
     trainer = trainers.WordPieceTrainer(

@@ -1,4 +1,4 @@
-"""Medusa: heads on the target's last state that look several tokens ahead."""
+"""Medusa: draft heads that predict several tokens ahead from the target's decoder states."""
 
 from spec_t5x.registry import register
 

@@ -1,6 +1,6 @@
-"""Heads on disk, which belong to one target.
+"""Checkpoints of draft heads, each for one target.
 
-config.json          format, version, sizes, the target's marks, stored type
+config.json          format, version, sizes, fingerprint of the target, stored type
 heads.safetensors    wi [heads, 2 embed, hidden] and wo [heads, hidden, embed]
 """
 
@@ -28,9 +28,9 @@ _HEADS = DraftFormat(FORMAT, "heads.safetensors", "heads that spec-t5x train-hea
 
 
 def save_heads(directory: str | Path, params: PyTree, target: LoadedModel, **options: Any) -> None:
-    """Writes heads (the tree of ``network.Heads``) for a target, completely or not at all.
+    """Writes heads (parameters of ``network.Heads``) for a target, completely or not at all.
 
-    ``options`` are ``dtype``, ``extra`` and ``overwrite``, as of ``native.model_files.save_model``.
+    ``options`` are ``dtype``, ``extra`` and ``overwrite`` of ``native.model_files.save_model``.
     """
     num_heads, _, hidden_dim = np.shape(params["wi"])
     config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)
@@ -39,10 +39,10 @@ def save_heads(directory: str | Path, params: PyTree, target: LoadedModel, **opt
 
 
 def load_heads(directory_or_name: str | Path, target: LoadedModel) -> PyTree:
-    """Reads heads that ``save_heads`` wrote for this target, or packaged ones, in float32.
+    """Returns the float32 parameters of heads that ``save_heads`` wrote or that are packaged.
 
     Raises:
-        InputError: the directory holds no heads or damaged ones, or heads of another target.
+        InputError: the heads are absent, damaged, or trained for another target.
     """
     directory, metadata = read_config(directory_or_name, _HEADS)
     with describing(directory / CONFIG_NAME, "heads under 'heads'"):

@@ -1,6 +1,6 @@
-"""Heads on the target's last state as the draft: gamma tokens from one call.
+"""Draft by Medusa heads (arXiv 2401.10774): all tokens from one state of the target.
 
-Medusa (arXiv 2401.10774) with a chain of tokens; see ``network``.
+The proposal is a chain of tokens, not a tree; see ``network`` for the heads.
 """
 
 import flax.struct
@@ -18,40 +18,40 @@ from spec_t5x.types import Array, Int, PyTree
 
 @flax.struct.dataclass
 class MedusaDraft(Draft):
-    """Proposes with heads that predict 1, 2, … tokens ahead, all at once.
+    """Draft whose heads predict 1, 2, … tokens ahead in one call.
 
-    A head does not know the proposals of the heads before it: a call is cheap, and each further
-    token less likely to be right. At most one token for each head is proposed, and none in the
-    first iteration: the target has no state yet. The draft's state is each row's length then.
+    Heads do not see each other's proposals, so later tokens are less likely to be accepted. A head
+    proposes at most one token, and none in the first iteration, as the target has no state yet. The
+    draft's state is the length of each row's prompt, by which ``propose`` detects that iteration.
     """
 
     heads: T5Heads
-    # Settings that this draft samples with; None takes the target's.
+    # Sampling settings of the draft; None for the target's.
     settings: Sampling | None = None
 
     @property
     def vocab_size(self) -> int:
-        """Number of logits, the target's."""
+        """Size of the target's vocabulary, counted in logits."""
         return self.heads.module.config.vocab_size
 
     @property
     def traits(self) -> DraftTraits:
-        """Traits of a draft with one token for each head, from the target's states."""
+        """Traits: reads the target's states, and proposes at most one token per head."""
         num = self.heads.num_heads
         return DraftTraits(varies=True, max_worthwhile=num, uses_target_states=True)
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> Int[Array, "batch"]:
-        """Returns the prompts' lengths."""
+        """Returns the prompts' lengths, which are the draft's state."""
         return prompt_lengths(prompts)
 
     def propose(
         self, state: Int[Array, "batch"], context: Context, gamma: int
     ) -> tuple[Proposal, Int[Array, "batch"]]:
-        """Proposes a token of each of the first ``gamma`` heads, as far as there are heads."""
+        """Proposes one token of each of the first ``min(gamma, num_heads)`` heads."""
         num, settings = min(gamma, self.heads.num_heads), self.settings or context.settings
-        # Another draft may have requested states of more layers, which follow the last layer's.
+        # The last layer's features come first; other drafts may have requested more layers.
         at_last = context.lengths[:, None, None]
         states = jnp.take_along_axis(context.target_states, at_last, axis=1)[:, 0]
         states = states[:, : self.heads.module.config.emb_dim]

@@ -1,9 +1,9 @@
 """Heads that predict several tokens ahead from one decoder state.
 
 Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115) and Medusa (Cai et al. 2024,
-arXiv 2401.10774) add heads to a finished model: head i predicts token t + 1 + i from the state
-that token t was predicted from. These heads also see the embedding of token t, as Hydra's do
-(Ankner et al. 2024, arXiv 2402.05109), which the first of them would have to guess otherwise.
+arXiv 2401.10774) add heads to a trained model: head i, from 0, predicts token t + 1 + i from the
+state that token t was predicted from. As in Hydra (Ankner et al. 2024, arXiv 2402.05109), the heads
+also take the embedding of token t.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _fan_in_of_each_head = nn.initializers.variance_scaling(
 class HeadsConfig:
     """Sizes of the heads."""
 
-    # Width of the target's states, and number of its logits.
+    # Width of the target's states, and number of the target's logits.
     emb_dim: int
     vocab_size: int
     num_heads: int = 5
@@ -41,10 +41,10 @@ class HeadsConfig:
 
 
 class Heads(nn.Module):
-    """Residual blocks, one for each head: ``state + wo silu(wi [state; token])``.
+    """Residual blocks, one per head: ``state + wo silu(wi [norm(state); norm(token)])``.
 
-    The inputs of ``wi`` are normed, for any scale of a target's embedding. ``wo`` starts at zero:
-    a new head repeats the target's prediction of token t.
+    Norms make the heads independent of the scale of a target's embedding. ``wo`` is initialized to
+    zero, so that a new head repeats the target's prediction of token t.
     """
 
     config: HeadsConfig
@@ -56,7 +56,7 @@ class Heads(nn.Module):
         embedded: Float[Array, "batch length embed"],
         num: int,
     ) -> Float32[Array, "batch length num embed"]:
-        """Returns states of the first ``num`` heads, for the target's output layer.
+        """Returns the states of the first ``num`` heads, which the target's output layer takes.
 
         ``states`` are the target's normed decoder states, and ``embedded`` its embeddings of the
         tokens predicted from them.
@@ -79,17 +79,17 @@ class T5Heads:
     """Heads bound to their target, whose embedding and output layer they share."""
 
     params: PyTree
-    # The target's embedding and output layer, in a tree like its own.
+    # The target's embedding and output layer, at their paths in the target's parameters.
     shared: PyTree
     module: Heads = flax.struct.field(pytree_node=False)
     network: Transformer = flax.struct.field(pytree_node=False)
 
     @classmethod
     def create(cls, params: PyTree, target: T5Model) -> "T5Heads":
-        """Binds a tree ``{"wi": [heads, 2 embed, hidden], "wo": [heads, hidden, embed]}``.
+        """Binds parameters ``{"wi": [heads, 2 embed, hidden], "wo": [heads, hidden, embed]}``.
 
         Raises:
-          InputError: the heads are for states of another width.
+          InputError: the heads take states of another width than the target's.
         """
         num_heads, double_width, hidden_dim = params["wi"].shape
         width = target.config.emb_dim
@@ -111,7 +111,7 @@ class T5Heads:
 
     @property
     def num_heads(self) -> int:
-        """Number of tokens that the heads predict ahead."""
+        """Number of heads, which is the number of tokens that they predict ahead."""
         return self.module.config.num_heads
 
     def head_states(
@@ -120,10 +120,10 @@ class T5Heads:
         tokens: Int[Array, "batch length"],
         num: int,
     ) -> Float32[Array, "batch length num embed"]:
-        """Returns the states from which the first ``num`` heads predict.
+        """Returns the states of the first ``num`` heads, for ``output_logits``.
 
-        ``tokens`` were predicted from the target's normed decoder ``states``; head i, from 0,
-        predicts the token i + 1 positions later.
+        ``tokens`` are those predicted from the target's normed decoder ``states``; head i, from 0,
+        predicts the token i + 1 positions after each of them.
         """
         embedded = self._apply(
             tokens, method=lambda network, tokens: network.token_embedder(tokens)
@@ -133,7 +133,7 @@ class T5Heads:
     def output_logits(
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
-        """Applies the target's output layer to states of the target or of a head."""
+        """Returns logits: the target's output layer applied to states of the target or a head."""
         return self._apply(states, method=Transformer.logits)
 
     def head_logits(
@@ -141,7 +141,7 @@ class T5Heads:
     ) -> Float32[Array, "batch num vocab"]:
         """Returns the logits of the first ``num`` heads at one position of each row.
 
-        The output layer is applied once. The arguments are those of ``head_states``.
+        ``states`` and ``tokens`` are those of ``head_states`` at that position.
         """
         return self.output_logits(self.head_states(states[:, None], tokens[:, None], num)[:, 0])
 

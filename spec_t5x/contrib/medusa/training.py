@@ -1,11 +1,11 @@
-"""Training of draft heads for a target, by a gin file.
+"""Training of Medusa heads for a target, configured by a gin file.
 
     spec-t5x train-heads --gin_file=FILE.gin --gin.NAME=VALUE ...
 
-Head i learns the target's distribution of the token that is i + 1 positions further, because
-speculative decoding accepts by the overlap of the two distributions. The target reads each pair
-once, teacher-forced, for states and distributions. The output directory is that of
-``labs.training.run_train``, with ``heads/`` in place of ``model/``.
+Head i learns the target's distribution of the token i + 1 positions ahead, because the acceptance
+rate is the overlap of the two distributions. One teacher-forced call of the target gives states and
+distributions of a batch. The output directory has the layout of ``labs.training.run_train``, with
+``heads/`` in place of ``model/``.
 """
 
 import dataclasses
@@ -47,20 +47,20 @@ def train_heads(
     export_dtype: str = "bfloat16",
     vocabulary: str | None = None,
 ) -> TrainResult:
-    """Trains and exports draft heads; the target is not changed.
+    """Trains heads for a target, exports them to ``output_dir/heads`` and returns the result.
 
     Args:
-        output_dir: made if absent; a run in it is resumed.
+        output_dir: directory of the run; made if absent, and resumed if it holds a run.
         target: directory or packaged name of the model that the heads are for.
-        data: without a vocabulary: the target's is taken.
-        optimizer, options: see the classes.
-        num_heads: number of tokens that are predicted ahead.
+        data: the pairs; must not set a vocabulary, as the target's is used.
+        optimizer, options: see ``OptimizerOptions`` and ``TrainOptions``.
+        num_heads: number of heads, each one token further ahead.
         hidden_dim: width of each head's hidden layer.
         export_dtype: type of the exported parameters, 'bfloat16' or 'float32'.
-        vocabulary: for a target without one (T5X's checkpoints): a SentencePiece model or "bytes".
+        vocabulary: SentencePiece model or "bytes", for T5X checkpoints, which store none.
 
     Raises:
-        InputError: files, target or settings cannot be used.
+        InputError: the target is no T5, or files or settings are invalid.
     """
     data.check_inherits_vocabulary()
     directory = Path(output_dir)
@@ -84,14 +84,14 @@ def train_heads(
 
 @dataclasses.dataclass(frozen=True)
 class HeadsLearner(Learner):
-    """Draft heads of a target. Losses and accuracies are means over the heads."""
+    """Learner of a target's draft heads; losses and accuracies are means over heads."""
 
     config: HeadsConfig
     options: TrainOptions
     target: T5Model
 
     def init(self, key: Key[Array, ""]) -> PyTree:
-        """Returns new heads, which repeat the target's prediction one token too early."""
+        """Returns parameters of new heads, which all repeat the target's prediction of token t."""
         return self._variables(key)["params"]
 
     def _variables(self, key: Key[Array, ""]) -> PyTree:
@@ -99,14 +99,14 @@ class HeadsLearner(Learner):
         return Heads(self.config).init(key, state, state, self.config.num_heads)
 
     def shardings(self, mesh: Mesh) -> PyTree:
-        """Returns the shardings by the heads' logical axes."""
+        """Returns each parameter's sharding over the mesh, by the heads' logical axes."""
         shapes = jax.eval_shape(self._variables, jax.random.key(0))
         return declared_shardings(shapes["params"], shapes["params_axes"], mesh)
 
     def loss(
         self, params: PyTree, inputs: Inputs, key: Key[Array, ""] | None, target_params: PyTree
     ) -> LossSums:
-        """Returns ``heads_losses`` by the options; the heads have no dropout."""
+        """Returns ``heads_losses`` with the options' settings; ``key`` is unused (no dropout)."""
         target = self.target.with_params(target_params)
         return heads_losses(
             T5Heads.create(params, target),
@@ -125,13 +125,13 @@ def heads_losses(
     distillation_weight: float = 0.0,
     objective: str = "forward_kl",
 ) -> LossSums:
-    """Sums losses over heads and tokens; the settings are those of ``losses.token_losses``."""
+    """Sums ``losses.token_losses`` over heads; distillation weight and objective are passed on."""
     text = inputs[2]
     target_logits, _, states = read_target(target, inputs)
     of_heads = heads.head_states(states, text, heads.num_heads)
     sums = []
     for i in range(heads.num_heads):
-        # Head i predicts token t + 1 + i from the state of token t, and from the token.
+        # Head i predicts token t + 1 + i from the state and the embedding of token t.
         ahead = min(i + 1, text.shape[1])
         logits = heads.output_logits(of_heads[:, : text.shape[1] - ahead, i])
         theirs = target_logits[:, ahead:] if distillation_weight else None

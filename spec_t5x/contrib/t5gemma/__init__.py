@@ -1,4 +1,4 @@
-"""T5Gemma and T5Gemma 2: the network, and checkpoints of Hugging Face and of the gemma library."""
+"""T5Gemma and T5Gemma 2: network, and checkpoints of Hugging Face and of the gemma library."""
 
 from spec_t5x.registry import register
 

@@ -1,4 +1,4 @@
-"""T5Gemmas of the gemma library: trees that Orbax saved, without a configuration.
+"""Format of the gemma library's T5Gemmas: Orbax checkpoints without a configuration.
 
     encoder/embedder/input_embedding          [vocab, embed]; the decoder has another
     encoder/layer_0/attn/qkv_einsum/w         [3, heads, embed, head_dim], or, if queries share
@@ -7,8 +7,8 @@
     encoder/layer_0/mlp/gating_einsum         [2, embed, mlp] or [2, mlp, embed]
     encoder/layer_0/mlp/linear                [mlp, embed]
 
-Older files join the first keys of a path to one. The shapes determine the sizes; all else, also the
-ids that start and end a text, is the same in every published T5Gemma.
+Older files join the first keys of a path to one. The shapes determine the sizes; other settings and
+the special ids are the same in every published T5Gemma. "Our" names are those of ``network``.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ _OUTSIDE = {
     "decoder/final_norm/scale": "decoder/decoder_norm/scale",
     "encoder/final_norm/scale": "encoder/encoder_norm/scale",
 }
-# Our modules of a decoder's layer; an encoder's have no "self_".
+# Our modules of a decoder's layer, by theirs; names of an encoder's lack "self_".
 _MODULES = {
     "pre_attention_norm": "pre_self_attention_layer_norm",
     "attn": "self_attention",
@@ -55,7 +55,7 @@ _MODULES = {
     "mlp": "mlp",
     "post_ffw_norm": "post_mlp_layer_norm",
 }
-# Our maps, by the tensor of the gemma library that joins them.
+# Our maps, by the tensor of theirs that stacks them.
 _JOINED = {
     "q_einsum": ("query",),
     "kv_einsum": ("key", "value"),
@@ -67,13 +67,13 @@ _JOINED = {
 
 
 def is_gemma(location: Location) -> bool:
-    """Tells whether the directory holds a tree of the gemma library."""
+    """Returns True if the directory is an Orbax checkpoint with the gemma library's names."""
     path = location / METADATA_NAME
     return path.is_file() and b"input_embedding" in path.read_bytes()
 
 
 def open_model(location: Location, values: None = None) -> StoredModel:
-    """Opens a checkpoint of the gemma library, which has no config.json; see ``formats``."""
+    """Opens a checkpoint of the gemma library; ``values`` is None, as there is no config.json."""
     entries = {"/".join(keys): entry for keys, entry in orbax_entries(location).items()}
     theirs = {}
     for path, tensor in open_tensors(entries, str(location)).items():
@@ -95,13 +95,13 @@ def open_model(location: Location, values: None = None) -> StoredModel:
 
 
 def _infer_config(tensors: dict[str, Tensor], source: str) -> T5GemmaConfig:
-    """Returns the T5Gemma that has tensors of these shapes."""
+    """Returns the configuration whose parameters have the tensors' shapes."""
 
     def shape(path: str) -> tuple[int, ...]:
         if path not in tensors:
             raise InputError(
-                f"{source}: {path}, which determines the configuration, is not there: give a "
-                "T5Gemma of the gemma library, whole"
+                f"{source} lacks {path}, which determines the configuration: give a complete "
+                "T5Gemma of the gemma library"
             )
         return tensors[path].shape
 
@@ -133,7 +133,7 @@ def _infer_config(tensors: dict[str, Tensor], source: str) -> T5GemmaConfig:
 
 
 def _ours(path: str, tensor: Tensor, config: T5GemmaConfig) -> dict[str, Tensor]:
-    """Returns the parts of a tensor by our paths; an unknown one keeps its path, to be refused."""
+    """Splits a tensor into our parameters by path; an unknown path is kept for a later error."""
     if path in _OUTSIDE:
         return {_OUTSIDE[path]: tensor}
     match = _LAYER.fullmatch(path)
@@ -153,22 +153,22 @@ def _ours(path: str, tensor: Tensor, config: T5GemmaConfig) -> dict[str, Tensor]
 
 
 def _map(name: str, index: int, emb_dim: int, whole: np.ndarray) -> np.ndarray:
-    """Returns map ``index`` of those that the tensor ``name`` joins, as a matrix."""
+    """Returns map ``index`` of ``_JOINED[name]`` as a matrix ``[inner, features]``."""
     if name == "linear":
         return whole
     if name == "attn_vec_einsum":
         return whole.reshape(-1, whole.shape[-1])
     if name == "gating_einsum":
         return whole[index] if whole.shape[1] == emb_dim else whole[index].T
-    # Maps of heads ``[heads, embed, head_dim]``.
+    # ``[heads, embed, head_dim]`` to ``[embed, heads * head_dim]``.
     heads = whole if name == "q_einsum" else whole[index]
     return heads.transpose(1, 0, 2).reshape(heads.shape[1], -1)
 
 
 def _derived(tensor: Tensor, function: Callable[[np.ndarray], np.ndarray]) -> Tensor:
-    """Applies a function to a tensor, which is read whole for any slice of the result."""
+    """Returns the lazy result of a function; reading any slice reads the whole tensor."""
     everything = tuple(slice(0, length) for length in tensor.shape)
-    # A broadcast array takes no memory.
+    # A broadcast array, which takes no memory, gives the result's shape.
     shape = function(np.broadcast_to(np.float32(0), tensor.shape)).shape
 
     def read(index: Any) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Hugging Face's T5Gemma and T5Gemma 2 directories, without the parts for images.
+"""Format of Hugging Face's T5Gemma and T5Gemma 2 directories; parts for images are not read.
 
-config.json describes encoder and decoder separately.
+config.json describes encoder and decoder separately. "Our" names are those of ``network``.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from spec_t5x.models.binding import expected_shapes
 
 _KINDS = ("t5gemma", "t5gemma2")
 
-# Our sizes of a stack, and theirs.
+# Our sizes of a stack (encoder or decoder), and the names in config.json.
 _SIZES = {
     "emb_dim": "hidden_size",
     "num_heads": "num_attention_heads",
@@ -37,7 +37,7 @@ _SIZES = {
     "mlp_dim": "intermediate_size",
     "query_scalar": "query_pre_attn_scalar",
 }
-# Settings that our networks share between the stacks.
+# Settings that must be equal in both stacks, because the network has one value for both.
 _OF_BOTH = (
     "vocab_size",
     "hidden_activation",
@@ -52,7 +52,7 @@ _OF_BOTH = (
 _LAYER_KINDS = {"sliding_attention": LOCAL, "full_attention": GLOBAL}
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu", "silu": "silu", "relu": "relu"}
 
-# Our modules of a layer, as theirs; then the maps in them.
+# Our modules of a layer, and theirs; then the maps within a module.
 _MODULES = {
     "pre_attention_layer_norm": "pre_self_attn_layernorm",
     "attention": "self_attn",
@@ -80,9 +80,9 @@ _EMBEDDING = "model.decoder.embed_tokens.weight"
 _SOURCE_EMBEDDING = "model.encoder.embed_tokens.weight"
 _IMAGE_END = "model.encoder.embed_tokens.eoi_embedding"
 _LM_HEAD = "lm_head.out_proj.weight"
-# "model." begins their own names.
+# Prefixes to remove; "model." is part of the names here.
 _WRAPPERS = tuple(prefix for prefix in WRAPPERS if prefix != "model.")
-# Tensors with a row for each id.
+# Tensors with one row per token id.
 _TABLES = (_EMBEDDING, _SOURCE_EMBEDDING, _LM_HEAD)
 # T5Gemma 2's modules for images, and the decoder's copy of the embedding that ends one.
 _OF_IMAGES = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
@@ -90,7 +90,7 @@ _IMAGE_END_COPY = "model.decoder.embed_tokens.eoi_embedding"
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a directory of transformers whose config.json holds ``values``; see ``formats``."""
+    """Opens a directory whose config.json holds ``values``; see ``formats``."""
     ids = check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
     left, config = _settled(unwrapped(open_tensors(directory), _WRAPPERS), config, directory)
@@ -109,7 +109,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 
 
 def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Refuses models that would be decoded wrongly; returns ``special_ids``."""
+    """Raises ``InputError`` for settings that are not supported; returns ``special_ids``."""
     path = directory / CONFIG_NAME
     t5.check_whole(values, path)
     encoder, decoder = _stacks(values, path)
@@ -117,21 +117,21 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
         if encoder.get(name) != decoder.get(name):
             raise InputError(
                 f"{path} has {name} {encoder.get(name)!r} in its encoder and {decoder.get(name)!r} "
-                "in its decoder: give a model with one for both"
+                "in its decoder: give a model with the same value in both"
             )
     if decoder.get("attention_bias"):
-        raise InputError(f"{path} has attention_bias, which is not read: give one without")
+        raise InputError(f"{path} has attention_bias, which is not supported: give a model without")
     for rope in _ropes(decoder, values["model_type"]).values():
         if rope.get("rope_type", "default") not in ("default", "linear"):
             raise InputError(
-                f"{path} has positions of rope_type {rope['rope_type']!r}: supported are default "
-                "and linear"
+                f"{path} has rope_type {rope['rope_type']!r}: only 'default' and 'linear' are "
+                "supported"
             )
     return special_ids(values, directory)
 
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
-    """Reads the vocabulary of a checkpoint; None without files."""
+    """Reads the directory's vocabulary; returns None if it has no vocabulary files."""
     num_ids = _stacks(values, directory / CONFIG_NAME)[1]["vocab_size"]
     return _vocabulary(directory, num_ids, special_ids(values, directory))
 
@@ -141,13 +141,13 @@ def _vocabulary(directory: Path, num_ids: int, ids: dict[str, Any]) -> Vocabular
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Returns the ids that start, end and pad a text; see ``t5.special_ids``."""
+    """Returns the start, end and padding ids in config.json's numbering; see ``t5``."""
     _, decoder = _stacks(values, directory / CONFIG_NAME)
     return t5.special_ids(values | {"vocab_size": decoder.get("vocab_size")}, directory)
 
 
 def _stacks(values: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the settings of encoder and decoder, without nulls."""
+    """Returns the settings of encoder and decoder in config.json, without null entries."""
     with describing(path, "T5Gemma"):
         encoder, decoder = values["encoder"], values["decoder"]
         encoder = encoder.get("text_config", encoder)
@@ -158,7 +158,7 @@ def _stacks(values: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[st
 
 
 def _ropes(stack: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
-    """Returns the settings of rotations by kind of layer; version 4 had other names for them."""
+    """Returns rotary settings by kind of layer, from names of transformers 5 or of version 4."""
     ropes = stack.get("rope_parameters")
     if ropes is None:
         base = stack.get("rope_theta", 1e6 if kind == "t5gemma2" else 1e4)
@@ -203,9 +203,9 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
             layer_kinds=_layer_kinds(decoder, kind),
             encoder_layer_kinds=_layer_kinds(encoder, kind),
             window=decoder["sliding_window"],
-            # Transformers' windows.
+            # (before, after) of a position, as in transformers.
             encoder_reach=((window - 1) // 2, window // 2) if is_second else (window, window),
-            # T5Gemma 2's configuration has one, and its network does not use it.
+            # T5Gemma 2's config.json has a softcap that its network does not use.
             attention_softcap=0.0 if is_second else decoder.get("attn_logit_softcapping", 0.0),
             logits_softcap=decoder.get("final_logit_softcapping", 0.0),
             has_head_norms=is_second,
@@ -222,9 +222,9 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
 def _settled(
     tensors: dict[str, Tensor], config: T5GemmaConfig, directory: Path
 ) -> tuple[dict[str, Tensor], T5GemmaConfig]:
-    """Returns the text's tensors by one name each, and the configuration with their output layer.
+    """Returns text tensors without duplicates, and whether the output layer is tied.
 
-    As in transformers, a stored output layer is used even if config.json ties it.
+    As in transformers, a stored output layer that differs from the embedding overrides a tie.
     """
     left = {
         name.replace("encoder.text_model.", "encoder."): tensor
@@ -248,7 +248,7 @@ def _settled(
 
 
 def tensor_names(config: T5GemmaConfig) -> dict[str, tuple[str, bool]]:
-    """Returns their name of each of our parameters, and whether it is stored transposed."""
+    """Returns each of our parameters' name in the file, and True if stored transposed."""
     shared = _EMBEDDING if config.has_source_embedder else _SOURCE_EMBEDDING
     others = {
         "token_embedder/embedding": (shared, False),

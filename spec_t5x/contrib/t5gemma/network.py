@@ -1,9 +1,9 @@
 """T5Gemma and T5Gemma 2 (text): encoder-decoders made of Gemma 2 and Gemma 3.
 
 Zhang et al. 2025 (arXiv 2504.06225; T5Gemma 2: arXiv 2512.14856). The network is ``models.t5``'s
-with other parts: rotary positions, heads of keys that several heads of queries read, norms before
-and after each block, and layers that see a window of the text beside layers that see all of it.
-T5Gemma bounds its scores and logits (soft caps); T5Gemma 2 norms queries and keys instead, and
+with rotary positions, grouped-query attention, norms before and after each block, and *local*
+layers, which attend within a window, between *global* ones, which attend to the whole text. T5Gemma
+soft-caps attention scores and logits; T5Gemma 2 instead norms queries and keys, and its decoder
 attends to text and source in one softmax, with one set of maps.
 """
 
@@ -18,60 +18,60 @@ from spec_t5x.models.layers import GemmaNorm, RMSNorm
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import NetworkConfig
 
-# Kinds of layers, by what they see of a text.
+# Kinds of layers: attention within a window, or to the whole text.
 LOCAL, GLOBAL = "local", "global"
-# Sizes that may differ in the encoder.
+# Sizes that may differ between encoder and decoder.
 _OF_ENCODER = ("emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "query_scalar")
 
 
 @dataclasses.dataclass(frozen=True)
 class T5GemmaConfig(NetworkConfig):
-    """Sizes of a T5Gemma. The defaults are those of s-s."""
+    """Sizes of a T5Gemma or T5Gemma 2; by default those of T5Gemma s-s."""
 
     vocab_size: int = 256128
     emb_dim: int = 512
     num_heads: int = 8
-    # Heads of keys and values.
+    # Number of heads of keys and values, which divides ``num_heads``.
     num_kv_heads: int = 8
     head_dim: int = 64
     mlp_dim: int = 1024
     num_encoder_layers: int = 8
     num_decoder_layers: int = 8
-    # Scores are divided by its square root.
+    # Attention scores are divided by the square root of this number.
     query_scalar: int = 64
-    # The encoder's sizes; 0 for the decoder's.
+    # Sizes of the encoder; 0 takes the decoder's.
     encoder_emb_dim: int = 0
     encoder_num_heads: int = 0
     encoder_num_kv_heads: int = 0
     encoder_head_dim: int = 0
     encoder_mlp_dim: int = 0
     encoder_query_scalar: int = 0
-    # Kinds of layers, "local" and "global", repeated for all layers.
+    # Kinds ("local", "global") of the first layers; the sequence is repeated for the others.
     layer_kinds: Sequence[str] = (LOCAL, GLOBAL)
     encoder_layer_kinds: Sequence[str] = (LOCAL, GLOBAL)
-    # Positions that a token of the text sees in local layers, with its own; and those before and
-    # after its own that one of the source sees.
+    # Local layers: number of positions that a decoder token attends to, its own included, and
+    # numbers of positions before and after its own that an encoder token attends to.
     window: int = 4096
     encoder_reach: Sequence[int] = (4095, 4095)
-    # Base and factor of the rotations in local and in global layers.
+    # (base, factor) of the rotary positions in local and in global layers (``Rotary``).
     local_rotary: Sequence[float] = (10_000.0, 1.0)
     global_rotary: Sequence[float] = (10_000.0, 1.0)
-    # Bounds of scores and of logits; 0 for none.
+    # Soft caps of attention scores and of logits; 0 for none.
     attention_softcap: float = 50.0
     logits_softcap: float = 30.0
     # T5Gemma 2: norms of queries and keys, one attention to text and source, one embedding for
-    # both, and a separate embedding of the token that ends an image (0: none).
+    # both, and the id of the token that ends an image, which has a separate embedding (0: none).
     has_head_norms: bool = False
     merges_source: bool = False
     has_source_embedder: bool = True
     image_end_id: int = 0
     mlp_activations: Sequence[str] = ("gelu", "linear")
-    # Whether the embedding is the output layer, too.
+    # If True, the output layer is the token embedding.
     logits_via_embedding: bool = True
     dropout_rate: float = 0.0
-    # Type of the layers; parameters and logits are float32 regardless.
+    # Type that the layers compute in; parameters and logits are float32.
     dtype: str = "float32"
-    # For checkpoints with other special ids than T5's (``data.mapped_vocabulary``).
+    # Rows beyond the checkpoint's ids, if its special ids are not T5's (``mapped_vocabulary``).
     added_rows: int = 0
     layer_norm_epsilon: float = 1e-6
 
@@ -90,18 +90,18 @@ class T5GemmaConfig(NetworkConfig):
             if sizes["num_heads"] % sizes["num_kv_heads"]:
                 raise InputError(
                     f"T5GemmaConfig has {sizes['num_heads']} heads of queries and "
-                    f"{sizes['num_kv_heads']} of keys: these must divide those"
+                    f"{sizes['num_kv_heads']} of keys: the latter must divide the former"
                 )
         shares = self.merges_source or not self.has_source_embedder
         if shares and encoder["emb_dim"] != self.emb_dim:
             raise InputError(
                 f"T5GemmaConfig.encoder_emb_dim is {self.encoder_emb_dim} and emb_dim "
-                f"{self.emb_dim}: where the decoder shares its parts, give the same"
+                f"{self.emb_dim}: give the same, as encoder and decoder share parts"
             )
 
     @property
     def of_encoder(self) -> "T5GemmaConfig":
-        """The encoder's configuration."""
+        """Configuration whose sizes, kinds of layers and windows are the encoder's."""
         return _EncoderConfig(**vars(self) | self._encoder_sizes)
 
     @property
@@ -110,17 +110,17 @@ class T5GemmaConfig(NetworkConfig):
 
     @property
     def input_scale(self) -> float:
-        """Factor of the embeddings."""
+        """Factor of the input embeddings: ``sqrt(emb_dim)``."""
         return self.emb_dim**0.5
 
     @property
     def output_scale(self) -> float:
-        """Factor of the logits: the output layer is the stored embedding."""
+        """Factor of the states before a tied output layer: 1, unlike T5's."""
         return 1.0
 
     @property
     def source_traits(self) -> Traits:
-        """Traits of attention to the source, without rotation and window."""
+        """Traits of attention to the source, which has neither rotary positions nor a window."""
         return Traits(
             num_kv_heads=self.num_kv_heads,
             scale=self.query_scalar**-0.5,
@@ -129,7 +129,7 @@ class T5GemmaConfig(NetworkConfig):
         )
 
     def attention_traits(self, layer: int) -> Traits:
-        """Returns the traits of a layer's self-attention."""
+        """Returns the traits of self-attention in decoder layer ``layer``, counted from 0."""
         return self._traits(_kind(self.layer_kinds, layer), window=self.window)
 
     def _traits(self, kind: str, **seen) -> Traits:
@@ -140,7 +140,7 @@ class T5GemmaConfig(NetworkConfig):
         return dataclasses.replace(self.source_traits, rotary=Rotary(*self.global_rotary))
 
     def with_layers(self, *, encoder: Sequence[int], decoder: Sequence[int]) -> "T5GemmaConfig":
-        """Returns the configuration of these layers alone, each of its kind."""
+        """Returns the configuration of only these layers, which keep their kinds."""
         return dataclasses.replace(
             super().with_layers(encoder=encoder, decoder=decoder),
             layer_kinds=tuple(_kind(self.layer_kinds, layer) for layer in decoder),
@@ -149,7 +149,7 @@ class T5GemmaConfig(NetworkConfig):
 
 
 class _EncoderConfig(T5GemmaConfig):
-    """The encoder's sizes as the configuration's; local layers see both sides."""
+    """Configuration with the encoder's sizes; local layers attend to both sides."""
 
     def attention_traits(self, layer: int) -> Traits:
         return self._traits(_kind(self.encoder_layer_kinds, layer), reach=self.encoder_reach)
@@ -194,7 +194,7 @@ _T5GEMMA = {
 
 
 def _gemma2(*sizes, window: int, factor: float = 1.0) -> T5GemmaConfig:
-    """Makes a T5Gemma 2, with five layers that see a window to one that sees all."""
+    """Returns a T5Gemma 2's configuration, with five local layers before each global one."""
     return _gemma(
         *sizes,
         vocab_size=262144,

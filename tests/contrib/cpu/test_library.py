@@ -46,7 +46,7 @@ def test_the_compiler_is_cxx_or_one_that_exists(tmp_path, fake_compiler, monkeyp
     assert fake_compiler.read_text().startswith("-m64 -std=c++17")
     monkeypatch.setenv("CXX", "ccache g++")
     assert library._compiler() == ["g++"]
-    assert "CXX is 'ccache g++' and there is no such program: g++ compiles" in caplog.text
+    assert "CXX is 'ccache g++', which is not found: g++ compiles" in caplog.text
 
 
 def test_the_processor_goes_by_two_names(tmp_path, fake_compiler, monkeypatch):
@@ -65,7 +65,7 @@ def test_without_a_cache_directory_it_is_built_in_a_temporary_one(
     (tmp_path / "kernels").write_text("no directory")
     monkeypatch.setattr(library, "user_cache", lambda: tmp_path)
     assert library._kept_or_built(["g++"]).parent == temporary_cache()
-    assert "every start compiles the kernels" in caplog.text
+    assert "the kernels are compiled at every start" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_more_tokens_than_positions_are_refused_before_anything_is_compiled():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_heads": 3}, "emb_dim is 16 and num_heads 3: the heads must divide it"),
+        ({"num_heads": 3}, "emb_dim is 16 and num_heads 3: give an emb_dim that num_heads divides"),
         ({"num_layers": 0}, "num_layers is 0: give at least 1"),
         ({"dtype": "float16"}, "GPTConfig.dtype is 'float16'"),
     ],
