@@ -1,13 +1,13 @@
-"""Slots in bulk inference beside static batches: tokens a second and occupancy.
+"""Compares bulk inference in slots with static batches: tokens per second and occupancy.
 
     python -m benchmarks.bulk --target ende-target --draft transformer --data newstest2013.tsv.gz \\
         --batch_size 8 32 128 --gamma 0 4 --limit 1024 --json benchmarks/bulk_news.json
 
-Gamma 0 is plain decoding. All ways decode the same texts at temperature 0, in turn. Occupancy is
-the share of the rows in all target calls that had not ended; simulated, it follows from the calls
-that each text takes, were each call equally long. The host's share is what making answers adds to
-the time of the bursts. CTranslate2 decodes float32 weights in a separate process, with each of
-the batch sizes; the best of them counts.
+A slot is a row of a batch that takes the next text when its own has ended; gamma 0 is plain
+decoding. Each way decodes the same texts at temperature 0, in turn. Occupancy is the share of rows
+in target calls whose text had not ended; it is also simulated from the calls that each text takes.
+The host's share is the time added by making answers. CTranslate2 decodes with float32 weights in a
+separate process; its best batch size counts.
 """
 
 import argparse
@@ -35,12 +35,12 @@ from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.description import machine
 
-# An input's place, text and ids.
+# (index, text, token ids) of each input.
 Inputs = list[tuple[int, str, list[int]]]
 
 
 class StaticBatches(Engine):
-    """Batches that run until their slowest row has ended."""
+    """Engine that decodes static batches: each runs until its slowest row has ended."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -48,17 +48,17 @@ class StaticBatches(Engine):
 
 
 class Unanswered(Engine):
-    """Slots, with answers made of the last burst alone."""
+    """Engine with slots that makes no answers while it decodes, to time the bursts alone."""
 
     def collect(self):
-        """Forgets what came before the last burst."""
+        """Discards all but the newest burst under way; returns no answers."""
         while len(self.under_way) > 1:
             self.under_way.popleft()
         return []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints the table and keeps the figures as JSON if asked to; 2 for a mistake."""
+    """Measures, prints a table, writes JSON if asked to; returns 0, or 2 on an input error."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.bulk",
         description=__doc__,
@@ -66,14 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--target", default="ende-target", help="checkpoint (ende-target)")
-    add("--draft", default="transformer", help="as of generate (transformer)")
-    add("--data", required=True, metavar="FILE", help="as of benchmark")
+    add("--draft", default="transformer", help="draft, as for spec-t5x generate (transformer)")
+    add("--data", required=True, metavar="FILE", help="texts, as for spec-t5x benchmark")
     add("--limit", type=int, default=1024, help="texts to decode (1024)")
-    add("--batch_size", nargs="+", type=int, default=[8, 32, 128], help="rows (8 32 128)")
+    add("--batch_size", nargs="+", type=int, default=[8, 32, 128], help="rows per batch (8 32 128)")
     add("--gamma", nargs="+", type=gamma, default=[0, 4], help="drafts, or auto; 0 is plain (0 4)")
-    add("--repeats", type=int, default=3, help="of each (3)")
-    add("--ctranslate2", action="store_true", help="time it as well")
-    add("--json", type=Path, metavar="FILE", help="keep all figures there")
+    add("--repeats", type=int, default=3, help="timed rounds (3)")
+    add("--ctranslate2", action="store_true", help="time CTranslate2, too")
+    add("--json", type=Path, metavar="FILE", help="file for all figures")
     args = parser.parse_args(arguments)
     try:
         values = measure(args)
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all figures of a run, as JSON can hold them."""
+    """Measures all batch sizes and gammas; returns the figures as JSON values."""
     generator = Generator.load(args.target, args.draft)
     inputs = _inputs(generator, args)
     lines = [
@@ -100,7 +100,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             other = _CTranslate2(args.target, inputs, args.batch_size)
             others.append(held.enter_context(contextlib.closing(other)))
         for line in (*lines, *others):
-            # Compiled, and warm.
+            # A first round that is not kept: it compiles.
             line.time()
         for _ in range(args.repeats):
             for line in (*lines, *others):
@@ -120,14 +120,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _inputs(generator: Generator, args: argparse.Namespace) -> Inputs:
-    """Reads the first texts that the encoder takes."""
+    """Reads the first ``--limit`` texts that are short enough for the encoder."""
     options = GenerateOptions()
     texts = read_texts(TextSource(data=args.data), generator, options, args.limit)
     return [(place, text, generator.tokenize(text, options)) for place, text in enumerate(texts)]
 
 
 class _Line:
-    """One batch size and gamma: static batches and slots in turn."""
+    """Timings of one batch size and gamma, with static batches and with slots in turn."""
 
     def __init__(self, generator: Generator, inputs: Inputs, gamma: int | str, batch_size: int):
         self.generator, self.inputs = generator, inputs
@@ -136,11 +136,11 @@ class _Line:
         self.answers: dict[str, dict[int, Answer]] = {}
         self.costs: dict[GenerateOptions, Costs] = {}
         self.occupancy: dict[str, float] = {}
-        # The largest share of the processors that other programs used in a round.
+        # Largest share of the processors that other programs used in a round.
         self.beside = 0.0
 
     def time(self, *, keep: bool = False) -> None:
-        """Decodes everything in each way."""
+        """Decodes all inputs in each way; keeps the times if ``keep``."""
         others = OtherPrograms()
         for way, kind in (("batches", StaticBatches), ("slots", Engine), ("bursts", Unanswered)):
             engine = kind(self.generator, self.options, self.costs)
@@ -191,13 +191,13 @@ class _Line:
         }
 
     def _calls(self) -> list[int]:
-        """Returns the target calls of each text, longest sources first, as they are decoded."""
+        """Returns the target calls of each text in the order of decoding: longest source first."""
         ordered = sorted(self.inputs, key=lambda one: -len(one[2]))
         return [self.answers["slots"][place][0].target_calls for place, *_ in ordered]
 
 
 def simulated_batches(calls: Sequence[int], rows: int) -> float:
-    """Computes the occupancy of batches in this order, each as long as its longest row.
+    """Returns the occupancy of static batches of ``rows`` texts that take so many target calls.
 
     >>> simulated_batches([4, 2, 3], 2)
     0.6428571428571429
@@ -207,7 +207,7 @@ def simulated_batches(calls: Sequence[int], rows: int) -> float:
 
 
 def simulated_slots(calls: Sequence[int], rows: int) -> float:
-    """Computes the occupancy of slots that take the next text as soon as one has ended.
+    """Returns the occupancy of ``rows`` slots, each of which takes the next text when it is free.
 
     >>> simulated_slots([4, 2, 3], 2)
     0.9
@@ -219,7 +219,7 @@ def simulated_slots(calls: Sequence[int], rows: int) -> float:
 
 
 class _CTranslate2:
-    """All batch sizes of CTranslate2, in a separate process, apart from JAX's threads."""
+    """Timings of CTranslate2 at all batch sizes, in a process without JAX's threads."""
 
     def __init__(self, target: str, inputs: Inputs, batch_sizes: Sequence[int]):
         self._folder = tempfile.TemporaryDirectory()
@@ -267,7 +267,7 @@ def _translate(inputs, max_tokens: int, batch_size: int) -> tuple[float, list[li
 
 
 def table(values: Mapping[str, Any]) -> results.Table:
-    """Makes a table with a line for each batch size and gamma."""
+    """Makes a table with a line per batch size and gamma, from the result of ``measure``."""
     others = values["others"]
     best = max((other["tokens_per_second"] for other in others), default=None)
 
@@ -293,7 +293,7 @@ def table(values: Mapping[str, Any]) -> results.Table:
 
 
 def _same(row: Mapping[str, Any]) -> str:
-    # A pace looks at the draft when it pays, and statistics tell.
+    # Gamma auto varies with the timing, so answers' statistics differ even if texts are equal.
     if row["same_text"] and row["gamma"] == AUTO:
         return "texts"
     return "yes" if row["same_answers"] and row["same_text"] else "no"

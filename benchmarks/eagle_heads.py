@@ -1,4 +1,4 @@
-"""An EAGLE head, its parts, and other drafts, after equal steps and at best.
+"""Compares variants of an EAGLE head after equal training, and packaged drafts.
 
     python -m benchmarks.eagle_heads --data_dir data/ende --output_dir runs/heads \\
         --json benchmarks/eagle_heads.json
@@ -36,7 +36,7 @@ SETTINGS = {
     "TrainOptions.eval_period": 0,
     "TrainOptions.tensorboard": False,
 }
-# What is changed of gin_configs/runs/distill_ende_eagle.gin.
+# Bindings by which each variant differs from gin_configs/runs/distill_ende_eagle.gin.
 VARIANTS = {
     "head": {},
     "head, of the last states alone": {"HEAD_DEPTHS": ()},
@@ -49,7 +49,7 @@ VARIANTS = {
         "HEAD_DEPTHS": (),
     },
 }
-# By what they are called in the table, the drafts as they are packaged, and what needs no training.
+# Packaged drafts and drafts without training: values of ``--draft`` by name in the table.
 AT_BEST = {
     "ende-eagle": "eagle",
     "ende-draft": "transformer",
@@ -61,7 +61,7 @@ MEASURED = ("--temperature", "0", "--temperature", "1", "--gamma", "4", "--num_t
 
 
 def trained(data_dir: str, output_dir: Path) -> dict[str, str]:
-    """Trains all of them; returns the value of ``--draft`` by name."""
+    """Trains all variants; returns the values of ``--draft`` by name."""
     drafts: dict[str, str] = {}
 
     def train(name: str, gin_file: str, result: str, command: str, changes: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def trained(data_dir: str, output_dir: Path) -> dict[str, str]:
     distilled = {
         "distill.cache_dir": str(output_dir),
         "CHECKPOINT_PATH": TARGET,
-        # The packaged head's output layer is cut, which is a separate variant here.
+        # All ids: the packaged head's smaller output layer is a separate variant here.
         "DRAFT_VOCAB_SIZE": None,
     }
     for name, changes in VARIANTS.items():
@@ -85,7 +85,7 @@ def trained(data_dir: str, output_dir: Path) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains and measures all drafts, and keeps the figures."""
+    """Trains and measures all drafts, and writes the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data_dir", required=True)
     parser.add_argument("--output_dir", type=Path, required=True)
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if status:
         sys.exit(status)
     found = json.loads(args.json.read_text(encoding="utf-8"))
-    # Rows of each temperature, in the order of the drafts.
+    # Rows of one temperature after the other, each in the order of the drafts.
     for row, name in zip(found["rows"], 2 * list(drafts), strict=True):
         row["draft"] = name
     results.write_json(args.json, found | {"options": found["options"] | {"trained": SETTINGS}})

@@ -23,8 +23,8 @@ from spec_t5x.labs.benchmark import results
 from spec_t5x.machine.description import machine
 from spec_t5x.theory import formulas
 
-# Objective, whose texts, and the share of steps on the draft's own. The others are compared
-# with the first one, training on the references alone.
+# (objective, author of the texts, share of steps on the draft's own outputs). The first recipe,
+# cross-entropy on the references, is the baseline.
 RECIPES = (
     ("cross_entropy", "references", 0.0),
     ("forward_kl", "references", 0.0),
@@ -60,11 +60,11 @@ SETTINGS = {
 
 
 def measure(recipe: Sequence, settings: Mapping[str, Any], output_dir: Path) -> dict[str, Any]:
-    """Trains by a recipe; returns alpha at each temperature after the last step."""
+    """Trains by a recipe; returns its row: recipe, steps, and held-out alpha by temperature."""
     objective, outputs, on_policy = recipe
     folder = output_dir / f"{objective}-{outputs}-{on_policy:g}"
     bindings = {**settings, "OBJECTIVE": objective, "OUTPUTS": outputs, "ON_POLICY": on_policy}
-    # The recipes share the target's texts.
+    # Recipes share a cache, so that the target generates its texts once.
     bindings |= {"distill.cache_dir": str(output_dir)}
     train("distill_draft", folder, bindings)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -81,7 +81,7 @@ def measure(recipe: Sequence, settings: Mapping[str, Any], output_dir: Path) -> 
 def train(
     gin_file: str, folder: Path, bindings: Mapping[str, Any], command: str = "distill"
 ) -> None:
-    """Trains with ``spec-t5x`` in a folder, by a file of ``gin_configs/runs``."""
+    """Runs ``spec-t5x COMMAND`` with a file of ``gin_configs/runs``; writes to ``folder``."""
     gin.clear_config()
     bindings = {**bindings, "OUTPUT_DIR": str(folder)}
     flags = [f"--gin.{name}={value!r}" for name, value in bindings.items()]
@@ -93,7 +93,7 @@ def train(
 def table(rows: Sequence[Mapping[str, Any]]) -> results.Table:
     """Makes a table with a line for each recipe.
 
-    Bold is an alpha whose interval is above that of the first recipe.
+    An alpha is bold if its 95 % interval is above that of the first recipe.
     """
 
     def texts(row: Mapping[str, Any]) -> str:
@@ -122,7 +122,7 @@ def _alpha(alpha: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures all recipes, prints the table, and keeps the figures."""
+    """Measures all recipes, prints a table, and writes JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data_dir", required=True)
     parser.add_argument("--output_dir", type=Path, required=True)

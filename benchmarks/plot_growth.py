@@ -1,4 +1,4 @@
-"""Draws speed-ups by batch size, output length and gamma, from what ``growth.gin`` measured.
+"""Plots speed-ups by batch size, output length and gamma, from results of ``growth.gin``.
 
 python -m benchmarks.plot_growth benchmarks/growth.json benchmarks/growth.svg
 """
@@ -13,20 +13,20 @@ from matplotlib.figure import Figure
 
 from spec_t5x.labs.reproduction import plots
 
-# By name in the rows.
+# Labels of the axes, by key of a row.
 AXES = {"batch_size": "batch size", "max_decode_len": "output tokens", "gamma": "gamma"}
 Rows = Sequence[Mapping[str, Any]]
 
 
 def walk(rows: Rows, axis: str) -> Rows:
-    """Returns the rows that differ from the first one along an axis alone, in order."""
+    """Returns the rows that differ from the first only in ``axis``, sorted by it."""
     fixed = [name for name in AXES if name != axis]
     along = [row for row in rows if all(row[name] == rows[0][name] for name in fixed)]
     return sorted(along, key=lambda row: row[axis])
 
 
 def draw(rows: Rows) -> Figure:
-    """Draws measured and predicted speed-ups along each axis, a row for each target."""
+    """Plots measured and predicted speed-ups: a row of panels per target, a panel per axis."""
     targets = list(dict.fromkeys(row.get("target") for row in rows))
     figure = Figure(figsize=(11, 0.6 + 2.8 * len(targets)), layout="constrained")
     panels = figure.subplots(len(targets), len(AXES), squeeze=False, sharey=True)
@@ -43,7 +43,7 @@ def draw(rows: Rows) -> Figure:
             panel.set_xscale("log", base=2)
             panel.set_xticks(values, map(str, values))
             panel.minorticks_off()
-            # One scale, with room for the highest marker.
+            # The same scale in all panels, with room for the highest marker.
             panel.set_ylim(0, 1.06 * highest)
             panel.set_xlabel(title)
         panels_of_target[0].set_ylabel("speed-up")

@@ -1,4 +1,4 @@
-"""Draws the trace of a correction, a line for each target call: ``docs/correction.svg``.
+"""Draws the trace of a correction, with a line per target call: ``docs/correction.svg``.
 
 python -m benchmarks.plot_trace docs/correction.svg
 """
@@ -17,7 +17,7 @@ SOURCE = "Tom said that he was going to by a new car as soon as he have enough m
 
 
 def main() -> int:
-    """Decodes with the packaged corrector and writes the file that is named."""
+    """Writes the file named on the command line; returns 0, or 2 if there is no name."""
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2
@@ -26,7 +26,7 @@ def main() -> int:
     pieces = [generator.vocabulary.piece(token) for token in generator.vocabulary.encode(SOURCE)]
     console.print(f"source: {' '.join(pieces)}", highlight=False)
     print_trace(generator, SOURCE, GenerateOptions(gamma=15), console)
-    # Fonts of this machine: a picture loads nothing.
+    # Without @font-face rules, so that the picture loads nothing from the network.
     start, end = (CONSOLE_SVG_FORMAT.index(part) for part in ("@font-face", ".{unique_id}-matrix"))
     shape = CONSOLE_SVG_FORMAT[:start] + CONSOLE_SVG_FORMAT[end:]
     title = "spec-t5x generate --target correct-target --gamma 15 --trace"

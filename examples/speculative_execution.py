@@ -1,14 +1,13 @@
-"""Speculative execution beyond text (section 6): two slow functions, side by side.
+"""Speculative execution beyond text (section 6 of the paper): two slow functions in parallel.
 
-``f(x)`` works out a distribution and ``g(x, y)`` needs a draw ``y`` from it, so that one
-has to wait for the other. A cheap approximation of ``f`` proposes a draw, on which ``g``
-starts while ``f`` runs; speculative sampling (section 2.3) accepts the draw or
-replaces it. It accepts with probability ``alpha``, the overlap ``sum min`` of the two distributions
-(Theorem 3.5), and the expected time goes from ``f + g`` to ``alpha max(f, g) + (1 - alpha)
-(f + g)``.
+``f(x)`` computes a distribution and ``g(x, y)`` needs a draw ``y`` from it, so that ``g`` must wait
+for ``f``. A cheap approximation q of f's distribution p proposes a draw, with which ``g`` starts
+while ``f`` runs; speculative sampling (section 2.3) then accepts or replaces the draw. The
+probability of acceptance is ``alpha = sum(min(p, q))`` (Theorem 3.5), and the expected time falls
+from ``f + g`` to ``alpha max(f, g) + (1 - alpha) (f + g)``.
 
-The outcome has the distribution that it has one after the other, exactly. It needs
-no language model: f may be a policy and g a simulator of the world.
+The draw has exactly the distribution p. No language model is needed: ``f`` may be a policy and
+``g`` a simulator.
 """
 
 import concurrent.futures
@@ -30,13 +29,13 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Execution(Generic[Result]):
-    """The outcome of one speculative execution."""
+    """Result of one speculative execution."""
 
-    # y, a draw from f(x).
+    # Index y, drawn from the distribution f(x).
     draw: int
-    # g(x, y).
+    # Value of g(x, y).
     result: Result
-    # Says whether the proposed draw was accepted, so that g ran once; it runs twice otherwise.
+    # True if the proposed draw was accepted: then g was called once, otherwise twice.
     accepted: bool
 
 
@@ -48,24 +47,24 @@ def execute_speculatively(
     approximate_f: Callable[[Input], Float32[Array, "outcomes"]],
     executor: concurrent.futures.Executor,
 ) -> Execution[Result]:
-    """Draws ``y ~ f(x)`` and computes ``g(x, y)``, with both running at once.
+    """Draws ``y ~ f(x)`` and computes ``g(x, y)``, running both functions in parallel.
 
-    ``g`` may run for a draw that is then refused, so it should have no side effects; its errors
-    for a refused draw are dropped. ``executor`` needs two free workers, and a third one for as
-    long as a refused run of ``g`` lasts.
+    ``g`` may run for a draw that is then rejected, so it should have no side effects; its errors
+    for a rejected draw are ignored. ``executor`` needs two free workers for each call; a rejected
+    run of ``g`` keeps its worker until it ends.
 
     Args:
-      key: of all draws.
-      x: what f and g take.
-      f: the distribution of y, slow.
-      g: what is wanted of x and y, slow.
-      approximate_f: a distribution near ``f``'s over the same outcomes, fast.
-      executor: where ``f`` and ``g`` run.
+      key: random key of the draws.
+      x: argument of f and g.
+      f: slow function that returns the probabilities of all y.
+      g: slow function of x and y, whose value is wanted.
+      approximate_f: fast function that returns an approximation of ``f(x)``.
+      executor: executor that runs ``f`` and ``g``.
 
     Raises:
-      InputError: the distributions are not over the same outcomes, or are of fewer bits
+      InputError: the distributions have different numbers of outcomes, or a type narrower
         than float32.
-      Exception: an error of ``f``, or of ``g`` for the final draw.
+      Exception: an error of ``f``, of ``approximate_f``, or of ``g`` for the final draw.
     """
     propose_key, accept_key, emit_key = jax.random.split(key, 3)
     guessed_probs = _float32(approximate_f(x), "what f's approximation gives")
@@ -92,15 +91,15 @@ _sample = jax.jit(sample)
 
 @jax.jit
 def _verify_one(accept_key, emit_key, guess, guessed_probs, probs) -> Verdict:
-    """Runs Algorithm 1 with gamma = 1: ``next_token`` is the draw if the guess is refused."""
-    # Nothing follows an accepted guess: the last row is there for the shape.
+    """Runs Algorithm 1 with gamma = 1; if it rejects the guess, ``next_token`` is the draw."""
+    # The second row would give the token after an accepted guess, which is not used.
     target_probs = jnp.stack([probs, probs])
     guesses = jnp.asarray(guess, jnp.int32)[None]
     return token_verification(accept_key, emit_key, guesses, guessed_probs[None], target_probs)
 
 
 def _float32(probs: Array, whose: str) -> Float32[Array, "outcomes"]:
-    """Puts probabilities on the device, where NumPy's float64 is rounded."""
+    """Converts probabilities to a JAX array (float64 to float32); refuses narrower types."""
     probs = jnp.asarray(probs)
     check_float32(probs, whose)
     return probs
@@ -110,5 +109,5 @@ def _check(probs: Array, guessed_probs: Array) -> None:
     if probs.shape != guessed_probs.shape:
         raise InputError(
             f"f gives {probs.shape} probabilities and its approximation {guessed_probs.shape}: "
-            "let both range over the same outcomes"
+            "both must have the same outcomes"
         )

@@ -1,11 +1,11 @@
-"""Runs the commands of the packaged models' cards again and compares the figures.
+"""Reruns the commands on the packaged models' cards and compares the results.
 
     python scripts/check_cards.py --data data                  # all cards: takes hours
     python scripts/check_cards.py --data data ende-draft lm-draft
 
-A card is ``spec_t5x/pretrained/NAME/README.md``. Its ``spec-t5x evaluate`` commands belong to the
-rows of its table, in the same order, and are run in the folder of ``--data`` that the card names.
-A figure with a 95 % interval, ``0.712 (0.703–0.723)``, must be within it.
+A card is ``spec_t5x/pretrained/NAME/README.md``. Each row of its table has a ``spec-t5x evaluate``
+command, in the same order, which runs in the folder of ``--data`` that the card names. A rerun
+passes if each new figure is within the card's 95 % interval, as in ``0.712 (0.703–0.723)``.
 
 To package what a training exported, copy its folder there, add ``max_source_length`` and
 ``training_steps`` to its ``config.json``, and edit the card.
@@ -27,7 +27,7 @@ from tabulate import tabulate
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS
 from spec_t5x.errors import InputError
 
-# How cards call the figures that ``spec-t5x evaluate`` prints.
+# Keys of the JSON that ``spec-t5x evaluate`` prints, by their names on cards.
 FIGURES = {
     "BLEU": "bleu",
     "ROUGE-1": "rouge1",
@@ -40,21 +40,21 @@ _INTERVAL = re.compile(r"(?:(\S+) )?([\d.]+) \(([\d.]+)–([\d.]+)\)")
 
 
 class Measurement(NamedTuple):
-    """A row of a card's table, with the arguments of ``spec-t5x evaluate`` that it comes from."""
+    """Row of a card's table: its text, and the arguments of ``spec-t5x evaluate`` behind it."""
 
     text: str
     arguments: str
-    # Of the data, which the command runs in.
+    # Name of the folder of data, in which the command runs.
     folder: str
-    # By the name that ``evaluate`` prints: value, lower and upper end of the interval.
+    # (value, lower end, upper end) by the key that ``evaluate`` prints.
     intervals: dict[str, tuple[float, float, float]]
 
 
 def read_card(text: str) -> list[Measurement]:
-    """Reads the measurements of a card; none if it has no command.
+    """Returns the measurements of a card's text; an empty list if it has no command.
 
     Raises:
-      ValueError: not one command for each row of the table, or no folder.
+      ValueError: rows and commands differ in number, or there is not exactly one folder.
     """
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -71,7 +71,7 @@ def read_card(text: str) -> list[Measurement]:
     measurements = []
     for row, arguments in zip(rows, commands, strict=True):
         intervals = {
-            # A cell of several figures names each.
+            # A cell with several figures has a name before each; others take the header.
             FIGURES[label or name]: tuple(map(float, numbers))
             for name, cell in zip(header, row, strict=True)
             for label, *numbers in _INTERVAL.findall(cell)
@@ -82,7 +82,7 @@ def read_card(text: str) -> list[Measurement]:
 
 @functools.cache
 def evaluate(arguments: str, folder: Path) -> dict[str, Any]:
-    """Runs ``spec-t5x evaluate``, once for cards that share a command; returns its figures."""
+    """Returns the JSON of ``spec-t5x evaluate``, which runs once per command and folder."""
     print(f"spec-t5x evaluate {arguments}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "spec_t5x.cli.main", "evaluate", *shlex.split(arguments)]
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
@@ -92,11 +92,11 @@ def evaluate(arguments: str, folder: Path) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a table; returns 1 if a figure is outside its interval, 2 if a command cannot run."""
+    """Prints a table; returns 0, or 1 if a figure is outside its interval, or 2 on an error."""
     cards = {path.parent.name: path for path in sorted(PACKAGED_MODELS.glob("*/README.md"))}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="holds the folders of the cards")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="(all)")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the cards' folders")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="models to check (all)")
     args = parser.parse_args(arguments)
     names, found = args.names or cards, []
     try:
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"no packaged model {unknown.pop()!r}: choose of {', '.join(cards)}")
         texts = {name: cards[name].read_text(encoding="utf-8") for name in names}
         claims = [(name, each) for name, text in texts.items() for each in read_card(text)]
-        # All of them before the first, which may be long.
+        # Checked before the first command, since commands take long.
         for folder in {args.data / each.folder for _, each in claims}:
             if not folder.is_dir():
                 raise InputError(f"no folder {folder}: give --data the folder that holds it")

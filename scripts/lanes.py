@@ -1,12 +1,12 @@
-"""Prints pytest options, one a line, that leave out parts of the second lane.
+"""Prints pytest options, one per line, that skip parts of the second lane (slow tests).
 
-    python scripts/lanes.py            # the default lane: every part is left out
-    python scripts/lanes.py --changed  # and the parts whose files have changed
+    python scripts/lanes.py            # the default lane: every part is skipped
+    python scripts/lanes.py --changed  # also runs the parts whose files have changed
 
-A part is left out with ``--ignore``. What all tests share, such as ``tests/conftest.py``, belongs
-to every part. Files have changed if they differ from those of the revision
-that the variable CI_BASE names or, without it, of the last commit a day older than HEAD. If git
-knows no such revision, every part runs.
+A part is skipped with ``--ignore``. Files that all tests share, for example ``tests/conftest.py``,
+belong to every part. A file has changed if it differs from its version in a base revision: the one
+that the environment variable CI_BASE names or, without it, the last commit at least a day older
+than HEAD. If git cannot find the base, every part runs.
 """
 
 import argparse
@@ -22,17 +22,17 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 class Part(NamedTuple):
-    """Tests that take long, and the files that they depend on beside their own."""
+    """Part of the second lane: slow tests, and prefixes of the paths that they depend on."""
 
     tests: tuple[str, ...]
     sources: tuple[str, ...]
 
 
-# Set-up, and the modules in tests/ that are no tests: fixtures and helpers of many.
+# Files that belong to every part: set-up, and the fixtures and helpers directly in tests/.
 _SHARED = re.compile(
     r"pytest\.ini|setup\.py|pyproject\.toml|scripts/lanes\.py|tests/(?!test_)\w+\.py"
 )
-# The packages that every decoding program is made of.
+# Packages that every decoding program depends on.
 _DECODING = tuple(
     f"spec_t5x/{name}"
     for name in ("drafts", "interfaces", "loops", "machine", "models", "sampling", "verifiers")
@@ -105,7 +105,7 @@ PARTS: Mapping[str, Part] = {
 
 
 def changed_files() -> list[str] | None:
-    """Returns the paths that differ from the base, or None if there is no base."""
+    """Returns the paths that differ from the base revision; None if git finds no base."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(REPOSITORY), *arguments]
@@ -120,7 +120,7 @@ def changed_files() -> list[str] | None:
 
 
 def left_out(changed: Iterable[str] | None) -> list[str]:
-    """Returns the tests of the parts that no changed path belongs to."""
+    """Returns the tests to skip: those of parts without a changed path; none for None."""
     paths = () if changed is None else tuple(changed)
     if changed is None or any(map(_SHARED.fullmatch, paths)):
         return []
@@ -133,9 +133,9 @@ def left_out(changed: Iterable[str] | None) -> list[str]:
 
 
 def main() -> int:
-    """Prints the options for the arguments of the command line."""
+    """Prints one ``--ignore`` option for each skipped test; returns 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--changed", action="store_true", help="keep parts whose files changed")
+    parser.add_argument("--changed", action="store_true", help="run the parts whose files changed")
     args = parser.parse_args()
     for test in left_out(changed_files() if args.changed else ()):
         print(f"--ignore={test}")

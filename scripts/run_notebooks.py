@@ -1,8 +1,8 @@
-"""Runs the notebooks and stores them with their outputs.
+"""Runs the notebooks and stores them with their outputs, in place or in another folder.
 
     python scripts/run_notebooks.py [--to DIR] [NAME…]
 
-Every notebook gets the same first cell, which installs the package where it is missing.
+Every notebook gets the same first cell, which installs the package if it is missing.
 """
 
 import argparse
@@ -54,15 +54,15 @@ python = sys.executable
 
 
 def first_code_cell(notebook):
-    """Returns the cell that installs the package."""
+    """Returns the notebook's first code cell, which installs the package."""
     return next(cell for cell in notebook.cells if cell.cell_type == "code")
 
 
 def run(path: Path, folder: Path) -> None:
-    """Runs a notebook from top to bottom and stores it in a folder.
+    """Runs the notebook at ``path`` from top to bottom and writes the result to ``folder``.
 
     Raises:
-      CellExecutionError: a cell failed; the stored notebook stays as it was.
+      CellExecutionError: a cell failed; nothing is written.
     """
     notebook = nbformat.read(path, as_version=4)
     first_code_cell(notebook).source = FIRST_CELL
@@ -77,9 +77,9 @@ def run(path: Path, folder: Path) -> None:
         coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )
-    # What is kept is a CPU's; libtpu, where it is installed, complains that there is no TPU.
+    # Stored outputs are those of a CPU; an installed libtpu would warn that it finds no TPU.
     client.execute(env={"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": str(REPOSITORY)})
-    # Not the interpreter that happened to run it.
+    # Drops the version of the Python that ran it.
     notebook.metadata = {"kernelspec": {**notebook.metadata.kernelspec}}
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"
@@ -89,10 +89,10 @@ def run(path: Path, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the notebooks that are named, or all."""
+    """Runs the notebooks named in ``arguments``, or all of them."""
     names = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--to", type=Path, default=NOTEBOOKS, metavar="DIR", help="elsewhere")
+    parser.add_argument("--to", type=Path, default=NOTEBOOKS, metavar="DIR", help="(notebooks)")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
     args = parser.parse_args(arguments)
     if unknown := set(args.names) - set(names):

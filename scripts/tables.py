@@ -1,10 +1,10 @@
-"""Writes the tables of README and docs from the results that are kept in ``benchmarks/``.
+"""Writes the tables of README and docs from the JSON results in ``benchmarks/``.
 
     python scripts/tables.py            # after a benchmark's file has changed
-    python scripts/tables.py --check    # says whether there is anything to write
+    python scripts/tables.py --check    # exit status 1 if a table is out of date
 
-A table is written between two comments. The first names its kind and its file (or, with an
-asterisk, its files), and may name the columns to show:
+A table is written between two comments. The first names its kind (a key of ``MAKERS``), its file
+or a pattern of files, and optionally the columns to show:
 
     <!-- table: implementations benchmarks/implementations_pair.json: ms/token, speed-up -->
     <!-- end of table -->
@@ -23,7 +23,7 @@ from spec_t5x.labs.benchmark import acceptance, results, sweep
 from spec_t5x.theory.estimates import Estimate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-# Neither benchmarks/ nor examples/ is installed with the package.
+# benchmarks/ and examples/ are not installed with the package.
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "examples" / "corrections")]
 import measure  # noqa: E402
 
@@ -34,7 +34,7 @@ DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"
 
 
 def lines_of(values: Mapping[str, Any], *names: str, across: str) -> list[tuple[tuple, dict]]:
-    """Returns the lines of a table: what rows with equal ``names`` have, by their ``across``."""
+    """Groups rows by their values of ``names``: ``(values, {value of across: row})`` pairs."""
     lines: dict[tuple, dict[Any, Mapping[str, Any]]] = {}
     for row in values["rows"]:
         lines.setdefault(tuple(row[name] for name in names), {})[row[across]] = row
@@ -42,7 +42,7 @@ def lines_of(values: Mapping[str, Any], *names: str, across: str) -> list[tuple[
 
 
 def by_gamma(values: Mapping[str, Any]) -> str:
-    """Makes a table of speed-ups: a line for each draft and batch size, columns for each gamma."""
+    """Makes a table of speed-ups, with a line per draft and batch size and a column per gamma."""
 
     def cell(row: Mapping[str, Any]) -> str:
         plain, speculative = (row[f"{way}_seconds"] for way in ("plain", "speculative"))
@@ -50,7 +50,7 @@ def by_gamma(values: Mapping[str, Any]) -> str:
 
     columns = {"draft": lambda line: line[0][0], "batch": lambda line: line[0][1]}
     for gamma in dict.fromkeys(row["gamma"] for row in values["rows"]):
-        # If no acceptance pays, auto is plain decoding, which has no row.
+        # Auto may choose plain decoding, which has no row.
         columns[f"gamma {gamma}"] = lambda line, gamma=gamma: (
             cell(line[1][gamma]) if gamma in line[1] else None
         )
@@ -58,7 +58,7 @@ def by_gamma(values: Mapping[str, Any]) -> str:
 
 
 def by_temperature(values: Mapping[str, Any]) -> str:
-    """Makes a table with a line for each draft and verifier, and all temperatures in a cell."""
+    """Makes a table with a line per draft and verifier; a cell has one figure per temperature."""
     columns: dict[str, Callable] = {"draft": lambda line: line[0][0]}
     if len({row["verifier"] for row in values["rows"]}) > 1:
         columns["verifier"] = lambda line: line[0][1]
@@ -72,7 +72,7 @@ def by_temperature(values: Mapping[str, Any]) -> str:
 
 
 def alphas(values: Mapping[str, Any]) -> str:
-    """Makes a table of acceptance rates: a line for each draft, columns for each temperature."""
+    """Makes a table of acceptance rates: a line per draft, two columns per temperature."""
     columns = {"draft": lambda line: line[0][0]}
     for t in dict.fromkeys(row["temperature"] for row in values["rows"]):
         columns[f"alpha, T = {t:g}"] = lambda line, t=t: acceptance.cell(
@@ -85,7 +85,7 @@ def alphas(values: Mapping[str, Any]) -> str:
 
 
 def predicted(files: Sequence[Mapping[str, Any]]) -> str:
-    """Makes a table of tokens a second: a line for each target, chip, number of chips and draft."""
+    """Makes a table of predicted tokens per second, with a line per target, topology and draft."""
     lines = []
     for options, found in ((file["options"], found) for file in files for found in file["results"]):
         plain = next(step["seconds"] for step in found["steps"] if step["kind"] == "plain")
@@ -109,7 +109,7 @@ def predicted(files: Sequence[Mapping[str, Any]]) -> str:
     return results.table(columns, lines)
 
 
-# What makes a table of what a file holds.
+# Functions from the JSON of a file (or list of files) to a table, by kind of table.
 MAKERS: dict[str, Callable[[Any], str]] = {
     "implementations": lambda values: implementations(values["groups"], values["machine"]),
     "benchmark": lambda values: sweep.table(values["rows"]),
@@ -128,9 +128,9 @@ _MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 
 
 def with_columns(text: str, names: Sequence[str]) -> str:
-    """Returns Markdown whose tables have the first column and the named ones alone.
+    """Returns Markdown with only the first and the named columns of its tables.
 
-    Footnotes that no remaining cell refers to are left out, and the others are renumbered.
+    Footnotes without a reference in the remaining cells are removed, the others renumbered.
     """
     lines, places = [], [0]
     for line in text.splitlines():
@@ -153,22 +153,22 @@ def with_columns(text: str, names: Sequence[str]) -> str:
 
 
 def filled(text: str, folder: Path) -> str:
-    """Returns the text with every table written again.
+    """Returns the text with all tables rewritten from their files.
 
     Args:
       text: Markdown.
-      folder: what the files' paths are relative to.
+      folder: directory that the paths in the comments are relative to.
 
     Raises:
-      KeyError: an unknown kind of table.
-      OSError: a file that cannot be read.
+      KeyError: the kind of a table is not in ``MAKERS``.
+      OSError: a file is missing or cannot be read.
     """
 
     def make(found: re.Match) -> str:
         start, kind, file, columns, end = found.groups()
         paths = sorted(folder.glob(file))
         if not paths:
-            raise FileNotFoundError(f"no file {file} in {folder}: keep its results there")
+            raise FileNotFoundError(f"no file {file} in {folder}: write the results there")
         several = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         values = several if "*" in file else several[0]
         table = str(MAKERS[kind](values))
@@ -180,16 +180,16 @@ def filled(text: str, folder: Path) -> str:
 
 
 def main() -> int:
-    """Returns exit status 1 if ``--check`` finds something to write."""
+    """Rewrites the documents; with ``--check`` only returns 1 if one is out of date, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="only report out-of-date tables")
     args = parser.parse_args()
     status = 0
     for document in DOCUMENTS:
         before = document.read_text(encoding="utf-8")
         after = filled(before, REPOSITORY)
         if before != after and args.check:
-            print(f"{document.name}: a table is not that of its file: run scripts/tables.py")
+            print(f"{document.name} has an out-of-date table: run scripts/tables.py")
             status = 1
         elif before != after:
             document.write_text(after, encoding="utf-8")

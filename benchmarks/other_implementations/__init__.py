@@ -1,4 +1,4 @@
-"""The same weights and token ids, decoded greedily by this package and by others.
+"""Compares greedy decoding by this package and by other libraries, with the same weights.
 
     python -m benchmarks.other_implementations                       # the packaged pair
     python -m benchmarks.other_implementations --data dev.tsv.gz --num_inputs 60 \\
@@ -6,21 +6,21 @@
     python -m benchmarks.other_implementations --size t5_1_1_base --gamma 5 --weights auto int8 \\
         --draft random int8 int4 --alpha 0.75 0.994 0.913
 
-Compared are transformers (eager, static cache, assisted generation with the same draft, prompt
-lookup beside ``copy``), CTranslate2 (float32, and int8 as a note), OpenVINO (int8, through
-optimum-intel) and T5X's ``temperature_sample``, each where it is installed, at float32 and batch 1,
-on the CPU. ``--size`` takes published sizes with random weights instead of a pair: for time alone,
-with draft tokens accepted at the rate ``--alpha``.
+The others are transformers (eager, static cache, assisted generation with the same draft, prompt
+lookup if ``copy`` is measured), CTranslate2 (float32; int8 as a note), OpenVINO (int8, through
+optimum-intel) and T5X's ``temperature_sample``. All run in float32 at batch 1 on the CPU. With
+``--size``, models of published sizes have random weights: only times are measured, and draft tokens
+are accepted at the rate ``--alpha``.
 
-What keeps the comparison fair:
+Measures for a fair comparison:
 
-* Every row is a separate process in every round, with the same processors and threads. Rounds
-  alternate, the rows take turns in going first, and ratios are medians over the rounds.
-* Compilation and allocation are timed apart: a process decodes every input once before it times,
-  then again and again for a second, of which the median counts.
+* Every row of the table runs in a new process in every round, with the same processors and
+  threads. Each round begins with another row, and ratios are medians over the rounds.
+* Compilation and allocation are timed separately: a process decodes all inputs once as a warm-up,
+  then repeatedly for a second, and reports the median.
 * Token ids are compared with those of plain decoding with this package.
 * The table ends with the memory-bandwidth bound: the time that one pass over the weights takes
   at the read bandwidth measured in the same rounds. Plain decoding cannot be faster.
 
-Run it where nothing else runs.
+Run it on an otherwise idle machine.
 """

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.other_implementations``: see the package."""
+"""Command ``python -m benchmarks.other_implementations``: see the package."""
 
 import argparse
 import itertools
@@ -23,7 +23,7 @@ from spec_t5x.names import AUTO, WEIGHTS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints Markdown, keeps the figures as JSON if asked to; 2 for a mistake."""
+    """Measures, prints Markdown, writes JSON if asked to; returns 0, or 2 on an input error."""
     args = _parse(arguments)
     jax.config.update("jax_platforms", "cpu")
     groups = []
@@ -70,22 +70,22 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--draft",
         nargs="+",
-        help="as of generate (transformer); with --size also random (which is then the default)",
+        help="drafts, as for spec-t5x generate (transformer); with --size also random (default)",
     )
-    add("--weights", nargs="+", choices=WEIGHTS, default=[AUTO], help="of this package's rows")
+    add("--weights", nargs="+", choices=WEIGHTS, default=[AUTO], help="weights of spec_t5x (auto)")
     add("--gamma", nargs="+", type=int, default=[4], help="drafts per iteration (4)")
-    add("--verifier", default="block", help="of this package's rows (block)")
-    add("--data", metavar="FILE", help=".tsv with sources, gzipped or not (built-in sentences)")
-    add("--num_inputs", type=int, default=20, help="the first of them (20)")
-    add("--max_decode_len", type=int, default=64, help="output tokens (64)")
+    add("--verifier", default="block", help="verifier of spec_t5x (block)")
+    add("--data", metavar="FILE", help=".tsv or .tsv.gz with sources (built-in sentences)")
+    add("--num_inputs", type=int, default=20, help="number of sources (20)")
+    add("--max_decode_len", type=int, default=64, help="most output tokens (64)")
     add("--rounds", type=int, default=5, help="runs of every row (5)")
-    add("--threads", type=int, help="processors of every row (all)")
+    add("--threads", type=int, help="number of processors (all)")
     add("--others", nargs="*", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
-    add("--size", nargs="+", help="random weights instead of a pair")
-    add("--draft_size", default="t5_1_1_small", help="of their draft (t5_1_1_small)")
+    add("--size", nargs="+", help="published sizes with random weights")
+    add("--draft_size", default="t5_1_1_small", help="size of their draft (t5_1_1_small)")
     add("--alpha", nargs="+", type=float, default=[0.75], help="acceptance of each draft (0.75)")
-    add("--source_len", type=int, default=64, help="their source's tokens (64)")
-    add("--json", type=Path, metavar="FILE", help="keep all figures there")
+    add("--source_len", type=int, default=64, help="tokens of a source with --size (64)")
+    add("--json", type=Path, metavar="FILE", help="file for all figures")
     args = parser.parse_args(arguments)
     args.draft = args.draft or [workload.RANDOM if args.size else "transformer"]
     for name in ("num_inputs", "max_decode_len", "rounds", "source_len"):
@@ -95,8 +95,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _pin(threads: int | None) -> int:
-    """Keeps this process, and all that it starts, to so many processors."""
-    # macOS pins nothing: there the libraries' own settings must do.
+    """Pins this process and its children to ``threads`` or all processors; returns how many."""
+    # macOS cannot pin; there only the libraries' thread settings apply.
     pins = hasattr(os, "sched_setaffinity")
     usable = sorted(os.sched_getaffinity(0)) if pins else range(os.cpu_count() or 1)
     if threads is not None and not 1 <= threads <= len(usable):

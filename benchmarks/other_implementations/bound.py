@@ -1,9 +1,9 @@
-"""The memory-bandwidth bound: the time of one pass over what a decoder step must read.
+"""Memory-bandwidth bound: the time to read once what a decoder step must read.
 
-A step uses each weight once for each row. At batch 1 that is less work than fetching the
-weights, so no implementation takes less time a step than reading every weight once, and the part
-of the caches in use, at the machine's read bandwidth (section 3.4 of the paper counts the same
-accesses). Speculation takes fewer steps, and so may go below it.
+At batch 1 a step uses each weight once, so reading the weights takes longer than computing. No
+plain decoding is faster than reading every weight, and the part of the caches in use, at the
+machine's read bandwidth (section 3.4 of the paper counts the same accesses). Speculative decoding
+takes fewer steps than tokens, and may be faster than the bound.
 """
 
 import math
@@ -23,17 +23,17 @@ _SECONDS, _REPEATS = 0.05, 5
 
 
 def bytes_read(config: T5Config, lengths: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Bytes that plain decoding at batch 1 must read: of the encoder, and of all decoder steps.
+    """Returns the bytes that plain decoding at batch 1 reads: by encoders, by all decoder steps.
 
     Args:
-      config: the network.
-      lengths: tokens of each source and of its output, end of sequence included.
+      config: the network's configuration.
+      lengths: number of tokens of each source and its output, end of sequence included.
     """
     numbers = {path: math.prod(shape) for path, shape in expected_shapes(config).items()}
     table = numbers.pop("token_embedder/embedding")
     # The decoder's projections of the source are read once for each input, too.
     of_source = sum(n for path, n in numbers.items() if _OF_SOURCE.search(path))
-    # Of the table a token's row alone, unless it is the output layer.
+    # A step reads one row of the embedding, or all if it is the output layer.
     of_token = table if config.logits_via_embedding else config.emb_dim
     of_step = sum(numbers.values()) - of_source + of_token
     # Keys and values of all heads of all layers, at one position.
@@ -49,12 +49,12 @@ def bytes_read(config: T5Config, lengths: Sequence[tuple[int, int]]) -> tuple[in
 
 
 def read_bandwidth(num_bytes: int, threads: int) -> float:
-    """Bytes per second of reading ``num_bytes`` again and again, each thread its own part.
+    """Returns the bytes per second of reading ``num_bytes`` repeatedly, split among threads.
 
-    As many bytes as a step reads: a small model stays in the last-level cache, which is several
+    Give the bytes of a step: a small model stays in the last-level cache, which is several
     times faster than memory.
     """
-    # Ones: pages of zeros would be one page.
+    # Ones, because all pages of zeros may share one physical page.
     parts = [np.ones(num_bytes // 4 // threads, np.float32) for _ in range(threads)]
 
     def seconds(passes: int) -> float:
@@ -63,7 +63,7 @@ def read_bandwidth(num_bytes: int, threads: int) -> float:
         return time.perf_counter() - start
 
     with ThreadPoolExecutor(threads) as pool:
-        # The first pass is the warm-up; a timing shorter than a scheduler's slice says little.
+        # Enough passes that a timing exceeds the scheduler's time slice.
         passes = max(1, round(_SECONDS / min(seconds(1) for _ in range(2))))
         fastest = min(seconds(passes) for _ in range(_REPEATS))
     return passes * sum(part.nbytes for part in parts) / fastest

@@ -1,8 +1,8 @@
-"""The implementations: each function loads one and returns its version and ``decode``.
+"""Loaders of the implementations: each returns a version and a function ``decode``.
 
-``decode(ids, max_tokens)`` takes the source's token ids and returns those of the output, greedily
-and at batch 1. What is allocated and compiled does not depend on ``max_tokens``, as in ordinary
-use. Libraries are imported inside, since each process needs one of them.
+``decode(ids, max_tokens)`` takes a source's token ids and returns the ids of the output, decoded
+greedily at batch 1. Allocation and compilation do not depend on ``max_tokens``. Functions import
+their library themselves, since a process needs only one.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ Decode = Callable[[list[int], int], list[int]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _DrawnVerdicts(GenerateOptions):
-    """Options of random weights: verification is done, and its count then drawn."""
+    """Options for random weights: verifies as usual, then draws the number of accepted tokens."""
 
     alpha: float
 
@@ -46,9 +46,9 @@ def ours(
     weights: str = AUTO,
     alpha: float | None = None,
 ) -> tuple[str, Decode]:
-    """Loads this package. Without a draft it decodes plainly; ``make_draft`` takes the name.
+    """Loads this package, with a draft by its name for ``make_draft``; None decodes plainly.
 
-    ``RANDOM`` is the workload's. With ``alpha``, verdicts are drawn at that acceptance rate.
+    ``RANDOM`` names the workload's draft. With ``alpha``, tokens are accepted at that rate.
     """
     loaded = load(workload.target, dtype="float32", vocabulary=workload.vocabulary)
     model = loaded.bind(weights)
@@ -84,18 +84,18 @@ def transformers(
     gamma: int = 0,
     lookup: int = 0,
 ) -> tuple[str, Decode]:
-    """Loads greedy ``generate``, with T5's own cache or a static one, alone or assisted.
+    """Loads transformers' greedy ``generate``, whose ``cache`` None is T5's default.
 
-    ``gamma`` tokens are proposed every time; with 0, as many as the draft's own settings say.
-    With ``lookup``, so many are looked up in the output so far.
+    If ``assisted``, the draft proposes ``gamma`` tokens each time, or with 0 as many as its
+    settings say. ``lookup`` is the number of prompt-lookup tokens; 0 disables it.
     """
     import torch
     import transformers
 
     def read(directory: str):
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory, dtype=torch.float32)
-        # It makes the decoder's cache for as many layers as the encoder has, and fails where the
-        # decoder has more. The networks are built, and caches are all that still look here.
+        # transformers sizes the decoder's cache by the encoder's number of layers, which fails if
+        # the decoder has more. The network exists already; only caches still read this setting.
         model.config.num_layers = model.config.num_decoder_layers
         return model.eval()
 
@@ -110,14 +110,14 @@ def transformers(
         if gamma:
             assistant.generation_config.num_assistant_tokens = gamma
             assistant.generation_config.num_assistant_tokens_schedule = "constant"
-            # Else it stops where it is not sure.
+            # Otherwise the assistant stops early at unlikely tokens.
             assistant.generation_config.assistant_confidence_threshold = 0.0
     version = f"transformers {transformers.__version__}, torch {torch.__version__}"
     return version, _generating(model, **arguments)
 
 
 def _generating(model, **arguments) -> Decode:
-    """Makes greedy decoding of ``generate`` of transformers."""
+    """Returns ``decode`` by transformers' ``generate`` with these arguments."""
     import torch
 
     @torch.inference_mode()
@@ -138,7 +138,7 @@ def _generating(model, **arguments) -> Decode:
 
 
 def openvino(workload: Workload) -> tuple[str, Decode]:
-    """Loads OpenVINO with int8 weights, driven by ``generate``, through optimum-intel."""
+    """Loads an OpenVINO model with int8 weights, decoded by optimum-intel's ``generate``."""
     import openvino
     import optimum.intel
     import torch
@@ -153,7 +153,7 @@ def openvino(workload: Workload) -> tuple[str, Decode]:
 
 
 def _export(source: str, destination: str) -> None:
-    """Exports to OpenVINO's format, weights rounded to int8, asymmetrically, by column."""
+    """Exports to OpenVINO's format with weights rounded asymmetrically to int8 by column."""
     from optimum.intel import OVModelForSeq2SeqLM, OVWeightQuantizationConfig
 
     rounding = OVWeightQuantizationConfig(bits=8)
@@ -164,14 +164,14 @@ def _export(source: str, destination: str) -> None:
 
 
 def _apart(convert: Callable[[str, str], None], source: str, destination: str) -> None:
-    """Converts in another process: what that loads is not in the memory of the one that decodes."""
+    """Converts in another process, so that its memory does not count for the decoding one."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
         pool.submit(convert, source, destination).result()
 
 
 def ctranslate2(workload: Workload, *, compute_type: str) -> tuple[str, Decode]:
-    """Loads a translator whose tokens are the ids, written out; "float32" or "int8" weights."""
+    """Loads CTranslate2 with "float32" or "int8" weights; its tokens are ids as strings."""
     version, translator = translator_of(workload.target_copy, compute_type, workload.threads)
 
     def decode(ids: list[int], max_tokens: int) -> list[int]:
@@ -184,13 +184,13 @@ def ctranslate2(workload: Workload, *, compute_type: str) -> tuple[str, Decode]:
 def translated(
     translator, inputs: list[list[int]], max_tokens: int, batch_size: int = 1
 ) -> list[list[int]]:
-    """Translates with CTranslate2, which sorts the inputs by length."""
+    """Returns CTranslate2's output ids of each input; the library sorts inputs by length."""
     results = translator.translate_batch(
         [list(map(str, ids)) for ids in inputs],
         beam_size=1,
         max_batch_size=batch_size,
         max_decoding_length=max_tokens,
-        # Its default cuts sources at 1024 tokens.
+        # 0 disables the default cut at 1024 source tokens.
         max_input_length=0,
         return_end_token=True,
     )
@@ -221,13 +221,13 @@ def translator_of(checkpoint: str, compute_type: str, threads: int):
 
 
 def _convert(source: str, destination: str) -> None:
-    """Converts to CTranslate2's format, in float32; int8 is made of it when it is loaded."""
+    """Converts to CTranslate2's float32 format, which loading rounds to int8 if asked to."""
     from ctranslate2.converters import TransformersConverter
 
     class Ids:
-        """Tokenizer for the converter; its tokens are their own ids."""
+        """Tokenizer for the converter, whose tokens are ids as strings."""
 
-        # Token 2 is T5's for what is unknown.
+        # Id 2 is T5's unknown token.
         pad_token, eos_token, unk_token = str(PAD_ID), str(EOS_ID), "2"
 
         def __init__(self, number: int):
@@ -249,9 +249,9 @@ def _convert(source: str, destination: str) -> None:
 
 
 def t5x(workload: Workload) -> tuple[str, Decode]:
-    """Loads T5X's model, which predicts with ``temperature_sample``, its sources padded as ours.
+    """Loads T5X's model with ``temperature_sample``; sources are padded to buckets as in ``ours``.
 
-    T5X's parameters have the names and shapes that ours have (``tests/checkpoints``).
+    T5X's parameters have this package's names and shapes (see ``tests/checkpoints``).
     """
     import jax.numpy as jnp
     import seqio
@@ -263,7 +263,7 @@ def t5x(workload: Workload) -> tuple[str, Decode]:
     names = "vocab_size emb_dim num_heads num_encoder_layers num_decoder_layers head_dim mlp_dim"
     names = [*names.split(), "mlp_activations", "logits_via_embedding"]
     sizes = {name: getattr(loaded.config, name) for name in names}
-    # Its end of sequence is all that counts here.
+    # Decoding uses only the vocabulary's end of sequence.
     vocabulary = seqio.PassThroughVocabulary(loaded.config.vocab_size, eos_id=EOS_ID)
     model = models.EncoderDecoderModel(
         module=network.Transformer(network.T5Config(dropout_rate=0.0, dtype=jnp.float32, **sizes)),

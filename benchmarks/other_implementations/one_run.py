@@ -1,14 +1,14 @@
-"""One row in one round: ``python -m benchmarks.other_implementations.one_run IN OUT``.
+"""Process of one row in one round: ``python -m benchmarks.other_implementations.one_run IN OUT``.
 
 IN is a JSON file with the workload, the implementation's name and its arguments. OUT receives
 
     version               of the implementation
-    seconds               decoding all inputs, and first_token_seconds: one token of each
-    compile_seconds       what the first decoding of all inputs took longer than the second
-    peak_bytes            the most that the process had in memory, libraries included
-    outputs               token ids, up to the end of sequence
+    seconds               time to decode all inputs; first_token_seconds: one token of each
+    compile_seconds       extra time of the first decoding of all inputs
+    peak_bytes            peak memory of the process, libraries included; null if unknown
+    outputs               token ids of each input, up to the end of sequence
 
-or ``problem``, a line that says why there is no result.
+or ``problem``, a line with the reason why there is no result.
 """
 
 import json
@@ -27,7 +27,7 @@ _SECONDS = 1.0
 
 
 def measure(workload: Workload, implementation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Loads the implementation and decodes everything: once to warm up, then for a while."""
+    """Loads the implementation, decodes all inputs as a warm-up, then times; returns OUT."""
     version, decode = getattr(implementations, implementation)(workload, **arguments)
 
     def timed(max_tokens: int) -> tuple[float, list[list[int]]]:
@@ -36,7 +36,7 @@ def measure(workload: Workload, implementation: str, arguments: dict[str, Any]) 
         return time.perf_counter() - start, outputs
 
     def typical(max_tokens: int) -> float:
-        """Returns the median of runs that take a second together."""
+        """Returns the median time of runs that take at least ``_SECONDS`` together."""
         found = [timed(max_tokens)[0]]
         while sum(found) < _SECONDS:
             found.append(timed(max_tokens)[0])
@@ -56,19 +56,19 @@ def measure(workload: Workload, implementation: str, arguments: dict[str, Any]) 
 
 
 def until_end(ids: list[int]) -> list[int]:
-    """Cuts ids after the end of sequence."""
+    """Returns the ids up to and including the first end of sequence."""
     return ids[: ids.index(EOS_ID) + 1] if EOS_ID in ids else ids
 
 
 def _peak_bytes() -> int | None:
-    """Reads the peak from /proc, since getrusage on Linux begins with the parent's."""
+    """Returns this process's peak from /proc, as getrusage inherits the parent's; None without."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="ascii").splitlines() if status.is_file() else ()
     return next((1024 * int(s.split()[1]) for s in lines if s.startswith("VmHWM:")), None)
 
 
 def main() -> None:
-    """Reads IN, writes OUT."""
+    """Reads IN, measures, and writes OUT."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     try:
         result = measure(Workload(**request.pop("workload")), **request)

@@ -1,4 +1,4 @@
-"""Runs all rows in alternating rounds, each in a separate process, and derives the figures."""
+"""Rounds of the comparison: runs every row of the table in a new process, derives figures."""
 
 import dataclasses
 import json
@@ -22,13 +22,13 @@ IMPLEMENTATIONS = ("transformers", "ctranslate2", "openvino", "t5x")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One way of decoding: a function of ``implementations``, and its arguments."""
+    """Row of the table: the name of a function in ``implementations``, and its arguments."""
 
     name: str
     implementation: str
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Whether a call of the target may bring several tokens; whether the weights are the same
-    # numbers, else the row is a note.
+    # Says whether a target call may yield several tokens, and whether the weights are unrounded
+    # (other rows get a footnote).
     speculative: bool = False
     exact: bool = True
 
@@ -41,11 +41,11 @@ def make_rows(
     others: Sequence[str] = IMPLEMENTATIONS,
     weights: Sequence[str] = (AUTO,),
 ) -> list[Row]:
-    """Makes all rows, first plain decoding with this package, the reference of the others."""
+    """Returns all rows; the first is plain decoding with this package, the baseline."""
     rows, assisted = [], {}
     alphas = workload.alphas or (None,) * len(drafts)
     if workload.draft_copy and not workload.alphas:
-        # Of random weights transformers cannot draw verdicts, and an assistant is never right.
+        # With random weights transformers would reject all drafts: it cannot draw verdicts.
         assisted = {f"gamma {gamma}": {"gamma": gamma} for gamma in gammas}
         assisted["its own gamma"] = {}
     for width in weights:
@@ -82,10 +82,10 @@ def make_rows(
 def measure(
     workload: Workload, config: T5Config, rows: Sequence[Row], num_rounds: int
 ) -> dict[str, Any]:
-    """Measures all rows of one target, as ``table`` takes them and JSON holds them.
+    """Measures all rows of one target; returns the JSON values that ``table`` takes.
 
     Raises:
-      InputError: a row of this package does not run.
+      InputError: a row of this package fails.
     """
     results, bandwidths = {row.name: [] for row in rows}, []
     for number in range(num_rounds):
@@ -102,7 +102,7 @@ def measure(
         lengths = [(len(i), len(o)) for i, o in zip(workload.inputs, outputs, strict=True)]
         encoder, decoder = bytes_read(config, lengths)
         bandwidths.append(read_bandwidth(decoder // num_tokens, workload.threads))
-    # Of the best round: a bound is what cannot be beaten.
+    # The highest of all rounds, as a bound must not be exceeded.
     bandwidth = max(bandwidths)
     group = {
         "title": workload.title,
@@ -125,7 +125,7 @@ def measure(
 def _figures(
     row: Row, results: Sequence[dict], plain: Sequence[dict], group: dict[str, Any]
 ) -> dict[str, Any]:
-    """Derives a row of the table from its runs and those of plain decoding."""
+    """Returns the figures of a row from its runs and those of plain decoding."""
     found = {"name": row.name, "exact": row.exact}
     if problems := [result["problem"] for result in results if "problem" in result]:
         return found | {"problem": problems[0]}
@@ -137,7 +137,7 @@ def _figures(
     ratios = [p["seconds"] / s for p, s in zip(plain, seconds, strict=True)]
     found |= {
         "version": results[0]["version"],
-        # Of all inputs, by round.
+        # Time of all inputs, by round.
         "seconds": seconds,
         "seconds_per_token": per_token,
         "speed_up": median(ratios) * num_tokens / group["num_tokens"],
@@ -147,18 +147,18 @@ def _figures(
         "peak_bytes": results[0]["peak_bytes"],
     }
     if not row.speculative and num_tokens > num_inputs:
-        # Of speculation the first call brings more tokens than one.
+        # Not for speculation, whose first call may yield several tokens.
         steps = median(s - f for s, f in zip(seconds, first, strict=True))
         found["step_seconds"] = steps / (num_tokens - num_inputs)
     if not row.speculative or group["alphas"] is None:
-        # Outputs that are not those of plain decoding.
+        # Number of outputs that differ from plain decoding.
         pairs = zip(plain[0]["outputs"], outputs, strict=True)
         found["num_different"] = sum(ours != theirs for ours, theirs in pairs)
     return found
 
 
 def run(workload: Workload, row: Row) -> dict[str, Any]:
-    """Returns the result of ``one_run`` for a row, in a separate process."""
+    """Runs ``one_run`` for a row in a new process; returns its result."""
     request = {"workload": dataclasses.asdict(workload), "arguments": row.arguments}
     request["implementation"] = row.implementation
     with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +179,7 @@ def run(workload: Workload, row: Row) -> dict[str, Any]:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Returns the variables that the libraries read when they are imported."""
+    """Returns environment variables that set the libraries' threads and disable caches."""
     counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
@@ -187,7 +187,7 @@ def environment(threads: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
-        # Compilation is measured.
+        # No cache, because compilation is measured.
         "JAX_COMPILATION_CACHE_DIR": "",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "HF_HUB_OFFLINE": "1",

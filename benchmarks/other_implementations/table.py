@@ -1,4 +1,4 @@
-"""Results as Markdown: what the command prints and ``scripts/tables.py`` fills in."""
+"""Table of results as Markdown, for the command and for ``scripts/tables.py``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ _INEXACT = " ⁴ The weights are rounded: fewer bytes are read, and the output m
 
 
 def table(groups: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
-    """Makes a table for each target, with notes and versions.
+    """Returns Markdown with one table per target, footnotes and versions.
 
     Args:
-      groups: of ``rounds.measure``.
-      machine: names the processor.
+      groups: results of ``rounds.measure``, one per target.
+      machine: description of the machine, whose "processor" is shown.
     """
     parts = [f"{machine['processor']}, {groups[0]['threads']} threads, float32, batch 1, greedy."]
     for group in groups:
@@ -28,7 +28,7 @@ def table(groups: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> st
         token, step = _ms(bound["token_seconds"]), _ms(bound["step_seconds"])
         name = "memory-bandwidth bound"
         cells.append({"": name, "ms/token": token, "vs. bound²": "1", "ms/step³": step})
-        # Columns that some row has a figure in.
+        # Only columns in which some row has a figure.
         headers = list(dict.fromkeys(name for row in cells for name in row))
         rows = [[row.get(name, "") for name in headers] for row in cells]
         parts += [_caption(group), tabulate(rows, headers, "pipe", disable_numparse=True)]

@@ -1,4 +1,4 @@
-"""Input of every implementation: a target, its draft and token ids to decode."""
+"""Workload of every implementation: a target, its draft and the token ids to decode."""
 
 import dataclasses
 import shutil
@@ -17,22 +17,22 @@ from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
 
-# A draft of random weights, by its name among those of ``make_draft``.
+# Name of a draft with random weights, used beside the names of ``make_draft``.
 RANDOM = "random"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Values that JSON can hold, since they cross processes."""
+    """Models, inputs and limits of a comparison, as values that JSON can pass to processes."""
 
     title: str
-    # As ``checkpoints.loading.load`` takes it, and its float32 weights in Hugging Face's format.
+    # Target as ``checkpoints.loading.load`` takes it, and its copy in Hugging Face's format.
     target: str
     target_copy: str
     vocabulary: str | None = None
-    # The draft's weights in that format; None without one, or where it is no T5.
+    # Copy of the draft in that format; None without a draft, or if it is no T5.
     draft_copy: str | None = None
-    # Of random weights: a token of each draft is accepted with this probability. None verifies.
+    # With random weights, probability that a token of each draft is accepted; else None.
     alphas: tuple[float, ...] | None = None
     # Token ids of every source, end of sequence included.
     inputs: list[list[int]]
@@ -44,14 +44,14 @@ class Workload:
 def of_pair(
     target: str, draft: str, texts: Sequence[str], scratch: Path, **settings: int
 ) -> tuple[Workload, T5Config]:
-    """Makes a workload of real texts, without those that are too long for the target.
+    """Makes a workload of the texts that are not empty or too long for the target.
 
     Raises:
-      InputError: a checkpoint that cannot be read or has no encoder, or no text that fits.
+      InputError: a checkpoint cannot be read or has no encoder, or no text fits.
     """
     stored = open_model(target)
     if not isinstance(stored.config, T5Config):
-        raise InputError(f"target {target} is a decoder alone: give an encoder-decoder")
+        raise InputError(f"target {target} has no encoder: give an encoder-decoder")
     limit = stored.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH)
     encode = stored.known_vocabulary().encode
     inputs = [ids for text in texts if 1 < len(ids := [*encode(text), EOS_ID]) <= limit]
@@ -76,10 +76,10 @@ def of_pair(
 def of_sizes(
     names: Sequence[str], draft: str, source_len: int, scratch: Path, **settings
 ) -> Iterator[tuple[Workload, T5Config]]:
-    """Yields published sizes with random weights, each removed again before the next.
+    """Yields a workload per published size, with random weights that the next step deletes.
 
     Raises:
-      InputError: an unknown size, or a draft with another vocabulary.
+      InputError: a size is unknown, or its vocabulary size is not the draft's.
     """
     for name in names:
         if size(name).vocab_size != size(draft).vocab_size:
@@ -93,7 +93,7 @@ def of_sizes(
             target=str(scratch / name),
             target_copy=str(scratch / name),
             vocabulary="bytes",
-            # A model is no draft of itself.
+            # A draft as large as the target gains nothing.
             draft_copy=None if name == draft else str(scratch / "draft"),
             inputs=[[*ids.tolist(), EOS_ID]],
             max_source_len=source_len,
@@ -105,10 +105,10 @@ def of_sizes(
 
 
 def write_random_weights(directory: Path, name: str, *, seed: int) -> None:
-    """Writes a published size with the initial weights of transformers' T5, float32.
+    """Writes a T5 of a published size with transformers' initial weights, in float32.
 
-    End of sequence and padding have no weights in the output layer: their logits are 0, far below
-    the largest, so that every implementation decodes to its last token.
+    Output weights of end of sequence and padding are 0, so their logits are far below the largest,
+    and every implementation decodes as many tokens as it may.
     """
     try:
         import torch

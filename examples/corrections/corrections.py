@@ -1,7 +1,7 @@
-"""The quality of corrections: the changes that were made, against those that were due.
+"""Quality of corrections: changes that a corrector made, compared with the reference changes.
 
-Changes are found word by word (difflib), and are the same where they replace the same words by the
-same words, as ERRANT and M2 count them (Dahlmeier and Ng 2012), without their categories.
+Changes are found word by word (difflib). Two changes are equal if they replace the same words by
+the same words, as in M2 (Dahlmeier and Ng 2012) and ERRANT, without ERRANT's categories.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ from spec_t5x.types import Int
 
 @dataclasses.dataclass(frozen=True)
 class Correction:
-    """A text, and how it should be."""
+    """Text with errors (``source``) and its reference correction (``target``)."""
 
     source: str
     target: str
 
 
 def changes(source: str, text: str) -> set[tuple[int, int, tuple[str, ...]]]:
-    """Returns (from, to, words) for words of the source that the text has others for."""
+    """Returns (start, end, words) for each span of source words that the text replaces."""
     old, new = source.split(), text.split()
     found = set()
     for kind, i, i_end, j, j_end in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
@@ -37,9 +37,9 @@ def changes(source: str, text: str) -> set[tuple[int, int, tuple[str, ...]]]:
 
 
 def figures(targets: Sequence[Correction], predictions: Sequence[str]) -> dict[str, float]:
-    """Computes exact match, errors corrected, right changes and F0.5, all in percent.
+    """Computes exact match, recall (errors corrected), precision and F0.5, all in percent.
 
-    ``false_changes`` are those in 100 texts that were right before, if there are any.
+    ``false_changes`` counts changes per 100 texts without errors; figures of no text are omitted.
     """
     parts = _parts(targets, predictions)
     found = {
@@ -56,7 +56,7 @@ def figures(targets: Sequence[Correction], predictions: Sequence[str]) -> dict[s
 def intervals(
     targets: Sequence[Correction], predictions: Sequence[str]
 ) -> dict[str, tuple[float, float]]:
-    """Computes 95 % intervals of the figures that are ratios, bootstrapped over texts."""
+    """Computes 95 % intervals of all ``figures`` but F0.5, bootstrapped over texts."""
     found = {
         name: ratio(sums, counts, Bootstrap())
         for name, (sums, counts) in _parts(targets, predictions).items()
@@ -71,7 +71,7 @@ def intervals(
 def _parts(
     targets: Sequence[Correction], predictions: Sequence[str]
 ) -> dict[str, tuple[Int[np.ndarray, "texts"], Int[np.ndarray, "texts"]]]:
-    """Returns numerator and denominator of each figure, by text."""
+    """Returns each figure's numerators and denominators, one number per text."""
     due = [changes(each.source, each.target) for each in targets]
     made = [changes(each.source, text) for each, text in zip(targets, predictions, strict=True)]
     right = [len(one & other) for one, other in zip(due, made, strict=True)]

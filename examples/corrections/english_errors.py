@@ -1,11 +1,11 @@
-"""Errors put into right English, to train a model that corrects them and to measure one.
+"""Synthetic errors in correct English, to train and evaluate a model that corrects them.
 
-``make_errors.py`` writes them to files. The kinds of errors, ``KINDS``, are those that
-typists and learners of English make most (the categories of ERRANT, Bryant et al. 2017, that rules
-can make without a parser). Words are the parts between spaces that consist of letters, with
-punctuation around them; options, numbers, paths and placeholders (``%s``) stay as they are.
+``make_errors.py`` writes pairs to files. The kinds of errors, ``KINDS``, are frequent ones of
+typists and learners of English (those categories of ERRANT, Bryant et al. 2017, that rules can
+make without a parser). A word is a run of letters between spaces, with punctuation around it;
+options, numbers, paths and placeholders (``%s``) stay as they are.
 
-A text's errors depend on the text, the seed and the copy's number alone, not on its neighbours.
+A text's errors depend only on the text, the seed, the copy's number and the settings.
 """
 
 import dataclasses
@@ -15,27 +15,27 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from spec_t5x.errors import InputError
 
-# Rates of errors, by word: from a slip to a beginner's text.
+# Shares of words with an error, from occasional slips to a beginner's text.
 RATES = (0.04, 0.08, 0.12, 0.2, 0.3)
-# The share of texts that are right as they are.
+# Default share of texts that get no errors.
 RIGHT = 0.25
-# Attempts to make an error in a text that is to have one.
+# Number of attempts to make at least one error in a text.
 _TRIES = 8
 
 _WORD = re.compile(r"""([("'\[“‘]*)([A-Za-z]+(?:['’][A-Za-z]+)?)([)"'\],.;:!?…”’]*)""")
-# Ends a word that is written together with the next one.
+# Marks a word that is to be joined with the next one.
 _JOINED = "\0"
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """A word and what is around it; ``before`` and ``after`` are its punctuation."""
+    """Word in its context; ``before`` and ``after`` are the punctuation around it."""
 
     before: str
     word: str
     after: str
-    # In lower case; empty at either end, and where the neighbour is no word.
+    # Neighbouring words in lower case; empty at the text's ends and if the neighbour is no word.
     previous: str
     following: str
     last: bool
@@ -45,13 +45,13 @@ class _Place:
         return self.word.lower().replace("’", "'")
 
     def with_word(self, word: str) -> str:
-        """Returns the place with another word, capitalised as the one here."""
+        """Returns text with ``word`` in place of this word, capitalised as this word is."""
         if self.word[0].isupper() and word:
             word = word[0].upper() + word[1:]
         return self.before + word + self.after
 
 
-# A kind of error: returns the text in place of a word; None where it cannot be made.
+# A kind of error: returns the text that replaces a word; None if the error cannot be made there.
 Kind = Callable[[_Place, random.Random], str | None]
 
 
@@ -60,7 +60,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _groups(text: str) -> tuple[tuple[str, ...], ...]:
-    """Splits groups of words that are mistaken for one another, at commas."""
+    """Splits a comma-separated list of groups of words that are mistaken for one another."""
     return tuple(tuple(group.split()) for group in text.split(","))
 
 
@@ -68,15 +68,15 @@ def _groups(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _at(word: str, rng: random.Random) -> int:
-    """Draws where a slip happens: hardly ever at the first letter."""
+    """Draws the index of the letter to change: the first one in 5 % of the cases."""
     return 0 if rng.random() < 0.05 else rng.randrange(1, len(word))
 
 
 def _neighbours(letter: str) -> str:
-    """Returns the keys around a letter's."""
+    """Returns the letters next to ``letter`` on a QWERTY keyboard; "" if it is no letter."""
     for number, row in enumerate(_ROWS):
         if (at := row.find(letter)) >= 0:
-            # Each row is a little to the right of the one above.
+            # Each row of keys is shifted to the right of the row above.
             above = _ROWS[number - 1][at : at + 2] if number else ""
             below = _ROWS[number + 1][max(at - 1, 0) : at + 1] if number < 2 else ""
             return row[max(at - 1, 0) : at] + row[at + 1 : at + 2] + above + below
@@ -108,7 +108,7 @@ def _swapped(place: _Place, rng: random.Random) -> str | None:
 
 
 def _beside(place: _Place, rng: random.Random) -> str | None:
-    """Types a key beside the right one, in its place or before it."""
+    """Types a neighbouring key instead of the letter, or (1 in 4) before it."""
     if len(place.word) < 4:
         return None
     at = _at(place.word, rng)
@@ -139,7 +139,7 @@ def _by_ear(place: _Place, rng: random.Random) -> str | None:
     sounds = [(old, new) for old, new in _SOUNDS if old in place.word[1:]]
     if not sounds:
         return None
-    # Longer ones are the likelier mistakes.
+    # Confusions of longer spellings are more frequent.
     old, new = rng.choices(sounds, [len(old) ** 2 for old, _ in sounds])[0]
     starts = [m.start() + 1 for m in re.finditer(old, place.word[1:])]
     at = rng.choice(starts)
@@ -175,7 +175,7 @@ def _cased(place: _Place, rng: random.Random) -> str | None:
         return None
     if place.word[0].isupper():
         return place.before + place.word[0].lower() + place.word[1:] + place.after
-    # Seldom: few write a capital where there should be none.
+    # Rarely, because few people write a superfluous capital.
     if rng.random() < 0.8:
         return None
     return place.before + place.word[0].upper() + place.word[1:] + place.after
@@ -213,7 +213,7 @@ _MODALS = _words(
     "to can could will would shall should may might must cannot can't won't don't doesn't didn't "
     "couldn't wouldn't shouldn't let's"
 )
-# Words that no ending is put on.
+# Words that never get an ending.
 _FIXED = _words(
     "be been being is are was were am not never always often also just still already only even "
     "ever soon too very so as and or but if when while because than then now here there all both "
@@ -252,7 +252,7 @@ _CONFUSED = _groups(
 
 
 def _other(groups: Sequence[Sequence[str]]) -> Kind:
-    """Returns the kind of error that takes another word of the same group."""
+    """Returns a kind of error that replaces a word by another word of its group."""
     others: dict[str, list[str]] = {}
     for group in groups:
         for word in group:
@@ -269,7 +269,7 @@ def _other(groups: Sequence[Sequence[str]]) -> Kind:
 
 
 def _article(place: _Place, rng: random.Random) -> str | None:
-    """Leaves out an article, takes another one, or adds one."""
+    """Removes, replaces or inserts an article."""
     if place.lower in _ARTICLES:
         if place.following and not place.after and rng.random() < 0.6:
             return ""
@@ -281,17 +281,17 @@ def _article(place: _Place, rng: random.Random) -> str | None:
 
 
 def _preposition(place: _Place, rng: random.Random) -> str | None:
-    """Leaves out a preposition or takes another one."""
+    """Removes or replaces a preposition."""
     if place.lower not in _PREPOSITIONS or place.after:
         return None
     if place.following and rng.random() < 0.35:
         return ""
-    # The frequent ones are those that are confused.
+    # Only the most frequent ten are substituted.
     return place.with_word(rng.choice([p for p in _PREPOSITIONS[:10] if p != place.lower]))
 
 
 def _one_of_many(word: str) -> str | None:
-    """Returns a plural's singular, or a verb without the ending of the third person."""
+    """Removes the -s of a plural or of a verb's third person; None if there is none."""
     if len(word) < 4 or not word.endswith("s") or word.endswith(("ss", "us", "is", "'s", "’s")):
         return None
     if word.endswith("ies") and len(word) > 4:
@@ -308,7 +308,7 @@ def _with_s(word: str) -> str | None:
 
 
 def _number(place: _Place, rng: random.Random) -> str | None:
-    """Takes the wrong number of a noun, or the wrong person of a verb."""
+    """Adds or removes the -s of a noun's plural or of a verb's third person."""
     if place.previous in _MANY or place.previous in _OF_ONE or place.previous in _MODALS:
         other = None if place.lower.endswith(("ly", "ed", "ing")) else _with_s(place.lower)
     else:
@@ -317,7 +317,7 @@ def _number(place: _Place, rng: random.Random) -> str | None:
 
 
 def _form(place: _Place, rng: random.Random) -> str | None:
-    """Takes another form of a verb."""
+    """Replaces a verb by another form of it."""
     if replaced := _OTHER_FORM(place, rng):
         return replaced
     word = place.lower
@@ -337,15 +337,15 @@ def _form(place: _Place, rng: random.Random) -> str | None:
 
 
 def _left_out(place: _Place, rng: random.Random) -> str | None:
-    """Leaves out a small word."""
+    """Removes a pronoun or another short function word."""
     small = place.lower in _PRONOUNS or place.lower in ("to", "is", "are", "be", "and", "that")
     return "" if small and place.following and not (place.after or place.before) else None
 
 
 _OTHER_FORM = _other(_FORMS)
 
-# By name: the error, and how often it is made where it can be made. The slips and the spelling by
-# ear are what "misspelt" means.
+# Kinds of errors by name, with their relative frequency among the kinds possible for a word.
+# ``MISSPELLING`` names slips and spelling by ear.
 KINDS: dict[str, tuple[Kind, float]] = {
     "drop": (_dropped, 4),
     "double": (_doubled_letter, 2),
@@ -372,10 +372,10 @@ MISSPELLING = ("drop", "double", "swap", "beside", "ear")
 def corrupt(
     text: str, rng: random.Random, *, rate: float, kinds: Collection[str] = tuple(KINDS)
 ) -> str:
-    """Returns a right English text with errors of some ``kinds``, in words with chance ``rate``.
+    """Returns the text with errors of the given kinds; each word gets one with chance ``rate``.
 
     Raises:
-      InputError: a rate outside of 0 to 1, or an unknown kind.
+      InputError: the rate is not in [0, 1], or a kind is unknown.
     """
     _check(rate, kinds)
     chunks = text.split(" ")
@@ -401,7 +401,7 @@ def _check(rate: float | None, kinds: Collection[str]) -> None:
 
 
 def _with_error(place: _Place, rng: random.Random, kinds: list[str], otherwise: str) -> str:
-    """Returns the place with an error of the first kind drawn that can be made there."""
+    """Draws kinds until one can be made here; returns its text, or ``otherwise`` if none can."""
     while kinds:
         kind = rng.choices(kinds, [KINDS[name][1] for name in kinds])[0]
         error = KINDS[kind][0](place, rng)
@@ -420,13 +420,13 @@ def pairs(
     right: float = RIGHT,
     kinds: Collection[str] = tuple(KINDS),
 ) -> Iterator[tuple[str, str]]:
-    """Yields each distinct text ``copies`` times: with errors, and as it is.
+    """Yields (text with errors, text) ``copies`` times for each distinct text.
 
-    A share of ``right`` gets no errors. ``rate`` None draws one of ``RATES`` for each text, and
-    makes one error at least, where one can be made.
+    A share ``right`` of the pairs has no errors. If ``rate`` is None, each pair draws one of
+    ``RATES``, and gets at least one error if repeated attempts can make one.
 
     Raises:
-      InputError: a share outside of 0 to 1, or an unknown kind.
+      InputError: a share is not in [0, 1], or a kind is unknown.
     """
     if not 0 <= right <= 1:
         raise InputError(f"right is {right}: give the share of texts without errors, 0 to 1")
@@ -444,7 +444,7 @@ def pairs(
 
 def _wrong(text: str, rng: random.Random, kinds: Collection[str]) -> str:
     rate = min(max(rng.choice(RATES), 1 / len(text.split(" "))), 1.0)
-    # Many words allow hardly any error.
+    # An attempt may change nothing, since many words allow few kinds of errors.
     for _ in range(_TRIES):
         if (found := corrupt(text, rng, rate=rate, kinds=kinds)) != text:
             return found

@@ -1,8 +1,8 @@
-"""Writes pairs of a text with errors and the text, to train or evaluate a corrector.
+"""Writes pairs (text with errors, correct text), to train or evaluate a corrector.
 
     python examples/corrections/make_errors.py --data texts.txt --output errors.tsv.gz
 
-Prints one JSON object with the numbers of pairs. Equal texts and seeds make equal files.
+Prints the numbers of pairs as JSON. Equal texts, seeds and settings give equal files.
 """
 
 import argparse
@@ -27,15 +27,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--data", required=True, metavar="FILE", help="one text a line, or .tsv; gzipped or not")
+    add("--data", required=True, metavar="FILE", help="one text per line, or .tsv; may be gzipped")
     add("--output", required=True, metavar="FILE", help=".tsv to write, gzipped if it ends in .gz")
-    add("--column", type=int, default=0, metavar="N", help="of the texts, from 0 (0)")
-    add("--num_columns", type=int, default=1, metavar="N", help="of each line (1)")
-    add("--copies", type=int, default=1, metavar="N", help="of each text, with other errors (1)")
-    add("--seed", type=int, default=0, metavar="N", help="other errors for another seed (0)")
-    rate = "share of the words with an error (drawn for each text, with one error at least)"
+    add("--column", type=int, default=0, metavar="N", help="column of the texts, from 0 (0)")
+    add("--num_columns", type=int, default=1, metavar="N", help="columns per line (1)")
+    add("--copies", type=int, default=1, metavar="N", help="pairs per text (1)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the errors (0)")
+    rate = "share of words with an error (drawn for each text, with at least one error)"
     add("--rate", type=float, metavar="SHARE", help=rate)
-    right = f"share of the texts without errors ({RIGHT})"
+    right = f"share of pairs without errors ({RIGHT})"
     add("--right", type=float, default=RIGHT, metavar="SHARE", help=right)
     add("--kinds", nargs="+", default=tuple(KINDS), metavar="KIND", help=", ".join(KINDS))
     add("--overwrite", action="store_true", help="replace an earlier file")
@@ -57,7 +57,7 @@ def _write(args: argparse.Namespace) -> None:
     found = list(pairs(texts, seed=args.seed, copies=args.copies, **settings))
     content = "".join(f"{source}\t{target}\n" for source, target in found).encode()
     if path.suffix == ".gz":
-        # Without the time of day: equal pairs make equal files.
+        # No timestamp, so that equal pairs give equal files.
         content = gzip.compress(content, mtime=0)
     with reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
-"""The gain of copying in corrections: tokens for each target call, by text and gamma.
+"""Speed-up of corrections by copying: tokens per target call, by file and gamma.
 
     python examples/corrections/measure.py --gamma 4 8 15 --json benchmarks/copying.json \\
         --data dev_errors.tsv.gz dev_misspelt.tsv.gz jfleg_dev.tsv
 
-Files hold a text with errors, a tab, and the text as it should be. What is decoded is the target's
-own correction, at temperature 0; its quality is reported beside the block efficiency. Predicted for
-T5-XXL on a TPU-v4 is the speed-up at this block efficiency and the cost of verification there
-(benchmarks/tpu_v4_xxl.json): copied drafts cost nothing else.
+A line of a file is a text with errors, a tab, and the correct text. The target decodes its own
+correction at temperature 0; its quality is reported beside the block efficiency. The speed-up
+predicted for T5-XXL on a TPU-v4 is the block efficiency over the cost of verification there
+(benchmarks/tpu_v4_xxl.json), since drafting by copying costs almost nothing.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _XXL = Path(__file__).parents[2] / "benchmarks" / "tpu_v4_xxl.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints the table and writes the figures with ``--json``; 2 for a mistake."""
+    """Measures, prints a table, writes JSON if asked to; returns 0, or 2 on an input error."""
     parser = argparse.ArgumentParser(
         prog="measure.py",
         description=__doc__,
@@ -39,11 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--target", default="correct-target", help="checkpoint (correct-target)")
-    add("--draft", default="copy", help="as of generate (copy)")
-    add("--data", nargs="+", required=True, metavar="FILE", help=".tsv, gzipped or not")
+    add("--draft", default="copy", help="draft, as for spec-t5x generate (copy)")
+    add("--data", nargs="+", required=True, metavar="FILE", help=".tsv or .tsv.gz")
     add("--gamma", nargs="+", type=int, default=[4, 8, 15], help="drafts per iteration")
     add("--batch_size", type=int, default=32, help="texts decoded together (32)")
-    add("--json", type=Path, metavar="FILE", help="keep all figures there")
+    add("--json", type=Path, metavar="FILE", help="file for all figures")
     args = parser.parse_args(arguments)
     try:
         generator, rows = Generator.load(args.target, args.draft), []
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(values: Mapping[str, Any]) -> results.Table:
-    """Lays out a line for each text, with columns for each gamma."""
+    """Makes a table with a line per file and a column per gamma."""
     lines: dict[str, dict[int, Mapping[str, Any]]] = {}
     for row in values["rows"]:
         lines.setdefault(row["text"], {})[row["gamma"]] = row
@@ -85,7 +85,7 @@ def table(values: Mapping[str, Any]) -> results.Table:
 
 
 def verification_cost(positions: int) -> float:
-    """Returns the time of XXL's call over ``positions`` on a TPU-v4 in plain steps (roofline)."""
+    """Returns the roofline time of scoring ``positions`` tokens with T5-XXL, in plain steps."""
     steps = json.loads(_XXL.read_text(encoding="utf-8"))["results"][0]["steps"]
     stored = next(step["cost"] for step in steps if step["kind"] == "plain")
     fields = {field.name: stored[field.name] for field in dataclasses.fields(StepCost)}

@@ -1,4 +1,4 @@
-"""Griffe's extension: what the docstrings' style leaves to the reader's eye."""
+"""Griffe extension: turns comments and shared entries of docstrings into documentation."""
 
 import ast
 import itertools
@@ -6,17 +6,17 @@ import re
 
 import griffe
 
-# "    plain, speculative: what they are", with the lines that are indented further.
+# An entry of several arguments, "    plain, speculative: …", with its continuation lines.
 _TOGETHER = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", re.MULTILINE)
-# Up to the next empty line.
+# An example, up to the next empty line.
 _DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
-    """Comments above fields and constants, help of options, shared descriptions, examples."""
+    """Extension that documents fields, constants, options, shared entries and examples."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_) -> None:
-        """Gives an attribute its help, or the comment right above it, which Python drops."""
+        """Documents an attribute by the comment right above it, or else by its option's help."""
         lines = attr.lines_collection[attr.filepath][: attr.lineno - 1]
         above = itertools.takewhile(lambda line: line.lstrip().startswith("#"), reversed(lines))
         comment = [line.lstrip(" #") for line in above]
@@ -25,7 +25,7 @@ class Docstrings(griffe.Extension):
             attr.docstring = griffe.Docstring(text, parent=attr)
 
     def on_function_instance(self, *, func: griffe.Function, **_) -> None:
-        """Gives each argument an entry with its type."""
+        """Splits an entry of several arguments into one entry for each."""
 
         def entries(match: re.Match) -> str:
             indent, names, text = match.groups()
@@ -38,17 +38,17 @@ class Docstrings(griffe.Extension):
             func.docstring.value = _TOGETHER.sub(entries, func.docstring.value)
 
     def on_module_members(self, *, mod: griffe.Module, **_) -> None:
-        """Describes what a package exports in the module that has it, and not a second time."""
+        """Clears ``__all__``, so that an object is documented only in its defining module."""
         mod.exports = None
 
     def on_instance(self, *, obj: griffe.Object, **_) -> None:
-        """Marks examples as code."""
+        """Marks examples as code blocks."""
         if obj.docstring:
             obj.docstring.value = _DOCTEST.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
 
 
 def _help(value: str | griffe.Expr | None) -> str:
-    """Returns the help of a field that ``spec_t5x.options.option`` declares."""
+    """Returns the help text in a call of ``spec_t5x.options.option``; "" for other values."""
     call = ast.parse(str(value), mode="eval").body
     if not isinstance(call, ast.Call) or getattr(call.func, "id", None) != "option":
         return ""

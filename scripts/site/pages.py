@@ -1,7 +1,7 @@
-"""MkDocs' hook: the site has the repository's layout, and a page for each package's API.
+"""MkDocs hook: gives the site the repository's layout, and a page for each package's API.
 
-Relative links lead to the same places here and in the repository, so no document has a second
-copy: README is the front page, and what pages link to outside of ``docs`` comes with them.
+Relative links work in the site as in the repository, without copies of documents: README is the
+front page, and files outside of ``docs`` that pages link to are part of the site.
 """
 
 import ast
@@ -12,15 +12,15 @@ from mkdocs.structure.files import File, Files
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "spec_t5x"
-# Packages and modules, those first that programs import most.
+# Packages and modules with a page, most imported first.
 AREAS = (
     *("generation", "checkpoints", "drafts", "verifiers", "inference", "data"),
     *("tuning", "theory", "sampling", "interfaces", "loops", "beams", "models", "t5x_plugin"),
     *("labs", "contrib", "testing", "registry", "machine", "options", "errors", "names", "types"),
 )
-# The command line; its help is its manual.
+# Packages without a page: the command line, which --help documents.
 LEFT_OUT = ("cli", "infer")
-# Lines of code have up to 100 columns, and tables many.
+# Wider than the theme's default, for code of 100 columns and wide tables.
 WIDE = """\
 .md-grid { max-width: 75rem; }
 .md-typeset table:not([class]) :is(th, td) { min-width: 0; padding: .4em .8em; }
@@ -29,28 +29,28 @@ INDEX_OPTIONS = "{heading_level: 2, show_submodules: false}"
 
 
 def page_of(area: str) -> str:
-    """Returns the place of a package's page in the site."""
+    """Returns the path of the API page of a package or module, relative to the site."""
     return f"api/{area}.md"
 
 
 def units() -> set[str]:
-    """Returns the packages and modules right under ``spec_t5x``."""
+    """Returns the names of all packages and modules directly in ``spec_t5x``."""
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     return folders | {path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
 
 
 def linked(document: Path) -> set[str]:
-    """Returns what a document links to in the repository, as paths below it."""
+    """Returns the existing files that a document links to, as paths in the repository."""
     found = re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8"))
     paths = [(document.parent / link).resolve() for link in found if "://" not in link]
     return {str(path.relative_to(REPOSITORY)) for path in paths if path.is_file()}
 
 
 def on_config(config):
-    """Puts the pages of the API at the end of the navigation.
+    """Returns the configuration with the API's pages at the end of the navigation.
 
     Raises:
-      ValueError: a package is in neither ``AREAS`` nor ``LEFT_OUT``.
+      ValueError: ``AREAS`` and ``LEFT_OUT`` are not exactly the packages of ``spec_t5x``.
     """
     if unknown := units() ^ {*AREAS, *LEFT_OUT}:
         raise ValueError(f"AREAS and LEFT_OUT of {__file__} differ from spec_t5x in {unknown}")
@@ -67,7 +67,7 @@ def summary(area: str) -> str:
 
 
 def on_files(files, config):
-    """Lays the pages out as the repository has them, and adds those of the API."""
+    """Returns assets, all linked documents at their repository paths, and the API's pages."""
     wanted = {"README.md", *(f"docs/{file.src_uri}" for file in files.documentation_pages())}
     found = set()
     while wanted - found:
