@@ -1,16 +1,16 @@
 // Decoder steps on a CPU: matrix products of few rows, and attention over a cache.
 //
-// A decoder step reads every weight once for a handful of rows, so it should run at the
-// speed of memory. XLA's matrix-vector products use one thread below some size, and its
-// products of 2 to 16 rows read weights at a third of that speed; these kernels read them
-// as fast as memory gives them, with all threads, for any number of rows.
+// A decoder step reads every weight once for a few rows, so memory bounds its time. XLA's
+// matrix-vector products use one thread below some size, and its products of 2 to 16 rows
+// read weights at a third of the memory's speed; these kernels read them at the full speed,
+// with all threads, for any number of rows.
 //
-// Every row is computed by the same additions in the same order, however many rows there
-// are and however the work is shared out: verifying gamma + 1 tokens gives, bit for bit,
-// the logits that decoding them one by one gives.
+// Every row is computed by the same additions in the same order, for any number of rows and
+// any division among threads: verifying gamma + 1 tokens gives, bit for bit, the logits that
+// decoding them one by one gives.
 //
-// ``used`` tokens of each row of the batch count, where a block of fewer tokens than it has
-// room for is verified: nothing is computed for the others, whose outputs are zeros.
+// ``used`` is the number of tokens of each batch row to compute, for verification of fewer
+// tokens than the arrays have room for; the outputs of the other tokens are zeros.
 
 #include <algorithm>
 #include <atomic>
@@ -44,7 +44,8 @@ struct xla::ffi::CtxBinding<xla::ffi::ThreadPool> {
 
 namespace {
 
-// One register of floats: GCC takes a vector of several through memory. And how many there are.
+// Floats of a vector register, and number of registers. Vectors wider than one register would
+// go through memory in GCC.
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
 constexpr int kRegisters = 32;
@@ -60,11 +61,11 @@ typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes), aligned(4)));
 typedef uint32_t WholeLanes __attribute__((vector_size(4 * kLanes), aligned(4)));
 typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
 
-// Not by memcpy: where GCC prefers registers of 32 bytes it copies in halves by way of the
-// stack, and a register loaded from two stores waits for both (4 times slower on Ice Lake).
+// A cast, because GCC may compile memcpy to two 32-byte copies through the stack, and a load
+// that spans two stores waits for both (4 times slower on Ice Lake).
 inline Lanes Load(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
 
-// bfloat16 is the upper half of a float. GCC would widen the halves of a register apart.
+// bfloat16 is the upper half of a float. GCC would widen each half of a register separately.
 inline Lanes Load(const uint16_t* from) {
 #if defined(__AVX512F__)
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -92,7 +93,7 @@ inline Lanes Load(const int8_t* from) {
 #endif
 }
 
-// Two weights of 4 bits, -8 to 7: the upper one is of the column half a panel further on.
+// Two 4-bit weights, -8 to 7: column c of a panel in the low bits, column c + 32 in the high bits.
 struct Nibbles {
   int8_t both;
 };
@@ -108,9 +109,9 @@ inline float Widened(uint16_t half) {
 
 inline void Store(float* to, Lanes lanes) { *reinterpret_cast<Lanes*>(to) = lanes; }
 
-// a * b + c in one rounding, always: of several loops that should give the same bits, a
-// compiler contracts some, and where it thinks FMAs in a row slow (Zen, Sapphire Rapids) not
-// others.
+// a * b + c, always with one rounding. Left to itself, a compiler fuses the operations in some
+// loops and, for processors with slow chains of FMAs (Zen, Sapphire Rapids), not in others, so
+// that these would differ in bits.
 inline Lanes Fma(Lanes a, Lanes b, Lanes c) {
 #if defined(__AVX512F__)
   return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -123,7 +124,7 @@ inline Lanes Fma(Lanes a, Lanes b, Lanes c) {
 #endif
 }
 
-// The same number in all lanes. Of ``Lanes{} + value`` GCC makes an addition first.
+// ``value`` in all lanes. ``Lanes{} + value`` would cost an addition in GCC.
 inline Lanes Fill(float value) {
 #if defined(__AVX512F__)
   return (Lanes)_mm512_set1_ps(value);
@@ -136,7 +137,7 @@ inline Lanes Fill(float value) {
 
 inline Lanes Fma(float a, Lanes b, Lanes c) { return Fma(Fill(a), b, c); }
 
-// Halves are added until one number is left.
+// The sum of all lanes, by adding the upper half to the lower until one number is left.
 inline float Sum(Lanes lanes) {
 #ifdef __AVX512F__
   return _mm512_reduce_add_ps((__m512)lanes);
@@ -152,7 +153,7 @@ inline float Sum(Lanes lanes) {
 #endif
 }
 
-// Has the compiler hold a value in a register, where it would load it again for each use.
+// Makes the compiler hold a value in a register, instead of loading it again for each use.
 inline void Keep(Lanes& lanes) {
 #ifdef __AVX512F__
   asm volatile("" : "+v"(lanes));
@@ -167,19 +168,19 @@ inline void Pause() {
 #endif
 }
 
-// Threads beside the caller's. A step has dozens of pieces of work, microseconds apart: they
-// wait for the next one spinning, and sleep when none has come for a while.
+// Threads that help the calling one. A decoder step has dozens of rounds of work, microseconds
+// apart, so helpers spin until the next round, and sleep after kPatience without any.
 class Helpers {
  public:
-  // Never destroyed: its threads wait in it until the process ends.
+  // Never destroyed, because its threads use it until the process ends.
   static Helpers& Of(int64_t num) {
     static Helpers* const helpers = new Helpers(num);
     return *helpers;
   }
 
-  // ``work`` of every piece, here and in the threads; nothing if they are busy with another
-  // caller's. The caller works through the pieces itself and waits for nothing but pieces that
-  // a thread has begun: it ends without any of them.
+  // Calls ``work(piece)`` for every piece, in this thread and the helpers, and returns true; does
+  // nothing and returns false if another caller has them. This thread takes pieces as well and
+  // waits only for pieces that a helper has begun, so it finishes even if all helpers sleep.
   template <typename Work>
   bool Run(int64_t pieces, const Work& work) {
     if (pieces > kMask || is_busy_.exchange(true)) return false;
@@ -188,11 +189,11 @@ class Helpers {
                 kRelaxed);
     work_.store(&work, kRelaxed);
     done_.store(0, kRelaxed);
-    // A thread that sees the new state sees the values stored above.
+    // A helper that reads the new state also reads the values stored above.
     const uint64_t round = state_.load() >> (2 * kBits);
     state_ = (round + 1) << (2 * kBits) | uint64_t(pieces) << kBits;
     if (num_asleep_ > 0) {
-      // Who is about to sleep holds it until it does.
+      // A helper holds the mutex until it sleeps, so none misses the notification.
       std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_all();
     }
@@ -228,8 +229,8 @@ class Helpers {
     for (uint64_t state = state_; Next(state) < Pieces(state);) {
       const Call call = call_.load(std::memory_order_relaxed);
       const void* const work = work_.load(std::memory_order_relaxed);
-      // If no thread has taken the piece, all of its round's pieces are not done, and what was
-      // read above is this round's.
+      // The exchange fails unless this piece is still free. Then its round is not finished, so
+      // ``call`` and ``work``, read above, belong to this round.
       if (!state_.compare_exchange_weak(state, state + 1)) continue;
       call(work, Next(state));
       done_.fetch_add(1);
@@ -254,7 +255,7 @@ class Helpers {
 
   using Call = void (*)(const void*, int64_t);
   std::atomic<bool> is_busy_{false};
-  // Number of the round, pieces of its work, and those that were taken.
+  // Packed: number of the round, number of its pieces, and number of pieces taken.
   std::atomic<uint64_t> state_{0};
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> work_{nullptr};
@@ -264,7 +265,7 @@ class Helpers {
   std::condition_variable wake_;
 };
 
-// ``work`` of every piece, by all of XLA's number of threads if it is worth it.
+// Calls ``work(piece)`` for every piece; if ``worth_it``, with as many threads as XLA's pool has.
 template <typename Work>
 void Share(ffi::ThreadPool& pool, int64_t pieces, bool worth_it, const Work& work) {
   const int64_t num_threads = worth_it && pieces > 1 ? pool.num_threads() : 1;
@@ -272,22 +273,22 @@ void Share(ffi::ThreadPool& pool, int64_t pieces, bool worth_it, const Work& wor
   for (int64_t piece = 0; piece < pieces; ++piece) work(piece);
 }
 
-// Work below which waking another thread costs more than it saves: bytes of weights.
+// Bytes of weights below which waking another thread costs more time than it saves.
 constexpr int64_t kBytesWorthSharing = 96 * 1024;
 
-// Into how many pieces work on so many bytes is shared out: each takes longer than threads need to
-// agree on who does it, and they are small enough that threads finish together.
+// Number of pieces for work on ``bytes`` of weights: large enough that taking a piece costs little,
+// and small enough that all threads finish at about the same time.
 int64_t NumPieces(const ffi::ThreadPool& pool, size_t bytes) {
   const int64_t threads = std::max<int64_t>(1, pool.num_threads());
   return std::clamp<int64_t>(bytes / kBytesWorthSharing, threads, 4 * threads);
 }
 
-// How many of so many new tokens of a row count.
+// Number of tokens of each row to compute: ``used``, at most ``num_new``.
 int64_t NumUsed(const ffi::Buffer<ffi::S32>& used, int64_t num_new) {
   return std::clamp<int64_t>(*used.typed_data(), 0, num_new);
 }
 
-// The rows that count, of inputs ``[..., new, width]``: the first ``used`` of ``new`` each.
+// Indices of the rows to compute in inputs ``[..., new, width]``: ``used`` of each ``new``.
 std::vector<int64_t> UsedRows(ffi::Span<const int64_t> shape, const ffi::Buffer<ffi::S32>& used) {
   const int64_t rank = shape.size(), num_new = rank > 1 ? shape[rank - 2] : 1;
   const int64_t num_used = NumUsed(used, num_new);
@@ -301,7 +302,7 @@ std::vector<int64_t> UsedRows(ffi::Span<const int64_t> shape, const ffi::Buffer<
   return rows;
 }
 
-// Zeros in the rows of an output that do not count.
+// Sets the output rows that are not in ``rows`` to zero.
 void ClearUnused(ffi::Result<ffi::Buffer<ffi::F32>>& outputs, const std::vector<int64_t>& rows) {
   const int64_t width = outputs->dimensions().back();
   const int64_t all = outputs->element_count() / width;
@@ -315,24 +316,23 @@ void ClearUnused(ffi::Result<ffi::Buffer<ffi::F32>>& outputs, const std::vector<
 }
 
 // outputs[row, column] = sum over k of inputs[row, k] * weights[k, column]
-//
-// Weights are in panels of kColumnBlock columns, one after the other: memory is read in its
-// order. In bfloat16 they take half of it, and are widened in registers, which is exact.
+// Weights are in panels of kColumnBlock columns, stored one after the other, so that memory is
+// read sequentially. bfloat16 takes half the bytes and is widened in registers, which is exact.
 
 constexpr int kColumnBlock = 64;
-// Registers of a row of a panel.
+// Registers that hold a row of a panel.
 constexpr int kBlockWidth = kColumnBlock / kLanes;
-// Rows of a panel that stay in the nearest cache while groups of inputs pass over them; weights
-// of 4 bits have a scale for each of these blocks of a column.
+// Rows of a panel that fit in the first-level cache, in which all groups of inputs use them before
+// the next rows are read. 4-bit weights have one scale for each column of a block.
 constexpr int kInnerBlock = 64;
 
-// Elements of a row of a panel.
+// Number of array elements of a row of a panel.
 template <typename Weight>
 constexpr int kRowLength = kColumnBlock;
 template <>
 constexpr int kRowLength<Nibbles> = kColumnBlock / 2;
 
-// A register of a row of a panel, from a column on.
+// Loads the weights of kLanes columns, from ``column`` on, of a row of a panel.
 template <typename Weight>
 inline Lanes LoadColumns(const Weight* row, int column) {
   return Load(row + column);
@@ -354,17 +354,17 @@ inline Lanes LoadColumns(const Nibbles* row, int column) {
   return __builtin_convertvector(is_upper ? both >> 4 : (both << 28) >> 28, Lanes);
 }
 
-// How many registers of columns have room for a group's sums, the weights and a factor.
+// Most registers of columns whose sums, for ``rows`` inputs, fit beside the weights and a factor.
 constexpr int PartWidth(int rows) {
   int width = kBlockWidth;
-  // A single row's weights are used as they are loaded.
+  // With one row, weights are operands in memory and take no register.
   while (width > 1 && rows * width + (rows > 1 ? width + 1 : 2) > kRegisters) width /= 2;
   return width;
 }
 
 constexpr int kCacheLine = 64;
 
-// Inputs of products, [rows, inner], of which some rows count; in groups of rows.
+// Inputs of products, [rows, inner]: the rows to compute, in groups of up to kMostInGroup.
 class Inputs {
  public:
   static constexpr int64_t kMostInGroup = 6;
@@ -373,7 +373,7 @@ class Inputs {
       : inputs_(inputs), rows_(rows), inner_(inner) {}
 
   int64_t inner() const { return inner_; }
-  // Whole groups, and one of what is left: three rows take as long as six.
+  // Groups are full except the last; smaller ones save nothing, as three rows take as long as six.
   int64_t groups() const { return (rows_.size() + kMostInGroup - 1) / kMostInGroup; }
   int64_t size(int64_t group) const {
     return std::min<int64_t>(kMostInGroup, rows_.size() - group * kMostInGroup);
@@ -388,16 +388,16 @@ class Inputs {
   const int64_t inner_;
 };
 
-// Bytes ahead of a pass: enough that memory answers in time, measured.
+// Distance of prefetches in bytes, measured: far enough that the data arrive in time.
 constexpr int64_t kAhead = 8192;
 
-// Prefetches of a pass, so that memory is never idle: two cache lines for each k, of a block that
-// comes next. At the end of the weights it prefetches the same two again.
+// Prefetches during a pass over a block: two cache lines of the next block for each k, so that
+// memory is never idle. With stride 0 it prefetches the same two lines again.
 struct Ahead {
   const char* begin;
   int64_t stride;
 
-  // The share of one of several passes over a block.
+  // The lines to prefetch in pass ``part`` of ``parts`` over the same block.
   Ahead Part(int part, int parts) const {
     const int lines = std::max<int>(stride / kCacheLine, 1), each = std::max(lines / parts, 1);
     return part * each < lines ? Ahead{begin + part * each * kCacheLine, stride}
@@ -405,17 +405,17 @@ struct Ahead {
   }
 };
 
-// Some k of a panel, from the first of them on: what is added to the outputs, or put there by those
-// from 0 on.
+// Rows first_k to first_k + num_k of a panel. The products with the block from 0 on are stored in
+// the outputs, those with later blocks are added to them.
 template <typename Weight>
 struct Block {
   const Weight* weights;
   int64_t first_k, num_k;
-  // Of its columns, by which their sums over these k are multiplied; none where there are none.
+  // Factors of the columns' sums over these rows; null if the weights have no scales.
   const float* scales;
 };
 
-// A group of inputs and a block, kWidth registers of its columns.
+// Multiplies a group of inputs by kWidth registers of a block's columns, from ``column`` on.
 template <typename Weight, int kRows, int kWidth>
 inline void MultiplyPart(const Inputs& inputs, const int64_t* rows, const Block<Weight>& block,
                          int column, Ahead ahead, float* outputs, int64_t stride) {
@@ -465,7 +465,7 @@ inline void MultiplyPart(const Inputs& inputs, const int64_t* rows, const Block<
   }
 }
 
-// All columns of a block, as many at a time as there are registers for their sums.
+// Multiplies a group of inputs by a block, in passes over as many columns as PartWidth allows.
 template <typename Weight, int kRows>
 void MultiplyGroup(const Inputs& inputs, const int64_t* rows, const Block<Weight>& block,
                    Ahead ahead, float* outputs, int64_t stride) {
@@ -477,7 +477,7 @@ void MultiplyGroup(const Inputs& inputs, const int64_t* rows, const Block<Weight
   }
 }
 
-// A block with a group of inputs.
+// Multiplies group number ``group`` of the inputs by a block.
 template <typename Weight>
 void MultiplyBlock(const Inputs& inputs, int64_t group, const Block<Weight>& block, Ahead ahead,
                    float* outputs, int64_t stride) {
@@ -489,7 +489,7 @@ void MultiplyBlock(const Inputs& inputs, int64_t group, const Block<Weight>& blo
   kGroups[inputs.size(group) - 1](inputs, inputs.rows(group), block, ahead, outputs, stride);
 }
 
-// All inputs with a panel, whose blocks have scales or have none.
+// Multiplies all inputs by a panel; ``scales`` has a row for each block, or is null.
 template <typename Weight>
 void MultiplyPanel(const Inputs& inputs, const Weight* panel, const float* scales, float* outputs,
                    int64_t stride) {
@@ -527,27 +527,27 @@ void MultiplyPanel(const Inputs& inputs, const Weight* panel, const float* scale
   }
 }
 
-// Scales of a panel of a matrix; -1 for a type that it cannot have.
+// Number of scales of a panel of ``inner`` rows; -1 for types that weights cannot have.
 int64_t ScalesOfPanel(ffi::DataType type, int64_t inner) {
   if (type == ffi::F32 || type == ffi::BF16) return 0;
   if (type == ffi::S8) return kColumnBlock;
   return type == ffi::U8 ? (inner + kInnerBlock - 1) / kInnerBlock * kColumnBlock : -1;
 }
 
-// A matrix as a call is given it.
+// A matrix among the arguments of a call.
 struct Matrix {
-  // Panels [panels, inner, kColumnBlock]; with 4 bits, half as many bytes.
+  // Weights [panels, inner, kColumnBlock]; 4-bit ones have half as many bytes.
   ffi::AnyBuffer panels;
-  // Of int8 one for each column, of 4 bits one for each block of it.
+  // int8 has one scale for each column, 4 bits one for each column of a block.
   const float* scales;
-  // Added to the outputs; null for none.
+  // Bias of the columns; null for none.
   const float* bias;
   int64_t columns;
 
   int64_t num_panels() const { return (columns + kColumnBlock - 1) / kColumnBlock; }
 };
 
-// A matrix and where the rows of its outputs go, on top of those of ``residual`` if there are any.
+// A product with a matrix: the outputs receive inputs * matrix + bias + residual (null for none).
 struct Product {
   const Matrix& matrix;
   float* outputs;
@@ -559,7 +559,7 @@ struct Product {
     if (width == kColumnBlock) {
       RunWhole(panel, inputs, outputs + column, columns);
     } else {
-      // Of the last panel some columns are not the matrix's.
+      // The last panel has columns of padding, which the outputs do not have.
       std::vector<float> whole((inputs.rows().back() + 1) * kColumnBlock);
       RunWhole(panel, inputs, whole.data(), kColumnBlock);
       for (int64_t row : inputs.rows()) {
@@ -602,8 +602,8 @@ struct Product {
   }
 };
 
-// Several products of the same inputs. The threads take panels of all of them: they are woken
-// once, and short products do not wait for one another.
+// Computes several products of the same inputs. Panels of all matrices are shared among the
+// threads together, so that these are woken once and do not wait between short products.
 void MultiplyAll(ffi::ThreadPool& pool, const Inputs& inputs, const std::vector<Product>& products) {
   if (inputs.rows().empty()) return;
   int64_t panels = 0;
@@ -626,12 +626,12 @@ void MultiplyAll(ffi::ThreadPool& pool, const Inputs& inputs, const std::vector<
   });
 }
 
-// Reads matrices from the arguments of a call: panels of each, scales of each, biases of each.
+// Matrices in the arguments of a call: the panels of all, then all scales, then all biases.
 class Matrices {
  public:
   Matrices(ffi::RemainingArgs arguments) : arguments_(arguments), num_(arguments.size() / 3) {}
 
-  // The next matrix, [inner, columns].
+  // Appends the next matrix, [inner, columns], to ``matrices``, or returns an error if none fits.
   ffi::Error Read(int64_t inner, int64_t columns, std::vector<Matrix>& matrices) const {
     const size_t i = matrices.size();
     if (i >= num_) return ffi::Error::InvalidArgument("a product lacks its matrix");
@@ -663,15 +663,15 @@ class Matrices {
   const size_t num_;
 };
 
-// outputs = inputs / sqrt(mean(inputs ** 2) + epsilon) * scale + bias, of a row; ``centred``, of
-// the inputs less their mean. T5's norm has neither mean nor bias, GPT-2's has both.
+// Layer norm of rows: inputs / sqrt(mean(inputs ** 2) + epsilon) * scale + bias. If ``centred``,
+// the row's mean is subtracted first. T5's norm has neither mean nor bias, GPT-2's has both.
 struct Norm {
-  // No scale: there is no norm. No bias: nothing is added.
+  // An empty scale means that there is no norm; an empty bias adds nothing.
   const ffi::Buffer<ffi::F32>&scale, &bias;
   float epsilon;
   bool centred;
 
-  // All rows that count, into ``to``; or the inputs as they are.
+  // Returns ``rows`` normed, in the new array ``to``; or the inputs, if there is no norm.
   const float* Apply(const float* inputs, const std::vector<int64_t>& rows,
                      std::unique_ptr<float[]>& to) const {
     const int64_t width = scale.element_count();
@@ -709,7 +709,7 @@ struct Norm {
   }
 };
 
-// The products of a layer's inputs, normed first; ``residual``, of a single product, is added.
+// Multiplies a layer's normed inputs by each matrix; adds ``residual`` to a single product.
 ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
                     ffi::Buffer<ffi::S32> used, ffi::Buffer<ffi::F32> norm_scale,
                     ffi::Buffer<ffi::F32> norm_bias, ffi::Buffer<ffi::F32> residual,
@@ -744,8 +744,8 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
   return ffi::Error::Success();
 }
 
-// outputs[row, n] = sum over k of inputs[row, k] * table[n, k]: a table of embeddings as the
-// output layer.
+// outputs[row, n] = sum over k of inputs[row, k] * table[n, k]: logits by a table of embeddings,
+// the tied output layer.
 
 template <typename Weight, int kRows, int kTokens>
 inline void DotBlock(const float* inputs, int64_t inner, const int64_t* rows, const Weight* table,
@@ -774,10 +774,10 @@ inline void DotBlock(const float* inputs, int64_t inner, const int64_t* rows, co
   }
 }
 
-// Tokens whose rows of the table stay in a near cache between groups of rows.
+// Number of rows of the table that stay in a near cache while all groups of inputs use them.
 constexpr int64_t kTokenBlock = 16;
 
-// All rows of some tokens of the table, from ``begin`` to ``end``.
+// Computes the logits of tokens ``begin`` to ``end`` for all rows of the inputs.
 template <typename Weight>
 void DotTokens(const float* inputs, const std::vector<int64_t>& rows, int64_t inner,
                const Weight* table, int64_t begin, int64_t end, int64_t vocab, float* outputs) {
@@ -786,7 +786,7 @@ void DotTokens(const float* inputs, const std::vector<int64_t>& rows, int64_t in
                                DotBlock<Weight, 4, 4>, DotBlock<Weight, 5, 4>, DotBlock<Weight, 6, 4>};
   constexpr Block kTails[] = {DotBlock<Weight, 1, 1>, DotBlock<Weight, 2, 1>, DotBlock<Weight, 3, 1>,
                               DotBlock<Weight, 4, 1>, DotBlock<Weight, 5, 1>, DotBlock<Weight, 6, 1>};
-  // Four tokens of each.
+  // Most rows at a time, whose sums with four tokens fit in the registers.
   const int64_t num_rows = rows.size(), most = kRegisters == 32 ? 6 : 3;
   for (int64_t row = 0; row < num_rows; row += most) {
     const int64_t which = std::min(most, num_rows - row) - 1;
@@ -846,7 +846,7 @@ ffi::Error Normalize(ffi::Buffer<ffi::F32> inputs, ffi::Buffer<ffi::S32> used,
   return ffi::Error::Success();
 }
 
-// exp(x) for x <= 0, to about 1e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+// exp(x) for x <= 0, exact to about 1e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
 inline Lanes Exp(Lanes x) {
   const Lanes lowest = Lanes{} - 87.0f;
   const IntLanes too_low = x < lowest;
@@ -870,10 +870,10 @@ inline Lanes Exp(Lanes x) {
   return too_low ? Lanes{} : p * scale;
 }
 
-// The largest value of each row, where it is first, and the logarithm of sum exp(values).
+// Computes the first index of each row's largest value, and log(sum(exp(values))) of the row.
 //
-// In one pass for the exponentials: the running sum is scaled anew where a block of the row
-// brings a larger value. Pieces are rows, and blocks of long rows.
+// Blocks of kSummaryBlock values are summed relative to the block's largest value, in several
+// threads, and the sums are then rescaled to the row's largest value.
 constexpr int64_t kSummaryBlock = 2048;
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
@@ -937,10 +937,10 @@ ffi::Error Summarize(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> values,
   return ffi::Error::Success();
 }
 
-// Passes over a row of probabilities, below which another thread is not woken: numbers.
+// Number of probabilities below which another thread is not woken to pass over them.
 constexpr int64_t kNumbersWorthSharing = 4 * kSummaryBlock;
 
-// Calls work(lanes, i) for each register of a row; values beyond its end are ``filler``.
+// Calls work(lanes, i) for each register of values of a row; ``filler`` pads the last one.
 template <typename Work>
 inline void ForLanes(const float* values, int64_t width, float filler, const Work& work) {
   int64_t i = 0;
@@ -951,7 +951,7 @@ inline void ForLanes(const float* values, int64_t width, float filler, const Wor
   work(Load(rest), i);
 }
 
-// Stores a register, or as much of it as the row has room for.
+// Stores a register at values[i], or its first lanes only if the row ends before it.
 inline void StoreWithin(float* values, int64_t width, int64_t i, Lanes lanes) {
   if (i + kLanes <= width) {
     Store(values + i, lanes);
@@ -960,8 +960,8 @@ inline void StoreWithin(float* values, int64_t width, int64_t i, Lanes lanes) {
   }
 }
 
-// What a threshold is looked for in: blocks of a row, passed over where they hold nothing
-// that could be it.
+// Values of a block of a row. Searches for a threshold skip blocks whose maximum is below a lower
+// bound of it.
 constexpr int64_t kCandidateBlock = 4 * kLanes;
 
 std::vector<float> BlockMaxima(const float* values, int64_t width) {
@@ -976,7 +976,7 @@ std::vector<float> BlockMaxima(const float* values, int64_t width) {
   return maxima;
 }
 
-// All values of at least ``bound``.
+// Returns all values that are at least ``bound``; ``maxima`` are those of BlockMaxima.
 std::vector<float> AtLeast(const float* values, int64_t width, const std::vector<float>& maxima,
                            float bound) {
   std::vector<float> found(width + 1);
@@ -985,7 +985,7 @@ std::vector<float> AtLeast(const float* values, int64_t width, const std::vector
     if (!(maxima[block] >= bound)) continue;
     const int64_t begin = block * kCandidateBlock;
     const int64_t end = std::min(width, begin + kCandidateBlock);
-    // Without a branch, which could not be foretold.
+    // No branch here, because processors could not predict it.
     for (int64_t i = begin; i < end; ++i) {
       found[count] = values[i];
       count += values[i] >= bound;
@@ -1000,25 +1000,25 @@ float Largest(std::vector<float> values, int64_t rank) {
   return values[rank - 1];
 }
 
-// The least of the ``top_k`` largest values.
+// Returns the ``top_k``-th largest value; kLowest, which keeps all, if there are fewer numbers.
 float SmallestKept(const float* values, int64_t width, int64_t top_k) {
   const std::vector<float> maxima = BlockMaxima(values, width);
-  // So many blocks have a value that is no smaller: neither is the one looked for.
+  // top_k blocks have a maximum of at least this bound, so the top_k-th value is not below it.
   const bool few = top_k <= static_cast<int64_t>(maxima.size());
   const float bound = few ? Largest(maxima, top_k) : kLowest;
   std::vector<float> candidates = AtLeast(values, width, maxima, bound);
-  // Numbers that are none are no candidates.
+  // NaN is never a candidate, so there may be fewer than top_k.
   if (static_cast<int64_t>(candidates.size()) < top_k) return kLowest;
   return Largest(std::move(candidates), top_k);
 }
 
-// Keeps the likeliest tokens whose mass reaches ``top_p``, and makes them sum to 1.
+// Keeps the most probable tokens until their mass reaches ``top_p``, and normalizes to sum 1.
 void KeepNucleus(float* probs, int64_t width, float largest, float top_p) {
-  // Tokens below this have less mass, all together, than the nucleus leaves out.
+  // All tokens below this bound together have less mass than the nucleus may leave out.
   const float bound = std::max(0.0f, 0.5f * (1.0f - top_p) / width);
   const std::vector<float> candidates = AtLeast(probs, width, BlockMaxima(probs, width), bound);
-  // By bisection over the bits of the threshold, which order as the numbers do that are not
-  // negative: the lower bound always keeps enough, the upper one never does.
+  // Bisects over the bits of the threshold, which have the order of non-negative floats. A
+  // threshold of ``low`` always keeps enough mass, one of ``high`` never does.
   auto number = [](int32_t bits) {
     float value;
     std::memcpy(&value, &bits, sizeof(value));
@@ -1045,8 +1045,8 @@ void KeepNucleus(float* probs, int64_t width, float largest, float top_p) {
   });
 }
 
-// Of one row of logits the distribution that is sampled: argmax up to ``least_temperature``,
-// or temperature, then top-k or top-p (0 for none).
+// Computes the distribution that a row of logits is sampled from: one-hot at the argmax up to
+// ``least_temperature``; else the softmax at the temperature, cut by top-k and top-p (0 for none).
 void StandardizeRow(const float* logits, int64_t width, float temperature, int64_t top_k,
                     float top_p, float least_temperature, float* probs) {
   if (!(temperature > least_temperature)) {
@@ -1074,7 +1074,7 @@ void StandardizeRow(const float* logits, int64_t width, float temperature, int64
   ForLanes(probs, width, 0.0f, [&](Lanes lanes, int64_t i) {
     StoreWithin(probs, width, i, lanes * inverse);
   });
-  // exp(0) is 1: the likeliest token's probability.
+  // ``inverse`` is the largest probability, because the most probable token has weight exp(0).
   if (top_p > 0) KeepNucleus(probs, width, inverse, top_p);
 }
 
@@ -1093,9 +1093,9 @@ ffi::Error Standardize(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits,
   return ffi::Error::Success();
 }
 
-// How target and draft compare, for rows of each: sum min(p, q), and sum max(f p - q, 0) with
-// a factor f for each row of the target's. Where the target has a row more than the draft, the
-// draft has nothing there.
+// Computes sum min(p, q) and sum max(f p - q, 0) for rows p of the target and q of the draft, with
+// a factor f for each row of the target. If the target has one more row than the draft, q is 0
+// there.
 ffi::Error Compare(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> target, ffi::Buffer<ffi::F32> draft,
                    ffi::Buffer<ffi::F32> factors, ffi::ResultBuffer<ffi::F32> overlaps,
                    ffi::ResultBuffer<ffi::F32> excesses) {
@@ -1129,8 +1129,8 @@ ffi::Error Compare(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> target, ffi::Buff
   return ffi::Error::Success();
 }
 
-// The first index whose cumulative mass exceeds ``uniform`` of the total, and has a mass of
-// its own; the last one with any where rounding leaves none.
+// Returns the first index with mass at which the cumulative mass exceeds ``uniform`` times the
+// total; the last index with mass if, by rounding, none does.
 int64_t Invert(float uniform, const float* masses, int64_t count) {
   float total = 0.0f;
   for (int64_t i = 0; i < count; ++i) total += masses[i];
@@ -1147,8 +1147,8 @@ int64_t Invert(float uniform, const float* masses, int64_t count) {
   return last;
 }
 
-// A token of each row: a block of about sqrt(width) tokens, then a token in it. With a draft
-// one of max(target - draft, 0), or of the target where nothing is left.
+// Draws a row's token with two uniform numbers: a block of about sqrt(width) tokens, then a token
+// in it. With a draft, from max(target - draft, 0), or from the target if that is zero everywhere.
 void SampleRow(const float* target, const float* draft, int64_t width, const float* uniforms,
                int32_t* token) {
   const int64_t in_block = std::max<int64_t>(1, std::sqrt(static_cast<double>(width)));
@@ -1218,8 +1218,8 @@ ffi::Error SampleResidual(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> target,
   return SampleRows(pool, target, draft.typed_data(), uniforms, tokens);
 }
 
-// Threefry-2x32 of 20 rounds (Salmon et al. 2011): keys [rows, 2] and counts [rows], which are the
-// second word of what is hashed.
+// Threefry-2x32 with 20 rounds (Salmon et al. 2011): hashes the words (0, counts[row]) under the
+// key keys[row] of two words.
 ffi::Error Threefry(ffi::Buffer<ffi::U32> keys, ffi::Buffer<ffi::U32> counts,
                     ffi::ResultBuffer<ffi::U32> outputs) {
   constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
@@ -1241,7 +1241,7 @@ ffi::Error Threefry(ffi::Buffer<ffi::U32> keys, ffi::Buffer<ffi::U32> counts,
   return ffi::Error::Success();
 }
 
-// out[t] = sum over d of queries[d] * keys[t][d] for kKeys keys; each by the same additions.
+// out[t] = sum over d of query[d] * keys[t][d], by the same additions for any number kKeys.
 template <int kKeys>
 inline void KeyProducts(const float* query, const float* const* keys, int64_t head_dim,
                         float* out) {
@@ -1262,7 +1262,7 @@ inline void KeyProducts(const float* query, const float* const* keys, int64_t he
   }
 }
 
-// kWidth registers of the context, whose sums do not wait for one another.
+// Computes kWidth registers of the context at a time, because their sums are independent.
 template <int kWidth, typename Place>
 inline void WeighValues(const float* weights, const float* values, const Place& place,
                         int64_t length, float factor, float* context) {
@@ -1278,9 +1278,9 @@ inline void WeighValues(const float* weights, const float* values, const Place& 
   for (int u = 0; u < kWidth; ++u) Store(context + u * kLanes, sums[u] * factor);
 }
 
-// One head of one query: softmax(scale q K^T + bias) V over ``length`` tokens, whose keys and
-// values are at ``place(j)``, and which are added up in the order of j. ``bias(j)`` comes on
-// top of a score. ``scores`` has room for ``length``, rounded up to whole registers.
+// Attention of one head of one query: softmax(scale q K^T + bias) V over ``length`` tokens, summed
+// in the order of j. Keys and values of token j are at ``place(j)``, its bias is ``bias(j)``.
+// ``scores`` is scratch for ``length`` numbers, rounded up to whole registers.
 template <typename Place, typename Bias>
 void AttendOne(const float* query, const float* keys, const float* values, const Place& place,
                const Bias& bias, int64_t length, int64_t head_dim, float scale, float* scores,
@@ -1327,16 +1327,16 @@ void AttendOne(const float* query, const float* keys, const float* values, const
   }
 }
 
-// Added where attention is not allowed: its exponential is zero, unless nothing is allowed.
+// Bias of forbidden pairs: exp gives zero, unless all pairs of a query are forbidden.
 constexpr float kMasked = -1e10f;
 
-// Multiplications of attention below which another thread is not woken.
+// Number of multiplications of attention below which another thread is not woken.
 constexpr int64_t kProductsWorthSharing = 10 * 1000;
 
-// Attention of a layer, from its states [batch, new, embed] on: normed, they are multiplied by
-// matrices of queries, or of queries, keys and values; and the heads' contexts by one more, whose
-// products are added to the states. Keys and values are [batch or inputs, heads, length,
-// head_dim].
+// A layer's attention. Project multiplies the normed states [batch, new, embed] by the matrices of
+// queries, or of queries, keys and values; callers compute the contexts of all heads; AddContexts
+// multiplies these by the output matrix and adds the states. Cached keys and values are
+// [batch or inputs, heads, length, head_dim].
 class Attention {
  public:
   Attention(ffi::ThreadPool& pool, const ffi::Buffer<ffi::F32>& states,
@@ -1351,7 +1351,7 @@ class Attention {
 
   const int64_t batch, num_new, num_used, heads, length, head_dim;
 
-  // Reads so many matrices and multiplies by all but the last.
+  // Reads ``num`` matrices, and multiplies the normed states by all but the last.
   ffi::Error Project(size_t num, const ffi::RemainingArgs& arguments, const Norm& norm) {
     const int64_t embed = states_.dimensions()[2], joined = heads * head_dim;
     const Matrices given(arguments);
@@ -1374,7 +1374,7 @@ class Attention {
     return ffi::Error::Success();
   }
 
-  // The head of a row's new token, of what the first, second or third matrix gave.
+  // A head of a row's new token: its query, key or value for ``which`` 0, 1 or 2.
   const float* At(int which, int64_t row, int64_t token, int64_t head) const {
     return projected_[which].get() + Offset(row, token, head);
   }
@@ -1382,8 +1382,8 @@ class Attention {
     return contexts_.get() + Offset(row, token, head);
   }
 
-  // ``work(row, head, scores)`` of every head of every row, each query of which sees so many
-  // tokens at most; there is room for their scores.
+  // Calls ``work(row, head, scores)`` for every head of every row, with scratch for the scores of a
+  // query; ``num_seen`` is the most tokens that a query attends to, which decides on threads.
   template <typename Work>
   void ForHeads(int64_t num_seen, const Work& work) const {
     const bool worth_it = batch * heads * num_used * num_seen * head_dim > kProductsWorthSharing;
@@ -1415,16 +1415,16 @@ class Attention {
   std::unique_ptr<float[]> contexts_;
 };
 
-// XLA gives input and output one place; where it does not, the cache is copied.
+// Copies the cache if XLA did not alias input and output, as it does where it can.
 void UpdateInPlace(const ffi::Buffer<ffi::F32>& old, ffi::ResultBuffer<ffi::F32>& updated) {
   if (updated->typed_data() != old.typed_data()) {
     std::memcpy(updated->typed_data(), old.typed_data(), old.size_bytes());
   }
 }
 
-// Self-attention of new tokens over a cache, into which they are written first: at ``starts``
-// [batch]. Bias by distance [heads, length], or nothing. Keys after their query, and all
-// values beyond a row's length, are never read.
+// Self-attention of new tokens over a cache, to which their keys and values are written first, at
+// ``starts`` [batch]. ``bias`` [heads, length] is by distance of query and key, or empty. Keys
+// after their query, and values beyond a row's length, are never read.
 ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffer<ffi::S32> used,
                   ffi::Buffer<ffi::F32> norm_scale, ffi::Buffer<ffi::F32> norm_bias,
                   ffi::Buffer<ffi::F32> old_keys, ffi::Buffer<ffi::F32> old_values,
@@ -1450,7 +1450,7 @@ ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffe
     float* head_keys = keys->typed_data() + at;
     float* head_values = values->typed_data() + at;
     const int64_t start = starts.typed_data()[row];
-    // As XLA's updates: a start that would run over the end is moved back.
+    // Like XLA's dynamic_update_slice, this moves a start back if the tokens exceed the cache.
     const int64_t place = std::max<int64_t>(0, std::min(start, length - num_used));
     for (int64_t i = 0; i < num_used; ++i) {
       const int64_t to = (place + i) * head_dim;
@@ -1459,7 +1459,7 @@ ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffe
     }
     for (int64_t i = 0; i < num_used; ++i) {
       const int64_t visible = std::max<int64_t>(1, std::min(start + i + 1, length));
-      // By distance: that of the first key is the largest.
+      // The bias is by distance, so key 0 has the last entry.
       const float* farthest = bias.typed_data() + head * length + visible - 1;
       AttendOne(attention.At(0, row, i, head), head_keys, head_values,
                 [=](int64_t j) { return j * head_dim; },
@@ -1471,11 +1471,11 @@ ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffe
   return ffi::Error::Success();
 }
 
-// The same for tokens of any positions, each written to a separate slot.
+// Self-attention like ``Extend`` for tokens of any positions, each written to a slot of its row.
 //
-// slots [batch, new]; slot_positions [batch, length], the place in its text of what a slot
-// holds; visible [batch, new, length], the slots of each token's text, itself included. A
-// text's tokens are added up in their order, in any slots, as ``Extend`` adds them.
+// slots [batch, new]; slot_positions [batch, length], the position in its text of each slot's
+// token; visible [batch, new, length], the slots that a token attends to, its own included. Slots
+// are summed in the order of the text, as in ``Extend``, so that results are equal bit for bit.
 ffi::Error ExtendNodes(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states,
                        ffi::Buffer<ffi::S32> used, ffi::Buffer<ffi::F32> norm_scale,
                        ffi::Buffer<ffi::F32> norm_bias, ffi::Buffer<ffi::F32> old_keys,
@@ -1494,7 +1494,7 @@ ffi::Error ExtendNodes(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states,
   UpdateInPlace(old_keys, keys);
   UpdateInPlace(old_values, values);
   const bool has_bias = bias.element_count() > 0;
-  // The slots of each token's text in the order of the text: once, for all heads.
+  // The slots of each token's text, in the order of the text, computed once for all heads.
   std::vector<int32_t> texts(batch * num_new * length);
   std::vector<int64_t> text_lengths(batch * num_new);
   for (int64_t query = 0; query < batch * num_new; ++query) {
@@ -1538,8 +1538,8 @@ ffi::Error ExtendNodes(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states,
   return ffi::Error::Success();
 }
 
-// Attention of new tokens to sources: mask [inputs, length] is added to the scores. Each input
-// has as many rows, one after the other.
+// Attention of new tokens to sources; ``mask`` [inputs, length] is added to the scores. Each input
+// serves batch / inputs consecutive rows.
 ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffer<ffi::S32> used,
                   ffi::Buffer<ffi::F32> norm_scale, ffi::Buffer<ffi::F32> norm_bias,
                   ffi::Buffer<ffi::F32> keys, ffi::Buffer<ffi::F32> values,
@@ -1553,7 +1553,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffe
     const int64_t input = row * keys.dimensions()[0] / attention.batch;
     const int64_t source = (input * attention.heads + head) * length * head_dim;
     const float* row_mask = mask.typed_data() + input * length;
-    // Padding at the end has no weight, unless there is nothing but padding.
+    // Skips padding at the end, which has no weight unless the source is padding alone.
     int64_t seen = length;
     while (seen > 0 && row_mask[seen - 1] < 0) --seen;
     if (seen == 0) seen = length;
@@ -1568,8 +1568,8 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffe
   return ffi::Error::Success();
 }
 
-// Attention of whole sequences: every token to all that ``allowed`` [batch, 1, new, new] lets it
-// see; bias [1, heads, new, new].
+// Self-attention of whole sequences, without a cache: query i attends to the keys j for which
+// ``allowed`` [batch, 1, new, new] is true, with ``bias`` [1, heads, new, new].
 ffi::Error AttendWhole(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states,
                        ffi::Buffer<ffi::S32> used, ffi::Buffer<ffi::F32> norm_scale,
                        ffi::Buffer<ffi::F32> norm_bias, ffi::Buffer<ffi::PRED> allowed,
@@ -1596,7 +1596,7 @@ ffi::Error AttendWhole(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states,
   return ffi::Error::Success();
 }
 
-// What all calls on a layer's inputs take first: they, how many count, and their norm.
+// Binds the first arguments of all calls on a layer: inputs, ``used``, norm's scale and bias.
 auto BindLayer() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
