@@ -6,8 +6,8 @@
 A slot is a row of a batch that takes the next text when its own has ended; gamma 0 is plain
 decoding. Each way decodes the same texts at temperature 0, in turn. Occupancy is the share of rows
 in target calls whose text had not ended; it is also simulated from the calls that each text takes.
-The host's share is the time added by making answers. CTranslate2 decodes with float32 weights in a
-separate process; its best batch size counts.
+The host's share is the share of the slots' time that making answers takes. CTranslate2 decodes with
+float32 weights in a separate process; its best batch size counts.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def _inputs(generator: Generator, args: argparse.Namespace) -> Inputs:
 
 
 class _Line:
-    """Timings of one batch size and gamma, with static batches and with slots in turn."""
+    """Timings of one batch size and gamma: static batches, slots, and slots without answers."""
 
     def __init__(self, generator: Generator, inputs: Inputs, gamma: int | str, batch_size: int):
         self.generator, self.inputs = generator, inputs
@@ -140,7 +140,7 @@ class _Line:
         self.beside = 0.0
 
     def time(self, *, keep: bool = False) -> None:
-        """Decodes all inputs in each way; keeps the times if ``keep``."""
+        """Decodes all inputs in each of the three ways; keeps the times if ``keep``."""
         others = OtherPrograms()
         for way, kind in (("batches", StaticBatches), ("slots", Engine), ("bursts", Unanswered)):
             engine = kind(self.generator, self.options, self.costs)
@@ -197,7 +197,7 @@ class _Line:
 
 
 def simulated_batches(calls: Sequence[int], rows: int) -> float:
-    """Returns the occupancy of static batches of ``rows`` texts that take so many target calls.
+    """Returns the occupancy of static batches of ``rows`` texts, which take ``calls`` in order.
 
     >>> simulated_batches([4, 2, 3], 2)
     0.6428571428571429
@@ -207,7 +207,7 @@ def simulated_batches(calls: Sequence[int], rows: int) -> float:
 
 
 def simulated_slots(calls: Sequence[int], rows: int) -> float:
-    """Returns the occupancy of ``rows`` slots, each of which takes the next text when it is free.
+    """Returns the occupancy of ``rows`` slots that take the next of ``calls`` when they are free.
 
     >>> simulated_slots([4, 2, 3], 2)
     0.9

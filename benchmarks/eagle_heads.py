@@ -3,10 +3,10 @@
     python -m benchmarks.eagle_heads --data_dir data/ende --output_dir runs/heads \\
         --json benchmarks/eagle_heads.json
 
-DATA_DIR holds train.tsv.gz and dev.tsv.gz (tag, English, German). Each trained draft of the
-packaged English-German target is a run of ``spec-t5x`` in a separate folder, with the settings
-that all share; the same command resumes runs that were interrupted. ``spec-t5x acceptance`` then
-measures them and the packaged drafts.
+DATA_DIR holds train.tsv.gz and dev.tsv.gz (tag, English, German). Each draft is trained for the
+packaged English-German target by a run of ``spec-t5x`` in a separate folder, all with the same
+settings; the same command resumes runs that were interrupted. ``spec-t5x acceptance`` then measures
+these drafts and the packaged ones.
 """
 
 import argparse

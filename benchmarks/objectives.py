@@ -1,12 +1,12 @@
-"""Compares the objectives of distillation: alpha of drafts after equal steps from one start.
+"""Compares objectives of distillation: the alpha of drafts after equally many training steps.
 
     python -m benchmarks.objectives --data_dir data/ende --output_dir runs/objectives \\
         --json benchmarks/objectives.json
 
 DATA_DIR holds train.tsv.gz and dev.tsv.gz (tag, English, German). Each recipe is a run of
 ``spec-t5x distill`` in a separate folder; the same command resumes runs that were interrupted.
-The drafts are the first decoder layer of the packaged English-German target with its encoder.
-alpha is measured at the last step, on held-out texts of the target.
+Each draft starts as the first decoder layer of the packaged English-German target, whose encoder it
+uses. alpha is measured after the last step, on held-out texts of the target.
 """
 
 import argparse
@@ -52,7 +52,7 @@ SETTINGS = {
     "OptimizerOptions.learning_rate": 2e-3,
     "OptimizerOptions.warmup_steps": 20,
     "OptimizerOptions.cooldown_steps": 150,
-    # At the last step alone.
+    # Evaluates after the last step only.
     "TrainOptions.eval_period": 0,
     "TrainOptions.checkpoint_period": 100,
     "TrainOptions.tensorboard": False,
@@ -81,7 +81,7 @@ def measure(recipe: Sequence, settings: Mapping[str, Any], output_dir: Path) -> 
 def train(
     gin_file: str, folder: Path, bindings: Mapping[str, Any], command: str = "distill"
 ) -> None:
-    """Runs ``spec-t5x COMMAND`` with a file of ``gin_configs/runs``; writes to ``folder``."""
+    """Runs ``spec-t5x COMMAND`` with a file of ``gin_configs/runs``; exits if the run fails."""
     gin.clear_config()
     bindings = {**bindings, "OUTPUT_DIR": str(folder)}
     flags = [f"--gin.{name}={value!r}" for name, value in bindings.items()]

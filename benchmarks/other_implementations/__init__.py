@@ -7,17 +7,17 @@
         --draft random int8 int4 --alpha 0.75 0.994 0.913
 
 The others are transformers (eager, static cache, assisted generation with the same draft, prompt
-lookup if ``copy`` is measured), CTranslate2 (float32; int8 as a note), OpenVINO (int8, through
-optimum-intel) and T5X's ``temperature_sample``. All run in float32 at batch 1 on the CPU. With
-``--size``, models of published sizes have random weights: only times are measured, and draft tokens
-are accepted at the rate ``--alpha``.
+lookup if ``copy`` is measured), CTranslate2 (float32, int8), OpenVINO (int8, through optimum-intel)
+and T5X's ``temperature_sample``. All run at batch 1 on the CPU, in float32 except for rounded
+weights, which a footnote marks. With ``--size``, models of published sizes have random weights:
+only times are measured, and the tokens of each draft are accepted at its rate of ``--alpha``.
 
 Measures for a fair comparison:
 
 * Every row of the table runs in a new process in every round, with the same processors and
   threads. Each round begins with another row, and ratios are medians over the rounds.
 * Compilation and allocation are timed separately: a process decodes all inputs once as a warm-up,
-  then repeatedly for a second, and reports the median.
+  then repeatedly for a second, of which it reports the median time.
 * Token ids are compared with those of plain decoding with this package.
 * The table ends with the memory-bandwidth bound: the time that one pass over the weights takes
   at the read bandwidth measured in the same rounds. Plain decoding cannot be faster.

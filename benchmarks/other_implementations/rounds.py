@@ -137,7 +137,7 @@ def _figures(
     ratios = [p["seconds"] / s for p, s in zip(plain, seconds, strict=True)]
     found |= {
         "version": results[0]["version"],
-        # Time of all inputs, by round.
+        # Time to decode all inputs, in each round.
         "seconds": seconds,
         "seconds_per_token": per_token,
         "speed_up": median(ratios) * num_tokens / group["num_tokens"],
@@ -158,7 +158,7 @@ def _figures(
 
 
 def run(workload: Workload, row: Row) -> dict[str, Any]:
-    """Runs ``one_run`` for a row in a new process; returns its result."""
+    """Runs ``one_run`` for a row in a new process; returns its result, or a ``problem``."""
     request = {"workload": dataclasses.asdict(workload), "arguments": row.arguments}
     request["implementation"] = row.implementation
     with tempfile.TemporaryDirectory() as folder:

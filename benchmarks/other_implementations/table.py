@@ -9,9 +9,9 @@ _NOTES = (
     "¹ How many times as fast as plain decoding with this package. ² Time over the "
     "memory-bandwidth bound: one pass for each token over the weights, and over the caches in use, "
     "at the read bandwidth measured in the same run. ³ Without the first token, and over the "
-    "bound; of speculation it would say nothing."
+    "bound; not defined for speculation."
 )
-_INEXACT = " ⁴ The weights are rounded: fewer bytes are read, and the output may be another."
+_INEXACT = " ⁴ The weights are rounded: fewer bytes are read, and the output may differ."
 
 
 def table(groups: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:

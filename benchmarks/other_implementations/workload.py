@@ -47,11 +47,11 @@ def of_pair(
     """Makes a workload of the texts that are not empty or too long for the target.
 
     Raises:
-      InputError: a checkpoint cannot be read or has no encoder, or no text fits.
+      InputError: the target cannot be read or is not a T5, or no text fits.
     """
     stored = open_model(target)
     if not isinstance(stored.config, T5Config):
-        raise InputError(f"target {target} has no encoder: give an encoder-decoder")
+        raise InputError(f"target {target} is not a T5: give a T5's checkpoint")
     limit = stored.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH)
     encode = stored.known_vocabulary().encode
     inputs = [ids for text in texts if 1 < len(ids := [*encode(text), EOS_ID]) <= limit]
@@ -124,7 +124,7 @@ def write_random_weights(directory: Path, name: str, *, seed: int) -> None:
 
 
 def _network_of(draft: str, target: str) -> str | None:
-    """Returns the T5 checkpoint that a draft's name refers to; None if it is no T5."""
+    """Returns the name of the T5 checkpoint that ``draft`` refers to; None if it is not a T5."""
     name = draft.removeprefix("transformer").removeprefix(":")
     name = name or PACKAGED_DRAFTS.get(target, {}).get("transformer", "")
     try:

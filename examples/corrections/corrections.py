@@ -71,7 +71,7 @@ def intervals(
 def _parts(
     targets: Sequence[Correction], predictions: Sequence[str]
 ) -> dict[str, tuple[Int[np.ndarray, "texts"], Int[np.ndarray, "texts"]]]:
-    """Returns each figure's numerators and denominators, one number per text."""
+    """Returns, by figure, numerator and denominator of each text; the figure is sum over sum."""
     due = [changes(each.source, each.target) for each in targets]
     made = [changes(each.source, text) for each, text in zip(targets, predictions, strict=True)]
     right = [len(one & other) for one, other in zip(due, made, strict=True)]

@@ -286,7 +286,7 @@ def _preposition(place: _Place, rng: random.Random) -> str | None:
         return None
     if place.following and rng.random() < 0.35:
         return ""
-    # Only the most frequent ten are substituted.
+    # Only the ten most frequent prepositions replace another one.
     return place.with_word(rng.choice([p for p in _PREPOSITIONS[:10] if p != place.lower]))
 
 
@@ -372,7 +372,7 @@ MISSPELLING = ("drop", "double", "swap", "beside", "ear")
 def corrupt(
     text: str, rng: random.Random, *, rate: float, kinds: Collection[str] = tuple(KINDS)
 ) -> str:
-    """Returns the text with errors of the given kinds; each word gets one with chance ``rate``.
+    """Returns the text with an error of ``kinds`` in each word with chance ``rate``, if possible.
 
     Raises:
       InputError: the rate is not in [0, 1], or a kind is unknown.

@@ -85,7 +85,7 @@ def table(values: Mapping[str, Any]) -> results.Table:
 
 
 def verification_cost(positions: int) -> float:
-    """Returns the roofline time of scoring ``positions`` tokens with T5-XXL, in plain steps."""
+    """Returns the roofline time of T5-XXL's call over ``positions`` on a TPU-v4, in plain steps."""
     steps = json.loads(_XXL.read_text(encoding="utf-8"))["results"][0]["steps"]
     stored = next(step["cost"] for step in steps if step["kind"] == "plain")
     fields = {field.name: stored[field.name] for field in dataclasses.fields(StepCost)}

@@ -260,7 +260,7 @@ def test_the_command_compares_a_pair(tiny_pair, tmp_path, capsys, monkeypatch):
     ("arguments", "message"),
     [
         (["--threads", "1000000"], "threads is 1000000: give 1 to"),
-        (["--target", "lm-target"], "target lm-target has no encoder"),
+        (["--target", "lm-target"], "target lm-target is not a T5"),
         (["--size", "byt5_small"], "byt5_small and its draft t5_1_1_small have different"),
         (["--size", "t5_1_1_small", "--draft", "int8", "int4"], "2 drafts and 1 acceptance rates"),
     ],

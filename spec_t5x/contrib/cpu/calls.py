@@ -129,8 +129,8 @@ def standardize(
 ) -> Float32[Array, "*rows width"]:
     """Returns the distribution that each row of logits is sampled from.
 
-    It is the softmax at the row's temperature of the ``top_k`` largest logits, or its nucleus of
-    mass ``top_p`` (0 keeps all). Up to ``least_temperature`` it is 1 at the first argmax.
+    It is the softmax at the row's temperature, cut to the ``top_k`` largest logits, then to the
+    nucleus of mass ``top_p`` (0: uncut). Up to ``least_temperature`` it is 1 at the first argmax.
     """
     shape = jax.ShapeDtypeStruct(logits.shape, jnp.float32)
     kept = {"top_k": np.int64(top_k), "top_p": np.float32(top_p)}
@@ -197,7 +197,7 @@ def extend_attention(
       matrices: maps to queries, keys and values, and the output map.
       keys, values: the cache, updated in place.
       starts: position of each row's first new token.
-      bias: added to the scores; indexed by the distance of key and query; None for none.
+      bias: ``bias[h, d]`` is added to the scores of keys d positions before the query; or None.
       scale: factor of the scores before the bias.
     """
     return _extended("SpecT5XExtend", states, norm, matrices, (keys, values, starts), bias, scale)

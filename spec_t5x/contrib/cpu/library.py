@@ -134,7 +134,7 @@ def _compile(compiler: Sequence[str], library: Path) -> None:
 
 
 def _compiler() -> list[str] | None:
-    """Returns the command of the compiler: ``CXX`` with its arguments, or g++, or clang++."""
+    """Returns the compiler's command: the words of ``CXX``, or g++, or clang++; None if absent."""
     given = os.environ.get("CXX", "")
     wanted = given.split()
     for command in filter(None, (wanted, ["g++"], ["clang++"])):

@@ -51,7 +51,7 @@ class CpuOperations(Operations):
         return _KERNELS.get(name) if suit and calls.alone() else None
 
     def state(self) -> tuple[bool, str]:
-        """Returns ``library.state()``."""
+        """Returns True if the kernels are or will be used, and the reason; compiles nothing."""
         return library.state()
 
 

@@ -110,7 +110,7 @@ class GPT(nn.Module):
     def extend(
         self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
     ) -> tuple[Float[Array, "batch new embed"], DecoderOnlyCache]:
-        """Feeds ``tokens[b]`` at position ``cache.lengths[b]``.
+        """Feeds ``tokens[b]`` at the positions from ``cache.lengths[b]`` on.
 
         Returns the normed states of the new tokens, which ``logits`` takes, and the cache, whose
         lengths grow by ``new``. The caller ensures that ``lengths + new`` fits in the cache.

@@ -159,7 +159,7 @@ def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
 
 
 def _settled(tensors: dict[str, Tensor], config: GPTConfig) -> tuple[dict[str, Tensor], GPTConfig]:
-    """Returns the tensors without prefixes and masks, and whether the output layer is tied.
+    """Returns tensors without prefixes and masks, and ``config``, untied if the output layer is.
 
     As in transformers, a stored output layer that differs from the embedding overrides a tie.
     """

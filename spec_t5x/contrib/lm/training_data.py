@@ -24,12 +24,12 @@ _SAMPLED_LINES = 400_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextOptions(TrainingData):
-    """Settings of a language model's training data, one example for each line of text."""
+    """Settings and reader of a language model's training data, lines of text files."""
 
     has_source = False
 
     directory: str = "."  # of the files below
-    # Plain or tab-separated text, optionally gzipped; each line is one example.
+    # Plain or tab-separated text, optionally gzipped; each of ``columns`` in a line is one example.
     train_files: Sequence[str]
     dev_files: Sequence[str] = ()
     columns: Sequence[int] = (0,)

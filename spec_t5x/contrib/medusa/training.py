@@ -60,7 +60,7 @@ def train_heads(
         vocabulary: SentencePiece model or "bytes", for T5X checkpoints, which store none.
 
     Raises:
-        InputError: the target is no T5, or files or settings are invalid.
+        InputError: the target is not a T5, files or settings are invalid, or the run diverges.
     """
     data.check_inherits_vocabulary()
     directory = Path(output_dir)
@@ -125,7 +125,7 @@ def heads_losses(
     distillation_weight: float = 0.0,
     objective: str = "forward_kl",
 ) -> LossSums:
-    """Sums ``losses.token_losses`` over heads; distillation weight and objective are passed on."""
+    """Sums ``losses.token_losses`` over heads, a token once for each head that predicts it."""
     text = inputs[2]
     target_logits, _, states = read_target(target, inputs)
     of_heads = heads.head_states(states, text, heads.num_heads)

@@ -120,7 +120,7 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
                 "in its decoder: give a model with the same value in both"
             )
     if decoder.get("attention_bias"):
-        raise InputError(f"{path} has attention_bias, which is not supported: give a model without")
+        raise InputError(f"{path} has attention_bias, which is not supported: give one without it")
     for rope in _ropes(decoder, values["model_type"]).values():
         if rope.get("rope_type", "default") not in ("default", "linear"):
             raise InputError(
@@ -222,7 +222,7 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
 def _settled(
     tensors: dict[str, Tensor], config: T5GemmaConfig, directory: Path
 ) -> tuple[dict[str, Tensor], T5GemmaConfig]:
-    """Returns text tensors without duplicates, and whether the output layer is tied.
+    """Returns text tensors without duplicates, and ``config``, untied if the output layer is.
 
     As in transformers, a stored output layer that differs from the embedding overrides a tie.
     """
