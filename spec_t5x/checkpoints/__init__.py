@@ -1,6 +1,6 @@
-"""Reading and writing models: the one place that knows on-disk names.
+"""Reading, writing and conversion of checkpoints.
 
-``loading`` opens a checkpoint of any of the ``formats`` and ``convert`` writes one; ``native``,
-``huggingface`` and ``t5x`` hold the formats, and ``storage`` what these share. ``make_draft`` makes
-drafts by name. A checkpoint that cannot be read or written is an ``InputError`` of one line.
+``loading`` reads a checkpoint of any of the ``formats``, and ``convert`` writes it in another one.
+``native``, ``huggingface`` and ``t5x`` implement the formats on top of ``storage``. ``make_draft``
+makes drafts by name. If a checkpoint cannot be read or written, an ``InputError`` is raised.
 """

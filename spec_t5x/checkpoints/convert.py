@@ -1,7 +1,7 @@
 """Conversion of checkpoints from one format to another, tensor by tensor.
 
-A destination is written while the source is read: a few tensors of a model of any size are in
-memory at a time (in Hugging Face's format those of one file, 1 GB).
+Each tensor is written once it is read, so that only a few tensors of a model of any size are in
+memory at a time (for Hugging Face's format the tensors of one file, 1 GB).
 """
 
 import dataclasses
@@ -33,41 +33,41 @@ def convert(
     """Writes a model in another format, completely or not at all; returns the opened source.
 
     Args:
-        source: as of ``loading.load``.
-        destination: a directory; for T5X ``…/checkpoint_N``, where N is the step.
+        source: the model's directory or name, as for ``loading.load``.
+        destination: directory to write on this machine; for T5X ``…/checkpoint_N`` with step N.
         to: "t5x" (its legacy format), "t5x_scanned" (the same for ``scalable_t5``), "huggingface"
             or "native".
-        dtype: "float32" or "bfloat16" of the stored weights; None keeps bfloat16, and stores all
-            other types as float32.
-        weights: "int8" or "int4" rounds the matrices, which "native" alone can store.
-        vocabulary: as of ``loading.load``. T5X's format alone does without one.
+        dtype: "float32" or "bfloat16", the type of the stored weights; None is "bfloat16" if all
+            weights of the source have that type, else "float32".
+        weights: "int8" or "int4" rounds the matrices, for "native" alone; "auto" adds no rounding.
+        vocabulary: vocabulary of a source without one; only T5X's formats can be written without.
         overwrite: whether an earlier checkpoint may be replaced.
-        report: called after each tensor with the bytes written so far and in all.
+        report: called after each tensor with the bytes written so far and the total.
 
     Raises:
-        InputError: the source cannot be read, the destination is taken, or the format cannot hold
-            the model.
+        InputError: the source cannot be read, the destination is taken or in a bucket, or the
+            format cannot store the model.
     """
     check_choice("format", to, writers_of())
     check_choice("weights", weights, WEIGHTS)
     if weights != AUTO and to != "native":
-        raise InputError(f"weights is {weights} and {to} stores none of that: give native")
+        raise InputError(f"weights is {weights}, which {to} cannot store: give native")
     directory = locate(destination)
     if isinstance(directory, GcsPath):
         raise InputError(f"{destination} is in a bucket: write to this machine and copy it there")
-    # Before anything is read.
+    # Checked first: reading may download gigabytes.
     step = {"step": t5x.step_of(directory)} if to.startswith("t5x") else {}
     check_destination(directory, overwrite)
     stored = open_model(source, vocabulary=vocabulary)
     writers, kind = writers_of(stored.config), type(stored.config).__name__.removesuffix("Config")
     if to not in writers:
         having = " or ".join(sorted(writers))
-        raise InputError(f"{source} is a {kind}, which {to} has not: give {having}")
+        raise InputError(f"{source} is a {kind}, which {to} cannot store: give {having}")
     ends = 1 if stored.vocabulary is None else len(stored.vocabulary.eos_ids)
     if to.startswith("t5x") and (stored.config.added_rows or ends > 1):
         raise InputError(
-            f"{source} has other special ids than T5's, which {to} has not: give huggingface or "
-            "native"
+            f"{source} has other special ids than T5's, which {to} cannot store: give "
+            "huggingface or native"
         )
     if weights == AUTO and to == "native":
         weights = stored.weights

@@ -1,8 +1,8 @@
-"""Digests of checkpoints by content, so that one may be moved between a kill and the restart.
+"""Digests of checkpoints, by which a resumed run recognizes its checkpoints even if they moved.
 
-A digest of a large file covers its size and samples from all over it: training changes weights
-everywhere, and 45 GB need not be read. A digest of a checkpoint in ``gs://`` covers the address and
-the names there alone, and one on the Hugging Face Hub the commit.
+The digest of a large file covers its size and samples spread over it: training changes weights
+everywhere, so that 45 GB need not be read. For a checkpoint in ``gs://`` the digest covers the
+address and the names of its files, and for one on the Hugging Face Hub the repository and commit.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ _SAMPLE = 4096  # bytes
 def files_digest(name: str | None, output_dir: str | None = None) -> dict[str, str | None]:
     """Returns ``{"name": name, "content": digest}`` of a checkpoint or a draft (``cascade:DIR``).
 
-    The digest is the name with a hash (hex) for each place in it; files of the run's
-    ``output_dir``, which may be below the checkpoint, are left out.
+    The digest is ``name`` with each checkpoint in it replaced by a hash (hex); None for None.
+    Files in ``output_dir``, which the run writes and which may be in the checkpoint, are excluded.
     """
     if name is None:
         return {"name": None, "content": None}
@@ -33,7 +33,7 @@ def files_digest(name: str | None, output_dir: str | None = None) -> dict[str, s
 
 
 def _content(name: str, output: Path | None) -> str | None:
-    """Returns the hash of the checkpoint at ``name``, None where there is none."""
+    """Returns the hash (hex) of the checkpoint or file at ``name``; None if there is neither."""
     if not name:
         return None
     if name.startswith("gs://"):
@@ -42,7 +42,7 @@ def _content(name: str, output: Path | None) -> str | None:
         names = [str(location), *(entry.name for entry in location.iterdir())]
         return hashlib.sha256("\0".join(names).encode()).hexdigest()
     if is_on_hub(name):
-        # The other files in the cache's directory depend on who downloaded it.
+        # A commit identifies all files; those in the cache depend on what was downloaded.
         directory = find_directory(name)
         commit = f"{directory.parents[1].name}@{directory.name}"
         return hashlib.sha256(commit.encode()).hexdigest()
@@ -53,7 +53,7 @@ def _content(name: str, output: Path | None) -> str | None:
         return _of_files(path.parent, [path])
     if not path.is_dir():
         return None
-    # The checkpoint that is read, and no other file of a model's directory.
+    # Only the latest checkpoint of a T5X model's directory is read, and hashed.
     directory = (find_t5x(path) or path).resolve()
     files = (file for file in directory.rglob("*") if file.is_file())
     outside = (file for file in files if output is None or not file.is_relative_to(output))

@@ -1,8 +1,8 @@
-"""A draft's tables cut or padded to the number of ids that its target embeds.
+"""Fitting of a draft's embeddings and output layer to the number of ids that its target embeds.
 
-Models of one vocabulary have embeddings of different sizes, 32100 and 32128 rows for T5's. The
-target keeps its rows, so its texts and their law stay. A larger draft loses its last rows; a
-smaller one gets rows of zeros, and the logits of those ids are masked.
+Models that share a vocabulary may embed different numbers of ids: T5's have 32100 or 32128 rows.
+The target stays as it is, and so does its distribution. A larger draft loses its last rows; a
+smaller one gets rows of zeros with masked logits, unless it is decoder-only, which is refused.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
 from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.errors import InputError
 
-# The parameters with one entry for each id, and its axis.
+# Parameters with an axis of ids, and the number of that axis.
 _AXES = {
     "token_embedder/embedding": 0,
     "source_embedder/embedding": 0,
@@ -25,7 +25,7 @@ _AXES = {
 
 
 def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
-    """Returns the draft with as many ids as the target; refuses one whose ids differ in meaning."""
+    """Resizes the draft to the target's number of ids; raises ``InputError`` if ids differ."""
     check_same_vocabulary(target, draft)
     draft.check()
     size, added = target.config.vocab_size, draft.config.added_rows
@@ -37,10 +37,10 @@ def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
         if more > 0:
             raise InputError(
                 f"target {target.directory} embeds {size} ids and draft {draft.directory} "
-                f"{draft.config.vocab_size}: give a draft with as many, or more"
+                f"{draft.config.vocab_size}: give a draft with at least as many"
             )
     elif added or more > 0:
-        # Id 0 is masked, too: no token where ids are renumbered, and else in no text.
+        # ``added_rows`` counts id 0, which it masks, too: padding, which no text contains.
         changes["added_rows"] = max(max(added, 1) + more, 1)
     config = dataclasses.replace(draft.config, **changes)
     tensors = {
@@ -51,7 +51,7 @@ def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
 
 
 def _resized(tensor: Tensor, axis: int, size: int) -> Tensor:
-    """Returns a matrix that is cut, or padded with zeros at the end, along an axis."""
+    """Cuts a matrix to ``size`` along ``axis``, or pads it with zeros at the end of that axis."""
     old = tensor.shape[axis]
 
     def read(index):

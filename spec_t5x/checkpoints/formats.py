@@ -1,6 +1,6 @@
 """Formats of checkpoints: how each is recognized, read and written.
 
-A format is an entry of the registry, so that a folder of ``contrib`` can bring another.
+Each format is an entry of the registry, so that folders of ``contrib`` can add formats.
 """
 
 import dataclasses
@@ -19,30 +19,30 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.t5 import T5Config
 
-# The object in a directory's config.json; None where there is none, as of T5X.
+# The content of a directory's config.json; None without the file, as in T5X's directories.
 Values = dict[str, Any] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Format:
-    """Checkpoints of one kind."""
+    """Format of checkpoints: functions that recognize, open and write one."""
 
-    # Tells whether a directory with this config.json holds one.
+    # Tells whether a directory with this config.json holds a checkpoint of this format.
     recognizes: Callable[[Location, Values], bool]
-    # Opens all but the weights.
+    # Opens a checkpoint; its weights are read later.
     open_model: Callable[[Location, Values], StoredModel]
-    # The family that is written, and the writers by the names of ``convert``.
+    # Configurations of the models that can be written, and writers by the names of ``convert``.
     config: type[ModelConfig] = ModelConfig
     writers: Mapping[str, Writer] = dataclasses.field(default_factory=dict)
-    # For models on the Hugging Face Hub: refuses a config.json that is not read, and reads the
-    # vocabulary alone, None without files.
+    # For models on the Hugging Face Hub. The first raises ``InputError`` if config.json is of an
+    # unsupported model; the second reads the vocabulary without weights, None if no file has one.
     check_supported: Callable[[dict[str, Any], Location], object] | None = None
     read_vocabulary: Callable[[Location, dict[str, Any]], Vocabulary | None] | None = None
 
 
 def format_of(directory: Location, values: Values) -> Format:
     """Returns the format of a directory with this config.json, or raises ``InputError``."""
-    # Native first: a converted checkpoint keeps its source's entries. The core's others last.
+    # Native is first: a converted checkpoint keeps its source's entries. contrib's come next.
     for each in (NATIVE, *reversed(registry.find_all("format").values())):
         if each.recognizes(directory, values):
             return each
@@ -53,7 +53,7 @@ def format_of(directory: Location, values: Values) -> Format:
 
 
 def writers_of(config: ModelConfig | None = None) -> dict[str, Writer]:
-    """Returns the writers by name, all or those for a model."""
+    """Returns the writers for models of ``config``, or all for None, by the names of formats."""
     formats = registry.find_all("format").values()
     fitting = (each for each in formats if config is None or isinstance(config, each.config))
     return {name: writer for each in fitting for name, writer in each.writers.items()}
@@ -66,7 +66,7 @@ T5X = Format(
     writers={"t5x": writing.write_model, "t5x_scanned": writing.write_scanned},
 )
 HUGGINGFACE = Format(
-    # Those of other networks too, to refuse them by their names.
+    # Unsupported types of models, too, so that ``open_model`` can refuse them by name.
     recognizes=lambda directory, values: values is not None and "model_type" in values,
     open_model=huggingface_t5.open_model,
     config=T5Config,

@@ -1,4 +1,4 @@
-"""Reading a checkpoint of any supported format, and comparing two of them."""
+"""Loading of checkpoints in any supported format, and comparison of their vocabularies."""
 
 import dataclasses
 import logging
@@ -36,23 +36,23 @@ def load(
     """Reads a model of any of the ``formats``, recognized by its files.
 
     Args:
-        directory_or_name: a directory, or the name of a packaged model or of one on the Hugging
-            Face Hub (``huggingface.hub``); a directory of that name comes first. A T5X checkpoint
-            (``…/checkpoint_1000000``), or a model's directory with its latest, may be in a bucket
-            (``gs://…``).
-        dtype: "float32" or "bfloat16", of the parameters and of ``config.dtype``.
-        vocabulary: for a checkpoint without one, as T5X's are (see ``vocabularies``): a
-            SentencePiece file, ``FILE:100`` with that many extra ids, "bytes", or another
-            model that has it. One that disagrees with the checkpoint's is refused.
-        shardings: from the configuration to a tree of shardings like the parameters, such
-            as ``models.partitioning.param_shardings`` with a mesh bound. Then only the
-            slices that devices of this process hold are read, each of them once. Without it
-            the parameters are on JAX's default device.
-        for_decoding: gives parameters as ``LoadedModel.bind`` has them; where this machine's
-            operations pack them, those in float32 are never all in memory.
+        directory_or_name: a directory, a packaged model's name, or ``OWNER/NAME`` of a model on
+            the Hugging Face Hub; an existing directory has precedence. A T5X checkpoint
+            (``…/checkpoint_1000000``), or a directory of several, whose latest is read, may be
+            in a bucket (``gs://…``).
+        dtype: "float32" or "bfloat16", the type of the parameters and ``config.dtype``.
+        vocabulary: vocabulary of a checkpoint without one, as T5X's are: a ``Vocabulary``, a
+            SentencePiece file, ``FILE:100`` with 100 extra ids, "bytes", tokenizer.json, or
+            another model. If the checkpoint has one, the two must be equal.
+        shardings: function from the configuration to a tree of shardings like the parameters,
+            for example ``models.partitioning.param_shardings`` with the mesh bound. Each process
+            then reads only the slices that its devices hold. None puts all parameters on JAX's
+            default device.
+        for_decoding: packs each parameter as it is read, as ``LoadedModel.bind`` would later,
+            if this machine has kernels that need it; has no effect with ``shardings``.
 
     Raises:
-        InputError: there is no such directory or repository, or nothing in it can be read.
+        InputError: the model is missing, damaged or not supported, or it has no vocabulary.
     """
     stored = open_model(directory_or_name, vocabulary=vocabulary)
     with doing(log, f"loading {stored.directory}"):
@@ -62,7 +62,7 @@ def load(
 def open_model(
     directory_or_name: str | Path | GcsPath, *, vocabulary: VocabularyLike | None = None
 ) -> StoredModel:
-    """Opens the model that ``load`` loads; the weights are read later."""
+    """Opens a model as ``load`` does, but for its weights; those on the Hub are downloaded."""
     directory, values, format = _recognized(find(directory_or_name))
     if is_on_hub(directory_or_name):
         hub.download_weights(directory_or_name)
@@ -77,7 +77,7 @@ def open_model(
 
 
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
-    """Reads the vocabulary of a model; the weights of a T5 on the Hub are not downloaded."""
+    """Reads a model's vocabulary, from the Hub without the weights if its files suffice."""
     if is_on_hub(directory_or_name):
         directory, values, format = _recognized(find(directory_or_name))
         vocabulary = format.read_vocabulary and format.read_vocabulary(directory, values)
@@ -87,12 +87,12 @@ def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
 
 
 def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) -> Vocabulary:
-    """Makes the ``vocabulary`` of ``load``; ``num_rows`` as in ``make_vocabulary``."""
+    """Makes a vocabulary of ``load``'s argument; ``num_rows`` is that of ``make_vocabulary``."""
     return make_vocabulary(_of_another_model(vocabulary), num_rows)
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel) -> None:
-    """Refuses a draft whose ids differ in meaning from the target's, with the first that does."""
+    """Raises ``InputError``, naming the first difference, if the draft's ids mean other tokens."""
     if not _same_ids(target.vocabulary, draft.vocabulary):
         raise InputError(
             f"target {target.directory} and draft {draft.directory} have different "
@@ -102,15 +102,15 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel)
 
 
 def _same_ids(target: Vocabulary, draft: Vocabulary) -> bool:
-    """Tells whether each of the draft's ids is the target's, which may have more tokens."""
+    """Tells whether each id of the draft is the same token in the target, which may have more."""
     if target.fingerprint() == draft.fingerprint():
         return True
     if isinstance(target, MappedVocabulary) and isinstance(draft, MappedVocabulary):
-        # Their models may be padded to different sizes.
+        # A fingerprint covers padding, too, of which one model may have more.
         return target.named_pieces() == draft.named_pieces()
     if not (isinstance(target, UnigramVocabulary) and target.has_added):
         return False
-    # The model that tokens were added to drafts none of them.
+    # A draft from before the target got added tokens never proposes these.
     ids = range(draft.vocab_size)
     return len(ids) <= target.vocab_size and all(target.piece(i) == draft.piece(i) for i in ids)
 
@@ -126,18 +126,16 @@ def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:
 
 
 def find(directory_or_name: str | Path | GcsPath) -> Location:
-    """Finds a model here or in a bucket; see ``find_directory``."""
+    """Returns a bucket's path unchecked, and ``find_directory`` of any other name."""
     location = locate(directory_or_name)
     return location if isinstance(location, GcsPath) else find_directory(directory_or_name)
 
 
 def find_directory(directory_or_name: str | Path) -> Path:
-    """Finds the directory of a path, of a packaged model, or of a name in the Hub's cache.
+    """Returns the directory of a path, a packaged model or a model on the Hub.
 
-    All files but the weights of a name on the Hub are downloaded.
-
-    Raises:
-        InputError: there is none, or the model on the Hub is none that is read.
+    A Hub model's files, except its weights, are downloaded to the Hub's cache. Raises
+    ``InputError`` if there is no model of this name, or the Hub's model is not supported.
     """
     directory = Path(directory_or_name).expanduser()
     recover(directory)
@@ -158,7 +156,7 @@ def find_directory(directory_or_name: str | Path) -> Path:
 
 
 def is_on_hub(directory_or_name: str | Path | GcsPath) -> bool:
-    """Tells whether a name is a text ``OWNER/NAME``, with nothing of that path on this machine."""
+    """Tells whether a name has the form ``OWNER/NAME`` and is no existing path on this machine."""
     if not isinstance(directory_or_name, str) or not hub.is_name(directory_or_name):
         return False
     recover(Path(directory_or_name))
@@ -166,7 +164,7 @@ def is_on_hub(directory_or_name: str | Path | GcsPath) -> bool:
 
 
 def _checked(name: str, directory: Path) -> Path:
-    """Returns the directory of a model on the Hub, unless its configuration is not read."""
+    """Returns ``directory``; raises ``InputError`` if the Hub model in it is not supported."""
     try:
         _, values, format = _recognized(directory)
         if format.check_supported is not None:
@@ -182,24 +180,24 @@ def _checked(name: str, directory: Path) -> Path:
 
 
 def _recognized(directory: Location) -> tuple[Location, dict[str, Any] | None, Format]:
-    """Returns a directory with its config.json, if it has one, and its format."""
+    """Returns the directory, the content of its config.json (None without one), and its format."""
     path = directory / CONFIG_NAME
     if not path.is_file():
         return directory, None, format_of(directory, None)
     if isinstance(directory, GcsPath):
         raise InputError(
-            f"{directory} holds a {CONFIG_NAME}: copy it to this machine; from a bucket T5X "
-            "checkpoints are read"
+            f"{directory} holds a {CONFIG_NAME}: copy it to this machine; only T5X checkpoints "
+            "are read from a bucket"
         )
     values = read_json(path)
     return directory, values, format_of(directory, values)
 
 
 def _of_another_model(vocabulary: VocabularyLike | None) -> VocabularyLike | None:
-    """Reads a vocabulary that is given by a model's directory or name; returns others as given."""
+    """Reads the vocabulary of a model given by directory or name; returns others unchanged."""
     if isinstance(vocabulary, str | Path):
         name = Path(vocabulary).expanduser()
-        # A name that ends as files do is a missing file.
+        # ``OWNER/NAME.model`` is a missing file, not a model on the Hub.
         on_hub = is_on_hub(vocabulary) and name.suffix not in (".model", ".json")
         packaged = str(vocabulary) in packaged_names() and not name.exists()
         if name.is_dir() or packaged or on_hub:

@@ -1,18 +1,18 @@
-"""Drafts by name, as ``--draft`` and gin have them, made for a target.
+"""Drafts by name, as flags and gin files give them, made for a target.
 
     transformer[:DIR]    a smaller model (or just DIR)
     unigram[:DIR]        n-gram tables, from ``spec-t5x train-ngram``; also bigram and ngram
-    copy[:MIN_MATCH]     the source, after the tokens that the output ends with
-    uniform              any token
-    eagle[:DIR]          a layer on the target's states, from ``spec-t5x distill``
-    shared_encoder[:DIR] the same without states: a draft that shares its target's encoder
+    copy[:MIN_MATCH]     the tokens that follow the output's last ones in the source or the output
+    uniform              tokens drawn uniformly from the vocabulary
+    eagle[:DIR]          a decoder layer on the target's states, from ``spec-t5x distill``
+    shared_encoder[:DIR] a decoder that uses the target's encoder, from ``spec-t5x distill``
     early_exit[:LAYERS]  the target's first decoder layers, half of them by default
-    int8, int4           the target's decoder with its weights rounded to so many bits
-    mixed[:DRAFT]        copy where it proposes something, DRAFT (transformer) elsewhere
+    int8, int4           the target's decoder with its weights rounded to 8 or 4 bits
+    mixed[:DRAFT]        ``copy`` if it finds a match, else DRAFT (transformer by default)
 
-and those that the folders of ``contrib`` register. A directory alone may also hold n-gram tables or
-another draft with a format. DIR is any name that ``loading.load`` takes, and may be left out where
-the target is a packaged one. A T5X checkpoint, which has no vocabulary, takes the target's.
+and those that folders of ``contrib`` register. For a directory alone, the format in its config.json
+selects the kind. DIR is any name that ``loading.load`` takes, and may be left out if a draft
+of this kind is packaged with the target. A T5X checkpoint without a vocabulary takes the target's.
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.binding import Model
 
-# A smaller model, which a directory of no other format holds.
+# The kind of a directory whose format belongs to no other kind: a smaller model.
 TRANSFORMER = "transformer"
-# The packaged targets and their packaged drafts, by kind.
+# For each packaged target, the names of its packaged drafts by kind.
 PACKAGED_DRAFTS = {
     "ende-target": {"transformer": "ende-draft", "ngram": "ende-ngram", "eagle": "ende-eagle"},
     "summaries-target": {
@@ -49,7 +49,7 @@ PACKAGED_DRAFTS = {
         "eagle": "summaries-eagle",
     },
     "lm-target": {"transformer": "lm-draft", "ngram": "lm-ngram"},
-    # Most of its output is in its source: it is copied.
+    # The default draft is ``copy``: most of the output is in the source.
     "correct-target": {},
 }
 
@@ -62,21 +62,21 @@ def make_draft(
     Args:
       text: a name, ``NAME:ARGUMENT``, or a directory.
       target: the checkpoint that the draft is for.
-      model: the same, bound for decoding; some drafts share its parameters.
-      options: settings of the draft.
+      model: the target bound for decoding; some drafts share its parameters.
+      options: settings, dtype and weights of the draft; None takes the defaults.
 
     Raises:
-      InputError: an unknown name, an argument or a setting that it does not take, or a
-        checkpoint of another vocabulary.
+      InputError: the name is unknown, the draft does not take the argument or a setting, or its
+        checkpoint has another vocabulary than the target's.
     """
     options, text = options or DraftOptions(), str(text)
     kind = registry.find("draft", kind_of(text))
     if options.settings is not None and not kind.has_temperature:
-        raise InputError(f"draft {text!r} has no temperature of its own: leave it out")
+        raise InputError(f"draft {text!r} takes no temperature: leave draft_temperature out")
     if kind.needs_encoder and not target.config.has_source:
         raise InputError(
-            f"draft {text!r} is for encoder-decoder targets and {target.directory} is a "
-            "decoder alone: use transformer, an n-gram draft or copy"
+            f"draft {text!r} is for encoder-decoder targets and {target.directory} is "
+            "decoder-only: use transformer, an n-gram draft or copy"
         )
 
     def packaged(name: str) -> str:
@@ -84,7 +84,7 @@ def make_draft(
         drafts = PACKAGED_DRAFTS.get(directory.name, {})
         if directory != PACKAGED_MODELS / directory.name or name not in drafts:
             raise InputError(
-                f"draft {name!r} of target {directory}: give its directory, as in {name}:DIR"
+                f"draft {name!r} is not packaged for {directory}: give a directory, {name}:DIR"
             )
         return drafts[name]
 
@@ -99,7 +99,7 @@ def make_draft(
 
 
 def find_models(target: str | Path | GcsPath, drafts: Iterable[str | Path]) -> None:
-    """Finds a target and the models of its drafts, and then downloads those on the Hub."""
+    """Checks that a target and its drafts' models exist, then downloads weights from the Hub."""
     names = [target, *(name for draft in drafts for name in _checkpoints_of(str(draft)))]
     for name in names:
         find(name)
@@ -108,7 +108,7 @@ def find_models(target: str | Path | GcsPath, drafts: Iterable[str | Path]) -> N
 
 
 def _checkpoints_of(text: str) -> list[str]:
-    """Lists the checkpoints that a draft's text names, those of its inner drafts included."""
+    """Lists the checkpoints that a draft and the drafts named in its argument load."""
     name = kind_of(text)
     if not _is_named(text):
         return [text]
@@ -118,7 +118,7 @@ def _checkpoints_of(text: str) -> list[str]:
 
 
 def kind_of(text: str) -> str:
-    """Finds the kind of a draft by its name, or by its directory's format."""
+    """Returns the name of a draft's kind, from its text or from the format in its directory."""
     if _is_named(text):
         return text.partition(":")[0]
     if isinstance(locate(text), GcsPath):
@@ -138,13 +138,13 @@ def kind_of(text: str) -> str:
 
 
 def _is_named(text: str) -> bool:
-    """Tells whether a draft's text begins with a name, and is no directory of that name."""
+    """Tells whether a draft's text begins with a kind's name, and is no directory here."""
     known = registry.names("draft")
     return text.partition(":")[0] in known and not Path(text).expanduser().is_dir()
 
 
 def model_draft(request: Request, argument: str) -> TransformerDraft:
-    """Makes a draft of the model named ``argument``, with its tables fitted to the target's."""
+    """Loads the model ``argument`` ("": the packaged one) as a draft with the target's ids."""
     target, name = request.target, argument or request.packaged(TRANSFORMER)
     stored = open_model(name)
     rows, own_rows = target.config.vocab_size, stored.config.vocab_size
@@ -152,7 +152,7 @@ def model_draft(request: Request, argument: str) -> TransformerDraft:
         raise InputError(
             f"target {target.directory} embeds {rows} ids and draft {stored.directory}, "
             f"which has no vocabulary, {own_rows}: convert it with its vocabulary, or give a "
-            "draft of the target's"
+            "draft that has as many"
         )
     stored = dataclasses.replace(stored, vocabulary=stored.vocabulary or target.vocabulary)
     if type(stored.config) is not type(target.config):

@@ -1,4 +1,4 @@
-"""Names of the checkpoints that a run loads; imports no JAX, for ``--help``."""
+"""Options that select a run's checkpoints, in a module without JAX, so that --help is fast."""
 
 import dataclasses
 
@@ -12,30 +12,30 @@ DEFAULT_TARGET = "ende-target"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Models:
-    """Checkpoints to load; the names are those of the command line and of gin."""
+    """Checkpoints to load and their precision; flags and gin bindings have the fields' names."""
 
     target: str = option(
         DEFAULT_TARGET,
-        "checkpoint whose output is wanted: a directory, OWNER/NAME on the Hugging Face Hub, or a "
-        "packaged one",
+        "checkpoint of the target: a directory, OWNER/NAME on the Hugging Face Hub, or the name of "
+        "a packaged one",
         "NAME_OR_DIR",
     )
     draft: str | None = option(
         None,
-        f"draft: a checkpoint, or one of {', '.join(registry.names('draft'))}, with :ARGUMENT; "
-        f"{NO_DRAFT} is plain decoding (default: a packaged target's own small model)",
+        f"draft: a checkpoint, or one of {', '.join(registry.names('draft'))}, or NAME:ARGUMENT; "
+        f"{NO_DRAFT} decodes without a draft (default: the draft packaged with the target)",
         "NAME_OR_DIR",
     )
     vocabulary: str | None = option(
         None,
-        "vocabulary of a T5X checkpoint, which has none: a SentencePiece model, FILE:100 with 100 "
+        "vocabulary for a checkpoint without one (T5X): a SentencePiece model, FILE:100 with 100 "
         "extra ids, bytes, tokenizer.json, or another checkpoint",
         "FILE",
     )
     task: str | None = option(
         None,
-        "name of the decoding settings in the target's config.json (task_specific_params) "
-        "(default: those of all tasks)",
+        "task whose decoding settings are used, of task_specific_params in the target's "
+        "config.json (default: the settings for all tasks)",
         "NAME",
     )
     dtype: str = option(
@@ -45,19 +45,19 @@ class Models:
     )
     weights: str = option(
         AUTO,
-        "weights of the target; auto is the checkpoint's, the others round all matrices but tables "
-        "of embeddings, which makes another model",
+        "precision of the target's weights; auto is the checkpoint's, int8 and int4 round all "
+        "matrices except embeddings, which changes the model",
         WEIGHTS,
     )
-    draft_weights: str = option(AUTO, "weights of a draft that is a model", WEIGHTS)
+    draft_weights: str = option(AUTO, "precision of a draft model's weights", WEIGHTS)
     draft_temperature: float | None = option(
-        None, "temperature of the draft, with its own top_k and top_p (default: the target's)"
+        None, "temperature of the draft, with draft_top_k and draft_top_p (default: as the target)"
     )
-    draft_top_k: int = option(0, "top_k of the draft")
-    draft_top_p: float = option(0.0, "top_p of the draft")
+    draft_top_k: int = option(0, "top_k of the draft, with draft_temperature")
+    draft_top_p: float = option(0.0, "top_p of the draft, with draft_temperature")
 
     def __post_init__(self):
-        # A gin file may bind anything.
+        # gin does not check the types of what it binds.
         texts = {"target": str, "draft": str | None, "vocabulary": str | None, "task": str | None}
         for name, kind in texts.items():
             if not isinstance(value := getattr(self, name), kind):
@@ -67,11 +67,11 @@ class Models:
         if self.draft_temperature is None and (self.draft_top_k or self.draft_top_p):
             raise InputError(
                 f"draft_top_k is {self.draft_top_k} and draft_top_p {self.draft_top_p} without "
-                "a draft_temperature: give it too"
+                "a draft_temperature: give one"
             )
 
     def draft_options(self):
-        """Returns the settings of the draft."""
+        """Returns the draft's ``DraftOptions``: sampling settings, dtype and weights."""
         from spec_t5x.checkpoints.make_draft import DraftOptions
         from spec_t5x.sampling.distributions import sampling
 
@@ -81,7 +81,7 @@ class Models:
         return DraftOptions(settings=settings, dtype=self.dtype, weights=self.draft_weights)
 
     def draft_name(self) -> str | None:
-        """Returns the draft's name or directory, None for plain decoding."""
+        """Returns the given draft or a packaged target's default; None for plain decoding."""
         if self.draft:
             return None if self.draft == NO_DRAFT else self.draft
         from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS

@@ -1,4 +1,4 @@
-"""Models that ship with the package, by name; cheap to import."""
+"""Models that ship with the package, by name; the module is cheap to import."""
 
 from pathlib import Path
 
@@ -8,5 +8,5 @@ PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
 
 
 def packaged_names() -> list[str]:
-    """Lists the models that ship with the package."""
+    """Lists the names of the packaged models, sorted: directories of ``PACKAGED_MODELS``."""
     return sorted(path.parent.name for path in PACKAGED_MODELS.glob(f"*/{CONFIG_NAME}"))

@@ -1,1 +1,1 @@
-"""The computer: its operations, XLA's flags, caches on its disk."""
+"""The computer: accelerators, operations, XLA's flags, caches and files on its disk."""

@@ -1,4 +1,4 @@
-"""The GPU or TPU of this machine, and reasons for which JAX does not use it."""
+"""Detection of this machine's GPU or TPU, and of the reason if JAX does not use it."""
 
 import glob
 import importlib.metadata
@@ -11,23 +11,23 @@ from spec_t5x.machine.versions import version
 
 # Plug-ins that JAX refuses unless their version is jaxlib's.
 _CUDA_PLUGIN = re.compile(r"jax-(cuda\d+)-(plugin|pjrt)")
-# The part of a version that JAX compares.
+# The part of a version that must be equal: its numbers, without a suffix.
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
 
 
 class Accelerator(NamedTuple):
-    """A kind of accelerator."""
+    """Kind of accelerator: how to detect it, and how JAX names it."""
 
     name: str
-    # Patterns of its device files.
+    # Glob patterns of the accelerator's device files.
     files: tuple[str, ...]
-    # JAX's names of its platform.
+    # JAX's names of the platform.
     platforms: tuple[str, ...]
-    # The extra of JAX that installs its plug-in.
+    # The extra of the package ``jax`` that installs JAX's plug-in for the accelerator.
     extra: str
 
 
-# The TPU's first pattern is of v2 to v4.
+# TPUs from v2 to v4 have files of the first pattern.
 TPU = Accelerator("TPU", ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*"), ("tpu",), "tpu")
 GPU = Accelerator(
     "NVIDIA GPU", ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/dxg"), ("gpu", "cuda"), "cuda12"
@@ -35,14 +35,14 @@ GPU = Accelerator(
 
 
 def present() -> Accelerator | None:
-    """Returns the accelerator whose device files this machine has, a TPU first; None without."""
+    """Returns the accelerator whose device files exist, a TPU before a GPU; None if none do."""
     return next((each for each in (TPU, GPU) if any(map(glob.glob, each.files))), None)
 
 
 def unused() -> str | None:
-    """Returns the reason why JAX does not use this machine's accelerator, with the remedy, or None.
+    """Returns why JAX leaves an accelerator of this machine unused, and the remedy; None if none.
 
-    A plug-in that JAX refuses is a reason on any machine.
+    An installed CUDA plug-in that does not fit jaxlib is reported even without an accelerator.
     """
     for plugin, extra in _plugins():
         ours, jaxlib = version(plugin), version("jaxlib")

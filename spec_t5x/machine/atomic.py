@@ -1,4 +1,4 @@
-"""Files that exist complete or not at all, even if the machine stops."""
+"""Atomic writing: a file is complete or does not exist, even if the machine stops."""
 
 import contextlib
 import os
@@ -14,12 +14,9 @@ _ENDING = ".writing"
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a stream to a file that gets its name once it is complete and on the disk.
+    """Yields a binary stream to a temporary file, renamed to ``path`` once it is on the disk.
 
-    If this fails, no part of it is left.
-
-    Raises:
-      OSError: the file cannot be written: no space, no permission.
+    If an error occurs, in the code inside or in writing, the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_ENDING}")
     try:
@@ -37,7 +34,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
-    """Writes these bytes by ``whole_file``."""
+    """Writes ``chunks``, one after the other, to ``path`` by ``whole_file``."""
     with whole_file(path) as file:
         for chunk in chunks:
             file.write(chunk)
@@ -56,7 +53,7 @@ def reported(path: Path) -> Iterator[None]:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Removes the temporary files of killed writers; no writer may be running."""
+    """Removes temporary files that killed writers left; no writer may be running there."""
     for path in directory.glob(f".*{_ENDING}"):
         path.unlink(missing_ok=True)
 

@@ -18,18 +18,18 @@ from spec_t5x.machine import progress
 
 log = logging.getLogger(__name__)
 
-# Bytes of compiled programs, beyond which JAX removes the least recently used. A program for a CPU
+# Bytes of compiled programs beyond which JAX removes those least recently used. A program for a CPU
 # takes a few megabytes.
 MAX_SIZE = 2 * 2**30
-# Programs of a few operations, of which there are dozens, compile in fewer seconds.
+# Seconds of a compilation that is logged: dozens of programs of a few operations take less.
 _WORTH_A_LINE = 0.05
 
 
 def user_cache() -> Path:
-    """Returns the directory of files that the package can make again: ``~/.cache/spec_t5x``.
+    """Returns the package's cache directory, ``~/.cache/spec_t5x``, created if it is missing.
 
-    Its files are loaded as code. If another user can write to it, or it cannot be made, a
-    temporary directory replaces it until the process ends, and one line of the log says why.
+    Files of the cache are loaded as code. If another user can write to the directory, or it cannot
+    be created, ``temporary_cache`` is returned, and one line of the log gives the reason.
     """
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -40,17 +40,17 @@ def user_cache() -> Path:
 
 @functools.cache
 def temporary_cache() -> Path:
-    """Returns a directory of this process, which is removed when the process ends."""
+    """Returns a temporary directory, one for each process, which is removed at its exit."""
     directory = tempfile.mkdtemp(prefix="spec_t5x-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return Path(directory)
 
 
 def enable() -> None:
-    """Stores compiled programs in ``JAX_COMPILATION_CACHE_DIR`` or the user's cache.
+    """Makes JAX store compiled programs in ``JAX_COMPILATION_CACHE_DIR`` or the user's cache.
 
-    An empty ``JAX_COMPILATION_CACHE_DIR`` switches this off. ``JAX_COMPILATION_CACHE_MAX_SIZE``, or
-    else ``MAX_SIZE``, bounds the user's cache. ``announce`` logs a compilation.
+    An empty ``JAX_COMPILATION_CACHE_DIR`` disables the cache. ``JAX_COMPILATION_CACHE_MAX_SIZE``
+    (bytes; ``MAX_SIZE`` by default) bounds the user's cache. ``announce`` is called, too.
     """
     announce()
     directory = os.environ.get("JAX_COMPILATION_CACHE_DIR")
@@ -66,7 +66,7 @@ def enable() -> None:
 
 @contextlib.contextmanager
 def unused() -> Iterator[None]:
-    """Keeps the code inside from reading and writing JAX's cache."""
+    """Disables JAX's persistent compilation cache while the code inside runs."""
     directory = jax.config.jax_compilation_cache_dir
     _use(None)
     try:
@@ -78,13 +78,13 @@ def unused() -> Iterator[None]:
 def _use(directory: str | None) -> None:
     if directory != jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", directory)
-        # JAX reads the setting once.
+        # JAX reads the setting only when it opens the cache.
         jax_cache.reset_cache()
 
 
 @functools.cache
 def announce() -> None:
-    """Logs, once in a process, that a program is being compiled for more than a moment."""
+    """Makes JAX log the process's first compilation of over a second; at DEBUG, all of them."""
     state = {"waiting": None}
 
     def is_long() -> None:
@@ -111,11 +111,11 @@ def announce() -> None:
 
 
 def _bounded(directory: Path) -> Path | None:
-    """Makes a cache's directory and has JAX bound its size; returns None if it is not writable."""
+    """Creates a cache's directory and bounds its size; returns None if it is not writable."""
     try:
         directory.mkdir(exist_ok=True)
-        # JAX stores nothing if a program lacks the file by which it orders them, as those of a
-        # cache without a bound or of a killed process do.
+        # In a bounded cache JAX stores nothing if a program lacks its file "-atime". A cache that
+        # was not bounded, or a process that was killed, leaves programs without that file.
         for program in directory.glob("*-cache"):
             used = program.with_name(f"{program.name.removesuffix('-cache')}-atime")
             if not used.exists():
@@ -143,5 +143,5 @@ def _checked(directory: Path) -> Path:
 
 @functools.cache
 def _in_place_of(directory: Path | str, why: str) -> Path:
-    log.warning("nothing that is compiled is kept, %s cannot be used (%s)", directory, why)
+    log.warning("compiled programs are not kept: %s cannot be used (%s)", directory, why)
     return temporary_cache()

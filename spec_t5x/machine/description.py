@@ -12,7 +12,7 @@ from spec_t5x.machine.versions import version
 
 
 def machine() -> dict[str, Any]:
-    """Returns all that times depend on (devices, threads, versions), as JSON can hold it."""
+    """Returns the facts that times depend on (devices, threads, versions), by name, for JSON."""
     device = jax.devices()[0]
     return {
         "platform": device.platform,
@@ -36,7 +36,7 @@ def processor() -> str:
 
 
 def native() -> str:
-    """Returns the processor and its features, on which a compiler's ``native`` depends."""
+    """Returns the processor's name and features as text: ``-march=native`` depends on these."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
@@ -54,7 +54,7 @@ def threads() -> int:
 
 
 def free_memory() -> int | None:
-    """Returns the free bytes of JAX's default device, or None if it does not report them."""
+    """Returns the free bytes of JAX's first device (a CPU's: of the machine), None if unknown."""
     device = jax.devices()[0]
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:

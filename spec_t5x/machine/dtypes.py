@@ -18,20 +18,10 @@ DTYPES = (AUTO, "float32", "bfloat16")
 
 
 def resolve_dtype(dtype: str, platform: str | None = None) -> str:
-    """Returns ``dtype``, or for "auto" the fast type of the platform.
+    """Returns "float32" or "bfloat16": ``dtype``, or for "auto" the platform's fast type.
 
-    A warning is logged once for bfloat16 on a CPU.
-
-    Args:
-      dtype: "auto", "float32" or "bfloat16".
-      platform: "cpu", "gpu" or "tpu"; None takes JAX's default backend, which this
-        initializes.
-
-    Returns:
-      "float32" or "bfloat16".
-
-    Raises:
-      InputError: any other ``dtype``.
+    Logs a warning, once, for bfloat16 on a CPU; raises ``InputError`` for any other ``dtype``.
+    ``platform`` is "cpu", "gpu" or "tpu"; None takes JAX's default backend, which may start JAX.
 
     >>> [resolve_dtype("auto", platform) for platform in ("cpu", "gpu", "tpu")]
     ['float32', 'bfloat16', 'bfloat16']

@@ -1,4 +1,4 @@
-"""Packages that one part of this package needs, and the extra that installs each."""
+"""Optional packages: the part of spec_t5x that imports each, and the extra that installs it."""
 
 import contextlib
 import logging
@@ -8,23 +8,23 @@ from typing import NamedTuple
 
 from spec_t5x.errors import InputError
 
-# protobuf's message about code that a newer version of it generated.
+# protobuf's message about code that a newer protobuf generated.
 _GENCODE = re.compile(r"gencode ((\d+)\.\d+\.\d+) runtime (\d+\.\d+\.\d+)")
 
 
 class Extra(NamedTuple):
-    """An extra of this package, and the part that needs the module."""
+    """Extra ``name`` of spec_t5x that installs a module, and the ``purpose`` of the module."""
 
     name: str
     purpose: str
 
     @property
     def remedy(self) -> str:
-        """Command that installs it."""
+        """Command that installs the extra."""
         return f"pip install 'spec_t5x[{self.name}]'"
 
 
-# By module.
+# Extras by the name of the module that is imported.
 EXTRAS = {
     "seqio": Extra("tasks", "seqio tasks"),
     "sacrebleu": Extra("eval", "BLEU"),
@@ -43,12 +43,7 @@ EXTRAS = {
 
 @contextlib.contextmanager
 def needed(module: str) -> Iterator[None]:
-    """Turns errors of the import inside, of a module of ``EXTRAS``, into an ``InputError``.
-
-    Raises:
-      InputError: the module, or a module that it imports, is not installed or does not go with the
-        version of another package.
-    """
+    """Turns any error of importing ``module`` (of ``EXTRAS``) inside into an ``InputError``."""
     extra = EXTRAS[module]
     with _errors_of_absl() as logged:
         try:
@@ -59,7 +54,7 @@ def needed(module: str) -> Iterator[None]:
             raise InputError(
                 f"{extra.purpose}: {error.name or module} is not installed: {extra.remedy}"
             ) from error
-        # Packages whose versions do not go together raise any error.
+        # Packages of incompatible versions may raise any error.
         except Exception as error:
             reason = " ".join((logged or [str(error)])[0].split())
             remedy = f"{extra.remedy} --upgrade"
@@ -75,9 +70,9 @@ def needed(module: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _errors_of_absl() -> Iterator[list[str]]:
-    """Yields a list of absl's logged errors, which are not shown.
+    """Yields a list that collects the errors that absl logs, which are not shown.
 
-    TFDS logs an error of its import, with the traceback, and continues half imported.
+    If importing TFDS fails, TFDS logs the error with its traceback and stays half imported.
     """
     messages = []
 

@@ -1,4 +1,4 @@
-"""Files that Git LFS left as pointers, as a clone without ``git lfs pull`` has them."""
+"""Detection of Git LFS pointers, which a clone without ``git lfs pull`` has in place of files."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ _BEGINNING = b"version https://git-lfs.github.com/spec/"
 
 
 def check_fetched(path: Path) -> None:
-    """Raises ``InputError`` if the file is a pointer to its content."""
+    """Raises ``InputError`` if the file exists and is a Git LFS pointer."""
     if not path.is_file():
         return
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Sharding of a batch's rows on a mesh.
+"""Constraints on the sharding of a batch's rows on a mesh.
 
 XLA chooses the sharding of unconstrained arrays, and differently from program to program. Without
-a mesh (``jax.set_mesh``) or without rules for logical axes nothing here has an effect.
+a mesh (``jax.set_mesh``) or without Flax's rules for logical axes these functions have no effect.
 """
 
 import flax.linen.partitioning as flax_partitioning
@@ -13,12 +13,12 @@ from spec_t5x.types import Array, PyTree
 
 
 def spread_rows(tree: PyTree) -> PyTree:
-    """Gives each device its part of the rows of arrays that lead with the batch."""
+    """Shards the first axis (batch) of each array; replicates it if the mesh does not divide it."""
     return _with_rows(tree, dict(flax_partitioning.get_axis_rules()).get("batch"))
 
 
 def gather_rows(tree: PyTree) -> PyTree:
-    """Gives each device all rows of arrays that lead with the batch."""
+    """Replicates the first axis of each array, the batch, on all devices of the mesh."""
     return _with_rows(tree, None)
 
 

@@ -1,7 +1,7 @@
-"""The operations that this machine computes with: XLA's, or those of a folder of ``contrib``.
+"""Operations that models compute with: XLA's, or kernels of a folder of ``contrib``.
 
-Models and the functions of ``sampling`` are written in JAX alone. Kernels that replace them are
-one object, which is registered by its name:
+Models and the functions of ``sampling`` are written in JAX alone. Kernels that replace parts of
+them are one ``Operations`` object, which is registered under a name:
 
     register("operations", fast="spec_t5x.contrib.fast.operations:FAST")
 """
@@ -19,50 +19,47 @@ from spec_t5x.types import Array, Int, PyTree
 
 
 class Operations:
-    """XLA's operations: models and functions as they are written. A subclass has kernels."""
+    """XLA's operations, which run models and functions as written; subclasses bring kernels."""
 
-    # Platform of the kernels, by JAX's name; None for all.
+    # JAX's name of the platform that the kernels are for; None for all platforms.
     platform: ClassVar[str | None] = None
-    # Whether ``first`` saves time.
+    # Whether ``first`` skips tokens, and so saves time.
     skips: ClassVar[bool] = False
 
     def usable(self, dtype: str) -> bool:
-        """Tells whether models of this type use the operations, if all is on one device."""
+        """Tells whether models of ``dtype`` can use the operations, if not sharded."""
         return True
 
     def suit(self, params: PyTree, dtype: str) -> bool:
-        """Tells whether a model with these very parameters can use the operations."""
+        """Tells whether a model of ``dtype`` with these parameters can use the operations."""
         return True
 
     def pack(self, params: PyTree) -> PyTree:
-        """Packs parameters for the kernels; some may become a ``models.weights.Form``."""
+        """Returns the parameters as kernels need them; some may be ``models.weights.Form``."""
         return params
 
     def packed(self, name: str, param: Array) -> Any:
-        """Packs one parameter, on the host or on a device, by the last part of its path."""
+        """Returns a host or device array as kernels need it; ``name`` ends the parameter's path."""
         return jax.device_put(param)
 
     def first(self, model: PyTree, num: Int[Array, ""]) -> PyTree:
-        """Returns the model, which may skip all but the first ``num`` tokens of each row."""
+        """Returns a model that may compute only the first ``num`` tokens of each row."""
         return model
 
     def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
-        """Calls a method of a network with packed weights."""
+        """Calls the method of this name on a network with weights from ``pack``."""
         return module.apply({"params": weights}, *args, method=method)
 
     def kernel(self, name: str, *arrays: Array) -> Callable | None:
-        """Returns a kernel for the function of this name in ``sampling``; None for none."""
+        """Returns a kernel for ``sampling``'s function ``name`` and these arrays, or None."""
         return None
 
     def state(self) -> tuple[bool, str] | None:
-        """Tells whether kernels are used, and why or why not; None if there are none.
-
-        Nothing is compiled.
-        """
+        """Tells whether kernels are used, and why or why not, compiling none; None for XLA's."""
         return None
 
     def __repr__(self) -> str:
-        # Without an address: measured costs are stored under a description with it.
+        # No address, which would vary: the key of stored costs contains this text.
         return type(self).__name__
 
 
@@ -70,26 +67,26 @@ XLA = Operations()
 
 
 def registered() -> tuple[Operations, ...]:
-    """Returns the operations of this installation, XLA's last."""
+    """Returns all registered operations; XLA's are last."""
     return (*registry.find_all("operations").values(), XLA)
 
 
 def usable(dtype: str) -> Operations:
-    """Returns the first operations that models of this type use."""
+    """Returns the first registered operations that models of ``dtype`` can use."""
     return next(each for each in registered() if each.usable(dtype))
 
 
 def pack(params: PyTree, dtype: str) -> tuple[PyTree, Operations]:
-    """Packs a model's parameters for the first operations that suit them; returns both."""
+    """Returns the parameters, packed for the first operations that suit, and the operations."""
     params = jax.tree.map(jnp.asarray, params)
     chosen = next(each for each in registered() if each.suit(params, dtype))
     return chosen.pack(params), chosen
 
 
 def by_kernel(function: Callable) -> Callable:
-    """Runs a function of arrays as this machine's kernel, if there is one for them.
+    """Decorates a function of arrays so that a registered kernel of its name replaces it.
 
-    Arguments by name are options.
+    Positional arguments are arrays, and keyword arguments options. The kernel runs on its platform.
     """
 
     @functools.wraps(function)

@@ -1,6 +1,6 @@
 """Progress of a run: a bar on a terminal, lines of the log elsewhere.
 
-It is shown at the log level INFO, which the commands set; your own program sets it by
+Progress is shown at the log level INFO, which the commands set; other programs set it by
 ``logging.basicConfig(level=logging.INFO)``.
 """
 
@@ -14,13 +14,13 @@ from collections.abc import Iterator
 
 log = logging.getLogger(__name__)
 
-# Seconds that need no message.
+# Seconds after which an operation is announced.
 A_MOMENT = 1.0
 
 
 @contextlib.contextmanager
 def doing(logger: logging.Logger, what: str) -> Iterator[None]:
-    """Logs ``what`` once if the code inside takes more than a moment; its time at level DEBUG."""
+    """Logs ``what`` if the code inside takes over a second; at DEBUG, its time if it succeeds."""
     timer, started = threading.Timer(A_MOMENT, logger.info, ("%s", what)), time.perf_counter()
     timer.daemon = True
     timer.start()
@@ -32,34 +32,34 @@ def doing(logger: logging.Logger, what: str) -> Iterator[None]:
 
 
 class Progress:
-    """A bar, or lines of the log where the stream is no terminal; a context manager.
+    """Context manager that shows a bar, or logs lines if the stream is not a terminal.
 
-    The first line comes after a moment, further ones at most every ``every`` seconds.
+    The first line is logged after a second, further ones at least ``every`` seconds apart.
     """
 
     def __init__(
         self, unit: str = "", stream: io.TextIOBase | None = None, every: int | float = 30
     ):
-        """Starts without an update.
+        """Creates the display; entering the context starts the bar.
 
         Args:
-          unit: of what is counted ("inputs").
+          unit: name of what is counted, in lines of the log ("inputs").
           stream: shows the bar if it is a terminal; None is standard error.
-          every: seconds between lines; 0 logs each update.
+          every: least seconds between lines; 0 logs each update.
         """
         self._unit, self._every = unit, every
         stream = stream if stream is not None else sys.stderr
         self._quiet_until = time.monotonic() + min(A_MOMENT, every)
         self._bar = self._task = None
         if stream.isatty() and log.isEnabledFor(logging.INFO):
-            # Imported here because lines need none of it.
+            # Imported here, because only a bar needs rich.
             import rich.console
             import rich.progress
 
             self._bar = rich.progress.Progress(
                 rich.progress.MofNCompleteColumn(),
                 rich.progress.BarColumn(),
-                # Names are not markup.
+                # Brackets in texts are not markup.
                 rich.progress.TextColumn("{task.description}", markup=False),
                 rich.progress.TimeRemainingColumn(compact=True),
                 console=rich.console.Console(file=stream),
@@ -77,7 +77,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, done: int | float, total: int | float | None, text: str) -> None:
-        """Shows the count that is done, its total if that is known, and a text."""
+        """Shows ``done`` of ``total`` units (None: unknown) and a text; may skip log lines."""
         if self._bar:
             if self._task is None:
                 self._task = self._bar.add_task(text)
@@ -88,7 +88,7 @@ class Progress:
             self.say(f"{done:,}{of} {self._unit}, {text}")
 
     def say(self, text: str) -> None:
-        """Logs a line, above the bar if there is one."""
+        """Prints a line above the bar, or logs it if there is no bar."""
         if self._bar:
             self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:

@@ -1,4 +1,4 @@
-"""Versions of installed packages; imports none of them."""
+"""Versions and requirements of installed packages, read without importing the packages."""
 
 import importlib.metadata
 from collections.abc import Collection, Iterator
@@ -7,7 +7,7 @@ from packaging.requirements import Requirement
 
 
 def version(package: str) -> str | None:
-    """Returns the installed version, or None if there is none, as for a checkout."""
+    """Returns a package's version; None if it is not installed, as in a source checkout."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -15,10 +15,9 @@ def version(package: str) -> str | None:
 
 
 def requirements(package: str, extras: Collection[str] = ()) -> Iterator[Requirement]:
-    """Yields an installed package's requirements on this machine, with those of some extras.
+    """Yields a package's requirements on other packages, those of ``extras`` included.
 
-    Raises:
-      importlib.metadata.PackageNotFoundError: it is not installed.
+    Raises ``PackageNotFoundError`` if the package is not installed.
     """
     for text in importlib.metadata.requires(package) or ():
         requirement = Requirement(text)
@@ -30,7 +29,7 @@ def requirements(package: str, extras: Collection[str] = ()) -> Iterator[Require
 
 
 def unmet(requirement: Requirement) -> str | None:
-    """Returns why no installed version meets a requirement, with the remedy, or None."""
+    """Returns why the requirement is not met, with the remedy; None if it is met."""
     found, wanted = version(requirement.name), f"{requirement.name}{requirement.specifier}"
     if found is None:
         return f"{requirement.name} is not installed: pip install '{wanted}'"

@@ -2,13 +2,13 @@
 
 On a GPU, launching each of a decoder step's dozens of small operations from the host takes longer
 than a T5-small step itself. XLA records operations into command buffers (CUDA graphs), and with
-this flag the loops and branches around them too: then a whole draft loop is one launch. Decoding
-needs no flag on a CPU or TPU.
+``GPU_FLAG`` also the loops and branches around them, so that a whole draft loop is one launch.
+Decoding needs no flag on a CPU or TPU.
 
 JAX starts libtpu if it is installed, and without a TPU libtpu prints half a dozen lines.
 
-``spec-t5x`` calls ``apply`` itself. Your own program calls it before JAX makes its first
-array, or exports the variable: ``export XLA_FLAGS="$(python -m spec_t5x.machine.xla_flags)"``.
+``spec-t5x`` calls ``apply`` itself. Other programs call ``apply`` before JAX makes its first
+array, or export the variable: ``export XLA_FLAGS="$(python -m spec_t5x.machine.xla_flags)"``.
 """
 
 import importlib.util
@@ -23,9 +23,9 @@ _SET_BY_JAX = {"TPU_SKIP_MDS_QUERY", "TPU_LIBRARY_PATH"}
 
 
 def apply() -> None:
-    """Adds the flag to ``XLA_FLAGS`` unless it is set, and disables libtpu if there is no TPU.
+    """Adds ``GPU_FLAG`` to ``XLA_FLAGS``, and disables libtpu if there is no TPU.
 
-    JAX chooses its platform later; the flag has no effect on others than GPUs.
+    A value of the flag that is already set is kept. The flag affects GPUs only.
     """
     os.environ["XLA_FLAGS"] = combined(os.environ.get("XLA_FLAGS", ""))
     if importlib.util.find_spec("libtpu") and not _tpu_is_likely():
@@ -33,18 +33,18 @@ def apply() -> None:
 
 
 def _tpu_is_likely() -> bool:
-    """Tells whether this machine has a TPU, or its environment names one."""
+    """Tells whether this machine has a TPU, or its environment has variables of TPUs."""
     named = {name for name in os.environ if name.startswith(("TPU_", "JAX_FORCE_TPU_"))}
     return accelerators.present() is accelerators.TPU or bool(named - _SET_BY_JAX)
 
 
 def _disable_tpu() -> None:
-    """Makes JAX try the next platform, unless the user or JAX itself chose some."""
+    """Makes JAX skip the TPU and try the next platform, unless ``jax_platforms`` is set."""
     import jax
     from jax.extend.backend import register_backend_factory
 
     def no_client():
-        raise RuntimeError("this machine has no TPU: set JAX_PLATFORMS=tpu to try all the same")
+        raise RuntimeError("this machine has no TPU: set JAX_PLATFORMS=tpu to try it all the same")
 
     if jax.config.jax_platforms is None:
         # The arguments are JAX's own, except libtpu's client.
@@ -52,7 +52,7 @@ def _disable_tpu() -> None:
 
 
 def combined(given: str) -> str:
-    """Returns ``given`` with the flag appended unless it names the flag.
+    """Returns the flags ``given``, with ``GPU_FLAG`` appended unless it is among them.
 
     >>> combined("--xla_gpu_enable_command_buffer=")
     '--xla_gpu_enable_command_buffer='

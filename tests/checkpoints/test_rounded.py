@@ -85,7 +85,7 @@ def test_slices_are_those_of_the_whole():
 
 
 def test_other_formats_have_no_rounded_matrices(tiny_pair, tmp_path):
-    with pytest.raises(InputError, match="weights is int8 and t5x stores none of that"):
+    with pytest.raises(InputError, match="weights is int8, which t5x cannot store: give native"):
         convert(tiny_pair / "target", tmp_path / "checkpoint_0", to="t5x", weights="int8")
     with pytest.raises(InputError, match="weights is 'int5': choose one of auto, int8, int4"):
         convert(tiny_pair / "target", tmp_path / "a", to="native", weights="int5")

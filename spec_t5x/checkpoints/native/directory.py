@@ -1,4 +1,4 @@
-"""Parts that the native formats share: config.json and, of drafts, one safetensors file."""
+"""Functions that the native formats share: config.json, and a draft's safetensors file."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,24 +18,24 @@ from spec_t5x.errors import InputError
 
 
 def with_extra(metadata: dict[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns a config.json with a caller's entries, whose names must be others."""
+    """Merges ``extra`` into ``metadata``; raises ``InputError`` if a name is in both."""
     taken = sorted(set(metadata) & set(extra or {}))
     if taken:
-        raise InputError(f"extra entry {taken[0]!r} is the format's own: rename it")
+        raise InputError(f"extra entry {taken[0]!r} is a name of the format: rename the entry")
     return metadata | dict(extra or {})
 
 
 def check_format(
     metadata: dict[str, Any], path: Location, name: str, version: int, remedy: str
 ) -> None:
-    """Refuses a config.json of another format, with the ``remedy``, or version."""
+    """Raises ``InputError`` on another format, with ``remedy``, or another version."""
     if metadata.get("format") != name:
         raise InputError(f"{path} has format {metadata.get('format')!r}, not {name!r}: {remedy}")
     check_known(path, "version", metadata.get("version"), (version,))
 
 
 def check_known(path: Location, name: str, value: Any, known: Collection) -> None:
-    """Refuses an entry of config.json whose value only a later release knows."""
+    """Raises ``InputError`` if the entry ``name`` of config.json has a value not ``known``."""
     if value not in known:
         raise InputError(
             f"{path} has {name} {value!r}, this spec_t5x reads {', '.join(map(str, known))}: "
@@ -52,7 +52,7 @@ def write_draft(
     extra: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes config.json and, to ``file``, arrays by name, completely or not at all."""
+    """Writes config.json (``metadata``, ``extra``) and arrays to ``file``, all or nothing."""
     metadata = with_extra(metadata, extra)
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, metadata)
@@ -60,7 +60,7 @@ def write_draft(
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays in a file that ``write_draft`` wrote, as they are stored."""
+    """Reads the arrays of a file that ``write_draft`` wrote, by name, in their stored types."""
     from safetensors.numpy import load_file
 
     with reading_weights(path):

@@ -6,8 +6,8 @@
                            n.tokens, n.num_successors [contexts]
                            n.successors, n.masses [entries]
 
-Contexts and entries are in the order of ``drafts.ngram.ContextLevel``; numbers of items are stored
-in place of offsets. The vocabulary is the target's, which alone stores it.
+The tables are those of ``drafts.ngram.ContextLevel``, with counts in place of the offsets ``first``
+and ``starts``. The vocabulary is the target's: config.json has only its fingerprint.
 """
 
 from pathlib import Path
@@ -41,9 +41,9 @@ def save_ngram(
     extra: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes the tables of ``labs.training.ngram_counts``, completely or not at all.
+    """Writes n-gram tables and their vocabulary's fingerprint, completely or not at all.
 
-    The arguments are those of ``native.model_files.save_model``.
+    ``extra`` and ``overwrite`` are those of ``native.model_files.save_model``.
     """
     if draft.vocab_size != vocabulary.vocab_size:
         raise InputError(
@@ -76,13 +76,13 @@ def load_ngram(
 
     Args:
         directory_or_name: a directory, or the name of packaged tables.
-        target: the model that will verify the proposals. The draft gets as many logits;
-            without it, as many as the vocabulary has ids.
-        order: 1 for unigrams, 2 for bigrams, …; None takes the longest there are.
+        target: the model that will verify the proposals, which must have the tables' vocabulary.
+            The draft gets its number of logits; for None, as many as the vocabulary has ids.
+        order: 1 for unigrams, 2 for bigrams, …; None takes the stored order.
 
     Raises:
-        InputError: the directory holds no n-grams or damaged ones, they are of another
-            vocabulary than the target's, or do not go up to ``order``.
+        InputError: the directory holds no n-grams or damaged ones, their vocabulary is not the
+            target's, or ``order`` is not from 1 to the stored order.
     """
     directory = find_directory(directory_or_name)
     path = directory / CONFIG_NAME
@@ -103,7 +103,7 @@ def load_ngram(
 
 
 def _counts(offsets: Int[Array, "owners_and_one"]) -> Integer[np.ndarray, "owners"]:
-    """Returns numbers of items, in two bytes if they fit."""
+    """Returns the differences of offsets, as uint16 if they fit."""
     counts = np.diff(np.asarray(offsets))
     return counts.astype(np.uint16) if counts.max() <= np.iinfo(np.uint16).max else counts
 
@@ -113,7 +113,7 @@ def _offsets(counts: Integer[np.ndarray, "owners"]) -> Int[np.ndarray, "owners_a
 
 
 def _read_tables(path: Path, order: int, vocab_size: int) -> NgramDraft:
-    """Reads the tables, and refuses those that do not fit together."""
+    """Reads a draft of this order; raises ``InputError`` if its tables do not fit together."""
     arrays = read_arrays(path)
     levels = []
     with describing(path, f"n-grams up to order {order}"):
@@ -130,7 +130,7 @@ def _read_tables(path: Path, order: int, vocab_size: int) -> NgramDraft:
                 successors=successors,
                 masses=masses,
             )
-            # On a device an index that leads out of a table would raise nothing.
+            # JAX clamps an index outside of a table and raises nothing.
             fits &= level.first[-1] == len(tokens) == len(level.starts) - 1
             fits &= level.starts[-1] == len(successors) == len(masses)
             fits &= max(tokens.max(), successors.max()) < vocab_size

@@ -1,12 +1,11 @@
-"""Drafts that build on their target's parameters, on disk: only their own parameters.
+"""Checkpoints of drafts that share parameters with their target, which are not stored.
 
     config.json          format, version, sizes, the target's marks, stored type
-    draft.safetensors    of a draft that shares the encoder: the decoder, by our names, without
-                         the maps to keys and values of the source; of an EAGLE head, the
-                         maps of its inputs, too
+    draft.safetensors    the decoder without the maps to keys and values of the source, which the
+                         target computes; of an EAGLE head also the maps of its inputs
 
-The *marks* of a target, by which its draft recognizes it, are the fingerprints of its
-vocabulary and of its decoder.
+The *marks* of a target are the fingerprints of its vocabulary and of its decoder, by which loading
+refuses a draft of another target. Layers are counted from 0.
 """
 
 import dataclasses
@@ -45,7 +44,7 @@ from spec_t5x.types import PyTree
 
 VERSION = 1
 _IDS = "narrow_head/ids"
-# Sizes of a draft that may differ from the target's, and further ones of a head.
+# Fields of a configuration that may differ from the target's; the second line for heads alone.
 _OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
 _OF_HEADS = ("emb_dim", "mlp_dim", "logits_via_embedding")
 
@@ -54,11 +53,11 @@ _OF_HEADS = ("emb_dim", "mlp_dim", "logits_via_embedding")
 class DraftFormat:
     """A format of drafts that belong to one target."""
 
-    # The "format" in config.json.
+    # The value of "format" in config.json.
     name: str
     # The file with the arrays.
     file: str
-    # The command that writes it, for messages.
+    # The draft and the command that writes it, for messages: "give {made_by} wrote".
     made_by: str
 
 
@@ -69,15 +68,15 @@ EAGLE = DraftFormat("spec_t5x_eagle", _FILE, "a head that spec-t5x distill, with
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedSharedDraft:
-    """A draft's own parameters, read from disk and checked against its target."""
+    """A draft without its target's parameters, read from disk and checked against the target."""
 
-    # ``models.kept_layers.own_params``, of the target's type.
+    # Parameters that are not the target's (``models.kept_layers.own_params``), in its dtype.
     params: PyTree
     # ``config.dtype`` is the target's.
     config: T5Config
-    # The target's decoder layer that each of the draft's was.
+    # For each layer of the draft, the target's decoder layer whose source keys/values it reads.
     layers: tuple[int, ...]
-    # A narrow output layer's tokens; None if all tokens are known.
+    # Tokens that a narrow output layer scores; None if the output layer scores all tokens.
     head: NarrowHead | None
 
 
@@ -93,17 +92,17 @@ def save_shared_draft(
 ) -> None:
     """Writes a draft that shares its target's encoder, completely or not at all.
 
-    A draft of an ``EagleConfig`` has the format ``EAGLE``.
+    The format is ``EAGLE`` if ``config`` is an ``EagleConfig``, else ``SHARED``.
 
     Args:
-        directory: the draft's.
-        params: the draft's own (``models.kept_layers.own_params``; with a head,
-            ``models.narrow_head.narrowed_params``).
+        directory: the directory to write.
+        params: parameters that are not the target's (``models.kept_layers.own_params``, or
+            ``models.narrow_head.narrowed_params`` with ``head``).
         config: the draft's sizes.
-        layers: the target's decoder layer that each of the draft's was.
+        layers: for each layer of the draft, the target's decoder layer that it was made of.
         target: the model that the draft was trained for.
-        head: the tokens of its narrow output layer.
-        **options: ``dtype``, ``extra``, ``overwrite``, as of ``model_files.save_model``.
+        head: tokens of a narrow output layer; None if the output layer scores all tokens.
+        **options: ``dtype``, ``extra`` and ``overwrite`` of ``model_files.save_model``.
     """
     num_known = None if head is None else head.ids.shape[0]
     entries = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}
@@ -116,7 +115,7 @@ def save_shared_draft(
 def load_shared_draft(
     directory_or_name: str | Path, target: LoadedModel, kind: DraftFormat = SHARED
 ) -> LoadedSharedDraft:
-    """Reads a draft of ``kind`` (``SHARED``, ``EAGLE``) for the target that it belongs to."""
+    """Reads a draft of ``kind``; raises ``InputError`` if it is damaged or of another target."""
     directory, metadata = read_config(directory_or_name, kind)
     is_head = kind == EAGLE
     with describing(directory / CONFIG_NAME, "draft under 'draft' and 'layers'"):
@@ -142,10 +141,10 @@ def load_shared_draft(
 
 
 def target_fingerprint(target: LoadedModel) -> str:
-    """Computes a hash that tells trained targets apart, loaded as any type.
+    """Returns a hash (hex) that differs between trained targets, but not with the loaded dtype.
 
-    It covers the scale of the decoder's last norm, which all training changes, in bfloat16, the
-    coarsest type that models are stored and loaded in.
+    The hash covers the scale of the decoder's last norm, which all training changes, in bfloat16,
+    the coarsest type that models are stored and loaded in.
     """
     scale = np.asarray(target.params["decoder"]["decoder_norm"]["scale"])
     return hashlib.sha256(scale.astype(jnp.bfloat16).tobytes()).hexdigest()
@@ -164,9 +163,10 @@ def write_for_target(
     extra: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes parameters of these ``shapes``, stored as ``dtype``, and ``exact`` arrays as they are.
+    """Writes a draft for ``target``: ``params`` stored as ``dtype``, ``exact`` arrays as they are.
 
-    ``entries`` are those of config.json beside the target's marks.
+    ``shapes`` are those that ``params`` must have, by path. config.json gets ``entries``, the
+    target's marks, and ``extra``.
     """
     check_choice("stored dtype", dtype, STORED_DTYPES)
     metadata = {
@@ -186,7 +186,7 @@ def write_for_target(
 
 
 def read_config(directory_or_name: str | Path, kind: DraftFormat) -> tuple[Path, dict[str, Any]]:
-    """Returns the directory, and its config.json, which has to be of this format."""
+    """Returns a draft's directory and config.json; raises ``InputError`` if not of ``kind``."""
     directory = find_directory(directory_or_name)
     path = directory / CONFIG_NAME
     metadata = read_json(path)
@@ -200,7 +200,7 @@ def checked_params(
     directory: Path,
     dtype: str,
 ) -> PyTree:
-    """Returns arrays by path as finite parameters of these shapes, as ``dtype``."""
+    """Returns a tree in ``dtype``; raises ``InputError`` unless shapes fit and all is finite."""
     tensors = array_tensors(arrays)
     check_tensors(tensors, shapes, str(directory))
     return read_params(tensors, str(directory), dtype=dtype)
@@ -222,9 +222,9 @@ def check_belongs(
     target: LoadedModel,
     sizes: dict[str, tuple[int, int]],
 ) -> None:
-    """Refuses a draft of another target, by its marks and by ``sizes`` (the draft's, the target's).
+    """Raises ``InputError`` if marks or ``sizes`` (the draft's, the target's) differ.
 
-    The target's parameters are compared if they can be read: a program's trace has none.
+    The decoder's mark is compared only if the target's parameters have values, not in a trace.
     """
     marks = metadata.get("target")
     marks = marks if isinstance(marks, dict) else {}
@@ -241,7 +241,7 @@ def check_belongs(
 
 
 def _is_known(values: Any) -> bool:
-    """Tells whether this process can read an array: no shape, not traced, not on other hosts."""
+    """Tells whether this process can read an array: not abstract, traced or on other hosts."""
     if isinstance(values, jax.ShapeDtypeStruct | jax.core.Tracer):
         return False
     if isinstance(values, jax.Array):

@@ -1,4 +1,4 @@
-"""The index of a T5X checkpoint: the arrays that it lists.
+"""The index of a T5X checkpoint: a tree with the place of each array, or the array itself.
 
     legacy    checkpoint                      msgpack: version, optimizer/state, optimizer/target
               target.encoder.….kernel/        one zarr array for each parameter
@@ -29,8 +29,8 @@ from spec_t5x.checkpoints.storage.tensorstore_arrays import (
 )
 from spec_t5x.errors import InputError
 
-# Versions of the legacy format that are read. 2 differs in bfloat16 alone, stored as uint16,
-# which is refused.
+# Versions of the legacy format that are read. Version 2 differs only in bfloat16, which is stored
+# as uint16 and refused.
 VERSIONS = (2, 3)
 
 CHECKPOINT_NAME = "checkpoint"
@@ -38,17 +38,17 @@ CHECKPOINT_NAME = "checkpoint"
 _PLACEHOLDER = "PLACEHOLDER://"
 _STEP_DIRECTORY = re.compile(r"checkpoint_(\d+)")
 
-# Places of the parameters and the step in the tree, in the order of looking.
+# Paths of the parameters and of the step in the tree; the first that exists is read.
 _TARGETS = ("target", "optimizer/target", "_optimizer/target")
 _STEPS = ("state/step", "optimizer/state/step", "_optimizer/state/step")
-# Entries of a tree without parameters; "version" is the legacy format's.
+# Top-level entries of a tree without parameters; only the legacy format has "version".
 _WITHOUT_PARAMETERS = {"state", "optimizer", "_optimizer", "version"}
 
 
 def find_t5x(location: Location) -> Location | None:
-    """Finds the directory of a T5X checkpoint: this one, its ``state``, or its latest step.
+    """Returns the directory with a T5X checkpoint's index; None if ``location`` has no checkpoint.
 
-    None if there is none. As in T5X, the highest step in a model's directory is taken.
+    Searches ``location``, its ``state`` and its latest ``checkpoint_STEP``, which must have one.
     """
     for place in (location, location / "state"):
         if any((place / name).is_file() for name in (CHECKPOINT_NAME, METADATA_NAME)):
@@ -68,7 +68,7 @@ def find_t5x(location: Location) -> Location | None:
 
 
 def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | None]:
-    """Reads the parameters of the checkpoint that ``find_t5x`` found, by path, and its step."""
+    """Returns the entries of parameters, by path, and of the step (None if not stored)."""
     path = location / CHECKPOINT_NAME
     is_orbax = (location / METADATA_NAME).is_file()
     if is_orbax and not path.is_file():
@@ -150,10 +150,10 @@ def _entry(leaf: Any, kvstore: Mapping[str, Any], path: Keys, location: Location
     if leaf.get("driver") not in ("zarr", "zarr3"):
         raise InputError(
             f"{location}: {'/'.join(path)} is stored with TensorStore's driver "
-            f"{leaf.get('driver')!r}, T5X has zarr: give a checkpoint that T5X saved"
+            f"{leaf.get('driver')!r}, T5X uses zarr: give a checkpoint that T5X saved"
         )
-    # T5X notes the array's path relative to the checkpoint, in one of two places by the age of its
-    # TensorStore; drivers and buckets are of the machine that wrote it.
+    # Only the array's name is used: drivers and buckets are those of the machine that wrote the
+    # checkpoint. Older versions of TensorStore have the path outside of "kvstore".
     store = leaf.get("kvstore")
     noted = (store.get("path") if isinstance(store, Mapping) else None) or leaf.get("path")
     name = str(noted).strip("/").rpartition("/")[2] if noted else ".".join(path[1:])

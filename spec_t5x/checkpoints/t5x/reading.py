@@ -1,9 +1,9 @@
-"""Opening a T5X checkpoint, of its legacy format or its Orbax one, without T5X.
+"""Opening of T5X checkpoints, in T5X's legacy or Orbax format, without T5X.
 
-T5X keeps a model's configuration in gin files, apart from the checkpoint. The shapes of the
-parameters determine all of it but the activation of the feed-forward layers, which is T5's: ReLU in
-1.0 (``wi``), gated GELU in 1.1, Flan, mT5, umT5 and ByT5 (``wi_0`` and ``wi_1``), and the
-largest relative distance, 128.
+T5X keeps a model's configuration in gin files, apart from the checkpoint. Here it is inferred from
+the shapes of the parameters, except for two values that are assumed to be T5's: the activation of
+the feed-forward layers (ReLU if there is ``wi``, as in 1.0; gated GELU if there are ``wi_0`` and
+``wi_1``, as in 1.1, Flan, mT5, umT5 and ByT5), and the largest relative distance, 128.
 """
 
 import re
@@ -23,10 +23,10 @@ _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
 
 
 def open_model(location: Location, values: None = None) -> StoredModel:
-    """Opens a checkpoint that T5X or ``writing`` wrote (T5 1.0, 1.1, Flan, mT5, umT5, ByT5).
+    """Opens a checkpoint that T5X or ``writing`` wrote; its weights are read later.
 
-    ``location`` is a checkpoint's directory (``…/checkpoint_1000000``), or a model's, whose latest
-    is taken.
+    ``location`` is the directory of a checkpoint (``…/checkpoint_1000000``), or of several, whose
+    latest is opened. ``values`` are None: T5X writes no config.json.
     """
     found = find_t5x(location)
     if found is None:
@@ -37,7 +37,7 @@ def open_model(location: Location, values: None = None) -> StoredModel:
     entries, step = read_index(found)
     directory = found.parent if found.name == "state" else found
     tensors = ours(open_tensors(entries, str(directory)), str(directory))
-    # A checkpoint that ``writing`` wrote needs neither inference nor vocabulary.
+    # ``writing`` adds a sidecar with the configuration and, if known, the vocabulary.
     path = directory / SIDECAR_NAME
     sidecar, vocabulary = read_if_there(path), None
     if sidecar.get("vocabulary") is not None:
@@ -60,7 +60,7 @@ def open_model(location: Location, values: None = None) -> StoredModel:
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]], source: str) -> T5Config:
-    """Returns the T5 whose parameters have these shapes by path."""
+    """Infers a T5's configuration from its parameters' shapes; messages begin with ``source``."""
     if shapes and not any(path.startswith("encoder/") for path in shapes):
         raise InputError(
             f"{source} has no encoder: give an encoder-decoder of t5x/examples/t5 (T5, Flan, mT5, "
@@ -89,7 +89,7 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], source: str) -> T5Config
             f"{source}: attention of width {joined} does not divide into the {num_heads} heads "
             f"of {bias}: give a T5 of t5x/examples/t5"
         )
-    # The check of all names reports a gap in the numbers.
+    # A gap in the numbers is reported later, by the check of all parameters.
     numbers = {"encoder": [0], "decoder": [0]}
     for match in filter(None, map(_LAYER.match, shapes)):
         numbers[match[1]].append(int(match[2]))

@@ -1,12 +1,13 @@
-"""The layers of T5X's ``scalable_t5`` (umT5, Pile-T5), scanned or not, and ours.
+"""Conversion of parameters between T5X's ``scalable_t5`` (umT5, Pile-T5) and this package.
 
     encoder/encoder/mlp/wo/kernel                [mlp, layers, embed]          scanned
     encoder/layers_3/mlp/wo/kernel               [mlp, embed]                  ours
     decoder/decoder/self_attention/out/kernel    [heads, layers, kv, embed]    scanned
     decoder/layers_3/self_attention/out/kernel   [heads * kv, embed]           ours
 
-``param_scan_axis`` is 1 in T5X's gin files. Each layer has its relative bias, and projections of
-attention have heads and their widths as two axes.
+``scalable_t5`` may scan its layers: their parameters are stacked along axis 1 (``param_scan_axis``
+in T5X's gin files). Each layer has a relative bias, and attention projections have separate axes
+for heads and for the width of a head.
 """
 
 import collections
@@ -20,7 +21,7 @@ from spec_t5x.checkpoints.storage.tensors import Index, Tensor, Tensors
 from spec_t5x.checkpoints.storage.tensorstore_arrays import COPY_AGAIN
 from spec_t5x.errors import InputError
 
-# T5X's default, and the only one in its gin files.
+# Axis of stacked layers: T5X's default, and the only one in its gin files.
 _AXIS = 1
 
 _SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
@@ -30,10 +31,7 @@ _BIAS = "relpos_bias/rel_embedding"
 
 
 def ours(tensors: Tensors, source: str) -> dict[str, Tensor]:
-    """Returns the tensors of each layer by itself, in our shapes; others as they are.
-
-    Scanned layers must be along ``param_scan_axis`` 1.
-    """
+    """Converts to this package's shapes; raises ``InputError`` for layers along another axis."""
     found = {}
     for path, tensor in tensors.items():
         match = _SCANNED.fullmatch(path)
@@ -48,7 +46,7 @@ def ours(tensors: Tensors, source: str) -> dict[str, Tensor]:
 
 
 def scanned(tensors: Tensors, head_dim: int) -> dict[str, Tensor]:
-    """Inverts ``ours`` for scanned layers; a bias that layers share becomes each one's."""
+    """Converts to scanned layers, the inverse of ``ours``; a shared bias is repeated in each."""
     found, stacked = {}, collections.defaultdict(dict)
     for path, tensor in tensors.items():
         if match := _LAYER.fullmatch(path):
@@ -67,13 +65,13 @@ def scanned(tensors: Tensors, head_dim: int) -> dict[str, Tensor]:
 
 
 def _heads_axis(path: str) -> int | None:
-    """Returns the axis of a projection's heads; None for other tensors."""
+    """Returns the axis of heads of an attention projection; None for other tensors."""
     match = _PROJECTION.search(path)
     return None if match is None else int(match[1] != "out")
 
 
 def _joined(path: str, tensor: Tensor) -> Tensor:
-    """Returns a projection with heads and their widths as one axis."""
+    """Merges the axes of heads and head width of a projection; returns others unchanged."""
     at = _heads_axis(path)
     if at is None or len(tensor.shape) != 3:
         return tensor
@@ -81,7 +79,7 @@ def _joined(path: str, tensor: Tensor) -> Tensor:
 
     def read(index: Index) -> np.ndarray:
         part = index[at]
-        # Whole heads, whose ends may be too many.
+        # Whole heads are read; the parts outside of the slice are cut off below.
         heads = slice(part.start // width, -(-part.stop // width))
         found = tensor.read((*index[:at], heads, slice(0, width), *index[at + 1 :]))
         shape = (*found.shape[:at], -1, *found.shape[at + 2 :])
@@ -94,7 +92,7 @@ def _joined(path: str, tensor: Tensor) -> Tensor:
 
 
 def _split(path: str, tensor: Tensor, width: int) -> Tensor:
-    """Returns a projection with an axis for the heads and one for their widths."""
+    """Splits a projection's merged axis in heads of ``width``; returns others unchanged."""
     at = _heads_axis(path)
     if at is None:
         return tensor
@@ -127,20 +125,20 @@ def _num_layers(tensors: Tensors, stack: str, path: str, source: str) -> int:
 
 
 class _Layers:
-    """The layers of a scanned tensor; a part that is read of all is kept until each had it.
+    """Layers of a scanned tensor, each a tensor; the file is read once for all layers.
 
-    They are read one after the other (``tensors.read_params`` keeps the order), so that one
-    tensor is held at a time.
+    What was read is kept until each layer has taken its part. ``tensors.read_params`` reads layers
+    in order, so that one scanned tensor is in memory at a time.
     """
 
     def __init__(self, tensor: Tensor, num: int):
         self.num = num
         self._whole, self._lock = tensor, threading.Lock()
-        # By the part of a layer: the same part of all, and the layers that are still to come.
+        # By slice of a layer: that slice of all layers, and the layers that have not read it yet.
         self._read: dict[tuple, tuple[np.ndarray, set[int]]] = {}
 
     def tensor(self, number: int) -> Tensor:
-        """Returns one layer's."""
+        """Returns the tensor of layer ``number``, from 0."""
         shape = self._whole.shape
         return dataclasses.replace(
             self._whole,

@@ -1,7 +1,7 @@
 """Writing checkpoints in T5X's legacy format, without T5X.
 
-T5X restores them for inference, evaluation and fine-tuning: the parameters and the step.
-There is no optimizer state.
+A checkpoint holds the parameters and the step, without an optimizer's state. T5X restores it for
+inference, evaluation and fine-tuning.
 """
 
 import dataclasses
@@ -21,15 +21,15 @@ from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
 from spec_t5x.checkpoints.t5x.scanned import scanned
 from spec_t5x.errors import InputError
 
-# The legacy format's since June 2021.
+# Version of the legacy format since June 2021.
 _VERSION = 3
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """Writes ``…/checkpoint_STEP`` for T5X; see ``formats``.
+    """Writes a T5X checkpoint to ``stage``, as ``dtype``, of step ``stored.metadata["step"]``.
 
-    The step is among the model's metadata. T5X has the network in gin: for readers without T5X it
-    is in a file beside T5X's (``spec_t5x.json``).
+    T5X configures the network in gin files. For readers without T5X the configuration is in one
+    more file, ``spec_t5x.json``. ``report`` is that of ``convert``.
     """
     import tensorstore as ts
     from flax.serialization import msgpack_serialize
@@ -42,7 +42,7 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
         common = {"driver": "zarr", "dtype": dtype, "metadata": metadata}
         store = ts.open({**zarr_spec(kvstore_spec(stage), name), **common}, create=True)
         store.result().write(tensor).result()
-        # Relative: a checkpoint may be moved.
+        # The path is relative, so that a checkpoint may be moved.
         specs[path] = {**common, "kvstore": {"driver": "file", "path": f"{name}/"}}
     step, target = np.int32(stored.metadata["step"]), unflatten_dict(specs, sep="/")
     tree = {"version": _VERSION, "optimizer": {"state": {"step": step}, "target": target}}
@@ -50,18 +50,18 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
 
 
 def write_scanned(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """Writes as ``write_model`` for T5X's ``scalable_t5``, whose layers are scanned."""
+    """Writes as ``write_model`` does, but scanned layers, for T5X's ``scalable_t5``."""
     config = dataclasses.replace(stored.config, relpos_per_layer=True)
     tensors = scanned(stored.tensors, stored.config.head_dim)
     write_model(stage, dataclasses.replace(stored, tensors=tensors, config=config), dtype, report)
 
 
 def step_of(directory: Path) -> int:
-    """Returns the step in a checkpoint's name."""
+    """Returns N of a directory called ``checkpoint_N``; raises ``InputError`` for other names."""
     match = re.fullmatch(r"checkpoint_(\d+)", directory.name)
     if not match:
         raise InputError(
-            f"{directory} is no name of a T5X checkpoint: give one that ends in "
+            f"{directory} is not the name of a T5X checkpoint: give one that ends in "
             f"checkpoint_STEP, such as {directory / 'checkpoint_0'}"
         )
     return int(match[1])

@@ -146,7 +146,7 @@ def test_a_wrong_command_for_a_language_model_is_one_line(target, capsys, argume
 def test_a_language_model_is_converted_to_the_own_format_only(target, tmp_path, capsys):
     command = ["convert", str(target / "model"), str(tmp_path / "out"), "--to"]
     assert main([*command, "huggingface"]) == 2
-    assert "is a GPT, which huggingface has not: give native" in capsys.readouterr().err
+    assert "is a GPT, which huggingface cannot store: give native" in capsys.readouterr().err
     assert main([*command, "native"]) == 0
     copied = load(tmp_path / "out")
     assert_identical(copied.params, load(target / "model").params)

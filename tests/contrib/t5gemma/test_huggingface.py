@@ -108,7 +108,7 @@ def test_conversions(made, tmp_path, kind):
     convert(target, tmp_path / "native", to="native", dtype="float32")
     for other in ("t5x", "huggingface"):
         message = message_of(convert, target, tmp_path / "checkpoint_0", to=other)
-        assert f"is a T5Gemma, which {other} has not: give native" in message
+        assert f"is a T5Gemma, which {other} cannot store: give native" in message
     texts = [
         [answer[0].output for answer in Generator.load(directory).generate(TEXTS, OPTIONS)]
         for directory in (target, tmp_path / "native")
