@@ -26,7 +26,7 @@ def walk(rows: Rows, axis: str) -> Rows:
 
 
 def draw(rows: Rows) -> Figure:
-    """Plots measured and predicted speed-ups: a row of panels per target, a panel per axis."""
+    """Returns a figure of speed-ups, with a row of panels per target and a panel per axis."""
     targets = list(dict.fromkeys(row.get("target") for row in rows))
     figure = Figure(figsize=(11, 0.6 + 2.8 * len(targets)), layout="constrained")
     panels = figure.subplots(len(targets), len(AXES), squeeze=False, sharey=True)

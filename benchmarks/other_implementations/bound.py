@@ -23,7 +23,7 @@ _SECONDS, _REPEATS = 0.05, 5
 
 
 def bytes_read(config: T5Config, lengths: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Returns the bytes that plain decoding at batch 1 reads: by encoders, by all decoder steps.
+    """Returns bytes that plain decoding at batch 1 reads: encoding all inputs, all decoder steps.
 
     Args:
       config: the network's configuration.

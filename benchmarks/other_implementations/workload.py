@@ -44,7 +44,7 @@ class Workload:
 def of_pair(
     target: str, draft: str, texts: Sequence[str], scratch: Path, **settings: int
 ) -> tuple[Workload, T5Config]:
-    """Makes a workload of the texts that are not empty or too long for the target.
+    """Returns a workload of the texts that are neither empty nor too long, and the target's sizes.
 
     Raises:
       InputError: the target cannot be read or is not a T5, or no text fits.
@@ -76,7 +76,7 @@ def of_pair(
 def of_sizes(
     names: Sequence[str], draft: str, source_len: int, scratch: Path, **settings
 ) -> Iterator[tuple[Workload, T5Config]]:
-    """Yields a workload per published size, with random weights that the next step deletes.
+    """Yields a workload and sizes per published size; the next step deletes its random weights.
 
     Raises:
       InputError: a size is unknown, or its vocabulary size is not the draft's.

@@ -23,7 +23,7 @@ class Correction:
 
 
 def changes(source: str, text: str) -> set[tuple[int, int, tuple[str, ...]]]:
-    """Returns (start, end, words) for each span of source words that the text replaces."""
+    """Returns (start, end, new words) of each changed span of the source's words."""
     old, new = source.split(), text.split()
     found = set()
     for kind, i, i_end, j, j_end in difflib.SequenceMatcher(None, old, new, False).get_opcodes():

@@ -269,7 +269,7 @@ def _other(groups: Sequence[Sequence[str]]) -> Kind:
 
 
 def _article(place: _Place, rng: random.Random) -> str | None:
-    """Removes, replaces or inserts an article."""
+    """Removes or replaces an article, or inserts one after a preposition; None elsewhere."""
     if place.lower in _ARTICLES:
         if place.following and not place.after and rng.random() < 0.6:
             return ""
@@ -281,7 +281,7 @@ def _article(place: _Place, rng: random.Random) -> str | None:
 
 
 def _preposition(place: _Place, rng: random.Random) -> str | None:
-    """Removes or replaces a preposition."""
+    """Removes or replaces a preposition; returns None for other words."""
     if place.lower not in _PREPOSITIONS or place.after:
         return None
     if place.following and rng.random() < 0.35:
@@ -337,7 +337,7 @@ def _form(place: _Place, rng: random.Random) -> str | None:
 
 
 def _left_out(place: _Place, rng: random.Random) -> str | None:
-    """Removes a pronoun or another short function word."""
+    """Removes a pronoun or another short function word; returns None for other words."""
     small = place.lower in _PRONOUNS or place.lower in ("to", "is", "are", "be", "and", "that")
     return "" if small and place.following and not (place.after or place.before) else None
 

@@ -102,7 +102,7 @@ class CascadeDraft(Draft):
     def propose(
         self, state: CascadeState, context: Context, gamma: int
     ) -> tuple[Proposal, CascadeState]:
-        """Decodes up to ``gamma`` tokens with the middle model; returns its distributions, too."""
+        """Proposes ``gamma`` tokens, at most ``context.limit``, that the middle model decodes."""
         num, lengths = context.num_drafts(gamma), context.lengths
         room = (lengths.shape[0], gamma + self._spare, self.vocab_size)
         greedy = (self.settings or context.settings).greedy

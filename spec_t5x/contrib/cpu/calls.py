@@ -282,7 +282,7 @@ def _of_layer(
     aliases: dict[int, int] | None = None,
     **options,
 ):
-    """Calls a kernel on a layer's inputs, their norm, further arrays, and matrices."""
+    """Calls a kernel on a layer's inputs, norm, further arrays (None: empty) and matrices."""
     norm = Norm(_NONE, 0.0) if norm is None else norm
     # The kernels take all panels first, then all scales, then all biases.
     parts = [m.panels for m in matrices], [m.scales for m in matrices], [m.bias for m in matrices]

@@ -91,7 +91,7 @@ class PackedEmbedding(Form):
 
     @classmethod
     def pack(cls, table: Float32[Array, "vocab embed"]) -> "PackedEmbedding":
-        """Packs a float32 table on the host."""
+        """Packs a float32 table on the host, in bfloat16 if that is exact."""
         values = _narrow(table)
         is_wide = values.dtype == np.float32
         return cls(jnp.asarray(table if is_wide else values.view(np.uint16)))
@@ -114,13 +114,13 @@ class PackedEmbedding(Form):
 
 
 def pack(params: PyTree) -> PyTree:
-    """Packs kernels and embeddings of a float32 tree with T5X's names; other leaves are kept."""
+    """Packs matrices and embeddings of a float32 tree with T5X's names; keeps other leaves."""
     flat = flatten_dict(params)
     return unflatten_dict({path: packed(path[-1], leaf) for path, leaf in flat.items()})
 
 
 def packed(name: str, leaf: Float32[Array, "..."] | Form) -> Any:
-    """Packs one parameter; ``name`` ends its path, for example 'kernel'."""
+    """Packs a parameter whose path ends with ``name``: a 'kernel' (matrix) or an embedding."""
     if isinstance(leaf, Form):
         return leaf
     if name == "kernel":

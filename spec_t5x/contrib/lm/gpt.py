@@ -156,7 +156,7 @@ class GPTModel(TextModel):
 
     @property
     def max_positions(self) -> int:
-        """Maximum number of tokens of a text, including the start token."""
+        """Number of positions that can be fed, the start token's included."""
         return self.config.max_length
 
 

@@ -104,7 +104,7 @@ def _ours(path: str, tensor: Tensor, rows: np.ndarray, third: int | None) -> Ten
 
 
 def _third(tensor: Tensor, place: int) -> Tensor:
-    """Slices third ``place`` (0, 1 or 2) of the last axis, lazily."""
+    """Returns third ``place`` (0, 1 or 2) of the tensor's last axis, lazily."""
     # A scalar in a damaged file gets width 0 and fails the later check of shapes.
     width = math.prod(tensor.shape[-1:]) // 3
 

@@ -166,7 +166,7 @@ def _map(name: str, index: int, emb_dim: int, whole: np.ndarray) -> np.ndarray:
 
 
 def _derived(tensor: Tensor, function: Callable[[np.ndarray], np.ndarray]) -> Tensor:
-    """Returns the lazy result of a function; reading any slice reads the whole tensor."""
+    """Returns ``function`` of a tensor, lazily; reading any slice reads the whole tensor."""
     everything = tuple(slice(0, length) for length in tensor.shape)
     # A broadcast array, which takes no memory, gives the result's shape.
     shape = function(np.broadcast_to(np.float32(0), tensor.shape)).shape

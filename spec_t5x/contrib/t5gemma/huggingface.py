@@ -109,7 +109,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 
 
 def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Raises ``InputError`` for settings that are not supported; returns ``special_ids``."""
+    """Returns ``special_ids``; raises ``InputError`` for settings that are not supported."""
     path = directory / CONFIG_NAME
     t5.check_whole(values, path)
     encoder, decoder = _stacks(values, path)
@@ -248,7 +248,7 @@ def _settled(
 
 
 def tensor_names(config: T5GemmaConfig) -> dict[str, tuple[str, bool]]:
-    """Returns each of our parameters' name in the file, and True if stored transposed."""
+    """Returns, by our path, the tensor's name in the file, and True if it is stored transposed."""
     shared = _EMBEDDING if config.has_source_embedder else _SOURCE_EMBEDDING
     others = {
         "token_embedder/embedding": (shared, False),
