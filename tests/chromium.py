@@ -21,7 +21,7 @@ _WIDTHS = "return [document.documentElement.scrollWidth, document.documentElemen
 
 @contextlib.contextmanager
 def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
-    """Yields a browser of ``WIDTH`` pixels that logs a page's messages and requests."""
+    """Yields a browser ``WIDTH`` pixels wide that logs console messages and requests."""
     options = webdriver.ChromeOptions()
     options.binary_location = _find("chromium", "google-chrome", "chromium-browser")
     for flag in FLAGS:
@@ -45,7 +45,7 @@ def fits(browser: webdriver.Chrome, width: int) -> bool:
 
 
 def requested(browser: webdriver.Chrome) -> set[str]:
-    """Returns the addresses on networks that pages have requested since the last call."""
+    """Returns the network addresses that pages have requested since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [m for m in messages if m["method"] == "Network.requestWillBeSent"]
     urls = {message["params"]["request"]["url"] for message in asked}
@@ -53,7 +53,7 @@ def requested(browser: webdriver.Chrome) -> set[str]:
 
 
 def _find(*names: str) -> str:
-    """Finds the first program that is installed; fails with the remedy if there is none."""
+    """Returns the path of the first installed program; fails the test if none is installed."""
     for name in names:
         if path := shutil.which(name):
             return path

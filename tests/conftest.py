@@ -1,4 +1,4 @@
-"""Checks that hold in every test, and the fixtures that many share."""
+"""Set-up and checks of every test, and fixtures that many test modules share."""
 
 import atexit
 import os
@@ -8,11 +8,11 @@ import tempfile
 import types
 from pathlib import Path
 
-# Before JAX is imported. The suite is written for the CPU and runs the same anywhere.
+# Set before JAX is imported: the suite runs on the CPU, so that results are the same anywhere.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# A test neither reads nor writes programs of the user's.
+# Tests neither read nor write the user's cache of compiled programs.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = ""
-# Nor does it ask the Hugging Face Hub, whatever it takes for a name.
+# Tests never access the Hugging Face Hub, even if a path looks like a repository's name.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import jax
@@ -39,7 +39,7 @@ from tests import quick_compilation as quick
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / "shared"
 
-# What the tiny vocabularies are trained on.
+# Texts that the tiny vocabularies are trained on.
 ENGLISH = [
     "The cat sleeps under the old table.",
     "My sister reads a book in the garden.",
@@ -87,7 +87,7 @@ GERMAN = [
 
 
 def pytest_configure():
-    """Replaces the user's cache by an empty one that shares the compiled kernels alone."""
+    """Replaces the user's cache by an empty one that contains only the compiled CPU kernels."""
     older_jax.leave_placeholders_unchecked()
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
@@ -105,38 +105,38 @@ def pytest_configure():
 
 @pytest.fixture(autouse=True)
 def strict_rank_promotion():
-    """Raises if an array is broadcast to another rank implicitly."""
+    """Makes implicit broadcasting to another rank an error in every test."""
     with jax.numpy_rank_promotion("raise"):
         yield
 
 
 @pytest.fixture(autouse=True)
 def known_costs(monkeypatch):
-    """Fixes the costs of gamma "auto", so that no test depends on a clock or a cache."""
+    """Fixes the costs that gamma "auto" uses, so that tests depend on neither clock nor cache."""
 
     def measure(target, draft, inputs, settings, loop):
-        # Not the most that is ever drafted: each width of a call takes its time to compile.
+        # At most 3 drafted tokens, because each width of a call is compiled.
         largest, whole = min(loop.gamma, 3), loop.verifier.tree(loop.gamma) is not None
         return Costs.by_formula(c=0.1, position=0.05, largest=largest, whole=whole)
 
     monkeypatch.setattr(costs, "measure", measure)
     monkeypatch.setattr(costs, "remembered", lambda key, measure, store: measure())
-    # Nor is anything said that depends on one, or on how busy the machine is.
+    # Suppresses messages that depend on elapsed time or on the machine's load.
     monkeypatch.setattr(progress, "A_MOMENT", 1e6)
     monkeypatch.setattr(psutil, "cpu_times", lambda: types.SimpleNamespace(user=0.0, system=0.0))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_programs_left_behind():
-    """Frees a module's compiled programs: a process that holds thousands of them runs
-    out of memory maps, and XLA crashes."""
+    """Clears JAX's caches after each module: with thousands of compiled programs, a process
+    runs out of memory maps and XLA crashes."""
     yield
     jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Returns the folder of real text beside the repository, or skips the test."""
+    """Returns the folder of real texts beside the repository; skips the test if it is absent."""
     if not (SHARED / "data").is_dir():
         pytest.skip(f"needs the real text of {SHARED.name}/data beside the repository")
     return SHARED / "data"
@@ -144,7 +144,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def disk():
-    """Yields ``disk.fill()``, after which files cannot grow beyond the size of a log line."""
+    """Yields an object: after ``fill()`` files are limited to 4096 bytes, until ``clear()``."""
 
     class Disk:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -169,19 +169,19 @@ def _without_checks():
 
 @pytest.fixture
 def unchecked():
-    """Disables the type checks of calls, as for a user."""
+    """Disables jaxtyping's checks in a test, as they are for users."""
     yield from _without_checks()
 
 
 @pytest.fixture(scope="module")
 def unchecked_module():
-    """Disables the type checks for a module whose callees are checked in other tests."""
+    """Disables jaxtyping's checks in a module, if other tests check the same functions."""
     yield from _without_checks()
 
 
 @pytest.fixture(scope="module")
 def quick_compilation():
-    """Compiles without optimizations, for tests whose programs run for a moment."""
+    """Compiles a module's programs without optimizations, because they run only briefly."""
     name = "jax_disable_most_optimizations"
     before = jax.config.values[name]
     jax.config.update(name, True)
@@ -193,7 +193,7 @@ def quick_compilation():
 
 @pytest.fixture(scope="module")
 def kept_programs():
-    """Shares compiled programs between test modules; yields their directory, for processes."""
+    """Enables a compilation cache that modules and child processes share; yields its directory."""
     settings = {
         "jax_compilation_cache_dir": str(Path(os.environ["XDG_CACHE_HOME"]) / "programs"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -211,16 +211,16 @@ def kept_programs():
 
 @pytest.fixture(scope="session")
 def tiny_pair(tmp_path_factory) -> Path:
-    """Returns a directory with ``target``, ``draft`` and ``other``, saved with ``save_model``.
+    """Returns a directory with the models ``target``, ``draft`` and ``other`` (``save_model``).
 
-    Random T5 1.1 of 128 ids over a vocabulary of 120, for sources of up to 48
-    tokens. The draft proposes about half of the target's tokens, texts depend on
-    their source, and some end early. ``other`` has another vocabulary of one size.
+    They are T5 1.1s with random weights, 128 logits, a vocabulary of 120 pieces and sources of at
+    most 48 tokens. About half of the draft's tokens are the target's; texts depend on their source,
+    and some end early. ``other`` has a different vocabulary of the same size.
     """
     directory = tmp_path_factory.mktemp("tiny_pair")
     ours = train_sentencepiece(ENGLISH + GERMAN, directory / "vocabularies" / "ours", 120)
     other = train_sentencepiece(GERMAN, directory / "vocabularies" / "other", 120)
-    # Of this seed the target ends some texts early, and few at once.
+    # With seed 71 the target ends some texts early, but few at the first token.
     for name, seed, spiece, sizes in (
         ("target", 71, ours, {"emb_dim": 32, "num_encoder_layers": 2, "num_decoder_layers": 2}),
         ("draft", 1, ours, {"emb_dim": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}),
@@ -248,20 +248,20 @@ def tiny_pair(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def drafts_of_pair(tiny_pair) -> Path:
-    """Returns ``tiny_pair`` with the files of all drafts (``tests.named_drafts``)."""
+    """Returns ``tiny_pair``'s directory after ``tests.named_drafts`` wrote all drafts to it."""
     named_drafts.write(tiny_pair)
     return tiny_pair
 
 
 @pytest.fixture(scope="session")
 def target_of_drafts(drafts_of_pair):
-    """Returns the target of ``drafts_of_pair``, loaded and bound, and the directory."""
+    """Returns the target of ``drafts_of_pair`` as (loaded checkpoint, model, directory)."""
     loaded = load(drafts_of_pair / "target")
     return loaded, bind(loaded.params, loaded.config), drafts_of_pair
 
 
 def _babbling_params(config: T5Config, seed: int) -> PyTree:
-    """Returns random weights under which each token has a likely successor."""
+    """Returns random weights with which each token has one likely successor."""
     rng = np.random.default_rng(seed)
     shapes = sorted(expected_shapes(config).items())
     flat = {path: rng.normal(scale=0.17, size=shape).astype(np.float32) for path, shape in shapes}
@@ -269,7 +269,7 @@ def _babbling_params(config: T5Config, seed: int) -> PyTree:
         if path.endswith("scale"):
             flat[path] = 1.0 + flat[path]
     embedding = rng.normal(size=(config.vocab_size, config.emb_dim)).astype(np.float32)
-    # After the start token, the source alone decides.
+    # A zero embedding: the first token depends only on the source.
     embedding[PAD_ID] = 0.0
     flat["token_embedder/embedding"] = 2.5 * embedding
     successors = np.random.default_rng(5).permutation(config.vocab_size)
@@ -277,6 +277,6 @@ def _babbling_params(config: T5Config, seed: int) -> PyTree:
     kernel = flat["decoder/logits_dense/kernel"]
     kernel[:, successors] += embedding.T / np.sqrt(config.emb_dim)
     kernel[:, EOS_ID] += embedding[before_end].sum(axis=0) / np.sqrt(config.emb_dim)
-    # Clear margins: rounding never decides.
+    # Larger margins between logits, so that rounding never changes an argmax.
     kernel *= 4.0
     return unflatten_dict(flat, sep="/")

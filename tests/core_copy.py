@@ -1,4 +1,4 @@
-"""Copies the package and its tests without what hangs on it: ``python -m tests.core_copy DIR``."""
+"""Copies the package and its tests without contrib: ``python -m tests.core_copy DIR``."""
 
 import shutil
 import sys
@@ -9,7 +9,7 @@ _FOLDERS = ("spec_t5x", "tests", "gin_configs", "benchmarks", "examples")
 _LEFT_OUT = shutil.ignore_patterns("contrib", "__pycache__", "pretrained")
 
 
-# Imported by Python first: an editable installation would find the folders that the copy lacks.
+# Run at Python's start, since an editable installation would still find the omitted folders.
 _SITE = """import sys
 
 def is_editable(finder):
@@ -21,7 +21,7 @@ sys.meta_path = [finder for finder in sys.meta_path if not is_editable(finder)]
 
 
 def write(directory: Path) -> None:
-    """Fills a directory. The packaged models, which nothing writes to, are linked."""
+    """Writes the copy to a directory; links the packaged models, which tests only read."""
     (directory / "sitecustomize.py").write_text(_SITE)
     for name in _FOLDERS:
         shutil.copytree(REPOSITORY / name, directory / name, ignore=_LEFT_OUT)

@@ -1,6 +1,6 @@
-"""Named drafts, alone or in another draft, for the tests that all of them run.
+"""Cases of all registered drafts, for tests that run with every draft.
 
-The names are the registry's: each of these tests fails for a name without a case.
+The tests fail if the registry has a name without a case here.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
 from spec_t5x.testing.toy_models import tiny_head
 from spec_t5x.types import EOS_ID
 
-# The last of the target's two.
+# Index of the last of the target's two layers.
 _LAYERS = (1,)
 # ``{}`` is the directory that ``write`` is given. A name without a case is another's draft, or part
 # of the mixed draft; what folders of contrib register has its cases in ``tests/contrib``.
@@ -31,7 +31,7 @@ _CASES = {
     "copy": [],
     "uniform": ["uniform"],
     "eagle": ["eagle:{}/eagle"],
-    # What ``spec-t5x distill`` writes.
+    # A directory as ``spec-t5x distill`` writes it.
     "shared_encoder": ["{}/narrow"],
     "early_exit": ["early_exit:1"],
     "int8": ["int8"],
@@ -45,18 +45,18 @@ _OTHERS = {
 }
 EVERY = [case for cases in _CASES.values() for case in cases]
 EVERY += [case for other in _OTHERS.values() for case in other.CASES]
-# Drafts with separate parameters, which several devices share in different ways.
+# Drafts with parameters of several kinds, for tests on several devices.
 SPREAD = [case for case in EVERY if case not in ("uniform", "early_exit:1", "int4")]
 every_named_draft = pytest.mark.parametrize("draft", EVERY)
 
 
 def named(draft: str, directory: Path) -> str:
-    """Returns the value of ``--draft`` for one of ``EVERY``."""
+    """Returns the value of ``--draft`` for a case of ``EVERY``."""
     return draft.replace("{}", str(directory))
 
 
 def write(directory: Path) -> None:
-    """Writes the files of the drafts of ``directory/target``."""
+    """Writes the files of all drafts for the target in ``directory/target``."""
     target, rng = load(directory / "target"), np.random.default_rng(0)
     texts = [[*rng.integers(3, 9, 12).tolist(), EOS_ID] for _ in range(40)]
     counted = count_ngrams(join_texts(texts), target.vocabulary.vocab_size, order=3)

@@ -1,4 +1,4 @@
-"""Differences of JAX 0.7 that the tests allow for."""
+"""Workarounds in the tests for differences of JAX 0.7."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ else:
 
 
 def leave_placeholders_unchecked() -> None:
-    """Switches the checks of shapes off where JAX builds a structure without values.
+    """Disables jaxtyping's checks while JAX 0.7 unflattens a structure of placeholders.
 
-    JAX 0.7 fills it with an ``object()`` for each leaf; later versions build none.
+    JAX 0.7 uses an ``object()`` for each leaf; later versions do not build the structure.
     """
     placeholder = getattr(api_util, "SENTINEL", None)
     if placeholder is None:

@@ -1,18 +1,18 @@
-"""The fastest compilation, for programs that run for a moment.
+"""Options for the fastest compilation, for programs that run only briefly.
 
-Without optimizations, as JAX's own setting has it, and without what XLA spends on speed
-regardless: fusion emitters, and programs in many parts. Leaving that out
-halves what is left.
+JAX's setting ``jax_disable_most_optimizations`` leaves fusion emitters and the splitting of
+programs into parts enabled. These options disable both, which halves the remaining time of
+compilation.
 """
 
 import jax
 from jax._src import compiler
 
 OPTIONS = {"xla_cpu_parallel_codegen_split_count": 1}
-# Later versions have no other fusions, and refuse the option.
+# JAX 0.11 and later refuse this option.
 if jax.__version_info__ < (0, 11):
     OPTIONS["xla_cpu_use_fusion_emitters"] = False
-# For other processes: as ``XLA_FLAGS``, and with JAX's own setting beside them.
+# The same options for child processes, as flags of XLA and as environment variables.
 FLAGS = " ".join(f"--{name}={str(value).lower()}" for name, value in OPTIONS.items())
 ENVIRONMENT = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": FLAGS}
 
@@ -20,9 +20,9 @@ _get_compile_options = compiler.get_compile_options
 
 
 def get_compile_options(*args, env_options_overrides=None, **kwargs):
-    """Returns the options of JAX's function of this name with ``OPTIONS``.
+    """Returns the result of JAX's ``get_compile_options`` with ``OPTIONS`` as overrides.
 
-    ``XLA_FLAGS`` is read once, and would hold for the tests of optimized programs too.
+    ``XLA_FLAGS`` would also apply to tests of optimized programs, since XLA reads it once.
     """
     overrides = {**OPTIONS, **(env_options_overrides or {})}
     return _get_compile_options(*args, env_options_overrides=overrides, **kwargs)

@@ -1,4 +1,4 @@
-"""Programs of tests that need several devices: JAX makes them of one processor at its start."""
+"""Runs programs with several simulated CPU devices, whose number is fixed when JAX starts."""
 
 import json
 import os
@@ -13,13 +13,13 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 def printed_by(program: str, *arguments: str | Path, devices: int, cache: Path | str = "") -> Any:
-    """Returns the JSON that a program prints in a process with so many CPU devices.
+    """Returns the parsed JSON that a program prints in a process with ``devices`` CPU devices.
 
     Args:
-      program: its path from ``tests``.
-      *arguments: it is given.
-      devices: how many there shall be.
-      cache: where JAX keeps compiled programs; nowhere by default.
+      program: path of the program, relative to ``tests``.
+      *arguments: command-line arguments of the program.
+      devices: number of simulated devices.
+      cache: directory of JAX's compilation cache; "" disables it.
     """
     flags = f"{quick_compilation.FLAGS} --xla_force_host_platform_device_count={devices}"
     result = subprocess.run(

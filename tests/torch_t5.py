@@ -1,4 +1,4 @@
-"""Tiny T5s of transformers for comparisons."""
+"""Tiny T5s of transformers, to compare with this package's."""
 
 import functools
 
@@ -7,9 +7,9 @@ import numpy as np
 
 from spec_t5x.models.t5 import Transformer
 
-# Differences in float32 between two implementations of one network.
+# Tolerance of logits in float32 between two implementations of one network.
 TOLERANCE = 2e-4
-# All sizes but those of ids and layers.
+# Sizes of all models; numbers of ids and layers are given separately.
 SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 3}
 
 
@@ -40,7 +40,7 @@ def batch():
 
 @functools.cache
 def forward(config):
-    """Compiles the forward pass, which tests of one configuration share."""
+    """Returns the jitted forward pass, which tests with equal configurations share."""
     return jax.jit(functools.partial(Transformer(config).apply, enable_dropout=False))
 
 

@@ -30,7 +30,7 @@ TINY = {
 
 @pytest.fixture(scope="session")
 def configs() -> dict[str, T5Config]:
-    """Provides a tiny T5 of either version."""
+    """Provides tiny configurations of T5, by version."""
     return {
         "1.0": T5Config(**TINY),
         "1.1": T5Config(**TINY, mlp_activations=("gelu", "linear"), logits_via_embedding=False),
@@ -39,7 +39,7 @@ def configs() -> dict[str, T5Config]:
 
 @pytest.fixture(scope="session")
 def random_params() -> Callable[..., PyTree]:
-    """Provides ``random_params(config, seed=0)``: weights of that model, on the host."""
+    """Provides ``random_params(config, seed=0)``, which returns NumPy weights of that model."""
 
     def make(config: T5Config, seed: int = 0) -> PyTree:
         rng = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ def random_params() -> Callable[..., PyTree]:
 
 @pytest.fixture(scope="session")
 def spiece(tmp_path_factory) -> Path:
-    """Provides a SentencePiece model of 40 pieces."""
+    """Provides the path of a SentencePiece model of 40 pieces."""
     text = "the quick brown fox jumps over lazy dogs while seven wizards box"
     words = text.split(" ")
     lines = [" ".join(words[i:] + words[:i]) for i in range(len(words))] * 5
@@ -69,7 +69,7 @@ def vocabulary(spiece) -> SentencePieceVocabulary:
 
 @pytest.fixture(scope="session")
 def t5_spiece() -> Path:
-    """Provides T5's own vocabulary, which is not part of the repository."""
+    """Provides the path of T5's vocabulary, which is not part of the repository."""
     path = _REPOSITORY / "../shared/data/vocab/t5.spiece.model"
     if not path.is_file():
         pytest.skip("T5's vocabulary (../shared/data/vocab) is not on this machine")
@@ -78,7 +78,7 @@ def t5_spiece() -> Path:
 
 @pytest.fixture
 def saved(tmp_path, vocabulary, configs, random_params) -> Path:
-    """Provides a sound checkpoint of the project's own format."""
+    """Provides the directory of an undamaged checkpoint in the project's format."""
     config = configs["1.1"]
     save_model(tmp_path / "sound", random_params(config), config, vocabulary)
     return tmp_path / "sound"
@@ -86,7 +86,7 @@ def saved(tmp_path, vocabulary, configs, random_params) -> Path:
 
 @pytest.fixture(scope="session")
 def t5x_data() -> SimpleNamespace:
-    """Provides T5X's checkpoints (``legacy``, ``orbax``), and ``data/make.py``."""
+    """Provides the directories of T5X's checkpoints, and the module ``data/make.py``."""
     directory = Path(__file__).parent / "data"
     made = SimpleNamespace(**runpy.run_path(str(directory / "make.py")))
     made.legacy = directory / "t5x_legacy" / f"checkpoint_{made.STEP}"

@@ -1,4 +1,4 @@
-"""Helpers that write and damage checkpoints, and compare them."""
+"""Helpers that write, damage and compare checkpoints."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from spec_t5x.errors import InputError
 
 
 def message_of(function, *args, **kwargs) -> str:
-    """Returns the one line that a call is refused with."""
+    """Returns the message of the ``InputError`` that a call raises."""
     with pytest.raises(InputError) as caught:
         function(*args, **kwargs)
     message = str(caught.value)
@@ -23,21 +23,21 @@ def message_of(function, *args, **kwargs) -> str:
 
 
 def edit_config(directory, *remove, **changes):
-    """Changes entries of config.json and removes others."""
+    """Removes and changes entries of the directory's config.json."""
     path = directory / "config.json"
     values = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({k: v for k, v in values.items() if k not in remove}))
 
 
 def save_t5x(directory, params, config, vocabulary=None, *, dtype="float32"):
-    """Saves a checkpoint of T5X's legacy format, of parameters in memory."""
+    """Saves parameters as a checkpoint in T5X's legacy format."""
     step = {"step": step_of(Path(directory))}
     stored = StoredModel.of_params(directory, params, config, vocabulary, step)
     stored.write(directory, write_model, dtype=dtype)
 
 
 def with_sentinels(spiece: Path, path: Path, number: int) -> Path:
-    """Writes a vocabulary with extra ids in the file, as mT5's is."""
+    """Writes ``spiece`` with ``number`` sentinel pieces to ``path``, as in mT5's file."""
     model = sentencepiece_model_pb2.ModelProto.FromString(spiece.read_bytes())
     kind = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED
     for each in reversed(range(number)):
@@ -52,6 +52,6 @@ def assert_trees_equal(actual, expected):
 
 
 def check_params(params, config, source):
-    """Names, shapes and values of parameters in memory."""
+    """Checks names, shapes and values of parameters as loading does."""
     stored = StoredModel.of_params(source, params, config, None)
     stored.read_params(dtype="float32")

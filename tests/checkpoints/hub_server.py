@@ -1,4 +1,4 @@
-"""The part of the Hugging Face Hub that downloading takes, on this machine, and its cache."""
+"""Local server with the part of the Hugging Face Hub that downloads use, and its cache."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# What the Hub answers for those who may not read a repository, by its name.
+# Status and error code of the Hub for repositories that cannot be read, by name.
 REFUSALS = {
     "owner/gated": (403, "GatedRepo"),
     "owner/private": (401, "RepoNotFound"),
@@ -20,13 +20,13 @@ REFUSALS = {
 
 
 def commit_of(directory: Path) -> str:
-    """Returns a hash of the files' names and sizes, in place of git's."""
+    """Returns a commit id: a hash of the files' names and sizes."""
     names = sorted(f"{path.name} {path.stat().st_size}" for path in directory.iterdir())
     return hashlib.sha1("\0".join(names).encode()).hexdigest()
 
 
 def add_to_cache(cache: Path, repository: str, directory: Path) -> Path:
-    """Lays a directory into a cache as the Hub's ``main``, as huggingface_hub does."""
+    """Adds a directory to a cache of huggingface_hub as the repository's ``main``."""
     folder = cache / f"models--{repository.replace('/', '--')}"
     commit = commit_of(directory)
     snapshot = folder / "snapshots" / commit
@@ -42,15 +42,15 @@ def add_to_cache(cache: Path, repository: str, directory: Path) -> Path:
 
 @dataclasses.dataclass
 class Hub:
-    """A Hub of some repositories, each a directory whose files are its ``main``."""
+    """Hub of repositories, each a directory with the files of its ``main``."""
 
     address: str = ""
     repositories: dict[str, Path] = dataclasses.field(default_factory=dict)
-    # What was downloaded, as ``OWNER/NAME/FILE``.
+    # Downloaded files, as ``OWNER/NAME/FILE``.
     sent: list[str] = dataclasses.field(default_factory=list)
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and content for the path of a request."""
+        """Returns status, headers and content for the path of a request."""
         kind, *parts = [unquote(part) for part in urlsplit(path).path.strip("/").split("/")]
         if kind == "api":
             if parts[0] != "models":
@@ -96,7 +96,7 @@ def _json(values) -> tuple[int, dict[str, str], bytes]:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Hub]:
-    """Yields a Hub that answers at its ``address``, on this machine alone."""
+    """Yields a Hub that serves at its ``address`` on this machine until the context ends."""
     hub = Hub()
 
     class Handler(http.server.BaseHTTPRequestHandler):

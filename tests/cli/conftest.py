@@ -9,7 +9,7 @@ from tests.cli.results import Result
 
 @pytest.fixture(autouse=True)
 def nothing_bound():
-    """Removes the bindings of other tests."""
+    """Clears gin's bindings, which other tests may have left."""
     gin.clear_config()
     yield
     gin.clear_config()
@@ -17,7 +17,7 @@ def nothing_bound():
 
 @pytest.fixture
 def run(capsys):
-    """Provides ``run(*arguments)``: a command in this process."""
+    """Provides ``run(*arguments)``, which runs ``spec-t5x`` in this process."""
 
     def run_main(*arguments) -> Result:
         try:

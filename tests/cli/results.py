@@ -1,10 +1,10 @@
-"""Results of commands, and their refusals."""
+"""Results of commands, and a check of refused arguments."""
 
 from typing import NamedTuple
 
 
 class Result(NamedTuple):
-    """Exit status, lines of standard output, lines of standard error."""
+    """Result of a command: exit status, lines of standard output and of standard error."""
 
     status: int
     lines: list[str]
@@ -12,7 +12,7 @@ class Result(NamedTuple):
 
 
 def assert_refused(result: Result, *expected: str):
-    """Checks for status 2, nothing on standard output, and one line that holds the values."""
+    """Checks for status 2, no output, and one line of error that contains all ``expected``."""
     assert result.status == 2
     assert result.lines == []
     (line,) = result.errors

@@ -1,4 +1,4 @@
-"""Fixtures of the core's tests that those of contrib share."""
+"""Fixtures of the core's tests that tests of contrib use, too."""
 
 from tests.checkpoints.conftest import (  # noqa: F401
     configs,

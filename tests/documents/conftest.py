@@ -1,4 +1,4 @@
-"""Commands as documents print them, until they have parsed gin."""
+"""Fixture that runs commands of documents up to the parsing of gin."""
 
 from pathlib import Path
 
@@ -10,14 +10,14 @@ from spec_t5x.cli.main import main
 
 
 class Parsed(BaseException):
-    """A command has parsed its gin files and bindings."""
+    """Exception that stops a command after it has parsed its gin files and bindings."""
 
 
 @pytest.fixture
 def parse(monkeypatch):
     """Provides ``parse(*words)``, which runs a command until it has parsed gin.
 
-    Nothing is bound before, and paths are those of the repository.
+    Gin starts without bindings, and paths are relative to the repository.
     """
     parse_gin = gin_files.parse_gin
 

@@ -1,4 +1,4 @@
-"""Examples are scripts beside the package: their folders are put where Python looks."""
+"""Adds the folders of the examples, which are not installed, to Python's search path."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A command in a process of the tests, with a log of its output.
+"""Command in a child process of a test, with its output in a log file.
 
-In a process forked from one that has imported JAX but asked it for nothing yet, so that a
-start costs no seconds.
+The child is forked from a process that has imported JAX but not initialized it, which saves the
+seconds of an import.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 def run(arguments: list[str], log: str, environment: dict[str, str]) -> None:
-    """Runs ``spec-t5x`` and exits with its status."""
+    """Runs ``spec-t5x`` with its output in the file ``log``, and exits with its status."""
     os.environ.update(environment)
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 1)
@@ -19,6 +19,6 @@ def run(arguments: list[str], log: str, environment: dict[str, str]) -> None:
 
     from spec_t5x.cli.main import main
 
-    # Compiling is what most of a test's time would go to.
+    # Compilation would take most of a test's time.
     jax.config.update("jax_disable_most_optimizations", True)
     sys.exit(main(arguments))

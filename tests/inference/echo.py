@@ -1,4 +1,4 @@
-"""A pair that answers at once, and its runs."""
+"""Stub of a model pair that answers without decoding, and runs of it."""
 
 import dataclasses
 import functools
@@ -16,10 +16,10 @@ OPTIONS = GenerateOptions(batch_size=2, gamma=4)
 
 
 class Echo(Generator):
-    """Pair that answers each text with itself and the width of its batch."""
+    """Stub that answers each text with the text and the width of its batch."""
 
     def __init__(self):
-        # There is no model: of the parent's methods that need one, none is called.
+        # Without a model, because no method that needs one is called.
         fields = {"max_source_len": 32, "target": None, "draft": None, "defaults": {}, "_costs": {}}
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -49,7 +49,7 @@ class Echo(Generator):
 
 
 class Echoing(Engine):
-    """Engine of ``Echo``."""
+    """Engine of ``Echo``, which answers in ``submit``."""
 
     def submit(self, places, batch):
         answers = self.decoder.collect(batch, batch, self.options)
@@ -78,19 +78,19 @@ class Runner:
         return infer(options, decoding, source, lambda *_: load(), settings=settings)
 
     def files(self) -> dict[str, bytes]:
-        """Reads what a run leaves for its user."""
+        """Returns the content of each visible output file, by name."""
         return {path.name: path.read_bytes() for path in sorted(self.output.glob("[!.]*"))}
 
     def inodes(self) -> dict[str, tuple]:
-        """Returns the identity of each file of answers."""
+        """Returns values that change if a file of answers is rewritten, by name."""
         paths = sorted(self.output.glob("predictions-*"))
         return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in paths}
 
     def left_over(self) -> list[str]:
-        """Lists files that a finished run should not leave."""
+        """Returns hidden files but locks, which a finished run must not leave."""
         return [path.name for path in self.output.glob(".*") if "lock" not in path.name]
 
     def elsewhere(self, name: str) -> "Runner":
-        """Returns runs of the same inputs in another directory."""
+        """Returns a runner of the same inputs in the subdirectory ``name``."""
         (self.directory / name).mkdir()
         return dataclasses.replace(self, directory=self.directory / name)

@@ -1,5 +1,5 @@
-"""Run by ``tests/end_to_end/test_named_drafts.py``: ``spec-t5x infer`` on simulated devices, with
-each kind of draft: what it writes and how often it compiled its loop, as JSON.
+"""Program of ``tests/end_to_end/test_named_drafts.py``: ``spec-t5x infer`` on simulated devices
+with each kind of draft. It prints the outputs and the number of compiled loops as JSON.
 """
 
 import contextlib
@@ -14,16 +14,16 @@ import jax
 from spec_t5x.cli.main import main
 from tests.named_drafts import SPREAD, named
 
-# Names of the programs that were compiled, or read back.
+# Names of the programs that were compiled or read from the cache.
 compiled: list[str] = []
 
 
 def infer(directory: Path, draft: str, flags: list[str]) -> list[list[int]] | str:
-    """Returns the tokens of each answer, or the error."""
+    """Returns the token ids of each answer; a traceback or exit status if the command fails."""
     with tempfile.TemporaryDirectory() as output:
         models = ["--target", str(directory / "target"), "--draft", named(draft, directory)]
         try:
-            # The figures of each run are not this program's output.
+            # Keeps the command's figures out of this program's JSON.
             with contextlib.redirect_stdout(sys.stderr):
                 status = main(["infer", *models, "--output_dir", output, *flags])
         except Exception:
@@ -46,7 +46,7 @@ def run(directory: Path, draft: str, flags: list[str]) -> dict:
 
 
 if __name__ == "__main__":
-    # The programs run for a moment: compiling them is the cost.
+    # Compilation would take most of the time.
     jax.config.update("jax_disable_most_optimizations", True)
     jax.monitoring.register_event_duration_secs_listener(note)
     directory, *flags = sys.argv[1:]

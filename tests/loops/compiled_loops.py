@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 # "%name (parameters) -> type {", or "ENTRY %name …".
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-# "name = f32[1,2]{1,0} copy(…": the shape of the first result, and what is done.
+# "name = f32[1,2]{1,0} copy(…": type and shape of the first result, and the operation.
 _INSTRUCTION = re.compile(r"= \(?(\w+)\[([\d,]*)\][^=]*? ([\w\-]+)\(")
 _CALLED = re.compile(
     r"(?:calls|body|condition|to_apply|\w+_computation)=%?([\w.\-]+)"
@@ -25,13 +25,13 @@ def loop_instructions(program: str) -> Iterator[str]:
 def cache_copies(program: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
     """Finds instructions in loops that copy an array of one of these shapes, in any layout.
 
-    Axes of length 1 do not count, nor does the order of the axes: a transposed copy is a copy. A
-    copy inside a fusion with another result is none, since it is never written, nor is a move
-    between two memories of a chip, which XLA overlaps with work.
+    Axes of length 1 and the order of axes are ignored: a transposed copy is a copy. A copy inside a
+    fusion with another result is not counted, since it is never written, nor is a move between two
+    memories of a chip, which XLA overlaps with computation.
     """
     wanted = {_essence(shape) for shape in shapes}
     computations = _computations(program)
-    # The computations of fusions; a fusion writes the result of its root.
+    # Computations of fusions, which write only the result of their root.
     fused = {name for name in computations if f"calls=%{name}" in program}
     found = []
     for name in _in_loops(program, computations, without=fused):
@@ -44,7 +44,7 @@ def cache_copies(program: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
 
 
 def host_transfers(program: str) -> list[str]:
-    """Finds instructions in loops that transfer to the host: feeds, sends, calls of Python."""
+    """Returns instructions in loops that transfer to the host: feeds, sends, Python callbacks."""
     found = []
     for line in loop_instructions(program):
         match = re.search(r" ([\w\-]+)\(", line)
@@ -81,7 +81,7 @@ def _in_loops(program: str, computations, without=frozenset()) -> list[str]:
 
 
 def _root(line: str, computations: dict[str, list[str]]) -> str:
-    """Returns the line itself or, of a fusion, its last instruction."""
+    """Returns the line or, if it is a fusion, the fusion's root instruction."""
     while _operation(line) == "fusion":
         (name,) = _called(line)
         line = next(inner for inner in computations[name] if inner.strip().startswith("ROOT "))
@@ -89,7 +89,7 @@ def _root(line: str, computations: dict[str, list[str]]) -> str:
 
 
 def _is_move(line: str) -> bool:
-    """Tells whether an asynchronous copy changes at most the memory's number in a layout."""
+    """Returns True if an asynchronous copy only changes the memory space of a layout."""
     match = re.search(
         r"= \((\w+\[[\d,]*\]\{[^}]*\}), (\w+\[[\d,]*\]\{[^}]*\}),.* copy-start\(", line
     )

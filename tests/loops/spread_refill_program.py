@@ -1,4 +1,4 @@
-"""A program of two devices for ``test_refill.py``.
+"""Program that ``test_refill.py`` runs with two simulated devices.
 
 It prints, as JSON, the number of cache arrays that a burst gathers, and of those that wait.
 """
@@ -18,12 +18,12 @@ from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import tiny_t5
 
 ROWS = 2
-# An all-gather of keys or values: batch, heads and two axes more.
+# An all-gather of keys or values, which have four axes.
 CACHED = re.compile(r"\w+\[\d+,\d+,\d+,\d+\]\S* all-gather\(")
 
 
 def gathered(text: str) -> dict[str, int]:
-    """Counts arrays of caches that a program gathers, outside of its loops and in them."""
+    """Returns the number of cache arrays that a program gathers, outside and in its loops."""
     entry = text[text.index("\nENTRY ") :]
     entry = entry[: entry.index("\n}")]
     outside = len(CACHED.findall(entry))

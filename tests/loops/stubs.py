@@ -1,4 +1,4 @@
-"""Models that write known texts, and helpers that read what the loops wrote."""
+"""Stub models with known outputs, and helpers that read the loops' results."""
 
 import functools
 
@@ -8,18 +8,18 @@ import numpy as np
 
 
 def no_prompts(batch):
-    """Returns prompts of the start token alone."""
+    """Returns prompts that consist of the start token."""
     return jnp.zeros((batch, 1), jnp.int32)
 
 
 def texts(decoded):
-    """Returns the tokens of every row's only decode, by its length."""
+    """Returns the tokens of each row's first decode, without padding."""
     rows = zip(np.asarray(decoded.tokens[:, 0]), decoded.lengths[:, 0].tolist(), strict=True)
     return [row[:length].tolist() for row, length in rows]
 
 
 def drain(steps):
-    """Returns all iterations of a stepper and its result."""
+    """Returns a generator's yielded iterations and its return value."""
     iterations = []
     while True:
         try:
@@ -42,7 +42,7 @@ def writes_the_source(vocab):
 
 @functools.cache
 def counts_upwards(vocab):
-    """Makes logits under which t + 1 follows token t."""
+    """Returns a function whose logits make t + 1 follow token t."""
     return lambda sources, prefixes: 9.0 * jax.nn.one_hot(prefixes + 1, vocab)
 
 

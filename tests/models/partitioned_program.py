@@ -21,7 +21,7 @@ from spec_t5x.models.t5 import T5Config
 from spec_t5x.sampling.distributions import sampling
 
 BATCH, LENGTH, GAMMA = 8, 12, 3
-# Greedy and sampled rows side by side.
+# Greedy and sampled rows in one batch.
 SETTINGS = sampling(np.array([0.0, 1.0] * (BATCH // 2), np.float32))
 
 
@@ -40,7 +40,7 @@ def config(num_heads: int, num_decoder_layers: int) -> T5Config:
 
 
 def random_params(config: ModelConfig) -> dict:
-    """Draws weights with which texts differ and probabilities have clear margins."""
+    """Returns random weights with which rows differ and rounding changes no token."""
     rng = np.random.default_rng(0)
     params = {}
     for path, shape in sorted(expected_shapes(config).items()):
@@ -52,7 +52,7 @@ def random_params(config: ModelConfig) -> dict:
 
 
 def decode(target: T5Model, draft: TransformerDraft | None, rows):
-    """Compiles the loop; returns the program and its texts."""
+    """Compiles and runs the loop; returns the program and its result."""
     if draft is None:
         plain = autoregressive_decode.lower(target, *rows, max_decode_len=LENGTH).compile()
         return plain, texts(plain(target, *rows))
@@ -69,13 +69,13 @@ def texts(decoded) -> dict:
 
 
 def shardings(found, wanted) -> dict[str, list]:
-    """Returns by parameter the axes that the program has, and those of the rules."""
+    """Returns, by parameter, the mesh axes in the program and those of the rules."""
     found, wanted = flatten_dict(found, sep="/"), flatten_dict(wanted, sep="/")
     return {path: [_axes(found[path].spec), _axes(wanted[path].spec)] for path in wanted}
 
 
 def _axes(spec: PartitionSpec) -> list:
-    """Lists the axes without None at the end."""
+    """Returns the axes of a spec without trailing None."""
     return list(spec)[: max((i + 1 for i, axis in enumerate(spec) if axis), default=0)]
 
 
@@ -118,9 +118,9 @@ def main(big: ModelConfig, small: ModelConfig, speculate: bool) -> dict:
 
 
 if __name__ == "__main__":
-    # The programs run for a moment: compiling them is the cost.
+    # Compilation would take most of the time.
     jax.config.update("jax_disable_most_optimizations", True)
-    # Heads that 4 chips divide, and heads that they do not.
+    # Numbers of heads that 4 divides, and that 4 does not divide.
     found = {
         "4": main(config(4, 2), config(4, 1), speculate=True),
         "6": main(config(6, 2), config(6, 1), speculate=False),

@@ -1,6 +1,6 @@
 """Program that ``test_partitioning.py`` runs with 2 simulated devices.
 
-It prints as JSON what JAX's cache does for programs on meshes and outside them, in turn.
+It prints as JSON whether JAX's cache is read or written for programs with and without a mesh.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def total(rows: jax.Array) -> jax.Array:
 
 
 def run(mesh: Mesh, context: contextlib.AbstractContextManager) -> str:
-    """Tells whether the program was read from the cache, else written to it, or neither."""
+    """Returns "read" or "written" if the compilation cache was used for a program, or "neither"."""
     hits = []
 
     def look(event: str, **_) -> None:

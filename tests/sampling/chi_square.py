@@ -1,13 +1,13 @@
-"""Pearson's test of counts against a law, with a threshold that follows from their number."""
+"""Pearson's chi-square test of counts against a distribution."""
 
 import numpy as np
 from scipy import stats
 
 
 def follows(counts, law) -> bool:
-    """Tells whether counts of outcomes follow a law, wrongly once in a million times."""
+    """Returns True if counts fit the distribution ``law`` (false alarm rate about 1e-6)."""
     counts, law = np.asarray(counts), np.asarray(law, np.float64)
-    # Rounding to float32 lets pass what is rarer than any draw.
+    # Outcomes rarer than 1e-12 come from rounding to float32 and are never drawn.
     possible = law > 1e-12
     if counts[~possible].any():
         return False

@@ -13,7 +13,7 @@ def strict_rank_promotion():
 
 @pytest.fixture(scope="session")
 def launches(tmp_path_factory, tiny_pair):
-    """Provides a folder with checkpoints that T5X wrote, in which launches run."""
+    """Provides ``Launches`` in a new folder with checkpoints that T5X wrote."""
     from tests.t5x_plugin.launches import Launches
 
     return Launches(tmp_path_factory.mktemp("launches"), tiny_pair)

@@ -68,7 +68,7 @@ t5.T5Config:
   mlp_activations = ("gelu", "linear")
   logits_via_embedding = False
 """
-# The draft's sizes as a model file, for training.
+# A model file with the draft's sizes, for training.
 SMALL_MODEL_GIN = """
 include "{directory}/model_0.0.gin"
 models.EncoderDecoderModel.z_loss = 0.0001
@@ -83,7 +83,7 @@ INFER = "gin_configs/runs/t5x_infer.gin"
 BY_NAME = "gin_configs/t5x/draft_by_name.gin"
 STOCK_INFER = "t5x/configs/runs/infer.gin"
 WITH_SCORES = {"infer.mode": "predict_with_aux"}
-# Two devices to each model.
+# Macros that split each model over two devices.
 MODEL_PARALLEL = {
     "partitioning.PjitPartitioner.num_partitions": None,
     "partitioning.PjitPartitioner.model_parallel_submesh": (1, 1, 1, 2),
@@ -91,7 +91,7 @@ MODEL_PARALLEL = {
 
 
 class Launches:
-    """A folder with checkpoints that T5X wrote, in which launches run."""
+    """Folder with checkpoints that T5X wrote, in which T5X's programs are launched."""
 
     def __init__(self, directory: Path, pair: Path):
         self.directory = directory
@@ -126,7 +126,7 @@ class Launches:
         manager.close()
 
     def checkpoint(self, name: str) -> str:
-        """Returns the path of a checkpoint, ``target_legacy`` for example."""
+        """Returns the path of a checkpoint by its name, for example ``target_legacy``."""
         return str(self.directory / name / "checkpoint_7")
 
     def command(self, program: str, files: list[str], *, devices: int = 1, **macros):
@@ -145,7 +145,7 @@ class Launches:
         return arguments, {"cwd": REPOSITORY, "env": variables, "text": True}
 
     def train(self, files: list[str], **macros) -> str:
-        """Trains; returns the log."""
+        """Runs ``t5x.train``; returns the log."""
         return finished(*self.command("train", files, **macros))
 
     def output(self, program: str, files: list[str], **macros) -> Path:
@@ -159,12 +159,12 @@ class Launches:
         return output
 
     def infer(self, files: list[str], *, target: str = "target_legacy", **macros) -> list[dict]:
-        """Returns the predictions of a target."""
+        """Runs ``t5x.infer`` with a target; returns its predictions."""
         macros["CHECKPOINT_PATH"] = self.checkpoint(target)
         return predictions(self.output("infer", files, **macros))
 
     def _stock(self, temperature: float) -> list[dict]:
-        """Returns the predictions of T5X's own decoding."""
+        """Returns the predictions of T5X's own decoding at a temperature."""
         return self.infer([f"model_{temperature}.gin", STOCK_INFER], **WITH_SCORES)
 
 

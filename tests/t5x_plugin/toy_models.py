@@ -1,4 +1,4 @@
-"""Stock T5X models and their speculative twins, over the same parameters."""
+"""T5X models and their speculative counterparts with the same parameters."""
 
 import dataclasses
 import os
@@ -30,11 +30,11 @@ EOS = 1
 
 
 class OwnMetrics(models.EncoderDecoderModel):
-    """A user's subclass that decodes as T5X's model does."""
+    """Subclass as a user may write it, which decodes as T5X's model does."""
 
 
 class Pair(NamedTuple):
-    """A stock model, its parameters, and the draft's."""
+    """Pair of a T5X model with its parameters and a draft with its parameters."""
 
     model: models.BaseTransformerModel
     params: PyTree
@@ -60,7 +60,7 @@ SIZES = {
         "num_heads": 3,
     },
 }
-# T5X's networks have these as constants.
+# Constants in T5X's networks.
 BUCKETS = {"relpos_num_buckets": 32, "relpos_max_distance": 128}
 
 
@@ -70,7 +70,7 @@ def t5x_network(config: T5Config) -> t5_network.Transformer:
 
 
 def environment(devices: int) -> dict[str, str]:
-    """Returns the environment of a process with so many devices and this one's imports."""
+    """Returns the environment of a process with simulated devices and this process's imports."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
@@ -79,7 +79,7 @@ def environment(devices: int) -> dict[str, str]:
 
 
 def run_program(program: str, *arguments: str, devices: int) -> None:
-    """Runs Python code that asserts."""
+    """Runs Python code in a process with simulated devices; fails if an assertion fails."""
     subprocess.run(
         [sys.executable, "-c", program, *arguments],
         env=environment(devices),
@@ -92,7 +92,7 @@ def make_pair(size: str, decode_fn=decoding.temperature_sample) -> Pair:
     """Returns an encoder-decoder and a draft that agrees with it about half the time."""
     target = tiny_t5(0, **SIZES[size], **BUCKETS)
     if "logits_dense" in target.params["decoder"]:
-        # Some texts shall end.
+        # Lets some texts end.
         dense = target.params["decoder"]["logits_dense"]
         dense["kernel"] = dense["kernel"].at[:, EOS].multiply(2.0)
     draft = disturbed(target, 0.05)
@@ -109,7 +109,7 @@ def make_pair(size: str, decode_fn=decoding.temperature_sample) -> Pair:
 
 
 def make_batch(rows: int, seed: int = 0) -> dict[str, jax.Array]:
-    """Sources of varied lengths and targets to prompt with, of varied lengths too."""
+    """Returns a batch of sources and of prompts, both of varied lengths."""
     rng = np.random.default_rng(seed)
 
     def padded(width, shortest, shift):
@@ -137,7 +137,7 @@ DECODER_ONLY = {
 
 
 def make_decoder_only_pair(bidirectional: bool, tied: bool) -> Pair:
-    """Returns a decoder and a draft of one layer less."""
+    """Returns a decoder-only model and a draft with one layer less."""
     # Its end of sequence is all that counts.
     vocabulary = seqio.ByteVocabulary()
 
@@ -155,7 +155,7 @@ def make_decoder_only_pair(bidirectional: bool, tied: bool) -> Pair:
 
     def params(module, seed):
         found = module.init(jax.random.key(seed), tokens, tokens, enable_dropout=False)["params"]
-        # Logits wide enough apart to make texts that differ.
+        # Larger weights separate the logits, so that texts differ.
         return jax.tree.map(lambda leaf: 2.0 * leaf, dict(found))
 
     small = network(num_layers=1)

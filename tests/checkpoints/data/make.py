@@ -1,9 +1,9 @@
-"""Saves checkpoints with T5X itself: those committed here, and those of the tests.
+"""Saves checkpoints with T5X: those committed in this folder, and those of tests.
 
     PYTHONPATH=. python tests/checkpoints/data/make.py
 
-writes the two directories beside this file anew (T5X at commit cc342d4), and takes out of
-them what Orbax notes about the machine and the time.
+rewrites the two directories in this folder (T5X at commit cc342d4), and removes from them the
+machine and the time that Orbax records.
 """
 
 import json
@@ -36,7 +36,7 @@ ORBAX = T5Config(**_TINY, mlp_activations=("gelu", "linear"), logits_via_embeddi
 
 
 def known_params(config: T5Config) -> PyTree:
-    """Weights that every machine computes alike: no two tensors are the same."""
+    """Returns weights that are equal on every machine and differ between tensors."""
     flat = {}
     for number, (path, shape) in enumerate(sorted(expected_shapes(config).items()), start=1):
         values = (np.arange(np.prod(shape), dtype=np.int64) * 7919 + 104729 * number) % 2048
@@ -58,7 +58,7 @@ def save_legacy(
 def save_orbax(
     model_dir: Path, params: PyTree, config: T5Config, step: int = STEP, dtype=np.float32
 ) -> Path:
-    """Saves ``model_dir/checkpoint_STEP`` with T5X's Orbax interface, parameters alone."""
+    """Saves ``model_dir/checkpoint_STEP`` with T5X's Orbax interface, without an optimizer."""
     from t5x import checkpoints, train_state
 
     state = _train_state(t5x_network(config), as_t5x(params, config), step)
@@ -126,7 +126,7 @@ def _train_state(module, params: PyTree, step: int):
     def init():
         return module.init(jax.random.key(0), tokens, tokens, tokens, enable_dropout=False)
 
-    # T5X's own code promotes ranks as it likes.
+    # T5X's code relies on rank promotion.
     with jax.numpy_rank_promotion("allow"):
         variables = jax.eval_shape(init)
     variables = {**variables, "params": jax.tree.map(jnp.asarray, params)}
@@ -155,7 +155,7 @@ def _main() -> None:
 
 
 def _forget_machine(directory: Path) -> None:
-    # Neither a data set nor an optimizer continues from here.
+    # The state of data and optimizer is not needed.
     for path in [directory / "dataset", *directory.glob("state.param_states.*")]:
         shutil.rmtree(path, ignore_errors=True)
     for path in directory.rglob("commit_success.txt"):

@@ -4,4 +4,4 @@ CASES = ["cascade:{}/draft,bigram:{}/ngrams", "cascade:int4,{}/draft"]
 
 
 def write(directory, target):
-    """Writes nothing: the parts are others' drafts."""
+    """Writes no files, because a cascade consists of other drafts."""

@@ -1,4 +1,4 @@
-"""GPTs of random parameters."""
+"""Tiny GPTs with random parameters."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from spec_t5x.testing.toy_models import random_params
 
 
 def tiny_gpt(seed: int, **changes) -> GPTModel:
-    """Makes a GPT of about 5,000 random parameters that writes varied texts.
+    """Makes a GPT of about 5,000 random parameters whose texts vary.
 
     ``changes`` are fields of ``GPTConfig``.
     """

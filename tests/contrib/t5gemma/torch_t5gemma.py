@@ -1,9 +1,9 @@
-"""Tiny T5Gemmas of transformers for comparisons."""
+"""Tiny T5Gemmas of transformers, to compare with this package's."""
 
 import torch
 import transformers
 
-# Fewer positions than the texts of the tests have.
+# Window of local layers, smaller than the tests' texts.
 WINDOW = 4
 _STACK = {
     "hidden_size": 32,
@@ -13,7 +13,7 @@ _STACK = {
     "head_dim": 8,
     "query_pre_attn_scalar": 7,
     "sliding_window": WINDOW,
-    # So low that scores and logits reach them.
+    # Low enough to change scores and logits.
     "attn_logit_softcapping": 3.0,
     "final_logit_softcapping": 0.5,
 }
@@ -30,7 +30,7 @@ _SCALED = {"rope_theta": 1000.0, "rope_type": "linear", "factor": 8.0}
 
 
 def make_t5gemma(kind: str, num_ids: int, layers: int, seed: int):
-    """Makes a model of ``kind``, "t5gemma" or "t5gemma2", for evaluation, whose texts vary.
+    """Makes a model of ``kind`` "t5gemma" or "t5gemma2" in evaluation mode, whose texts vary.
 
     T5Gemma's encoder is wider than its decoder. T5Gemma 2's layers differ in their positions, and
     its last id ends an image.

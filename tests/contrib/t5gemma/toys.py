@@ -1,4 +1,4 @@
-"""T5Gemmas of random parameters."""
+"""Tiny T5Gemmas with random parameters."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from spec_t5x.contrib.t5gemma.network import T5GemmaConfig
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.testing.toy_models import random_params
 
-# Fields in which a T5Gemma 2 differs.
+# Fields of a T5Gemma 2's configuration that differ from T5Gemma's.
 T5GEMMA2 = {
     "attention_softcap": 0.0,
     "logits_softcap": 0.0,
@@ -20,7 +20,7 @@ T5GEMMA2 = {
 def tiny_t5gemma(seed: int, **changes) -> T5Model:
     """Makes a T5Gemma of about 12,000 random parameters that writes varied texts.
 
-    Its layers see four positions or all of them, and bound their scores. ``changes`` are fields
+    Local layers have a window of four positions; scores are soft-capped. ``changes`` are fields
     of ``T5GemmaConfig``.
     """
     sizes = {

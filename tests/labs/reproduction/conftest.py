@@ -1,4 +1,4 @@
-"""Made-up results of measurements, and a report of them."""
+"""Made-up results of measurements, and a report that shows them."""
 
 from pathlib import Path
 
@@ -59,19 +59,19 @@ _TIMELINE = [
 
 @pytest.fixture
 def rows() -> list[dict]:
-    """Provides rows of Table 2."""
+    """Provides made-up rows of Table 2."""
     return _ROWS
 
 
 @pytest.fixture
 def timeline() -> list[dict]:
-    """Provides runs of Figure 5: speculative and plain."""
+    """Provides made-up runs of Figure 5: speculative and plain."""
     return _TIMELINE
 
 
 @pytest.fixture
 def content():
-    """Provides ``content(item, {name: result})``: what a quick run shows of these results alone."""
+    """Provides ``content(item, {name: result})``: a quick run's content with only these results."""
 
     def of(item, found):
         return item.content(ReproduceOptions(quick=True), lambda name, *_: found.get(name))
@@ -79,7 +79,7 @@ def content():
     return of
 
 
-# A text that HTML and Markdown would read as marks.
+# A text full of HTML's and Markdown's special characters.
 HOSTILE = "a <b>|bar|</b> & `x|y` *stars* _under_ [link](to) \\ # $x^2$"
 
 
@@ -103,7 +103,7 @@ def hostile(*_) -> list[ReportTable | ReportFigure]:
 
 
 def made_up(item: Exhibit) -> Exhibit:
-    """Makes an item that shows the made-up results in place of measurements."""
+    """Returns the item with made-up results in place of measurements."""
 
     def content(options, results):
         def get(name, *_):
@@ -118,7 +118,7 @@ def made_up(item: Exhibit) -> Exhibit:
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory) -> Path:
-    """Provides the directory of a report: closed forms, made-up measurements, hostile texts."""
+    """Provides a report's directory: closed forms, made-up results, texts to be escaped."""
     output = tmp_path_factory.mktemp("report")
     items = {
         "table1": closed_forms.TABLE_1,

@@ -1,4 +1,4 @@
-"""A jitted step that the runs of a file share."""
+"""Fixture that shares jitted training steps between the runs of a test module."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ _OF_THE_LOSS = ("label_smoothing", "z_loss", "objective", "distillation_weight")
 
 @pytest.fixture(scope="module", autouse=True)
 def shared_steps():
-    """Gives runs of like learners with one optimizer the same jitted step: it is traced once."""
+    """Reuses the jitted step of an equal learner and optimizer, so that it is traced once."""
     make, steps = trainer.make_train_step, {}
 
     def shared(learner, optimizer):

@@ -1,4 +1,4 @@
-"""The run of ``test_killed_runs.py``, in a separate process that may be killed."""
+"""Training run of ``test_killed_runs.py``, in a separate process that may be killed."""
 
 import dataclasses
 import json
@@ -16,12 +16,12 @@ from spec_t5x.labs.training.trainer import TrainOptions, fit
 from tests.labs.training.toys import Copier, copy_batches
 
 STEPS = 24
-# No period divides another: checkpoints cut the windows of log lines.
+# No period divides another, so that checkpoints fall between lines of the log.
 PERIODS = {"log_period": 4, "eval_period": 7, "checkpoint_period": 3}
 
 
 class Signalling(Batches):
-    """Batches that say which step has been begun last."""
+    """Batches that publish the number of the last step that was started."""
 
     begun: Synchronized
 
@@ -32,7 +32,7 @@ class Signalling(Batches):
 
 
 class Accuracy(DevMetrics):
-    """Accuracy as the measured value: more is better."""
+    """Metric whose value is the accuracy; higher is better."""
 
     @property
     def value(self):
@@ -40,7 +40,7 @@ class Accuracy(DevMetrics):
 
 
 class Keeper(Copier):
-    """Keeps its best parameters, as a draft's learner does."""
+    """Learner that keeps its best parameters, as a draft's learner does."""
 
     keeps_best = True
 
@@ -51,7 +51,7 @@ class Keeper(Copier):
 
 def run(directory: Path, cache: Path, begun: Synchronized) -> None:
     """Trains to the end, and writes the final state and results."""
-    # Each process but the first reads its programs.
+    # Later processes read the first one's compiled programs.
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

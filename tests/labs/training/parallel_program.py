@@ -1,5 +1,5 @@
-"""The program of ``test_layout.py``: trains on one of 4 simulated devices and on meshes, and prints
-the results to compare as JSON."""
+"""Program of ``test_layout.py``: trains on one of 4 simulated devices and on meshes, and prints
+the results as JSON, for comparison."""
 
 import json
 import tempfile
@@ -32,7 +32,7 @@ def options(steps: int, **more) -> TrainOptions:
 
 
 def train(directory: Path, steps: int, **more):
-    """Trains on batches of 5 rows, which two devices and two parts do not divide."""
+    """Trains on batches of 5 rows, which can be split evenly over neither devices nor parts."""
     texts = [""] * len(SOURCES)
     pairs = {"sources": texts, "ids": SOURCES, "targets": texts}
     batches = copy_batches(64, rows=5)
@@ -62,7 +62,7 @@ def logged(file: Path, name: str) -> list:
 
 
 def specs(tree) -> dict[str, list]:
-    """Returns the axes of each array's sharding."""
+    """Returns the mesh axes of each array's sharding, by path."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         axes = list(leaf.sharding.spec)
@@ -76,7 +76,7 @@ def main(folder: Path) -> dict:
     report = {}
     runs = [folder / "alone", folder / "mesh"]
     train(runs[0], 4, **ALONE)
-    # The second begins on a mesh and resumes on one device.
+    # The second run starts on a mesh and resumes on one device.
     result = train(runs[1], 3, **MESH)
     train(runs[1], 4, **ALONE)
     report["adamw"] = [logged(run / "metrics.jsonl", "loss") for run in runs]
@@ -93,7 +93,7 @@ def main(folder: Path) -> dict:
     )
 
     target = T5Model.create(Network(CONFIG, options(1)).init(jax.random.key(7)), CONFIG)
-    # Layers that are not the target's: those have nothing to learn.
+    # New layers, since copies of the target's layers have nothing to learn.
     others = Network(CONFIG, options(1)).init(jax.random.key(8))
     kept, config = keep_layers(others, CONFIG, encoder=(0,), decoder=(0,))
     student = Student(config=config, params=own_params(kept), shared_layers=(0,))
@@ -108,8 +108,8 @@ def main(folder: Path) -> dict:
             distillation=DistillOptions(),
             options=options(2, eval_period=0, **weights, **layout),
         )
-        # AdamW's first step is the gradient's sign, and of what the draft cannot change
-        # (gradients that are 0 but for rounding) a sign is noise.
+        # Not AdamW: its first step is the gradient's sign, which is noise for gradients that are
+        # zero up to rounding.
         optimizer = optax.sgd(0.3, momentum=0.9)
         start = {"initial_params": student.params}
         rate = lambda step: RATE  # noqa: E731

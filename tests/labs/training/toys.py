@@ -22,7 +22,7 @@ from spec_t5x.models.t5 import T5Config
 
 
 def toy_config(vocab_size: int = 16, emb_dim: int = 8, **changes) -> T5Config:
-    """Returns sizes with one layer on each side."""
+    """Returns a configuration with one encoder and one decoder layer."""
     return T5Config(
         vocab_size=vocab_size,
         emb_dim=emb_dim,
@@ -47,7 +47,7 @@ def copy_batches(
 
 @dataclasses.dataclass(frozen=True)
 class Copier(Learner):
-    """A network that copies each token of the source, with dropout; it compiles in a moment."""
+    """Learner of a network that copies source tokens, with dropout; it compiles quickly."""
 
     options: TrainOptions
     width: int = 128
@@ -91,7 +91,7 @@ def train_toy(
     learner=Copier,
     **options,
 ) -> TrainResult:
-    """Trains a toy, which logs, evaluates and keeps nothing without ``options``."""
+    """Trains a toy; logging, evaluation and checkpoints are off unless ``options`` set them."""
     periods = {"log_period": 0, "eval_period": 0, "checkpoint_period": 0}
     return fit(
         learner(TrainOptions(steps=steps, **periods | options)),
@@ -105,7 +105,7 @@ def train_toy(
 
 @contextlib.contextmanager
 def a_minute_a_step():
-    """Moves a run's clock by a minute at its start and before each step."""
+    """Replaces a run's clock by one that advances a minute at each reading."""
     minutes = types.SimpleNamespace(monotonic=functools.partial(next, itertools.count(0.0, 60.0)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "time", minutes)
@@ -119,7 +119,7 @@ def run_command(command: str, file: str, **bindings) -> int:
     """
     values = {name.replace("__", "."): value for name, value in bindings.items()}
     bound = [
-        # An object that gin makes is no string.
+        # A reference to a gin configurable is not quoted.
         f"--gin.{name}={value if str(value).startswith('@') else repr(value)}"
         for name, value in values.items()
     ]
