@@ -12,7 +12,7 @@ trap 'rm -rf "$copy"' EXIT
 .venv/bin/python -m tests.core_copy "$copy"
 repository=$PWD
 cd "$copy"
-# Documents, examples and comparisons are of the whole repository.
+# Tests of documents, examples and benchmarks need the whole repository.
 PYTHONPATH=$copy "$repository"/.venv/bin/python -m pytest tests \
   --ignore=tests/documents --ignore=tests/examples --ignore=tests/benchmarks \
   --ignore=tests/test_removal.py "$@"

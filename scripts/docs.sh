@@ -8,7 +8,7 @@ source "$(dirname "$0")/setup_env.sh"
 
 dry_run_flag "$@"
 setup_env docs
-# Of MkDocs' later versions, which setup.py keeps out.
+# Silences a warning about MkDocs 2, which setup.py excludes.
 export NO_MKDOCS_2_WARNING=1
 run .venv/bin/python -m mkdocs build --strict "${REST[@]}"
-say "build/site/index.html has the site"
+say "the site is build/site/index.html"

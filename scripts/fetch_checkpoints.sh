@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Copies public T5X checkpoints from gs://t5-data, with gcloud or gsutil; no account is
-# needed. They lie in DIR/NAME afterwards, the vocabularies in DIR/vocabularies.
+# needed. Checkpoints are copied to DIR/NAME, vocabularies to DIR/vocabularies.
 #   bash scripts/fetch_checkpoints.sh [--dry-run] [--to DIR] NAME…
 #   bash scripts/fetch_checkpoints.sh --list
 #
@@ -8,7 +8,7 @@
 # with SIZE small, base, large, xl or xxl. An XXL takes 45 GB; spec-t5x reads gs:// paths
 # itself, too.
 #
-# Tried: the dry run. Not tried: the download.
+# Tested: the dry run. Not tested: the download.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"
@@ -18,7 +18,7 @@ BUCKET=gs://t5-data
 SIZES=(small base large xl xxl)
 FAMILIES=(t5_1_0 t5_1_1 t5_1_1_lm100k flan_t5 mt5 byt5)
 
-# Where a name lies below the bucket: as T5X's list of models says.
+# Prints the path of a checkpoint in the bucket, from T5X's list of models.
 checkpoint_path() {
   local path
   case $1 in
@@ -81,7 +81,7 @@ while [ $# -gt 0 ]; do
       shift
       ;;
     *)
-      # Not grep -q: it leaves at the first match, and the writer of the pipe fails.
+      # Not grep -q, which exits at the first match, so that the writer of the pipe fails.
       if ! all_names | grep -x -- "$1" > /dev/null; then
         die "no checkpoint '$1': --list shows the names"
       fi
@@ -94,7 +94,7 @@ if [ ${#names[@]} -eq 0 ]; then
   die "nothing to fetch: give names, or --list"
 fi
 if [ -z "${DRY_RUN:-}" ] && ! command -v gcloud > /dev/null && ! command -v gsutil > /dev/null; then
-  die "neither gcloud nor gsutil is here: install the Google Cloud CLI"
+  die "neither gcloud nor gsutil is installed: install the Google Cloud CLI"
 fi
 run mkdir -p "$to/vocabularies"
 for name in "${names[@]}"; do

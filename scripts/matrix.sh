@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the package where its users do, says what pip replaced there, and runs the demo, all
-# notebooks and the tests of decoding: a row of a table for each environment.
+# Installs the package in environments of its users, lists the packages that pip replaced, and runs
+# the demo, all notebooks and the tests of decoding. Prints a table with a row per environment.
 #   bash scripts/matrix.sh [--dry-run] [--to DIR] [--steps STEP,STEP] [ENVIRONMENT…]
 #
 #   ENVIRONMENT  colab-gpu colab-tpu jax-0.10 newest-3.12 newest-3.13 (all of them)
@@ -10,7 +10,7 @@
 #                installed (../shared/colab). What this package can meet of them is installed, for
 #                the CPU
 #
-# python3.11, python3.12 and python3.13 must be there. Not part of the test suite: it takes hours.
+# Needs python3.11, python3.12 and python3.13. Takes hours, so it is not part of the test suite.
 # Exit status 1 if a step failed, or pip replaced a package of Colab's.
 
 # shellcheck disable=SC2329  # "timed" calls functions by their names
@@ -61,7 +61,7 @@ for name in "${chosen[@]}"; do
 done
 go_to_repository
 
-# What is there before the package: an environment, and packages in it.
+# Creates an environment with the packages that are installed before this one.
 prepare() {
   local name=$1 python=python3.${1##*3.}
   case $name in
@@ -72,7 +72,7 @@ prepare() {
   "$python" -m venv "$place/env"
   case $name in
     colab-*)
-      # Names as pip compares them.
+      # Ignores case, as pip does.
       local -a met
       mapfile -t met < <(grep -i -x -E "($(IFS='|'; echo "${MET[*]}"))==.*" "$list")
       pip_install -c "$list" "${met[@]}"
@@ -123,7 +123,7 @@ step_tests() {
 timed() {
   local log=$1 start=$SECONDS status=0
   shift
-  # In a shell of its own, which ends at the first mistake.
+  # In a subshell, which exits at the first error.
   (set -e; "$@") > "$log" 2>&1 || status=$?
   took=$((SECONDS - start))
   return "$status"

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Sourced by the other scripts: creates .venv once and installs the package in it.
-#   help_flag ARGUMENTS   --help as the first prints the head of the script, and ends it
-#   setup_env EXTRAS      extras of setup.py, parted by commas, or empty
+#   help_flag ARGUMENTS   if the first is --help, prints the script's head and exits
+#   setup_env EXTRAS      installs extras of setup.py, separated by commas; may be empty
 #   set_up MACHINE ARGUMENTS   what scripts/tpu/setup.sh and scripts/gpu/setup.sh do
 #   install_browser       Debian's Chromium, where none is: tests open the report in it
 #   launch ARGUMENTS      a command of spec-t5x, or a program of T5X (t5x.infer …), in the
 #                         repository, which paths are relative to
 #   run COMMAND           runs it; with DRY_RUN=1 prints it instead, as the above do
-# PYTHON names the interpreter (default: the first of python3.11, python3.12, python3.13 and
-# python3 that is recent enough and has venv; if none is, uv fetches one).
-# CONSTRAINTS names a file of versions to keep to.
+# PYTHON is the interpreter (default: the first of python3.11, python3.12, python3.13 and
+# python3 that is recent enough and has venv; without one, uv downloads Python 3.11).
+# CONSTRAINTS is a constraints file for pip.
 
 T5X_COMMIT=cc342d419ec3e3e9c4bf1df33c82330cafdc1e16
 # T5X imports both. airio is not on PyPI, and jestimator's release there not of this JAX.
@@ -20,7 +20,7 @@ ENV_PYTHON=.venv/bin/python
 
 say() { printf '\n== %s\n' "$*" >&2; }
 
-# A mistake of the user's.
+# Exits with an error message of the user's mistake.
 die() {
   printf '%s: %s\n' "$(basename "$0")" "$*" >&2
   exit 2
@@ -35,7 +35,7 @@ run() {
   fi
 }
 
-# Without what the command says of its progress.
+# Runs a command without its progress messages.
 quietly() {
   if [ -n "${DRY_RUN:-}" ]; then
     run "$@"
@@ -93,11 +93,11 @@ create_env() {
     say "creating .venv with $("$python" --version 2>&1)"
     run "$python" -m venv .venv
   elif [ -n "${PYTHON:-}" ]; then
-    die "PYTHON is $PYTHON, which is no Python 3.11 or later with venv: name another"
+    die "PYTHON is $PYTHON, which is no Python 3.11 or later with venv: set another"
   else
-    say "no Python 3.11 or later with venv is here: fetching 3.11 with uv"
+    say "no Python 3.11 or later with venv is installed: downloading 3.11 with uv"
     create_env_with_uv ||
-      die "no Python 3.11 could be fetched: install one, and name it in PYTHON"
+      die "Python 3.11 could not be downloaded: install it and set PYTHON to its path"
   fi
 }
 
@@ -105,7 +105,7 @@ create_env_with_uv() {
   local uv=uv
   if ! command -v uv >/dev/null; then
     uv=.uv/bin/uv
-    # Beside the repository's files, so that nothing of the user's changes.
+    # In the repository, so that the user's installation does not change.
     [ -x "$uv" ] || run python3 -m pip install --quiet --target .uv uv || return 1
   fi
   run "$uv" venv --quiet --seed --python 3.11 .venv
@@ -181,7 +181,7 @@ apt_install() {
   local -a as_root=(env DEBIAN_FRONTEND=noninteractive)
   command -v apt-get >/dev/null || return 1
   if [ "$(id -u)" -ne 0 ]; then
-    # Without asking for a password.
+    # -n never asks for a password.
     as_root=(sudo -n "${as_root[@]}")
   fi
   quietly "${as_root[@]}" apt-get update -qq && quietly "${as_root[@]}" \
@@ -218,7 +218,7 @@ launch() {
   run "$ENV_PYTHON" "$@"
 }
 
-# Run by itself it has nothing to do but to say what it is.
+# If the script is run instead of sourced, it only prints its help.
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
   help_flag --help
 fi

@@ -10,7 +10,7 @@ set -euo pipefail
 source "$(dirname "$0")/setup_env.sh"
 help_flag "$@"
 
-# At the same time; a test that needs the browser reports a failure.
+# In the background; if it fails, tests that need the browser fail.
 install_browser &
 browser=$!
 setup_env test
@@ -22,8 +22,8 @@ case ${1:-} in
   tests*) ;;
   *) mapfile -t left_out < <(.venv/bin/python scripts/lanes.py) ;;
 esac
-# A file's tests share models and compiled programs, and so stay in one process. In the
-# order of their names: xdist would leave the packaged pair, few tests but long, for last.
+# Tests of one file share models and compiled programs, so they run in one process. Files run in
+# the order of their names: xdist would start the slow tests of the packaged pair last.
 workers=$(.venv/bin/python -c 'import os; print(min(os.cpu_count() or 1, 4))')
 say "running the tests in $workers processes"
 exec .venv/bin/python -m pytest --numprocesses "$workers" --dist loadfile \

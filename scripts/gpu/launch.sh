@@ -6,12 +6,12 @@
 # --here goes with that of setup.sh. The dtype is bfloat16 without being asked for;
 # CUDA_VISIBLE_DEVICES picks the GPU.
 #
-# Tried: the dry run, and the commands on a CPU machine. Not tried: a GPU.
+# Tested: the dry run, and the commands on a CPU machine. Not tested: a GPU.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"
 dry_run_flag "$@"
-# An error where no GPU is found, rather than an hour on the CPU.
+# Fails if no GPU is found, rather than computing on the CPU.
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu}
 # TensorFlow reads the data and needs no GPU; JAX takes what it needs of the memory.
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}

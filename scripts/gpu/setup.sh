@@ -8,8 +8,8 @@
 #
 # If there is no Python 3.11 or later, uv fetches one.
 #
-# Tried: the dry run; and on a CPU machine the same versions without CUDA, with T5X's
-# programs imported from checkouts of these commits. Not tried: a GPU.
+# Tested: the dry run; and on a CPU machine the same versions without CUDA, with T5X's
+# programs imported from checkouts of these commits. Not tested: a GPU.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"

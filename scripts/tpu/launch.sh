@@ -6,11 +6,11 @@
 # --here goes with that of setup.sh. The dtype is bfloat16 without being asked for. Of the hosts of
 # a pod slice each runs this (launch_pod.sh); they find one another by themselves.
 #
-# Tried: the dry run, and the commands on a CPU machine. Not tried: a TPU VM.
+# Tested: the dry run, and the commands on a CPU machine. Not tested: a TPU VM.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"
 dry_run_flag "$@"
-# libtpu may be held by one process only: say so rather than compute on the CPU.
+# Only one process can use the TPU: fails if it is taken, rather than computing on the CPU.
 export JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu}
 launch "${REST[@]}"

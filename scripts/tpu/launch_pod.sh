@@ -6,11 +6,11 @@
 #
 # "setup" copies the committed files of this checkout to ~/spec_t5x of every host and runs
 # scripts/tpu/setup.sh there. On TPUs jax.distributed needs no addresses: spec-t5x infer
-# takes --multiprocess, T5X's programs nothing. Paths must be ones that all hosts see:
-# gs:// for checkpoints and vocabularies, and for T5X; a shared file system with locks (Filestore,
-# NFS) for what spec-t5x infer reads and writes.
+# needs --multiprocess, T5X's programs need no flag. All hosts must see the paths:
+# gs:// for checkpoints, vocabularies and T5X; a shared file system with locks (Filestore, NFS)
+# for the inputs and outputs of spec-t5x infer.
 #
-# Tried: the dry run. Not tried: a pod slice.
+# Tested: the dry run. Not tested: a pod slice.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"

@@ -7,8 +7,8 @@
 #
 # If there is no Python 3.11 or later, uv fetches one.
 #
-# Tried: the dry run; and on a CPU machine the same versions without jax[tpu], with T5X's
-# programs imported from checkouts of these commits. Not tried: a TPU VM.
+# Tested: the dry run; and on a CPU machine the same versions without jax[tpu], with T5X's
+# programs imported from checkouts of these commits. Not tested: a TPU VM.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"

@@ -73,7 +73,7 @@ def test_a_script_parses_and_its_help_is_its_head(path, tmp_path):
     head = re.match(r"#!/usr/bin/env bash\n((?:#.*\n)+)", path.read_text(encoding="utf-8"))[1]
     if path.parent.name in ("tpu", "gpu") or path.name == "fetch_checkpoints.sh":
         # A reader must not think that it was tried where it was not.
-        assert "# Tried: the dry run" in head and " Not tried:" in head
+        assert "# Tested: the dry run" in head and " Not tested:" in head
     command = ["bash", path, "--help"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
     assert (result.returncode, result.stderr) == (0, "")
@@ -165,7 +165,7 @@ def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
         assert result.returncode == 0, result.stderr
         assert ran[:2] == [install, create] and ran[2].startswith("new_python -m pip install")
     else:
-        last = "setup.sh: no Python 3.11 could be fetched: install one, and name it in PYTHON"
+        last = "setup.sh: Python 3.11 could not be downloaded: install it and set PYTHON to its path"
         assert (result.returncode, result.stderr.splitlines()[-1]) == (2, last)
 
 
