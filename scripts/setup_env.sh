@@ -97,7 +97,7 @@ create_env() {
   else
     say "no Python 3.11 or later with venv is installed: downloading 3.11 with uv"
     create_env_with_uv ||
-      die "Python 3.11 could not be downloaded: install it and set PYTHON to its path"
+      die "Python 3.11 could not be downloaded: install it and set PYTHON"
   fi
 }
 

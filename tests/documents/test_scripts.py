@@ -165,7 +165,7 @@ def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
         assert result.returncode == 0, result.stderr
         assert ran[:2] == [install, create] and ran[2].startswith("new_python -m pip install")
     else:
-        last = "setup.sh: Python 3.11 could not be downloaded: install it and set PYTHON to its path"
+        last = "setup.sh: Python 3.11 could not be downloaded: install it and set PYTHON"
         assert (result.returncode, result.stderr.splitlines()[-1]) == (2, last)
 
 
