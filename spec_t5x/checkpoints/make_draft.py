@@ -118,7 +118,7 @@ def _checkpoints_of(text: str) -> list[str]:
 
 
 def kind_of(text: str) -> str:
-    """Returns the name of a draft's kind, from its text or from the format in its directory."""
+    """Returns a draft's kind: the name in ``text``, or its directory's (else a transformer)."""
     if _is_named(text):
         return text.partition(":")[0]
     if isinstance(locate(text), GcsPath):
@@ -144,7 +144,7 @@ def _is_named(text: str) -> bool:
 
 
 def model_draft(request: Request, argument: str) -> TransformerDraft:
-    """Loads the model ``argument`` ("": the packaged one) as a draft with the target's ids."""
+    """Loads the model ``argument`` ("": the packaged one), resized to the target's ids."""
     target, name = request.target, argument or request.packaged(TRANSFORMER)
     stored = open_model(name)
     rows, own_rows = target.config.vocab_size, stored.config.vocab_size

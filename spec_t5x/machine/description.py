@@ -12,7 +12,7 @@ from spec_t5x.machine.versions import version
 
 
 def machine() -> dict[str, Any]:
-    """Returns the facts that times depend on (devices, threads, versions), by name, for JSON."""
+    """Returns the devices, threads and versions that times depend on, as a dict for JSON."""
     device = jax.devices()[0]
     return {
         "platform": device.platform,
@@ -54,7 +54,7 @@ def threads() -> int:
 
 
 def free_memory() -> int | None:
-    """Returns the free bytes of JAX's first device (a CPU's: of the machine), None if unknown."""
+    """Returns the free bytes of JAX's first device (if a CPU, the machine's); None if unknown."""
     device = jax.devices()[0]
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:

@@ -1,7 +1,7 @@
 """Constraints on the sharding of a batch's rows on a mesh.
 
-XLA chooses the sharding of unconstrained arrays, and differently from program to program. Without
-a mesh (``jax.set_mesh``) or without Flax's rules for logical axes these functions have no effect.
+XLA shards unconstrained arrays differently from program to program. Flax's rule for "batch" gives
+the mesh axis of rows. Without a mesh (``jax.set_mesh``) or rules the functions have no effect.
 """
 
 import flax.linen.partitioning as flax_partitioning
@@ -13,7 +13,7 @@ from spec_t5x.types import Array, PyTree
 
 
 def spread_rows(tree: PyTree) -> PyTree:
-    """Shards the first axis (batch) of each array; replicates it if the mesh does not divide it."""
+    """Shards the first axis (batch) of each array; replicates it if the mesh axis does not fit."""
     return _with_rows(tree, dict(flax_partitioning.get_axis_rules()).get("batch"))
 
 

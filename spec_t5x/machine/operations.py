@@ -86,7 +86,7 @@ def pack(params: PyTree, dtype: str) -> tuple[PyTree, Operations]:
 def by_kernel(function: Callable) -> Callable:
     """Decorates a function of arrays so that a registered kernel of its name replaces it.
 
-    Positional arguments are arrays, and keyword arguments options. The kernel runs on its platform.
+    Positional arguments are arrays, keyword arguments options. Other platforms run the function.
     """
 
     @functools.wraps(function)

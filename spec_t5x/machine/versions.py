@@ -17,7 +17,7 @@ def version(package: str) -> str | None:
 def requirements(package: str, extras: Collection[str] = ()) -> Iterator[Requirement]:
     """Yields a package's requirements on other packages, those of ``extras`` included.
 
-    Raises ``PackageNotFoundError`` if the package is not installed.
+    Requirements for other machines are left out. Raises ``PackageNotFoundError`` if not installed.
     """
     for text in importlib.metadata.requires(package) or ():
         requirement = Requirement(text)
