@@ -159,7 +159,7 @@ def test_digests_are_of_commits(cached, directories, tmp_path):
 @pytest.mark.parametrize("draft", ["owner/none", "transformer:owner/none", "mixed:owner/none"])
 def test_a_draft_that_is_not_there_is_refused_first(cached, draft):
     message = message_of(Generator.load, TARGET, draft)
-    assert "owner/none is no directory here and not whole in" in message
+    assert "owner/none is no directory here and not complete in" in message
     assert "HF_HUB_OFFLINE is set" in message
     assert message.endswith(
         "run `hf download owner/none` where there is a network, or give a directory"
@@ -188,7 +188,7 @@ def test_every_command_takes_names(cached, tmp_path, capsys, words):
     words = words.format(target=TARGET, draft="owner/none", **places)
     assert main.main(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("spec-t5x: error: owner/none is no directory here and not whole in")
+    assert line.startswith("spec-t5x: error: owner/none is no directory here and not complete in")
     assert not places["output"].exists()
 
 
@@ -302,7 +302,7 @@ def test_weights_of_pytorch(online, directories, monkeypatch):
         ("owner/private", "owner/private is no directory here and no repository at"),
         ("owner/gated", "owner/gated is gated: accept its terms at http"),
         (f"{DRAFT}@v7", "owner/draft has no revision 'v7': give a branch, a tag or a commit"),
-        ("owner/broken", "owner/broken is no directory here and not whole in"),
+        ("owner/broken", "owner/broken is no directory here and not complete in"),
     ],
 )
 def test_what_the_hub_refuses(online, draft, expected):
@@ -316,12 +316,12 @@ def test_what_the_hub_refuses(online, draft, expected):
     ("values", "expected"),
     [
         ({"model_type": "bert"}, "owner/draft: "),
-        ({"model_type": "bert"}, "is of a model of type 'bert', which is not read"),
+        ({"model_type": "bert"}, "has model_type 'bert', which is not supported"),
         (
             {"format": "spec_t5x"},
             "a checkpoint of spec_t5x: run `hf download owner/draft --local-dir",
         ),
-        ({"format": "other", "model_type": None}, "is of a model of type None"),
+        ({"format": "other", "model_type": None}, "has model_type None"),
     ],
 )
 def test_what_is_no_t5(online, values, expected):

@@ -178,7 +178,7 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
     ("changes", "expected"),
     [
         ({"model_type": "umt5"}, "1 missing (decoder/layers_1/relpos_bias/rel_embedding"),
-        ({"model_type": "bart"}, "is of a model of type 'bart', which is not read: give a T5"),
+        ({"model_type": "bart"}, "has model_type 'bart', which is not supported: give a T5"),
         ({"decoder_start_token_id": 160}, "has decoder_start_token_id 160"),
         ({"eos_token_id": None}, "config.json has no eos_token_id, so that in transformers no"),
         ({"dense_act_fn": "gelu"}, "has the activation 'gelu' (feed_forward_proj 'relu')"),
@@ -239,7 +239,7 @@ def test_a_torch_that_would_run_code_is_not_asked(directory, monkeypatch):
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
     monkeypatch.setattr(torch, "load", None)
-    assert_refused(directory, "PyTorch 2.5.1+cpu would run code of: pip install 'torch>=2.6'")
+    assert_refused(directory, "whose code PyTorch 2.5.1+cpu would run: pip install 'torch>=2.6'")
 
 
 @pytest.mark.parametrize("name", ["shards/../../{name}", "{directory}/{name}"])

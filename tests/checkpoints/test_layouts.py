@@ -119,7 +119,7 @@ def test_two_embeddings_are_refused(directory, stored):
     write(directory)
     tables(directory, **stored)
     message = message_of(load, directory)
-    assert "encoder and decoder have one embedding here" in message and str(directory) in message
+    assert "encoder and decoder share one embedding here" in message and str(directory) in message
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod."])

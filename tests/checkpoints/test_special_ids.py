@@ -283,4 +283,4 @@ def test_a_tokenizer_that_ends_no_source(made, tmp_path):
     directory = shutil.copytree(made("madlad")[1] / "target", tmp_path / "target")
     path = directory / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": None}))
-    assert "puts nothing around a source" in message_of(load, directory)
+    assert "adds no special tokens to a source" in message_of(load, directory)

@@ -283,10 +283,10 @@ def no_frame(values):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"tokens": ["\n", "\t"]}, "'\\n' and '\\t', which are one"),
+        ({"tokens": ["\n", "\t"]}, "'\\n' and '\\t', which its normalisation makes equal"),
         (
             {"by_5": False, "settings": {"added_tokens_decoder": decoder("<sep>", first=NEW + 3)}},
-            f"'<sep>' id {NEW + 3}, and",
+            f"'<sep>' id {NEW + 3}, but",
         ),
         (
             {"by_5": False, "settings": {"added_tokens_decoder": {"5": 7}}},

@@ -1,7 +1,7 @@
 """Decoding settings of a Hugging Face directory: the defaults of transformers' ``generate``.
 
-They are in ``generation_config.json`` or, without one, in ``config.json``. A model keeps them
-unchanged under ``metadata["generation"]``, so that a converted model has them, too.
+They are in ``generation_config.json`` or, if that is absent, in ``config.json``. A model keeps
+them unchanged under ``metadata["generation"]``, so that a converted model has them, too.
 """
 
 import dataclasses
@@ -13,17 +13,17 @@ from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
 from spec_t5x.errors import InputError
 
 GENERATION_NAME = "generation_config.json"
-# The entry of a model's metadata, and that of ``config.json`` with settings by task.
+# The entry of a model's metadata with all settings; config.json's entry with settings by task.
 GENERATION = "generation"
 TASKS = "task_specific_params"
 
-# Settings that become options of the same name: numbers, and token ids.
+# Settings that become decoding options of the same name: numbers, and token ids.
 _NUMBERS = {"repetition_penalty": float, "no_repeat_ngram_size": int}
 _IDS = (
     *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
     *("bad_words_ids", "sequence_bias"),
 )
-# Our lengths, and transformers' names for them without the start token and with it.
+# Our options of length, and transformers' names of lengths without and with the start token.
 _LENGTHS = {
     "max_decode_len": ("max_new_tokens", "max_length"),
     "min_decode_len": ("min_new_tokens", "min_length"),
@@ -34,7 +34,7 @@ _SAMPLING = {
     **{"typical_p": 1.0, "top_p": 1.0, "temperature": 1.0, "top_k": 0},
     **{"min_p": None, "top_h": None, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0},
 }
-# Settings that change the output and are not honoured, with their neutral values.
+# Settings that change transformers' output but have no effect here, with their neutral values.
 _LEFT_OUT = {
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -54,10 +54,10 @@ _LEFT_OUT = {
     "forced_decoder_ids": None,
     "max_time": None,
     "token_healing": False,
-    # The beginning of all inputs, which tasks alone set.
+    # Text before each input, which is set by task only.
     "prefix": None,
 }
-# Our remedies for some of them.
+# Ways to get the same effect here; ``{}`` is the setting's value.
 _REMEDIES = {
     "num_beams": "--beams {}",
     "num_return_sequences": "--num_decodes {}",
@@ -66,21 +66,21 @@ _REMEDIES = {
 }
 _KNOWN = {*_NUMBERS, *_IDS, *_BEAMS, *_SAMPLING, *_LEFT_OUT, "do_sample"} - {"prefix"}
 _KNOWN.update(*_LENGTHS.values())
-# Parts of config.json that may hold settings, too.
+# Parts of config.json that may hold settings, too; only the first that exists is read.
 _NESTED = ("decoder", "generator", "text_config")
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """The settings of a directory as our options, and the settings that are left out."""
+    """Settings of a directory: our decoding options by name, and settings without effect here."""
 
     options: dict[str, Any]
-    # Each with its value and, in brackets, the remedy.
+    # For a warning: each setting's name and value and, in brackets, the remedy if there is one.
     left_out: list[str]
 
 
 def read(directory: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the settings of a directory and its config.json, those of tasks under ``TASKS``."""
+    """Returns the settings of a directory with config.json ``values``; ``TASKS`` has the tasks'."""
     path, found = said(directory, values)
     if path.name != GENERATION_NAME:
         found = {name: value for name, value in found.items() if name in _KNOWN}
@@ -89,16 +89,16 @@ def read(directory: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def said(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Returns the file that transformers takes settings from, and the entries that are set.
+    """Returns the file that transformers reads settings from, and its entries that are not null.
 
-    If there is a generation_config.json, it alone counts.
+    The file is generation_config.json or, if that is absent, config.json.
     """
     path = directory / GENERATION_NAME
     return (path, _present(read_json(path))) if path.is_file() else configured(directory, values)
 
 
 def configured(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Returns the path of config.json, and its entries that are set; a decoder's part is second."""
+    """Returns config.json's path and entries that are not null; they override a decoder part's."""
     nested = next((part for part in map(values.get, _NESTED) if isinstance(part, Mapping)), {})
     return directory / CONFIG_NAME, _present({**nested, **_present(values)})
 
@@ -114,11 +114,11 @@ def understood(
     """Converts the settings that ``read`` returned to our options.
 
     Args:
-      settings: the settings; those of ``task`` come before the others.
-      where: the checkpoint, for messages.
-      task: a task's name, or None.
-      to_ours: from ids of the checkpoint's tokenizer to those of the package's vocabulary.
-      is_decoder_only: whether lengths count a prompt.
+      settings: the settings; those of ``task`` override the others.
+      where: the checkpoint, with which messages begin.
+      task: a name in ``task_specific_params``, or None.
+      to_ours: maps ids of the checkpoint's tokenizer to those of the package's vocabulary.
+      is_decoder_only: whether max_length and min_length count the prompt, and so are left out.
     """
     settings, tasks = dict(settings), settings.get(TASKS, {})
     settings.pop(TASKS, None)
@@ -126,7 +126,7 @@ def understood(
         if task not in tasks:
             raise InputError(
                 f"{where} has no settings of a task {task!r}: it has "
-                f"{', '.join(tasks) or 'none of any task'}; leave --task out, or name one"
+                f"{', '.join(tasks) or 'no tasks'}; leave --task out, or name one"
             )
         settings |= _present(tasks[task])
     left_out = list(_left_out(settings))
@@ -144,7 +144,7 @@ def understood(
         elif of_all in settings and not is_decoder_only:
             options[ours] = max(_number(settings, of_all, int, where) - 1, 0)
     if options.get("max_decode_len") == 0:
-        raise InputError(f"{where} has a max_length of no tokens: raise it, or leave it out")
+        raise InputError(f"{where} allows no output: raise its max_length or max_new_tokens")
     if any(settings.get(name) for name in _BEAMS) or settings.get("num_beams", 1) != 1:
         options["length_penalty"] = _number(settings, "length_penalty", float, where, 1.0)
         options["early_stopping"] = settings.get("early_stopping", False)
@@ -154,7 +154,7 @@ def understood(
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that are set: transformers writes null for the others."""
+    """Returns the values that are not None; transformers writes null for settings not set."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -166,7 +166,7 @@ def _number(settings, name: str, kind: type, where: str, otherwise=None):
 
 
 def _ids(settings: Mapping[str, Any], where: str, to_ours) -> dict[str, Any]:
-    """Returns the settings that are token ids, in our numbers and as tuples."""
+    """Returns the settings of ``_IDS`` in our ids, as tuples; ``forced_bos_token_id`` is one id."""
 
     def ours(ids: list[int]) -> tuple[int, ...]:
         if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
@@ -193,7 +193,7 @@ def _ids(settings: Mapping[str, Any], where: str, to_ours) -> dict[str, Any]:
 
 
 def _left_out(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the settings that are not honoured, each with its value and any remedy."""
+    """Yields a text for each setting without effect here: name, value and any remedy."""
     for name, neutral in _LEFT_OUT.items():
         value = settings.get(name)
         if value and value != neutral:

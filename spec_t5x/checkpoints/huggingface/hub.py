@@ -1,8 +1,8 @@
 """Checkpoints by their names on the Hugging Face Hub: OWNER/NAME, or OWNER/NAME@REVISION.
 
-``huggingface_hub`` does the work, and its environment variables hold: HF_HOME, HF_TOKEN,
-HF_HUB_OFFLINE and the others. Files in its cache are read from there; a process asks the Hub once
-for the commit of a branch, and without a network takes the cache's.
+``huggingface_hub`` downloads, so its environment variables apply: HF_HOME, HF_TOKEN,
+HF_HUB_OFFLINE and the others. Cached files are not downloaded again; a process asks the Hub once
+for the commit of a branch, and uses the cached commit if there is no network.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.vocabulary import SPIECE_NAME
 from spec_t5x.errors import InputError
 
-# All files that are read but the weights.
+# Files that are read besides the weights.
 _SMALL_FILES = (
     *(CONFIG_NAME, GENERATION_NAME, SPIECE_NAME, TOKENIZER_NAME, VOCAB_NAME, MERGES_NAME),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -45,9 +45,9 @@ def is_name(text: str) -> bool:
 
 @functools.cache
 def snapshot(name: str) -> Path:
-    """Downloads a checkpoint without its weights, and returns its directory in the Hub's cache.
+    """Downloads a checkpoint without its weights; returns its directory in the Hub's cache.
 
-    A process asks once, and so reads one commit of it, whose hash is the directory's name.
+    A process asks the Hub once for a name, and so reads one commit; its hash names the directory.
     """
     directory = _download(name, _NAME.fullmatch(name)["revision"], _SMALL_FILES)
     if not (directory / CONFIG_NAME).is_file():
@@ -59,15 +59,15 @@ def snapshot(name: str) -> Path:
 
 
 def download_weights(name: str) -> None:
-    """Completes ``snapshot``: safetensors, or ``pytorch_model.bin`` where there are none."""
+    """Downloads the weights to ``snapshot``'s directory: safetensors, else pytorch_model.bin."""
     from huggingface_hub import HfApi
 
     directory = snapshot(name)
     with contextlib.suppress(InputError):
-        # If nothing is missing, the Hub is not asked.
+        # Raises ``InputError`` if a file is missing; otherwise the Hub need not be asked.
         weight_files(directory)
         return
-    # All of one commit.
+    # The commit of config.json, even if the branch has moved since.
     commit = directory.name
     with _explained(name):
         repository = _NAME.fullmatch(name)["repository"]
@@ -95,13 +95,13 @@ def command(name: str) -> str:
 
 
 def _download(name: str, revision: str | None, files: Iterable[str], shown: bool = False) -> Path:
-    """Downloads files of a repository, and returns their directory in the cache."""
+    """Downloads files of a repository, with bars if ``shown``; returns their cached directory."""
     # Imported here: most commands need none of it.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils import tqdm
 
     class Silent(tqdm):
-        """No bar."""
+        """Progress bar that is never drawn."""
 
         def __init__(self, *args, **options):
             super().__init__(*args, **options | {"disable": True})
@@ -111,9 +111,9 @@ def _download(name: str, revision: str | None, files: Iterable[str], shown: bool
             _NAME.fullmatch(name)["repository"],
             revision=revision,
             allow_patterns=sorted(files),
-            # Release 1 asks the Hub for the files of a commit, offline or not.
+            # Release 1 of the library lists a commit's files on the Hub even when offline.
             local_files_only=constants.HF_HUB_OFFLINE,
-            # The default shows bars in files, too.
+            # The default draws bars even if stderr is a file.
             tqdm_class=None if shown else Silent,
         )
     return Path(directory)
@@ -121,7 +121,7 @@ def _download(name: str, revision: str | None, files: Iterable[str], shown: bool
 
 @contextlib.contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turns the Hub's errors into an ``InputError``, and silences its warnings."""
+    """Turns any error into an ``InputError`` with a remedy, and silences all warnings."""
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import logging as hub_logging
 
@@ -134,13 +134,13 @@ def _explained(name: str) -> Iterator[None]:
             yield
     except InputError:
         raise
-    # Its own errors, its HTTP library's, and the disk's.
+    # ``huggingface_hub``, its HTTP library and the disk raise unrelated types.
     except Exception as error:
         why = f"the Hub cannot be reached ({one_line(error.__cause__ or error)})"
         if constants.HF_HUB_OFFLINE:
             why = "HF_HUB_OFFLINE is set"
         absent = (
-            f"{name} is no directory here and not whole in {constants.HF_HUB_CACHE}, and {why}: "
+            f"{name} is no directory here and not complete in {constants.HF_HUB_CACHE}, and {why}: "
             f"run `{command(name)}` where there is a network, or give a directory"
         )
         texts = {

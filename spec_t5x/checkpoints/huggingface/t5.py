@@ -1,9 +1,9 @@
-"""Hugging Face's T5, mT5 and umT5 directories, read and written without transformers.
+"""Hugging Face's T5, mT5 and umT5 directories, read and written.
 
 A directory holds config.json, weights (``model.safetensors`` or ``pytorch_model.bin``, whole or in
-shards) and, except for ByT5, a tokenizer (``vocabulary_files``). If other ids than T5's start, end
-and pad a text, as in MADLAD-400, CodeT5+ and Pile-T5, all ids are renumbered
-(``data.mapped_vocabulary``). T5 1.0, T5 1.1, Flan-T5, mT5, umT5 and ByT5 keep theirs.
+shards) and, except for ByT5, a tokenizer (``vocabulary_files``). *Our* names and ids are this
+package's, *theirs* are transformers'. Our ids 0, 1 and 0 start, end and pad a text, as T5's do. If
+theirs differ, as in MADLAD-400, CodeT5+ and Pile-T5, they are renumbered (``mapped_vocabulary``).
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from spec_t5x.models.binding import ModelConfig, expected_shapes, known_families
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
 
-# transformers' names of activations (``dense_act_fn``), by ours; those of a line are one function.
+# transformers' names of activations (``dense_act_fn``), by ours; the names in a row are synonyms.
 # T5X's "gelu" is the tanh approximation; transformers' "gelu", the exact one, is not in T5X.
 _ACTIVATIONS = {
     "relu": ("relu",),
@@ -48,11 +48,11 @@ _ACTIVATIONS = {
     "sigmoid": ("sigmoid",),
 }
 _OURS = {theirs: ours for ours, names in _ACTIVATIONS.items() for theirs in names}
-# The one combination with its own name; see ``_activations``.
+# ``feed_forward_proj`` is an activation, or "gated-" and an activation: "gated-gelu" has gelu_new.
 _GATED, _GATED_GELU = "gated", "gated-gelu"
 
-# Our sizes: transformers' name and default for an absent entry; None requires the entry, but
-# ``num_decoder_layers`` defaults to the encoder's.
+# Fields of ``T5Config``, each with transformers' entry and its default. A default of None requires
+# the entry, except that ``num_decoder_layers`` defaults to ``num_layers``.
 _SIZES = {
     "vocab_size": ("vocab_size", None),
     "emb_dim": ("d_model", None),
@@ -67,22 +67,22 @@ _SIZES = {
     "layer_norm_epsilon": ("layer_norm_epsilon", 1e-6),
 }
 
-# transformers' names of the networks; only umT5 has a relative bias in every layer.
+# Supported values of ``model_type``; only umT5 has a relative bias in every layer.
 _UMT5 = "umt5"
 _KINDS = ("t5", "mt5", _UMT5)
-# Rows of mT5's embedding, of every size.
+# Rows of the embedding in every size of mT5.
 _MT5_ROWS = 250112
 
 START, EOS, PAD = "decoder_start_token_id", "eos_token_id", "pad_token_id"
 MORE_EOS = "more_eos_ids"
 _SPECIAL_IDS = {START: PAD_ID, EOS: EOS_ID, PAD: PAD_ID}
-# Rows of a renumbered vocabulary are a multiple of this: chips and shards divide them.
+# The embedding of a renumbered model is padded to a multiple of this, so that devices divide it.
 _ROWS = 128
 
 _SHARED = "shared.weight"
 _LM_HEAD = "lm_head.weight"
 _SOURCES, _TARGETS = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
-# The tensors with a row for each id. The first that exists replaces an absent one.
+# The tensors with a row for each id. The first that a checkpoint has replaces absent ones.
 _TABLES = (_SHARED, _SOURCES, _TARGETS, _LM_HEAD)
 
 # transformers' modules in a layer, by ours: encoder layers hold two blocks, decoder layers three.
@@ -106,7 +106,7 @@ _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weigh
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a model that transformers wrote, with this config.json; see ``formats``."""
+    """Opens the model in ``directory``, whose config.json holds ``values``; see ``Format``."""
     ids = check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
     tensors = unwrapped(open_tensors(directory), (*WRAPPERS, "transformer."))
@@ -127,9 +127,9 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 def by_our_paths(
     tensors: dict[str, Tensor], names: dict[str, tuple[str, bool]]
 ) -> dict[str, Tensor]:
-    """Returns tensors by our paths and in our layout; the rest keep their names, to be refused.
+    """Returns tensors by our paths; the others keep their names, which ``check_tensors`` refuses.
 
-    ``names`` has, by our path, the tensor's name and whether it is transposed.
+    ``names`` maps our path to a tensor's name and to whether the tensor is to be transposed.
     """
     left, found = dict(tensors), {}
     for path, (name, is_transposed) in names.items():
@@ -142,7 +142,7 @@ def by_our_paths(
 def renumbered_model(
     tensors: dict[str, Tensor], config: ModelConfig, ids: dict[str, Any], tables: Sequence[str]
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """Renumbers tensors and configuration to our ids; ``tables`` have a row for each id."""
+    """Returns tensors and config with the rows of ``tables`` by our ids; see ``special_ids``."""
     theirs = their_ids(config.vocab_size, ids[START], ids[EOS])
     found = {name: tensors[name] for name in tables if name in tensors}
     for tensor in found.values():
@@ -158,10 +158,10 @@ def renumbered_model(
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """Writes a checkpoint for ``T5ForConditionalGeneration.from_pretrained``; see ``formats``.
+    """Writes a checkpoint for ``T5ForConditionalGeneration.from_pretrained``; see ``Writer``.
 
-    A ``t5`` or ``mt5`` keeps its ``model_type``; otherwise the network decides. Of other metadata
-    settings of decoding alone are written, since transformers defines config.json.
+    The ``model_type`` is umt5 if each layer has a relative bias, and otherwise the metadata's or
+    a guess by the vocabulary's size. Of other metadata, only settings of decoding are written.
     """
     config, vocabulary, ids, ours = stored.config, stored.known_vocabulary(), _SPECIAL_IDS, None
     kind = _UMT5 if config.relpos_per_layer else stored.metadata.get("model_type")
@@ -193,10 +193,10 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
 
 
 def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:
-    """Returns transformers' name of each parameter, and whether it is stored transposed.
+    """Returns, by our paths, their name of each parameter and whether they store its transpose.
 
-    Linear maps are stored there as ``[outputs, inputs]`` and relative biases as
-    ``[buckets, heads]``: both are the transpose of T5X's. For example
+    transformers stores linear maps as ``[outputs, inputs]`` and relative biases as
+    ``[buckets, heads]``: both are the transpose of ours. For example
     ``encoder/layers_0/attention/query/kernel`` is
     ``("encoder.block.0.layer.0.SelfAttention.q.weight", True)``.
     """
@@ -223,14 +223,14 @@ def _name_in_layer(path: str) -> tuple[str, bool]:
 def _settled(
     tensors: dict[str, Tensor], config: T5Config, values: dict[str, Any], directory: Path
 ) -> tuple[dict[str, Tensor], T5Config]:
-    """Returns tensors with one table for each use, and the configuration of the output layer.
+    """Returns tensors and configuration with one embedding and, if not tied, an output layer.
 
-    As in transformers, a table that exists has the use that its name says, whatever config.json
-    sets for tying; config.json alone decides the factor on the last states.
+    As in transformers, a table in the checkpoint is used even if config.json ties it to another
+    one; config.json alone decides whether the last states are scaled.
     """
     tensors.pop(_UNUSED, None)
     tables = {name: tensors.pop(name) for name in _TABLES if name in tensors}
-    # The checkpoint is incomplete, which the check of names reports.
+    # ``check_tensors`` reports that the checkpoint is incomplete.
     if not tables:
         return tensors, config
     first = next(iter(tables.values()))
@@ -248,11 +248,11 @@ def _settled(
 
 
 def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Refuses models that would load and then decode something else; returns ``special_ids``."""
+    """Raises ``InputError`` unless config.json is of a supported T5; returns ``special_ids``."""
     path, model_type = directory / CONFIG_NAME, values.get("model_type")
     if model_type not in _KINDS:
         raise InputError(
-            f"{path} is of a model of type {model_type!r}, which is not read: give a "
+            f"{path} has model_type {model_type!r}, which is not supported: give a "
             f"{known_families()}"
         )
     check_whole(values, path)
@@ -260,7 +260,7 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def check_whole(values: dict[str, Any], path: Path) -> None:
-    """Raises ``InputError`` for an encoder alone, and for quantized weights."""
+    """Raises ``InputError`` if config.json is of an encoder alone or of quantized weights."""
     if values.get("is_encoder_decoder", True) is False:
         raise InputError(f"{path} is an encoder alone: give an encoder-decoder")
     if "quantization_config" in values:
@@ -268,10 +268,10 @@ def check_whole(values: dict[str, Any], path: Path) -> None:
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Finds the ids that start, end and pad a text, as transformers does.
+    """Returns the ids that start, end and pad a text, under ``START``, ``EOS`` and ``PAD``.
 
-    Without another entry ``bos_token_id`` starts a text, and the id that ends a text pads it. If
-    several ids end a text, the first is ``EOS``'s, and the others are ``MORE_EOS``'s.
+    If they are absent, ``bos_token_id`` starts and EOS pads a text. If several ids end a text, EOS
+    is the first, or T5's if the start is T5's too, and ``MORE_EOS`` lists the others.
     """
 
     def start_of(entries: dict[str, Any]) -> Any:
@@ -279,7 +279,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
     path, found = generation_config.said(directory, values)
     if start_of(found) is None:
-        # Without a start transformers generates nothing: config.json's entries, and then T5's.
+        # transformers generates nothing without a start: use config.json's entries, else T5's.
         path, found = generation_config.configured(directory, values)
         found = _SPECIAL_IDS | found if start_of(found) is None else found
     start, eos, pad = start_of(found), found.get(EOS), found.get(PAD)
@@ -290,7 +290,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
         )
     several = eos if isinstance(eos, list) and eos else [eos]
     if start == PAD_ID and EOS_ID in several:
-        # T5's first. transformers pads outputs, which are cut here.
+        # T5's id is put first. An absent PAD may be T5's, since outputs here end before padding.
         several = [EOS_ID, *(token for token in several if token != EOS_ID)]
         pad = PAD_ID if pad is None else pad
     pad = several[0] if pad is None else pad
@@ -323,7 +323,7 @@ def _read_config(values: dict[str, Any], path: Path) -> T5Config:
 
 
 def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
-    """Reads the activations: ``dense_act_fn`` and ``is_gated_act``, else ``feed_forward_proj``."""
+    """Returns our activation, with "linear" if gated; ``dense_act_fn`` precedes the projection."""
     usual = "relu" if values["model_type"] == "t5" else _GATED_GELU
     projection = values.get("feed_forward_proj", usual)
     gate, _, name = projection.rpartition("-")
@@ -343,7 +343,7 @@ def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
-    """Returns the values of config.json for versions 4 and 5 of transformers."""
+    """Returns the values of config.json for transformers 4 and 5; ``kind`` is the model_type."""
     name, *gate = config.mlp_activations
     if name not in _ACTIVATIONS or gate not in ([], ["linear"]):
         raise InputError(
@@ -357,7 +357,7 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
         "is_encoder_decoder": True,
         **{theirs: getattr(config, ours) for ours, (theirs, _) in _SIZES.items()},
         "feed_forward_proj": projection.replace("gated-gelu_new", _GATED_GELU),
-        # Decides in every version whether the logits are rescaled, too.
+        # Also decides in every version, except for mT5 in version 5, whether logits are rescaled.
         "tie_word_embeddings": config.logits_via_embedding,
         "torch_dtype": dtype,
         **_SPECIAL_IDS,
@@ -367,8 +367,8 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
 def _rescales_logits(values: dict[str, Any]) -> bool:
     """Tells whether transformers 5 multiplies the last states by ``d_model ** -0.5``.
 
-    mT5 never does; for others ``scale_decoder_outputs`` decides, and without it, as before
-    version 5, ``tie_word_embeddings``.
+    mT5's states are never multiplied. For others ``scale_decoder_outputs`` decides or, if that is
+    absent, ``tie_word_embeddings``, which alone decides in version 4.
     """
     if values["model_type"] == "mt5":
         return False
@@ -377,17 +377,17 @@ def _rescales_logits(values: dict[str, Any]) -> bool:
 
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
-    """Reads a checkpoint's vocabulary; ``values`` are of config.json. None if no file holds one."""
+    """Reads the vocabulary of a checkpoint with config.json ``values``; None if no file has one."""
     ids = special_ids(values, directory)
     start_id = None if _are_t5s(ids) else ids[START]
     return vocabulary_files.read_vocabulary(directory, values, start_id, eos_ids(ids))
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:
-    """Tells whether ids are T5's, and so need no renumbering; further ids may end a text."""
+    """Tells whether START, EOS and PAD are T5's, which need no renumbering; ignores MORE_EOS."""
     return {name: ids[name] for name in _SPECIAL_IDS} == _SPECIAL_IDS
 
 
 def eos_ids(ids: dict[str, Any]) -> list[int]:
-    """Returns all of ``special_ids`` that end a text."""
+    """Returns the ids of ``special_ids`` that end a text: ``EOS``'s, then ``MORE_EOS``'s."""
     return [ids[EOS], *ids.get(MORE_EOS, ())]

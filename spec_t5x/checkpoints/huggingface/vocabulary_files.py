@@ -1,9 +1,9 @@
 """The vocabulary of a Hugging Face directory: the tokenizer that transformers 5 makes of its files.
 
-``tokenizer.json`` comes before ``spiece.model``. Either is read here if it alone decides the
-tokenizer: all tokens that other files add are in it, and ``T5Tokenizer``, which takes pieces and
-normalisation alone of a ``tokenizer.json``, leaves nothing out. transformers reads other
-directories.
+``tokenizer.json`` comes before ``spiece.model``. Either is read without transformers if it alone
+defines the tokenizer: it has all tokens that other files add and, in a ``tokenizer.json``, no steps
+that ``T5Tokenizer`` ignores, which uses the file's pieces and normalisation only. In all other
+directories, transformers makes the tokenizer.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ SETTINGS_NAME = "tokenizer_config.json"
 _CLEANS_UP = "clean_up_tokenization_spaces"
 _ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
 _T5, _BYT5 = "T5Tokenizer", "ByT5Tokenizer"
-# The class that takes a tokenizer.json as it is.
+# The class for which transformers uses a tokenizer.json unchanged.
 _AS_IT_IS = "PreTrainedTokenizerFast"
 _OF_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-# Steps of a tokenizer.json that ``T5Tokenizer`` has, too, and those that change no ids unless
-# tokens are added.
+# Types of steps (``_steps``) that ``T5Tokenizer`` has, too, and types that change ids only if
+# tokens were added.
 _STEPS = {"Precompiled", "WhitespaceSplit", "Metaspace"}
 _HARMLESS = {"Strip", "Replace"}
 _SENTINEL = re.compile(r"▁?<extra_id_\d+>")
@@ -47,10 +47,10 @@ _SENTINEL = re.compile(r"▁?<extra_id_\d+>")
 def read_vocabulary(
     directory: Path, values: dict[str, Any], start_id: int | None, eos_ids: Sequence[int]
 ) -> Vocabulary | None:
-    """Reads a checkpoint's vocabulary; ``values`` are of config.json. None if no file holds one.
+    """Reads the vocabulary of a checkpoint with config.json ``values``; None if no file has one.
 
-    ``start_id`` starts a text if ids are to be renumbered, and is None otherwise; ``eos_ids`` end
-    a text, and the first is T5's unless ids are renumbered.
+    ``start_id`` and ``eos_ids`` are the tokenizer's ids that start and end a text. If the start and
+    the first EOS are T5's, ``start_id`` is None; otherwise all ids are renumbered.
     """
     settings = read_if_there(directory / SETTINGS_NAME)
     kind = str(settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5)
@@ -73,14 +73,14 @@ def read_vocabulary(
         vocabulary = mapped_vocabulary(directory, num_ids, start_id, eos_ids, tokenizer)
         if vocabulary and not vocabulary.has_frame:
             raise InputError(
-                f"the tokenizer in {directory} puts nothing around a source, where T5s have what "
-                "ends it: set its post_processor"
+                f"the tokenizer in {directory} adds no special tokens to a source, but a T5 needs "
+                "an EOS at its end: set its post_processor"
             )
     else:
         vocabulary = files.t5_vocabulary(values.get("vocab_size"))
     if vocabulary is not None and start_id is None:
         vocabulary.eos_ids = tuple(eos_ids)
-    # transformers leaves BPE's texts as they are.
+    # transformers ignores the setting for BPE.
     if vocabulary is not None and getattr(vocabulary, "model_type", None) != "BPE":
         vocabulary.cleans_up = bool(settings.get(_CLEANS_UP))
     return vocabulary
@@ -93,9 +93,9 @@ def mapped_vocabulary(
     eos_ids: Sequence[int],
     values: dict[str, Any] | None = None,
 ) -> MappedVocabulary | None:
-    """Makes a renumbered vocabulary; returns None if the directory holds no tokenizer.
+    """Makes a renumbered vocabulary of the directory's tokenizer; None if there is no tokenizer.
 
-    If ``values`` of a tokenizer.json are given, they replace the directory's.
+    All ids are the tokenizer's. ``values`` of a tokenizer.json, if given, replace the directory's.
     """
     if values is None:
         tokenizer = read_tokenizer(directory)
@@ -109,10 +109,10 @@ def mapped_vocabulary(
 
 
 def settings_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
-    """Returns the values of tokenizer_config.json; ``pad_id`` is transformers' id of padding."""
+    """Returns a tokenizer_config.json for a vocabulary; ``pad_id`` is the tokenizer's id."""
     settings = {_CLEANS_UP: vocabulary.cleans_up, "tokenizer_class": _AS_IT_IS}
     if isinstance(vocabulary, MappedVocabulary):
-        # If it were named, a token that is not special would become special.
+        # A token that has a role becomes special, so only special tokens are given one.
         special, ids = vocabulary.special, {"eos_token": vocabulary.eos_id, "pad_token": pad_id}
         return settings | {role: special[i] for role, i in ids.items() if i in special}
     if isinstance(vocabulary, UnigramVocabulary) and vocabulary.has_added:
@@ -123,18 +123,18 @@ def settings_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Files:
-    """The files of a directory that transformers makes a tokenizer of, other than ByT5's."""
+    """Tokenizer files of a directory, of which transformers makes one tokenizer; not for ByT5."""
 
     directory: Path
     # The content of tokenizer_config.json.
     settings: dict[str, Any]
-    # Whether transformers makes a ``T5Tokenizer``, which takes only parts of a tokenizer.json.
+    # True if transformers makes a ``T5Tokenizer``, which uses only parts of a tokenizer.json.
     is_t5: bool
-    # Number of sentinels that are appended to a SentencePiece model.
+    # Number of sentinels to append to the SentencePiece model.
     extra_ids: int
 
     def t5_vocabulary(self, num_rows: int | None) -> Vocabulary | None:
-        """Reads a vocabulary with T5's special ids."""
+        """Reads a vocabulary with T5's special ids; without files, ByT5's if ``num_rows`` fits."""
         path, spiece = self.directory / TOKENIZER_NAME, self.directory / SPIECE_NAME
         tokenizer = self.tokenizer()
         if tokenizer is None and spiece.is_file():
@@ -159,9 +159,9 @@ class _Files:
         return UnigramVocabulary(path, None if is_own else json.dumps(tokenizer).encode())
 
     def tokenizer(self, is_needed: bool = False) -> dict[str, Any] | None:
-        """Returns the tokenizer.json of transformers' tokenizer; None without tokenizer files.
+        """Returns the values of a tokenizer.json that defines transformers' tokenizer, or None.
 
-        If ``spiece.model`` holds all tokens, the result is None, too, unless ``is_needed``.
+        None means that there is no file, or that a ``spiece.model`` suffices and not ``is_needed``.
         """
         own, spiece = read_if_there(self.directory / TOKENIZER_NAME), self.directory / SPIECE_NAME
         with describing(f"tokenizer of {self.directory}", "added tokens"):
@@ -177,7 +177,7 @@ class _Files:
         return found
 
     def _named(self) -> tuple[dict[int, str], set[str]]:
-        """Returns the tokens that other files add, by id, and the names of special tokens."""
+        """Returns the tokens that settings or older files add, by id, and names of special ones."""
         listed, sources = self.settings.get("added_tokens_decoder"), [self.settings]
         if listed is None:
             others = read_if_there(self.directory / _ADDED_NAME)
@@ -188,7 +188,7 @@ class _Files:
         return given, {name for source in sources for name in _special(source)}
 
     def _is_whole(self, own: dict[str, Any], given: dict[int, str], special: set[str]) -> bool:
-        """Tells whether a tokenizer.json is the tokenizer that transformers makes of all files."""
+        """Tells whether the tokenizer.json ``own`` alone defines transformers' tokenizer."""
         tokens = {token["id"]: token for token in own["added_tokens"]}
         names = {number: token["content"] for number, token in tokens.items()}
         if self.is_t5:
@@ -196,7 +196,7 @@ class _Files:
             steps = {*_steps(own.get("normalizer")), *_steps(own.get("pre_tokenizer"))}
             if steps - (_STEPS if foreign else _STEPS | _HARMLESS):
                 return False
-            # The flags in the settings come before those in the file.
+            # The added tokens' flags in the settings override those in the file.
             if foreign and "added_tokens_decoder" in self.settings:
                 return False
             pieces = {name for name, _ in own["model"]["vocab"]}
@@ -205,7 +205,7 @@ class _Files:
         return special <= known and given.items() <= names.items()
 
     def _is_plain(self, given: dict[int, str], special: set[str]) -> bool:
-        """Tells whether no file adds a token to a SentencePiece model and its sentinels."""
+        """Tells whether other files add no token to the SentencePiece model and its sentinels."""
         listed, _, symbols = read_spiece(self.directory / SPIECE_NAME)
         pieces = [name for name, _ in listed]
         pieces += [f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))]
@@ -214,7 +214,7 @@ class _Files:
         return others <= {*_OF_T5.values()} and given.items() <= dict(enumerate(pieces)).items()
 
     def _by_transformers(self, given: dict[int, str]) -> dict[str, Any]:
-        """Returns transformers' tokenizer.json; refuses one with other ids than the files give."""
+        """Returns transformers' tokenizer.json; raises ``InputError`` if it changes given ids."""
         with needed("transformers"):
             import transformers
         if int(transformers.__version__.split(".")[0]) < 5:
@@ -235,13 +235,13 @@ class _Files:
         for number, name in given.items():
             if name and (other := tokenizer.token_to_id(name)) != number:
                 raise InputError(
-                    f"{self.directory} gives token {name!r} id {number}, and transformers would "
+                    f"{self.directory} gives token {name!r} id {number}, but transformers would "
                     f"give it {other}: save its tokenizer again with the release that made it"
                 )
         return json.loads(tokenizer.to_str())
 
     def _check_distinct(self, values: dict[str, Any]) -> None:
-        """Refuses added tokens that are equal after normalisation: either may match, by chance."""
+        """Raises ``InputError`` if normalisation makes added tokens equal: either might match."""
         normalizer = tokenizers.Tokenizer.from_str(json.dumps(values)).normalizer
         found = {}
         for token in values["added_tokens"] if normalizer else ():
@@ -251,14 +251,14 @@ class _Files:
             first = found.setdefault(normalizer.normalize_str(name), name)
             if first != name:
                 raise InputError(
-                    f"{self.directory} adds tokens {first!r} and {name!r}, which are one after "
-                    "its normalisation, so that transformers takes either by chance: add them as "
-                    "not normalized"
+                    f"{self.directory} adds tokens {first!r} and {name!r}, which its normalisation "
+                    "makes equal, so that transformers matches either at random: add them as not "
+                    "normalized"
                 )
 
 
 def _special(settings: dict[str, Any]) -> Iterator[str]:
-    """Yields the special tokens that a file names: tokens with a role, and others."""
+    """Yields the names of special tokens in a settings file: by role, and additional ones."""
     for entry, value in settings.items():
         if entry.endswith("_special_tokens") and value:
             value = value.values() if isinstance(value, dict) else value
@@ -268,7 +268,7 @@ def _special(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def _steps(step: dict[str, Any] | None) -> Iterator[str]:
-    """Yields the kinds of the steps of a normalizer or pre-tokenizer."""
+    """Yields the types of all steps of a normalizer or pre-tokenizer, nested ones included."""
     parts = step and (step.get("normalizers") or step.get("pretokenizers"))
     for part in parts or ():
         yield from _steps(part)
@@ -277,7 +277,7 @@ def _steps(step: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _bytes(settings: dict[str, Any], directory: Path) -> ByteVocabulary:
-    """Reads ByT5's vocabulary, whose sentinels transformers lists among the added tokens."""
+    """Returns ByT5's vocabulary; added tokens, if there are any, must be its sentinels."""
     with describing(f"tokenizer of {directory}", "added tokens"):
         listed = settings.get("added_tokens_decoder") or {}
         added = {int(number): token["content"] for number, token in listed.items()}
@@ -289,7 +289,7 @@ def _bytes(settings: dict[str, Any], directory: Path) -> ByteVocabulary:
         if (number, added[number]) != (first + place, f"<extra_id_{place}>"):
             raise InputError(
                 f"{directory} adds token {added[number]!r} with id {number} to ByT5's: give a "
-                "model without added tokens"
+                "model without tokens added to the sentinels"
             )
     found = settings.get("extra_ids")
     return ByteVocabulary(len(sentinels) or (125 if found is None else found), reads_sentinels=True)

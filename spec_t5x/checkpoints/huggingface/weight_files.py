@@ -1,6 +1,6 @@
-"""Hugging Face's files of weights, opened and read by slices, and written.
+"""Hugging Face's files of weights, read by slices and written.
 
-Files of safetensors and PyTorch are mapped into memory: a slice that is not needed is not read.
+Files are mapped into memory, so that only requested slices are read; older PyTorch's are not.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.git_lfs import check_fetched
 
-# Names of the weights in order of preference; an index lists shards.
+# Names of files of weights in order of preference; an index lists shards.
 INDEX_ENDING = ".index.json"
 TORCH_WEIGHTS = ("pytorch_model.bin", f"pytorch_model.bin{INDEX_ENDING}")
 WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX_ENDING}", *TORCH_WEIGHTS)
@@ -44,12 +44,12 @@ WRAPPERS = ("module.", "_orig_mod.", "model.")
 # Rows compared at a time: a bound on memory.
 _ROWS = 4096
 
-# Largest file of a model in bytes: a file is in memory while it is written.
+# Bytes of tensors in a file, which is built in memory; a larger tensor has its own file.
 SHARD_BYTES = 10**9
 
 
 def open_tensors(directory: Path) -> dict[str, Tensor]:
-    """Opens every tensor in a directory, by its name there, and reads none."""
+    """Opens all tensors of a directory, by their names in its files; values are read later."""
     tensors = {}
     for path in weight_files(directory):
         check_fetched(path)
@@ -60,7 +60,7 @@ def open_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """Returns the transpose of a matrix."""
+    """Returns the transpose of a matrix, whose slices are read from ``tensor`` on demand."""
     return dataclasses.replace(
         tensor,
         shape=tensor.shape[::-1],
@@ -69,7 +69,7 @@ def transposed(tensor: Tensor) -> Tensor:
 
 
 def renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
-    """Returns the matrix whose row i is row ``rows[i]`` of ``tensor``."""
+    """Returns the matrix whose row i is row ``rows[i]`` of ``tensor``; any read reads all rows."""
 
     def read(index):
         ours, columns = index
@@ -79,7 +79,7 @@ def renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
 
 
 def scaled(tensor: Tensor, factor: float) -> Tensor:
-    """Returns a tensor times a number, in float32."""
+    """Returns ``tensor`` times ``factor``, multiplied in float32 when it is read."""
 
     def read(index):
         return tensor.read(index).astype(np.float32) * np.float32(factor)
@@ -88,7 +88,7 @@ def scaled(tensor: Tensor, factor: float) -> Tensor:
 
 
 def same_table(one: Tensor, other: Tensor) -> bool:
-    """Tells whether two matrices hold the same numbers."""
+    """Tells whether two matrices are equal, which reads both unless they are one object."""
     if one is other:
         return True
     if one.shape != other.shape or len(one.shape) != 2:
@@ -97,28 +97,28 @@ def same_table(one: Tensor, other: Tensor) -> bool:
     blocks = [
         (slice(start, min(start + _ROWS, rows)), slice(0, width)) for start in range(0, rows, _ROWS)
     ]
-    # NaN equals NaN here: the check for NaN has the better message.
+    # NaN equals NaN here, because the later check for NaN has the better message.
     return all(np.array_equal(one.read(i), other.read(i), equal_nan=True) for i in blocks)
 
 
 def check_shared(one: Tensor, other: Tensor, directory: Path) -> None:
-    """Refuses embeddings of encoder and decoder that differ, where the network has one for both."""
+    """Raises ``InputError`` unless the embeddings of encoder and decoder, one here, are equal."""
     if not same_table(one, other):
         raise InputError(
-            f"{directory}: {one.name} differs from {other.name}, and encoder and decoder have one "
-            "embedding here: give a model that was trained with one"
+            f"{directory}: {one.name} differs from {other.name}, but encoder and decoder share one "
+            "embedding here: give a model that was trained with a shared embedding"
         )
 
 
 def unwrapped(tensors: dict[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
-    """Returns tensors without the prefixes that a wrapper put before every name."""
+    """Removes from all names any of ``prefixes`` that every name begins with, repeatedly."""
     while prefix := next((p for p in prefixes if all(n.startswith(p) for n in tensors)), None):
         tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     return tensors
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Lists the files of a directory's weights, all of which exist."""
+    """Returns a directory's files of weights; raises ``InputError`` if any are missing."""
     present = [directory / name for name in WEIGHTS if (directory / name).is_file()]
     if not present:
         raise InputError(
@@ -155,7 +155,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def check_torch(path: object) -> None:
-    """Refuses a file of PyTorch's without a PyTorch that reads it safely."""
+    """Raises ``InputError`` unless a PyTorch is installed that does not run a pickle's code."""
     try:
         import torch
     except ImportError as error:
@@ -165,7 +165,7 @@ def check_torch(path: object) -> None:
         ) from error
     if tuple(map(int, torch.__version__.split(".")[:2])) < _SAFE_TORCH:
         raise InputError(
-            f"{path} is a pickle, which PyTorch {torch.__version__} would run code of: "
+            f"{path} is a pickle, whose code PyTorch {torch.__version__} would run: "
             f"pip install 'torch>={'.'.join(map(str, _SAFE_TORCH))}', or convert it to "
             "model.safetensors"
         )
@@ -183,7 +183,7 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
 
         return part
 
-    # weights_only: a pickle from elsewhere must not run code. Files of before 2020 are
+    # weights_only: a pickle from elsewhere must not run code. Files from before PyTorch 1.6 are
     # no archives, and cannot be mapped into memory.
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     return {
@@ -198,9 +198,9 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
 
 
 def write_safetensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Writes ``model.safetensors``, or files of ``SHARD_BYTES`` at most and their index.
+    """Writes (name, array) pairs to ``model.safetensors``, or to several files and their index.
 
-    The tensors of one file are in memory at a time; one that is larger has its own file.
+    A file has at most ``SHARD_BYTES`` of arrays, or one larger array, and is built in memory.
     """
     shards, total, size, pending = [], 0, 0, {}
 
