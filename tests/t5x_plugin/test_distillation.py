@@ -309,7 +309,7 @@ def test_settings_that_cannot_be_honoured(pair, tiny_pair, tmp_path):
         ({"objective": "kl"}, "objective is 'kl': give one of cross_entropy, forward_kl"),
         ({"weight": 1.5}, "weight is 1.5"),
         ({"path": tmp_path / "absent"}, "no directory"),
-        ({"path": tiny_pair / "other"}, "holds a vocabulary of its own"),
+        ({"path": tiny_pair / "other"}, "already holds a vocabulary"),
         ({"made_by": OwnLoss}, "OwnLoss overrides EncoderDecoderModel.loss_fn"),
     ):
         with pytest.raises(InputError, match=message):

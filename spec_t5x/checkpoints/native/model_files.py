@@ -1,11 +1,11 @@
-"""The project's own format of models.
+"""Native format of models, written and read by this package.
 
 A directory that can be copied, committed and shipped as package data:
 
     config.json     format, version, model, vocabulary, stored type; readable
-    params/         the weights, as Orbax writes and restores them
+    params/         the weights, in Orbax's format
     spiece.model    the SentencePiece model, or
-    tokenizer.json  another vocabulary, as Unigram or WordPiece (neither for bytes)
+    tokenizer.json  another vocabulary, such as Unigram or WordPiece (bytes need no file)
 """
 
 from collections.abc import Callable
@@ -37,14 +37,14 @@ from spec_t5x.types import EOS_ID, PyTree
 
 FORMAT = "spec_t5x"
 VERSION = 1
-# With rounded matrices, which earlier releases cannot read.
+# Version with rounded matrices, which earlier releases cannot read.
 _ROUNDED_VERSION = 2
 PARAMS_NAME = "params"
 _OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_dtype", "weights")
-# Entries of "vocabulary" that not all vocabularies have.
+# Entries of "vocabulary" that some vocabularies have.
 _MAPPED_IDS = ("num_ids", "start_id", "eos_id")
 _READS_SENTINELS, _CLEANS_UP, _MORE_EOS = "reads_sentinels", "cleans_up", "more_eos_ids"
-# The family of a config.json without "network", from before there were two.
+# Family of a config.json without "network", written when there was one family.
 _FIRST = "t5"
 
 
@@ -61,17 +61,17 @@ def save_model(
     """Writes a checkpoint, completely or not at all.
 
     Args:
-        directory: the checkpoint's; its parents are made.
-        params: the tree of the network of ``config``, without an outer "params".
-        config: the model.
-        vocabulary_or_path: a vocabulary, or a SentencePiece file without extra ids.
+        directory: directory of the checkpoint; missing parents are created.
+        params: the network's parameters, as of ``LoadedModel``, without an outer "params".
+        config: the network's configuration.
+        vocabulary_or_path: a vocabulary, or the path of a SentencePiece file without extra ids.
         dtype: "bfloat16" or "float32", the type of the stored weights.
-        extra: more entries for config.json (training steps, scores, ...).
+        extra: further entries of config.json (training steps, scores, ...).
         overwrite: whether an earlier checkpoint may be replaced.
 
     Raises:
-        InputError: the directory is taken, the parameters do not fit the
-            configuration or are not finite, or an argument is none of the above.
+        InputError: the directory is taken, the parameters do not fit the configuration or are not
+            finite, ``dtype`` is another, or ``extra`` has names of the format's entries.
     """
     vocabulary = vocabulary_or_path
     if isinstance(vocabulary, str | Path):
@@ -81,7 +81,7 @@ def save_model(
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """Writes a stored model; see ``formats``."""
+    """Writes all of a model but its vocabulary to the directory ``stage``; see ``formats``."""
     stored.known_vocabulary()
     write_json(stage / CONFIG_NAME, describe(stored, dtype))
     is_rounded = stored.weights != AUTO
@@ -93,7 +93,7 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a checkpoint that ``save_model`` wrote; see ``formats``."""
+    """Opens a checkpoint that ``save_model`` wrote; ``values`` is its config.json."""
     path = directory / PARAMS_NAME
     if not path.is_dir():
         raise InputError(f"no directory {path}: copy the whole checkpoint")
@@ -113,7 +113,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 
 
 def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
-    """Returns the config.json of a model, its further entries included."""
+    """Returns config.json for a model stored as ``dtype``, with the entries of its metadata."""
     config, vocabulary, weights = stored.config, stored.vocabulary, stored.weights
     metadata = {
         "format": FORMAT,
@@ -129,7 +129,7 @@ def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
 
 
 def _name_of(kind: str, fits: Callable[[Any], bool]) -> str:
-    """Returns the name of the first entry that fits."""
+    """Returns the registered name of the first entry of ``kind`` for which ``fits`` is true."""
     return next(name for name, entry in registry.find_all(kind).items() if fits(entry))
 
 
@@ -142,7 +142,7 @@ def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
     elif isinstance(vocabulary, SentencePieceVocabulary):
         entry = {"kind": "sentencepiece", "file": SPIECE_NAME}
     elif isinstance(vocabulary, MappedVocabulary):
-        # The tokenizer's ids, before they are renumbered.
+        # Ids of the tokenizer, before renumbering.
         ids = {name: getattr(vocabulary, name) for name in _MAPPED_IDS}
         entry = {"kind": "mapped", "file": TOKENIZER_NAME, **ids}
         more = list(vocabulary.more_eos_ids)
@@ -157,7 +157,7 @@ def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
-    """Returns the model's configuration in ``metadata``, which was read from ``path``."""
+    """Returns the network's configuration in ``metadata``, a config.json read from ``path``."""
     version = VERSION if metadata.get("weights", AUTO) == AUTO else _ROUNDED_VERSION
     check_format(metadata, path, FORMAT, version, "load it with spec_t5x.checkpoints.loading.load")
     network = metadata.get("network", _FIRST)
@@ -167,12 +167,12 @@ def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
 
 
 def extra_entries(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entries of ``metadata`` that are not the format's."""
+    """Returns the entries of ``metadata``, a config.json, that the format does not define."""
     return {name: value for name, value in metadata.items() if name not in _OWN_ENTRIES}
 
 
 def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
-    """Reads the vocabulary that ``values`` describes."""
+    """Reads the vocabulary that a config.json describes, and checks its fingerprint."""
     entry = values.get("vocabulary")
     entry = entry if isinstance(entry, dict) else {}
     kind, tokenizers = entry.get("kind"), registry.names("tokenizer")

@@ -1,7 +1,7 @@
-"""Rounded matrices on disk: whole numbers, and beside each the scales of its groups.
+"""Rounded matrices on disk: for each matrix its integers and the scales of its groups.
 
-They are the numbers that a model computes with: a rounded matrix that is read back
-is rounded to itself (``models.weights.Rounded``).
+Reading multiplies integers and scales. Rounding the product gives the same integers and scales
+again (``models.weights.Rounded``), so that a stored model computes as it did before.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,11 +18,11 @@ _MATRIX, _SCALES = "/kernel", "/kernel_scales"
 def split(
     tensors: Iterable[tuple[str, np.ndarray]], bits: int, dtype: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the stored form of weights in float32: matrices rounded, all else as ``dtype``."""
+    """Yields float32 weights as stored: matrices as integers and scales, others as ``dtype``."""
     for path, array in tensors:
         if path.endswith(_MATRIX):
             rounded = Rounded.of(array, bits)
-            # Numbers of 4 bits too: compression removes the rest of a byte.
+            # One byte also for an integer of 4 bits: compression removes the other bits.
             yield path, np.asarray(rounded.values).astype(np.int8)
             yield path.removesuffix(_MATRIX) + _SCALES, np.asarray(rounded.scales)
         else:
@@ -30,7 +30,7 @@ def split(
 
 
 def join(stored: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Returns the weights of a model that ``split`` made, matrices in float32."""
+    """Returns the weights that ``split`` stored: matrices times their scales, in float32."""
     tensors = {}
     for path, tensor in stored.items():
         if path.endswith(_MATRIX):
@@ -55,7 +55,7 @@ def _multiplied(values: Tensor, scales: Tensor) -> Tensor:
         factors = scales.read((slice(0, groups), columns))[group_of_row[rows]]
         return values.read(index).astype(np.float32) * factors
 
-    # In fewer bits it would be rounded to other numbers.
+    # A cast to fewer bits would change the integers to which the matrix is rounded.
     return Tensor(
         name=values.name, shape=values.shape, dtype="float32", read=read, keeps_dtype=True
     )

@@ -1,1 +1,1 @@
-"""Parts that all formats share: files, arrays, vocabularies and checks."""
+"""Files, locations, tensors and vocabularies, as all formats of checkpoints share them."""

@@ -1,4 +1,4 @@
-"""Checkpoint directories: JSON that explains its faults, all-or-nothing writes."""
+"""Files of checkpoints: JSON with clear errors, and directories written whole or not at all."""
 
 import contextlib
 import fcntl
@@ -20,12 +20,12 @@ CONFIG_NAME = "config.json"
 # The config.json of the native format beside T5X's files, which T5X does not read.
 SIDECAR_NAME = "spec_t5x.json"
 
-# Marks in the name of a directory that is being written, and of one that another replaces.
+# Marks in the names of a directory that is being written, and of one that is being replaced.
 _STAGE, _RETIRED = "writing", "old"
 
 
 def read_json(path: Any) -> dict[str, Any]:
-    """Reads the JSON object in a file, a ``Path`` or one in a bucket."""
+    """Returns the JSON object in a ``Path`` or ``GcsPath``, or raises ``InputError``."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -41,13 +41,13 @@ def read_json(path: Any) -> dict[str, Any]:
 
 
 def read_if_there(path: Any) -> dict[str, Any]:
-    """Reads the JSON object in a file, an empty one without the file."""
+    """Returns the JSON object in a file, or an empty dict if the file does not exist."""
     return read_json(path) if path.is_file() else {}
 
 
 @contextlib.contextmanager
 def describing(path: object, what: str) -> Iterator[None]:
-    """Turns errors of code that makes ``what`` of a JSON file's values into an ``InputError``."""
+    """Turns errors of the code inside, which makes ``what`` of JSON, into an ``InputError``."""
     try:
         yield
     except InputError:
@@ -61,7 +61,7 @@ def describing(path: object, what: str) -> Iterator[None]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Writes a JSON object for people to read."""
+    """Writes an indented JSON object; raises ``InputError`` for values that JSON lacks."""
     try:
         text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -75,18 +75,18 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 def save_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes a safetensors file; the library's function makes one that its owner alone may read."""
-    # Imported where weights move: the command line starts without it.
+    """Writes a safetensors file with default permissions; the library's ``save_file`` sets 0600."""
+    # Imported here, because most commands do not need the package.
     from safetensors.numpy import save
 
-    # The memory of a transposed array is in another order.
+    # ``save`` writes memory as it is, and that of a transposed array is in another order.
     in_order = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     path.write_bytes(save(in_order, metadata))
 
 
 @contextlib.contextmanager
 def reading_weights(path: Path) -> Iterator[None]:
-    """Turns all errors of code that reads a file of weights into an ``InputError``."""
+    """Turns all errors of the code inside, which reads weights, into an ``InputError``."""
     try:
         yield
     except InputError:
@@ -98,7 +98,7 @@ def reading_weights(path: Path) -> Iterator[None]:
 
 
 def check_inside(name: str, source: object) -> str:
-    """Returns a file's name that ``source`` gives, unless it leads out of the checkpoint."""
+    """Returns ``name``; raises ``InputError`` if this path leads out of the checkpoint."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise InputError(
@@ -108,22 +108,22 @@ def check_inside(name: str, source: object) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the gist of an error, for a message that must stay on one line."""
+    """Returns an error's text (or type, if empty) as one line of at most 160 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 160 else text[:157] + "..."
 
 
 @contextlib.contextmanager
 def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yields a directory beside ``directory`` that takes its place at the end.
+    """Yields an empty directory, which is renamed to ``directory`` if the body succeeds.
 
-    If the body fails, nothing has changed. With ``overwrite`` an earlier checkpoint is removed once
-    the new one is complete. A killed process leaves the earlier checkpoint or the new one under the
-    name, after ``recover``, which all readers call; its other files go at the next write.
+    If the body fails, ``directory`` is unchanged. With ``overwrite`` an earlier checkpoint is
+    removed once the new one is complete. If the process is killed, ``recover``, which readers call,
+    restores the earlier checkpoint unless the new one is there; the next write removes leftovers.
 
     Raises:
-        InputError: something is there already, and it is not an empty directory
-            or ``overwrite`` is not set; or it is no checkpoint.
+        InputError: ``directory`` is a file, or it has files and either ``overwrite`` is False or
+            the files are no checkpoint.
     """
     directory = Path(directory).resolve()
     recover(directory)
@@ -134,7 +134,7 @@ def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path
         with _lock(directory.parent):
             _remove_left(directory)
             stage.mkdir()
-            # Tells others that this process is alive: the system releases it at its end.
+            # The lock shows that this process is alive: the system releases it at the end.
             held.enter_context(_lock(stage, wait=False))
         try:
             yield stage
@@ -144,18 +144,18 @@ def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path
 
 
 def recover(directory: Path) -> None:
-    """Puts back a checkpoint that a killed process had moved aside to write another."""
+    """Renames back a checkpoint that a killed process had renamed in order to replace it."""
     directory = directory.resolve()
     if directory.exists() or not _beside(directory, _RETIRED):
         return
     with contextlib.suppress(OSError), _lock(directory.parent):
-        # The process may be alive and done by now.
+        # Checked again under the lock: the other process may be alive and have finished.
         if not directory.exists():
             os.rename(_beside(directory, _RETIRED)[0], directory)
 
 
 def check_destination(directory: Path, overwrite: bool) -> None:
-    """Refuses a directory that ``staged_directory`` would refuse."""
+    """Raises ``InputError`` for a directory that ``staged_directory`` would refuse."""
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -164,7 +164,7 @@ def check_destination(directory: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise InputError(f"{directory} exists: choose another directory or set overwrite=True")
-    # A wrong path must not cost a user other files.
+    # A wrong path must not delete other files of the user.
     if not any((directory / name).is_file() for name in (CONFIG_NAME, SIDECAR_NAME)):
         raise InputError(
             f"{directory} holds no {CONFIG_NAME} and no {SIDECAR_NAME}, so it is no checkpoint to "
@@ -173,7 +173,7 @@ def check_destination(directory: Path, overwrite: bool) -> None:
 
 
 def _remove_left(directory: Path) -> None:
-    """Removes the directories that dead processes left beside ``directory``."""
+    """Removes the staged and replaced directories that dead processes left of ``directory``."""
     retired = _beside(directory, _RETIRED) if directory.exists() else []
     for path in [*_beside(directory, _STAGE), *retired]:
         with _lock(path, wait=False) as is_free:
@@ -182,12 +182,12 @@ def _remove_left(directory: Path) -> None:
 
 
 def _replace(directory: Path, stage: Path) -> None:
-    """Gives ``stage`` the name ``directory``, and removes the directory that had it."""
+    """Renames ``stage`` to ``directory``, and removes the directory that it replaces."""
     if not directory.exists():
         os.rename(stage, directory)
         return
     retired = _new_beside(directory, _RETIRED)
-    # Others wait, rather than find nothing and recover.
+    # Under the lock: ``recover`` in another process must not run between the two renames.
     with _lock(directory.parent):
         os.rename(directory, retired)
         try:
@@ -209,7 +209,7 @@ def _beside(directory: Path, kind: str) -> list[Path]:
 
 @contextlib.contextmanager
 def _lock(directory: Path, wait: bool = True) -> Iterator[bool]:
-    """Yields True with a directory's lock held, False if another has it or there are no locks."""
+    """Yields True with a directory locked, or False if another has the lock or locking fails."""
     with contextlib.ExitStack() as opened:
         try:
             descriptor = os.open(directory, os.O_RDONLY)

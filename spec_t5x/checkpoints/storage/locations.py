@@ -1,4 +1,4 @@
-"""The place of a checkpoint: a directory of this machine, or one in a bucket (gs://).
+"""Location of a checkpoint: a directory of this machine, or in a bucket (gs://).
 
 A bucket is read through TensorStore, with Google's default credentials if there are any: those of
 ``gcloud auth application-default login``, of GOOGLE_APPLICATION_CREDENTIALS or of the virtual
@@ -21,13 +21,13 @@ LOG_IN = "gcloud auth application-default login"
 
 @dataclasses.dataclass(frozen=True)
 class GcsPath:
-    """A file or directory of a bucket, with the few methods of ``Path`` that reading needs.
+    """A file or directory in a bucket, with the few methods of ``Path`` that reading needs.
 
-    Each method raises ``InputError`` when the bucket cannot be reached.
+    The methods that read raise ``InputError`` if the bucket cannot be reached or access is denied.
     """
 
     bucket: str
-    # The rest, without a slash at either end; "" is the bucket itself.
+    # Path in the bucket, without a slash at either end; "" is the bucket itself.
     key: str
 
     def __str__(self) -> str:
@@ -38,46 +38,46 @@ class GcsPath:
 
     @property
     def name(self) -> str:
-        """Last component."""
+        """Last component of the key."""
         return self.key.rpartition("/")[2]
 
     @property
     def parent(self) -> "GcsPath":
-        """Directory that holds it."""
+        """Directory that contains this path."""
         return GcsPath(self.bucket, self.key.rpartition("/")[0])
 
     def is_file(self) -> bool:
-        """Tells whether there is an object of exactly this name that may be read."""
-        # No list: the rights to read objects and to list them are separate, and a bucket that may
-        # not be listed looks empty. All files that are looked for so are small.
+        """Tells whether an object with exactly this key exists and may be read."""
+        # Read, not listed: the rights to read and to list objects are separate, and a bucket that
+        # may not be listed looks empty. All files that are checked this way are small.
         try:
             return self._read() is not None
         except InputError as error:
-            # An absent object is forbidden, too, without the right to list.
+            # Without the right to list, access to an absent object is also denied.
             if isinstance(error.__cause__, PermissionError):
                 return False
             raise
 
     def iterdir(self) -> list["GcsPath"]:
-        """Lists the directory's content, sorted by name."""
+        """Lists the files and directories in this directory, sorted by name."""
         import tensorstore as ts
 
         prefix = f"{self.key}/" if self.key else ""
-        # The last key with this prefix comes before the prefix with its slash counted up.
+        # "0" follows "/" in ASCII, so that the range contains exactly the keys with the prefix.
         keys = ts.KvStore.KeyRange(prefix, f"{self.key}0" if self.key else "")
         found = [key.decode() for key in self._ask(lambda store: store.list(keys))]
         names = {key.removeprefix(prefix).partition("/")[0] for key in found}
         return [self / name for name in sorted(names - {""})]
 
     def read_bytes(self) -> bytes:
-        """Returns the object's content, or raises ``FileNotFoundError``."""
+        """Returns the object's content; raises ``FileNotFoundError`` if there is no object."""
         content = self._read()
         if content is None:
             raise FileNotFoundError(str(self))
         return content
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Returns the object's content, decoded."""
+        """Returns the object's content as text; raises as ``read_bytes`` does."""
         return self.read_bytes().decode(encoding)
 
     def _read(self) -> bytes | None:
@@ -99,7 +99,7 @@ Location = Path | GcsPath
 
 
 def locate(name: str | Path | GcsPath) -> Location:
-    """Returns the place of a path or a gs:// address, whether it exists or not."""
+    """Returns the location of a path or ``gs://`` address, which need not exist."""
     if isinstance(name, GcsPath):
         return name
     text = str(name)
@@ -114,7 +114,7 @@ def locate(name: str | Path | GcsPath) -> Location:
 
 
 def kvstore_spec(location: Location) -> dict[str, Any]:
-    """Returns TensorStore's specification of a directory of files."""
+    """Returns TensorStore's specification of the key-value store that a directory is."""
     if isinstance(location, GcsPath):
         key = f"{location.key}/" if location.key else ""
         return {"driver": "gcs", "bucket": location.bucket, "path": key}

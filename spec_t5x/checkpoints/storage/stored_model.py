@@ -1,4 +1,4 @@
-"""A model on disk, which a format opens, and a model in memory."""
+"""Models as formats of checkpoints open them (``StoredModel``), and as read (``LoadedModel``)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
 from spec_t5x.names import AUTO, STORED_DTYPES
 from spec_t5x.types import PyTree
 
-# From the configuration to a tree of shardings like the parameters.
+# Function from a configuration to a tree of shardings with the structure of the parameters.
 Shardings = Callable[[ModelConfig], PyTree]
 
 
@@ -29,34 +29,34 @@ Shardings = Callable[[ModelConfig], PyTree]
 class LoadedModel:
     """A model read from disk, checked and ready to run."""
 
-    # ``{"token_embedder": {"embedding": [vocab, embed]}, "encoder": ...}``; if it was read for
-    # decoding, in the form of this machine's operations (``machine.operations``).
+    # ``{"token_embedder": {"embedding": [vocab, embed]}, "encoder": ...}``; if read with
+    # ``for_decoding``, packed for this machine's operations (``machine.operations``).
     params: PyTree
     # ``config.dtype`` is the requested type, not the stored one.
     config: ModelConfig
     vocabulary: Vocabulary
     directory: Location
-    # Entries of config.json beside the model's, and the step of a T5X checkpoint.
+    # Entries of config.json other than the configuration, and the step of a T5X checkpoint.
     metadata: dict[str, Any]
-    # "int8" or "int4" if the matrices were rounded before they were stored.
+    # "int8" or "int4" if the matrices were rounded before they were stored, else "auto".
     weights: str = AUTO
 
     def bind(self, weights: str = AUTO) -> Model:
-        """Binds the model for decoding, its matrices as stored or rounded to fewer bits."""
+        """Returns the network with its parameters; "int8" or "int4" rounds its matrices."""
         return bind(self.params, self.config, self.weights if weights == AUTO else weights)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredModel:
-    """An opened model; its weights are read later."""
+    """A model whose files are open; its weights are read later."""
 
     tensors: Tensors
     config: ModelConfig
-    # None if the checkpoint has none, as T5X's.
+    # None if the checkpoint has no vocabulary, as T5X's.
     vocabulary: Vocabulary | None
     directory: Location
-    # As in ``LoadedModel``; a format that writes the model copies the metadata and rounds the
-    # matrices to ``weights``.
+    # Metadata and weights as in ``LoadedModel``. A format that writes the model copies the
+    # metadata, and the native one rounds the matrices to ``weights``.
     metadata: dict[str, Any]
     weights: str = AUTO
 
@@ -69,7 +69,7 @@ class StoredModel:
         vocabulary: Vocabulary | None,
         metadata: dict[str, Any] | None = None,
     ) -> "StoredModel":
-        """Wraps a model in memory, for a format to write it to ``directory``."""
+        """Returns a model in memory as one that ``write`` stores; messages name ``directory``."""
         return cls(
             tensors=array_tensors(params),
             config=config,
@@ -79,8 +79,8 @@ class StoredModel:
         )
 
     def check(self) -> None:
-        """Raises ``InputError`` unless vocabulary and weights, unread, fit the configuration."""
-        # Every id needs a row in the embedding; more rows are padding.
+        """Raises ``InputError`` unless vocabulary and shapes of weights fit the configuration."""
+        # Every id needs a row of the embedding; further rows are padding.
         if self.vocabulary and self.vocabulary.vocab_size > self.config.vocab_size:
             raise InputError(
                 f"{self.directory}: the vocabulary has {self.vocabulary.vocab_size} ids, the model "
@@ -92,7 +92,7 @@ class StoredModel:
     def load(
         self, *, dtype: str, shardings: Shardings | None = None, for_decoding: bool = False
     ) -> LoadedModel:
-        """Reads the weights that devices of this process hold; see ``loading.load``."""
+        """Reads the weights; arguments as for ``loading.load``, with a required vocabulary."""
         vocabulary = self.known_vocabulary()
         config = dataclasses.replace(self.config, dtype=dtype)
         tree = None if shardings is None else shardings(config)
@@ -107,7 +107,7 @@ class StoredModel:
         )
 
     def read_params(self, **options) -> PyTree:
-        """Checks and reads the weights; the options are those of ``tensors.read_params``."""
+        """Checks the model and reads its weights; ``options`` are of ``tensors.read_params``."""
         self.check()
         return read_params(self.tensors, str(self.directory), **options)
 
@@ -120,7 +120,7 @@ class StoredModel:
         overwrite: bool = False,
         report: Report | None = None,
     ) -> None:
-        """Writes the model and its vocabulary, completely or not at all; see ``convert``."""
+        """Writes model and vocabulary, completely or not at all; arguments as for ``convert``."""
         check_choice("stored dtype", dtype, STORED_DTYPES)
         self.check()
         try:
@@ -138,7 +138,7 @@ class StoredModel:
             ) from error
 
     def known_vocabulary(self) -> Vocabulary:
-        """Returns the vocabulary, or raises ``InputError`` without one."""
+        """Returns the vocabulary; raises ``InputError`` if there is none."""
         if self.vocabulary is None:
             raise InputError(
                 f"{self.directory} holds no vocabulary: give one (--vocabulary), a SentencePiece "
@@ -147,5 +147,5 @@ class StoredModel:
         return self.vocabulary
 
 
-# Writes a model to an empty directory, tensor by tensor, as this type, but for its vocabulary.
+# Writes all of a model but the vocabulary to an empty directory: directory, model, dtype, report.
 Writer = Callable[[Path, StoredModel, str, Report | None], None]

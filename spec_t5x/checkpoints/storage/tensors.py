@@ -1,7 +1,7 @@
-"""Weights on disk: opened by a format, read by slices on demand.
+"""Weights on disk, which a format opens and which are read by slices later.
 
-``check_tensors`` compares their names, shapes and types with the expected ones. ``read_params``
-reads them onto devices or into host memory, ``read_tensors`` for a format that writes them.
+``check_tensors`` compares names, shapes and types with the expected ones. ``read_params`` reads
+parameters onto devices, and ``read_tensors`` whole tensors one by one, for a format to write.
 """
 
 import collections
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-# Imported for its effect: it teaches numpy bfloat16.
+# Imported because it registers bfloat16 with numpy.
 import ml_dtypes  # noqa: F401
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -24,20 +24,20 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine.operations import XLA
 from spec_t5x.types import PyTree
 
-# Tensors that are read ahead: a bound on memory.
+# Number of tensors that are read ahead, to bound memory.
 _AHEAD = 8
-# Elements that are checked for NaN at a time: a bound on memory.
+# Number of elements that are checked for NaN at a time, to bound memory.
 _FINITE_BLOCK = 1 << 24
 
-# Called with the bytes that are done, and with their total.
+# Function that is called with the bytes done so far, and with the total.
 Report = Callable[[int, int], None]
 
-# Types of stored weights.
+# Types of stored weights that can be read.
 _TYPES = ("float32", "bfloat16", "float16", "float64")
-# Faults of a kind that a message names.
+# Number of names that a message lists at most.
 _NAMED = 6
 
-# One slice for each axis; and the same as numbers, which can be compared.
+# One slice for each axis; and the slices as pairs (start, stop), which can be keys.
 Index = tuple[slice, ...]
 Bounds = tuple[tuple[int, int], ...]
 
@@ -48,24 +48,24 @@ _Result = TypeVar("_Result")
 class Tensor:
     """A tensor in a file: its description, and a function that reads a part of it."""
 
-    # The checkpoint's name, for messages.
+    # Name in the checkpoint, for messages.
     name: str
     shape: tuple[int, ...]
     # numpy's name of the stored type, such as "bfloat16".
     dtype: str
-    # Called from several threads; raises ``InputError`` if the data are damaged.
+    # Reads a slice; is called from several threads; raises ``InputError`` if data are damaged.
     read: Callable[[Index], np.ndarray]
-    # Keeps the type when the others are cast.
+    # True if ``dtype`` is kept when other tensors are cast.
     keeps_dtype: bool = False
 
 
-# The weights of a model by our paths, such as ``encoder/encoder_norm/scale``, in the shapes
-# that our network has; a checkpoint's other tensors by their names there.
+# Weights of a model by the paths of our network, such as ``encoder/encoder_norm/scale``, and in its
+# shapes; a checkpoint's unknown tensors by their names there.
 Tensors = Mapping[str, Tensor]
 
 
 def array_tensors(params: PyTree) -> dict[str, Tensor]:
-    """Describes a tree of arrays in memory."""
+    """Returns a ``Tensor``, by path, for each array of a tree in memory."""
 
     def tensor(path, array):
         shape, dtype = np.shape(array), str(array.dtype)
@@ -76,7 +76,7 @@ def array_tensors(params: PyTree) -> dict[str, Tensor]:
 
 
 def check_tensors(found: Tensors, expected: Mapping[str, tuple[int, ...]], source: str) -> None:
-    """Refuses tensors that do not fit the shapes expected, with every fault in one line."""
+    """Raises ``InputError`` unless ``found`` has the expected paths and shapes, and known types."""
     common = [path for path in expected if path in found]
     faults = {
         "missing": [path for path in expected if path not in found],
@@ -103,7 +103,7 @@ def check_tensors(found: Tensors, expected: Mapping[str, tuple[int, ...]], sourc
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns the first few names, and how many more there are."""
+    """Returns a text with the first six names, and the number of further ones."""
     more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
@@ -116,11 +116,11 @@ def read_params(
     shardings: PyTree | None = None,
     packed: Callable[[str, np.ndarray], Any] = XLA.packed,
 ) -> PyTree:
-    """Reads the weights as our tree of parameters, each slice cast to ``dtype`` as it is read.
+    """Returns the tree of parameters, read slice by slice and cast to ``dtype``.
 
     With ``shardings``, a tree like the parameters, only the slices that devices of this process
-    hold are read, each of them once. Otherwise each parameter is ``packed``
-    (``machine.operations.Operations``) as it is read. Messages begin with ``source``.
+    hold are read, each of them once. Otherwise ``packed`` (``machine.operations.Operations``) is
+    applied to each parameter. Raises ``InputError``, which names ``source``, for NaN and infinity.
     """
     flat = None if shardings is None else flatten_dict(shardings, sep="/")
     params = {}
@@ -136,9 +136,9 @@ def read_params(
 def read_tensors(
     tensors: Tensors, source: str, dtype: str, report: Report | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields every tensor, whole and as ``dtype``, in order; a few are read ahead.
+    """Yields path and values of every tensor in order, as ``dtype``; reads a few ahead.
 
-    Weights that are not finite are refused at the end.
+    If weights are NaN or infinite, ``InputError`` is raised after the last tensor.
     """
     sizes = (math.prod(tensor.shape) for tensor in tensors.values())
     done, total = 0, jnp.dtype(dtype).itemsize * sum(sizes)
@@ -153,7 +153,7 @@ def read_tensors(
 def _finite_parts(
     tensors: Tensors, source: str, dtype: str, shardings: Mapping | None = None
 ) -> Iterator[tuple[str, dict[Bounds, np.ndarray]]]:
-    """Yields the slices of each tensor, in order; refuses NaN and infinity at the end."""
+    """Yields path and slices of each tensor; raises ``InputError`` at the end for NaN, infinity."""
 
     def read(path: str) -> dict[Bounds, np.ndarray]:
         tensor = tensors[path]
@@ -179,7 +179,7 @@ def _is_finite(array: np.ndarray) -> bool:
 
 
 def _local_bounds(shape: tuple[int, ...], sharding: jax.sharding.Sharding | None) -> set[Bounds]:
-    """Returns the slices on devices of this process, each once; without a sharding the whole."""
+    """Returns the distinct slices on devices of this process; the whole if ``sharding`` is None."""
     if sharding is None:
         return {tuple((0, length) for length in shape)}
     indices = sharding.addressable_devices_indices_map(shape).values()
@@ -202,7 +202,7 @@ def _read(tensor: Tensor, index: Index, dtype: str) -> np.ndarray:
 
 
 def _read_ahead(tensors: Tensors, read: Callable[[str], _Result]) -> Iterator[tuple[str, _Result]]:
-    """Yields ``read`` of each path, in order, while threads read the next ones."""
+    """Yields each path with ``read(path)``, in order, while threads read the next ones."""
     pool = ThreadPoolExecutor(_AHEAD)
     paths, pending = iter(tensors), collections.deque()
     try:

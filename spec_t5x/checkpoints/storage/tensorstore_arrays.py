@@ -1,11 +1,11 @@
-"""Arrays in TensorStore, as T5X's legacy format and Orbax have them.
+"""Arrays in TensorStore, as T5X's legacy format and Orbax store them.
 
-All arrays are opened at once and read by slices. Only their drivers and names come from the
-checkpoint's index: a checkpoint may have moved since it was written.
+All arrays are opened concurrently and read by slices. Only drivers and names of arrays are taken
+from the checkpoint's index, not paths, because the checkpoint may have moved since it was written.
 
 Orbax's description of a tree, ``_METADATA``, names its arrays; they are in one OCDBT store
-(``manifest.ocdbt``), or in a directory each. Trees are read and written without Orbax, so
-that a model need not be in memory, and Orbax restores a tree written here.
+(``manifest.ocdbt``), or each in a directory. Trees are read and written without Orbax, so
+that a model need not be in memory, and Orbax restores a tree that is written here.
 """
 
 import math
@@ -28,7 +28,7 @@ from spec_t5x.errors import InputError
 
 METADATA_NAME = "_METADATA"
 
-# Orbax's notes beside the tree, without the machine and the time.
+# Content of Orbax's file ``_CHECKPOINT_METADATA``, without machine and time.
 _CHECKPOINT_METADATA = {
     "item_handlers": "orbax.checkpoint._src.handlers.pytree_checkpoint_handler."
     "PyTreeCheckpointHandler",
@@ -38,27 +38,27 @@ _CHECKPOINT_METADATA = {
     "commit_timestamp_nsecs": None,
     "custom_metadata": {},
 }
-# Orbax's types of the leaves that are arrays.
+# Orbax's ``value_type`` of leaves that are arrays.
 _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 
-# Bytes of decoded chunks that are kept, for slices that share one.
+# Bytes of decoded chunks that are cached, because several slices may be of one chunk.
 _CACHE_BYTES = 1 << 27
 _FILES_AT_ONCE = 32
-# Bytes of the largest piece of an array; T5X's bound, for any partitioning and file system.
+# Bytes of an array's largest chunk: T5X's bound, which suits all partitionings and file systems.
 _CHUNK_BYTES = 1 << 26
-# Bytes of arrays written in one transaction: a bound on memory.
+# Bytes of arrays that are written in one transaction, to bound memory.
 _COMMIT_BYTES = 1 << 28
 
 COPY_AGAIN = "copy the whole checkpoint again"
 
-# The keys on the way to a leaf.
+# Keys from the root of a tree to a leaf.
 Keys = tuple[str, ...]
-# An array as a checkpoint's index has it: TensorStore's specification, or the array itself.
+# An entry of a checkpoint's index: TensorStore's specification of an array, or the array itself.
 ArrayEntry = Mapping[str, Any] | np.ndarray
 
 
 def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Tensor]:
-    """Opens every array of the checkpoint ``source``, all at the same time, and reads none."""
+    """Opens all arrays of the checkpoint ``source`` concurrently; reads no values."""
     import tensorstore as ts
 
     context = ts.Context(
@@ -67,7 +67,7 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
             "file_io_concurrency": {"limit": _FILES_AT_ONCE},
         }
     )
-    # An absent chunk would be read as zeros; zarr3 may leave those out on purpose.
+    # An absent chunk is an error, not zeros, except in zarr3, which omits chunks of zeros.
     missing = {"zarr": {"fill_missing_data_reads": False}, "zarr3": {}}
     options = {"open": True, "read": True, "context": context}
     futures = {
@@ -112,20 +112,20 @@ def _unreadable(path: str, source: str, error: Exception) -> InputError:
 
 
 def zarr_spec(kvstore: Mapping[str, Any], name: str, driver: str = "zarr") -> dict[str, Any]:
-    """Returns the specification of the array ``name`` in a directory, which it must not leave."""
+    """Returns TensorStore's specification of array ``name`` in ``kvstore``; refuses ``..``."""
     path = f"{kvstore.get('path', '')}{check_inside(name, 'the index of arrays')}/"
     return {"driver": driver, "kvstore": {**kvstore, "path": path}}
 
 
 def array_metadata(array: np.ndarray, compressor: str) -> dict[str, Any]:
-    """Describes an array to zarr, in chunks of at most ``_CHUNK_BYTES``."""
+    """Returns zarr's metadata of an array, with chunks of at most ``_CHUNK_BYTES``."""
     chunks = chunk_shape(array.shape, array.itemsize, _CHUNK_BYTES)
     compression = {"id": compressor, "level": 1}
     return {"shape": list(array.shape), "chunks": chunks, "compressor": compression}
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int, limit: int) -> list[int]:
-    """Halves the longest side of a shape until a chunk has at most ``limit`` bytes.
+    """Returns ``shape`` with its longest axis halved until a chunk has at most ``limit`` bytes.
 
     >>> chunk_shape((8, 4), 4, 64)
     [4, 4]
@@ -138,14 +138,14 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int, limit: int) -> list[int]:
 
 
 def arrays_kvstore(location: Location) -> dict[str, Any]:
-    """Returns the store of a checkpoint's arrays: one OCDBT store, or their directories."""
+    """Returns TensorStore's specification of the OCDBT store of all arrays, or of a directory."""
     kvstore = kvstore_spec(location)
     is_one = (location / "manifest.ocdbt").is_file()
     return {"driver": "ocdbt", "base": kvstore} if is_one else kvstore
 
 
 def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
-    """Returns the arrays of a tree that Orbax saved in ``location``, by their keys."""
+    """Returns the specifications, by keys, of the arrays of a tree that Orbax saved."""
     path = location / METADATA_NAME
     metadata = read_json(path)
     driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
@@ -160,9 +160,9 @@ def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
 
 
 def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> None:
-    """Writes arrays, by their keys, to a new directory as Orbax does: one OCDBT store.
+    """Writes arrays, with their keys, to a new directory as Orbax does: in one OCDBT store.
 
-    The arrays are taken one after another; a few are in memory at a time.
+    The iterable is consumed array by array, so that only a few are in memory at a time.
     """
     import tensorstore as ts
 
@@ -175,7 +175,7 @@ def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> Non
         store = ts.open(spec, create=True, context=context, transaction=pending).result()
         store.write(array).result()
         tree[str(keys)] = {
-            # Type 2 is a dict's key.
+            # Orbax's type 2 is the key of a dict.
             "key_metadata": [{"key": key, "key_type": 2} for key in keys],
             "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
         }

@@ -1,14 +1,14 @@
-"""Vocabularies of checkpoints that come without one, as T5X's do.
+"""Vocabularies, given by name, for checkpoints without one, such as T5X's.
 
     spiece.model        a SentencePiece model, on this machine or in a bucket (gs://)
-    spiece.model:100    the same with so many extra ids appended
-    bytes, bytes:125    ByT5's
+    spiece.model:100    the same with 100 extra ids appended
+    bytes, bytes:125    ByT5's vocabulary; the number is that of its extra ids
     tokenizer.json      a vocabulary of a registered kind, on this machine
 
-Extra ids (``<extra_id_0>``, …) decide the meaning of an id, so their number is never guessed.
-Without one, it is 0 if the file holds them itself (mT5's, and T5X's ``…100extra`` files),
-and is otherwise inferred from the rows of the embedding, which T5 pads to a multiple of 128: 32128
-for 32000 pieces and 100 extra ids. If both 0 and 100 fit, that is an error.
+The number of extra ids (``<extra_id_0>``, …) decides the meaning of ids, so it is never guessed.
+If no number is given, it is 0 if the file contains extra ids (mT5's, and T5X's ``…100extra``
+files), and is otherwise inferred from the rows of the embedding, which T5 pads to a multiple of
+128: 32128 for 32000 pieces and 100 extra ids. If both 0 and 100 fit, an ``InputError`` is raised.
 """
 
 import hashlib
@@ -29,20 +29,20 @@ from spec_t5x.machine.compilation_cache import user_cache
 
 # Numbers of extra ids that T5 and ByT5 were trained with.
 _T5_EXTRA_IDS, _BYTE_EXTRA_IDS = 100, 125
-# Embeddings are padded to a multiple of this.
+# Rows of an embedding are padded to a multiple of this number.
 _PADDING = 128
 
-# A vocabulary, or its name on the command line.
+# A vocabulary, or its name as in the table above.
 VocabularyLike = Vocabulary | str | Path
 
 
 def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabulary:
-    """Makes a named vocabulary (see above) for an embedding of ``num_rows``.
+    """Returns the named vocabulary (see above) for an embedding of ``num_rows``.
 
-    None infers nothing: a file without a number has no extra ids but its own.
+    If ``num_rows`` is None, no number is inferred, and 0 extra ids are appended (125 for "bytes").
 
     Raises:
-        InputError: no such file, no vocabulary in it, or an ambiguous number of extra ids.
+        InputError: the file is absent or no vocabulary, or the number of extra ids is ambiguous.
     """
     if isinstance(vocabulary, Vocabulary):
         return vocabulary
@@ -52,7 +52,7 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabul
     name, extra_ids = _split_extra_ids(str(vocabulary))
     if name == "bytes":
         if extra_ids is None:
-            # They decode to nothing: their number only counts.
+            # Extra ids of bytes decode to nothing, so only the size depends on their number.
             rows = num_rows or ByteVocabulary(_BYTE_EXTRA_IDS).vocab_size
             extra_ids = min(_BYTE_EXTRA_IDS, max(rows - ByteVocabulary(0).vocab_size, 0))
         return ByteVocabulary(extra_ids)
@@ -65,9 +65,9 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabul
 def choose_vocabulary(
     given: VocabularyLike | None, own: Vocabulary | None, directory: Location, num_rows: int
 ) -> Vocabulary | None:
-    """Returns a checkpoint's own vocabulary, if it has one, which a given one must not contradict.
+    """Returns a checkpoint's ``own`` vocabulary, or the ``given`` one; refuses two that differ.
 
-    Without either, a ``spiece.model`` in the directory or in the one above is taken.
+    If both are None, a ``spiece.model`` in ``directory`` or its parent is used, or None returned.
     """
     if given is None and own is None and isinstance(directory, Path):
         # Resolved: the directory above "." is its parent.
@@ -79,14 +79,14 @@ def choose_vocabulary(
     if other.fingerprint() != own.fingerprint():
         named = repr(str(given)) if isinstance(given, str | Path) else "the one given"
         raise InputError(
-            f"{directory} holds a vocabulary of its own ({own.vocab_size} ids), which is not "
+            f"{directory} already holds a vocabulary ({own.vocab_size} ids), which differs from "
             f"{named} ({other.vocab_size} ids): leave vocabulary out"
         )
     return own
 
 
 def local_file(location: Location) -> Path:
-    """Returns a file, or the copy of one in a bucket, which is fetched once."""
+    """Returns a local path: ``location``, or the cached copy of a bucket's file, fetched once."""
     if isinstance(location, Path):
         return location
     digest = hashlib.sha256(str(location).encode()).hexdigest()[:16]
@@ -104,7 +104,7 @@ def local_file(location: Location) -> Path:
 
 
 def _split_extra_ids(text: str) -> tuple[str, int | None]:
-    """Splits ``FILE:100``; a file with a colon in its name comes first."""
+    """Splits ``FILE:100``; the number is None if absent, or if a file is called ``text``."""
     name, colon, number = text.rpartition(":")
     if not colon or not number.isdigit() or Path(text).is_file():
         return text, None

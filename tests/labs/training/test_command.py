@@ -63,7 +63,7 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
     assert_identical(found.params, loaded.params)
     another = train_sentencepiece(WORDS, tmp_path / "another", 16)
     for change, message in (
-        ({"DataOptions__vocabulary": f"{another}:0"}, "holds a vocabulary of its own"),
+        ({"DataOptions__vocabulary": f"{another}:0"}, "already holds a vocabulary"),
         ({"T5Config__mlp_dim": 24}, "make T5Config.mlp_dim 16"),
     ):
         assert train(**from_it | change) == 2
