@@ -20,7 +20,22 @@ _FLAGS = {
         "published size of the draft; or int8 or int4 (the target's weights rounded), eagle or "
         "eagle:WIDTH (a head); repeatable (default: t5_1_1_small)",
     ),
-    "gamma": (int, "tokens proposed in an iteration (default: 7)"),
+    "gamma": (int, "tokens proposed in an iteration, or a tree's depth (default: 7)"),
+    "verifier": (
+        ("token", "block", "multi", "tree"),
+        "verifier; multi and tree are of trees, which transformers and heads propose "
+        "(default: block)",
+    ),
+    "widths": (
+        [tuple, "widths"],
+        "with verifier multi or tree, number of tokens to propose at each position, such as 3,2; "
+        "repeatable",
+    ),
+    "block_efficiency": (
+        [float, "block_efficiencies"],
+        "tokens per target call to predict a tree's speed-up for; repeatable (default: 2.5, 3, "
+        "3.5, 4 and 4.5)",
+    ),
     "batch": (int, "rows of the batch, over all replicas (default: 1)"),
     "source_len": (int, "length of the source in tokens (default: 512)"),
     "max_decode_len": (int, "maximum length of the output in tokens (default: 128)"),
@@ -44,11 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compiles for each mesh, prints tables, and writes ``--json``; returns 0."""
     from spec_t5x.labs.benchmark.results import show
-    from spec_t5x.labs.tpu import chips, compilation
+    from spec_t5x.labs.tpu import chips, compilation, tables
+    from spec_t5x.labs.tpu.options import Options
+    from spec_t5x.labs.tpu.programs import Workload
 
     chips.prepare_environment()
-    work = compilation.Workload(**settings.given(args, compilation.Workload))
-    options = compilation.Options(work=work, **settings.given(args, compilation.Options))
+    work = Workload(**settings.given(args, Workload))
+    options = Options(work=work, **settings.given(args, Options))
     if args.json and not args.json.absolute().parent.is_dir():
         raise InputError(f"--json {args.json}: no such folder: make it first")
     results = []
@@ -58,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             compilation.write_json(args.json, options, results)
         if len(results) == 1:
-            show(compilation.header(options))
+            show(tables.header(options))
         print()
-        show(*compilation.tables(result))
+        show(*tables.tables(result))
     return 0
 
 

@@ -17,6 +17,7 @@ from spec_t5x.labs.benchmark.paper_tables import SpeedUp
 from spec_t5x.labs.reproduction.contents import ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.tpu import chips, compilation
+from spec_t5x.labs.tpu.options import Options
 from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.versions import version
 
@@ -60,7 +61,7 @@ def _predict(keys: Sequence[Sequence]) -> list[dict[str, Any]]:
     """Predicts c, T(gamma + 1) and the speed-up for the rows of Table 2 with these keys."""
     chips.prepare_environment()
     rows = [row for row in paper_tables.TABLE_2 if list(key(row)) in keys]
-    found = compilation.predict_rows(compilation.Options(), rows)
+    found = compilation.predict_rows(Options(), rows)
     names = ("c", "verification_cost", "speed_up")
     return [
         {"key": key(row)} | {name: getattr(prediction, name) for name in names}

@@ -1,7 +1,8 @@
 """Programs of decoding, compiled from shapes alone for any mesh.
 
 They are the whole loops and, each separately, the three calls of Theorem 3.8: a step of the target,
-a step of the draft's model, and a verification (an iteration without the drafting).
+a step of the draft's model, and a verification (an iteration without the drafting). With a tree of
+drafts, the draft makes a step over the nodes of each depth.
 """
 
 import dataclasses
@@ -15,10 +16,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
 from spec_t5x.drafts.eagle import EagleDraft
-from spec_t5x.interfaces import Draft, Proposal
+from spec_t5x.drafts.sequential import draft_tree
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.interfaces import Draft, Proposal, TreeDraft, TreeProposal
 from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
-from spec_t5x.loops.decode_state import DecodeState, Loop, NoDraft
+from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeState, Loop, NoDraft
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.cache import DecoderCache, LayerCache
@@ -38,7 +41,9 @@ from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import RowStream
+from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import PyTree
+from spec_t5x.verifiers import TreeVerifier, Verifier
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,13 +86,22 @@ def abstract_head(target: T5Model, mesh: Mesh, width: int | None = None) -> Eagl
     return EagleDraft(T5Model(weights=weights, module=EagleNetwork(config)), layers=layers)
 
 
-def loop(model: T5Model, draft: Draft | None, work: Workload, gamma: int, mesh: Mesh) -> Compiled:
+def loop(
+    model: T5Model,
+    draft: Draft | None,
+    work: Workload,
+    gamma: int,
+    mesh: Mesh,
+    verifier: Verifier = DEFAULT_VERIFIER,
+) -> Compiled:
     """Compiles ``speculative_decode``, or ``autoregressive_decode`` if there is no draft."""
     room = {"max_decode_len": work.max_decode_len}
     inputs = _inputs(work, mesh)
     if draft is None:
         return _compile(functools.partial(autoregressive_decode, **room), mesh, model, *inputs)
-    decode = functools.partial(speculative.speculative_decode, gamma=gamma, **room)
+    decode = functools.partial(
+        speculative.speculative_decode, gamma=gamma, verifier=verifier, **room
+    )
     return _compile(decode, mesh, model, draft, *inputs)
 
 
@@ -98,7 +112,7 @@ def plain_step(model: T5Model, work: Workload, mesh: Mesh) -> tuple[Compiled, De
       The program, and its cache argument, as shapes.
     """
     given = model, NoDraft(model.vocab_size)
-    first = functools.partial(_first_state, work, 0)
+    first = functools.partial(_first_state, _loop(work, 0))
     return _compile_step(functools.partial(_plain, work), given, first, given, work, mesh)
 
 
@@ -110,50 +124,82 @@ def head_step(
     Returns:
       The program, and its cache argument (the head's, for ``gamma`` drafts), as shapes.
     """
-    nothing = NoDraft(draft.model.vocab_size)
-
-    def first(target, draft, inputs, prompts, keys):
-        state = _first_state(work, 0, target, nothing, inputs, prompts, keys)
-        own = draft.prefill(inputs, prompts, work.max_decode_len + 1)
-        (text,), source = own.layers, state.target_cache.layers[draft.layers[0]]
-        layer = LayerCache(text.keys, text.values, source.cross_keys, source.cross_values)
-        cache = state.target_cache.replace(layers=(layer,))
-        states = jnp.zeros((work.batch, draft.model.config.emb_dim), jnp.bfloat16)
-        return state.replace(target_cache=DraftingCache.after(cache, states, gamma))
-
-    step, models = functools.partial(_plain, work), (draft.model, nothing)
+    first = functools.partial(_head_state, work, work.max_decode_len + 1, gamma)
+    step, models = functools.partial(_plain, work), (draft.model, NoDraft(draft.vocab_size))
     return _compile_step(step, models, first, (target, draft), work, mesh)
 
 
-def verification(
-    model: T5Model, work: Workload, gamma: int, mesh: Mesh
+def level_step(
+    target: T5Model, draft: TransformerDraft, work: Workload, tree: Tree, depth: int, mesh: Mesh
 ) -> tuple[Compiled, DecoderCache]:
-    """Compiles an iteration with given proposals: gamma + 1 tokens scored, verified, appended.
+    """Compiles a draft's step over a tree's nodes of one depth: one call, and each node's children.
+
+    The program drafts a tree of two levels, the second of which is this step; the first adds the
+    draw of the nodes from one distribution.
+
+    Returns:
+      The program, and its cache argument (the draft's, with room for ``tree``), as shapes.
+    """
+    level = Tree((tree.level_sizes[depth], tree.branching[depth]))
+    loop = _loop(work, tree.depth, TreeVerifier(tree.branching))
+    models = draft.model, NoDraft(draft.vocab_size)
+    first, given = functools.partial(_first_state, loop), models
+    if isinstance(draft, EagleDraft):
+        first = functools.partial(_head_state, work, loop.max_length, tree.num_nodes)
+        given = target, draft
+    return _compile_step(functools.partial(_level, level), models, first, given, work, mesh)
+
+
+def verification(
+    model: T5Model, work: Workload, gamma: int, mesh: Mesh, verifier: Verifier = DEFAULT_VERIFIER
+) -> tuple[Compiled, DecoderCache]:
+    """Compiles an iteration with given proposals: all their tokens scored, verified, appended.
 
     Returns:
       The program, and its cache argument (the target's), as shapes.
     """
-    given = model, _given(model.vocab_size, work, gamma, mesh)
-    step = functools.partial(speculative.step, loop=_loop(work, gamma))
-    return _compile_step(
-        step, given, functools.partial(_first_state, work, gamma), given, work, mesh
-    )
+    loop = _loop(work, gamma, verifier)
+    given = model, _given(model.vocab_size, work, loop, mesh)
+    step = functools.partial(speculative.step, loop=loop)
+    return _compile_step(step, given, functools.partial(_first_state, loop), given, work, mesh)
 
 
-def _loop(work: Workload, gamma: int) -> Loop:
-    return Loop(gamma=gamma, max_decode_len=work.max_decode_len)
+def _loop(work: Workload, gamma: int, verifier: Verifier = DEFAULT_VERIFIER) -> Loop:
+    return Loop(gamma=gamma, max_decode_len=work.max_decode_len, verifier=verifier)
 
 
-def _first_state(
-    work: Workload, gamma: int, model: T5Model, draft: Draft, inputs, prompts, keys
+def _first_state(loop: Loop, model: T5Model, draft: Draft, inputs, prompts, keys) -> DecodeState:
+    return decode_state.init(model, draft, inputs, prompts, RowStream(keys), loop)
+
+
+def _head_state(
+    work: Workload, max_length: int, room: int, target, draft: EagleDraft, *inputs
 ) -> DecodeState:
-    return decode_state.init(model, draft, inputs, prompts, RowStream(keys), _loop(work, gamma))
+    """Returns the first state with the head's cache of ``max_length`` slots as the target's."""
+    state = _first_state(_loop(work, 0), target, NoDraft(draft.vocab_size), *inputs)
+    sources, prompts, _ = inputs
+    own = draft.prefill(sources, prompts, max_length)
+    (text,), source = own.layers, state.target_cache.layers[draft.layers[0]]
+    layer = LayerCache(text.keys, text.values, source.cross_keys, source.cross_values)
+    cache = state.target_cache.replace(layers=(layer,))
+    states = jnp.zeros((work.batch, draft.model.config.emb_dim), jnp.bfloat16)
+    return state.replace(target_cache=DraftingCache.after(cache, states, room))
 
 
 def _plain(
     work: Workload, model: T5Model, draft: NoDraft, state: DecodeState, settings: Sampling
 ) -> DecodeState:
     return speculative.step(model, draft, state, settings, _loop(work, 0))[0]
+
+
+def _level(
+    level: Tree, model: T5Model, draft: NoDraft, state: DecodeState, settings: Sampling
+) -> tuple[TreeProposal, DecodeState]:
+    context = decode_state.make_context(state, settings, coupled=False)
+    logits = jnp.zeros((context.lengths.shape[0], model.vocab_size), jnp.float32)
+    proposal, cache = draft_tree(model, state.target_cache, logits, context, settings, level)
+    # All of the state, since it is donated.
+    return proposal, state.replace(target_cache=cache)
 
 
 def _compile_step(
@@ -179,20 +225,33 @@ def sharded_rows(tree: PyTree, mesh: Mesh) -> PyTree:
 
 
 @flax.struct.dataclass
-class _Given(Draft):
-    """Draft whose proposal is an argument of the program."""
+class _Given(TreeDraft):
+    """Draft whose proposal, a chain or a tree, is an argument of the program."""
 
-    proposal: Proposal
+    proposal: Proposal | TreeProposal
     vocab_size: int = flax.struct.field(pytree_node=False)
 
     def propose(self, state, context, gamma):
         return self.proposal.replace(drawn=gamma), state
 
+    def propose_tree(self, state, context, tree):
+        return self.proposal, state
 
-def _given(vocab_size: int, work: Workload, gamma: int, mesh: Mesh) -> _Given:
-    tokens = jax.ShapeDtypeStruct((work.batch, gamma), jnp.int32)
-    probs = jax.ShapeDtypeStruct((*tokens.shape, vocab_size), jnp.float32)
-    return _Given(sharded_rows(Proposal(tokens, probs), mesh), vocab_size)
+    def commit_tree(self, state, outcome, path):
+        return state
+
+
+def _given(vocab_size: int, work: Workload, loop: Loop, mesh: Mesh) -> _Given:
+    tree = loop.verifier.tree(loop.gamma)
+    tokens = jax.ShapeDtypeStruct((work.batch, loop.num_nodes - 1), jnp.int32)
+    num_drawn_from = tree.num_inner if tree else loop.gamma
+    probs = jax.ShapeDtypeStruct((work.batch, num_drawn_from, vocab_size), jnp.float32)
+    if tree is None:
+        proposal = Proposal(tokens, probs)
+    else:
+        depths = jax.ShapeDtypeStruct((work.batch,), jnp.int32)
+        proposal = TreeProposal(tokens=tokens, probs=probs, depths=depths)
+    return _Given(sharded_rows(proposal, mesh), vocab_size)
 
 
 def _inputs(work: Workload, mesh: Mesh):

@@ -16,7 +16,8 @@ from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.tpu import chips as tpu_chips
 from spec_t5x.labs.tpu import programs
 from spec_t5x.labs.tpu.chips import CHIPS, Collective, StepCost, collectives, step_cost
-from spec_t5x.labs.tpu.compilation import Options, _Compiler
+from spec_t5x.labs.tpu.compilation import _Compiler
+from spec_t5x.labs.tpu.options import Options
 from spec_t5x.labs.tpu.programs import Workload
 from spec_t5x.machine import versions
 from spec_t5x.models import sizes
@@ -24,6 +25,7 @@ from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.theory.formulas import wall_time_improvement
+from spec_t5x.verifiers import TokenVerifier
 
 if reason := tpu_chips.no_compiler():
     pytest.skip(reason, allow_module_level=True)
@@ -257,6 +259,13 @@ def test_a_loop_that_the_compiler_finds_no_room_for_does_not_fit(monkeypatch):
 
 
 def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys):
+    verified, verification = [], programs.verification
+
+    def noted(*given):
+        verified.append(given[-1])
+        return verification(*given)
+
+    monkeypatch.setattr(programs, "verification", noted)
     tiny = dataclasses.replace(CONFIG, vocab_size=256, num_decoder_layers=1)
     monkeypatch.setitem(sizes.SIZES, "tiny", tiny)
     monkeypatch.setattr(paper_tables, "DRAFTS", dict.fromkeys(("small", "base", "large"), "tiny"))
@@ -264,6 +273,7 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(paper_tables, "TARGET", "tiny")
     path = tmp_path / "report.json"
     flags = "--target tiny --draft tiny --gamma 3 --batch 2 --source_len 24 --max_decode_len 15"
+    flags += " --verifier token"
     assert main(["compile-tpu", *flags.split(), "--json", str(path)]) == 0
     printed = capsys.readouterr().out
     lines = [re.sub(" +", " ", line) for line in printed.splitlines()]
@@ -278,6 +288,7 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
     # One model more, each parameter of two bytes.
     weights = 2 * sum(math.prod(shape) for shape in expected_shapes(tiny).values())
     assert speculative["arguments"] - plain["arguments"] == pytest.approx(weights, rel=0.02)
+    assert verified == [TokenVerifier()]
     seconds = {(s["kind"], s["cost"]["new_tokens"]): s["seconds"] for s in result["steps"]}
     assert seconds.keys() == {("plain", 1), ("draft", 1), ("verification", 4)}
     (pair,) = (p for p in result["pairs"] if p["alpha"] == 0.8)
@@ -301,6 +312,14 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
         ("--mesh 2,1", "batch 1 does not divide over 2 replicas: give a multiple of 2"),
         ("--mesh 4", "'4': give DATA,MODEL such as 1,4"),
         ("--gamma 0", "gamma is 0: give at least 1"),
+        ("--widths 3,2", "widths are (3, 2) and verifier 'block': use multi or tree"),
+        ("--verifier multi --widths 3,2", "widths are (3, 2): multi takes one number"),
+        ("--verifier tree --widths 0", "tree widths are (0,): give at least 1"),
+        ("--verifier tree --widths 9,9,9", "nodes: give at most 256"),
+        ("--verifier tree --draft int4", "draft int4 proposes no trees: give a model or an"),
+        ("--block_efficiency 3", "block efficiency is 3 and verifier 'block': give tree"),
+        ("--verifier tree --block_efficiency 9", "block efficiency is 9: give 1 to 8, the most"),
+        ("--verifier coupled", "there is no 'coupled': choose from token, block, multi, tree"),
         ("--json /no/such/folder/file.json", "no such folder: make it first"),
     ],
 )
