@@ -142,7 +142,7 @@ def test_what_a_bucket_lacks(bucket, saved, t5x_data):
     shutil.copytree(t5x_data.legacy, bucket / "checkpoint_7")
     shutil.rmtree(bucket / "checkpoint_7" / "target.token_embedder.embedding")
     message = message_of(load, "gs://bucket/checkpoint_7", vocabulary="bytes")
-    assert "1 of 34 arrays are not there (token_embedder/embedding)" in message
+    assert "1 of 34 arrays are missing (token_embedder/embedding)" in message
     # A bucket that is not ours.
     message = message_of(load, "gs://other/model")
     assert "no T5X checkpoint: check the name and the credentials (gcloud" in message

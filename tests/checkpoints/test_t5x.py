@@ -224,7 +224,7 @@ def test_missing_arrays_are_all_named(legacy):
     for path in [*legacy.glob("target.encoder.layers_*.mlp.wo.kernel"), *legacy.glob("*.wi.*")]:
         shutil.rmtree(path, ignore_errors=True)
     message = message_of(load, legacy, vocabulary="bytes")
-    assert "5 of 34 arrays are not there (decoder/layers_0/mlp/wi/kernel" in message
+    assert "5 of 34 arrays are missing (decoder/layers_0/mlp/wi/kernel" in message
 
 
 def test_damaged_arrays(legacy):
@@ -249,7 +249,7 @@ def test_damaged_orbax(orbax):
     assert f"of {orbax}" in message_of(load, orbax, vocabulary="bytes")
     data.write_bytes(content)
     (orbax / "state" / "manifest.ocdbt").unlink()
-    assert "38 of 38 arrays are not there" in message_of(load, orbax)
+    assert "38 of 38 arrays are missing" in message_of(load, orbax)
     (orbax / "state" / "_METADATA").write_text('{"tree_metadata": 3}')
     assert "describes no arrays" in message_of(load, orbax)
     (orbax / "state" / "_METADATA").write_text("{")

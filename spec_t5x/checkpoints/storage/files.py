@@ -102,7 +102,7 @@ def check_inside(name: str, source: object) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise InputError(
-            f"{source} names {name!r}, which is outside of the checkpoint: use one that you trust"
+            f"{source} names {name!r}, which is outside of the checkpoint: give one that you trust"
         )
     return name
 
@@ -144,7 +144,7 @@ def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path
 
 
 def recover(directory: Path) -> None:
-    """Renames back a checkpoint that a killed process had renamed in order to replace it."""
+    """Renames back a checkpoint that a killed process moved aside, if ``directory`` is absent."""
     directory = directory.resolve()
     if directory.exists() or not _beside(directory, _RETIRED):
         return
@@ -173,7 +173,7 @@ def check_destination(directory: Path, overwrite: bool) -> None:
 
 
 def _remove_left(directory: Path) -> None:
-    """Removes the staged and replaced directories that dead processes left of ``directory``."""
+    """Removes what dead processes left beside ``directory``, unless ``recover`` needs it."""
     retired = _beside(directory, _RETIRED) if directory.exists() else []
     for path in [*_beside(directory, _STAGE), *retired]:
         with _lock(path, wait=False) as is_free:

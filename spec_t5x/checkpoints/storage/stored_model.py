@@ -52,11 +52,11 @@ class StoredModel:
 
     tensors: Tensors
     config: ModelConfig
-    # None if the checkpoint has no vocabulary, as T5X's.
+    # None if the checkpoint has no vocabulary and none was given, as for T5X's.
     vocabulary: Vocabulary | None
     directory: Location
-    # Metadata and weights as in ``LoadedModel``. A format that writes the model copies the
-    # metadata, and the native one rounds the matrices to ``weights``.
+    # Metadata and weights as in ``LoadedModel``. Writers store all metadata (Hugging Face's only
+    # what transformers reads), and the native one rounds the matrices to ``weights``.
     metadata: dict[str, Any]
     weights: str = AUTO
 
@@ -85,7 +85,7 @@ class StoredModel:
             raise InputError(
                 f"{self.directory}: the vocabulary has {self.vocabulary.vocab_size} ids, the model "
                 f"embeds {self.config.vocab_size}: give the vocabulary it was trained with, and "
-                "its number of extra_ids"
+                "the number of its extra ids"
             )
         check_tensors(self.tensors, expected_shapes(self.config), str(self.directory))
 

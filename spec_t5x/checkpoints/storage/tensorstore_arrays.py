@@ -46,7 +46,7 @@ _CACHE_BYTES = 1 << 27
 _FILES_AT_ONCE = 32
 # Bytes of an array's largest chunk: T5X's bound, which suits all partitionings and file systems.
 _CHUNK_BYTES = 1 << 26
-# Bytes of arrays that are written in one transaction, to bound memory.
+# Bytes of arrays after which a transaction is committed, to bound memory.
 _COMMIT_BYTES = 1 << 28
 
 COPY_AGAIN = "copy the whole checkpoint again"
@@ -89,7 +89,7 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
             tensors[path] = _tensor(path, array, source)
     if absent:
         raise InputError(
-            f"{source}: {len(absent)} of {len(entries)} arrays are not there ({listed(absent)}): "
+            f"{source}: {len(absent)} of {len(entries)} arrays are missing ({listed(absent)}): "
             f"{COPY_AGAIN}"
         )
     return tensors
@@ -162,7 +162,7 @@ def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
 def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> None:
     """Writes arrays, with their keys, to a new directory as Orbax does: in one OCDBT store.
 
-    The iterable is consumed array by array, so that only a few are in memory at a time.
+    Arrays are taken one by one, and in memory until about ``_COMMIT_BYTES`` of them are committed.
     """
     import tensorstore as ts
 

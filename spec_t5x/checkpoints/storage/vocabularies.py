@@ -2,13 +2,13 @@
 
     spiece.model        a SentencePiece model, on this machine or in a bucket (gs://)
     spiece.model:100    the same with 100 extra ids appended
-    bytes, bytes:125    ByT5's vocabulary; the number is that of its extra ids
+    bytes, bytes:125    ByT5's with 125 extra ids; without a number, as many as fit, 125 at most
     tokenizer.json      a vocabulary of a registered kind, on this machine
 
 The number of extra ids (``<extra_id_0>``, …) decides the meaning of ids, so it is never guessed.
 If no number is given, it is 0 if the file contains extra ids (mT5's, and T5X's ``…100extra``
 files), and is otherwise inferred from the rows of the embedding, which T5 pads to a multiple of
-128: 32128 for 32000 pieces and 100 extra ids. If both 0 and 100 fit, an ``InputError`` is raised.
+128: 32128 for 32000 pieces and 100 extra ids. If both or neither of 0 and 100 fit, it is an error.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ def choose_vocabulary(
 ) -> Vocabulary | None:
     """Returns a checkpoint's ``own`` vocabulary, or the ``given`` one; refuses two that differ.
 
-    If both are None, a ``spiece.model`` in ``directory`` or its parent is used, or None returned.
+    If both are None, a ``spiece.model`` in a local ``directory`` or its parent is used, if any.
     """
     if given is None and own is None and isinstance(directory, Path):
         # Resolved: the directory above "." is its parent.
@@ -119,8 +119,8 @@ def _infer_extra_ids(vocabulary: SentencePieceVocabulary, num_rows: int) -> int:
     fitting = [n for n, ids in sums.items() if num_rows in (ids, -(-ids // _PADDING) * _PADDING)]
     if len(fitting) != 1:
         raise InputError(
-            f"the model embeds {num_rows} ids and {vocabulary.path} holds {size}: how many extra "
-            f"ids there are is ambiguous; append the number to the file, as in "
+            f"the model embeds {num_rows} ids and {vocabulary.path} holds {size}: the number of "
+            f"extra ids is ambiguous; append it to the file's name, as in "
             f"{vocabulary.path.name}:{_T5_EXTRA_IDS} or {vocabulary.path.name}:0"
         )
     return fitting[0]
