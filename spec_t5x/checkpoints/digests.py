@@ -21,7 +21,7 @@ _SAMPLE = 4096  # bytes
 def files_digest(name: str | None, output_dir: str | None = None) -> dict[str, str | None]:
     """Returns ``{"name": name, "content": digest}`` of a checkpoint or a draft (``cascade:DIR``).
 
-    The digest is ``name`` with each checkpoint in it replaced by a hash (hex); None for None.
+    The digest is ``name`` with a hash (hex) for each checkpoint in it; None if ``name`` is None.
     Files in ``output_dir``, which the run writes and which may be in the checkpoint, are excluded.
     """
     if name is None:

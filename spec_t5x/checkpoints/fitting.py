@@ -25,7 +25,7 @@ _AXES = {
 
 
 def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
-    """Resizes the draft to the target's number of ids; raises ``InputError`` if ids differ."""
+    """Returns the draft with the target's number of ids; refuses ids that differ in meaning."""
     check_same_vocabulary(target, draft)
     draft.check()
     size, added = target.config.vocab_size, draft.config.added_rows

@@ -87,7 +87,7 @@ def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
 
 
 def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) -> Vocabulary:
-    """Makes a vocabulary of ``load``'s argument; ``num_rows`` is that of ``make_vocabulary``."""
+    """Returns the vocabulary that ``load`` makes of a name; ``num_rows``: ``make_vocabulary``."""
     return make_vocabulary(_of_another_model(vocabulary), num_rows)
 
 

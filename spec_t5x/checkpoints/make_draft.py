@@ -66,8 +66,8 @@ def make_draft(
       options: settings, dtype and weights of the draft; None takes the defaults.
 
     Raises:
-      InputError: the name is unknown, the draft does not take the argument or a setting, or its
-        checkpoint has another vocabulary than the target's.
+      InputError: the name is unknown, the draft does not take the argument or a setting, the
+        target lacks the encoder that it needs, or their vocabularies differ.
     """
     options, text = options or DraftOptions(), str(text)
     kind = registry.find("draft", kind_of(text))

@@ -81,7 +81,7 @@ class Models:
         return DraftOptions(settings=settings, dtype=self.dtype, weights=self.draft_weights)
 
     def draft_name(self) -> str | None:
-        """Returns the given draft or a packaged target's default; None for plain decoding."""
+        """Returns the draft, given or packaged (else ``InputError``); None for plain decoding."""
         if self.draft:
             return None if self.draft == NO_DRAFT else self.draft
         from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS

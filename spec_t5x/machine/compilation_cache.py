@@ -84,7 +84,7 @@ def _use(directory: str | None) -> None:
 
 @functools.cache
 def announce() -> None:
-    """Makes JAX log the process's first compilation of over a second; at DEBUG, all of them."""
+    """Logs the process's first compilation of over a second; at DEBUG, those of over 0.05 s."""
     state = {"waiting": None}
 
     def is_long() -> None:

@@ -111,10 +111,10 @@ def understood(
     to_ours: Callable[[Sequence[int]], list[int]] = list,
     is_decoder_only: bool = False,
 ) -> Decoding:
-    """Converts the settings that ``read`` returned to our options.
+    """Converts settings to our options; raises ``InputError`` for bad values or no such task.
 
     Args:
-      settings: the settings; those of ``task`` override the others.
+      settings: the result of ``read``; settings of ``task`` override the others.
       where: the checkpoint, with which messages begin.
       task: a name in ``task_specific_params``, or None.
       to_ours: maps ids of the checkpoint's tokenizer to those of the package's vocabulary.

@@ -1,6 +1,6 @@
 """The vocabulary of a Hugging Face directory: the tokenizer that transformers 5 makes of its files.
 
-``tokenizer.json`` comes before ``spiece.model``. Either is read without transformers if it alone
+``tokenizer.json`` overrides ``spiece.model``. Either file is read without transformers if it alone
 defines the tokenizer: it has all tokens that other files add and, in a ``tokenizer.json``, no steps
 that ``T5Tokenizer`` ignores, which uses the file's pieces and normalisation only. In all other
 directories, transformers makes the tokenizer.
@@ -134,7 +134,7 @@ class _Files:
     extra_ids: int
 
     def t5_vocabulary(self, num_rows: int | None) -> Vocabulary | None:
-        """Reads a vocabulary with T5's special ids; without files, ByT5's if ``num_rows`` fits."""
+        """Reads a vocabulary with T5's special ids; without files, ByT5's if it fits, or None."""
         path, spiece = self.directory / TOKENIZER_NAME, self.directory / SPIECE_NAME
         tokenizer = self.tokenizer()
         if tokenizer is None and spiece.is_file():

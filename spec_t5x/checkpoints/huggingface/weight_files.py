@@ -35,13 +35,13 @@ _SAFETENSORS_TYPES = {
     **{"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"},
 }
 
-# In earlier releases torch.load runs a file's code in spite of ``weights_only`` (CVE-2025-32434).
+# Before this release torch.load may run a file's code despite ``weights_only`` (CVE-2025-32434).
 _SAFE_TORCH = (2, 6)
 
-# Prefixes that DistributedDataParallel, torch.compile and trainers put before all names.
+# Prefixes that DistributedDataParallel, torch.compile and trainers add to all tensors' names.
 WRAPPERS = ("module.", "_orig_mod.", "model.")
 
-# Rows compared at a time: a bound on memory.
+# Rows that are compared at a time, to bound memory.
 _ROWS = 4096
 
 # Bytes of tensors in a file, which is built in memory; a larger tensor has its own file.
@@ -102,7 +102,7 @@ def same_table(one: Tensor, other: Tensor) -> bool:
 
 
 def check_shared(one: Tensor, other: Tensor, directory: Path) -> None:
-    """Raises ``InputError`` unless the embeddings of encoder and decoder, one here, are equal."""
+    """Raises ``InputError`` unless encoder and decoder have equal embeddings, shared here."""
     if not same_table(one, other):
         raise InputError(
             f"{directory}: {one.name} differs from {other.name}, but encoder and decoder share one "

@@ -2,7 +2,7 @@
 
     config.json          format, version, order, vocabulary, facts about the counted texts
     ngrams.safetensors   unigram [vocab], and for each order n from 2 on:
-                           n.children [contexts of order n - 1]   contexts that extend each
+                           n.children [contexts of order n - 1]   number that extend each of these
                            n.tokens, n.num_successors [contexts]
                            n.successors, n.masses [entries]
 

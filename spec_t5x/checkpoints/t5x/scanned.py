@@ -31,7 +31,7 @@ _BIAS = "relpos_bias/rel_embedding"
 
 
 def ours(tensors: Tensors, source: str) -> dict[str, Tensor]:
-    """Converts to this package's shapes; raises ``InputError`` for layers along another axis."""
+    """Returns tensors of single layers in our shapes; refuses layers scanned along another axis."""
     found = {}
     for path, tensor in tensors.items():
         match = _SCANNED.fullmatch(path)
@@ -46,7 +46,7 @@ def ours(tensors: Tensors, source: str) -> dict[str, Tensor]:
 
 
 def scanned(tensors: Tensors, head_dim: int) -> dict[str, Tensor]:
-    """Converts to scanned layers, the inverse of ``ours``; a shared bias is repeated in each."""
+    """Returns tensors with scanned layers, inverting ``ours``; repeats a shared bias by layer."""
     found, stacked = {}, collections.defaultdict(dict)
     for path, tensor in tensors.items():
         if match := _LAYER.fullmatch(path):
