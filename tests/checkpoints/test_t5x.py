@@ -204,7 +204,7 @@ def test_a_vocabulary_that_disagrees_is_refused(tmp_path, saved, spiece, configs
     directory = tmp_path / "checkpoint_0"
     save_t5x(directory, random_params(config), config, load_vocabulary(saved))
     assert load(directory, vocabulary=saved).vocabulary.vocab_size == 40
-    assert "of its own (40 ids)" in message_of(load, directory, vocabulary="bytes:0")
+    assert "holds a vocabulary (40 ids)" in message_of(load, directory, vocabulary="bytes:0")
     assert load_vocabulary(directory).fingerprint() == load_vocabulary(saved).fingerprint()
 
 
