@@ -10,8 +10,9 @@ VERIFIERS = ("token", "block", "coupled", "rejection", "multi", "tree")
 INT8 = "int8"
 INT4 = "int4"
 WEIGHTS = (AUTO, INT8, INT4)
-# Types in which weights are stored on disk.
+# Types in which weights are stored on disk; "int8" only in this package's format.
 STORED_DTYPES = ("bfloat16", "float32")
+NATIVE_DTYPES = (*STORED_DTYPES, INT8)
 
 # A line has an option of this package, then its names in transformers, vLLM, CTranslate2, T5X.
 _ELSEWHERE = """

@@ -16,6 +16,7 @@ from spec_t5x.checkpoints.storage.tensors import Report
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.checkpoints.t5x import writing as t5x
 from spec_t5x.errors import InputError, check_choice
+from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO, WEIGHTS
 
 
@@ -38,7 +39,8 @@ def convert(
         to: "t5x" (its legacy format), "t5x_scanned" (the same for ``scalable_t5``), "huggingface"
             or "native".
         dtype: "float32" or "bfloat16", the type of the stored weights; None is "bfloat16" if all
-            weights of the source have that type, else "float32".
+            weights of the source have that type, else "float32". "int8", for "native" alone, rounds
+            the matrices to whole numbers times powers of two, which are read back as bfloat16.
         weights: "int8" or "int4" rounds the matrices, for "native" alone; "auto" adds no rounding.
         vocabulary: vocabulary of a source without one; only T5X's formats can be written without.
         overwrite: whether an earlier checkpoint may be replaced.
@@ -50,8 +52,9 @@ def convert(
     """
     check_choice("format", to, writers_of())
     check_choice("weights", weights, WEIGHTS)
-    if weights != AUTO and to != "native":
-        raise InputError(f"weights is {weights}, which {to} cannot store: give native")
+    for name, value in (("weights", weights), ("dtype", dtype)):
+        if value in BITS and to != "native":
+            raise InputError(f"{name} is {value}, which {to} cannot store: give native")
     directory = locate(destination)
     if isinstance(directory, GcsPath):
         raise InputError(f"{destination} is in a bucket: write to this machine and copy it there")

@@ -6,7 +6,7 @@ import json
 
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import settings
-from spec_t5x.names import AUTO, WEIGHTS
+from spec_t5x.names import AUTO, NATIVE_DTYPES, WEIGHTS
 
 HELP = "convert a checkpoint between the formats of T5X, Hugging Face and this package (native)"
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--to", required=True, choices=_FORMATS, help="format to write")
     flags = {
-        "dtype": (("float32", "bfloat16"), "type of the stored weights (default: the source's)"),
+        "dtype": (NATIVE_DTYPES, "type of the stored weights (default: the source's)"),
         "weights": (WEIGHTS, "int8 and int4 round the matrices (native only) (default: auto)"),
         **settings.flags_of(Models, "vocabulary"),
         "overwrite": (bool, "replace an existing checkpoint"),

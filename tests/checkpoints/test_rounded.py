@@ -71,14 +71,14 @@ def test_another_version_is_refused(kept, tmp_path, changes, expected):
 def test_a_matrix_without_its_scales_is_refused(scales):
     stored = array_tensors({"wo": {"kernel": np.ones((4, 5), np.int8), **scales}})
     with pytest.raises(InputError, match="DIR: wo/kernel has no scales that fit it: copy"):
-        rounded.join(stored, "DIR")
+        rounded.join(stored, "DIR", "float32")
 
 
 def test_slices_are_those_of_the_whole():
     matrix = np.random.default_rng(0).normal(size=(130, 7)).astype(np.float32)
     flat = dict(rounded.split([("wo/kernel", matrix)], 4, "float32"))
     stored = array_tensors({"wo": {path.split("/")[1]: array for path, array in flat.items()}})
-    tensor = rounded.join(stored, "DIR")["wo/kernel"]
+    tensor = rounded.join(stored, "DIR", "float32")["wo/kernel"]
     whole = tensor.read((slice(0, 130), slice(0, 7)))
     part = (slice(60, 129), slice(2, 5))
     np.testing.assert_array_equal(tensor.read(part), whole[part])

@@ -188,6 +188,7 @@ def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
             "TPU_NAME is 'x' and ZONE '': set both",
         ),
         ("fetch_checkpoints.sh", ["--dry-run", "t5_9"], {}, "no checkpoint 't5_9'"),
+        ("gpu/train_t5.sh", ["--dry-run", "x"], {}, "1 arguments: give DATA and OUTPUT"),
         ("train_pairs.sh", ["--date", "x"], {}, "unknown argument '--date'"),
         ("train_pairs.sh", ["tarjet"], {}, "no stage 'tarjet': choose of target"),
         (
@@ -202,6 +203,26 @@ def test_mistakes_are_named_before_anything_runs(dry_run, script, arguments, var
     status, commands, error = dry_run(script, *arguments, **variables)
     assert (status, commands) == (2, [])
     assert message in error
+
+
+def test_the_gpu_training_mixes_the_tasks_and_trains_the_drafts_last(dry_run):
+    status, commands, _ = dry_run("gpu/train_t5.sh", "--dry-run", "/data", "/out", "--gin.A=1")
+    assert status == 0
+    *mixing, target, first, second = commands
+    assert [each[3] for each in mixing] == [
+        f"/out/{folder}/{name}.tsv.gz"
+        for folder, name in [
+            ("mixture", "train"),
+            ("once", "train"),
+            ("mixture", "dev"),
+            ("once", "dev"),
+        ]
+    ]
+    assert target[3:5] == ["train", "--gin_file=gin_configs/runs/train_t5_target.gin"]
+    # They run at the same time.
+    stages = {each[4].removesuffix(".gin").rpartition("_")[2] for each in (first, second)}
+    assert stages == {"draft", "eagle"}
+    assert all(each[-1] == "--gin.A=1" for each in (target, first, second))
 
 
 def test_docs_installs_what_it_needs_and_fails_on_warnings(dry_run):

@@ -32,12 +32,12 @@ from spec_t5x.data.vocabulary import (
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.weights import BITS
-from spec_t5x.names import AUTO, WEIGHTS
+from spec_t5x.names import AUTO, INT8, WEIGHTS
 from spec_t5x.types import EOS_ID, PyTree
 
 FORMAT = "spec_t5x"
 VERSION = 1
-# Version with rounded matrices, which earlier releases cannot read.
+# Version with matrices in int8 or int4, which earlier releases cannot read.
 _ROUNDED_VERSION = 2
 PARAMS_NAME = "params"
 _OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_dtype", "weights")
@@ -65,7 +65,8 @@ def save_model(
         params: the network's parameters, as of ``LoadedModel``, without an outer "params".
         config: the network's configuration.
         vocabulary_or_path: a vocabulary, or the path of a SentencePiece file without extra ids.
-        dtype: "bfloat16" or "float32", the type of the stored weights.
+        dtype: type of the stored weights, "bfloat16" or "float32"; or "int8": a matrix takes a byte
+            a weight, and is read back as bfloat16 (``rounded``).
         extra: further entries of config.json (training steps, scores, ...).
         overwrite: whether an earlier checkpoint may be replaced.
 
@@ -84,11 +85,15 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     """Writes all of a model but its vocabulary to the directory ``stage``; see ``formats``."""
     stored.known_vocabulary()
     write_json(stage / CONFIG_NAME, describe(stored, dtype))
-    is_rounded = stored.weights != AUTO
-    read_as = "float32" if is_rounded else dtype
+    is_rounded, in_bytes = stored.weights != AUTO, dtype == INT8
+    if is_rounded and in_bytes:
+        raise InputError(f"weights are {stored.weights} and dtype {dtype}: give another dtype")
+    read_as = "float32" if is_rounded or in_bytes else dtype
     tensors = read_tensors(stored.tensors, str(stored.directory), read_as, report)
     if is_rounded:
         tensors = rounded.split(tensors, BITS[stored.weights], dtype)
+    elif in_bytes:
+        tensors = rounded.split_exactly(tensors)
     write_tree(stage / PARAMS_NAME, ((tuple(path.split("/")), array) for path, array in tensors))
 
 
@@ -102,8 +107,10 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     check_known(directory / CONFIG_NAME, "weights", weights, WEIGHTS)
     entries = {"/".join(keys): entry for keys, entry in orbax_entries(path).items()}
     tensors = open_tensors(entries, str(path))
+    if weights != AUTO or values.get("stored_dtype") == INT8:
+        tensors = rounded.join(tensors, str(path), "bfloat16" if weights == AUTO else "float32")
     return StoredModel(
-        tensors=tensors if weights == AUTO else rounded.join(tensors, str(path)),
+        tensors=tensors,
         config=config,
         weights=weights,
         vocabulary=read_vocabulary(directory, values),
@@ -117,7 +124,7 @@ def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
     config, vocabulary, weights = stored.config, stored.vocabulary, stored.weights
     metadata = {
         "format": FORMAT,
-        "version": VERSION if weights == AUTO else _ROUNDED_VERSION,
+        "version": VERSION if weights == AUTO and dtype != INT8 else _ROUNDED_VERSION,
         "network": _name_of("family", lambda family: isinstance(config, family.config)),
         "model": config.to_dict(),
         "vocabulary": None if vocabulary is None else _describe_vocabulary(vocabulary),
@@ -158,7 +165,8 @@ def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
 
 def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
     """Returns the network's configuration in ``metadata``, a config.json read from ``path``."""
-    version = VERSION if metadata.get("weights", AUTO) == AUTO else _ROUNDED_VERSION
+    is_whole = metadata.get("weights", AUTO) == AUTO and metadata.get("stored_dtype") != INT8
+    version = VERSION if is_whole else _ROUNDED_VERSION
     check_format(metadata, path, FORMAT, version, "load it with spec_t5x.checkpoints.loading.load")
     network = metadata.get("network", _FIRST)
     check_known(path, "network", network, registry.names("family"))

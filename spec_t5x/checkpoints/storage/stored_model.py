@@ -18,7 +18,7 @@ from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
-from spec_t5x.names import AUTO, STORED_DTYPES
+from spec_t5x.names import AUTO, NATIVE_DTYPES
 from spec_t5x.types import PyTree
 
 # Function from a configuration to a tree of shardings with the structure of the parameters.
@@ -121,7 +121,7 @@ class StoredModel:
         report: Report | None = None,
     ) -> None:
         """Writes model and vocabulary, completely or not at all; arguments as for ``convert``."""
-        check_choice("stored dtype", dtype, STORED_DTYPES)
+        check_choice("stored dtype", dtype, NATIVE_DTYPES)
         self.check()
         try:
             with staged_directory(directory, overwrite=overwrite) as stage:

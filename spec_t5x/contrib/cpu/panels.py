@@ -1,8 +1,9 @@
 """Weights packed for the kernels: matrices in panels, embeddings in bfloat16 or float32.
 
 A panel is 64 columns of a matrix, stored row after row, so that kernels read memory sequentially. A
-matrix whose values are all representable in bfloat16, as those of a bfloat16 checkpoint are, is
-stored in bfloat16 and widened in registers. Products are bit for bit those of the float32 matrix.
+matrix whose values are all representable in bfloat16, or as int8 times a power of two for each
+column, as in a checkpoint stored so, is stored in that form and widened in registers. Products are
+bit for bit those of the float32 matrix.
 """
 
 from typing import Any
@@ -15,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import lax
 from jaxtyping import UInt16
 
+from spec_t5x.checkpoints.native.rounded import powers_of_two
 from spec_t5x.contrib.cpu import calls
 from spec_t5x.models.weights import TABLES, Form, Rounded
 from spec_t5x.types import Array, Float, Float32, Int, Integer, PyTree
@@ -38,12 +40,14 @@ class Panels(Form):
 
     @classmethod
     def pack(cls, matrix: Float32[Array, "inner features"] | Rounded) -> "Panels":
-        """Packs a matrix on the host: a float32 one in bfloat16 if that is exact."""
+        """Packs a matrix on the host: a float32 one in int8 or bfloat16 if that is exact."""
         if isinstance(matrix, Rounded):
             values = np.asarray(matrix.values)
-            scales = jnp.asarray(_in_panels(np.asarray(matrix.scales)))
+            scales = np.asarray(matrix.scales)
         else:
-            values, scales = _narrow(matrix), None
+            values, scales = _in_bytes(matrix) or (_narrow(matrix), None)
+        if scales is not None:
+            scales = jnp.asarray(_in_panels(scales))
         is_int4 = values.dtype == jnp.int4
         panels = _in_panels(values.astype(np.int8) if is_int4 else values)
         if is_int4:
@@ -156,6 +160,18 @@ def _in_panels(values: np.ndarray) -> np.ndarray:
 def _joined(panels: Array) -> Array:
     """Returns ``[rows, columns]`` of panels, padding included; the inverse of ``_in_panels``."""
     return jnp.swapaxes(panels, 0, 1).reshape(panels.shape[1], -1)
+
+
+def _in_bytes(matrix: Float32[Array, "rows columns"]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns int8 values and powers of two by column if they are the matrix, else None."""
+    matrix = np.asarray(matrix)
+    for columns in (slice(0, calls.PANEL), slice(None)):
+        part = matrix[:, columns]
+        scales = powers_of_two(part, axis=0)
+        values = np.rint(part / scales)
+        if not np.array_equal(values * scales, part):
+            return None
+    return values.astype(np.int8), scales
 
 
 def _narrow(values: Float32[Array, "rows columns"]) -> np.ndarray:

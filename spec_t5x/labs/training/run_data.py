@@ -29,6 +29,7 @@ from spec_t5x.data.vocabulary import (
 )
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.labs.training.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
+from spec_t5x.labs.training.packing import PackedBatches
 from spec_t5x.labs.training.text_metrics import ScoredTexts
 from spec_t5x.labs.training.trainer import Positioned
 from spec_t5x.machine.progress import doing
@@ -168,6 +169,9 @@ class DataOptions(TrainingData):
     max_target_length: int = 96
     # Cut longer sources, as T5 does, instead of dropping their pairs.
     truncate_sources: bool = False
+    # Train on rows of the maximal lengths that hold several pairs each (``packing.py``), instead
+    # of buckets. Not for drafts.
+    packed: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -193,6 +197,15 @@ class DataOptions(TrainingData):
     def longest(self) -> tuple[int, int]:
         """Tuple of ``max_source_length`` and ``max_target_length``."""
         return self.max_source_length, self.max_target_length
+
+    def train_batches(self, vocabulary: Vocabulary, seed: int) -> Positioned:
+        """Returns the training batches, packed if the options say so."""
+        if not self.packed:
+            return super().train_batches(vocabulary, seed)
+        options = {"lengths": self.longest, "tokens_per_batch": self.tokens_per_batch}
+        batches = PackedBatches(self.pairs("train", vocabulary, seed), seed=seed, **options)
+        log.info(f"{batches.batches_per_epoch:,} packed batches an epoch")
+        return batches
 
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
         """Trains a SentencePiece vocabulary on sources and targets, or loads ``directory``'s."""

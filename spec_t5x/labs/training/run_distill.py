@@ -19,7 +19,7 @@ from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.checkpoints.native.target_drafts import save_shared_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.generation import Generator
 from spec_t5x.labs.training.batching import Batches, TokenisedPairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
@@ -35,6 +35,7 @@ from spec_t5x.models.eagle import EagleConfig, first_head, head_config
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.names import STORED_DTYPES
 
 # The rule for an encoder that makes the draft use the target's, without training it.
 SHARED = "shared"
@@ -124,7 +125,8 @@ def distill(
         model: configuration of a draft that starts with random parameters,
             unless ``initial_checkpoint``, a model with the sizes of ``model``, is given.
         vocabulary: for a target without one, as T5X's: a SentencePiece model, or "bytes".
-        export_dtype: dtype of the exported parameters, 'bfloat16' or 'float32'.
+        export_dtype: dtype of the exported parameters, 'bfloat16' or 'float32', or 'int8' with
+            ``model``.
         cache_dir: folder of the target's outputs, which drafts for one target may share; None is
             ``cache`` in ``output_dir``.
 
@@ -134,6 +136,8 @@ def distill(
     directory, draft = Path(output_dir), Path(output_dir) / "draft"
     check_settings(optimizer, options, export_dtype, draft)
     _check(data, layers, model, initial_checkpoint, options, distillation)
+    if layers and layers.encoder == SHARED:
+        check_choice("stored dtype", export_dtype, STORED_DTYPES)
     loaded = load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto"))
     check_kind(loaded.config, data, options)
     _check_outputs(loaded, distillation)
@@ -189,6 +193,10 @@ def _check(
         (
             data.name("dev") is None,
             f"{type(data).__name__} has no dev file or split: give held-out data to measure alpha",
+        ),
+        (
+            getattr(data, "packed", False),
+            "DataOptions.packed is True: leave it out, drafts learn from one pair a row",
         ),
         (
             (layers is None) == (model is None),

@@ -30,7 +30,7 @@ from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.sizes import size as published_size
 from spec_t5x.models.t5 import T5Config, check_names
-from spec_t5x.names import STORED_DTYPES
+from spec_t5x.names import NATIVE_DTYPES
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,8 @@ def train(
         data: text pairs, or lines for a model that has no source.
         initial_checkpoint: a model to start from, of any format, with the sizes of ``model``;
             its vocabulary is used.
-        export_dtype: dtype of the exported parameters, 'bfloat16' or 'float32'.
+        export_dtype: dtype of the exported parameters, 'bfloat16', 'float32' or 'int8'
+            (``checkpoints.native.rounded``).
         metrics: options of scoring generated texts of held-out sources; None scores none.
 
     Raises:
@@ -126,7 +127,7 @@ def check_settings(
         InputError: the schedule is longer than the training, there are too few devices, the
             optimizer or dtype is unknown, or ``exported`` has files that are no export.
     """
-    check_choice("stored dtype", export_dtype, STORED_DTYPES)
+    check_choice("stored dtype", export_dtype, NATIVE_DTYPES)
     check_destination(exported, overwrite=True)
     optimizer.build(options.steps)
     count_replicas(options.data_parallel, options.model_parallel)

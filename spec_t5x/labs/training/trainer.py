@@ -87,8 +87,9 @@ class TrainOptions:
         return self.objective != CROSS_ENTROPY and self.distillation_weight > 0
 
 
-# Ids of the source, of the target text shifted right, and of the target text.
-Inputs = tuple[Int[Array, "batch source"], Int[Array, "batch length"], Int[Array, "batch length"]]
+# Ids of the source, of the target text shifted right, and of the target text; of packed rows also
+# the segment ids of source and text.
+Inputs = tuple[Int[Array, "batch _"], ...]
 # A result on held-out data. Its ``value`` must be finite; ``Learner.keeps_best`` keeps the largest.
 Measurement = DevMetrics | HeldOutAlpha
 
@@ -240,6 +241,7 @@ def model_inputs(batch: PairBatch) -> Inputs:
         batch.encoder_input_tokens,
         batch.decoder_input_tokens,
         batch.decoder_target_tokens,
+        *(batch.segment_ids or ()),
     )
 
 
@@ -390,7 +392,7 @@ class _Loop:
         """Waits for the pending step; adds its sums to the window, or raises ``DivergedError``."""
         if self.pending is None:
             return
-        (sums, step, (source, _, target)), self.pending = self.pending, None
+        (sums, step, (source, _, target, *_)), self.pending = self.pending, None
         sums = jax.device_get(sums)
         if not (math.isfinite(sums.loss) and math.isfinite(sums.gradient_norm)):
             raise DivergedError(

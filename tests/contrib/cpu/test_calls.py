@@ -76,6 +76,20 @@ def test_rounded_weights_are_multiplied_and_then_scaled(rows, inner, columns, bi
     assert_rows_alone_have_the_same_bits(lambda row: multiply(row, weight)[0], inputs, output)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5, 9, 40])
+@pytest.mark.parametrize(("inner", "columns"), [(64, 64), (700, 130)])
+def test_a_byte_a_weight_gives_the_bits_of_bfloat16(rows, inner, columns):
+    matrix = np.random.default_rng(1).integers(-127, 128, (inner, columns)).astype(np.float32)
+    matrix *= np.float32(2) ** (np.arange(columns) % 40 - 20)
+    inputs = draws(rows, inner)
+    in_bytes = pack(matrix)
+    assert in_bytes.panels.dtype == jnp.int8
+    panels = in_bytes.panels.astype(jnp.float32) * in_bytes.scales
+    in_bfloat16 = in_bytes._replace(panels=panels.astype(jnp.bfloat16), scales=None)
+    given = [calls.multiply(inputs, [each])[0] for each in (in_bytes, in_bfloat16)]
+    np.testing.assert_array_equal(*given)
+
+
 def test_every_product_is_one_chain_of_additions():
     """In the order of the inputs, so that no number of rows and no layout changes a bit."""
     inputs, weight = draws(7, 90), draws(90, 70)

@@ -34,6 +34,20 @@ def test_a_matrix_is_held_at_the_width_of_its_values(shape):
         matrix[-1, -1] = 1 + 2.0**-20
 
 
+def test_a_matrix_of_whole_numbers_takes_a_byte_a_weight():
+    matrix = np.random.default_rng(1).integers(-127, 128, (130, 70)).astype(np.float32)
+    matrix[0] = 127.0
+    # Other powers of two, and a column of zeros.
+    matrix *= np.float32(2) ** (np.arange(70) - 35)
+    matrix[:, 5] = 0.0
+    packed = Panels.pack(matrix)
+    assert packed.panels.dtype == jnp.int8
+    np.testing.assert_array_equal(packed.matrix(), matrix)
+    # Half of a step, and the matrix is in bfloat16.
+    matrix[1, 0] = 63.5 * 2.0**-35
+    assert Panels.pack(matrix).panels.dtype == jnp.bfloat16
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_rounded_numbers_stay_what_they_are(bits):
     weight = Rounded.of(draws(130, 70), bits)
