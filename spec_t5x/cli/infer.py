@@ -134,10 +134,7 @@ def _settings(models, options) -> dict[str, Any]:
 
 
 def _tell(report, who: str) -> int:
-    """Logs errors and a summary, prints the report as JSON, and returns the exit status.
-
-    The status is 1 if an input could not be decoded, else 0.
-    """
+    """Logs errors and a summary, prints the report as JSON; returns 1 if an input failed."""
     for text in report.named:
         log.error(text)
     if report.errors > len(report.named) > 0:

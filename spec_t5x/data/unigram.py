@@ -52,8 +52,7 @@ class UnigramVocabulary(TokenizerVocabulary):
         """Loads the file ``path``; if ``content`` is given, it replaces the file's bytes.
 
         Raises:
-            InputError: the file is absent or has no Unigram model, or its special ids are not
-                pad 0, eos 1, unk 2.
+            InputError: no Unigram model is there, or its special ids are not pad 0, eos 1, unk 2.
         """
         path = Path(path)
         if content is None and not path.is_file():

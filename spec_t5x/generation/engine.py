@@ -56,7 +56,6 @@ class Engine:
 
         Args:
           decoder: the models.
-          options: how to decode.
           costs: costs of speculation by options; the method ``costs`` adds measured ones.
           pace: with gamma "auto" that of earlier batches; None starts a new one.
         """

@@ -211,10 +211,7 @@ class _Run:
             yield shard, list(map(self.source.item, shards.indices(shard), raws))
 
     def _share_costs(self, answerer: Answerer, shards: Shards, shard: int) -> None:
-        """Sets the costs of speculation, which the run's first worker measures on ``shard``.
-
-        Costs decide how many tokens are proposed, and so the bytes: all workers use the same.
-        """
+        """Sets the costs that the run's first worker measures on ``shard``: they decide bytes."""
         path = self.directory / COSTS
         with processes.one_at_a_time(self.directory):
             if not path.exists():

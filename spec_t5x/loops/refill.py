@@ -343,10 +343,7 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
 
 
 def _cleared(state: DecodeState, slot: Int[Array, ""], num_slots: int) -> DecodeState:
-    """Zeroes a slot's states and caches if its scores are not finite.
-
-    Cache entries beyond a row's length have attention weight 0, but 0 times infinity is NaN.
-    """
+    """Zeroes a slot's states and caches if its scores are not finite: weight 0 times infinity."""
     computed = state.outputs.scores + state.stats.beta_sum
     is_bad = ~jnp.all(jnp.isfinite(computed.reshape(num_slots, -1)[slot]))
 

@@ -70,10 +70,7 @@ def needed(module: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _errors_of_absl() -> Iterator[list[str]]:
-    """Yields a list that collects the errors that absl logs, which are not shown.
-
-    If importing TFDS fails, TFDS logs the error with its traceback and stays half imported.
-    """
+    """Yields a list that collects, unshown, the errors that absl logs, as TFDS's failed import."""
     messages = []
 
     def keep(record: logging.LogRecord) -> bool:

@@ -44,11 +44,8 @@ class SpeculativeCheckpointManager:
         """Checks the draft's path, and stores the arguments of T5X's manager.
 
         Args:
-          directory, train_state, partitioner, **kwargs: arguments of
-            ``t5x.checkpoints.OrbaxCheckpointManagerInterface``.
           draft_path: the draft's checkpoint, or a folder of checkpoints, whose latest is restored;
-            None for a ``NamedDraft`` or without parameters.
-          model: the model of the train state.
+            None for a ``NamedDraft`` or without parameters. The others are T5X's.
 
         Raises:
           InputError: a model without a draft, a ``ModelDraft`` without a path, or a path that
