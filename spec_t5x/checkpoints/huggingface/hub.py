@@ -47,7 +47,7 @@ def is_name(text: str) -> bool:
 def snapshot(name: str) -> Path:
     """Downloads a checkpoint without its weights; returns its directory in the Hub's cache.
 
-    A process asks the Hub once for a name, and so reads one commit; its hash names the directory.
+    A process asks once for each name, and so reads one commit, whose hash names the directory.
     """
     directory = _download(name, _NAME.fullmatch(name)["revision"], _SMALL_FILES)
     if not (directory / CONFIG_NAME).is_file():

@@ -270,7 +270,7 @@ def check_whole(values: dict[str, Any], path: Path) -> None:
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Returns the ids that start, end and pad a text, under ``START``, ``EOS`` and ``PAD``.
 
-    If they are absent, ``bos_token_id`` starts and EOS pads a text. If several ids end a text, EOS
+    Without the entry, ``bos_token_id`` starts or EOS pads a text. If several ids end a text, EOS
     is the first, or T5's if the start is T5's too, and ``MORE_EOS`` lists the others.
     """
 
@@ -290,7 +290,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
         )
     several = eos if isinstance(eos, list) and eos else [eos]
     if start == PAD_ID and EOS_ID in several:
-        # T5's id is put first. An absent PAD may be T5's, since outputs here end before padding.
+        # T5's EOS comes first. Any PAD is right if none is given, as outputs are cut at their end.
         several = [EOS_ID, *(token for token in several if token != EOS_ID)]
         pad = PAD_ID if pad is None else pad
     pad = several[0] if pad is None else pad

@@ -1,9 +1,9 @@
 """The vocabulary of a Hugging Face directory: the tokenizer that transformers 5 makes of its files.
 
 ``tokenizer.json`` overrides ``spiece.model``. Either file is read without transformers if it alone
-defines the tokenizer: it has all tokens that other files add and, in a ``tokenizer.json``, no steps
-that ``T5Tokenizer`` ignores, which uses the file's pieces and normalisation only. In all other
-directories, transformers makes the tokenizer.
+defines the tokenizer: it has all tokens that other files add and, if the class is ``T5Tokenizer``,
+which uses its pieces and normalisation only, no other steps that change ids. A ``tokenizer.json``
+that is not Unigram is used unchanged. In all other cases, transformers makes the tokenizer.
 """
 
 import dataclasses
@@ -109,7 +109,7 @@ def mapped_vocabulary(
 
 
 def settings_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
-    """Returns a tokenizer_config.json for a vocabulary; ``pad_id`` is the tokenizer's id."""
+    """Returns the values of tokenizer_config.json; ``pad_id`` is the tokenizer's id of padding."""
     settings = {_CLEANS_UP: vocabulary.cleans_up, "tokenizer_class": _AS_IT_IS}
     if isinstance(vocabulary, MappedVocabulary):
         # A token that has a role becomes special, so only special tokens are given one.

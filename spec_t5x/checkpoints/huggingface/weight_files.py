@@ -1,6 +1,6 @@
 """Hugging Face's files of weights, read by slices and written.
 
-Files are mapped into memory, so that only requested slices are read; older PyTorch's are not.
+Files are mapped into memory, so that only slices in use are read, except PyTorch's before 1.6.
 """
 
 import dataclasses
