@@ -23,6 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "folder with ende/dev.tsv.gz, summarize/debian_dev.tsv.gz (default: the package's)",
         ),
         "seed": (int, "random seed (default: 0)"),
+        "target": ("NAME", "for public: a T5 1.0, such as t5-3b (default: the largest that fits)"),
+        "data": (["TASK=FILE", "data"], "for public: text pairs of EnDe or CNN/DM; repeatable"),
+        "ngrams": ("DIR", "for public: n-gram tables of T5's vocabulary, as two more drafts"),
+        "pairs": ("FILE", "for public: a JSON list of other pairs (docs/reproducing.md)"),
     }
     settings.add_flags(parser, flags)
     settings.add_gin(parser)
@@ -37,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     (options,) = settings.configured(args, ReproduceOptions)
     if not args.items and not args.list:
         raise InputError("nothing to reproduce: give all, or names that --list shows")
-    items = running.select(args.items or [running.ALL])
+    items = running.select(args.items or running.ITEMS)
     if args.list:
         print("\n".join(f"{name:8} {item.title}" for name, item in items.items()))
         return 0

@@ -7,7 +7,7 @@ The tasks have the names, TFDS versions, prefixes, features and metrics of the `
 Importing this module registers the names that are still free: if the library was imported first,
 its tasks are used. Importing the library after this module fails, because seqio refuses a name
 twice. TFDS downloads a data set when it is first read. ``tasks.register_tsv_task`` and
-``register_jsonl_task``, with the prefixes below, register the same tasks over local files.
+``register_jsonl_task``, with these prefixes, register the same tasks over local files.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ import functools
 import gin
 
 from spec_t5x.data.metrics import bleu_intl_metric, rouge_metric
+from spec_t5x.data.task_options import CNN_DAILYMAIL, SUMMARIZE_PREFIX, TRANSLATE_PREFIX, WMT_ENDE
 from spec_t5x.data.tasks import TO_IDS, prefixed
 from spec_t5x.machine.extras import needed
 
@@ -24,12 +25,6 @@ with needed("seqio"):
 
 # T5X checks a task's vocabulary against the model's by this path, which its T5 models have.
 VOCABULARY_PATH = "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
-
-TRANSLATE_PREFIX = "translate English to German: "
-SUMMARIZE_PREFIX = "summarize: "
-
-WMT_ENDE = "wmt_t2t_ende_v003"
-CNN_DAILYMAIL = "cnn_dailymail_v002"
 
 # Names that this module registered: a second call replaces these, never the library's tasks.
 _ours: set[str] = set()

@@ -8,6 +8,9 @@ from spec_t5x.machine.extras import needed
 from spec_t5x.options import option
 
 Decoding = TypeVar("Decoding")
+# The paper's tasks (``paper_tasks``), and the prefixes that T5's mixture has for them.
+TRANSLATE_PREFIX, SUMMARIZE_PREFIX = "translate English to German: ", "summarize: "
+WMT_ENDE, CNN_DAILYMAIL = "wmt_t2t_ende_v003", "cnn_dailymail_v002"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -108,7 +108,7 @@ _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weigh
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """Opens the model in ``directory``, whose config.json holds ``values``; see ``Format``."""
     ids = check_supported(values, directory)
-    config = _read_config(values, directory / CONFIG_NAME)
+    config = read_config(values, directory / CONFIG_NAME)
     tensors = unwrapped(open_tensors(directory), (*WRAPPERS, "transformer."))
     left, config = _settled(tensors, config, values, directory)
     metadata = {"model_type": values["model_type"]}
@@ -305,7 +305,8 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     return ids | ({MORE_EOS: several[1:]} if several[1:] else {})
 
 
-def _read_config(values: dict[str, Any], path: Path) -> T5Config:
+def read_config(values: dict[str, Any], path: Path) -> T5Config:
+    """Makes the configuration of a config.json's values; ``path`` is for messages."""
     # transformers leaves defaults out, or writes them as null.
     present = {name: value for name, value in values.items() if value is not None}
     with describing(path, "T5"):

@@ -14,9 +14,9 @@ from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable, ReproduceO
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.pairs import Pair
 
-_TEMPERATURES = (0.0, 1.0)
+TEMPERATURES = (0.0, 1.0)
 _DRAFTS = ("unigram", "bigram", "transformer", "ngram", "copy")
-_LENIENCES = (1.0, 0.5, 0.3, 0.1)
+LENIENCES = (1.0, 0.5, 0.3, 0.1)
 _MAX_DECODE_LEN = 48
 # By the paper's target: its smallest transformer draft, which the package's draft represents.
 _SMALLEST = {
@@ -25,7 +25,7 @@ _SMALLEST = {
     "T5-XXL (CNN/DM)": "T5-small",
     "LaMDA (137B)": "LaMDA (100M)",
 }
-_RATE_COLUMNS = (
+RATE_COLUMNS = (
     contents.label("our_draft", "our draft"),
     contents.measured("alpha", "α", ".3f"),
     contents.measured("low", "from", ".3f"),
@@ -44,8 +44,8 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
     texts = pair.texts(options, 60 if options.quick else 1200)
     settings = {
         "num_tokens": 600 if options.quick else 10_000,
-        "temperatures": _TEMPERATURES,
-        "leniences": _LENIENCES if pair == pairs.ENDE else (1.0,),
+        "temperatures": TEMPERATURES,
+        "leniences": LENIENCES if pair == pairs.ENDE else (1.0,),
         "top_ks": tuple(other.top_k for other in pairs.PAIRS if other.target == pair.target),
         "decoded_texts": 0,
         "batch_size": 16,
@@ -70,11 +70,11 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
     return found["rows"] if found else []
 
 
-def _find(
+def find_rate(
     rows: Iterable[Any], draft: str | None, temperature: float, **values: float | int
 ) -> dict:
     """Returns the report's cells of the first row with these settings, or {} if there is none."""
-    wanted = {"draft": draft, "temperature": temperature, "lenience": 1.0, **values}
+    wanted = {"draft": draft, "temperature": temperature, "lenience": 1.0, "top_k": 0, **values}
     for row in rows:
         if wanted.items() <= row.items():
             # A draft that never proposed has no rate.
@@ -108,7 +108,7 @@ def _table_3(pair: Pair, rows: Sequence[Any]) -> ReportTable:
             contents.paper("draft", "draft"),
             contents.label("temperature", "temp."),
             contents.paper("paper_alpha", "α"),
-            *_RATE_COLUMNS,
+            *RATE_COLUMNS,
             contents.measured("proposed", "proposed"),
         ),
         rows=[
@@ -117,9 +117,9 @@ def _table_3(pair: Pair, rows: Sequence[Any]) -> ReportTable:
                 "temperature": temperature,
                 "paper_alpha": printed.get((their_name, temperature)),
                 # A filter changes nothing at temperature 0, which is measured without.
-                **_find(rows, our_name, temperature, top_k=pair.top_k if temperature else 0),
+                **find_rate(rows, our_name, temperature, top_k=pair.top_k if temperature else 0),
             }
-            for temperature in _TEMPERATURES
+            for temperature in TEMPERATURES
             for their_name, our_name in names
         ],
         note="α with a 95% interval, bootstrapped over texts; proposed: the share of tokens for "
@@ -143,11 +143,13 @@ def _tables_5(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
                 contents.paper("draft", "draft"),
                 contents.label("lenience", "lenience l"),
                 contents.paper("paper_alpha", "α"),
-                *_RATE_COLUMNS,
+                *RATE_COLUMNS,
             ),
             rows=[
                 {"draft": cell.draft, "lenience": cell.lenience, "paper_alpha": cell.alpha}
-                | _find(rates, ours.get(cell.draft), temperature, lenience=cell.lenience, top_k=0)
+                | find_rate(
+                    rates, ours.get(cell.draft), temperature, lenience=cell.lenience, top_k=0
+                )
                 for cell in printed[temperature]
             ],
             note="With lenience below 1 no token comes with more than 1/l times its probability "

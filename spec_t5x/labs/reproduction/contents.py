@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.labs.benchmark.traces import TraceLine
+from spec_t5x.names import AUTO
 
 
 class Origin(enum.StrEnum):
@@ -92,16 +93,41 @@ class ReproduceOptions:
     # Holds ``ende/dev.tsv.gz`` and ``summarize/debian_dev.tsv.gz``; None takes the texts
     # that come with the package.
     data_dir: Path | str | None = None
+    # For the item "public": a file of pairs; or the public target, files of its tasks' texts
+    # (``TASK=FILE``) in place of seqio's data, and n-gram tables of its vocabulary.
+    pairs: Path | str | None = None
+    target: str = AUTO
+    data: tuple | list = ()
+    ngrams: Path | str | None = None
 
     def __post_init__(self):
         # gin passes on any value that a file binds.
         if not isinstance(self.quick, bool):
             raise InputError(f"quick is {self.quick!r}: give True or False")
         check_at_least(self, seed=0)
-        if self.data_dir is not None:
-            if not isinstance(self.data_dir, str | Path):
-                raise InputError(f"data_dir is {self.data_dir!r}: give a text in quotes")
-            object.__setattr__(self, "data_dir", Path(self.data_dir))
+        if not isinstance(self.target, str):
+            raise InputError(f"target is {self.target!r}: give a text in quotes")
+        if not isinstance(self.data, list | tuple) or not all(
+            isinstance(each, str) for each in self.data
+        ):
+            raise InputError(f"data is {self.data!r}: give a list of texts, TASK=FILE")
+        object.__setattr__(self, "data", tuple(self.data))
+        for name in ("data_dir", "pairs", "ngrams"):
+            if (value := getattr(self, name)) is not None:
+                if not isinstance(value, str | Path):
+                    raise InputError(f"{name} is {value!r}: give a text in quotes")
+                object.__setattr__(self, name, Path(value))
+        if self.pairs and self.built_in:
+            raise InputError(
+                f"--{self.built_in[0]} is for the built-in pairs, and --pairs {self.pairs} has its "
+                "own: give one of them"
+            )
+
+    @property
+    def built_in(self) -> list[str]:
+        """Names of the given options that are for the built-in pairs of public weights."""
+        given = {"target": self.target != AUTO, "data": self.data, "ngrams": self.ngrams}
+        return [name for name, is_given in given.items() if is_given]
 
 
 class Exhibit(NamedTuple):
@@ -112,3 +138,5 @@ class Exhibit(NamedTuple):
     # ``results`` (``kept_results.Results``), which stores the result, or returns None if measuring
     # failed; content that needs the result is then left out.
     content: Callable[[ReproduceOptions, Any], Sequence[ReportTable | ReportFigure]]
+    # Raises ``InputError`` before anything is measured or written, for what a user can mend.
+    check: Callable[[ReproduceOptions], None] = lambda options: None

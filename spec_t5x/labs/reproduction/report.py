@@ -75,14 +75,17 @@ def _html(sections: Sections, run: Mapping[str, Any]) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["marked"] = _marked
-    machine, texts = run["machine"], run["data_dir"]
+    machine, texts = run["machine"], "of the package"
+    if run["data_dir"]:
+        texts = f"in {run['data_dir']}"
+    if {section["name"] for section in sections} == {"public"}:
+        texts = "of the pairs"
     facts = {
         "Machine": kept_results.describe(machine),
         "Software": f"spec_t5x {machine['spec_t5x'] or 'not installed'}, JAX {machine['jax']}, "
         f"Python {machine['python']}",
         "Commit": run["commit"] or "not from a checkout",
-        "Run": f"{'quick' if run['quick'] else 'full'}, seed {run['seed']}, texts "
-        + (f"in {texts}" if texts else "of the package"),
+        "Run": f"{'quick' if run['quick'] else 'full'}, seed {run['seed']}, texts {texts}",
         "Written": run["date"],
     }
     return environment.get_template("report.html.jinja").render(

@@ -15,6 +15,7 @@ from spec_t5x.labs.reproduction import (
     decodes,
     example_texts,
     kept_results,
+    public,
     report,
     speed_ups,
 )
@@ -25,6 +26,8 @@ from spec_t5x.machine.atomic import remove_unfinished
 log = logging.getLogger(__name__)
 
 ALL = "all"
+# Not among all, since its models are downloaded.
+PUBLIC = "public"
 
 # In the paper's order.
 ITEMS: dict[str, Exhibit] = {
@@ -39,11 +42,12 @@ ITEMS: dict[str, Exhibit] = {
     "figure4": curves.FIGURE_4,
     "figure5": decodes.FIGURE_5,
     "factors": closed_forms.FACTORS,
+    PUBLIC: public.PUBLIC,
 }
 
 
 def select(names: Sequence[str]) -> dict[str, Exhibit]:
-    """Returns the items of the given names, in the report's order; "all" is every item.
+    """Returns the items of the given names, in the report's order; "all" is all but "public".
 
     Raises:
       InputError: no item has the name.
@@ -51,7 +55,11 @@ def select(names: Sequence[str]) -> dict[str, Exhibit]:
     for name in names:
         if name not in (*ITEMS, ALL):
             raise InputError(f"no item {name!r}: give {ALL}, or some of {', '.join(ITEMS)}")
-    return {name: item for name, item in ITEMS.items() if name in names or ALL in names}
+    return {
+        name: item
+        for name, item in ITEMS.items()
+        if name in names or (ALL in names and name != PUBLIC)
+    }
 
 
 def reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path) -> int:
@@ -67,9 +75,15 @@ def reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path
       after a signal 128 plus its number, with the finished measurements kept.
 
     Raises:
-      InputError: ``output`` cannot be written, or ``options.data_dir`` lacks files.
+      InputError: ``output`` cannot be written, ``options.data_dir`` lacks files, or an item's
+        check fails.
     """
     example_texts.check(options.data_dir)
+    given = ["pairs"] if options.pairs else options.built_in
+    if given and public.PUBLIC not in items.values():
+        raise InputError(f"--{given[0]} is for the item {PUBLIC}: name it, or leave it out")
+    for item in items.values():
+        item.check(options)
     try:
         output.mkdir(parents=True, exist_ok=True)
         # Fails now rather than after hours of work, if the output cannot be written.

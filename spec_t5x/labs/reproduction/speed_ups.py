@@ -38,6 +38,24 @@ _QUICK_RUNS = [
 # Texts to choose from, texts decoded, tokens of each at most, repeats.
 _FULL = {"pool": 120, "num_texts": 30, "max_decode_len": 48, "repeats": 5}
 _QUICK = _FULL | {"pool": 60, "num_texts": 8, "repeats": 2}
+MEASURED_COLUMNS = (
+    contents.label("gamma_text", "γ"),
+    contents.measured("alpha", "α", ".3f"),
+    contents.measured("block_efficiency", "block efficiency"),
+    contents.measured("c", "c", ".3f"),
+    contents.measured("verification_cost", "T(γ+1)"),
+    contents.closed_form("predicted_speed_up", "expected (3.8)"),
+    contents.closed_form("predicted_speed_up_with_verification", "expected with T(γ+1)"),
+    contents.measured("speed_up", "speed-up"),
+    contents.measured("range", "least to most"),
+    contents.measured("loop_speed_up", "loop alone"),
+    contents.measured("plain_tokens_per_second", "plain, tokens/s", ".0f"),
+    contents.measured("same_text", "same text"),
+)
+SPEED_UP_NOTE = (
+    "Speed-up: the ratio of the median rates in tokens per second, encoders included and "
+    "compilation not; least to most: over the repeats."
+)
 # The largest gamma that is tried when the best one is computed.
 _MAX_GAMMA = 8
 
@@ -95,18 +113,23 @@ def measure(
     tokens = sum(each.plain_tokens + each.speculative_tokens for each in comparisons)
     return {
         "tokens": tokens * settings["repeats"],
-        "rows": [_row(pair, draft, each, best) for each in comparisons],
+        "rows": [
+            comparison_row(pair.task, draft, each, f"{each.gamma}{' *' * (each.gamma == best)}")
+            for each in comparisons
+        ],
     }
 
 
-def _row(pair: Pair, draft: str, comparison: Comparison, best: int) -> dict[str, Any]:
-    """Returns a comparison as a row of ``_measured_table``."""
+def comparison_row(
+    task: str, draft: str, comparison: Comparison, gamma_text: str
+) -> dict[str, Any]:
+    """Returns a comparison as a row of a table with ``MEASURED_COLUMNS``."""
     low, high = comparison.speed_up_range
     texts = "yes" if comparison.identical else f"{len(comparison.divergences)} differ"
     return comparison.to_dict() | {
-        "task": pair.task,
+        "task": task,
         "draft": draft,
-        "gamma_text": f"{comparison.gamma}{' *' if comparison.gamma == best else ''}",
+        "gamma_text": gamma_text,
         "range": f"{low:.2f}–{high:.2f}",
         "same_text": None if comparison.identical is None else texts,
     }
@@ -138,33 +161,23 @@ def _table_2(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
     return [printed, _measured_table(ours)] if ours else [printed]
 
 
+def marked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns rows of comparisons with a dagger at the range of those that are in doubt."""
+    # A column of reasons would make the table wider than a page.
+    return [{**row, "range": row["range"] + (" †" if doubt(row) else "")} for row in rows]
+
+
 def _measured_table(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
     doubts = caution(rows)
     return ReportTable(
         caption="Small pairs on this machine, batch 1, float32 on a CPU and bfloat16 elsewhere.",
-        columns=(
-            *contents.SETTING,
-            contents.label("gamma_text", "γ"),
-            contents.measured("alpha", "α", ".3f"),
-            contents.measured("block_efficiency", "block efficiency"),
-            contents.measured("c", "c", ".3f"),
-            contents.measured("verification_cost", "T(γ+1)"),
-            contents.closed_form("predicted_speed_up", "expected (3.8)"),
-            contents.closed_form("predicted_speed_up_with_verification", "expected with T(γ+1)"),
-            contents.measured("speed_up", "speed-up"),
-            contents.measured("range", "least to most"),
-            contents.measured("loop_speed_up", "loop alone"),
-            contents.measured("plain_tokens_per_second", "plain, tokens/s", ".0f"),
-            contents.measured("same_text", "same text"),
-        ),
-        # A column of reasons would make the table wider than a page.
-        rows=[{**row, "range": row["range"] + (" †" if doubt(row) else "")} for row in rows],
-        note="Speed-up: the ratio of the median rates in tokens per second, encoders included and "
-        "compilation not; loop alone: without dispatch, encoders and prefill; least to most: over "
-        "the repeats. γ is the paper's, and (*) the one that Theorem 3.8 predicts to be the best "
-        "with α, c and T(γ+1) as measured here, other T(m) on a line. At temperature 1 plain and "
-        "speculative texts are different draws. T(γ+1) is the cost of verification in target "
-        "steps, which the paper takes to be 1." + (f" † {doubts}" if doubts else ""),
+        columns=(*contents.SETTING, *MEASURED_COLUMNS),
+        rows=marked(rows),
+        note=f"{SPEED_UP_NOTE} Loop alone: without dispatch, encoders and prefill. γ is the "
+        "paper's, and (*) the one that Theorem 3.8 predicts to be the best with α, c and T(γ+1) as "
+        "measured here, other T(m) on a line. At temperature 1 plain and speculative texts are "
+        "different draws. T(γ+1) is the cost of verification in target steps, which the paper "
+        "takes to be 1." + (f" † {doubts}" if doubts else ""),
     )
 
 

@@ -210,9 +210,9 @@ def test_figure_1_is_a_real_decode(monkeypatch):
 
 @pytest.mark.usefixtures("tiny")
 def test_rates_are_measured(monkeypatch):
-    values = {"MAX_DECODE_LEN": 8, "LENIENCES": (1.0, 0.3), "TEMPERATURES": (1.0,)}
-    for name, value in (values | {"DRAFTS": ("transformer",)}).items():
-        monkeypatch.setattr(acceptance_rates, f"_{name}", value)
+    values = {"_MAX_DECODE_LEN": 8, "LENIENCES": (1.0, 0.3), "TEMPERATURES": (1.0,)}
+    for name, value in (values | {"_DRAFTS": ("transformer",)}).items():
+        monkeypatch.setattr(acceptance_rates, name, value)
     (table, _), found = computed(TABLE_5)
     rates = found["acceptance/ende-target"]["rows"]
     assert [(row["draft"], row["lenience"]) for row in rates] == [

@@ -1,0 +1,269 @@
+"""Measurements of pairs of public weights: acceptance, speed-ups and quality, each kept.
+
+The measurements are those of the packaged pairs (``acceptance_rates``, ``speed_ups``), on models
+that hold a device's memory, of which one target is loaded at a time.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from spec_t5x.checkpoints import digests
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.drafts.kinds import DraftOptions
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.interfaces import Draft
+from spec_t5x.labs.benchmark import acceptance, paper_tables
+from spec_t5x.labs.benchmark.comparison import Comparison, compare
+from spec_t5x.labs.benchmark.evaluation import evaluate
+from spec_t5x.labs.benchmark.results import without_folder
+from spec_t5x.labs.benchmark.text_source import read_sets, read_texts
+from spec_t5x.labs.reproduction import pairs
+from spec_t5x.labs.reproduction.acceptance_rates import LENIENCES, TEMPERATURES
+from spec_t5x.labs.reproduction.contents import ReproduceOptions
+from spec_t5x.labs.reproduction.kept_results import Measure
+from spec_t5x.labs.reproduction.public_pairs import TASKS, PublicPair, paper_draft, short_name
+from spec_t5x.labs.reproduction.public_plan import MAX_DECODE_LEN, Planned
+from spec_t5x.labs.reproduction.speed_ups import comparison_row
+from spec_t5x.names import AUTO, NO_DRAFT
+
+# Texts whose decoding is timed, of so many that they are chosen from, and repeats; tokens whose
+# acceptance is scored, of so many texts; texts whose quality is scored.
+_FULL = {
+    "num_texts": 30,
+    "pool": 120,
+    "repeats": 5,
+    "num_tokens": 10_000,
+    "scored_texts": 1200,
+    "judged_texts": 300,
+}
+_QUICK = {
+    "num_texts": 4,
+    "pool": 24,
+    "repeats": 2,
+    "num_tokens": 600,
+    "scored_texts": 60,
+    "judged_texts": 24,
+}
+# For tasks that the paper has not.
+_GAMMA_TASK = "EnDe"
+# What a row has none of if gamma "auto" left the draft out.
+_OF_DRAFTS = (
+    *("alpha", "block_efficiency", "c", "verification_cost"),
+    *("predicted_speed_up", "predicted_speed_up_with_verification"),
+)
+
+
+def effort(options: ReproduceOptions) -> dict[str, int]:
+    """Returns how much is decoded."""
+    return _QUICK if options.quick else _FULL
+
+
+def target_calls(pair: PublicPair, batch_size: int, options: ReproduceOptions) -> int:
+    """Counts the target's calls for a pair if every text has the most tokens."""
+    how, drafts, temperatures = effort(options), len(pair.draft), len(TEMPERATURES)
+    # Plain and speculative, with two gammas, in the repeats and twice before them.
+    timed = drafts * 4 * (how["repeats"] + 2) * how["num_texts"]
+    judged = (1 + drafts) * how["judged_texts"] / batch_size
+    scored = how["num_tokens"] / batch_size
+    return round(temperatures * (MAX_DECODE_LEN * (timed + judged) + scored))
+
+
+class Models:
+    """Models in memory: one target, and the drafts that were made for it."""
+
+    def __init__(self):
+        self._key: tuple | None = None
+        self._generator: Generator | None = None
+        self._make: Callable[[str], Draft] | None = None
+
+    def generator(self, pair: PublicPair) -> Generator:
+        """Returns the pair's target without a draft; the last one is dropped before it is read."""
+        if self._key != (key := (pair.target, pair.vocabulary)):
+            self._key = self._generator = self._make = None
+            options = DraftOptions()
+            target = load(
+                pair.target, dtype=options.dtype, vocabulary=pair.vocabulary, for_decoding=True
+            )
+            self._generator = Generator.of(target)
+            # The parameters are held once, as the model has them.
+            target = dataclasses.replace(target, params=self._generator.target.weights)
+            bound = self._generator.target
+            self._make = functools.cache(lambda name: make_draft(name, target, bound, options))
+            self._key = key
+        return self._generator
+
+    def draft(self, pair: PublicPair, name: str) -> Draft:
+        """Returns a draft of the pair."""
+        self.generator(pair)
+        return self._make(name)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Rows of the tables: what was measured of one pair; empty lists where it failed."""
+
+    # ``AcceptanceRow`` dictionaries.
+    rates: list[dict[str, Any]]
+    # ``speed_ups.comparison_row``, with "target".
+    speed_ups: list[dict[str, Any]]
+    # Scores of plain and speculative decoding.
+    quality: list[dict[str, Any]]
+
+
+def measure(
+    planned: Planned, options: ReproduceOptions, results: Measure, models: Models
+) -> Measured:
+    """Measures what is not kept of a pair; each measurement is kept by itself."""
+    pair = planned.pair
+    rows = {"speed_ups": [], "quality": []}
+
+    def ask(name: str, inputs: Mapping[str, Any], compute: Callable[[], Any]) -> list[Any]:
+        found = results(f"public/{pair.name}/{name}", inputs, compute)
+        return found["rows"] if found else []
+
+    common = _inputs(pair, options)
+    drafts = {name: digests.files_digest(name)["content"] for name in pair.draft}
+    rates = ask(
+        "acceptance",
+        common | {"drafts": list(drafts.values())},
+        functools.partial(_rates, planned, options, models),
+    )
+    for temperature in TEMPERATURES:
+        for name in (NO_DRAFT, *pair.draft):
+            short = short_name(name)
+            inputs = common | {"draft": drafts.get(name), "temperature": temperature}
+            task = (planned, name, temperature, options, models)
+            if name != NO_DRAFT:
+                rows["speed_ups"] += ask(
+                    f"{short}/t{temperature:g}", inputs, functools.partial(_speed_ups, *task)
+                )
+            rows["quality"] += ask(
+                f"quality/{short}/t{temperature:g}", inputs, functools.partial(_quality, *task)
+            )
+    return Measured(rates=rates, **rows)
+
+
+def _inputs(pair: PublicPair, options: ReproduceOptions) -> dict[str, Any]:
+    """Returns what all measurements of a pair depend on."""
+    source = dataclasses.asdict(pair.source)
+    return {
+        "version": 1,
+        "target": digests.files_digest(pair.target)["content"],
+        "vocabulary": digests.files_digest(pair.vocabulary)["content"],
+        # The content, wherever the file is.
+        "source": source | {"data": digests.files_digest(pair.source.data)["content"]},
+        "max_decode_len": MAX_DECODE_LEN,
+        "seed": options.seed,
+        **effort(options),
+    }
+
+
+def _decoding(temperature: float, options: ReproduceOptions, **more: Any) -> GenerateOptions:
+    return GenerateOptions(
+        temperature=temperature,
+        max_decode_len=MAX_DECODE_LEN,
+        verifier="token",
+        truncate=True,
+        seed=options.seed,
+        **more,
+    )
+
+
+def _rates(planned: Planned, options: ReproduceOptions, models: Models) -> dict[str, Any]:
+    """Scores all drafts of a pair on the same tokens, with lenience on the paper's Table 5 task."""
+    pair, how = planned.pair, effort(options)
+    generator = models.generator(pair)
+    settings = acceptance.AcceptanceOptions(
+        num_tokens=how["num_tokens"],
+        temperatures=TEMPERATURES,
+        leniences=LENIENCES if pair.task == "EnDe" else (1.0,),
+        decoded_texts=0,
+        batch_size=planned.batch_size,
+        max_decode_len=MAX_DECODE_LEN,
+        truncate=True,
+        seed=options.seed,
+    )
+    texts = read_texts(pair.source, generator, _decoding(0.0, options), how["scored_texts"])
+    drafts = {short_name(name): models.draft(pair, name) for name in pair.draft}
+    rows = acceptance.measure(generator, drafts, texts, settings)
+    tokens = {row.temperature: row.num_tokens for row in rows}
+    return {"tokens": sum(tokens.values()), "rows": list(map(dataclasses.asdict, rows))}
+
+
+def _speed_ups(
+    planned: Planned, draft: str, temperature: float, options: ReproduceOptions, models: Models
+) -> dict[str, Any]:
+    """Times plain and speculative decoding in turn, with the paper's gamma and with "auto"."""
+    pair, how = planned.pair, effort(options)
+    target = models.generator(pair)
+    generator = target.with_draft(models.draft(pair, draft))
+    texts = read_texts(pair.source, target, _decoding(temperature, options), how["pool"])
+    rows, tokens = [], 0
+    for gamma in (paper_gamma(pair.task, draft, temperature), AUTO):
+        decoding = _decoding(temperature, options, gamma=gamma)
+        chosen = pairs.of_one_shape(generator, texts, decoding, how["num_texts"])
+        found = compare(generator, chosen, decoding, how["repeats"])
+        rows.append(_speed_up_row(pair, draft, found, is_auto=gamma == AUTO))
+        tokens += (found.plain_tokens + found.speculative_tokens) * how["repeats"]
+    return {"tokens": tokens, "rows": rows}
+
+
+def _speed_up_row(
+    pair: PublicPair, draft: str, found: Comparison, *, is_auto: bool
+) -> dict[str, Any]:
+    label = f"auto: {found.gamma}" if is_auto else f"{found.gamma}"
+    row = comparison_row(pair.task, short_name(draft), found, label)
+    if found.left_out is not None:
+        # Both ways decoded plainly.
+        row |= dict.fromkeys(_OF_DRAFTS)
+    return row | {"target": pair.label, "is_auto": is_auto}
+
+
+def paper_gamma(task: str, draft: str, temperature: float) -> int:
+    """Returns the gamma of Table 2: of the draft's size on the task, or else of T5-small's."""
+    task = task if task in TASKS else _GAMMA_TASK
+    found = {
+        f"T5-{row.draft}": row.gamma
+        for row in paper_tables.TABLE_2
+        if (row.task, row.temperature) == (task, temperature)
+    }
+    return found.get(paper_draft(draft), found["T5-small"])
+
+
+def _quality(
+    planned: Planned, draft: str, temperature: float, options: ReproduceOptions, models: Models
+) -> dict[str, Any]:
+    """Scores the texts that the target decodes with a draft, or plainly, against references."""
+    pair = planned.pair
+    generator, gamma = models.generator(pair), 0
+    if draft != NO_DRAFT:
+        generator = generator.with_draft(models.draft(pair, draft))
+        gamma = paper_gamma(pair.task, draft, temperature)
+    decoding = _decoding(temperature, options, gamma=gamma, batch_size=planned.batch_size)
+    source = dataclasses.replace(pair.source, limit=effort(options)["judged_texts"])
+    rows, tokens = [], 0
+    for texts in read_sets(source, generator.vocabulary):
+        found = evaluate(
+            generator, texts.pairs, decoding, metric=texts.metric, intervals=texts.intervals
+        )
+        tokens += found.num_tokens
+        for metric, score in found.metrics.items():
+            low, high = found.intervals.get(metric, (None, None))
+            rows.append(
+                {
+                    "target": pair.label,
+                    "task": pair.task,
+                    "texts": without_folder(texts.name),
+                    "draft": short_name(draft),
+                    "temperature": temperature,
+                    "metric": metric,
+                    "score": float(score),
+                    "low": low,
+                    "high": high,
+                    "num_pairs": found.num_pairs,
+                }
+            )
+    return {"tokens": tokens, "rows": rows}

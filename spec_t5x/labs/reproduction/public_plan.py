@@ -1,0 +1,233 @@
+"""Plan of a run on public weights: whether its pairs fit together, the device and the data.
+
+Only configurations and vocabularies are read: of names on the Hugging Face Hub, whose weights are
+downloaded after all pairs are known to fit, and of directories, whose weights are listed.
+"""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from spec_t5x.checkpoints.huggingface.t5 import read_config, read_vocabulary
+from spec_t5x.checkpoints.loading import (
+    check_same_vocabulary,
+    find,
+    is_on_hub,
+    named_vocabulary,
+    open_model,
+)
+from spec_t5x.checkpoints.make_draft import TRANSFORMER, find_models, kind_of
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
+from spec_t5x.drafts.kinds import DraftOptions
+from spec_t5x.errors import InputError
+from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH
+from spec_t5x.labs.benchmark.text_source import read_sets
+from spec_t5x.labs.reproduction.public_pairs import PUBLIC, PublicPair, short_name
+from spec_t5x.machine import description
+from spec_t5x.models.binding import ModelConfig, abstract_params, bind, expected_shapes
+from spec_t5x.models.sizes import size
+
+# Tokens generated at most for a text.
+MAX_DECODE_LEN = 128
+# Rows of a batch, from which the largest is taken that the memory holds.
+_BATCH_SIZES = (16, 8, 4, 2, 1)
+# Memory beside weights and caches, for temporary arrays, as a share of both.
+_TEMPORARY = 0.1
+# Bytes that are read to measure the memory's speed, and repetitions.
+_READ, _REPEATS = 1 << 28, 5
+
+
+class Needs(NamedTuple):
+    """Bytes of memory that a target and its drafts take together."""
+
+    weights: int
+    # The caches of one row.
+    row: int
+
+    def total(self, batch_size: int) -> int:
+        """Returns the bytes with the caches of a batch and with temporary arrays."""
+        return round((1 + _TEMPORARY) * (self.weights + batch_size * self.row))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Planned:
+    """Pair that fits the device, and how it is measured there."""
+
+    pair: PublicPair
+    needs: Needs
+    # Bytes of the target's weights.
+    target_bytes: int
+    # Rows decoded together where no time is measured.
+    batch_size: int
+
+
+def automatic_target() -> str:
+    """Returns the largest public T5 1.0 that this device's memory holds with its drafts.
+
+    Raises:
+      InputError: not even the smallest fits.
+    """
+    for name in reversed(_fitting(free := description.free_memory())):
+        return name
+    raise InputError(
+        f"the device has {_size(free)} and {next(iter(PUBLIC))} takes more: give it memory, or "
+        "--pairs FILE with a smaller target"
+    )
+
+
+def _fitting(free: int | None) -> list[str]:
+    """Returns the public targets that ``free`` bytes hold, from the smallest; all for None."""
+    names = list(PUBLIC)
+    return [
+        name
+        for number, name in enumerate(names)
+        if free is None
+        or _needs([size(PUBLIC[each]) for each in (name, *names[: min(number, 3)])]).total(1)
+        <= free
+    ]
+
+
+def check_pair(pair: PublicPair) -> Planned:
+    """Checks all but the weights of a pair, and plans its measurements.
+
+    Raises:
+      InputError: a model or the data cannot be read, a draft has another vocabulary than the
+        target, or the device's memory is too small.
+    """
+    pair.source.check_scored()
+    target = _opened(pair.target, pair.vocabulary)
+    vocabulary = target.known_vocabulary()
+    whole = LoadedModel(
+        params={},
+        config=target.config,
+        vocabulary=vocabulary,
+        directory=target.directory,
+        metadata=target.metadata,
+    )
+    configs = [target.config]
+    for draft in pair.draft:
+        if kind_of(draft) == TRANSFORMER:
+            opened = _opened(draft.removeprefix(f"{TRANSFORMER}:"), None)
+            if opened.vocabulary is not None:
+                check_same_vocabulary(whole, opened)
+            configs.append(opened.config)
+    needs, target_bytes = _needs(configs), _needs(configs[:1]).weights
+    batch_size = _batch_size(pair, needs)
+    # A line of the data, so that an absent file or task is found now.
+    read_sets(dataclasses.replace(pair.source, limit=1), vocabulary)
+    return Planned(pair=pair, needs=needs, target_bytes=target_bytes, batch_size=batch_size)
+
+
+def _opened(name: str, vocabulary: str | None) -> StoredModel:
+    """Opens a model; of a T5 on the Hub only configuration and vocabulary are downloaded."""
+    directory = find(name)
+    values = read_json(directory / CONFIG_NAME) if is_on_hub(name) else {}
+    if values.get("model_type") not in ("t5", "mt5", "umt5"):
+        stored = open_model(name, vocabulary=vocabulary)
+        stored.check()
+        return stored
+    known = named_vocabulary(vocabulary) if vocabulary else read_vocabulary(directory, values)
+    return StoredModel(
+        tensors={},
+        config=read_config(values, directory / CONFIG_NAME),
+        vocabulary=known,
+        directory=directory,
+        metadata={},
+    )
+
+
+def _needs(configs: Sequence[ModelConfig]) -> Needs:
+    """Computes the memory of models from the shapes of their weights and caches."""
+    dtype = DraftOptions().dtype
+    return Needs(*map(sum, zip(*(_of_model(config, dtype) for config in configs), strict=True)))
+
+
+@functools.lru_cache(maxsize=16)
+def _of_model(config: ModelConfig, dtype: str) -> tuple[int, int]:
+    """Returns the bytes of a model's weights, and of the caches of one row."""
+    config = dataclasses.replace(config, dtype=dtype)
+    # The caches depend on the decoder alone, so that less is traced.
+    shallow = dataclasses.replace(config, **{"num_encoder_layers": 1} if config.has_source else {})
+    source = jax.ShapeDtypeStruct((1, DEFAULT_MAX_SOURCE_LENGTH), jnp.int32)
+
+    def cached(params, tokens):
+        return jax.tree.leaves(bind(params, shallow).prefill(tokens, MAX_DECODE_LEN))
+
+    weights = jnp.dtype(dtype).itemsize * sum(map(math.prod, expected_shapes(config).values()))
+    params = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype)), abstract_params(shallow)
+    )
+    caches = jax.eval_shape(cached, params, source)
+    return weights, sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in caches)
+
+
+def _batch_size(pair: PublicPair, needs: Needs) -> int:
+    free = description.free_memory()
+    for rows in _BATCH_SIZES:
+        if free is None or needs.total(rows) <= free:
+            return rows
+    fitting = _fitting(free)
+    remedy = f"--target {fitting[-1]}, which fits" if fitting else "a smaller target"
+    raise InputError(
+        f"target {pair.label} takes {_size(needs.total(1))} with its drafts and the "
+        f"device has {_size(free)}: give {remedy}, or fewer drafts"
+    )
+
+
+def _size(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{math.ceil(seconds / 60)} min"
+
+
+def download(pairs: Sequence[PublicPair]) -> None:
+    """Downloads what pairs need of the Hub, and checks that the weights are whole.
+
+    Raises:
+      InputError: a model cannot be downloaded, or lacks weights.
+    """
+    for pair in pairs:
+        find_models(pair.target, pair.draft)
+        for name in (pair.target, *(d for d in pair.draft if kind_of(d) == TRANSFORMER)):
+            name = name.removeprefix(f"{TRANSFORMER}:")
+            if is_on_hub(name):
+                open_model(name).check()
+
+
+def describe(planned: Sequence[Planned], target_calls: Sequence[int]) -> Iterator[str]:
+    """Yields a line for each pair: the memory that it takes, and the time of the target's calls.
+
+    ``target_calls`` are each target's calls at most. A call reads all of the target's weights.
+    """
+    free, speed = description.free_memory(), _bytes_per_second()
+    for each, calls in zip(planned, target_calls, strict=True):
+        memory = _size(each.needs.total(each.batch_size))
+        if free is not None:
+            memory += f" of the device's {_size(free)}"
+        names = ", ".join(map(short_name, each.pair.draft))
+        yield (
+            f"{each.pair.name} with {names}: {memory}; the target's {calls:,} calls at most take "
+            f"{_duration(calls * each.target_bytes / speed)} at this memory's speed"
+        )
+
+
+def _bytes_per_second() -> float:
+    """Measures how fast this device reads its memory."""
+    values = jnp.ones(_READ // 4, jnp.float32)
+    total = jax.jit(jnp.sum)
+    total(values).block_until_ready()
+    times = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        total(values).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return _READ / min(times)

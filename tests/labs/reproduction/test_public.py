@@ -1,0 +1,460 @@
+"""Item "public": pairs, what is refused before a download, measured stand-ins, and resumption.
+
+The stand-ins are tiny T5 1.0 networks of random weights, in the layouts of the Hugging Face Hub
+and of T5X's legacy checkpoints.
+"""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax.traverse_util import unflatten_dict
+from huggingface_hub import constants
+
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.huggingface import hub
+from spec_t5x.checkpoints.native.model_files import save_model
+from spec_t5x.cli.main import main
+from spec_t5x.data.vocabulary import train_sentencepiece
+from spec_t5x.errors import InputError
+from spec_t5x.labs.benchmark import paper_tables
+from spec_t5x.labs.reproduction import public, public_measurements, public_pairs, public_plan
+from spec_t5x.labs.reproduction.contents import Origin, ReproduceOptions
+from spec_t5x.labs.reproduction.public_pairs import built_in, paper_draft, read_pairs_file
+from spec_t5x.models.binding import expected_shapes
+from spec_t5x.models.t5 import T5Config
+from tests.checkpoints.hub_server import serving
+from tests.conftest import ENGLISH, GERMAN
+
+LEGACY = Path(__file__).parents[2] / "checkpoints" / "data" / "t5x_legacy" / "checkpoint_7"
+# As the built-in pairs are named.
+TARGET, DRAFT = "google-t5/t5-base", "google-t5/t5-small"
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory) -> Path:
+    """Provides ``t5-base``, ``t5-small``, ``other`` (another vocabulary) and ``ende.tsv``."""
+    root = tmp_path_factory.mktemp("stand_ins")
+    ours = train_sentencepiece(ENGLISH + GERMAN, root / "vocabularies" / "ours", 120)
+    other = train_sentencepiece(GERMAN, root / "vocabularies" / "other", 120)
+    for name, seed, spiece, layers in (
+        ("t5-base", 3, ours, 2),
+        ("t5-small", 4, ours, 1),
+        ("other", 5, other, 1),
+    ):
+        config = T5Config(
+            vocab_size=128,
+            emb_dim=16,
+            num_heads=2,
+            head_dim=8,
+            mlp_dim=32,
+            num_encoder_layers=layers,
+            num_decoder_layers=layers,
+        )
+        rng = np.random.default_rng(seed)
+        flat = {
+            path: rng.normal(scale=0.3, size=shape).astype(np.float32)
+            for path, shape in expected_shapes(config).items()
+        }
+        native = root / "native" / name
+        save_model(native, unflatten_dict(flat, sep="/"), config, spiece, dtype="float32")
+        convert(native, root / name, to="huggingface")
+    lines = [f"{source}\t{target}\n" for source, target in zip(ENGLISH, GERMAN, strict=False)]
+    (root / "ende.tsv").write_text("".join(lines[:4]), encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def pair(stand_ins) -> dict:
+    """Provides a pair of the stand-ins, as a file has it."""
+    return {
+        "target": str(stand_ins / "t5-base"),
+        "draft": [str(stand_ins / "t5-small")],
+        "task": "EnDe",
+        "prefix": "translate English to German: ",
+        "data": str(stand_ins / "ende.tsv"),
+    }
+
+
+@pytest.fixture
+def pairs_file(tmp_path, pair):
+    """Provides ``pairs_file(*pairs)``: a file with these, or with ``pair`` changed."""
+
+    def write(*pairs, **changes) -> Path:
+        path = tmp_path / "pairs.json"
+        path.write_text(json.dumps(list(pairs) or [pair | changes]), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def no_plan_left():
+    public.plan.cache_clear()
+
+
+def message(call, *arguments) -> str:
+    with pytest.raises(InputError) as raised:
+        call(*arguments)
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+# Pairs
+
+
+@pytest.mark.parametrize(
+    ("target", "files", "drafts", "data"),
+    [
+        (
+            "google-t5/t5-11b",
+            {},
+            ("google-t5/t5-small", "google-t5/t5-base", "google-t5/t5-large", "copy"),
+            ["wmt_t2t_ende_v003", "cnn_dailymail_v002"],
+        ),
+        ("google-t5/t5-base", {"EnDe": "a.tsv"}, ("google-t5/t5-small", "copy"), ["a.tsv"]),
+        ("google-t5/t5-small", {"CNN/DM": "b.jsonl"}, ("copy",), ["b.jsonl"]),
+    ],
+)
+def test_a_public_target_has_the_papers_smaller_drafts(target, files, drafts, data):
+    pytest.importorskip("seqio")
+    found = built_in(target, files, None)
+    assert [pair.draft for pair in found] == [drafts] * len(data)
+    assert [pair.source.name for pair in found] == data
+    prefixes = {"EnDe": "translate English to German: ", "CNN/DM": "summarize: "}
+    # A seqio task has its prefix itself.
+    assert all(pair.source.prefix == (files and prefixes[pair.task] or "") for pair in found)
+    tables = built_in(target, files or {"EnDe": "a.tsv"}, Path("tables"))[0].draft
+    assert tables == (*drafts[:-1], "unigram:tables", "bigram:tables", "copy")
+
+
+@pytest.mark.parametrize(
+    ("draft", "theirs"),
+    [
+        ("google-t5/t5-small", "T5-small"),
+        ("transformer:/there/flan_t5_large", "T5-large"),
+        ("unigram:/there/tables-small", "unigram"),
+        ("copy", None),
+        ("someone/smallish", None),
+    ],
+)
+def test_drafts_are_beside_the_papers(draft, theirs):
+    assert paper_draft(draft) == theirs
+
+
+@pytest.mark.parametrize(
+    ("task", "draft", "temperature", "gamma"),
+    [("CNN/DM", "t5-large", 1.0, 3), ("EnDe", "copy", 0.0, 7), ("mine", "t5-base", 1.0, 5)],
+)
+def test_gammas_are_the_papers(task, draft, temperature, gamma):
+    assert public_measurements.paper_gamma(task, draft, temperature) == gamma
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"drafts": "x"}, "pair 1 has an unknown field 'drafts', did you mean 'draft'?: remove it"),
+        ({"limit": 3}, "pair 1 has an unknown field 'limit'"),
+        ({"target": ""}, "pair 1 has no target: give one"),
+        ({"draft": [3]}, "pair 1: give texts, and a text or a list of texts for draft"),
+        ({"prefix": 3}, "pair 1: give texts, and a text or a list of texts for draft"),
+        ({"draft": ["a/x", "b/x"]}, "give each once, in folders of different names"),
+        ({"metric": "chrf"}, "pair 1: metric is 'chrf': choose one of bleu, bleu_intl, rouge"),
+        ({"data": None}, "pair 1: data is None: give a file of pairs, or mixture_or_task"),
+    ],
+)
+def test_mistakes_in_a_pairs_file(pairs_file, changes, reason):
+    assert reason in message(read_pairs_file, pairs_file(**changes))
+
+
+def test_a_pairs_file_is_a_list_of_distinct_pairs(pairs_file, pair):
+    assert "is no list of pairs" in message(read_pairs_file, _written(pairs_file(), "{}"))
+    assert "Expecting value" in message(read_pairs_file, _written(pairs_file(), "[target"))
+    assert "pair 1 is 3: give an object" in message(read_pairs_file, pairs_file(3))
+    twice = message(read_pairs_file, pairs_file(pair, pair | {"draft": "copy"}))
+    assert "pairs 1 and 2 are both t5-base/EnDe: give one" in twice
+    first, second = read_pairs_file(pairs_file(pair, pair | {"draft": "copy", "task": "x/y"}))
+    assert (first.name, second.name, second.draft) == ("t5-base/EnDe", "t5-base/x-y", ("copy",))
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# The device
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free", "target"),
+    [
+        # Twice what bfloat16 takes.
+        (64 * GIB, "google-t5/t5-11b"),
+        (32 * GIB, "google-t5/t5-3b"),
+        (6 * GIB, "google-t5/t5-large"),
+        (GIB // 2, "google-t5/t5-small"),
+        (None, "google-t5/t5-11b"),
+    ],
+)
+def test_the_largest_target_that_fits_is_chosen(monkeypatch, free, target):
+    monkeypatch.setattr(public_plan.description, "free_memory", lambda: free)
+    assert public_plan.automatic_target() == target
+
+
+def test_a_device_for_no_public_target_is_told(monkeypatch):
+    monkeypatch.setattr(public_plan.description, "free_memory", lambda: 2**24)
+    reason = "the device has 16 MiB and google-t5/t5-small takes more: give it memory, or --pairs"
+    assert message(public_plan.automatic_target).startswith(reason)
+
+
+def test_the_memory_is_that_of_the_weights_and_caches(stand_ins, pairs_file):
+    (pair,) = read_pairs_file(pairs_file())
+    found = public_plan.check_pair(pair)
+    sizes = [
+        sum(leaf.stat().st_size for leaf in (stand_ins / name).glob("*.safetensors"))
+        for name in ("t5-base", "t5-small")
+    ]
+    # The files have the float32 weights behind a header.
+    assert found.needs.weights == pytest.approx(sum(sizes), rel=0.1)
+    # Keys and values of source and text, of 3 layers in both.
+    assert found.needs.row >= 3 * 2 * 2 * 8 * 4 * (512 + public_plan.MAX_DECODE_LEN)
+    assert found.batch_size == 16
+
+
+# Refused before weights are downloaded
+
+
+@pytest.mark.parametrize(
+    ("changes", "free", "reason"),
+    [
+        ({"draft": "other"}, None, "have different vocabularies (id "),
+        ({}, 3000, "with its drafts and the device has 0 MiB: give a smaller target, or fewer"),
+        ({"data": "absent.tsv"}, None, "absent.tsv"),
+        ({"target": "absent"}, None, "no directory absent: give the path of a checkpoint"),
+        ({"draft": "copi"}, None, "no draft 'copi': give the directory of a checkpoint"),
+        ({"target": str(LEGACY), "draft": "copy"}, None, "holds no vocabulary: give one"),
+    ],
+)
+def test_what_does_not_fit_is_told(monkeypatch, stand_ins, pairs_file, changes, free, reason):
+    monkeypatch.chdir(stand_ins)
+    if free is not None:
+        monkeypatch.setattr(public_plan.description, "free_memory", lambda: free)
+    (pair,) = read_pairs_file(pairs_file(**changes))
+    assert reason in message(public_plan.check_pair, pair)
+
+
+@pytest.mark.parametrize("lost", ["weights", "half", "array"])
+def test_a_half_copied_checkpoint_is_told(tmp_path, stand_ins, pairs_file, lost):
+    copy = tmp_path / "copied"
+    shutil.copytree(LEGACY if lost == "array" else stand_ins / "t5-base", copy)
+    changes = {"target": str(copy)}
+    if lost == "weights":
+        (copy / "model.safetensors").unlink()
+    elif lost == "half":
+        os.truncate(copy / "model.safetensors", 5000)
+    else:
+        shutil.rmtree(next(copy.glob("target.*")))
+        changes |= {"vocabulary": "bytes", "draft": "copy"}
+    (pair,) = read_pairs_file(pairs_file(**changes))
+    assert str(copy) in message(public_plan.check_pair, pair)
+
+
+@pytest.fixture
+def served(stand_ins, tmp_path, monkeypatch):
+    """Provides a Hub with the stand-ins under the built-in names, and an empty cache."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    hub.snapshot.cache_clear()
+    with serving() as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.address)
+        template = running.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        running.repositories = {
+            TARGET: stand_ins / "t5-base",
+            DRAFT: stand_ins / "t5-small",
+        }
+        yield running
+    hub.snapshot.cache_clear()
+
+
+@pytest.fixture
+def options(stand_ins):
+    """Provides the options of a built-in pair on a file."""
+    return ReproduceOptions(quick=True, target="t5-base", data=(f"EnDe={stand_ins}/ende.tsv",))
+
+
+def weights_of(running) -> set[str]:
+    return {name for name in running.sent if name.endswith(".safetensors")}
+
+
+def test_a_built_in_pair_is_checked_and_then_downloaded(served, options, caplog):
+    pytest.importorskip("sacrebleu")
+    public.plan(options)
+    assert served.sent and not weights_of(served)
+    caplog.set_level("INFO", logger="spec_t5x")
+    public.check(options)
+    assert weights_of(served) == {f"{name}/model.safetensors" for name in (TARGET, DRAFT)}
+    plans = [
+        line for line in caplog.messages if line.startswith("t5-base/EnDe with t5-small, copy")
+    ]
+    assert len(plans) == 1 and "of the device's" in plans[0]
+
+
+def test_another_vocabulary_on_the_hub_is_told_before_the_download(served, stand_ins, options):
+    served.repositories[DRAFT] = stand_ins / "other"
+    assert "have different vocabularies" in message(public.check, options)
+    assert not weights_of(served)
+
+
+def test_without_a_network_the_reason_and_the_command_are_told(served, options, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert f"{TARGET} is no directory here and not whole in" in message(public.check, options)
+    # The configurations alone are in the cache.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    public.plan(options)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert f"run `hf download {TARGET}`" in message(public.check, options)
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("public", "--target", "t5-4b"), "target 't5-4b' is no public T5 1.0: give auto, one of"),
+        (("public", "--data", "news.tsv"), "--data is 'news.tsv': give TASK=FILE, with EnDe or "),
+        (("public", "--data", "EnDe=a", "--data", "EnDe=b"), "data has a and b for EnDe: give one"),
+        (
+            ("public", "--pairs", "p.json", "--target", "t5-3b"),
+            "--target is for the built-in pairs, and --pairs p.json has its own: give one of th",
+        ),
+        (("public", "--pairs", "absent"), "cannot read --pairs absent (No such file or directory)"),
+        (("table1", "--pairs", "p.json"), "--pairs is for the item public: name it, or leave it"),
+    ],
+)
+def test_mistakes_of_the_command(capsys, tmp_path, arguments, reason):
+    assert main(["reproduce", *arguments, "--output", str(tmp_path / "out")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"spec-t5x: error: {reason}") and err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+SMALL = {
+    "num_texts": 1,
+    "pool": 2,
+    "repeats": 1,
+    "num_tokens": 12,
+    "scored_texts": 2,
+    "judged_texts": 2,
+}
+
+
+@pytest.fixture
+def little(monkeypatch):
+    """Decodes a few tokens, so that the item takes seconds."""
+    monkeypatch.setattr(public_measurements, "_QUICK", SMALL)
+    for module in (public_plan, public_measurements):
+        monkeypatch.setattr(module, "MAX_DECODE_LEN", 8)
+
+
+@pytest.mark.usefixtures("little", "quick_compilation", "kept_programs")
+@pytest.mark.parametrize(("layout", "temperature"), [("huggingface", 0.0), ("t5x", 1.0)])
+def test_stand_ins_are_measured_and_kept(monkeypatch, tmp_path, pairs_file, layout, temperature):
+    pytest.importorskip("sacrebleu")
+    changes = {}
+    for module in (public, public_measurements):
+        monkeypatch.setattr(module, "TEMPERATURES", (temperature,))
+    if layout == "t5x":
+        shutil.copytree(LEGACY, tmp_path / "t5-small")
+        changes = {"target": str(LEGACY), "draft": f"{tmp_path}/t5-small", "vocabulary": "bytes"}
+    command = ["reproduce", "public", "--quick", "--pairs", str(pairs_file(**changes))]
+    command += ["--output", str(tmp_path / "out")]
+    assert main(command) == 0
+    written = (tmp_path / "out" / "results.json").read_text(encoding="utf-8")
+    # Folders are private.
+    assert str(tmp_path) not in written
+    speed_ups, rates, leniences, quality = json.loads(written)["items"]["public"]["content"]
+    _check_speed_ups(speed_ups, temperature)
+    for table in (rates, leniences):
+        alpha = [column["title"] for column in table["columns"]].index("our draft") + 1
+        assert all(0 <= row[alpha] <= 1 for row in table["rows"])
+    assert {row[5] for row in quality["rows"]} == {"bleu"}
+    assert {row[2] for row in quality["rows"]} == {"none", "t5-small"}
+    if temperature == 0:
+        assert len({row[6] for row in quality["rows"]}) == 1
+
+    # Everything is kept: no model is loaded again.
+    monkeypatch.setattr(public_measurements, "load", None)
+    assert main(command) == 0
+    again = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert again["items"] == json.loads(written)["items"]
+
+
+def _check_speed_ups(table, temperature):
+    titles = [(column["origin"], column["title"]) for column in table["columns"]]
+    rows = [dict(zip(titles, row, strict=True)) for row in table["rows"]]
+    printed = next(
+        row
+        for row in paper_tables.TABLE_2
+        if (row.task, row.draft, row.temperature) == ("EnDe", "small", temperature)
+    )
+    first, automatic = rows
+    assert first[Origin.PAPER, "speed-up"] == printed.measured
+    assert (first[Origin.LABEL, "γ"], first[Origin.PAPER, "γ"]) == ("7", 7)
+    assert automatic[Origin.LABEL, "γ"].startswith("auto: ")
+    assert automatic[Origin.PAPER, "α"] is None
+    assert all(row[Origin.MEASURED, "speed-up"] > 0 for row in rows)
+    # At temperature 1 the texts are different draws.
+    assert {row[Origin.MEASURED, "same text"] for row in rows} == {None if temperature else "yes"}
+
+
+STAGES = [
+    "public/t5-base/EnDe/acceptance",
+    *(
+        f"public/t5-base/EnDe/{part}/t{temperature}"
+        for temperature in (0, 1)
+        for part in ("quality/none", "t5-small", "quality/t5-small")
+    ),
+]
+
+
+@pytest.mark.parametrize("deadly", STAGES)
+def test_a_kill_in_any_stage_loses_that_stage_alone(
+    monkeypatch, tmp_path, pairs_file, capsys, deadly
+):
+    pytest.importorskip("sacrebleu")
+    number = STAGES.index(deadly)
+    left, begun = [None] * number + ["kill"], "spec-t5x: measuring "
+
+    def stage(*_):
+        if left and left.pop(0):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"tokens": 1, "rows": []}
+
+    def run(status):
+        command = ["reproduce", "public", "--quick", "--pairs", str(pairs_file())]
+        assert main([*command, "--output", str(tmp_path / "out")]) == status
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(begun)]
+        return [line.removeprefix(begun) for line in lines]
+
+    for name in ("_rates", "_speed_ups", "_quality"):
+        monkeypatch.setattr(public_measurements, name, stage)
+    assert run(128 + signal.SIGTERM) == STAGES[: number + 1]
+    assert run(0) == STAGES[number:]
+    assert run(0) == []
+
+
+def test_items_that_download_are_not_among_all():
+    from spec_t5x.labs.reproduction import run as running
+
+    assert "public" not in running.select(["all"])
+    assert list(running.select(["public", "table1"])) == ["table1", "public"]
+    assert set(public_pairs.TASKS) == {row.task for row in paper_tables.TABLE_2}
