@@ -67,7 +67,7 @@ def test_settings_reach_the_draft(packaged):
 
 @pytest.mark.parametrize("name", ["transformer", "bigram", "eagle"])
 def test_another_target_has_no_packaged_drafts(tiny, name):
-    with pytest.raises(InputError, match="give its directory"):
+    with pytest.raises(InputError, match="give a directory"):
         make_draft(name, *tiny)
 
 

@@ -111,7 +111,7 @@ def understood(
     to_ours: Callable[[Sequence[int]], list[int]] = list,
     is_decoder_only: bool = False,
 ) -> Decoding:
-    """Converts settings to our options; raises ``InputError`` for bad values or no such task.
+    """Converts settings to our options; raises ``InputError`` for bad values or an unknown task.
 
     Args:
       settings: the result of ``read``; settings of ``task`` override the others.
