@@ -43,7 +43,7 @@ class EagleDraft(SharedEncoderDraft):
         return depth + 1
 
     def _score(self, context: Context):
-        """Returns the function that feeds tokens and the target's states, and returns states."""
+        """Returns ``score(cache, tokens)``: the head's states after the tokens, and the cache."""
 
         def score(cache: DecoderCache, tokens: Int[Array, "batch new"]):
             states = slices(context.target_states, cache.lengths, tokens.shape[1])

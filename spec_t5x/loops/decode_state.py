@@ -337,8 +337,8 @@ def with_states(
 
 def _first_states(
     target: Target, cache: Cache, prompts: Int[Array, "batch width"], room: int
-) -> Float32[Array, "batch room embed"]:
-    """Computes ``Context.target_states`` of the prompts, zeros beyond; ``1 + room`` positions."""
+) -> Float32[Array, "batch positions embed"]:
+    """Computes ``Context.target_states`` of the prompts: ``1 + room`` positions, zeros beyond."""
     batch, width = prompts.shape
     states = jnp.zeros((batch, 1 + room, target.state_size), jnp.float32)
     if width == 1:

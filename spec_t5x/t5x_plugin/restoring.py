@@ -93,7 +93,7 @@ class SpeculativeCheckpointManager:
         return self._manager(directory=self._directory, train_state=state)
 
     def _with_draft(self, target: train_state.TrainState) -> train_state.TrainState:
-        """Returns the target's train state with the draft's parameters added under ``draft``."""
+        """Returns the target's train state with the draft's parameters, if any, under ``draft``."""
         if not self._has_draft:
             return target
         params = self._restore_draft() if self._draft_path else self._read_draft(target.params)

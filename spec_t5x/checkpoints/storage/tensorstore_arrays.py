@@ -145,7 +145,7 @@ def arrays_kvstore(location: Location) -> dict[str, Any]:
 
 
 def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
-    """Returns the specifications, by keys, of the arrays of a tree that Orbax saved."""
+    """Returns the specifications, by keys, of the arrays that Orbax saved; skips other leaves."""
     path = location / METADATA_NAME
     metadata = read_json(path)
     driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
