@@ -94,7 +94,7 @@ class TransformerDraft(Draft):
         return 2
 
     def _score(self, context: Context) -> Callable[[Cache, Array], tuple]:
-        """Returns ``score(cache, tokens)``, which feeds tokens of the text; it returns the cache last."""
+        """Returns ``score(cache, tokens)``, which feeds tokens and returns the cache last."""
         return self.model.score
 
     def _feed_last(self, cache: Cache, context: Context, depth: int, num_nodes: int):
