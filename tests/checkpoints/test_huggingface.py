@@ -1,5 +1,6 @@
 """Hugging Face's checkpoints, read and written; ``test_layouts`` compares more logits."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -133,9 +134,12 @@ def test_number_of_extra_ids(directory, spiece):
     assert load_vocabulary(directory).vocab_size == 40
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_params, version):
-    config = T5Config(**{**configs[version].to_dict(), "vocab_size": 160})
+# With mT5's number of rows, tied embeddings are still those of a T5.
+@pytest.mark.parametrize(("version", "rows"), [("1.0", 160), ("1.1", 160), ("1.0", 250112)])
+def test_export_is_read_by_transformers(
+    tmp_path, vocabulary, configs, random_params, version, rows
+):
+    config = T5Config(**{**configs[version].to_dict(), "vocab_size": rows})
     save_model(tmp_path / "ours", random_params(config), config, vocabulary)
     loaded = load(tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "theirs", to="huggingface", dtype="float32")
@@ -144,6 +148,7 @@ def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_pa
     )
     assert not any(report.values())
     assert model.generation_config.decoder_start_token_id == 0
+    assert load(tmp_path / "theirs").config == dataclasses.replace(loaded.config, dtype="float32")
     assert_same_logits(loaded, model.eval())
 
 
@@ -217,6 +222,11 @@ def test_unsuitable_tensors(directory, value, expected):
     tensors = load_file(path) | {"encoder.final_layer_norm.weight": value}
     save_file({name: t for name, t in tensors.items() if t is not None}, path)
     assert_refused(directory, expected)
+
+
+def test_a_file_without_tensors(directory):
+    save_file({}, directory / "model.safetensors")
+    assert_refused(directory, "missing")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])

@@ -165,8 +165,8 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     """
     config, vocabulary, ids, ours = stored.config, stored.known_vocabulary(), _SPECIAL_IDS, None
     kind = _UMT5 if config.relpos_per_layer else stored.metadata.get("model_type")
-    # The names t5 (also ByT5's) and mt5 differ in defaults, not in the network.
-    kind = kind or ("mt5" if config.vocab_size == _MT5_ROWS else "t5")
+    is_mt5 = config.vocab_size == _MT5_ROWS and not config.logits_via_embedding
+    kind = kind or ("mt5" if is_mt5 else "t5")
     if len(vocabulary.eos_ids) > 1:
         ids = ids | {EOS: list(vocabulary.eos_ids)}
     if isinstance(vocabulary, MappedVocabulary):
@@ -366,11 +366,7 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
 
 
 def _rescales_logits(values: dict[str, Any]) -> bool:
-    """Tells whether transformers 5 multiplies the last states by ``d_model ** -0.5``.
-
-    mT5's states are never multiplied. For others ``scale_decoder_outputs`` decides or, if that is
-    absent, ``tie_word_embeddings``, which alone decides in version 4.
-    """
+    """Tells whether transformers 5 multiplies the last states by ``d_model ** -0.5``."""
     if values["model_type"] == "mt5":
         return False
     tied = values.get("tie_word_embeddings") is not False

@@ -112,8 +112,8 @@ def check_shared(one: Tensor, other: Tensor, directory: Path) -> None:
 
 def unwrapped(tensors: dict[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
     """Removes from all names any of ``prefixes`` that every name begins with, repeatedly."""
-    while prefix := next((p for p in prefixes if all(n.startswith(p) for n in tensors)), None):
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    while found := [p for p in prefixes if tensors and all(n.startswith(p) for n in tensors)]:
+        tensors = {name.removeprefix(found[0]): tensor for name, tensor in tensors.items()}
     return tensors
 
 
