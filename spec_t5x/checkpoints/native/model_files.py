@@ -70,9 +70,8 @@ def save_model(
         extra: further entries of config.json (training steps, scores, ...).
         overwrite: whether an earlier checkpoint may be replaced.
 
-    Raises:
-        InputError: the directory is taken, the parameters do not fit the configuration or are not
-            finite, ``dtype`` is another, or ``extra`` has names of the format's entries.
+    Raises ``InputError`` if the directory is taken, the parameters do not fit ``config`` or are not
+    finite, ``dtype`` is another, or ``extra`` has names of the format's entries.
     """
     vocabulary = vocabulary_or_path
     if isinstance(vocabulary, str | Path):

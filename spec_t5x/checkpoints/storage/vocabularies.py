@@ -41,8 +41,7 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabul
 
     If ``num_rows`` is None, no number is inferred, and 0 extra ids are appended (125 for "bytes").
 
-    Raises:
-        InputError: the file is absent or no vocabulary, or the number of extra ids is ambiguous.
+    Raises ``InputError`` if the file is absent or no vocabulary, or the number is ambiguous.
     """
     if isinstance(vocabulary, Vocabulary):
         return vocabulary
