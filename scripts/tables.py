@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.labs.benchmark import acceptance, results, sweep
+from spec_t5x.labs.tpu import tables as tpu_tables
+from spec_t5x.labs.tpu.compilation import TreePrediction
 from spec_t5x.theory.estimates import Estimate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -109,6 +111,32 @@ def predicted(files: Sequence[Mapping[str, Any]]) -> str:
     return results.table(columns, lines)
 
 
+def trees(values: Mapping[str, Any]) -> str:
+    """Makes a table of the speed-ups with trees that ``compile-tpu`` predicts on its first mesh."""
+    found = values["results"][0]["trees"]
+    return tpu_tables.tree_table(
+        [TreePrediction(**row | {"branching": tuple(row["branching"])}) for row in found]
+    )
+
+
+def by_nodes(files: Sequence[Mapping[str, Any]]) -> str:
+    """Makes a table of verifications: a line for each chip, a column for each number of nodes."""
+    lines = []
+    for options, found in ((file["options"], found) for file in files for found in file["results"]):
+        plain = next(step["seconds"] for step in found["steps"] if step["kind"] == "plain")
+        costs = {tree["nodes"]: tree["verification_cost"] for tree in found["trees"]}
+        lines.append((options, found, plain, costs))
+    columns = {
+        "chips": lambda line: f"{line[1]['model']} {line[0]['topology'].partition(':')[0]}",
+        "step, ms": lambda line: f"{1e3 * line[2]:.2f}",
+        **{
+            f"{nodes} nodes": lambda line, nodes=nodes: f"{line[3][nodes]:.3f}"
+            for nodes in lines[0][3]
+        },
+    }
+    return results.table(columns, lines)
+
+
 # Functions from the JSON of a file (or list of files) to a table, by kind of table.
 MAKERS: dict[str, Callable[[Any], str]] = {
     "implementations": lambda values: implementations(values["groups"], values["machine"]),
@@ -120,6 +148,8 @@ MAKERS: dict[str, Callable[[Any], str]] = {
     "copying": measure.table,
     "objectives": lambda values: objectives.table(values["rows"]),
     "predicted": predicted,
+    "trees": trees,
+    "by_nodes": by_nodes,
 }
 _TABLE = re.compile(
     r"(<!-- table: (\S+) (\S+?)(?:: ([^\n]+))? -->\n).*?(<!-- end of table -->)", re.DOTALL

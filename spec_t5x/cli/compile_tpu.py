@@ -36,6 +36,7 @@ _FLAGS = {
         "tokens per target call to predict a tree's speed-up for; repeatable (default: 2.5, 3, "
         "3.5, 4 and 4.5)",
     ),
+    "steps_only": (bool, "leave out the whole loops and their memory, which takes minutes less"),
     "batch": (int, "rows of the batch, over all replicas (default: 1)"),
     "source_len": (int, "length of the source in tokens (default: 512)"),
     "max_decode_len": (int, "maximum length of the output in tokens (default: 128)"),

@@ -129,7 +129,9 @@ def run(options: Options) -> Iterator[Result]:
         yield Result(
             data=data,
             model=model,
-            loops=tuple(compiler.loop(draft) for draft in (None, *options.drafts)),
+            loops=tuple(
+                compiler.loop(draft) for draft in (None, *options.drafts) if not options.steps_only
+            ),
             pairs=tuple(
                 compiler.predict(draft, options.gamma, alpha)
                 for draft in options.drafts

@@ -38,6 +38,8 @@ class Options:
     widths: tuple[tuple[int, ...], ...] = ()
     # Tokens per target call to predict a tree's speed-up for; empty takes ``BLOCK_EFFICIENCIES``.
     block_efficiencies: tuple[float, ...] = ()
+    # Whether to leave out the whole loops, whose memory is then not known.
+    steps_only: bool = False
     # Meshes to compile for: the number of chips along the axes (data, model).
     meshes: tuple[tuple[int, int], ...] = ((1, 1),)
     work: Workload = Workload()
@@ -75,7 +77,8 @@ class Options:
     def tokens_per_call(self) -> tuple[float, ...]:
         """The block efficiencies to predict for, none above what a tree can reach."""
         most = self.gamma + 1
-        return self.block_efficiencies or tuple(e for e in BLOCK_EFFICIENCIES if e <= most)
+        reached = tuple(each for each in BLOCK_EFFICIENCIES if each <= most)
+        return self.block_efficiencies or reached or (float(most),)
 
     def _check_trees(self) -> None:
         check_choice("verifier", self.verifier, VERIFIERS)

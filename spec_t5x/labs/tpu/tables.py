@@ -27,13 +27,13 @@ def tables(result: Result) -> list[results.Table | str]:
     chips, mesh = result.data * result.model, f"data {result.data}, model {result.model}"
     parts = [
         f"## {chips} chip{'s' * (chips > 1)} ({mesh}), each with:",
-        results.table(_MEMORY, result.loops),
+        *([results.table(_MEMORY, result.loops)] if result.loops else []),
         results.table(_STEPS, result.steps),
     ]
     if result.pairs:
         parts.append(_pair_table(result.pairs))
     if result.trees:
-        parts.append(_tree_table(result.trees))
+        parts.append(tree_table(result.trees))
     if result.table_2:
         parts.append(results.table(_TABLE_2, result.table_2))
     return parts
@@ -96,7 +96,7 @@ def _pair_table(pairs: Sequence[Prediction]) -> results.Table:
     return results.table(columns, list({pair.draft: pair for pair in pairs}.values()))
 
 
-def _tree_table(trees: Sequence[TreePrediction]) -> results.Table:
+def tree_table(trees: Sequence[TreePrediction]) -> results.Table:
     """Returns a table with a row for each draft and tree, a column for each block efficiency."""
     speed_ups = {
         (each.draft, each.branching, each.block_efficiency): each.speed_up for each in trees

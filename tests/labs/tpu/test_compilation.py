@@ -247,6 +247,12 @@ def test_the_slower_of_memory_and_arithmetic_decides():
     assert sending.seconds(v4) == pytest.approx(2e-3)
 
 
+@pytest.mark.parametrize(("gamma", "shown"), [(1, (2.0,)), (2, (2.5, 3.0)), (3, (2.5, 3, 3.5, 4))])
+def test_no_tree_is_predicted_to_append_more_tokens_than_it_can(gamma, shown):
+    options = Options(verifier="tree", widths=((2,),), gamma=gamma)
+    assert options.tokens_per_call == shown
+
+
 def test_a_loop_that_the_compiler_finds_no_room_for_does_not_fit(monkeypatch):
     def out_of_memory(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: XLA:TPU compile ran out of memory")

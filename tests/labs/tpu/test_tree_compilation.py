@@ -8,8 +8,10 @@ import pytest
 
 from spec_t5x.cli.main import main
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.labs.tpu import programs
+from spec_t5x.labs.tpu import compilation, programs
 from spec_t5x.labs.tpu.chips import step_cost
+from spec_t5x.labs.tpu.options import Options
+from spec_t5x.labs.tpu.tables import tables
 from spec_t5x.models import sizes
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.verifiers import TreeVerifier
@@ -132,3 +134,16 @@ def test_the_command_predicts_each_tree_at_each_block_efficiency(monkeypatch, tm
     iteration = drafting + seconds["verification", 3, 2, 10]
     speed_up = 2.5 * seconds["plain", 1] / iteration
     assert predictions[3, 2, 2.5]["speed_up"] == pytest.approx(speed_up)
+
+
+def test_steps_alone_have_no_memory_and_what_a_tree_cannot_reach_is_not_predicted(monkeypatch):
+    monkeypatch.setitem(sizes.SIZES, "tiny", dataclasses.replace(CONFIG, num_decoder_layers=1))
+    options = Options(
+        target="tiny", drafts=("tiny",), gamma=2, verifier="multi", work=WORK, steps_only=True
+    )
+    (result,) = compilation.run(options)
+    assert result.loops == ()
+    # Three chains of two drafts; at most three tokens a call.
+    assert [tree.nodes for tree in result.trees] == [7, 7]
+    assert [tree.block_efficiency for tree in result.trees] == [2.5, 3.0]
+    assert [str(part).split()[1] for part in tables(result)] == ["1", "step", "draft"]
