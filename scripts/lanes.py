@@ -120,7 +120,7 @@ def changed_files() -> list[str] | None:
 
 
 def left_out(changed: Iterable[str] | None) -> list[str]:
-    """Returns the tests to skip: those of parts without a changed path; none for None."""
+    """Returns the tests of parts without a changed path; [] for None or a changed shared file."""
     paths = () if changed is None else tuple(changed)
     if changed is None or any(map(_SHARED.fullmatch, paths)):
         return []

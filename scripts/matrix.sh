@@ -101,7 +101,7 @@ step_demo() {
     env/bin/spec-t5x doctor --try)
 }
 
-# Other packages than Colab has stay away from it.
+# Installs more packages; for Colab without changing a version that is installed.
 more_packages() {
   case $name in
     colab-*) pip_install -c "$place/after.txt" "$@" ;;
@@ -119,7 +119,7 @@ step_tests() {
   (cd "$place/copy" && ../env/bin/python -m pytest -q -p no:cacheprovider "${TESTS[@]}")
 }
 
-# timed LOG COMMAND: the seconds that it took, and its status.
+# timed LOG COMMAND: sets "took" to the seconds of COMMAND; returns its status.
 timed() {
   local log=$1 start=$SECONDS status=0
   shift
@@ -129,7 +129,7 @@ timed() {
   return "$status"
 }
 
-# The cell of a step: the result, which for tests is their last line, and the time.
+# Prints the cell of a step: the result (for tests, the counts of their last line) and the time.
 cell() {
   local step=$1 status=0 result=ok
   timed "$place/$step.log" "step_$step" || status=$?

@@ -2,9 +2,9 @@
 # Sourced by the other scripts: creates .venv once and installs the package in it.
 #   help_flag ARGUMENTS   if the first is --help, prints the script's head and exits
 #   setup_env EXTRAS      installs extras of setup.py, separated by commas; may be empty
-#   set_up MACHINE ARGUMENTS   what scripts/tpu/setup.sh and scripts/gpu/setup.sh do
-#   install_browser       Debian's Chromium, where none is: tests open the report in it
-#   launch ARGUMENTS      a command of spec-t5x, or a program of T5X (t5x.infer …), in the
+#   set_up MACHINE ARGUMENTS   creates the environment of scripts/MACHINE/setup.sh (tpu or gpu)
+#   install_browser       installs Debian's Chromium if there is none: tests open pages in it
+#   launch ARGUMENTS      runs a command of spec-t5x or a program of T5X (t5x.infer …) in the
 #                         repository, which paths are relative to
 #   run COMMAND           runs it; with DRY_RUN=1 prints it instead, as the above do
 # PYTHON is the interpreter (default: the first of python3.11, python3.12, python3.13 and
@@ -65,7 +65,7 @@ dry_run_flag() {
   REST=("$@")
 }
 
-# The package goes, or is, where PYTHON's others are.
+# Uses the environment of PYTHON (python3) in place of .venv.
 in_pythons_environment() {
   HERE=1
   ENV_PYTHON=${PYTHON:-python3}
@@ -73,11 +73,11 @@ in_pythons_environment() {
 
 go_to_repository() { cd "$(dirname "${BASH_SOURCE[0]}")/.." || return 1; }
 
-# The first interpreter that can make the environment.
+# Prints the first interpreter that can create the environment.
 find_python() {
   local candidate
   for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3 python}; do
-    # Debian and Ubuntu have venv without ensurepip, in a package of its own.
+    # Debian and Ubuntu have venv without ensurepip, which is in a separate package.
     if "$candidate" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
     then
       echo "$candidate"
@@ -136,7 +136,7 @@ setup_env() {
   fi
 }
 
-# set_up MACHINE ARGUMENTS: a set-up's, in any order, for tpu or gpu.
+# set_up MACHINE ARGUMENTS: MACHINE is tpu or gpu; the arguments are flags in any order.
 set_up() {
   local machine=$1 flag extras no_t5x=
   help_flag "${@:2}"
@@ -164,7 +164,7 @@ set_up() {
   run "$ENV_PYTHON" -m spec_t5x.machine.accelerators
 }
 
-# T5X asks for flax, optax, seqio and more from git, at whatever state they are in, which
+# T5X requires flax, optax, seqio and more from git, at their latest commits, which
 # breaks (its issues 1086 and 1413), and t5, most tasks' library, for nightly versions and
 # PyTorch: --no-deps, and the extra t5x of setup.py from PyPI.
 install_t5x() {
@@ -188,7 +188,7 @@ apt_install() {
     apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=120 "$@"
 }
 
-# One line where it cannot: the tests that need the browser then fail and say so, too.
+# If the installation fails, one line says so; tests that need the browser then fail.
 install_browser() {
   if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then
     return

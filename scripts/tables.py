@@ -36,7 +36,7 @@ DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"
 
 
 def lines_of(values: Mapping[str, Any], *names: str, across: str) -> list[tuple[tuple, dict]]:
-    """Groups rows by their values of ``names``: ``(values, {value of across: row})`` pairs."""
+    """Groups rows by values of ``names``; returns ``(values, {value of across: row})`` pairs."""
     lines: dict[tuple, dict[Any, Mapping[str, Any]]] = {}
     for row in values["rows"]:
         lines.setdefault(tuple(row[name] for name in names), {})[row[across]] = row

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains the demonstration's models from the texts alone, on whatever JAX finds: the targets for
+# Trains the demonstration's models from the texts alone, on the devices JAX finds: targets for
 # English-German and for summaries, each with its drafts, tables and head.
 #   bash scripts/train_pairs.sh [--dry-run] --data DIR --output DIR [STAGE…]
 #                               [-- --gin.NAME=VALUE …]
@@ -60,8 +60,8 @@ SPEC_T5X=${SPEC_T5X:-.venv/bin/spec-t5x}
   die "no command $SPEC_T5X: run bash scripts/demo.sh and .venv/bin/pip install -e '.[train]', \
 or name another in SPEC_T5X"
 
-# A signal to the script alone reaches the training, too: two of them in one folder would
-# spoil it.
+# A signal to the script stops the training, too: a rerun beside it would write to the
+# same folder.
 child=""
 stop() {
   trap '' TERM HUP INT
@@ -75,7 +75,7 @@ trap 'stop 1' HUP
 trap 'stop 2' INT
 trap 'stop 15' TERM
 
-# Signals are not kept until the command has ended.
+# Runs a command in the background, so that bash handles a signal before the command ends.
 waited() {
   if [ -n "${DRY_RUN:-}" ]; then
     run "$@"
@@ -87,7 +87,7 @@ waited() {
   child=""
 }
 
-# training STAGE COMMAND GIN_FILE FLAGS: with the stage's folder and the texts of ende.
+# training STAGE COMMAND GIN_FILE FLAGS: trains on English-German pairs, into the stage's folder.
 training() {
   local stage=$1 command=$2 file=$3
   shift 3
@@ -96,7 +96,7 @@ training() {
     "$@" ${flags[@]+"${flags[@]}"}
 }
 
-# Of the pair for summaries, with its texts.
+# summaries STAGE COMMAND GIN_FILE FLAGS: as training, on the texts of summaries.
 summaries() {
   training "$@" "--gin.DATA_DIR='$data/summarize'"
 }
@@ -107,7 +107,7 @@ counting() {
   waited "$SPEC_T5X" train-ngram --output "$output/$stage/ngram" "$@"
 }
 
-# What is packaged was made in just these steps.
+# The packaged models were made in exactly these steps.
 run_stage() {
   local target=$output/target_more/model teacher=$output/summaries_target_more/model
   case $1 in

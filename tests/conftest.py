@@ -87,7 +87,7 @@ GERMAN = [
 
 
 def pytest_configure():
-    """Replaces the user's cache by an empty one that contains only the compiled CPU kernels."""
+    """Sets XDG_CACHE_HOME and HF_HOME to a new directory that links the user's CPU kernels."""
     older_jax.leave_placeholders_unchecked()
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
@@ -144,7 +144,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def disk():
-    """Yields an object: after ``fill()`` files are limited to 4096 bytes, until ``clear()``."""
+    """Yields a simulated disk: from ``fill()`` to ``clear()`` no file can exceed 4096 bytes."""
 
     class Disk:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -169,13 +169,13 @@ def _without_checks():
 
 @pytest.fixture
 def unchecked():
-    """Disables jaxtyping's checks in a test, as they are for users."""
+    """Disables jaxtyping's checks of shapes in one test, because users run without them."""
     yield from _without_checks()
 
 
 @pytest.fixture(scope="module")
 def unchecked_module():
-    """Disables jaxtyping's checks in a module, if other tests check the same functions."""
+    """Disables jaxtyping's checks in a module whose functions other tests check."""
     yield from _without_checks()
 
 
@@ -211,11 +211,11 @@ def kept_programs():
 
 @pytest.fixture(scope="session")
 def tiny_pair(tmp_path_factory) -> Path:
-    """Returns a directory with the models ``target``, ``draft`` and ``other`` (``save_model``).
+    """Returns a directory in which ``save_model`` wrote models: ``target``, ``draft``, ``other``.
 
-    They are T5 1.1s with random weights, 128 logits, a vocabulary of 120 pieces and sources of at
-    most 48 tokens. About half of the draft's tokens are the target's; texts depend on their source,
-    and some end early. ``other`` has a different vocabulary of the same size.
+    Each is a T5 1.1 with random weights, 128 logits, a vocabulary of 120 pieces and sources of at
+    most 48 tokens. The draft agrees with the target on about half of the tokens; outputs depend on
+    their source, and some reach EOS early. ``other`` has another vocabulary of the same size.
     """
     directory = tmp_path_factory.mktemp("tiny_pair")
     ours = train_sentencepiece(ENGLISH + GERMAN, directory / "vocabularies" / "ours", 120)

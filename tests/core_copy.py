@@ -9,7 +9,7 @@ _FOLDERS = ("spec_t5x", "tests", "gin_configs", "benchmarks", "examples")
 _LEFT_OUT = shutil.ignore_patterns("contrib", "__pycache__", "pretrained")
 
 
-# Run at Python's start, since an editable installation would still find the omitted folders.
+# Runs at Python's start: an editable installation's import hook would find the omitted folders.
 _SITE = """import sys
 
 def is_editable(finder):
@@ -21,7 +21,7 @@ sys.meta_path = [finder for finder in sys.meta_path if not is_editable(finder)]
 
 
 def write(directory: Path) -> None:
-    """Writes the copy to a directory; links the packaged models, which tests only read."""
+    """Writes the copy to an existing directory, with a link to the packaged models."""
     (directory / "sitecustomize.py").write_text(_SITE)
     for name in _FOLDERS:
         shutil.copytree(REPOSITORY / name, directory / name, ignore=_LEFT_OUT)

@@ -21,8 +21,8 @@ from spec_t5x.types import EOS_ID
 
 # Index of the last of the target's two layers.
 _LAYERS = (1,)
-# ``{}`` is the directory that ``write`` is given. A name without a case is another's draft, or part
-# of the mixed draft; what folders of contrib register has its cases in ``tests/contrib``.
+# ``{}`` becomes the directory that ``write`` filled. A name with an empty list is tested within the
+# case of another draft. Drafts of contrib have their cases in ``tests/contrib``.
 _CASES = {
     "transformer": [],
     "unigram": [],
@@ -51,12 +51,12 @@ every_named_draft = pytest.mark.parametrize("draft", EVERY)
 
 
 def named(draft: str, directory: Path) -> str:
-    """Returns the value of ``--draft`` for a case of ``EVERY``."""
+    """Returns a case of ``EVERY`` as a value of ``--draft``: ``{}`` becomes the directory."""
     return draft.replace("{}", str(directory))
 
 
 def write(directory: Path) -> None:
-    """Writes the files of all drafts for the target in ``directory/target``."""
+    """Writes to ``directory`` the files of all drafts for the target in ``directory/target``."""
     target, rng = load(directory / "target"), np.random.default_rng(0)
     texts = [[*rng.integers(3, 9, 12).tolist(), EOS_ID] for _ in range(40)]
     counted = count_ngrams(join_texts(texts), target.vocabulary.vocab_size, order=3)

@@ -14,7 +14,7 @@ SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 3}
 
 
 def enlivened(model):
-    """Returns the model for evaluation, with weights, biases and norms that make its texts vary."""
+    """Changes a torch T5's weights in place so that texts vary; returns it in evaluation mode."""
     for name, parameter in model.named_parameters():
         weight = parameter.data
         if "relative_attention_bias" in name:
@@ -29,7 +29,7 @@ def enlivened(model):
 
 
 def batch():
-    """Returns three rows of ids, two of them padded; distances beyond 128 share a bucket."""
+    """Returns ids: sources [3, 150] and targets [3, 140], two rows padded, distances above 128."""
     rng = np.random.default_rng(0)
     sources, targets = rng.integers(2, 160, (3, 150)), rng.integers(2, 160, (3, 140))
     for row in (1, 2):
@@ -40,7 +40,7 @@ def batch():
 
 @functools.cache
 def forward(config):
-    """Returns the jitted forward pass, which tests with equal configurations share."""
+    """Returns the jitted forward pass without dropout, one object for equal configurations."""
     return jax.jit(functools.partial(Transformer(config).apply, enable_dropout=False))
 
 

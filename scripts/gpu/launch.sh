@@ -3,7 +3,7 @@
 #   bash scripts/gpu/launch.sh [--dry-run] [--here] benchmark --gin_file=…
 #   bash scripts/gpu/launch.sh [--dry-run] [--here] t5x.infer --gin_file=…
 #
-# --here goes with that of setup.sh. The dtype is bfloat16 without being asked for;
+# --here is needed after setup.sh --here. The default dtype is bfloat16;
 # CUDA_VISIBLE_DEVICES picks the GPU.
 #
 # Tested: the dry run, and the commands on a CPU machine. Not tested: a GPU.
@@ -15,6 +15,6 @@ dry_run_flag "$@"
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu}
 # TensorFlow reads the data and needs no GPU; JAX takes what it needs of the memory.
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}
-# Loops as CUDA graphs, for T5X's programs too (spec_t5x/machine/xla_flags.py). Flags of yours win.
+# Loops as CUDA graphs, for T5X's programs too (spec_t5x/machine/xla_flags.py). Your flags win.
 export XLA_FLAGS="--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL ${XLA_FLAGS:-}"
 launch "${REST[@]}"

@@ -3,8 +3,8 @@
 #   bash scripts/tpu/launch.sh [--dry-run] [--here] benchmark --gin_file=…
 #   bash scripts/tpu/launch.sh [--dry-run] [--here] t5x.infer --gin_file=…
 #
-# --here goes with that of setup.sh. The dtype is bfloat16 without being asked for. Of the hosts of
-# a pod slice each runs this (launch_pod.sh); they find one another by themselves.
+# --here is needed after setup.sh --here. The default dtype is bfloat16. launch_pod.sh runs this
+# script on every host of a pod slice; the hosts find one another without further flags.
 #
 # Tested: the dry run, and the commands on a CPU machine. Not tested: a TPU VM.
 set -euo pipefail

@@ -14,7 +14,7 @@ from spec_t5x.errors import InputError
 
 
 def message_of(function, *args, **kwargs) -> str:
-    """Returns the message of the ``InputError`` that a call raises."""
+    """Returns the message of the ``InputError`` that a call must raise, checked to be one line."""
     with pytest.raises(InputError) as caught:
         function(*args, **kwargs)
     message = str(caught.value)
@@ -23,7 +23,7 @@ def message_of(function, *args, **kwargs) -> str:
 
 
 def edit_config(directory, *remove, **changes):
-    """Removes and changes entries of the directory's config.json."""
+    """Removes the keys ``remove`` from ``directory/config.json`` and sets those in ``changes``."""
     path = directory / "config.json"
     values = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({k: v for k, v in values.items() if k not in remove}))
@@ -37,7 +37,7 @@ def save_t5x(directory, params, config, vocabulary=None, *, dtype="float32"):
 
 
 def with_sentinels(spiece: Path, path: Path, number: int) -> Path:
-    """Writes ``spiece`` with ``number`` sentinel pieces to ``path``, as in mT5's file."""
+    """Writes ``spiece`` with ``number`` sentinels, as in mT5's file; returns ``path``."""
     model = sentencepiece_model_pb2.ModelProto.FromString(spiece.read_bytes())
     kind = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED
     for each in reversed(range(number)):

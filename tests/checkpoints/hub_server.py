@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# Status and error code of the Hub for repositories that cannot be read, by name.
+# HTTP status and ``X-Error-Code`` of the Hub's answer, by the name of an unreadable repository.
 REFUSALS = {
     "owner/gated": (403, "GatedRepo"),
     "owner/private": (401, "RepoNotFound"),
@@ -26,7 +26,7 @@ def commit_of(directory: Path) -> str:
 
 
 def add_to_cache(cache: Path, repository: str, directory: Path) -> Path:
-    """Adds a directory to a cache of huggingface_hub as the repository's ``main``."""
+    """Adds a directory to a huggingface_hub cache as ``main``; returns the snapshot's path."""
     folder = cache / f"models--{repository.replace('/', '--')}"
     commit = commit_of(directory)
     snapshot = folder / "snapshots" / commit
@@ -50,7 +50,7 @@ class Hub:
     sent: list[str] = dataclasses.field(default_factory=list)
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """Returns status, headers and content for the path of a request."""
+        """Returns HTTP status, headers and content of the answer to a request for ``path``."""
         kind, *parts = [unquote(part) for part in urlsplit(path).path.strip("/").split("/")]
         if kind == "api":
             if parts[0] != "models":

@@ -17,7 +17,7 @@ def nothing_bound():
 
 @pytest.fixture
 def run(capsys):
-    """Provides ``run(*arguments)``, which runs ``spec-t5x`` in this process."""
+    """Provides ``run(*arguments)``, the ``Result`` of ``spec-t5x`` in this process."""
 
     def run_main(*arguments) -> Result:
         try:

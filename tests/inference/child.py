@@ -9,7 +9,7 @@ import sys
 
 
 def run(arguments: list[str], log: str, environment: dict[str, str]) -> None:
-    """Runs ``spec-t5x`` with its output in the file ``log``, and exits with its status."""
+    """Runs ``spec-t5x``, its output and errors in the file ``log``; exits with its status."""
     os.environ.update(environment)
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 1)

@@ -1,4 +1,4 @@
-"""Stub of a model pair that answers without decoding, and runs of it."""
+"""Stub of a generator that answers without decoding, and a runner of bulk inference with it."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ OPTIONS = GenerateOptions(batch_size=2, gamma=4)
 
 
 class Echo(Generator):
-    """Stub that answers each text with the text and the width of its batch."""
+    """Generator stub: each of two outputs is the text, the batch's width and an index."""
 
     def __init__(self):
         # Without a model, because no method that needs one is called.
@@ -61,7 +61,7 @@ class Echoing(Engine):
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """Runs in ``directory``; each call is a new process."""
+    """Runner of bulk inference on ``source`` in this process, with outputs in ``directory/out``."""
 
     directory: Path
     source: Path
@@ -82,15 +82,15 @@ class Runner:
         return {path.name: path.read_bytes() for path in sorted(self.output.glob("[!.]*"))}
 
     def inodes(self) -> dict[str, tuple]:
-        """Returns values that change if a file of answers is rewritten, by name."""
+        """Returns inode and time of each file of answers, which change if the file is rewritten."""
         paths = sorted(self.output.glob("predictions-*"))
         return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in paths}
 
     def left_over(self) -> list[str]:
-        """Returns hidden files but locks, which a finished run must not leave."""
+        """Returns the names of hidden files except locks; a finished run must leave none."""
         return [path.name for path in self.output.glob(".*") if "lock" not in path.name]
 
     def elsewhere(self, name: str) -> "Runner":
-        """Returns a runner of the same inputs in the subdirectory ``name``."""
+        """Returns a runner on the same source in the new subdirectory ``name``."""
         (self.directory / name).mkdir()
         return dataclasses.replace(self, directory=self.directory / name)

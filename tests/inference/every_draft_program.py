@@ -19,7 +19,7 @@ compiled: list[str] = []
 
 
 def infer(directory: Path, draft: str, flags: list[str]) -> list[list[int]] | str:
-    """Returns the token ids of each answer; a traceback or exit status if the command fails."""
+    """Returns each answer's token ids or, if the command fails, its traceback or exit status."""
     with tempfile.TemporaryDirectory() as output:
         models = ["--target", str(directory / "target"), "--draft", named(draft, directory)]
         try:

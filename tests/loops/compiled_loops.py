@@ -16,14 +16,14 @@ _TO_HOST = ("infeed", "outfeed", "send", "recv", "send-done", "recv-done")
 
 
 def loop_instructions(program: str) -> Iterator[str]:
-    """Yields the lines of all computations that a while loop of optimized HLO runs."""
+    """Yields the lines of the bodies of while loops in optimized HLO, and of what they call."""
     computations = _computations(program)
     for name in _in_loops(program, computations):
         yield from computations[name]
 
 
 def cache_copies(program: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
-    """Finds instructions in loops that copy an array of one of these shapes, in any layout.
+    """Returns the HLO lines in loops that copy an array of one of ``shapes``, in any layout.
 
     Axes of length 1 and the order of axes are ignored: a transposed copy is a copy. A copy inside a
     fusion with another result is not counted, since it is never written, nor is a move between two
@@ -44,7 +44,7 @@ def cache_copies(program: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
 
 
 def host_transfers(program: str) -> list[str]:
-    """Returns instructions in loops that transfer to the host: feeds, sends, Python callbacks."""
+    """Returns the HLO lines in loops that transfer to the host: feeds, sends, Python callbacks."""
     found = []
     for line in loop_instructions(program):
         match = re.search(r" ([\w\-]+)\(", line)
@@ -69,7 +69,7 @@ def _computations(program: str) -> dict[str, list[str]]:
 
 
 def _in_loops(program: str, computations, without=frozenset()) -> list[str]:
-    """Returns the computations that loops run."""
+    """Returns names of loop bodies and of what they call, not entering those in ``without``."""
     bodies = re.findall(r"while\(.*?body=%?([\w.\-]+)", program)
     reached, waiting = set(), list(bodies)
     while waiting:

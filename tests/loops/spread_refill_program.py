@@ -1,6 +1,6 @@
 """Program that ``test_refill.py`` runs with two simulated devices.
 
-It prints, as JSON, the number of cache arrays that a burst gathers, and of those that wait.
+It prints as JSON the number of cache arrays in a waiting group, and of a burst's all-gathers.
 """
 
 import json
@@ -23,7 +23,7 @@ CACHED = re.compile(r"\w+\[\d+,\d+,\d+,\d+\]\S* all-gather\(")
 
 
 def gathered(text: str) -> dict[str, int]:
-    """Returns the number of cache arrays that a program gathers, outside and in its loops."""
+    """Counts all-gathers of cache arrays in HLO's entry ("outside") and other computations."""
     entry = text[text.index("\nENTRY ") :]
     entry = entry[: entry.index("\n}")]
     outside = len(CACHED.findall(entry))

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def no_prompts(batch):
-    """Returns prompts that consist of the start token."""
+    """Returns int32 prompts [batch, 1] of only the start token, 0."""
     return jnp.zeros((batch, 1), jnp.int32)
 
 
@@ -30,7 +30,7 @@ def drain(steps):
 
 @functools.cache
 def writes_the_source(vocab):
-    """Makes logits under which token t of the text is token t of the source, then 0."""
+    """Returns a function whose logits make the output the source's tokens, then zeros."""
 
     def next_logits(sources, prefixes):
         width = prefixes.shape[1]
@@ -48,6 +48,6 @@ def counts_upwards(vocab):
 
 @jax.jit
 def teacher_forced(model, sources, prefixes):
-    """Computes a T5's logits of whole sequences by the training path, without a cache."""
+    """Computes a T5's logits [batch, length, vocab] of whole ``prefixes``, without a cache."""
     inputs = (sources, prefixes, jnp.ones_like(prefixes))
     return model.module.apply({"params": model.params}, *inputs, enable_dropout=False)

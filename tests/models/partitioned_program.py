@@ -52,7 +52,7 @@ def random_params(config: ModelConfig) -> dict:
 
 
 def decode(target: T5Model, draft: TransformerDraft | None, rows):
-    """Compiles and runs the loop; returns the program and its result."""
+    """Decodes, plainly if ``draft`` is None; returns the compiled program and its tokens."""
     if draft is None:
         plain = autoregressive_decode.lower(target, *rows, max_decode_len=LENGTH).compile()
         return plain, texts(plain(target, *rows))
@@ -69,7 +69,7 @@ def texts(decoded) -> dict:
 
 
 def shardings(found, wanted) -> dict[str, list]:
-    """Returns, by parameter, the mesh axes in the program and those of the rules."""
+    """Returns [mesh axes in the program, mesh axes by the rules] of each parameter, by path."""
     found, wanted = flatten_dict(found, sep="/"), flatten_dict(wanted, sep="/")
     return {path: [_axes(found[path].spec), _axes(wanted[path].spec)] for path in wanted}
 

@@ -5,7 +5,7 @@ from scipy import stats
 
 
 def follows(counts, law) -> bool:
-    """Returns True if counts fit the distribution ``law`` (false alarm rate about 1e-6)."""
+    """Returns True if ``counts`` fit the probabilities ``law`` at a significance level of 1e-6."""
     counts, law = np.asarray(counts), np.asarray(law, np.float64)
     # Outcomes rarer than 1e-12 come from rounding to float32 and are never drawn.
     possible = law > 1e-12

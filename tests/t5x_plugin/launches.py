@@ -130,7 +130,7 @@ class Launches:
         return str(self.directory / name / "checkpoint_7")
 
     def command(self, program: str, files: list[str], *, devices: int = 1, **macros):
-        """Returns the arguments and options of ``subprocess`` for a launch on the toy task."""
+        """Returns arguments and options of ``subprocess`` to launch a program on the toy task."""
         files = [str(self.directory / name) if "/" not in name else name for name in files]
         macros |= {
             "MIXTURE_OR_TASK_NAME": "launch",
@@ -145,11 +145,11 @@ class Launches:
         return arguments, {"cwd": REPOSITORY, "env": variables, "text": True}
 
     def train(self, files: list[str], **macros) -> str:
-        """Runs ``t5x.train``; returns the log."""
+        """Runs ``t5x.train``; returns its standard error."""
         return finished(*self.command("train", files, **macros))
 
     def output(self, program: str, files: list[str], **macros) -> Path:
-        """Runs ``infer`` or ``eval``; returns its output directory and keeps the log."""
+        """Runs ``infer`` or ``eval``; returns the output directory, sets ``log`` to the errors."""
         output = self.directory / f"out_{len(list(self.directory.glob('out_*')))}"
         macros |= {
             f"{program.upper()}_OUTPUT_DIR": str(output),
@@ -159,23 +159,23 @@ class Launches:
         return output
 
     def infer(self, files: list[str], *, target: str = "target_legacy", **macros) -> list[dict]:
-        """Runs ``t5x.infer`` with a target; returns its predictions."""
+        """Runs ``t5x.infer`` with the checkpoint named ``target``; returns the predictions."""
         macros["CHECKPOINT_PATH"] = self.checkpoint(target)
         return predictions(self.output("infer", files, **macros))
 
     def _stock(self, temperature: float) -> list[dict]:
-        """Returns the predictions of T5X's own decoding at a temperature."""
+        """Returns the predictions of T5X's own decoding at temperature 0.0 or 1.0."""
         return self.infer([f"model_{temperature}.gin", STOCK_INFER], **WITH_SCORES)
 
 
 def finished(arguments: list[str], options: dict) -> str:
-    """Runs a command that must succeed; returns its log."""
+    """Runs a command that must exit with 0; returns its standard error."""
     done = subprocess.run(arguments, **options, capture_output=True)
     assert done.returncode == 0, done.stderr[-6000:]
     return done.stderr
 
 
 def predictions(output: Path) -> list[dict]:
-    """Reads the lines that ``infer`` wrote."""
+    """Returns the predictions that ``infer`` wrote to the directory ``output``."""
     (file,) = output.glob("launch-*.jsonl-00000-of-00001")
     return [json.loads(line) for line in file.read_text().splitlines()]

@@ -42,7 +42,7 @@ class Pair(NamedTuple):
     draft_params: PyTree
 
     def speculative(self, **options: Any):
-        """Returns the speculative model and its parameters."""
+        """Returns the speculative model, gamma 3 unless ``options`` give it, and its parameters."""
         options = {"draft": self.draft, "gamma": 3, **options}
         has_params = isinstance(options["draft"], ModelDraft)
         draft = {DRAFT: self.draft_params} if has_params else {}
@@ -60,7 +60,7 @@ SIZES = {
         "num_heads": 3,
     },
 }
-# Constants in T5X's networks.
+# Values that T5X's networks hard-code.
 BUCKETS = {"relpos_num_buckets": 32, "relpos_max_distance": 128}
 
 
@@ -70,7 +70,7 @@ def t5x_network(config: T5Config) -> t5_network.Transformer:
 
 
 def environment(devices: int) -> dict[str, str]:
-    """Returns the environment of a process with simulated devices and this process's imports."""
+    """Returns a child's environment: this process's import paths, ``devices`` simulated devices."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
@@ -79,7 +79,7 @@ def environment(devices: int) -> dict[str, str]:
 
 
 def run_program(program: str, *arguments: str, devices: int) -> None:
-    """Runs Python code in a process with simulated devices; fails if an assertion fails."""
+    """Runs Python code with simulated devices; raises CalledProcessError if the code fails."""
     subprocess.run(
         [sys.executable, "-c", program, *arguments],
         env=environment(devices),
@@ -89,14 +89,14 @@ def run_program(program: str, *arguments: str, devices: int) -> None:
 
 
 def make_pair(size: str, decode_fn=decoding.temperature_sample) -> Pair:
-    """Returns an encoder-decoder and a draft that agrees with it about half the time."""
+    """Returns a T5 (``size``: key of ``SIZES``) and a draft that gives about half its tokens."""
     target = tiny_t5(0, **SIZES[size], **BUCKETS)
     if "logits_dense" in target.params["decoder"]:
         # Lets some texts end.
         dense = target.params["decoder"]["logits_dense"]
         dense["kernel"] = dense["kernel"].at[:, EOS].multiply(2.0)
     draft = disturbed(target, 0.05)
-    # Its end of sequence is all that counts.
+    # Only the vocabulary's end of sequence is used.
     vocabulary = seqio.ByteVocabulary()
     model = models.EncoderDecoderModel(
         module=t5x_network(target.config),
@@ -109,7 +109,7 @@ def make_pair(size: str, decode_fn=decoding.temperature_sample) -> Pair:
 
 
 def make_batch(rows: int, seed: int = 0) -> dict[str, jax.Array]:
-    """Returns a batch of sources and of prompts, both of varied lengths."""
+    """Returns a T5X batch of random sources and shifted prompts, both of varied lengths."""
     rng = np.random.default_rng(seed)
 
     def padded(width, shortest, shift):
@@ -137,8 +137,8 @@ DECODER_ONLY = {
 
 
 def make_decoder_only_pair(bidirectional: bool, tied: bool) -> Pair:
-    """Returns a decoder-only model and a draft with one layer less."""
-    # Its end of sequence is all that counts.
+    """Returns a decoder-only model and, as the draft, the model without its last layer."""
+    # Only the vocabulary's end of sequence is used.
     vocabulary = seqio.ByteVocabulary()
 
     def network(**changes):

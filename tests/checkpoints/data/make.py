@@ -98,7 +98,7 @@ def t5x_network(config: T5Config):
 
 
 def as_t5x(params: PyTree, config: T5Config) -> PyTree:
-    """Returns our parameters as ``t5x_network`` has them: its layers may be scanned."""
+    """Returns our parameters in the tree of ``t5x_network``, whose layers may be scanned."""
     if not config.relpos_per_layer:
         return params
     flat = flatten_dict(params, sep="/")
@@ -117,7 +117,7 @@ def as_t5x(params: PyTree, config: T5Config) -> PyTree:
 
 
 def _train_state(module, params: PyTree, step: int):
-    """Returns T5X's state of a network with these parameters."""
+    """Returns T5X's training state of a network with these parameters, at ``step``."""
     import jax
     from t5x import adafactor, train_state
 

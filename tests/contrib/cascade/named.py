@@ -1,4 +1,4 @@
-"""Cascades among ``tests.named_drafts``."""
+"""Cases of cascades for ``tests.named_drafts``."""
 
 CASES = ["cascade:{}/draft,bigram:{}/ngrams", "cascade:int4,{}/draft"]
 

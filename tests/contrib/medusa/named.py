@@ -1,4 +1,4 @@
-"""Heads among ``tests.named_drafts``."""
+"""Cases of Medusa heads for ``tests.named_drafts``."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ CASES = ["{}/heads"]
 
 
 def write(directory, target):
-    """Writes random heads for the target."""
+    """Writes two random heads for the target to ``directory/heads``."""
     rng, width = np.random.default_rng(0), target.config.emb_dim
     shapes = {"wi": (2, 2 * width, 8), "wo": (2, 8, width)}
     params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}

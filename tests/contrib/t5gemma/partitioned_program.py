@@ -9,7 +9,7 @@ from tests.models.partitioned_program import main
 
 
 def gemma(num_decoder_layers: int) -> T5GemmaConfig:
-    """Makes a T5Gemma 2 with heads of queries that 4 chips divide, and fewer of keys."""
+    """Returns a T5Gemma 2's configuration; 4 chips divide its query heads, not its key heads."""
     return T5GemmaConfig(
         vocab_size=64,
         emb_dim=16,

@@ -19,7 +19,7 @@ def shared_steps():
     def shared(learner, optimizer):
         options = [getattr(learner.options, name) for name in _OF_THE_LOSS]
         fields = {field.name: getattr(learner, field.name) for field in dataclasses.fields(learner)}
-        # Equal configurations are alike, whichever they are.
+        # Configurations are compared by value, other fields by identity.
         same = [
             repr(value) if name == "config" else id(value)
             for name, value in fields.items()
@@ -28,7 +28,7 @@ def shared_steps():
         parts = learner.options.accumulation_steps
         key = (type(learner), *same, *options, parts, id(optimizer))
         if key not in steps:
-            # With the objects that the ids identify.
+            # Stores the objects, too: a freed object's id could be reused.
             steps[key] = make(learner, optimizer), learner, optimizer
         return steps[key][0]
 

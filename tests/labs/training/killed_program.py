@@ -21,7 +21,7 @@ PERIODS = {"log_period": 4, "eval_period": 7, "checkpoint_period": 3}
 
 
 class Signalling(Batches):
-    """Batches that publish the number of the last step that was started."""
+    """Batches that store in ``begun`` the number of the last step that took its batch."""
 
     begun: Synchronized
 
@@ -50,7 +50,7 @@ class Keeper(Copier):
 
 
 def run(directory: Path, cache: Path, begun: Synchronized) -> None:
-    """Trains to the end, and writes the final state and results."""
+    """Trains ``STEPS`` steps in ``directory``; writes end.npz (state) and end.json (results)."""
     # Later processes read the first one's compiled programs.
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -32,7 +32,7 @@ def options(steps: int, **more) -> TrainOptions:
 
 
 def train(directory: Path, steps: int, **more):
-    """Trains on batches of 5 rows, which can be split evenly over neither devices nor parts."""
+    """Trains on batches of 5 rows, which neither devices nor accumulation steps divide."""
     texts = [""] * len(SOURCES)
     pairs = {"sources": texts, "ids": SOURCES, "targets": texts}
     batches = copy_batches(64, rows=5)
@@ -81,7 +81,7 @@ def main(folder: Path) -> dict:
     train(runs[1], 4, **ALONE)
     report["adamw"] = [logged(run / "metrics.jsonl", "loss") for run in runs]
     report["dev"] = [logged(run / "metrics.jsonl", "dev_loss") for run in runs]
-    # Of step 3: the last was taken alone.
+    # Texts of step 3, because the second run took step 4 on one device.
     texts = [run / "predictions" / "texts-000003.jsonl" for run in runs]
     report["texts"] = [logged(file, "prediction") for file in texts]
     report["adamw_specs"] = specs(result.state)
@@ -126,7 +126,7 @@ def main(folder: Path) -> dict:
 if __name__ == "__main__":
     jax.config.update("jax_disable_most_optimizations", True)
     with tempfile.TemporaryDirectory() as folder:
-        # Some programs are compiled twice.
+        # Caches programs, because some are compiled twice.
         jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         print(json.dumps(main(Path(folder))))

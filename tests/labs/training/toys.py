@@ -38,7 +38,7 @@ def toy_config(vocab_size: int = 16, emb_dim: int = 8, **changes) -> T5Config:
 def copy_batches(
     vocab_size: int = 16, *, rows: int = 4, seed: int = 0, kind: type[Batches] = Batches
 ) -> Batches:
-    """Makes batches of 40 sources of 3 to 8 tokens, each its own target."""
+    """Makes batches of 40 pairs whose target is the source, of 3 to 8 tokens with EOS."""
     rng = np.random.default_rng(0)
     texts = [[*rng.integers(2, vocab_size, n - 1).tolist(), 1] for n in rng.integers(3, 9, 40)]
     pairs = join_pairs(zip(texts, texts, strict=True))
@@ -91,7 +91,7 @@ def train_toy(
     learner=Copier,
     **options,
 ) -> TrainResult:
-    """Trains a toy; logging, evaluation and checkpoints are off unless ``options`` set them."""
+    """Trains ``learner``; logging, evaluation, checkpoints are off unless ``options`` set them."""
     periods = {"log_period": 0, "eval_period": 0, "checkpoint_period": 0}
     return fit(
         learner(TrainOptions(steps=steps, **periods | options)),
@@ -115,7 +115,7 @@ def a_minute_a_step():
 def run_command(command: str, file: str, **bindings) -> int:
     """Runs ``spec-t5x COMMAND`` with ``gin_configs/runs/FILE.gin`` and returns its exit status.
 
-    Names of the bindings may have ``__`` for a dot; of two that are one, the second counts.
+    ``__`` in a binding's name is a dot; if two names are then equal, the second binding counts.
     """
     values = {name.replace("__", "."): value for name, value in bindings.items()}
     bound = [
