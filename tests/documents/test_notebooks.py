@@ -26,7 +26,7 @@ SCRIPT = runpy.run_path(str(REPOSITORY / "scripts" / "run_notebooks.py"))
 SHOWN = {
     "beyond_text": ["% accepted", "always_left"],
     "own_checkpoints": ["block efficiency", "| ngram ", "speed-up"],
-    "t5x_on_tpu": ["t5x.infer", "t5==0.9.4", "t5_1_1_xl ", "T(verify)"],
+    "t5x_on_tpu": ["t5x.infer", "t5==0.9.4", "t5_1_0_xl ", "T(verify)"],
     "editing": ["block efficiency", "[END]", "image/png", "identical"],
     "theory": ["0.600", "6.86", "image/png"],
     "tour": ["block efficiency", "image/png", "uniform", "identical", "[END]"],

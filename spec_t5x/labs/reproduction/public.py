@@ -38,7 +38,7 @@ _PAPER = "The paper's figures are those of T5 1.1 XXL, fine-tuned on the task, o
 
 @functools.lru_cache(maxsize=1)
 def plan(options: ReproduceOptions) -> tuple[Planned, ...]:
-    """Finds and checks the pairs of a run; see ``public_plan.check_pair``."""
+    """Finds and checks the pairs of a run; see ``public_plan``."""
     if options.pairs is not None:
         pairs = read_pairs_file(options.pairs)
     else:
@@ -46,7 +46,10 @@ def plan(options: ReproduceOptions) -> tuple[Planned, ...]:
         named = options.target
         target = public_plan.automatic_target() if named == AUTO else public_name(named)
         pairs = built_in(target, files, options.ngrams)
-    return tuple(map(public_plan.check_pair, pairs))
+    planned = tuple(map(public_plan.check_pair, pairs))
+    for pair in pairs:
+        public_plan.check_data(pair)
+    return planned
 
 
 def check(options: ReproduceOptions) -> None:

@@ -94,12 +94,22 @@ def _fitting(free: int | None) -> list[str]:
     ]
 
 
-def check_pair(pair: PublicPair) -> Planned:
-    """Checks all but the weights of a pair, and plans its measurements.
+def check_data(pair: PublicPair) -> None:
+    """Reads a text of a pair; a seqio task may be downloaded for that, so that it comes last.
 
     Raises:
-      InputError: a model or the data cannot be read, a draft has another vocabulary than the
-        target, or the device's memory is too small.
+      InputError: the file or the task cannot be read.
+    """
+    vocabulary = _opened(pair.target, pair.vocabulary).known_vocabulary()
+    read_sets(dataclasses.replace(pair.source, limit=1), vocabulary)
+
+
+def check_pair(pair: PublicPair) -> Planned:
+    """Checks the models of a pair, but for weights on the Hub, and plans its measurements.
+
+    Raises:
+      InputError: a model cannot be read, a draft has another vocabulary than the target, or the
+        device's memory is too small.
     """
     pair.source.check_scored()
     target = _opened(pair.target, pair.vocabulary)
@@ -120,8 +130,6 @@ def check_pair(pair: PublicPair) -> Planned:
             configs.append(opened.config)
     needs, target_bytes = _needs(configs), _needs(configs[:1]).weights
     batch_size = _batch_size(pair, needs)
-    # A line of the data, so that an absent file or task is found now.
-    read_sets(dataclasses.replace(pair.source, limit=1), vocabulary)
     return Planned(pair=pair, needs=needs, target_bytes=target_bytes, batch_size=batch_size)
 
 

@@ -236,7 +236,6 @@ def test_the_memory_is_that_of_the_weights_and_caches(stand_ins, pairs_file):
     [
         ({"draft": "other"}, None, "have different vocabularies (id "),
         ({}, 3000, "with its drafts and the device has 0 MiB: give a smaller target, or fewer"),
-        ({"data": "absent.tsv"}, None, "absent.tsv"),
         ({"target": "absent"}, None, "no directory absent: give the path of a checkpoint"),
         ({"draft": "copi"}, None, "no draft 'copi': give the directory of a checkpoint"),
         ({"target": str(LEGACY), "draft": "copy"}, None, "holds no vocabulary: give one"),
@@ -248,6 +247,13 @@ def test_what_does_not_fit_is_told(monkeypatch, stand_ins, pairs_file, changes, 
         monkeypatch.setattr(public_plan.description, "free_memory", lambda: free)
     (pair,) = read_pairs_file(pairs_file(**changes))
     assert reason in message(public_plan.check_pair, pair)
+
+
+def test_absent_data_are_told_once_all_models_fit(pairs_file, pair):
+    absent = pair | {"data": "absent.tsv"}
+    both = pairs_file(absent, pair | {"task": "mine", "draft": "absent"})
+    assert "no draft 'absent'" in message(public.plan, ReproduceOptions(pairs=both))
+    assert "absent.tsv" in message(public.plan, ReproduceOptions(pairs=pairs_file(absent)))
 
 
 @pytest.mark.parametrize("lost", ["weights", "half", "array"])
@@ -315,7 +321,7 @@ def test_another_vocabulary_on_the_hub_is_told_before_the_download(served, stand
 
 def test_without_a_network_the_reason_and_the_command_are_told(served, options, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert f"{TARGET} is no directory here and not whole in" in message(public.check, options)
+    assert f"{TARGET} is no directory here and not " in message(public.check, options)
     # The configurations alone are in the cache.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     public.plan(options)
