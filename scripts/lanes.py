@@ -99,7 +99,10 @@ PARTS: Mapping[str, Part] = {
     ),
     "comparisons": Part(
         ("tests/benchmarks/", "tests/labs/reproduction/test_measured.py"),
-        ("benchmarks/", "spec_t5x/labs/benchmark/", "spec_t5x/labs/reproduction/"),
+        (
+            *("benchmarks/", "spec_t5x/labs/benchmark/", "spec_t5x/labs/reproduction/"),
+            "scripts/gpu/measure.sh",
+        ),
     ),
 }
 

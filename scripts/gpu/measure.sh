@@ -1,0 +1,152 @@
+#!/usr/bin/env bash
+# Measures an accelerator: correctness, the paper's Table 2, batches of Flan-T5-XL's shape.
+#   bash scripts/gpu/measure.sh [--dry-run] [--tiny] [--minutes N] OUTPUT [STAGE…]
+#
+#   OUTPUT       gets STAGE.json (laws.json is JUnit's XML) and STAGE.log; the same command continues
+#                with the stages that have none yet
+#   STAGE        flags laws pairs table_2 xl_1 xl_8 xl_32 xl_64 xl_128 xl_int8_1 xl_int8_32
+#                xl_int8_128 (all of them, in this order)
+#   --minutes N  starts no stage after N minutes, stops the one that runs, and ends with status 75
+#   --tiny       every stage at small sizes, also on a CPU: a test of the script
+#
+# A stage that fails does not stop the others; the status is then 1. All models but the packaged
+# ones have random weights; acceptances are simulated. PYTHON names the interpreter (python3).
+# Tried: the dry run, and --tiny on a CPU. Not tried: an accelerator.
+set -euo pipefail
+# shellcheck source=scripts/setup_env.sh
+source "$(dirname "$0")/../setup_env.sh"
+help_flag "$@"
+minutes=100000 tiny="" output="" chosen=()
+STAGES=(flags laws pairs table_2 xl_1 xl_8 xl_32 xl_64 xl_128 xl_int8_1 xl_int8_32 xl_int8_128)
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dry-run) DRY_RUN=1 ;;
+    --tiny) tiny=1 ;;
+    --minutes)
+      minutes=${2:-}
+      [[ $minutes =~ ^[0-9]+$ ]] || die "--minutes is '$minutes': give a whole number"
+      shift
+      ;;
+    -*) die "unknown argument '$1': see --help" ;;
+    *)
+      if [ -z "$output" ]; then
+        output=$(realpath -m "$1")
+      else
+        [[ " ${STAGES[*]} " == *" $1 "* ]] || die "no stage '$1': choose of ${STAGES[*]}"
+        chosen+=("$1")
+      fi
+      ;;
+  esac
+  shift
+done
+[ -n "$output" ] || die "no output: give a folder for the results"
+[ ${#chosen[@]} -gt 0 ] || chosen=("${STAGES[@]}")
+go_to_repository
+python=${PYTHON:-python3}
+deadline=$((SECONDS + 60 * minutes))
+run mkdir -p "$output"
+
+# An error where no accelerator is found, rather than an hour on the CPU.
+[ -n "$tiny" ] || export JAX_PLATFORMS=${JAX_PLATFORMS:-${ACCELERATOR:-cuda},cpu}
+export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}
+
+within() { # COMMAND: stops it when the minutes are over
+  local left=$((deadline - SECONDS))
+  [ $left -gt 0 ] || return 124
+  run timeout "$left" "$@"
+}
+benchmark() { within "$python" -m spec_t5x.cli.main benchmark -q "$@" --json "$part"; }
+
+# Programs of large batches, with each flag that may make XLA's kernels fail or not.
+flags() {
+  local rows=1024 length=64 name status found=()
+  [ -z "$tiny" ] || rows=2 length=4
+  declare -A tried=(
+    [none]="--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
+    [no_autotuning]="--xla_gpu_autotune_level=0"
+    [no_triton]="--xla_gpu_enable_triton_gemm=false"
+    [no_command_buffers]="--xla_gpu_enable_command_buffer="
+  )
+  for name in "${!tried[@]}"; do
+    status=0
+    XLA_FLAGS=${tried[$name]} within "$python" -m spec_t5x.cli.main benchmark -q \
+      --target random:t5_1_1_small --draft uniform --alpha 0.5 --gamma 1 --temperature 0 \
+      --batch_size "$rows" --source_len 32 --max_decode_len "$length" --repeats 1 || status=$?
+    [ $status != 124 ] || return 124
+    found+=("\"$name\": {\"flags\": \"${tried[$name]}\", \"status\": $status}")
+  done
+  (IFS=,; printf '{%s}\n' "${found[*]}") > "${part:-/dev/null}"
+}
+
+# The tests of loops, verifiers, drafts and networks, on the accelerator in float32.
+laws() {
+  local tests=(tests/sampling tests/loops tests/drafts tests/models)
+  [ -z "$tiny" ] || tests=(tests/sampling/test_verification.py)
+  JAX_DEFAULT_MATMUL_PRECISION=highest within "$python" -m pytest "${tests[@]}" -q --tb=short \
+    -p no:cacheprovider --junitxml "$part"
+}
+
+# The packaged pairs on example texts: the same texts as plain decoding, or the margin where not.
+pairs() {
+  local target dtype texts number=16 length=64
+  [ -z "$tiny" ] || number=1 length=8
+  mapfile -t texts < <("$python" -c "
+from spec_t5x.labs.reproduction.example_texts import SENTENCES
+print(*SENTENCES[:$number], sep='\n')")
+  for target in ende-target correct-target; do
+    for dtype in float32 bfloat16; do
+      within "$python" -m spec_t5x.cli.main generate -q --json --compare --target $target \
+        --dtype $dtype --max_decode_len $length "${texts[@]}" || return
+    done
+  done | tee "${part:-/dev/null}"
+}
+
+table_2() {
+  local size=xxl length=128 source=512 drafts=(small base large)
+  [ -z "$tiny" ] || size=small length=8 source=8 drafts=(small)
+  benchmark --target "random:t5_1_1_$size" --table_2 --source_len $source \
+    --max_decode_len $length --repeats 5 "${drafts[@]/#/--draft=random:t5_1_1_}"
+}
+
+# Flan-T5-XL's shape, sources of 400 and outputs of 128 tokens.
+xl() { # ROWS FLAGS…
+  local rows=$1 size=xl length=128 source=400
+  shift
+  [ -z "$tiny" ] || size=small rows=2 length=8 source=8
+  benchmark --target "random:t5_1_1_$size" --draft random:t5_1_1_small --alpha 0.75 \
+    --gamma 4 --gamma 7 --temperature 0 --batch_size "$rows" --source_len $source \
+    --max_decode_len $length --repeats 3 "$@"
+}
+
+measure() { # STAGE
+  case $1 in
+    xl_int8_*) xl "${1#xl_int8_}" "--gin.Models.weights='int8'" ;;
+    xl_*) xl "${1#xl_}" ;;
+    *) "$1" ;;
+  esac
+}
+
+failed=()
+for stage in "${chosen[@]}"; do
+  if [ -e "$output/$stage.json" ]; then
+    say "stage $stage is done"
+    continue
+  fi
+  say "stage $stage"
+  part=$output/$stage.part status=0
+  if [ -n "${DRY_RUN:-}" ]; then
+    measure "$stage"
+    continue
+  fi
+  measure "$stage" > "$output/$stage.log" 2>&1 || status=$?
+  if [ $status = 124 ]; then
+    say "$minutes minutes are over: the same command continues with $stage"
+    exit 75
+  elif [ $status != 0 ]; then
+    failed+=("$stage")
+    say "stage $stage failed: $(tail -n 1 "$output/$stage.log")"
+  else
+    mv "$part" "$output/$stage.json"
+  fi
+done
+[ ${#failed[@]} = 0 ]

@@ -1,0 +1,34 @@
+"""``measure.sh --tiny``: every stage runs in full on a CPU, at small sizes."""
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+STAGES = ("flags", "laws", "pairs", "table_2", "xl_1", "xl_int8_1")
+
+
+def test_every_kind_of_stage(tmp_path):
+    command = ["bash", "scripts/gpu/measure.sh", "--tiny", str(tmp_path), *STAGES]
+    environment = {**os.environ, "PYTHON": sys.executable, "JAX_PLATFORMS": "cpu"}
+    result = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    flags = json.loads((tmp_path / "flags.json").read_text())
+    assert [each["status"] for each in flags.values()] == [0] * 4
+    (suite,) = ElementTree.parse(tmp_path / "laws.json").getroot()
+    counts = [int(suite.get(name)) for name in ("errors", "failures")]
+    assert counts == [0, 0] and int(suite.get("tests")) > 50
+    lines = [json.loads(line) for line in (tmp_path / "pairs.json").read_text().splitlines()]
+    compared = [line["comparison"] for line in lines if "comparison" in line]
+    assert len(compared) == 4
+    # Two temperatures of the small draft and two tasks; two gammas.
+    for name, rows in (("table_2", 4), ("xl_1", 2), ("xl_int8_1", 2)):
+        kept = json.loads((tmp_path / f"{name}.json").read_text())
+        assert len(kept["rows"]) == rows, name
+        assert all(row["plain_seconds"] for row in kept["rows"])
+    assert kept["models"]["weights"] == "int8"

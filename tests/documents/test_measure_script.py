@@ -1,0 +1,99 @@
+"""``measure.sh``: which stages run, what is kept of them, and what a failed one leaves."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+STAGES = (
+    "flags laws pairs table_2 xl_1 xl_8 xl_32 xl_64 xl_128 xl_int8_1 xl_int8_32 xl_int8_128"
+).split()
+# Notes the command, and does what a benchmark or pytest does: it writes its file at the end.
+PYTHON = """#!/usr/bin/env bash
+echo "$* XLA_FLAGS=${XLA_FLAGS:-}" >> "$NOTES"
+case "$*" in *"${FAILING:-no such stage}"*) echo "error: too little memory" >&2; exit 1 ;; esac
+while [ $# -gt 0 ]; do
+  case $1 in --json | --junitxml) case ${2:-} in /*) echo '{"rows": []}' > "$2" ;; esac ;; esac
+  shift
+done
+"""
+
+
+@pytest.fixture
+def measure(tmp_path):
+    """Provides ``measure(*arguments)``: status, the commands that ran, errors."""
+    python, notes = tmp_path / "python", tmp_path / "notes"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def run(*arguments, machine="gpu", **variables):
+        notes.unlink(missing_ok=True)
+        result = subprocess.run(
+            ["bash", str(REPOSITORY / "scripts" / machine / "measure.sh"), *arguments],
+            env={**os.environ, "PYTHON": str(python), "NOTES": str(notes), **variables},
+            capture_output=True,
+            text=True,
+        )
+        ran = notes.read_text().splitlines() if notes.exists() else []
+        return result.returncode, ran, result.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("machine", ["gpu", "tpu"])
+def test_every_stage_runs_once_and_leaves_its_file(measure, tmp_path, machine):
+    output = tmp_path / "new" / "output"
+    status, ran, error = measure(str(output), machine=machine)
+    assert status == 0, error
+    assert {path.stem for path in output.glob("*.json")} == set(STAGES)
+    assert sum("--table_2" in line for line in ran) == 1
+    assert [line for line in ran if "--gin.Models.weights='int8'" in line]
+    status, ran, error = measure(str(output), machine=machine)
+    assert (status, ran) == (0, [])
+    assert error.count("is done") == len(STAGES)
+
+
+def test_each_flag_is_tried_alone_and_its_status_kept(measure, tmp_path):
+    status, ran, _ = measure(str(tmp_path / "output"), "flags", FAILING="--batch_size 1024")
+    found = json.loads((tmp_path / "output" / "flags.json").read_text())
+    assert (status, len(ran)) == (0, 4)
+    assert {each["status"] for each in found.values()} == {1}
+    assert {line.rpartition("XLA_FLAGS=")[2] for line in ran} == {
+        each["flags"] for each in found.values()
+    }
+
+
+def test_a_stage_that_fails_is_named_and_the_others_run(measure, tmp_path):
+    given = str(tmp_path / "output"), "xl_1", "xl_8"
+    status, ran, error = measure(*given, FAILING="--batch_size 1 ")
+    assert (status, len(ran)) == (1, 2)
+    assert "stage xl_1 failed: error: too little memory" in error
+    # It is tried again, and it alone.
+    status, (line,), _ = measure(*given)
+    assert status == 0 and "--batch_size 1 " in line
+
+
+def test_after_its_minutes_it_stops_and_continues_later(measure, tmp_path):
+    given = str(tmp_path / "output"), "xl_1", "xl_8"
+    status, ran, error = measure("--minutes", "0", *given)
+    assert (status, ran) == (75, [])
+    assert "0 minutes are over: the same command continues with xl_1" in error
+    assert len(measure(*given)[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no output: give a folder"),
+        (["out", "xl_2"], "no stage 'xl_2': choose of flags laws"),
+        (["--minutes", "x", "out"], "--minutes is 'x': give a whole number"),
+        (["--tinny", "out"], "unknown argument '--tinny'"),
+    ],
+)
+def test_mistakes_are_a_line_before_anything_runs(measure, arguments, message):
+    status, ran, error = measure(*arguments)
+    assert (status, ran) == (2, [])
+    assert message in error.splitlines()[-1]
