@@ -11,7 +11,7 @@
 #
 # A stage that fails does not stop the others; the status is then 1. All models but the packaged
 # ones have random weights; acceptances are simulated. PYTHON names the interpreter (python3).
-# Tried: the dry run, and --tiny on a CPU. Not tried: an accelerator.
+# Tested: the dry run, and --tiny on a CPU. Not tested: an accelerator.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"
@@ -46,7 +46,7 @@ python=${PYTHON:-python3}
 deadline=$((SECONDS + 60 * minutes))
 run mkdir -p "$output"
 
-# An error where no accelerator is found, rather than an hour on the CPU.
+# Fails if no accelerator is found, rather than computing on the CPU.
 [ -n "$tiny" ] || export JAX_PLATFORMS=${JAX_PLATFORMS:-${ACCELERATOR:-cuda},cpu}
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}
 

@@ -2,7 +2,7 @@
 # Measures a TPU as scripts/gpu/measure.sh measures a GPU; its --help has the arguments.
 #   bash scripts/tpu/measure.sh [--dry-run] [--tiny] [--minutes N] OUTPUT [STAGE…]
 #
-# Tried: the dry run, and --tiny on a CPU. Not tried: an accelerator.
+# Tested: the dry run, and --tiny on a CPU. Not tested: an accelerator.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"
