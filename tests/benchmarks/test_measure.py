@@ -1,4 +1,4 @@
-"""``measure.sh --tiny``: every stage runs in full on a CPU, at small sizes."""
+"""``measure.sh --tiny``: each kind of stage runs in full on a CPU, at small sizes."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-STAGES = ("flags", "laws", "pairs", "table_2", "xl_1", "xl_int8_1")
+STAGES = ("flags", "laws", "pairs", "xl_int8_1")
 
 
 def test_every_kind_of_stage(tmp_path):
@@ -26,9 +26,7 @@ def test_every_kind_of_stage(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "pairs.json").read_text().splitlines()]
     compared = [line["comparison"] for line in lines if "comparison" in line]
     assert len(compared) == 4
-    # Two temperatures of the small draft and two tasks; two gammas.
-    for name, rows in (("table_2", 4), ("xl_1", 2), ("xl_int8_1", 2)):
-        kept = json.loads((tmp_path / f"{name}.json").read_text())
-        assert len(kept["rows"]) == rows, name
-        assert all(row["plain_seconds"] for row in kept["rows"])
+    kept = json.loads((tmp_path / "xl_int8_1.json").read_text())
+    # Two gammas.
+    assert [bool(row["plain_seconds"]) for row in kept["rows"]] == [True, True]
     assert kept["models"]["weights"] == "int8"
