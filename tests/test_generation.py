@@ -705,7 +705,7 @@ def test_other_names_are_answered_too_and_none_is_one_of_ours():
     cases = {
         "num_beams": "there is no option 'num_beams': it is 'beams' here",
         "do_sample": "there is no option 'do_sample': it is 'temperature' here",
-        "output_scores": "there is no option 'output_scores': an output has a score, its tokens",
+        "output_scores": "there is no option 'output_scores': an output has one score",
         "temprature": "there is no option 'temprature', did you mean 'temperature'?",
         "zzz": "there is no option 'zzz': choose from gamma, temperature,",
     }
