@@ -2,10 +2,10 @@
 # Measures an accelerator: correctness, the paper's Table 2, batches of Flan-T5-XL's shape.
 #   bash scripts/gpu/measure.sh [--dry-run] [--tiny] [--minutes N] OUTPUT [STAGE…]
 #
-#   OUTPUT       gets STAGE.json (laws.json is JUnit's XML) and STAGE.log; the same command continues
+#   OUTPUT       gets STAGE.json (of laws: JUnit's XML) and STAGE.log; the same command continues
 #                with the stages that have none yet
-#   STAGE        flags laws pairs table_2 xl_1 xl_8 xl_32 xl_64 xl_128 xl_int8_1 xl_int8_32
-#                xl_int8_128 (all of them, in this order)
+#   STAGE        flags laws_sampling laws_loops laws_drafts laws_models pairs table_2 xl_1 xl_8
+#                xl_32 xl_64 xl_128 xl_int8_1 xl_int8_32 xl_int8_128 (all of them, in this order)
 #   --minutes N  starts no stage after N minutes, stops the one that runs, and ends with status 75
 #   --tiny       every stage at small sizes, also on a CPU: a test of the script
 #
@@ -17,7 +17,8 @@ set -euo pipefail
 source "$(dirname "$0")/../setup_env.sh"
 help_flag "$@"
 minutes=100000 tiny="" output="" chosen=()
-STAGES=(flags laws pairs table_2 xl_1 xl_8 xl_32 xl_64 xl_128 xl_int8_1 xl_int8_32 xl_int8_128)
+STAGES=(flags laws_sampling laws_loops laws_drafts laws_models pairs table_2 xl_1 xl_8 xl_32 xl_64
+  xl_128 xl_int8_1 xl_int8_32 xl_int8_128)
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) DRY_RUN=1 ;;
@@ -78,9 +79,9 @@ flags() {
   (IFS=,; printf '{%s}\n' "${found[*]}") > "${part:-/dev/null}"
 }
 
-# The tests of loops, verifiers, drafts and networks, on the accelerator in float32.
-laws() {
-  local tests=(tests/sampling tests/loops tests/drafts tests/models)
+# The tests of verifiers, loops, drafts and networks, on the accelerator in float32.
+laws() { # FOLDER
+  local tests=("tests/$1")
   [ -z "$tiny" ] || tests=(tests/sampling/test_verification.py)
   JAX_DEFAULT_MATMUL_PRECISION=highest within "$python" -m pytest "${tests[@]}" -q --tb=short \
     -p no:cacheprovider --junitxml "$part"
@@ -122,6 +123,7 @@ measure() { # STAGE
   case $1 in
     xl_int8_*) xl "${1#xl_int8_}" "--gin.Models.weights='int8'" ;;
     xl_*) xl "${1#xl_}" ;;
+    laws_*) laws "${1#laws_}" ;;
     *) "$1" ;;
   esac
 }

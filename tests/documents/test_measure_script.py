@@ -9,7 +9,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 STAGES = [
-    *("flags", "laws", "pairs", "table_2", "xl_1", "xl_8", "xl_32", "xl_64", "xl_128"),
+    *("flags", "laws_sampling", "laws_loops", "laws_drafts", "laws_models", "pairs", "table_2"),
+    *("xl_1", "xl_8", "xl_32", "xl_64", "xl_128"),
     *("xl_int8_1", "xl_int8_32", "xl_int8_128"),
 ]
 # Notes the command, and does what a benchmark or pytest does: it writes its file at the end.
@@ -89,7 +90,7 @@ def test_after_its_minutes_it_stops_and_continues_later(measure, tmp_path):
     ("arguments", "message"),
     [
         ([], "no output: give a folder"),
-        (["out", "xl_2"], "no stage 'xl_2': choose of flags laws"),
+        (["out", "xl_2"], "no stage 'xl_2': choose of flags laws_sampling"),
         (["--minutes", "x", "out"], "--minutes is 'x': give a whole number"),
         (["--tinny", "out"], "unknown argument '--tinny'"),
     ],
