@@ -10,6 +10,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import lax
 
@@ -83,6 +84,13 @@ class Rounded(Form):
     def rounded(self, bits: int) -> "Rounded":
         """Returns the matrix rounded again; shapes in place of arrays give shapes."""
         return _rounded(self, bits)
+
+
+def powers_of_two(matrix: np.ndarray, axis: int) -> np.ndarray:
+    """Returns for each row or column the least power by which it is at most 127; keeps ``axis``."""
+    # frexp: largest / 127 = fraction * 2 ** exponent, 0.5 <= fraction < 1.
+    fraction, exponents = np.frexp(np.abs(matrix).max(axis, keepdims=True) / np.float32(127))
+    return np.ldexp(np.float32(1), exponents - (fraction == 0.5))
 
 
 @flax.struct.dataclass

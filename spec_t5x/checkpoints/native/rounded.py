@@ -11,7 +11,7 @@ import numpy as np
 
 from spec_t5x.checkpoints.storage.tensors import Index, Tensor
 from spec_t5x.errors import InputError
-from spec_t5x.models.weights import GROUP, TABLES, Rounded
+from spec_t5x.models.weights import GROUP, TABLES, Rounded, powers_of_two
 
 _SCALES = "_scales"
 # Arrays by their paths, one after another.
@@ -44,13 +44,6 @@ def split_exactly(tensors: Arrays) -> Arrays:
         scales = powers_of_two(array, axis=1 if name in TABLES else 0)
         yield path, np.rint(array / scales).astype(np.int8)
         yield path + _SCALES, scales
-
-
-def powers_of_two(matrix: np.ndarray, axis: int) -> np.ndarray:
-    """Returns for each row or column the least power by which it is at most 127; keeps ``axis``."""
-    # frexp: largest / 127 = fraction * 2 ** exponent, 0.5 <= fraction < 1.
-    fraction, exponents = np.frexp(np.abs(matrix).max(axis, keepdims=True) / np.float32(127))
-    return np.ldexp(np.float32(1), exponents - (fraction == 0.5))
 
 
 def join(stored: Mapping[str, Tensor], source: str, dtype: str) -> dict[str, Tensor]:

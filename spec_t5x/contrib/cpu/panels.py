@@ -16,9 +16,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import lax
 from jaxtyping import UInt16
 
-from spec_t5x.checkpoints.native.rounded import powers_of_two
 from spec_t5x.contrib.cpu import calls
-from spec_t5x.models.weights import TABLES, Form, Rounded
+from spec_t5x.models.weights import TABLES, Form, Rounded, powers_of_two
 from spec_t5x.types import Array, Float, Float32, Int, Integer, PyTree
 
 # Number of values that ``_narrow`` tests at a time.

@@ -74,8 +74,9 @@ def automatic_target() -> str:
     Raises:
       InputError: not even the smallest fits.
     """
-    for name in reversed(_fitting(free := description.free_memory())):
-        return name
+    free = description.free_memory()
+    if fitting := _fitting(free):
+        return fitting[-1]
     raise InputError(
         f"the device has {_size(free)} and {next(iter(PUBLIC))} takes more: give it memory, or "
         "--pairs FILE with a smaller target"
