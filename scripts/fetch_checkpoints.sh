@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Copies public T5X checkpoints from gs://t5-data, with gcloud or gsutil; no account is
-# needed. Checkpoints are copied to DIR/NAME, vocabularies to DIR/vocabularies.
+# needed. Checkpoints are copied to DIR/NAME, vocabularies to DIR/vocabularies; files that are
+# there are not copied again, so that the same command continues.
 #   bash scripts/fetch_checkpoints.sh [--dry-run] [--to DIR] NAME…
 #   bash scripts/fetch_checkpoints.sh --list
 #
@@ -49,9 +50,9 @@ all_names() {
 
 copy() {
   if [ -z "${DRY_RUN:-}" ] && ! command -v gcloud > /dev/null; then
-    gsutil -m cp -r "$1" "$2"
+    gsutil -m cp -n -r "$1" "$2"
   else
-    run gcloud storage cp --recursive "$1" "$2"
+    run gcloud storage cp --no-clobber --recursive "$1" "$2"
   fi
 }
 

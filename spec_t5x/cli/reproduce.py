@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
         "seed": (int, "random seed (default: 0)"),
         "target": ("NAME", "for public: a T5 1.0, such as t5-3b (default: the largest that fits)"),
+        "models": ("DIR", "for public: T5 1.0 of fetch_checkpoints.sh, in place of the Hub's"),
         "data": (["TASK=FILE", "data"], "for public: text pairs of EnDe or CNN/DM; repeatable"),
         "ngrams": ("DIR", "for public: n-gram tables of T5's vocabulary, as two more drafts"),
         "pairs": ("FILE", "for public: a JSON list of other pairs (docs/reproducing.md)"),

@@ -188,6 +188,14 @@ def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
             "TPU_NAME is 'x' and ZONE '': set both",
         ),
         ("fetch_checkpoints.sh", ["--dry-run", "t5_9"], {}, "no checkpoint 't5_9'"),
+        ("tpu/reproduce.sh", ["--dry-run"], {}, "no output: give a folder for the report"),
+        ("tpu/reproduce.sh", ["out", "--quick"], {}, "unknown argument '--quick': see --help"),
+        (
+            "tpu/reproduce.sh",
+            ["out", "t5_1_1_xl"],
+            {},
+            "no public T5 1.0 't5_1_1_xl': give t5_1_0_S",
+        ),
         ("gpu/train_t5.sh", ["--dry-run", "x"], {}, "1 arguments: give DATA and OUTPUT"),
         ("train_pairs.sh", ["--date", "x"], {}, "unknown argument '--date'"),
         ("train_pairs.sh", ["tarjet"], {}, "no stage 'tarjet': choose of target"),
@@ -279,6 +287,30 @@ def test_checkpoints_are_fetched_from_where_they_are(dry_run):
     }
     status, names, _ = dry_run(script, "--list")
     assert (status, len(names)) == (0, 30)
+
+
+def test_the_public_weights_are_set_up_fetched_and_measured(dry_run):
+    places = ("--dry-run", "--no-t5x", "--to", "there", "a folder")
+    status, commands, _ = dry_run(
+        "tpu/reproduce.sh", *places, "t5_1_0_xl", "t5_1_0_small", "--", "--quick"
+    )
+    assert status == 0
+    assert [c[-1] for c in commands if c[0] == "gcloud"][::2] == [
+        "there/t5_1_0_xl/",
+        "there/t5_1_0_small/",
+    ]
+    installed = [command[-1] for command in commands if "install" in command]
+    assert installed == [".[tpu]", ".[tasks,eval,plots]"]
+    command = commands[-1]
+    assert command[1:] == [
+        *("-m", "spec_t5x.cli.main", "reproduce", "public", "--output", "a folder"),
+        *("--models", "there", "--quick"),
+    ]
+    _, commands, _ = dry_run("tpu/reproduce.sh", "--dry-run", "out")
+    # The models are the Hub's.
+    assert commands[-1][-2:] == ["--output", "out"]
+    assert not any(command[0] == "gcloud" for command in commands)
+    assert any(T5X in command for command in commands)
 
 
 # A command that notes its arguments. The training of the stage UNFINISHED is out of time.

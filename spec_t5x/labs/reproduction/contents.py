@@ -93,10 +93,12 @@ class ReproduceOptions:
     # Holds ``ende/dev.tsv.gz`` and ``summarize/debian_dev.tsv.gz``; None takes the texts
     # that come with the package.
     data_dir: Path | str | None = None
-    # For the item "public": a file of pairs; or the public target, files of its tasks' texts
-    # (``TASK=FILE``) in place of seqio's data, and n-gram tables of its vocabulary.
+    # For the item "public": a file of pairs; or the public target, a folder of T5 1.0 in place
+    # of the Hub, files of the tasks' texts (``TASK=FILE``) in place of seqio's data, and n-gram
+    # tables of the vocabulary.
     pairs: Path | str | None = None
     target: str = AUTO
+    models: Path | str | None = None
     data: tuple | list = ()
     ngrams: Path | str | None = None
 
@@ -112,7 +114,7 @@ class ReproduceOptions:
         ):
             raise InputError(f"data is {self.data!r}: give a list of texts, TASK=FILE")
         object.__setattr__(self, "data", tuple(self.data))
-        for name in ("data_dir", "pairs", "ngrams"):
+        for name in ("data_dir", "pairs", "models", "ngrams"):
             if (value := getattr(self, name)) is not None:
                 if not isinstance(value, str | Path):
                     raise InputError(f"{name} is {value!r}: give a text in quotes")
@@ -126,7 +128,8 @@ class ReproduceOptions:
     @property
     def built_in(self) -> list[str]:
         """Names of the given options that are for the built-in pairs of public weights."""
-        given = {"target": self.target != AUTO, "data": self.data, "ngrams": self.ngrams}
+        given = {name: getattr(self, name) for name in ("models", "data", "ngrams")}
+        given = {"target": self.target != AUTO, **given}
         return [name for name, is_given in given.items() if is_given]
 
 

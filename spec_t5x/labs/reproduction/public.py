@@ -21,6 +21,7 @@ from spec_t5x.labs.reproduction.public_pairs import (
     TASKS,
     PublicPair,
     built_in,
+    located,
     paper_draft,
     public_name,
     read_pairs_file,
@@ -42,10 +43,10 @@ def plan(options: ReproduceOptions) -> tuple[Planned, ...]:
     if options.pairs is not None:
         pairs = read_pairs_file(options.pairs)
     else:
-        files = task_files(options.data)
+        files, names = task_files(options.data), located(options.models)
         named = options.target
-        target = public_plan.automatic_target() if named == AUTO else public_name(named)
-        pairs = built_in(target, files, options.ngrams)
+        target = public_plan.automatic_target(names) if named == AUTO else public_name(named)
+        pairs = built_in(target, files, options.ngrams, options.models)
     planned = tuple(map(public_plan.check_pair, pairs))
     for pair in pairs:
         public_plan.check_data(pair)

@@ -8,7 +8,7 @@ each under its prefix, and its largest size is the paper's.
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ PUBLIC = {
 }
 # The sizes that drafted in the paper.
 _DRAFTS = tuple(PUBLIC)[: len(paper_tables.DRAFTS)]
+# The vocabulary of T5X's checkpoints in a folder that ``scripts/fetch_checkpoints.sh`` filled.
+_VOCABULARY = Path("vocabularies", "cc_all.32000.100extra", "sentencepiece.model")
 
 
 class _Task(NamedTuple):
@@ -91,7 +93,40 @@ def paper_draft(draft: str) -> str | None:
     return f"T5-{sizes[0]}" if len(sizes) == 1 else None
 
 
-def built_in(target: str, files: Mapping[str, str], ngrams: Path | None) -> list[PublicPair]:
+def located(models: Path | None) -> dict[str, str]:
+    """Returns the public sizes that there are, from the smallest, each with its place.
+
+    Args:
+      models: a folder of T5X's checkpoints under the names of ``scripts/fetch_checkpoints.sh``
+        (``t5_1_0_small``), or of the Hub's directories (``t5-small``); None takes the Hub.
+
+    Raises:
+      InputError: the folder holds none.
+    """
+    if models is None:
+        return {name: name for name in PUBLIC}
+    found = {}
+    for name, size in PUBLIC.items():
+        places = [models / size, models / name, models / name.partition("/")[2]]
+        if place := next(filter(Path.is_dir, places), None):
+            found[name] = str(place)
+    if not found:
+        raise InputError(
+            f"--models {models} holds no {', no '.join(PUBLIC.values())}: let "
+            "scripts/fetch_checkpoints.sh copy some to it"
+        )
+    return found
+
+
+def model_drafts(target: str, names: Collection[str]) -> list[str]:
+    """Returns those of ``names``, keys of ``PUBLIC``, that draft for a public target."""
+    smaller = tuple(PUBLIC)[: tuple(PUBLIC).index(target)]
+    return [name for name in _DRAFTS if name in smaller and name in names]
+
+
+def built_in(
+    target: str, files: Mapping[str, str], ngrams: Path | None, models: Path | None = None
+) -> list[PublicPair]:
     """Returns the pairs of a public target: the smaller sizes that drafted in the paper, and copy.
 
     Args:
@@ -99,10 +134,22 @@ def built_in(target: str, files: Mapping[str, str], ngrams: Path | None) -> list
       files: by task, a file of pairs in place of the seqio task; a task without one is left out,
         unless there is no file at all.
       ngrams: n-gram tables of T5's vocabulary, for unigram and bigram; None leaves them out.
+      models: as ``located`` takes it.
+
+    Raises:
+      InputError: ``models`` does not hold the target.
     """
-    smaller = tuple(PUBLIC)[: tuple(PUBLIC).index(target)]
+    places = located(models)
+    if target not in places:
+        raise InputError(
+            f"--models {models} has no {target} ({PUBLIC[target]}): give --target "
+            f"{' or '.join(places)}, or let scripts/fetch_checkpoints.sh copy it there"
+        )
     tables = () if ngrams is None else (f"unigram:{ngrams}", f"bigram:{ngrams}")
-    drafts = (*(name for name in _DRAFTS if name in smaller), *tables, "copy")
+    drafts = (*(places[name] for name in model_drafts(target, places)), *tables, "copy")
+    where = {"target": places[target], "draft": drafts}
+    if models is not None and not Path(places[target], "config.json").exists():
+        where["vocabulary"] = str(models / _VOCABULARY)
     found = []
     for name, task in TASKS.items():
         if name in files:
@@ -111,13 +158,13 @@ def built_in(target: str, files: Mapping[str, str], ngrams: Path | None) -> list
             continue
         else:
             given = {"mixture_or_task": task.mixture_or_task}
-        found.append(PublicPair(target=target, draft=drafts, task=name, source=TextSource(**given)))
+        found.append(PublicPair(**where, task=name, source=TextSource(**given)))
     return found
 
 
 def public_name(target: str) -> str:
-    """Returns the key of ``PUBLIC`` that a name means: "t5-3b" is "google-t5/t5-3b"."""
-    names = {alias: name for name in PUBLIC for alias in (name, name.partition("/")[2])}
+    """Returns the key of ``PUBLIC`` that a name means: "google-t5/t5-3b" for "t5-3b"."""
+    names = {alias: k for k, v in PUBLIC.items() for alias in (k, v, k.partition("/")[2])}
     if target not in names:
         raise InputError(
             f"target {target!r} is no public T5 1.0: give {AUTO}, one of {', '.join(PUBLIC)}, or "

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -29,7 +29,7 @@ from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError
 from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH
 from spec_t5x.labs.benchmark.text_source import read_sets
-from spec_t5x.labs.reproduction.public_pairs import PUBLIC, PublicPair, short_name
+from spec_t5x.labs.reproduction.public_pairs import PUBLIC, PublicPair, model_drafts, short_name
 from spec_t5x.machine import description
 from spec_t5x.models.binding import ModelConfig, abstract_params, bind, expected_shapes
 from spec_t5x.models.sizes import size
@@ -68,31 +68,27 @@ class Planned:
     batch_size: int
 
 
-def automatic_target() -> str:
-    """Returns the largest public T5 1.0 that this device's memory holds with its drafts.
+def automatic_target(names: Collection[str] = tuple(PUBLIC)) -> str:
+    """Returns the largest of some public T5 1.0 that this device's memory holds with its drafts.
 
     Raises:
       InputError: not even the smallest fits.
     """
     free = description.free_memory()
-    if fitting := _fitting(free):
+    if fitting := _fitting(free, names):
         return fitting[-1]
     raise InputError(
-        f"the device has {_size(free)} and {next(iter(PUBLIC))} takes more: give it memory, or "
+        f"the device has {_size(free)} and {next(iter(names))} takes more: give it memory, or "
         "--pairs FILE with a smaller target"
     )
 
 
-def _fitting(free: int | None) -> list[str]:
+def _fitting(free: int | None, names: Collection[str] = tuple(PUBLIC)) -> list[str]:
     """Returns the public targets that ``free`` bytes hold, from the smallest; all for None."""
-    names = list(PUBLIC)
-    return [
-        name
-        for number, name in enumerate(names)
-        if free is None
-        or _needs([size(PUBLIC[each]) for each in (name, *names[: min(number, 3)])]).total(1)
-        <= free
-    ]
+    sizes = {
+        name: [size(PUBLIC[each]) for each in (name, *model_drafts(name, names))] for name in names
+    }
+    return [name for name in names if free is None or _needs(sizes[name]).total(1) <= free]
 
 
 def check_data(pair: PublicPair) -> None:

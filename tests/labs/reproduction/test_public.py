@@ -133,6 +133,39 @@ def test_a_public_target_has_the_papers_smaller_drafts(target, files, drafts, da
     assert tables == (*drafts[:-1], "unigram:tables", "bigram:tables", "copy")
 
 
+def test_the_pairs_of_a_folder(tmp_path, stand_ins):
+    """T5X's checkpoints as ``fetch_checkpoints.sh`` leaves them, or the Hub's directories."""
+    for name in ("base", "small"):
+        folder = tmp_path / f"t5_1_0_{name}" / "checkpoint_1000000"
+        convert(stand_ins / "native" / f"t5-{name}", folder, to="t5x")
+    vocabulary = tmp_path / "vocabularies" / "cc_all.32000.100extra" / "sentencepiece.model"
+    vocabulary.parent.mkdir(parents=True)
+    shutil.copy(stand_ins / "t5-base" / "spiece.model", vocabulary)
+    data = (f"EnDe={stand_ins}/ende.tsv",)
+
+    (each,) = public.plan(ReproduceOptions(models=tmp_path, data=data))
+    assert (each.pair.label, each.pair.vocabulary) == ("t5_1_0_base", str(vocabulary))
+    assert each.pair.draft == (f"{tmp_path}/t5_1_0_small", "copy")
+    (each,) = public.plan(ReproduceOptions(models=stand_ins, data=data, target="t5_1_0_base"))
+    assert (each.pair.name, each.pair.vocabulary) == ("t5-base/EnDe", None)
+    assert each.pair.draft == (f"{stand_ins}/t5-small", "copy")
+
+
+@pytest.mark.parametrize(
+    ("models", "reason"),
+    [
+        (
+            "",
+            "has no google-t5/t5-3b (t5_1_0_xl): give --target google-t5/t5-small or google-t5/t5-",
+        ),
+        ("absent", "absent holds no t5_1_0_small, no t5_1_0_base, no "),
+    ],
+)
+def test_what_a_folder_lacks_is_told(stand_ins, models, reason):
+    options = ReproduceOptions(models=stand_ins / models, data=("EnDe=a.tsv",), target="t5-3b")
+    assert reason in message(public.plan, options)
+
+
 @pytest.mark.parametrize(
     ("draft", "theirs"),
     [
