@@ -44,9 +44,10 @@ def plan(options: ReproduceOptions) -> tuple[Planned, ...]:
         pairs = read_pairs_file(options.pairs)
     else:
         files, names = task_files(options.data), located(options.models)
-        named = options.target
-        target = public_plan.automatic_target(names) if named == AUTO else public_name(named)
-        pairs = built_in(target, files, options.ngrams, options.models)
+        target, weights = options.target, AUTO
+        if target == AUTO:
+            target, weights, _ = public_plan.automatic_target(names)
+        pairs = built_in(public_name(target), files, options.ngrams, options.models, weights)
     planned = tuple(map(public_plan.check_pair, pairs))
     for pair in pairs:
         public_plan.check_data(pair)

@@ -9,9 +9,12 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from spec_t5x.checkpoints import digests
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import Draft
@@ -81,15 +84,10 @@ class Models:
 
     def generator(self, pair: PublicPair) -> Generator:
         """Returns the pair's target without a draft; the last one is dropped before it is read."""
-        if self._key != (key := (pair.target, pair.vocabulary)):
+        if self._key != (key := (pair.target, pair.vocabulary, pair.weights)):
             self._key = self._generator = self._make = None
             options = DraftOptions()
-            target = load(
-                pair.target, dtype=options.dtype, vocabulary=pair.vocabulary, for_decoding=True
-            )
-            self._generator = Generator.of(target)
-            # The parameters are held once, as the model has them.
-            target = dataclasses.replace(target, params=self._generator.target.weights)
+            target, self._generator = _loaded(pair, options.dtype)
             bound = self._generator.target
             self._make = functools.cache(lambda name: make_draft(name, target, bound, options))
             self._key = key
@@ -99,6 +97,20 @@ class Models:
         """Returns a draft of the pair."""
         self.generator(pair)
         return self._make(name)
+
+
+def _loaded(pair: PublicPair, dtype: str) -> tuple[LoadedModel, Generator]:
+    """Loads a target, which is rounded in the host's memory: the device may not hold it before."""
+    device = jax.local_devices()[0]
+    rounds = pair.weights != AUTO
+    with jax.default_device(jax.local_devices(backend="cpu")[0] if rounds else device):
+        target = load(pair.target, dtype=dtype, vocabulary=pair.vocabulary, for_decoding=not rounds)
+        generator = Generator.of(target, pair.weights)
+    if rounds:
+        model = jax.device_put(generator.target, device)
+        generator = dataclasses.replace(generator, target=model)
+    # The parameters are held once, as the model has them.
+    return dataclasses.replace(target, params=generator.target.weights), generator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,6 +165,7 @@ def _inputs(pair: PublicPair, options: ReproduceOptions) -> dict[str, Any]:
         "version": 1,
         "target": digests.files_digest(pair.target)["content"],
         "vocabulary": digests.files_digest(pair.vocabulary)["content"],
+        "weights": pair.weights,
         # The content, wherever the file is.
         "source": source | {"data": digests.files_digest(pair.source.data)["content"]},
         "max_decode_len": MAX_DECODE_LEN,

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spec_t5x.data.task_options import CNN_DAILYMAIL, SUMMARIZE_PREFIX, TRANSLATE_PREFIX, WMT_ENDE
-from spec_t5x.errors import InputError, did_you_mean
+from spec_t5x.errors import InputError, check_choice, did_you_mean
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.benchmark.results import without_folder
 from spec_t5x.labs.benchmark.text_source import TextSource
-from spec_t5x.names import AUTO
+from spec_t5x.names import AUTO, WEIGHTS
 
 # T5 1.0 on the Hugging Face Hub, from the smallest, with the names of ``models.sizes``.
 PUBLIC = {
@@ -60,13 +60,19 @@ class PublicPair:
     task: str
     # Vocabulary of a target without one, as T5X's checkpoints are.
     vocabulary: str | None = None
+    # Precision of the target's matrices: "auto" is the checkpoint's; "int8" and "int4" round them.
+    weights: str = AUTO
     # Texts, with their prefix and metric.
     source: TextSource
 
+    def __post_init__(self):
+        check_choice("weights", self.weights, WEIGHTS)
+
     @property
     def label(self) -> str:
-        """The target's name, without folders."""
-        return short_name(self.target)
+        """The target's name, without folders, and its precision if the target is rounded."""
+        name = short_name(self.target)
+        return name if self.weights == AUTO else f"{name} {self.weights}"
 
     @property
     def name(self) -> str:
@@ -125,7 +131,11 @@ def model_drafts(target: str, names: Collection[str]) -> list[str]:
 
 
 def built_in(
-    target: str, files: Mapping[str, str], ngrams: Path | None, models: Path | None = None
+    target: str,
+    files: Mapping[str, str],
+    ngrams: Path | None,
+    models: Path | None = None,
+    weights: str = AUTO,
 ) -> list[PublicPair]:
     """Returns the pairs of a public target: the smaller sizes that drafted in the paper, and copy.
 
@@ -135,6 +145,7 @@ def built_in(
         unless there is no file at all.
       ngrams: n-gram tables of T5's vocabulary, for unigram and bigram; None leaves them out.
       models: as ``located`` takes it.
+      weights: precision of the target's matrices.
 
     Raises:
       InputError: ``models`` does not hold the target.
@@ -147,7 +158,7 @@ def built_in(
         )
     tables = () if ngrams is None else (f"unigram:{ngrams}", f"bigram:{ngrams}")
     drafts = (*(places[name] for name in model_drafts(target, places)), *tables, "copy")
-    where = {"target": places[target], "draft": drafts}
+    where = {"target": places[target], "draft": drafts, "weights": weights}
     if models is not None and not Path(places[target], "config.json").exists():
         where["vocabulary"] = str(models / _VOCABULARY)
     found = []
@@ -235,7 +246,7 @@ def _pair(values: Any, place: str) -> PublicPair:
     try:
         source = TextSource(**{name: values[name] for name in values if name in texts})
         source.check_given()
+        kept = {name: values[name] for name in values if name in own} | {"draft": tuple(drafts)}
+        return PublicPair(**kept, source=source)
     except InputError as error:
         raise InputError(f"{place}: {error}") from error
-    kept = {name: values[name] for name in values if name in own}
-    return PublicPair(**kept | {"draft": tuple(drafts)}, source=source)

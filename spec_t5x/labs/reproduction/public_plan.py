@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import psutil
 
 from spec_t5x.checkpoints.huggingface.t5 import read_config, read_vocabulary
 from spec_t5x.checkpoints.loading import (
@@ -31,8 +32,10 @@ from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH
 from spec_t5x.labs.benchmark.text_source import read_sets
 from spec_t5x.labs.reproduction.public_pairs import PUBLIC, PublicPair, model_drafts, short_name
 from spec_t5x.machine import description
-from spec_t5x.models.binding import ModelConfig, abstract_params, bind, expected_shapes
+from spec_t5x.models.binding import ModelConfig, abstract_params, bind
 from spec_t5x.models.sizes import size
+from spec_t5x.models.weights import BITS, rounded
+from spec_t5x.names import AUTO, INT8
 
 # Tokens generated at most for a text.
 MAX_DECODE_LEN = 128
@@ -56,6 +59,30 @@ class Needs(NamedTuple):
         return round((1 + _TEMPORARY) * (self.weights + batch_size * self.row))
 
 
+class Choice(NamedTuple):
+    """Public target as a device may hold it."""
+
+    # A key of ``PUBLIC``.
+    name: str
+    # "int8", or "auto" for the type that the device computes in.
+    weights: str
+    # With its drafts.
+    needs: Needs
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device's free memory holds target, drafts and the caches of one row.
+
+        The target is rounded in the host's memory, which then has to hold it in bfloat16 too.
+        """
+        free = description.free_memory()
+        if self.weights != AUTO:
+            whole, _ = _of_model(size(PUBLIC[self.name]), DraftOptions().dtype, AUTO)
+            if psutil.virtual_memory().available < whole + self.needs.weights:
+                return False
+        return free is None or self.needs.total(1) <= free
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
     """Pair that fits the device, and how it is measured there."""
@@ -68,27 +95,33 @@ class Planned:
     batch_size: int
 
 
-def automatic_target(names: Collection[str] = tuple(PUBLIC)) -> str:
-    """Returns the largest of some public T5 1.0 that this device's memory holds with its drafts.
+def choices(names: Collection[str] = tuple(PUBLIC)) -> list[Choice]:
+    """Returns some public T5 1.0 as this device may hold them, the preferred ones last.
+
+    Where the type is bfloat16, a size also comes with its matrices in int8, a rounded model that is
+    preferred to smaller ones alone.
+    """
+    smaller = (INT8,) if DraftOptions().dtype == "bfloat16" else ()
+    return [
+        Choice(name, weights, _needs([(config, weights), *((each, AUTO) for each in drafts)]))
+        for name in names
+        for config, *drafts in [[size(PUBLIC[n]) for n in (name, *model_drafts(name, names))]]
+        for weights in (*smaller, AUTO)
+    ]
+
+
+def automatic_target(names: Collection[str] = tuple(PUBLIC)) -> Choice:
+    """Returns the preferred one of ``choices`` that the device's memory holds with its drafts.
 
     Raises:
       InputError: not even the smallest fits.
     """
-    free = description.free_memory()
-    if fitting := _fitting(free, names):
+    if fitting := [choice for choice in choices(names) if choice.fits]:
         return fitting[-1]
     raise InputError(
-        f"the device has {_size(free)} and {next(iter(names))} takes more: give it memory, or "
-        "--pairs FILE with a smaller target"
+        f"the device has {_size(description.free_memory())} and {next(iter(names))} takes more: "
+        "give it memory, or --pairs FILE with a smaller target"
     )
-
-
-def _fitting(free: int | None, names: Collection[str] = tuple(PUBLIC)) -> list[str]:
-    """Returns the public targets that ``free`` bytes hold, from the smallest; all for None."""
-    sizes = {
-        name: [size(PUBLIC[each]) for each in (name, *model_drafts(name, names))] for name in names
-    }
-    return [name for name in names if free is None or _needs(sizes[name]).total(1) <= free]
 
 
 def check_data(pair: PublicPair) -> None:
@@ -118,14 +151,14 @@ def check_pair(pair: PublicPair) -> Planned:
         directory=target.directory,
         metadata=target.metadata,
     )
-    configs = [target.config]
+    models = [(target.config, pair.weights)]
     for draft in pair.draft:
         if kind_of(draft) == TRANSFORMER:
             opened = _opened(draft.removeprefix(f"{TRANSFORMER}:"), None)
             if opened.vocabulary is not None:
                 check_same_vocabulary(whole, opened)
-            configs.append(opened.config)
-    needs, target_bytes = _needs(configs), _needs(configs[:1]).weights
+            models.append((opened.config, AUTO))
+    needs, target_bytes = _needs(models), _needs(models[:1]).weights
     batch_size = _batch_size(pair, needs)
     return Planned(pair=pair, needs=needs, target_bytes=target_bytes, batch_size=batch_size)
 
@@ -148,14 +181,18 @@ def _opened(name: str, vocabulary: str | None) -> StoredModel:
     )
 
 
-def _needs(configs: Sequence[ModelConfig]) -> Needs:
-    """Computes the memory of models from the shapes of their weights and caches."""
+def _needs(models: Sequence[tuple[ModelConfig, str]]) -> Needs:
+    """Computes the memory of models from the shapes of their weights and caches.
+
+    ``models`` are the configurations, each with the precision of its matrices.
+    """
     dtype = DraftOptions().dtype
-    return Needs(*map(sum, zip(*(_of_model(config, dtype) for config in configs), strict=True)))
+    each = (_of_model(config, dtype, weights) for config, weights in models)
+    return Needs(*map(sum, zip(*each, strict=True)))
 
 
-@functools.lru_cache(maxsize=16)
-def _of_model(config: ModelConfig, dtype: str) -> tuple[int, int]:
+@functools.lru_cache(maxsize=32)
+def _of_model(config: ModelConfig, dtype: str, weights: str) -> tuple[int, int]:
     """Returns the bytes of a model's weights, and of the caches of one row."""
     config = dataclasses.replace(config, dtype=dtype)
     # The caches depend on the decoder alone, so that less is traced.
@@ -165,12 +202,15 @@ def _of_model(config: ModelConfig, dtype: str) -> tuple[int, int]:
     def cached(params, tokens):
         return jax.tree.leaves(bind(params, shallow).prefill(tokens, MAX_DECODE_LEN))
 
-    weights = jnp.dtype(dtype).itemsize * sum(map(math.prod, expected_shapes(config).values()))
+    def num_bytes(tree):
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
     params = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype)), abstract_params(shallow)
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype)), abstract_params(config)
     )
-    caches = jax.eval_shape(cached, params, source)
-    return weights, sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in caches)
+    if weights != AUTO:
+        params = rounded(params, BITS[weights], tied=config.logits_via_embedding)
+    return num_bytes(params), num_bytes(jax.eval_shape(cached, abstract_params(shallow), source))
 
 
 def _batch_size(pair: PublicPair, needs: Needs) -> int:
@@ -178,7 +218,7 @@ def _batch_size(pair: PublicPair, needs: Needs) -> int:
     for rows in _BATCH_SIZES:
         if free is None or needs.total(rows) <= free:
             return rows
-    fitting = _fitting(free)
+    fitting = [choice.name for choice in choices() if choice.fits and choice.weights == AUTO]
     remedy = f"--target {fitting[-1]}, which fits" if fitting else "a smaller target"
     raise InputError(
         f"target {pair.label} takes {_size(needs.total(1))} with its drafts and the "
@@ -213,11 +253,13 @@ def describe(planned: Sequence[Planned], target_calls: Sequence[int]) -> Iterato
 
     ``target_calls`` are each target's calls at most. A call reads all of the target's weights.
     """
-    free, speed = description.free_memory(), _bytes_per_second()
+    free, speed = description.free_memory(), bytes_per_second()
     for each, calls in zip(planned, target_calls, strict=True):
         memory = _size(each.needs.total(each.batch_size))
         if free is not None:
             memory += f" of the device's {_size(free)}"
+        if each.pair.weights != AUTO:
+            memory += f" with the target's matrices in {each.pair.weights}, a rounded model"
         names = ", ".join(map(short_name, each.pair.draft))
         yield (
             f"{each.pair.name} with {names}: {memory}; the target's {calls:,} calls at most take "
@@ -225,7 +267,7 @@ def describe(planned: Sequence[Planned], target_calls: Sequence[int]) -> Iterato
         )
 
 
-def _bytes_per_second() -> float:
+def bytes_per_second() -> float:
     """Measures how fast this device reads its memory."""
     values = jnp.ones(_READ // 4, jnp.float32)
     total = jax.jit(jnp.sum)

@@ -8,8 +8,11 @@ import json
 import os
 import shutil
 import signal
+import types
+from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
@@ -17,14 +20,18 @@ from huggingface_hub import constants
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.huggingface import hub
+from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.cli.main import main
 from spec_t5x.data.vocabulary import train_sentencepiece
+from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError
+from spec_t5x.generation import Generator
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.reproduction import public, public_measurements, public_pairs, public_plan
 from spec_t5x.labs.reproduction.contents import Origin, ReproduceOptions
 from spec_t5x.labs.reproduction.public_pairs import built_in, paper_draft, read_pairs_file
+from spec_t5x.models import weights
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
 from tests.checkpoints.hub_server import serving
@@ -197,6 +204,7 @@ def test_gammas_are_the_papers(task, draft, temperature, gamma):
         ({"draft": [3]}, "pair 1: give texts, and a text or a list of texts for draft"),
         ({"prefix": 3}, "pair 1: give texts, and a text or a list of texts for draft"),
         ({"draft": ["a/x", "b/x"]}, "give each once, in folders of different names"),
+        ({"weights": "int9"}, "pair 1: weights is 'int9': choose one of auto, int8, int4"),
         ({"metric": "chrf"}, "pair 1: metric is 'chrf': choose one of bleu, bleu_intl, rouge"),
         ({"data": None}, "pair 1: data is None: give a file of pairs, or mixture_or_task"),
     ],
@@ -238,7 +246,46 @@ GIB = 2**30
 )
 def test_the_largest_target_that_fits_is_chosen(monkeypatch, free, target):
     monkeypatch.setattr(public_plan.description, "free_memory", lambda: free)
-    assert public_plan.automatic_target() == target
+    assert public_plan.automatic_target()[:2] == (target, "auto")
+
+
+@pytest.mark.parametrize(
+    ("free", "host", "target", "weights"),
+    [
+        (28 * GIB, 48 * GIB, "google-t5/t5-11b", "auto"),
+        # A v5e chip, with a host that holds 11B in bfloat16 or not; a T4 less what JAX leaves.
+        (15.7 * GIB, 48 * GIB, "google-t5/t5-11b", "int8"),
+        (15.7 * GIB, 24 * GIB, "google-t5/t5-3b", "auto"),
+        (11 * GIB, 12 * GIB, "google-t5/t5-3b", "auto"),
+        (7 * GIB, 12 * GIB, "google-t5/t5-3b", "int8"),
+    ],
+)
+def test_a_larger_target_in_int8_is_preferred(monkeypatch, free, host, target, weights):
+    monkeypatch.setattr(public_plan, "DraftOptions", partial(DraftOptions, dtype="bfloat16"))
+    monkeypatch.setattr(public_plan.description, "free_memory", lambda: round(free))
+    memory = types.SimpleNamespace(available=host)
+    monkeypatch.setattr(public_plan.psutil, "virtual_memory", lambda: memory)
+    chosen = public_plan.automatic_target()
+    assert chosen[:2] == (target, weights)
+    (pair,) = built_in(chosen.name, {"EnDe": "a.tsv"}, None, weights=chosen.weights)
+    assert pair.label == target.partition("/")[2] + (" int8" if weights == "int8" else "")
+    planned = public_plan.Planned(pair=pair, needs=chosen.needs, target_bytes=1, batch_size=1)
+    (line,) = public_plan.describe([planned], [1])
+    assert (" with the target's matrices in int8, a rounded model;" in line) == (weights == "int8")
+
+
+def test_a_target_is_rounded_before_the_device_has_it(stand_ins, pairs_file):
+    (pair,) = read_pairs_file(pairs_file(weights="int8"))
+    generator = public_measurements.Models().generator(pair)
+    ours, theirs = (
+        jax.tree.leaves(each.target.weights)
+        for each in (generator, Generator.load(pair.target, weights="int8"))
+    )
+    assert all(map(np.array_equal, ours, theirs))
+    # Kernels of this CPU pad small matrices, so that the bytes are those of XLA's.
+    rounded = weights.rounded(load(pair.target).params, 8, tied=True)
+    needs = public_plan.check_pair(pair).target_bytes
+    assert needs == sum(leaf.nbytes for leaf in jax.tree.leaves(rounded))
 
 
 def test_a_device_for_no_public_target_is_told(monkeypatch):
