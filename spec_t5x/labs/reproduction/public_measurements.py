@@ -166,7 +166,7 @@ def _inputs(pair: PublicPair, options: ReproduceOptions) -> dict[str, Any]:
         "target": digests.files_digest(pair.target)["content"],
         "vocabulary": digests.files_digest(pair.vocabulary)["content"],
         "weights": pair.weights,
-        # The content, wherever the file is.
+        # The content, whatever the folder.
         "source": source | {"data": digests.files_digest(pair.source.data)["content"]},
         "max_decode_len": MAX_DECODE_LEN,
         "seed": options.seed,

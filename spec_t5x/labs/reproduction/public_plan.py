@@ -71,7 +71,7 @@ class Choice(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the device's free memory holds target, drafts and the caches of one row.
+        """True if the device's free memory holds target, drafts and the caches of one row.
 
         The target is rounded in the host's memory, which then has to hold it in bfloat16 too.
         """
