@@ -14,7 +14,9 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 
-from tests import quick_compilation
+from spec_t5x.labs.reproduction.public_pairs import PUBLIC
+from tests import public_stand_ins, quick_compilation
+from tests.checkpoints.hub_server import serving
 
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOKS = {
@@ -26,6 +28,7 @@ SCRIPT = runpy.run_path(str(REPOSITORY / "scripts" / "run_notebooks.py"))
 SHOWN = {
     "beyond_text": ["% accepted", "always_left"],
     "own_checkpoints": ["block efficiency", "| ngram ", "speed-up"],
+    "paper_on_colab": ["GB/s (measured)", "t5-11b", "   0.75 ", "  3.4", "minutes from the choice"],
     "t5x_on_tpu": ["t5x.infer", "t5==0.9.4", "t5_1_0_xl ", "T(verify)"],
     "editing": ["block efficiency", "[END]", "image/png", "identical"],
     "theory": ["0.600", "6.86", "image/png"],
@@ -43,6 +46,10 @@ SHORTER = {
     "gammas, rates = (2, 4, 8, 15), (0.0, 0.1, 0.2, 0.4)": "gammas, rates = (4,), (0.2,)",
     "with_errors(0.1), settings": "with_errors(0.1)[:1], settings, repeats=1",
     '("transformer", "ngram", "bigram", "copy", "uniform")': '("ngram", "uniform")',
+    "MINUTES = 4000, 50e6, 15": "MINUTES = 40, 50e6, 60",
+    "num_tokens=600": "num_tokens=20",
+    "repeats=2": "repeats=1",
+    "max_decode_len=64": "max_decode_len=8",
     "compare(corrector, mistakes, options": "compare(corrector, mistakes[:1], options, repeats=1",
 }
 
@@ -89,8 +96,22 @@ def test_all_replacements_are_used():
     assert [long for long in SHORTER if long not in text] == []
 
 
+@pytest.fixture
+def public_hub(tmp_path, monkeypatch):
+    """Provides a Hub with tiny networks under the names of the public T5 1.0, for kernels."""
+    stand_ins = public_stand_ins.write(tmp_path / "stand_ins")
+    with serving() as running:
+        running.repositories = dict.fromkeys(PUBLIC, stand_ins / "t5-base")
+        running.repositories["google-t5/t5-small"] = stand_ins / "t5-small"
+        monkeypatch.setenv("HF_ENDPOINT", running.address)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        yield running
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_it_runs(name):
+def test_it_runs(name, request):
+    hub = request.getfixturevalue("public_hub") if name == "paper_on_colab" else None
     path = REPOSITORY / "notebooks" / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     assert SCRIPT["first_code_cell"](notebook).source == SCRIPT["FIRST_CELL"]
@@ -101,6 +122,10 @@ def test_it_runs(name):
     client.execute(env=dict(os.environ))
     shown = "\n".join(_texts(notebook))
     assert [text for text in SHOWN[name] if text not in shown] == []
+    if hub is not None:
+        target, draft = re.search(r"target (\S+), draft (\S+)", shown).groups()
+        weights = {file for file in hub.sent if file.endswith(".safetensors")}
+        assert weights == {f"{each}/model.safetensors" for each in (target, draft)}
 
 
 def _texts(notebook):

@@ -1,7 +1,6 @@
 """Item "public": pairs, what is refused before a download, measured stand-ins, and resumption.
 
-The stand-ins are tiny T5 1.0 networks of random weights, in the layouts of the Hugging Face Hub
-and of T5X's legacy checkpoints.
+The models are those of ``public_stand_ins``, and some in the layout of T5X's legacy checkpoints.
 """
 
 import json
@@ -15,15 +14,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from flax.traverse_util import unflatten_dict
 from huggingface_hub import constants
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.huggingface import hub
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.cli.main import main
-from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
@@ -32,10 +28,8 @@ from spec_t5x.labs.reproduction import public, public_measurements, public_pairs
 from spec_t5x.labs.reproduction.contents import Origin, ReproduceOptions
 from spec_t5x.labs.reproduction.public_pairs import built_in, paper_draft, read_pairs_file
 from spec_t5x.models import weights
-from spec_t5x.models.binding import expected_shapes
-from spec_t5x.models.t5 import T5Config
+from tests import public_stand_ins
 from tests.checkpoints.hub_server import serving
-from tests.conftest import ENGLISH, GERMAN
 
 LEGACY = Path(__file__).parents[2] / "checkpoints" / "data" / "t5x_legacy" / "checkpoint_7"
 # As the built-in pairs are named.
@@ -44,35 +38,8 @@ TARGET, DRAFT = "google-t5/t5-base", "google-t5/t5-small"
 
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory) -> Path:
-    """Provides ``t5-base``, ``t5-small``, ``other`` (another vocabulary) and ``ende.tsv``."""
-    root = tmp_path_factory.mktemp("stand_ins")
-    ours = train_sentencepiece(ENGLISH + GERMAN, root / "vocabularies" / "ours", 120)
-    other = train_sentencepiece(GERMAN, root / "vocabularies" / "other", 120)
-    for name, seed, spiece, layers in (
-        ("t5-base", 3, ours, 2),
-        ("t5-small", 4, ours, 1),
-        ("other", 5, other, 1),
-    ):
-        config = T5Config(
-            vocab_size=128,
-            emb_dim=16,
-            num_heads=2,
-            head_dim=8,
-            mlp_dim=32,
-            num_encoder_layers=layers,
-            num_decoder_layers=layers,
-        )
-        rng = np.random.default_rng(seed)
-        flat = {
-            path: rng.normal(scale=0.3, size=shape).astype(np.float32)
-            for path, shape in expected_shapes(config).items()
-        }
-        native = root / "native" / name
-        save_model(native, unflatten_dict(flat, sep="/"), config, spiece, dtype="float32")
-        convert(native, root / name, to="huggingface")
-    lines = [f"{source}\t{target}\n" for source, target in zip(ENGLISH, GERMAN, strict=False)]
-    (root / "ende.tsv").write_text("".join(lines[:4]), encoding="utf-8")
-    return root
+    """Provides the folder of ``public_stand_ins``."""
+    return public_stand_ins.write(tmp_path_factory.mktemp("stand_ins"))
 
 
 @pytest.fixture
