@@ -21,6 +21,7 @@ from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.errors import InputError, check_choice
+from spec_t5x.labs.training.growth import GROWING, check_growth, grown
 from spec_t5x.labs.training.layout import count_replicas
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
@@ -64,6 +65,7 @@ def train(
     optimizer: OptimizerOptions,
     options: TrainOptions,
     initial_checkpoint: str | None = None,
+    grow: bool = False,
     export_dtype: str = "bfloat16",
     metrics: MetricsOptions | None = None,
 ) -> TrainResult:
@@ -75,6 +77,7 @@ def train(
         data: text pairs, or lines for a model that has no source.
         initial_checkpoint: a model to start from, of any format, with the sizes of ``model``;
             its vocabulary is used.
+        grow: the checkpoint may be smaller; it grows to the sizes of ``model`` (``growth``).
         export_dtype: dtype of the exported parameters, 'bfloat16', 'float32' or 'int8'
             (``checkpoints.native.rounded``).
         metrics: options of scoring generated texts of held-out sources; None scores none.
@@ -91,7 +94,9 @@ def train(
             "leave train.metrics out"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    initial = load_initial(initial_checkpoint, data.vocabulary, model)
+    if grow and initial_checkpoint is None:
+        raise InputError("train.grow has no model to grow: give train.initial_checkpoint")
+    initial = load_initial(initial_checkpoint, data.vocabulary, model, grow=grow)
     vocabulary = initial.vocabulary if initial else data.own_vocabulary(directory, model.vocab_size)
     scorer = metrics and TextMetrics(
         sets=data.scored(vocabulary, metrics.examples),
@@ -154,9 +159,17 @@ def check_kind(config: ModelConfig, data: TrainingData, options: TrainOptions) -
 
 
 def load_initial(
-    name: str | None, vocabulary: VocabularyLike | None, model: ModelConfig
+    name: str | None,
+    vocabulary: VocabularyLike | None,
+    model: ModelConfig,
+    *,
+    grow: bool = False,
 ) -> LoadedModel | None:
-    """Loads the checkpoint ``name``, if any, in float32; raises if it has not ``model``'s sizes."""
+    """Loads the checkpoint ``name``, if any, in float32, and grows it to ``model``'s sizes.
+
+    Raises:
+        InputError: a setting of the checkpoint differs; with ``grow``, one that cannot grow.
+    """
     if name is None:
         return None
     loaded = load(name, vocabulary=vocabulary, dtype="float32")
@@ -165,15 +178,20 @@ def load_initial(
             f"{name} is a {type(loaded.config).__name__}, and the model to train a "
             f"{type(model).__name__}: give a checkpoint of its kind"
         )
+    # The training chooses dropout and dtype; they do not change the parameters.
+    free = ("dropout_rate", "dtype", *(GROWING if grow else ()))
     for field in dataclasses.fields(model):
         ours, theirs = getattr(model, field.name), getattr(loaded.config, field.name)
-        # The training chooses dropout and dtype; they do not change the parameters.
-        if ours != theirs and field.name not in ("dropout_rate", "dtype"):
+        if ours != theirs and field.name not in free:
             raise InputError(
                 f"{name} has {field.name} {theirs}, the model to train {ours}: make "
                 f"{type(model).__name__}.{field.name} {theirs}"
             )
-    return loaded
+    if not grow:
+        return loaded
+    check_growth(name, loaded.config, model)
+    params = grown(loaded.params, loaded.config, model)
+    return dataclasses.replace(loaded, params=params, config=model)
 
 
 def figures_of(result: TrainResult, with_perplexity: bool = False) -> dict[str, Any]:

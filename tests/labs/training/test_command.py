@@ -1,6 +1,7 @@
 """``spec-t5x train`` as its gin files say: a first training, and what it refuses."""
 
 import random
+import re
 
 import pytest
 
@@ -65,9 +66,24 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
     for change, message in (
         ({"DataOptions__vocabulary": f"{another}:0"}, "already holds a vocabulary"),
         ({"T5Config__mlp_dim": 24}, "make T5Config.mlp_dim 16"),
+        ({"T5Config__mlp_dim": 24, "train__grow": True}, "make T5Config.mlp_dim a multiple of 16"),
+        ({"train__grow": True, "train__initial_checkpoint": None}, "has no model to grow: give"),
     ):
         assert train(**from_it | change) == 2
         assert message in capfd.readouterr().err
+
+
+def test_a_training_grows_a_smaller_model(train, tmp_path, capfd):
+    assert train(TrainOptions__eval_period=3) == 0
+    before = re.findall(r"dev loss ([\d.]+)", capfd.readouterr().err)[-1]
+    small = tmp_path / "output" / "model"
+    large = {"OUTPUT_DIR": str(tmp_path / "large"), "train__initial_checkpoint": str(small)}
+    large |= {"T5Config__mlp_dim": 32, "T5Config__num_decoder_layers": 2, "train__grow": True}
+    # A rate at which a step changes nothing.
+    assert train(**large, OptimizerOptions__learning_rate=1e-12, TrainOptions__eval_period=3) == 0
+    after = re.findall(r"dev loss ([\d.]+)", capfd.readouterr().err)[-1]
+    assert float(after) == pytest.approx(float(before), abs=5e-3)
+    assert load(tmp_path / "large" / "model").config.mlp_dim == 32
 
 
 @pytest.mark.parametrize(
