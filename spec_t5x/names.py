@@ -10,6 +10,8 @@ VERIFIERS = ("token", "block", "coupled", "rejection", "multi", "tree")
 INT8 = "int8"
 INT4 = "int4"
 WEIGHTS = (AUTO, INT8, INT4)
+# Keys and values of the source: those of the network's type, or in int8.
+KV = (AUTO, INT8)
 # Types in which weights are stored on disk; "int8" only in this package's format.
 STORED_DTYPES = ("bfloat16", "float32")
 NATIVE_DTYPES = (*STORED_DTYPES, INT8)

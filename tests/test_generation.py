@@ -78,9 +78,10 @@ def message_of(function, *args, **kwargs) -> str:
 # --- loading and options -----------------------------------------------------
 
 
-def test_with_rounded_weights_the_text_is_that_of_the_rounded_target(tiny_pair):
-    options = DraftOptions(weights="int4")
-    rounded = Generator.load(tiny_pair / "target", tiny_pair / "draft", options, weights="int4")
+@pytest.mark.parametrize("kv", ["auto", "int8"])
+def test_with_rounded_weights_the_text_is_that_of_the_rounded_target(tiny_pair, kv):
+    options, directories = DraftOptions(weights="int4"), (tiny_pair / "target", tiny_pair / "draft")
+    rounded = Generator.load(*directories, options, weights="int4", kv=kv)
     for model in (rounded.target, rounded.draft.model):
         flat = flatten_dict(model.weights, is_leaf=lambda _, node: not isinstance(node, dict))
         leaves = [jax.tree.leaves(leaf)[0] for path, leaf in flat.items() if path[-1] == "kernel"]
@@ -131,10 +132,12 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
         ({"beams": 4, "temperature": 1.0}, "beams is 4 and temperature 1.0"),
         ({"beams": 2, "num_decodes": 3}, "num_decodes is 3 and beams 2"),
         ({"weights": "int3"}, "weights is 'int3': choose one of auto, int8, int4"),
+        ({"kv": "int4"}, "kv is 'int4': choose one of auto, int8"),
     ],
 )
 def test_options_that_cannot_be_are_refused_with_their_value(changes, expected):
-    assert expected in message_of(Models if "weights" in changes else GenerateOptions, **changes)
+    options = Models if {"weights", "kv"} & set(changes) else GenerateOptions
+    assert expected in message_of(options, **changes)
 
 
 # --- tokens and batches ------------------------------------------------------

@@ -5,7 +5,8 @@
 #   OUTPUT       gets STAGE.json (of laws: JUnit's XML) and STAGE.log; the same command continues
 #                with the stages that have none yet
 #   STAGE        flags laws_sampling laws_loops laws_drafts laws_models pairs table_2 xl_1 xl_8
-#                xl_32 xl_64 xl_128 xl_int8_1 xl_int8_32 xl_int8_128 (all of them, in this order)
+#                xl_32 xl_64 xl_128 xl_int8_1 xl_int8_32 xl_int8_128 xl_kv8_1 xl_kv8_32
+#                xl_kv8_128 (all of them, in this order)
 #   --minutes N  starts no stage after N minutes, stops the one that runs, and ends with status 75
 #   --tiny       every stage at small sizes, also on a CPU: a test of the script
 #
@@ -18,7 +19,7 @@ source "$(dirname "$0")/../setup_env.sh"
 help_flag "$@"
 minutes=100000 tiny="" output="" chosen=()
 STAGES=(flags laws_sampling laws_loops laws_drafts laws_models pairs table_2 xl_1 xl_8 xl_32 xl_64
-  xl_128 xl_int8_1 xl_int8_32 xl_int8_128)
+  xl_128 xl_int8_1 xl_int8_32 xl_int8_128 xl_kv8_1 xl_kv8_32 xl_kv8_128)
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) DRY_RUN=1 ;;
@@ -122,6 +123,7 @@ xl() { # ROWS FLAGS…
 measure() { # STAGE
   case $1 in
     xl_int8_*) xl "${1#xl_int8_}" "--gin.Models.weights='int8'" ;;
+    xl_kv8_*) xl "${1#xl_kv8_}" "--gin.Models.kv='int8'" ;;
     xl_*) xl "${1#xl_}" ;;
     laws_*) laws "${1#laws_}" ;;
     *) "$1" ;;

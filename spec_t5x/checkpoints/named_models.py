@@ -4,7 +4,7 @@ import dataclasses
 
 from spec_t5x import registry
 from spec_t5x.errors import InputError, check_choice
-from spec_t5x.names import AUTO, INT8, NO_DRAFT, WEIGHTS
+from spec_t5x.names import AUTO, INT8, KV, NO_DRAFT, WEIGHTS
 from spec_t5x.options import option
 
 DEFAULT_TARGET = "ende-target"
@@ -49,6 +49,12 @@ class Models:
         "matrices except embeddings, which changes the model",
         WEIGHTS,
     )
+    kv: str = option(
+        AUTO,
+        "type of the source's keys and values in the target's cache; auto is dtype, int8 rounds "
+        "them, which changes the model",
+        KV,
+    )
     draft_weights: str = option(AUTO, "precision of a draft model's weights", WEIGHTS)
     draft_temperature: float | None = option(
         None, "temperature of the draft, with draft_top_k and draft_top_p (default: as the target)"
@@ -62,8 +68,8 @@ class Models:
         for name, kind in texts.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
-        for name in ("weights", "draft_weights"):
-            check_choice(name, getattr(self, name), WEIGHTS)
+        for name, known in {"weights": WEIGHTS, "draft_weights": WEIGHTS, "kv": KV}.items():
+            check_choice(name, getattr(self, name), known)
         if self.draft_temperature is None and (self.draft_top_k or self.draft_top_p):
             raise InputError(
                 f"draft_top_k is {self.draft_top_k} and draft_top_p {self.draft_top_p} without "

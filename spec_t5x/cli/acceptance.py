@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     find_models(models.target, names)
     draft_options = models.draft_options()
     target = load(models.target, dtype=draft_options.dtype, vocabulary=models.vocabulary)
-    generator = Generator.of(target, models.weights)
+    generator = Generator.of(target, models.weights, kv=models.kv)
     texts = args.text or _texts(source, options, generator)
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
     with Progress("tokens") as progress:

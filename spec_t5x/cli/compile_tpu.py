@@ -4,7 +4,7 @@ import argparse
 
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
-from spec_t5x.names import WEIGHTS
+from spec_t5x.names import KV, WEIGHTS
 
 HELP = "compile for a TPU on a machine without one: memory, costs, predicted speed-up"
 
@@ -15,6 +15,7 @@ _FLAGS = {
     ),
     "target": ("SIZE", "published size of the target (default: t5_1_1_xxl)"),
     "weights": (WEIGHTS, "type of the target's weights; auto is bfloat16 (default: auto)"),
+    "kv": (KV, "type of the source's keys and values; auto is bfloat16 (default: auto)"),
     "draft": (
         ["SIZE"],
         "published size of the draft; or int8 or int4 (the target's weights rounded), eagle or "

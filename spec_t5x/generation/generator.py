@@ -55,6 +55,7 @@ class Generator(BatchDecoder):
         shardings: Shardings | None = None,
         weights: str = AUTO,
         task: str | None = None,
+        kv: str = AUTO,
     ) -> "Generator":
         """Reads checkpoints: directories, the names of packaged models, or of the Hugging Face Hub.
 
@@ -74,6 +75,8 @@ class Generator(BatchDecoder):
             rounded model; "auto" reads the checkpoint's format.
           task: name of the decoding settings in the target's config.json
             (``task_specific_params``).
+          kv: "int8" rounds the keys and values of the source that the target's cache has, with a
+            scale for each head and position, and outputs are those of that model.
 
         Raises:
           InputError: a checkpoint that cannot be found, downloaded or read, or a draft whose
@@ -96,7 +99,7 @@ class Generator(BatchDecoder):
             shardings=shardings,
             for_decoding=True,
         )
-        generator = cls.of(loaded, weights, task)
+        generator = cls.of(loaded, weights, task, kv)
         if not drafts:
             return generator
         # The parameters are held once, as the model has them.
@@ -107,13 +110,16 @@ class Generator(BatchDecoder):
     def load_named(cls, models: Models, **options) -> "Generator":
         """Loads the models that a command names; ``options`` are further arguments of ``load``."""
         named = models.target, models.draft_name(), models.draft_options(), models.vocabulary
-        return cls.load(*named, weights=models.weights, task=models.task, **options)
+        of_target = {"weights": models.weights, "task": models.task, "kv": models.kv}
+        return cls.load(*named, **of_target, **options)
 
     @classmethod
-    def of(cls, target: LoadedModel, weights: str = AUTO, task: str | None = None) -> "Generator":
-        """Makes a generator without a draft; ``weights`` and ``task`` are as in ``load``."""
+    def of(
+        cls, target: LoadedModel, weights: str = AUTO, task: str | None = None, kv: str = AUTO
+    ) -> "Generator":
+        """Makes a generator without a draft; the other arguments are as in ``load``."""
         return cls(
-            target=target.bind(weights),
+            target=target.bind(weights, kv),
             vocabulary=target.vocabulary,
             max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
             defaults=_defaults(target, task),

@@ -20,7 +20,7 @@ from jax import lax
 
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models import cache as cache_lib
-from spec_t5x.models.cache import Cache, KeysValues
+from spec_t5x.models.cache import Cache, KeysValues, RoundedHeads
 from spec_t5x.models.layers import Dense, GemmaNorm, dropout, fan_in_normal
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Bool, Float, Float32, Int
@@ -32,7 +32,7 @@ MASKED = -1e10
 LARGE_SCORES, FEWEST_QUERIES = 1 << 28, 128
 
 # Keys, values, and the bias that is added to the queries' scores over them.
-Source = tuple[Array, Array, Array]
+Source = tuple[Array | RoundedHeads, Array | RoundedHeads, Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +176,10 @@ class Attention(nn.Module):
     def _scores(self, queries, keys):
         # Plain matmuls, row by column: an einsum straight to the layout wanted below
         # swaps the operands, for which XLA's CPU backend has no fast kernel.
+        keys, scales = _operand(keys, queries.dtype)
         grouped, ungroup = _by_group(queries, keys)
         scores = jnp.matmul(grouped, keys.swapaxes(2, 3), preferred_element_type=jnp.float32)
+        scores = scores * scales
         cap = self.traits.softcap
         return ungroup(cap * jnp.tanh(scores / cap) if cap else scores)
 
@@ -260,8 +262,19 @@ class Attention(nn.Module):
 
 def _read(weights, values):
     """Returns each query's sum of the values, weighted by its attention weights."""
+    values, scales = _operand(values, weights.dtype)
     grouped, ungroup = _by_group(weights, values)
-    return ungroup(jnp.matmul(grouped, values))
+    return ungroup(jnp.matmul(grouped * scales, values))
+
+
+def _operand(heads: Array | RoundedHeads, dtype) -> tuple[Array, Array | float]:
+    """Returns keys or values as an operand of a product, and the factors of their positions.
+
+    XLA widens int8 as it reads the operand, so that no wider copy is stored.
+    """
+    if isinstance(heads, RoundedHeads):
+        return heads.values.astype(dtype), heads.scales
+    return heads, 1.0
 
 
 def _by_group(

@@ -61,15 +61,16 @@ def network_of(config: ModelConfig) -> nn.Module:
     return family_of(config).model.network(config)
 
 
-def bind(params: PyTree, config: ModelConfig, weights: str = AUTO) -> Model:
+def bind(params: PyTree, config: ModelConfig, weights: str = AUTO, kv: str = AUTO) -> Model:
     """Binds parameters to their configuration as the loops' ``Target``.
 
     Args:
       params: the parameters of the network.
       config: the network's configuration.
       weights: "auto" keeps the parameters' precision, "int8" and "int4" round the matrices.
+      kv: as in ``CachedModel.with_kv``.
     """
-    model = family_of(config).model.create(params, config)
+    model = family_of(config).model.create(params, config).with_kv(kv)
     return model if weights == AUTO else model.rounded(BITS[weights])
 
 

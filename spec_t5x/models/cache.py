@@ -21,7 +21,7 @@ from spec_t5x.interfaces import Nodes
 from spec_t5x.loops.refill import Move
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.sampling.distributions import write_rows
-from spec_t5x.types import Array, Bool, Float, Int
+from spec_t5x.types import Array, Bool, Float, Int, Integer
 
 # Logical axes of a layer's keys and values.
 AXES = ("batch", "heads", "length", "kv")
@@ -36,12 +36,34 @@ class KeysValues:
 
 
 @flax.struct.dataclass
+class RoundedHeads:
+    """Keys or values of sources in int8, with a scale for each head and position."""
+
+    values: Integer[Array, "inputs heads source head_dim"]
+    scales: Float[Array, "inputs heads 1 source"]
+
+    @classmethod
+    def of(cls, heads: Float[Array, "inputs heads source head_dim"]) -> "RoundedHeads":
+        """Rounds keys or values so that the largest magnitude of each scale becomes 127."""
+        largest = jnp.max(jnp.abs(heads), axis=-1, keepdims=True)
+        scales = jnp.where(largest == 0, 1, largest / 127).astype(heads.dtype)
+        # A scale in bfloat16 may be too small by a rounding error.
+        values = jnp.clip(jnp.round(heads.astype(jnp.float32) / scales), -127, 127)
+        return cls(values.astype(jnp.int8), scales.swapaxes(2, 3))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the values."""
+        return self.values.shape
+
+
+@flax.struct.dataclass
 class LayerCache(KeysValues):
     """Keys and values of one decoder layer that also attends to a source."""
 
     # Keys and values of the source, computed once for an input and only read afterwards.
-    cross_keys: Float[Array, "inputs heads source head_dim"]
-    cross_values: Float[Array, "inputs heads source head_dim"]
+    cross_keys: Float[Array, "inputs heads source head_dim"] | RoundedHeads
+    cross_values: Float[Array, "inputs heads source head_dim"] | RoundedHeads
 
 
 class Cache:
@@ -121,6 +143,17 @@ class DecoderCache(Cache):
         """Returns the cache with each row repeated ``times`` times; copies share the source."""
         repeated = self.map(lambda cached: jnp.repeat(cached, times, axis=0))
         return repeated.at(jnp.repeat(self.lengths, times))
+
+    def with_rounded_source(self) -> "DecoderCache":
+        """Returns the cache with the sources' keys and values in int8."""
+        layers = (
+            layer.replace(
+                cross_keys=RoundedHeads.of(layer.cross_keys),
+                cross_values=RoundedHeads.of(layer.cross_values),
+            )
+            for layer in self.layers
+        )
+        return self.replace(layers=tuple(layers))
 
     def insert_rows(self, new: "DecoderCache", move: Move) -> "DecoderCache":
         """Returns the cache after ``move`` of an input of ``new``, whose source may be shorter."""

@@ -9,11 +9,13 @@ import flax.struct
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.operations import XLA, Operations, pack
 from spec_t5x.models import weights as weights_lib
 from spec_t5x.models.cache import Cache, DecoderOnlyCache
 from spec_t5x.models.logical_axes import constrain
+from spec_t5x.names import AUTO, KV
 from spec_t5x.types import Array, Float, Float32, Int, PyTree
 
 
@@ -32,6 +34,8 @@ class CachedModel:
     operations: Operations = flax.struct.field(pytree_node=False, default=XLA)
     # Whether ``score`` writes to another model's cache, the layout of which must not change.
     in_targets_cache: bool = flax.struct.field(pytree_node=False, default=False)
+    # Type of the source's keys and values, of ``names.KV``.
+    kv: str = flax.struct.field(pytree_node=False, default=AUTO)
 
     # Class of ``module``.
     network: ClassVar[type[nn.Module]]
@@ -53,6 +57,17 @@ class CachedModel:
         """Returns a model with matrices in 8 or 4 bits; its logits differ from this model's."""
         tied = self.config.logits_via_embedding
         return self.replace(weights=weights_lib.rounded(self.weights, bits, tied=tied))
+
+    def with_kv(self, kv: str) -> "CachedModel":
+        """Returns a model whose caches have the source's keys and values in a type of ``names.KV``.
+
+        Raises:
+          InputError: an unknown type, or "int8" for a model that attends to no source.
+        """
+        check_choice("kv", kv, KV)
+        if kv != AUTO and not self.config.has_source:
+            raise InputError(f"kv is {kv!r} and the model has no source: leave kv out")
+        return self.replace(kv=kv)
 
     @property
     def params(self) -> PyTree:

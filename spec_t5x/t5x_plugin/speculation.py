@@ -6,6 +6,7 @@ from collections.abc import Callable
 from t5x import models, partitioning
 
 from spec_t5x.errors import InputError
+from spec_t5x.names import AUTO
 from spec_t5x.t5x_plugin.drafts import DraftSource
 from spec_t5x.t5x_plugin.remaking import remade
 from spec_t5x.t5x_plugin.speculative_model import (
@@ -37,6 +38,7 @@ def speculate(
     c: float | None = None,
     position: float = 0.0,
     partitioner: Callable[[], partitioning.PjitPartitioner] | None = None,
+    kv: str = AUTO,
 ) -> SpeculativeEncoderDecoderModel | SpeculativeDecoderOnlyModel:
     """Returns a copy of a T5X model that decodes with a draft.
 
@@ -54,6 +56,8 @@ def speculate(
       position: time that one more position adds to a target call, in target steps.
       partitioner: makes the launch's partitioner, as ``@partitioning.PjitPartitioner`` does in
         gin. Without it, the mesh must divide the draft's heads (``placing``).
+      kv: "int8" rounds the source's keys and values in the target's cache
+        (``CachedModel.with_kv``): texts are those of that model. Losses stay the given model's.
 
     Raises:
       InputError: a model that overrides decoding, or settings that do not fit.
@@ -70,5 +74,5 @@ def speculate(
     if not isinstance(lenience, numbers.Real):
         raise InputError(f"lenience is {lenience!r}: give a number above 0, at most 1")
     chosen = make_verifier(verifier, lenience=lenience, widths=widths)
-    made.set_up(draft, gamma, chosen, c, position, partitioner)
+    made.set_up(draft, gamma, chosen, c, position, partitioner, kv)
     return made

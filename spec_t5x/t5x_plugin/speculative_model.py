@@ -66,11 +66,14 @@ class SpeculativeModel:
         c: float | None = None,
         position: float = 0.0,
         make_partitioner: Callable[[], partitioning.PjitPartitioner] | None = None,
+        kv: str = AUTO,
     ) -> None:
         """Sets the attributes that the stock model lacks; ``speculate`` describes the arguments."""
         check_draft(draft)
         check_pace(gamma, c, position)
-        self._network = self._make_network()
+        self._network, self._kv = self._make_network(), kv
+        # Checks ``kv``.
+        self._target({})
         self._draft, self._gamma, self._verifier = draft, gamma, verifier
         self._make_partitioner = make_partitioner
         self._costs = None
@@ -81,7 +84,7 @@ class SpeculativeModel:
         # Checks settings before a checkpoint is restored; lengths are known once there is a batch.
         self._check_settings(read_settings(self.decode_fn, None, None, 1, sys.maxsize))
         pays = "" if c is None else f" at most, c {c:g}"
-        self._summary = f"draft {draft}, gamma {gamma}{pays}, verifier {verifier}"
+        self._summary = f"draft {draft}, gamma {gamma}{pays}, verifier {verifier}, kv {kv}"
 
     @property
     def draft_source(self) -> DraftSource:
@@ -167,7 +170,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         return Transformer(t5_config(self.module))
 
     def _target(self, params: PyTree) -> T5Model:
-        return T5Model(weights=params, module=self._network)
+        return T5Model(weights=params, module=self._network).with_kv(self._kv)
 
     def _check_settings(self, settings: SampleSettings | BeamSettings) -> None:
         if isinstance(settings, BeamSettings) and self._gamma and not self._draft.searches:
@@ -257,9 +260,9 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
         return DecoderOnlyTransformer(decoder_only_config(self.module))
 
     def _target(self, params: PyTree) -> DecoderOnlyModel:
-        return DecoderOnlyModel(
-            weights=params, module=self._network, prefix_lm=self._inputs_bidirectional_attention
-        )
+        prefix_lm = self._inputs_bidirectional_attention
+        model = DecoderOnlyModel(weights=params, module=self._network, prefix_lm=prefix_lm)
+        return model.with_kv(self._kv)
 
     def _check_settings(self, settings: SampleSettings | BeamSettings) -> None:
         if isinstance(settings, BeamSettings):

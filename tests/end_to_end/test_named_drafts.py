@@ -16,10 +16,16 @@ TEXTS = ["a green bird sings", "My sister reads a book", "Es regnet", "cat table
 OPTIONS = GenerateOptions(gamma=2, max_decode_len=12, batch_size=2)
 
 
+@pytest.fixture(scope="module", params=["auto", "int8"])
+def kv(request):
+    """Provides the type of the source's keys and values."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def plain(drafts_of_pair):
+def plain(drafts_of_pair, kv):
     """Decodes the texts with the target alone."""
-    generator = Generator.load(drafts_of_pair / "target")
+    generator = Generator.load(drafts_of_pair / "target", kv=kv)
     tokens = tokens_of(generator, dataclasses.replace(OPTIONS, batch_size=len(TEXTS)))
     assert len({len(each) for each in tokens}) > 1 and len(set(map(tuple, tokens))) == len(TEXTS)
     return tokens
@@ -30,7 +36,7 @@ def tokens_of(generator, options=OPTIONS):
 
 
 @pytest.fixture(scope="module")
-def runs(drafts_of_pair, tmp_path_factory):
+def runs(drafts_of_pair, kv, tmp_path_factory):
     """Runs ``infer`` on 2 x 2 devices, with each draft, twice; and returns JAX's cache, too."""
     source = tmp_path_factory.mktemp("inputs") / "lines.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
@@ -40,6 +46,7 @@ def runs(drafts_of_pair, tmp_path_factory):
         "gamma": OPTIONS.gamma,
         "max_decode_len": OPTIONS.max_decode_len,
         "batch_size": OPTIONS.batch_size,
+        "kv": kv,
     }
     flags = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
     program = "inference/every_draft_program.py", drafts_of_pair, *flags
@@ -48,8 +55,8 @@ def runs(drafts_of_pair, tmp_path_factory):
 
 
 @every_named_draft
-def test_generate_writes_the_targets_text(draft, drafts_of_pair, plain):
-    generator = Generator.load(drafts_of_pair / "target", named(draft, drafts_of_pair))
+def test_generate_writes_the_targets_text(draft, drafts_of_pair, kv, plain):
+    generator = Generator.load(drafts_of_pair / "target", named(draft, drafts_of_pair), kv=kv)
     assert tokens_of(generator) == plain
 
 

@@ -59,11 +59,13 @@ PAIRS = [
     *itertools.product(("copy",), [n for n in VERIFIERS if n not in ("block", *DEFAULT_WIDTHS)]),
     ("eagle", "tree"),
 ]
+# With the source in int8 each draft and each verifier once, and the loops of trees.
+IN_INT8 = [pair for pair in PAIRS if pair[0] != "copy" or pair[1] == "block"]
 # Rules of decoding change logits, not verification: every verifier, each with another draft.
 RULED = [("transformer", "block"), ("copy", "token"), ("ngram", "coupled"), ("eagle", "tree")]
 RULED += [("early exit", "rejection"), ("transformer", "multi")]
 # The probability that chance alone fails one of all the tests is ``CHANCE``.
-THRESHOLD = CHANCE / (2 * len(PAIRS))
+THRESHOLD = CHANCE / (3 * len(PAIRS))
 
 
 def num_layers(draft):
@@ -110,6 +112,19 @@ class FewBytes(ByteVocabulary):
     vocab_size = VOCAB
 
 
+def round_source(theirs):
+    """Makes transformers' model round the keys and values of a source to int8."""
+
+    def rounded(module, inputs, output):
+        heads = output.unflatten(-1, (-1, theirs.config.d_kv))
+        scales = heads.abs().amax(-1, keepdim=True) / 127
+        return ((heads / scales).round() * scales).flatten(-2)
+
+    for name, module in theirs.named_modules():
+        if name.endswith(("EncDecAttention.k", "EncDecAttention.v")):
+            module.register_forward_hook(rounded)
+
+
 def law(model, directory, **options):
     """Writes a T5 for transformers; returns its ``law_of``."""
     stored = StoredModel.of_params(directory, model.params, model.config, FewBytes())
@@ -117,13 +132,14 @@ def law(model, directory, **options):
     return law_of(directory, **options)
 
 
-def law_of(directory, processors=lambda ids, logits: logits):
+def law_of(directory, processors=lambda ids, logits: logits, change=lambda theirs: None):
     """Computes the probability of every text ``[sources, first, second, third token]``.
 
     Tokens after the end of a text are 0, as in the loop's output. ``processors`` are
-    transformers' logits processors.
+    transformers' logits processors; ``change`` may change transformers' model.
     """
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory).double().eval()
+    change(theirs)
     prefixes = torch.tensor([[0, *prefix] for prefix in np.ndindex(VOCAB, VOCAB)])
     texts = np.zeros((len(SOURCES), VOCAB, VOCAB, VOCAB))
     for index, source in enumerate(torch.tensor(SOURCES)):
@@ -189,6 +205,23 @@ def test_texts_follow_the_law_of_transformers(laws, draft, verifier_name):
     assert accepted > 0 or (draft, verifier_name) == ("copy", "rejection")
     assert accepted < np.sum(decoded.stats.proposed)
     assert p_value(laws[num_layers(draft)], decoded) > THRESHOLD
+
+
+@pytest.fixture(scope="module")
+def laws_in_int8(tmp_path_factory):
+    """Computes the laws of targets with keys and values of the source in int8."""
+    return {
+        layers: law(target(layers), tmp_path_factory.mktemp("int8"), change=round_source)
+        for layers in (1, DEEP)
+    }
+
+
+@pytest.mark.parametrize(("draft", "verifier_name"), IN_INT8)
+def test_texts_follow_the_law_of_a_source_in_int8(laws_in_int8, draft, verifier_name):
+    layers = num_layers(draft)
+    decoded = decode_with(target(layers).with_kv("int8"), made(draft), verifier_name)
+    assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)
+    assert p_value(laws_in_int8[layers], decoded) > THRESHOLD
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ def _axes(spec: PartitionSpec) -> list:
     return list(spec)[: max((i + 1 for i, axis in enumerate(spec) if axis), default=0)]
 
 
-def main(big: ModelConfig, small: ModelConfig, speculate: bool) -> dict:
+def main(big: ModelConfig, small: ModelConfig, speculate: bool, kv: str = "auto") -> dict:
     params = random_params(big)
     # The draft is the target without its last layer.
     flat = flatten_dict(params, sep="/")
@@ -90,19 +90,20 @@ def main(big: ModelConfig, small: ModelConfig, speculate: bool) -> dict:
     keys = jax.random.split(jax.random.key(2), BATCH)
     rows = (sources, np.zeros((BATCH, 1), np.int32), keys, SETTINGS)
 
-    target = T5Model.create(params, big)
+    target = T5Model.create(params, big).with_kv(kv)
     draft = TransformerDraft(T5Model.create(draft_params, small)) if speculate else None
     alone = decode(target, draft, rows)[1]
     plain = decode(target, None, rows)[1] if speculate else alone
 
     mesh = partitioning.make_mesh(data=2, model=4)
     with partitioning.partitioned(mesh):
-        target = T5Model.create(partitioning.shard_params(params, big, mesh), big)
+        target = T5Model.create(partitioning.shard_params(params, big, mesh), big).with_kv(kv)
         draft_params = partitioning.shard_params(draft_params, small, mesh)
         if speculate:
             draft = TransformerDraft(T5Model.create(draft_params, small))
         spread = tuple(partitioning.shard_batch(row, mesh) for row in rows)
         program, on_mesh = decode(target, draft, spread)
+        cache = jax.jit(lambda target, inputs: target.prefill(inputs, LENGTH))(target, spread[0])
 
     takes = program.input_shardings[0]
     return {
@@ -112,6 +113,7 @@ def main(big: ModelConfig, small: ModelConfig, speculate: bool) -> dict:
         "target": shardings(takes[0].params, partitioning.param_shardings(big, mesh)),
         "draft": speculate
         and shardings(takes[1].model.params, partitioning.param_shardings(small, mesh)),
+        "source": [_axes(a.sharding.spec) for a in jax.tree.leaves(cache.layers[0].cross_keys)],
         "rows": [_axes(sharding.spec) for sharding in takes[2:4]],
         "gathered": re.findall(r"= (\w+\[[\d,]+\])\S* all-gather\(", program.as_text()),
     }
@@ -124,5 +126,6 @@ if __name__ == "__main__":
     found = {
         "4": main(config(4, 2), config(4, 1), speculate=True),
         "6": main(config(6, 2), config(6, 1), speculate=False),
+        "4 in int8": main(config(4, 2), config(4, 1), speculate=True, kv="int8"),
     }
     print(json.dumps(found))

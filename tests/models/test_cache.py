@@ -24,13 +24,14 @@ MODELS = {
     "t5": lambda: tiny_t5(2, num_decoder_layers=2),
     "umt5": lambda: tiny_t5(2, num_decoder_layers=2, relpos_per_layer=True),
 }
+IN_INT8 = {"t5, source in int8": lambda: tiny_t5(2, num_decoder_layers=2).with_kv("int8")}
 # One program for each size of chunk.
 SCORE = jax.jit(lambda model, cache, tokens: model.score(cache, tokens)[::2])
 
 
 @functools.cache
 def model(name="t5"):
-    return MODELS[name]()
+    return (MODELS | IN_INT8)[name]()
 
 
 @functools.cache
@@ -51,7 +52,7 @@ def test_a_write_replaces_exactly_its_positions(batch, new):
     np.testing.assert_array_equal(written, expected)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *IN_INT8])
 def test_its_calls_agree_with_one_another(name):
     """In blocks of any size, after rollbacks of refused tokens, in trees, in repeated rows."""
     check_target(model(name), SOURCES)
@@ -98,3 +99,46 @@ def test_rows_of_one_source_share_its_keys_and_values():
     for layer, before in zip(shared.layers, cache.layers, strict=True):
         assert layer.cross_keys is before.cross_keys and layer.cross_values is before.cross_values
         assert layer.keys.shape[0] == layer.values.shape[0] == BATCH * 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_scale_in_int8_is_of_one_head_and_position(dtype):
+    numbers = RNG.normal(size=(2, 3, 5, 16)) * 10.0 ** RNG.integers(-3, 3, (2, 3, 5, 1))
+    heads = jnp.asarray(numbers, dtype).at[0, 0, 0].set(0)
+    rounded = jax.jit(cache_lib.RoundedHeads.of)(heads)
+    assert rounded.values.dtype == jnp.int8 and rounded.shape == heads.shape
+    assert rounded.scales.dtype == heads.dtype and rounded.scales.shape == (2, 3, 1, 5)
+    # The largest is 127 steps, give or take the rounding of a scale in bfloat16.
+    largest = np.abs(np.asarray(rounded.values, np.int32)).max(axis=-1)
+    assert largest[0, 0, 0] == 0 and largest.reshape(-1)[1:].min() > 125
+    scales = np.asarray(rounded.scales, np.float64).swapaxes(2, 3)
+    off = np.abs(np.asarray(rounded.values) * scales - np.asarray(heads, np.float64))
+    assert np.all(off <= scales * (0.5001 if dtype == "float32" else 0.8))
+
+
+def test_numbers_that_are_not_finite_are_not_hidden_by_rounding():
+    heads = jnp.ones((1, 1, 3, 4)).at[0, 0, 0, 1].set(jnp.nan).at[0, 0, 1, 2].set(jnp.inf)
+    rounded = cache_lib.RoundedHeads.of(heads)
+    products = rounded.values.sum(-1) * rounded.scales[:, :, 0]
+    np.testing.assert_array_equal(np.isfinite(products), [[[False, False, True]]])
+
+
+def test_a_source_in_int8_is_read_as_its_numbers_times_their_scales():
+    """The logits are those of a cache of wide numbers, and not those of the target's own."""
+    (name,) = IN_INT8
+    cache, own = empty_cache(name), empty_cache()
+
+    def widened(rounded):
+        return rounded.values * rounded.scales.swapaxes(2, 3)
+
+    layers = tuple(
+        layer.replace(
+            cross_keys=widened(layer.cross_keys), cross_values=widened(layer.cross_values)
+        )
+        for layer in cache.layers
+    )
+    found, wide, exact = (
+        SCORE(model(name), each, TEXTS)[0] for each in (cache, cache.replace(layers=layers), own)
+    )
+    np.testing.assert_allclose(found, wide, atol=5e-5)
+    assert 1e-3 < np.median(np.abs(found - exact)) < 0.1

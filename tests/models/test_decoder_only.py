@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import prefill
 from spec_t5x.loops.speculative import speculative_decode
@@ -82,3 +83,8 @@ def test_speculative_text_is_the_plain_text():
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     np.testing.assert_allclose(found.scores, plain.scores, atol=1e-3)
     assert len(np.unique(np.asarray(plain.tokens).reshape(-1, LENGTH), axis=0)) > 2
+
+
+def test_it_has_no_source_whose_keys_could_be_rounded():
+    with pytest.raises(InputError, match="kv is 'int8' and the model has no source: leave kv out"):
+        model(num_layers=1).with_kv("int8")

@@ -28,7 +28,7 @@ def on_8_devices(found):
     return found["4"]
 
 
-@pytest.mark.parametrize("case", ["4"])
+@pytest.mark.parametrize("case", ["4", "4 in int8"])
 def test_the_text_is_that_of_one_device(found, case):
     plain, speculative = found[case]["plain"], found[case]["alone"]
     assert found[case]["on_mesh"] == speculative
@@ -52,11 +52,17 @@ def test_no_parameter_is_replicated_that_the_rules_shard(on_8_devices, model):
     assert shardings["encoder/relpos_bias/rel_embedding"][0] == ["model"]
 
 
-def test_rows_are_spread_and_caches_stay_where_they_are(on_8_devices):
-    assert on_8_devices["rows"] == [["data"], ["data"]]
+@pytest.mark.parametrize("case", ["4", "4 in int8"])
+def test_rows_are_spread_and_caches_stay_where_they_are(found, case):
+    assert found[case]["rows"] == [["data"], ["data"]]
     # Logits alone are gathered: those of the draft's one or two, and of gamma + 1 tokens.
-    for array in on_8_devices["gathered"]:
+    for array in found[case]["gathered"]:
         assert array.endswith(",64]"), array
+
+
+def test_scales_of_a_source_in_int8_are_sharded_as_its_heads(found):
+    values, scales = ["data", "model"], ["data", "model"]
+    assert found["4 in int8"]["source"] == [values, scales]
 
 
 def test_heads_that_do_not_divide_stay_whole_and_text_the_same(found):

@@ -9,6 +9,7 @@ pytest.importorskip("t5x.models", reason="needs T5X")
 import gin
 import seqio
 
+from spec_t5x.errors import InputError
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
 from spec_t5x.models.sizes import size
 from spec_t5x.t5x_plugin.networks import t5_config
@@ -65,6 +66,12 @@ def test_decoder_only_gin_makes_the_twin(made):
     assert isinstance(model, SpeculativeDecoderOnlyModel)
     assert isinstance(draft.config, DecoderOnlyConfig)
     assert (draft.config.num_layers, model._network.config.num_layers) == (1, 2)
+
+
+def test_a_decoder_alone_has_no_source_to_round(made):
+    launch = DECODER_ONLY_LAUNCH + 'KV = "int8"'
+    with pytest.raises(InputError, match="kv is 'int8' and the model has no source: leave kv out"):
+        made(["speculate", "decoder_only"], launch)("MODEL")
 
 
 def test_a_model_of_a_published_size(made):

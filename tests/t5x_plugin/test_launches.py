@@ -57,6 +57,21 @@ def test_infer_writes_what_stock_t5x_writes(launches, temperature, verifier, for
     assert len({line["prediction"] for line in found}) > 1
 
 
+def test_with_the_source_in_int8_a_draft_on_several_devices_keeps_the_text(launches):
+    files = ["model_0.0.gin", INFER, "draft.gin"]
+    macros = {"DRAFT_CHECKPOINT_PATH": launches.checkpoint("draft_orbax"), "KV": "int8"}
+    plain = launches.infer(files, GAMMA=0, **macros)
+    found = launches.infer(files, GAMMA=3, devices=4, **macros, **MODEL_PARALLEL)
+    assert ", kv int8" in launches.log
+    assert [line["prediction"] for line in found] == [line["prediction"] for line in plain]
+    assert sum(line["aux"]["accepted"] for line in found) > 0
+    # Another model than T5X's.
+    scores, theirs = (
+        [line["aux"]["scores"] for line in lines] for lines in (plain, launches.stock(0.0))
+    )
+    assert not np.allclose(scores, theirs, atol=1e-3)
+
+
 def test_eval_writes_metrics_and_acceptance(launches):
     output = launches.output(
         "eval",

@@ -172,6 +172,20 @@ def test_beam_search_finds_what_t5xs_does(num_decodes, params, prompted):
         )
 
 
+@pytest.mark.parametrize("decode_fn", [decoding.temperature_sample, decoding.beam_search])
+def test_with_the_source_in_int8_the_text_is_that_of_gamma_0(decode_fn):
+    searching, options = make_pair("1.1", decode_fn=decode_fn), {"num_decodes": 2}
+    if decode_fn is decoding.temperature_sample:
+        options = {"decoder_params": GREEDY}
+    found = {}
+    for gamma, kv in ((0, "int8"), (2, "int8"), (2, "auto")):
+        model, params = searching.speculative(gamma=gamma, kv=kv)
+        found[gamma, kv] = predict(model, params, make_batch(6), **options)
+    (texts, aux), (plain, _), (_, of_auto) = found[2, "int8"], found[0, "int8"], found[2, "auto"]
+    np.testing.assert_array_equal(texts, plain)
+    assert not np.allclose(aux["scores"], of_auto["scores"], atol=TOLERANCE)
+
+
 def test_settings_bound_by_a_partial_and_by_gin_hold():
     bound = functools.partial(decoding.temperature_sample, temperature=1.0, topk=0)
     assert_same(make_pair("1.1", bound), make_batch(3), {"verifier": "coupled"}, rng=KEY)
@@ -359,6 +373,7 @@ MISTAKES = [
     ("verifier", ["block"], r"verifier is \['block'\]: choose one of"),
     ("lenience", "0.5", "lenience is '0.5': give a number"),
     ("lenience", 2.0, "lenience is 2.0: give a number"),
+    ("kv", "int4", "kv is 'int4': choose one of auto, int8"),
     ("widths", 4, r"widths is 4: give a list, as in \(4,\)"),
     (
         "draft",

@@ -41,9 +41,9 @@ class LoadedModel:
     # "int8" or "int4" if the matrices were rounded before they were stored, else "auto".
     weights: str = AUTO
 
-    def bind(self, weights: str = AUTO) -> Model:
-        """Returns the network with its parameters; "int8" or "int4" rounds its matrices."""
-        return bind(self.params, self.config, self.weights if weights == AUTO else weights)
+    def bind(self, weights: str = AUTO, kv: str = AUTO) -> Model:
+        """Returns the network with its parameters; arguments as for ``models.binding.bind``."""
+        return bind(self.params, self.config, self.weights if weights == AUTO else weights, kv)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

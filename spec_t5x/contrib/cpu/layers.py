@@ -2,7 +2,8 @@
 
 ``intercept`` replaces the methods in ``BLOCKS`` (see ``flax.linen.intercept_methods``) in networks
 whose weights are packed in panels. The network itself computes attention with traits beyond T5's,
-a scale and biases, although its query, key, value and output maps are products with panels.
+a scale and biases, and to a source in int8, although its query, key, value and output maps are
+products with panels.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from spec_t5x.contrib.cpu import calls
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import Attention, NewTokens, PairBias, Traits
-from spec_t5x.models.cache import KeysValues, LayerCache
+from spec_t5x.models.cache import KeysValues, LayerCache, RoundedHeads
 from spec_t5x.models.layers import Dense, RMSNorm, activated
 from spec_t5x.models.t5 import DecoderLayer, Layer, SelfAttentionLayer
 from spec_t5x.types import Array
@@ -69,7 +70,7 @@ def _attend_to_source(
     plain: Callable, layer: DecoderLayer, states: Array, cache: LayerCache, cross_bias: Array
 ) -> Array:
     attention = layer.encoder_decoder_attention
-    if not _is_plain(attention.traits):
+    if not _is_plain(attention.traits) or isinstance(cache.cross_keys, RoundedHeads):
         return plain(states, cache, cross_bias)
     maps = _matrix(attention.query), _matrix(attention.out)
     # The bias masks the source's padding, so it is the same for all heads and queries.

@@ -13,20 +13,24 @@ from flax.traverse_util import unflatten_dict
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Target
 from spec_t5x.machine.description import free_memory
-from spec_t5x.models.binding import expected_shapes
+from spec_t5x.models.binding import bind, expected_shapes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.names import AUTO
 from spec_t5x.types import Int
 
 _GIB = 2**30
 
 
-def random_model(config: T5Config, dtype: str, seed: int) -> T5Model:
+def random_model(
+    config: T5Config, dtype: str, seed: int, weights: str = AUTO, kv: str = AUTO
+) -> T5Model:
     """Makes a model of the sizes of ``config`` with random weights on the device, in ``dtype``.
 
     Each array is drawn in place: no float32 copy, nothing on the host. Weights are scaled by
-    fan-in, so that activations stay finite.
+    fan-in, so that activations stay finite. ``weights`` and ``kv`` are those of
+    ``models.binding.bind``.
     """
     shapes = expected_shapes(config)
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(shapes))
@@ -35,7 +39,7 @@ def random_model(config: T5Config, dtype: str, seed: int) -> T5Model:
         for key, (path, shape) in zip(keys, shapes.items(), strict=True)
     }
     params = unflatten_dict(flat, sep="/")
-    return T5Model.create(params, dataclasses.replace(config, dtype=dtype))
+    return bind(params, dataclasses.replace(config, dtype=dtype), weights, kv)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

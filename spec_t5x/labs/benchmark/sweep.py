@@ -269,17 +269,18 @@ def _load(
     if models.target.startswith(RANDOM):
         loaded = generator = None
         _check_sizes(models.target, names, options.dtype)
-        target = random_model(_size(models.target), options.dtype, seed)
+        given = options.dtype, seed, models.weights, models.kv
+        target = random_model(_size(models.target), *given)
     else:
         find_models(models.target, [name for name in names if not name.startswith(RANDOM)])
         loaded = load(models.target, dtype=options.dtype, vocabulary=models.vocabulary)
-        generator = Generator.of(loaded, models.weights)
+        generator = Generator.of(loaded, models.weights, kv=models.kv)
         target = generator.target
 
     def make(name: str) -> Draft:
         name = own if name == OWN_DRAFT else name
         if name.startswith(RANDOM):
-            model = random_model(_size(name), options.dtype, seed + 1)
+            model = random_model(_size(name), options.dtype, seed + 1, options.weights)
             return TransformerDraft(model, settings=options.settings)
         if loaded is None:
             return CopyDraft(target.vocab_size)

@@ -181,7 +181,8 @@ class _Compiler:
         self.options, self.chip, self.mesh = options, chip, mesh
         # By kind, model, tokens, branching and children.
         self.steps: dict[tuple[str, str, int, tuple[int, ...], int], Step] = {}
-        self.target = programs.abstract_model(size(options.target), mesh, options.weights)
+        stored = options.weights, options.kv
+        self.target = programs.abstract_model(size(options.target), mesh, *stored)
 
     def loop(self, draft: str | None) -> HbmUse:
         """Compiles a whole loop, plain if ``draft`` is None; returns the memory that it needs.

@@ -9,7 +9,7 @@ from spec_t5x.labs.tpu.programs import Workload
 from spec_t5x.models.eagle import head_config
 from spec_t5x.models.sizes import size
 from spec_t5x.models.weights import BITS
-from spec_t5x.names import AUTO, WEIGHTS
+from spec_t5x.names import AUTO, KV, WEIGHTS
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.verifiers import DEFAULT_WIDTHS, Verifier, verifier
 
@@ -31,6 +31,8 @@ class Options:
     drafts: tuple[str, ...] = ("t5_1_1_small",)
     # Type of the target's weights; "auto" is bfloat16. Drafts of other sizes are in bfloat16.
     weights: str = AUTO
+    # Type of the source's keys and values in the target's cache; "auto" is bfloat16.
+    kv: str = AUTO
     # Drafts of an iteration, or a tree's depth.
     gamma: int = 7
     # One of ``VERIFIERS``, and the widths (``TreeVerifier.widths``) of each tree to compile for.
@@ -50,6 +52,7 @@ class Options:
         for name in filter(is_head, self.drafts):
             head_config(size(self.target), (0,), head_width(name))
         check_choice("weights", self.weights, WEIGHTS)
+        check_choice("kv", self.kv, KV)
         check_at_least(self, gamma=1)
         self._check_trees()
         check_at_least(self.work, **{field.name: 1 for field in dataclasses.fields(self.work)})

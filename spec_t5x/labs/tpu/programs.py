@@ -58,10 +58,11 @@ class Workload:
     max_decode_len: int = 128
 
 
-def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO) -> T5Model:
+def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO, kv: str = AUTO) -> T5Model:
     """Returns a model that has sharded shapes in place of parameters.
 
-    Parameters are in bfloat16; ``weights`` "int8" or "int4" rounds the matrices.
+    Parameters are in bfloat16; ``weights`` "int8" or "int4" rounds the matrices, ``kv`` "int8" the
+    source's keys and values.
     """
     config = dataclasses.replace(config, dtype="bfloat16")
     params = jax.tree.map(
@@ -69,7 +70,7 @@ def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO) -> T5Model
         abstract_params(config),
         param_shardings(config, mesh),
     )
-    model = T5Model(weights=params, module=Transformer(config))
+    model = T5Model(weights=params, module=Transformer(config), kv=kv)
     return model if weights == AUTO else model.rounded(BITS[weights])
 
 

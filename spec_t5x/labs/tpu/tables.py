@@ -14,10 +14,11 @@ def header(options: Options) -> str:
     """Returns a line with the target, the chips, the shapes and the compilers' versions."""
     work = options.work
     stored = "bfloat16" if options.weights == AUTO else options.weights
+    source = "" if options.kv == AUTO else f" in {options.kv}"
     made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
     return (
         f"{options.target} in {stored} for TPU {options.topology}: batch {work.batch}, source "
-        f"{work.source_len}, at most {work.max_decode_len} tokens, gamma {options.gamma} "
+        f"{work.source_len}{source}, at most {work.max_decode_len} tokens, gamma {options.gamma} "
         f"({made_with})"
     )
 

@@ -380,9 +380,10 @@ def logits_of(model):
     return jnp.concatenate([first, model.score(cache, tokens[:, 4:])[0]], axis=1)
 
 
+@pytest.mark.parametrize("kv", ["auto", "int8"])
 @pytest.mark.parametrize("make", [tiny_t5])
-def test_logits_are_those_of_xla(make):
-    model = make(seed=0)
+def test_logits_are_those_of_xla(make, kv):
+    model = make(seed=0).with_kv(kv)
     assert model.operations is CPU
     by_xla = dataclasses.replace(model, weights=model.params, operations=XLA)
     np.testing.assert_allclose(logits_of(model), logits_of(by_xla), atol=5e-5)

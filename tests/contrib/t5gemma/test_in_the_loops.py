@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 from spec_t5x.contrib.t5gemma import huggingface
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.testing.laws import check_target
 from tests.contrib.t5gemma.toys import T5GEMMA2, tiny_t5gemma
 from tests.loops.test_laws_against_transformers import (
     THRESHOLD,
@@ -34,6 +35,11 @@ def gemmas_are_known(monkeypatch):
 def test_calls_agree_with_one_another_and_with_the_training_path(name):
     test_cache.test_its_calls_agree_with_one_another(name)
     test_cache.test_cached_logits_are_the_teacher_forced_ones(name)
+
+
+@pytest.mark.parametrize("sizes", [{}, T5GEMMA2], ids=["t5gemma", "t5gemma2"])
+def test_calls_with_the_source_in_int8_agree_with_one_another(sizes):
+    check_target(tiny_t5gemma(0, **sizes).with_kv("int8"), test_cache.SOURCES)
 
 
 def saved(directory, layers, seed):

@@ -11,6 +11,7 @@ from spec_t5x.labs.benchmark import random_models
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.weights import Rounded
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.verifiers import TokenVerifier
@@ -75,6 +76,12 @@ def test_weights_are_made_in_the_type_asked_for(unchecked):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(model.params)} == {"bfloat16"}
     logits = jax.jit(lambda model: model.score(model.prefill(SOURCE, 2), SOURCE[:, :2])[0])(model)
     assert bool(jnp.all(jnp.isfinite(logits))) and float(jnp.std(logits)) > 0
+
+
+def test_the_precision_that_was_asked_for_is_random_weights_too(unchecked):
+    model = random_models.random_model(TINY, "bfloat16", 0, "int8", "int8")
+    assert isinstance(model.weights["decoder"]["layers_0"]["mlp"]["wo"]["kernel"], Rounded)
+    assert model.prefill(SOURCE, 2).layers[0].cross_keys.values.dtype == jnp.int8
 
 
 def test_memory_is_counted_from_shapes_and_refused_in_one_line(monkeypatch, unchecked):

@@ -64,10 +64,17 @@ def mesh(chips: int, topology: str = "v4:2x2x1"):
 
 
 @functools.cache
-def plain(chips: int, config: T5Config = CONFIG, weights: str = "auto", topology: str = "v4:2x2x1"):
+def plain(
+    chips: int,
+    config: T5Config = CONFIG,
+    weights: str = "auto",
+    topology: str = "v4:2x2x1",
+    kv: str = "auto",
+    work: Workload = WORK,
+):
     devices = mesh(chips, topology)
-    model = programs.abstract_model(config, devices, weights)
-    compiled, cache = programs.plain_step(model, WORK, devices)
+    model = programs.abstract_model(config, devices, weights, kv)
+    compiled, cache = programs.plain_step(model, work, devices)
     return compiled, step_cost(compiled, model, cache, new_tokens=1)
 
 
@@ -150,6 +157,23 @@ def test_rounded_weights_are_widened_within_their_products(weights, bits, group)
     scales = 4 * matrix // (group or config.mlp_dim)
     less = whole.weight_bytes - cost.weight_bytes
     assert less > 3 * (2 * matrix - matrix * bits // 8 - scales)
+
+
+def test_a_source_in_int8_is_widened_within_its_products():
+    """The step has a byte for each number, and a scale for 64 of them; no array is a wide copy."""
+    config = dataclasses.replace(CONFIG, num_heads=16, head_dim=64, num_decoder_layers=1)
+    # Of another length than the text.
+    work = dataclasses.replace(WORK, source_len=256)
+    compiled, cost = plain(1, config, kv="int8", work=work)
+    _, whole = plain(1, config, work=work)
+    numbers = 2 * work.batch * work.source_len * config.num_heads * config.head_dim
+    assert whole.cache_bytes - cost.cache_bytes == numbers - 2 * numbers // 64
+    shape = f"bf16[{work.batch},{config.num_heads},{work.source_len},{config.head_dim}]"
+    assert shape.replace("bf16", "s8") in compiled.as_text()
+    fused = re.compile(r"^%?fused_computation.*?^}", re.DOTALL | re.MULTILINE)
+    assert shape not in fused.sub("", compiled.as_text())
+    # The compiler's count of bytes, too, though it has more in it.
+    assert cost.compiler_bytes < whole.compiler_bytes - numbers // 2
 
 
 def test_two_chips_share_weights_and_exchange_states(plain_step):
