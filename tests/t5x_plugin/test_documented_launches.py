@@ -164,7 +164,7 @@ def documented(name: str) -> list[list[str]]:
 COMMANDS = documented("docs/t5x.md")
 # Parts of the words that make a launch speculative.
 OF_SPECULATION = ("speculate.gin", "draft_by_name.gin", "DRAFT_", "GAMMA")
-# XXL at the size of the tests' pair.
+# 11B at the size of the tests' pair, which is a T5 1.1.
 SMALL = {
     "network.T5Config.vocab_size": 128,
     "network.T5Config.emb_dim": 32,
@@ -173,6 +173,8 @@ SMALL = {
     "network.T5Config.num_decoder_layers": 2,
     "network.T5Config.head_dim": 8,
     "network.T5Config.mlp_dim": 48,
+    "network.T5Config.mlp_activations": ("gelu", "linear"),
+    "network.T5Config.logits_via_embedding": False,
     "network.T5Config.dtype": "float32",
     "seqio.SentencePieceVocabulary.extra_ids": 0,
     "DROPOUT_RATE": 0.0,
