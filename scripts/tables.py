@@ -4,7 +4,7 @@
     python scripts/tables.py --check    # exit status 1 if a table is out of date
 
 A table is written between two comments. The first names its kind (a key of ``MAKERS``), its file
-or a pattern of files, and optionally the columns to show:
+or patterns of files with commas between, and optionally the columns to show:
 
     <!-- table: implementations benchmarks/implementations_pair.json: ms/token, speed-up -->
     <!-- end of table -->
@@ -137,6 +137,47 @@ def by_nodes(files: Sequence[Mapping[str, Any]]) -> str:
     return results.table(columns, lines)
 
 
+def leaderboard(several: Sequence[Mapping[str, Any]]) -> str:
+    """Makes a table of speed-ups at batch 1: a line per device, pair, texts and temperature.
+
+    A line is that of gamma "auto" if it was measured, else that of the fastest gamma.
+    """
+
+    def rank(row: Mapping[str, Any]) -> tuple[bool, float]:
+        return row["gamma"] == "auto", row["speed_up"]
+
+    best: dict[tuple, Mapping[str, Any]] = {}
+    for values in several:
+        machine, source = values["machine"], values.get("source") or {}
+        device = machine["device"]
+        device = machine["processor"] if device == "cpu" else device
+        for row in values["rows"]:
+            texts = source.get("data") or row.get("task") or "-"
+            line = device, values["models"]["target"], row["draft"], texts, row["temperature"]
+            if row["batch_size"] == 1 and (line not in best or rank(row) > rank(best[line])):
+                best[line] = row
+    columns: dict[str, Callable] = {
+        title: lambda line, place=place: line[0][place]
+        for place, title in enumerate(("device", "target", "draft", "texts", "temp."))
+    }
+    columns |= {
+        "gamma": lambda line: line[1]["gamma"],
+        "alpha": lambda line: f"{line[1]['alpha']:.3f}",
+        "block efficiency": lambda line: f"{line[1]['block_efficiency']:.2f}",
+        "speed-up": lambda line: f"{line[1]['speed_up']:.2f}",
+        "same text": lambda line: {True: "yes", False: "no", None: "-"}[line[1]["identical"]],
+    }
+    table = results.table(columns, sorted(best.items(), key=lambda line: line[0]))
+    note = "Targets named `random:…` have random weights, and their acceptances are simulated."
+    return f"{table}\n\n{note}"
+
+
+def in_print(values: Mapping[str, Any]) -> str:
+    """Makes a table of the speed-ups that papers report."""
+    titles = list(values["rows"][0])
+    return results.table({t: lambda row, t=t: row[t] for t in titles}, values["rows"])
+
+
 # Functions from the JSON of a file (or list of files) to a table, by kind of table.
 MAKERS: dict[str, Callable[[Any], str]] = {
     "implementations": lambda values: implementations(values["groups"], values["machine"]),
@@ -147,6 +188,8 @@ MAKERS: dict[str, Callable[[Any], str]] = {
     "bulk": bulk.table,
     "copying": measure.table,
     "objectives": lambda values: objectives.table(values["rows"]),
+    "in_print": in_print,
+    "leaderboard": leaderboard,
     "predicted": predicted,
     "trees": trees,
     "by_nodes": by_nodes,
@@ -196,11 +239,11 @@ def filled(text: str, folder: Path) -> str:
 
     def make(found: re.Match) -> str:
         start, kind, file, columns, end = found.groups()
-        paths = sorted(folder.glob(file))
+        paths = [path for part in file.split(",") for path in sorted(folder.glob(part))]
         if not paths:
             raise FileNotFoundError(f"no file {file} in {folder}: write the results there")
         several = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        values = several if "*" in file else several[0]
+        values = several if set("*,") & set(file) else several[0]
         table = str(MAKERS[kind](values))
         if columns:
             table = with_columns(table, columns.split(", "))

@@ -29,6 +29,20 @@ def test_a_table_is_replaced_and_what_is_around_it_stays(tmp_path, monkeypatch):
     assert SCRIPT["filled"](expected, tmp_path) == expected
 
 
+def test_the_leaderboard_prefers_gamma_auto_to_faster_ones():
+    rows = [
+        {"gamma": gamma, "speed_up": speed_up, "batch_size": batch, "draft": "d", "temperature": 0}
+        | {"alpha": 0.5, "block_efficiency": 2.0, "identical": True}
+        for gamma, speed_up, batch in ((3, 1.5, 1), ("auto", 1.25, 1), (5, 1.75, 1), (7, 9.0, 8))
+    ]
+    machine = {"device": "cpu", "processor": "P"}
+    files = [{"machine": machine, "models": {"target": "t"}, "rows": rows}]
+    assert "1.25" in SCRIPT["leaderboard"](files)
+    files[0]["rows"] = [row for row in rows if row["gamma"] != "auto"]
+    found = SCRIPT["leaderboard"](files)
+    assert "1.75" in found and "1.50" not in found and "9.00" not in found
+
+
 def rates_of(file: str) -> dict[str, str]:
     """Returns lines of the table of docs/reproducing.md, with the cells of a kept report."""
     items = json.loads((REPOSITORY / "benchmarks" / file).read_text(encoding="utf-8"))["items"]
