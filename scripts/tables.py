@@ -100,7 +100,7 @@ def predicted(files: Sequence[Mapping[str, Any]]) -> str:
         return lambda line: f"{line[5][alpha]['speed_up'] / line[4]:.0f}"
 
     columns = {
-        "target": lambda line: line[0]["target"],
+        "target": lambda line: f"{line[0]['target']} {line[0]['weights']}".removesuffix(" auto"),
         "chips": lambda line: f"{line[1]['model']} {line[0]['topology'].partition(':')[0]}",
         "draft": lambda line: line[2],
         "GiB a chip": lambda line: f"{line[3]:.1f}",
