@@ -25,7 +25,7 @@ def test_a_block_has_the_bits_of_one_token_at_a_time():
 
 
 def test_logits_are_those_of_xla():
-    test_calls.test_logits_are_those_of_xla(tiny_gpt)
+    test_calls.test_logits_are_those_of_xla(tiny_gpt, "auto")
 
 
 def test_it_gives_back_its_parameters():
