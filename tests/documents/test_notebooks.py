@@ -49,7 +49,8 @@ SHORTER = {
     "MINUTES = 4000, 50e6, 15": "MINUTES = 40, 50e6, 60",
     "num_tokens=600": "num_tokens=20",
     "repeats=2": "repeats=1",
-    "max_decode_len=64": "max_decode_len=8",
+    "gamma=7, max_decode_len=64": "gamma=7, max_decode_len=8",
+    "batch_size=8, max_decode_len=64": "batch_size=8, max_decode_len=8",
     "compare(corrector, mistakes, options": "compare(corrector, mistakes[:1], options, repeats=1",
 }
 
