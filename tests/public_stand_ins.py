@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
-from flax.traverse_util import unflatten_dict
-
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.vocabulary import train_sentencepiece
-from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.testing.toy_models import random_params
 from tests.conftest import ENGLISH, GERMAN
 
 
@@ -34,13 +31,9 @@ def write(root: Path) -> Path:
             num_encoder_layers=layers,
             num_decoder_layers=layers,
         )
-        rng = np.random.default_rng(seed)
-        flat = {
-            path: rng.normal(scale=0.3, size=shape).astype(np.float32)
-            for path, shape in expected_shapes(config).items()
-        }
+        params = random_params(config, seed, lambda path, draws: 0.3 * draws)
         native = root / "native" / name
-        save_model(native, unflatten_dict(flat, sep="/"), config, spiece, dtype="float32")
+        save_model(native, params, config, spiece, dtype="float32")
         convert(native, root / name, to="huggingface")
     lines = [f"{source}\t{target}\n" for source, target in zip(ENGLISH, GERMAN, strict=False)]
     (root / "ende.tsv").write_text("".join(lines[:4]), encoding="utf-8")

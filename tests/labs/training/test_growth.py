@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
 
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.growth import check_growth, grown
 from spec_t5x.labs.training.learners import network_logits
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
+from spec_t5x.testing.toy_models import random_params
 from tests.labs.training.toys import toy_config
 
 GATED = {"mlp_activations": ("gelu", "linear")}
@@ -21,13 +22,7 @@ TIED = {"logits_via_embedding": True}
 
 def _random(config):
     """Makes parameters without zeros or ones, which would hide a mistake."""
-    shapes = expected_shapes(config)
-    keys = jax.random.split(jax.random.key(3), len(shapes))
-    flat = {
-        path: 0.4 * jax.random.normal(key, shape)
-        for key, (path, shape) in zip(keys, shapes.items(), strict=True)
-    }
-    return unflatten_dict(flat, sep="/")
+    return random_params(config, 3, lambda path, draws: 0.4 * draws)
 
 
 def _inputs():
