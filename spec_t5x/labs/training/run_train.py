@@ -93,9 +93,9 @@ def train(
             "train.metrics score held-out texts and there are none: give a dev file or split, or "
             "leave train.metrics out"
         )
-    directory.mkdir(parents=True, exist_ok=True)
     if grow and initial_checkpoint is None:
         raise InputError("train.grow has no model to grow: give train.initial_checkpoint")
+    directory.mkdir(parents=True, exist_ok=True)
     initial = load_initial(initial_checkpoint, data.vocabulary, model, grow=grow)
     vocabulary = initial.vocabulary if initial else data.own_vocabulary(directory, model.vocab_size)
     scorer = metrics and TextMetrics(
