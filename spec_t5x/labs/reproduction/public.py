@@ -7,7 +7,7 @@ from typing import Any
 
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.benchmark.reliability import caution
-from spec_t5x.labs.reproduction import contents, public_measurements, public_plan
+from spec_t5x.labs.reproduction import contents, public_measurements, public_plan, stock_t5x
 from spec_t5x.labs.reproduction.acceptance_rates import (
     LENIENCES,
     RATE_COLUMNS,
@@ -105,6 +105,7 @@ def _speed_ups(rows: Sequence[dict[str, Any]]) -> ReportTable:
     }
     measured = [column for column in MEASURED_COLUMNS if column.key not in _LEFT_OUT]
     doubts = caution(rows)
+    baseline = f" {stock_t5x.NOTE}" if any(row["draft"] == stock_t5x.NAME for row in rows) else ""
     beside = [
         {} if row["is_auto"] else printed.get(_key(row, row["temperature"]), {}) for row in rows
     ]
@@ -114,7 +115,8 @@ def _speed_ups(rows: Sequence[dict[str, Any]]) -> ReportTable:
         rows=[row | theirs for row, theirs in zip(marked(rows), beside, strict=True)],
         note=f"{_PAPER} {SPEED_UP_NOTE} γ is the paper's, T5-small's for drafts that Table 2 has "
         "not, and then the one that gamma “auto” chose (0: plain decoding). At temperature 1 plain "
-        "and speculative texts are different draws." + (f" † {doubts}" if doubts else ""),
+        f"and speculative texts are different draws.{baseline}"
+        + (f" † {doubts}" if doubts else ""),
     )
 
 

@@ -23,7 +23,7 @@ from spec_t5x.labs.benchmark.comparison import Comparison, compare
 from spec_t5x.labs.benchmark.evaluation import evaluate
 from spec_t5x.labs.benchmark.results import without_folder
 from spec_t5x.labs.benchmark.text_source import read_sets, read_texts
-from spec_t5x.labs.reproduction import pairs
+from spec_t5x.labs.reproduction import pairs, stock_t5x
 from spec_t5x.labs.reproduction.acceptance_rates import LENIENCES, TEMPERATURES
 from spec_t5x.labs.reproduction.contents import ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
@@ -68,7 +68,8 @@ def target_calls(pair: PublicPair, batch_size: int, options: ReproduceOptions) -
     """Counts the target's calls for a pair if every text has the most tokens."""
     how, drafts, temperatures = effort(options), len(pair.draft), len(TEMPERATURES)
     # Plain and speculative, with two gammas, in the repeats and twice before them.
-    timed = drafts * 4 * (how["repeats"] + 2) * how["num_texts"]
+    ways = drafts * 4 + 2 * stock_t5x.is_installed()
+    timed = ways * (how["repeats"] + 2) * how["num_texts"]
     judged = (1 + drafts) * how["judged_texts"] / batch_size
     scored = how["num_tokens"] / batch_size
     return round(temperatures * (MAX_DECODE_LEN * (timed + judged) + scored))
@@ -152,6 +153,10 @@ def measure(
                 rows["speed_ups"] += ask(
                     f"{short}/t{temperature:g}", inputs, functools.partial(_speed_ups, *task)
                 )
+            elif stock_t5x.is_installed():
+                rows["speed_ups"] += ask(
+                    f"baseline/t5x/t{temperature:g}", inputs, functools.partial(_stock, *task)
+                )
             rows["quality"] += ask(
                 f"quality/{short}/t{temperature:g}", inputs, functools.partial(_quality, *task)
             )
@@ -233,6 +238,20 @@ def _speed_up_row(
         # Both ways decoded plainly.
         row |= dict.fromkeys(_OF_DRAFTS)
     return row | {"target": pair.label, "is_auto": is_auto}
+
+
+def _stock(
+    planned: Planned, _: str, temperature: float, options: ReproduceOptions, models: Models
+) -> dict[str, Any]:
+    """Times stock T5X on the texts of ``_speed_ups``; no row of what T5X cannot run."""
+    pair, how = planned.pair, effort(options)
+    target, decoding = models.generator(pair), _decoding(temperature, options)
+    texts = read_texts(pair.source, target, decoding, how["pool"])
+    chosen = pairs.of_one_shape(target, texts, decoding, how["num_texts"])
+    rows = stock_t5x.measure(target, chosen, decoding, how["repeats"])
+    tokens = sum(row["plain_tokens"] + row["stock_tokens"] for row in rows) * how["repeats"]
+    row_of = {"target": pair.label, "task": pair.task, "is_auto": False}
+    return {"tokens": tokens, "rows": [row | row_of for row in rows]}
 
 
 def paper_gamma(task: str, draft: str, temperature: float) -> int:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import types
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,13 @@ from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
 from spec_t5x.labs.benchmark import paper_tables
-from spec_t5x.labs.reproduction import public, public_measurements, public_pairs, public_plan
+from spec_t5x.labs.reproduction import (
+    public,
+    public_measurements,
+    public_pairs,
+    public_plan,
+    stock_t5x,
+)
 from spec_t5x.labs.reproduction.contents import Origin, ReproduceOptions
 from spec_t5x.labs.reproduction.public_pairs import built_in, paper_draft, read_pairs_file
 from spec_t5x.models import weights
@@ -32,6 +39,7 @@ from tests import public_stand_ins
 from tests.checkpoints.hub_server import serving
 
 LEGACY = Path(__file__).parents[2] / "checkpoints" / "data" / "t5x_legacy" / "checkpoint_7"
+IS_INSTALLED = stock_t5x.is_installed
 # As the built-in pairs are named.
 TARGET, DRAFT = "google-t5/t5-base", "google-t5/t5-small"
 
@@ -69,6 +77,11 @@ def pairs_file(tmp_path, pair):
 @pytest.fixture(autouse=True)
 def no_plan_left():
     public.plan.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def without_t5x(monkeypatch):
+    monkeypatch.setattr(stock_t5x, "is_installed", lambda: False)
 
 
 def message(call, *arguments) -> str:
@@ -503,6 +516,69 @@ def test_a_kill_in_any_stage_loses_that_stage_alone(
     assert run(128 + signal.SIGTERM) == STAGES[: number + 1]
     assert run(0) == STAGES[number:]
     assert run(0) == []
+
+
+@pytest.fixture
+def baseline_alone(monkeypatch, tmp_path, pairs_file):
+    """Provides ``run()``: the item with the baseline alone; returns status and section."""
+    for name in ("_rates", "_speed_ups", "_quality"):
+        monkeypatch.setattr(public_measurements, name, lambda *_: {"tokens": 0, "rows": []})
+
+    def run() -> tuple[int, dict]:
+        command = ["reproduce", "public", "--quick", "--pairs", str(pairs_file())]
+        status = main([*command, "--output", str(tmp_path / "out")])
+        found = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+        return status, found["items"]["public"]
+
+    return run
+
+
+BASELINES = {f"public/t5-base/EnDe/baseline/t5x/t{t}": t for t in (0, 1)}
+
+
+def test_the_baseline_has_rows_where_t5x_is(monkeypatch, tmp_path, baseline_alone):
+    def stock(planned, draft, temperature, *_):
+        row = {"draft": stock_t5x.NAME, "task": "EnDe", "target": "t5-base", "is_auto": False}
+        row |= {"temperature": temperature, "speed_up": 0.625, "range": "0.60–0.64"}
+        same = None if temperature else "yes"
+        return {"tokens": 9, "rows": [row | {"plain_tokens_per_second": 40.0, "same_text": same}]}
+
+    monkeypatch.setattr(public_measurements, "_stock", stock)
+    status, section = baseline_alone()
+    assert status == 0 and section["content"] == []
+    assert not BASELINES.keys() & section["measured"].keys()
+
+    monkeypatch.setattr(stock_t5x, "is_installed", lambda: True)
+    assert baseline_alone()[0] == 0
+    # Kept: nothing is measured again, which would fail.
+    monkeypatch.setattr(public_measurements, "_stock", lambda *_: 1 / 0)
+    status, section = baseline_alone()
+    assert status == 0 and BASELINES.keys() <= section["measured"].keys()
+    (table,) = section["content"]
+    titles = [(column["origin"], column["title"]) for column in table["columns"]]
+    for row, temperature in zip(table["rows"], BASELINES.values(), strict=True):
+        cells = dict(zip(titles, row, strict=True))
+        assert cells[Origin.LABEL, "temp."] == temperature
+        assert cells[Origin.MEASURED, "speed-up"] == 0.625
+        assert cells[Origin.MEASURED, "same text"] == (None if temperature else "yes")
+        # The paper has no such row.
+        assert cells[Origin.PAPER, "speed-up"] is None
+    report = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert report.count(f">{stock_t5x.NAME}</td>") == 2 and stock_t5x.NOTE in report
+
+
+def test_a_broken_t5x_is_a_line_of_the_report(monkeypatch, tmp_path, baseline_alone):
+    (tmp_path / "broken" / "t5x").mkdir(parents=True)
+    source = 'raise AttributeError("jax has no attribute xla")'
+    (tmp_path / "broken" / "t5x" / "__init__.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path / "broken")
+    monkeypatch.delitem(sys.modules, "t5x", raising=False)
+    monkeypatch.setattr(stock_t5x, "is_installed", IS_INSTALLED)
+    status, section = baseline_alone()
+    assert status == 1
+    reason = "t5x cannot be imported (jax has no attribute xla): pip install 'spec_t5x[t5x]'"
+    assert [line.partition(": ")[0] for line in section["not_computed"]] == list(BASELINES)
+    assert all(reason in line and "\n" not in line for line in section["not_computed"])
 
 
 def test_items_that_download_are_not_among_all():

@@ -1,0 +1,122 @@
+"""Baseline of item "public": T5X's own network and decoding, timed in turn with ours, both plain.
+
+T5X is imported when it is timed: few machines have it.
+"""
+
+import functools
+import importlib.util
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from spec_t5x.errors import InputError
+from spec_t5x.generation import Batch, GenerateOptions, Generator
+from spec_t5x.labs.benchmark.comparison import time_in_turn
+from spec_t5x.machine.extras import needed
+from spec_t5x.models.weights import Rounded, TiedTable
+from spec_t5x.types import Array
+
+# Name of the baseline where rows of the report name a draft.
+NAME = "stock T5X, plain"
+NOTE = (
+    f"{NAME}: the network and decoding of T5X itself on the same texts; its speed-up is over our "
+    "plain decoding, whose tokens/s are beside."
+)
+# Forms of matrices that T5X has not.
+_ROUNDED = (Rounded, TiedTable)
+
+
+def is_installed() -> bool:
+    """Returns whether there is a T5X, without importing it."""
+    return importlib.util.find_spec("t5x") is not None
+
+
+def measure(
+    generator: Generator, texts: Sequence[str], options: GenerateOptions, repeats: int
+) -> list[dict[str, Any]]:
+    """Times T5X's decoding and ours, without a draft, in turn on the same batches of one text.
+
+    Of ``options`` only temperature, lengths and seed have an effect on T5X.
+
+    Returns:
+      A row of a table with ``speed_ups.MEASURED_COLUMNS``, and the seconds of every round; none
+      for a target that T5X cannot run: another network, rounded, or with other special ids.
+
+    Raises:
+      InputError: T5X cannot be imported.
+    """
+    stock = _stock_decode(generator, options)
+    if stock is None:
+        return []
+    rounds = [generator.batches(texts, options)] * repeats
+    times, decoded = time_in_turn(lambda: generator.engine(options).decode, lambda: stock, rounds)
+    times = {name.replace("speculative", "stock"): value for name, value in times.items()}
+    limit, (ours, theirs) = generator.max_decode_len(options), decoded[-1].values()
+    ours = [_ended(one.tokens[0, 0, :limit], generator.eos_id) for one in ours]
+    theirs = [_ended(one[0, :limit], generator.eos_id) for one in theirs]
+    differ = sum(first != second for first, second in zip(ours, theirs, strict=True))
+    counts = {"plain_tokens": sum(map(len, ours)), "stock_tokens": sum(map(len, theirs))}
+    # Tokens per second of every round, and by the median of the rounds' seconds.
+    plain, stock = (
+        [tokens / seconds for seconds in (*taken, statistics.median(taken))]
+        for tokens, taken in zip(
+            counts.values(), (times["plain_seconds"], times["stock_seconds"]), strict=True
+        )
+    )
+    *ratios, speed_up = (second / first for first, second in zip(plain, stock, strict=True))
+    row = {
+        "draft": NAME,
+        "temperature": options.temperature,
+        "plain_tokens_per_second": plain[-1],
+        "speed_up": speed_up,
+        "range": f"{min(ratios):.2f}–{max(ratios):.2f}",
+        "same_text": f"{differ} differ" if differ else "yes",
+    }
+    # Sampled texts are different draws.
+    return [times | counts | row | ({} if options.sampling().greedy else {"same_text": None})]
+
+
+def _stock_decode(
+    generator: Generator, options: GenerateOptions
+) -> Callable[[Batch], Array] | None:
+    """Returns T5X's decoding of a batch of one text with our parameters; None if it has none."""
+    with needed("t5x"):
+        from t5x import decoding, models
+
+        from spec_t5x.t5x_plugin import networks
+    target, eos_id = generator.target, generator.eos_id
+    leaves = jax.tree.leaves(target.weights, is_leaf=lambda leaf: isinstance(leaf, _ROUNDED))
+    rounded = any(isinstance(leaf, _ROUNDED) for leaf in leaves)
+    if rounded or target.config.added_rows or not isinstance(eos_id, int):
+        return None
+    try:
+        network = networks.t5x_network(target.config)
+    except InputError:
+        return None
+    sample = functools.partial(decoding.temperature_sample, temperature=options.temperature, topk=0)
+    # The id that ends a text is all that decoding takes of a vocabulary.
+    model = models.EncoderDecoderModel(network, None, None, None, decode_fn=sample)
+    # Their names and types are T5X's.
+    params = target.params
+
+    @jax.jit
+    def predict(params, inputs, keys, steps):
+        settings = {"eos_id": eos_id, "decode_rng": keys[0], "max_decode_steps": steps}
+        arguments = {"decoder_params": settings, "num_decodes": 1}
+        return model.predict_batch_with_aux(params, inputs, **arguments)[0]
+
+    def decode(batch: Batch) -> Array:
+        room = np.zeros((1, generator.room(batch, options)), np.int32)
+        inputs = {"encoder_input_tokens": batch.tokens, "decoder_input_tokens": room}
+        return predict(params, inputs, batch.keys, batch.max_decode_steps)
+
+    return decode
+
+
+def _ended(tokens: Array, eos_id: int) -> list[int]:
+    """Returns the ids up to the first end of sequence, or all; id 0 may be a token."""
+    ids = np.asarray(tokens).tolist()
+    return ids[: ids.index(eos_id) + 1] if eos_id in ids else ids
