@@ -11,15 +11,17 @@ or patterns of files with commas between, and optionally the columns to show:
 """
 
 import argparse
+import itertools
 import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spec_t5x.labs.benchmark import acceptance, results, sweep
+from spec_t5x.labs.reproduction.contents import Origin
 from spec_t5x.labs.tpu import tables as tpu_tables
 from spec_t5x.labs.tpu.compilation import TreePrediction
 from spec_t5x.theory.estimates import Estimate
@@ -32,6 +34,16 @@ import measure  # noqa: E402
 from benchmarks import bulk, objectives  # noqa: E402
 from benchmarks.other_implementations.table import table as implementations  # noqa: E402
 
+# Names of what the leaderboard shows, and its columns in the report of ``reproduce public``.
+_REPORTED = {
+    **{name: (Origin.LABEL, name) for name in ("target", "task", "draft")},
+    "temperature": (Origin.LABEL, "temp."),
+    "gamma": (Origin.LABEL, "γ"),
+    "alpha": (Origin.MEASURED, "α"),
+    "block_efficiency": (Origin.MEASURED, "block efficiency"),
+    "speed_up": (Origin.MEASURED, "speed-up"),
+    "identical": (Origin.MEASURED, "same text"),
+}
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 
@@ -147,29 +159,55 @@ def leaderboard(several: Sequence[Mapping[str, Any]]) -> str:
         return row["gamma"] == "auto", row["speed_up"]
 
     best: dict[tuple, Mapping[str, Any]] = {}
-    for values in several:
-        machine, source = values["machine"], values.get("source") or {}
+    for machine, target, texts, row in itertools.chain(*map(_speed_ups, several)):
         device = machine["device"]
         device = machine["processor"] if device == "cpu" else device
-        for row in values["rows"]:
-            texts = source.get("data") or row.get("task") or "-"
-            line = device, values["models"]["target"], row["draft"], texts, row["temperature"]
-            if row["batch_size"] == 1 and (line not in best or rank(row) > rank(best[line])):
-                best[line] = row
+        line = device, target, row["draft"], texts, row["temperature"]
+        if line not in best or rank(row) > rank(best[line]):
+            best[line] = row
     columns: dict[str, Callable] = {
         title: lambda line, place=place: line[0][place]
         for place, title in enumerate(("device", "target", "draft", "texts", "temp."))
     }
     columns |= {
         "gamma": lambda line: line[1]["gamma"],
-        "alpha": lambda line: f"{line[1]['alpha']:.3f}",
-        "block efficiency": lambda line: f"{line[1]['block_efficiency']:.2f}",
+        "alpha": lambda line: _number(line[1]["alpha"], ".3f"),
+        "block efficiency": lambda line: _number(line[1]["block_efficiency"], ".2f"),
         "speed-up": lambda line: f"{line[1]['speed_up']:.2f}",
         "same text": lambda line: {True: "yes", False: "no", None: "-"}[line[1]["identical"]],
     }
     table = results.table(columns, sorted(best.items(), key=lambda line: line[0]))
     note = "Targets named `random:…` have random weights, and their acceptances are simulated."
     return f"{table}\n\n{note}"
+
+
+def _speed_ups(values: Mapping[str, Any]) -> Iterator[tuple[Mapping, str, str, Mapping[str, Any]]]:
+    """Yields machine, target, texts and row of each speed-up at batch 1 in a file.
+
+    The file is of ``benchmark --json``, or ``results.json`` of ``reproduce public``.
+    """
+    if "rows" in values:
+        source = values.get("source") or {}
+        for row in values["rows"]:
+            if row["batch_size"] == 1:
+                texts = source.get("data") or row.get("task") or "-"
+                yield values["machine"], values["models"]["target"], texts, row
+        return
+    machine = values["run"]["machine"]
+    for table in values["items"]["public"]["content"]:
+        places = [(column["origin"], column["title"]) for column in table["columns"]]
+        for cells in table["rows"] if _REPORTED["speed_up"] in places else ():
+            found = dict(zip(places, cells, strict=True))
+            row = {name: found[place] for name, place in _REPORTED.items()}
+            # A baseline has no gamma; "auto: 3" is what gamma "auto" chose.
+            if row["gamma"] is not None:
+                row["gamma"] = row["gamma"].partition(":")[0]
+                row["identical"] = row["identical"] and row["identical"] == "yes"
+                yield machine, row["target"], row["task"], row
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def in_print(values: Mapping[str, Any]) -> str:

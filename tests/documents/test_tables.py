@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plot_growth
+from spec_t5x.labs.reproduction import contents, report, stock_t5x
+from spec_t5x.labs.reproduction.speed_ups import MEASURED_COLUMNS
 from spec_t5x.labs.tpu.chips import CHIPS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -41,6 +43,41 @@ def test_the_leaderboard_prefers_gamma_auto_to_faster_ones():
     files[0]["rows"] = [row for row in rows if row["gamma"] != "auto"]
     found = SCRIPT["leaderboard"](files)
     assert "1.75" in found and "1.50" not in found and "9.00" not in found
+
+
+def test_the_leaderboard_reads_the_report_of_public_weights():
+    measured = [column for column in MEASURED_COLUMNS if column.key != "loop_speed_up"]
+    paper = contents.paper("paper_speed_up", "speed-up")
+    texts = contents.label("target"), *contents.SETTING
+    of_all = {"target": "t5-3b", "task": "EnDe", "temperature": 0.0, "paper_speed_up": 3.4}
+    table = contents.ReportTable(
+        caption="Table 2",
+        columns=(*texts, paper, *measured),
+        rows=[
+            of_all | row
+            for row in (
+                {"draft": stock_t5x.NAME, "speed_up": 0.5, "same_text": "yes"},
+                {"draft": "t5-small", "gamma_text": "7", "speed_up": 2.5, "same_text": "yes"}
+                | {"alpha": 0.75, "block_efficiency": 3.5},
+                {"draft": "t5-small", "gamma_text": "auto: 5", "speed_up": 2.25}
+                | {"alpha": 0.8, "block_efficiency": 3.0, "same_text": "1 differ"},
+                {"draft": "copy", "gamma_text": "auto: 0", "speed_up": 1.0, "same_text": "yes"},
+                {"draft": "t5-small", "gamma_text": "7", "speed_up": 1.5, "temperature": 1.0}
+                | {"alpha": 0.5, "block_efficiency": 2.0},
+            )
+        ],
+    )
+    other = contents.ReportTable(caption="Quality", columns=texts, rows=[of_all])
+    section = {"name": "public", "title": "", "not_computed": [], "measured": {}}
+    section["content"] = [other, table]
+    run = {"machine": {"device": "TPU v5e", "processor": "P"}}
+    kept = json.loads(report._json([section], run))
+    lines = SCRIPT["leaderboard"]([kept]).splitlines()[2:5]
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in lines] == [
+        ["TPU v5e", "t5-3b", "copy", "EnDe", "0.0", "auto", "-", "-", "1.00", "yes"],
+        ["TPU v5e", "t5-3b", "t5-small", "EnDe", "0.0", "auto", "0.800", "3.00", "2.25", "no"],
+        ["TPU v5e", "t5-3b", "t5-small", "EnDe", "1.0", "7", "0.500", "2.00", "1.50", "-"],
+    ]
 
 
 def rates_of(file: str) -> dict[str, str]:
