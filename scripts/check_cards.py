@@ -1,11 +1,11 @@
 """Reruns the commands on the packaged models' cards and compares the results.
 
     python scripts/check_cards.py --data data                  # all cards: takes hours
-    python scripts/check_cards.py --data data ende-draft lm-draft
+    python scripts/check_cards.py --data data t5-draft lm-draft
 
 A card is ``spec_t5x/pretrained/NAME/README.md``. Each row of its table has a ``spec-t5x evaluate``
-command, in the same order, which runs in the folder of ``--data`` that the card names. A rerun
-passes if each new figure is within the card's 95 % interval, as in ``0.712 (0.703–0.723)``.
+command, in the same order, which runs in ``--data``. A rerun passes if each new figure is within
+the card's 95 % interval, as in ``0.712 (0.703–0.723)``.
 
 To package what a training exported, copy its folder there, add ``max_source_length`` and
 ``training_steps`` to its ``config.json``, and edit the card.
@@ -44,8 +44,6 @@ class Measurement(NamedTuple):
 
     text: str
     arguments: str
-    # Name of the folder of data, in which the command runs.
-    folder: str
     # (value, lower end, upper end) by the key that ``evaluate`` prints.
     intervals: dict[str, tuple[float, float, float]]
 
@@ -54,7 +52,7 @@ def read_card(text: str) -> list[Measurement]:
     """Returns the measurements of a card's text; an empty list if it has no command.
 
     Raises:
-      ValueError: rows and commands differ in number, or there is not exactly one folder.
+      ValueError: rows and commands differ in number.
     """
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -62,11 +60,10 @@ def read_card(text: str) -> list[Measurement]:
         if line.startswith("|") and not line.startswith("|--")
     ]
     commands = re.findall(r"^spec-t5x evaluate (.*)$", text, re.MULTILINE)
-    folders = re.findall(r"measured, in `data/(\w+)`", text)
     if not commands:
         return []
-    if len(rows) != len(commands) + 1 or len(folders) != 1:
-        raise ValueError(f"{len(rows) - 1} rows, {len(commands)} commands, folders {folders}")
+    if len(rows) != len(commands) + 1:
+        raise ValueError(f"{len(rows) - 1} rows, {len(commands)} commands")
     header, *rows = rows
     measurements = []
     for row, arguments in zip(rows, commands, strict=True):
@@ -76,13 +73,13 @@ def read_card(text: str) -> list[Measurement]:
             for name, cell in zip(header, row, strict=True)
             for label, *numbers in _INTERVAL.findall(cell)
         }
-        measurements.append(Measurement(row[0], arguments, folders[0], intervals))
+        measurements.append(Measurement(row[0], arguments, intervals))
     return measurements
 
 
 @functools.cache
 def evaluate(arguments: str, folder: Path) -> dict[str, Any]:
-    """Returns the JSON of ``spec-t5x evaluate``, which runs once per command and folder."""
+    """Returns the JSON of ``spec-t5x evaluate``, which runs once per command."""
     print(f"spec-t5x evaluate {arguments}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "spec_t5x.cli.main", "evaluate", *shlex.split(arguments)]
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
@@ -105,11 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         texts = {name: cards[name].read_text(encoding="utf-8") for name in names}
         claims = [(name, each) for name, text in texts.items() for each in read_card(text)]
         # Checked before the first command, since commands take long.
-        for folder in {args.data / each.folder for _, each in claims}:
-            if not folder.is_dir():
-                raise InputError(f"no folder {folder}: give --data the folder that holds it")
+        if claims and not args.data.is_dir():
+            raise InputError(f"no folder {args.data}: give --data one with the texts")
         for name, each in claims:
-            printed = evaluate(each.arguments, args.data / each.folder)
+            printed = evaluate(each.arguments, args.data)
             for figure, (value, low, high) in each.intervals.items():
                 now, claim = printed[figure], f"{value} ({low}–{high})"
                 verdict = "within" if low <= now <= high else "OUTSIDE"

@@ -1,22 +1,31 @@
 #!/usr/bin/env bash
-# Creates .venv, installs the package and runs the packaged models, which translate English to
-# German and correct English: speculatively and plainly, with the same output.
-# Arguments go to spec-t5x generate: bash scripts/demo.sh "Where is the station?"
+# Creates .venv, installs the package and runs the packaged T5, which translates and corrects
+# English by T5's prefixes: speculatively and plainly, with the same output.
+# Arguments go to spec-t5x generate in place of these texts; write the prefix in front of each text:
+#   bash scripts/demo.sh "translate English to German: Where is the station?"
+#   (or "correct: …", "summarize: …")
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"
 help_flag "$@"
 
 setup_env ""
-say "translating, speculatively and plainly"
-translated=("Tom put the cups on the shelf." "This package contains the development files."
-  "Where did you learn to speak English so well?")
-.venv/bin/spec-t5x generate --compare --gamma 3 "${@:-${translated[@]}}"
-say "correcting English: the draft copies unchanged words from the source"
-corrected=("Tom said that he was going to by a new car as soon as he have enough money to pay for it."
-  "We went to the market in the morning, bought some fresh bread and a bottle of milk, and walked \
+compare() { .venv/bin/spec-t5x generate --compare "$@"; }
+if [ $# -gt 0 ]; then
+  say "decoding, speculatively and plainly"
+  compare "$@"
+else
+  say "translating, speculatively and plainly"
+  translated=("Tom put the cups on the shelf." "This package contains the development files."
+    "Where did you learn to speak English so well?")
+  compare "${translated[@]/#/translate English to German: }"
+  say "correcting English: the draft copies unchanged words from the source"
+  corrected=("Tom said that he was going to by a new car as soon as he have enough money to pay for it."
+    "We went to the market in the morning, bought some fresh bread and a bottle of milk, and walked \
 home along the river becuase the wether was so nice."
-  "I has lived here since three years and i like the peple which live in this city.")
-.venv/bin/spec-t5x generate --target correct-target --compare --gamma 12 "${@:-${corrected[@]}}"
-say "these models are small; larger ones gain more (README). Next: .venv/bin/spec-t5x doctor, or
+    "I has lived here since three years and i like the peple which live in this city.")
+  compare --draft copy "${corrected[@]/#/correct: }"
+fi
+say "this model is small, and on a CPU arithmetic limits the verification of several tokens: larger
+   models and accelerators gain more (README). Next: .venv/bin/spec-t5x doctor, or
    .venv/bin/python -m pip install '.[demo]' && .venv/bin/spec-t5x demo  (a page in the browser)"

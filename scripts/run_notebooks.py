@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 REPOSITORY = Path(__file__).parents[1]
 NOTEBOOKS = REPOSITORY / "notebooks"
 # Variables for stored outputs: a clone has no T5 1.0, and needs none of it.
-VARIABLES = {"paper_on_colab": {"PAIR": "ende-target ende-draft"}}
+VARIABLES = {"paper_on_colab": {"PAIR": "t5-target t5-draft"}}
 FIRST_CELL = """\
 # Installs spec_t5x where it is missing: from the clone that this notebook lies in or beside, else
 # from a clone of REPOSITORY.

@@ -88,17 +88,22 @@ laws() { # FOLDER
     -p no:cacheprovider --junitxml "$part"
 }
 
-# The packaged pairs on example texts: the same texts as plain decoding, or the margin where not.
+# The packaged T5 on example texts of its three tasks: the same texts as plain decoding, or the
+# margin where not.
 pairs() {
-  local target dtype texts number=16 length=64
+  local draft dtype texts number=16 length=64
   [ -z "$tiny" ] || number=1 length=8
   mapfile -t texts < <("$python" -c "
-from spec_t5x.labs.reproduction.example_texts import SENTENCES
-print(*SENTENCES[:$number], sep='\n')")
-  for target in ende-target correct-target; do
+from spec_t5x.data.task_options import SUMMARIZE_PREFIX, TRANSLATE_PREFIX
+from spec_t5x.labs.reproduction.example_texts import DESCRIPTIONS, SENTENCES
+for prefix, texts in (
+    (TRANSLATE_PREFIX, SENTENCES), ('correct: ', SENTENCES), (SUMMARIZE_PREFIX, DESCRIPTIONS)
+):
+    print(*(prefix + text for text in texts[:$number]), sep='\n')")
+  for draft in transformer copy; do
     for dtype in float32 bfloat16; do
-      within "$python" -m spec_t5x.cli.main generate -q --json --compare --target $target \
-        --dtype $dtype --max_decode_len $length "${texts[@]}" || return
+      within "$python" -m spec_t5x.cli.main generate -q --json --compare --target t5-target \
+        --draft $draft --dtype $dtype --gamma 4 --truncate --max_decode_len $length "${texts[@]}" || return
     done
   done | tee "${part:-/dev/null}"
 }
