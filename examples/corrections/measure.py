@@ -38,9 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--target", default="correct-target", help="checkpoint (correct-target)")
+    add("--target", default="t5-target", help="checkpoint (t5-target)")
     add("--draft", default="copy", help="draft, as for spec-t5x generate (copy)")
     add("--data", nargs="+", required=True, metavar="FILE", help=".tsv or .tsv.gz")
+    add("--prefix", default="correct: ", metavar="TEXT", help="text before each source (correct: )")
     add("--gamma", nargs="+", type=int, default=[4, 8, 15], help="drafts per iteration")
     add("--batch_size", type=int, default=32, help="texts decoded together (32)")
     add("--json", type=Path, metavar="FILE", help="file for all figures")
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         generator, rows = Generator.load(args.target, args.draft), []
         scored = {"metric": figures, "intervals": intervals}
         for file in args.data:
-            pairs = [(source, Correction(source, text)) for source, text in read_pairs(file)]
+            texts = [Correction(*pair) for pair in read_pairs(file)]
+            pairs = [(args.prefix + text.source, text) for text in texts]
             for gamma in args.gamma:
                 options = GenerateOptions(gamma=gamma, batch_size=args.batch_size)
                 found = evaluate(generator, pairs, options, **scored)

@@ -103,7 +103,8 @@ for prefix, texts in (
   for draft in transformer copy; do
     for dtype in float32 bfloat16; do
       within "$python" -m spec_t5x.cli.main generate -q --json --compare --target t5-target \
-        --draft $draft --dtype $dtype --gamma 4 --truncate --max_decode_len $length "${texts[@]}" || return
+        --draft $draft --gamma 4 --dtype $dtype --truncate --max_decode_len $length \
+        "${texts[@]}" || return
     done
   done | tee "${part:-/dev/null}"
 }
