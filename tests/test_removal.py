@@ -39,7 +39,7 @@ for words in ([], *([name] for name in ("generate", "infer", "train", "convert",
     with contextlib.redirect_stdout(helped), contextlib.suppress(SystemExit):
         main([*words, "--help"])
 options = GenerateOptions(gamma=3, max_decode_len=8)
-(outputs,) = Generator.load("ende-target").generate(["Good morning."], options)
+(outputs,) = Generator.load("t5-target").generate(["summarize: Good morning."], options)
 contrib = [name for name in sys.modules if name.startswith("spec_t5x.contrib")]
 found = {
     "package": str(package),

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @pytest.fixture(scope="module")
 def packaged():
-    loaded = load("ende-target")
+    loaded = load("t5-target")
     return loaded, T5Model.create(loaded.params, loaded.config)
 
 
@@ -41,9 +41,9 @@ def tiny(tiny_pair):
         ("early_exit", SelfDraft),
         ("mixed", MixedDraft),
         # Packaged names without a kind before them.
-        ("ende-draft", TransformerDraft),
-        ("ende-ngram", NgramDraft),
-        ("ende-eagle", EagleDraft),
+        ("t5-draft", TransformerDraft),
+        ("t5-ngram", NgramDraft),
+        ("t5-eagle", EagleDraft),
     ],
 )
 def test_every_name_works_with_the_packaged_target(packaged, name, kind):
@@ -71,7 +71,7 @@ def test_another_target_has_no_packaged_drafts(tiny, name):
         make_draft(name, *tiny)
 
 
-@pytest.mark.parametrize("name", ["transformer:ende-draft", "ngram:ende-ngram", "eagle:ende-eagle"])
+@pytest.mark.parametrize("name", ["transformer:t5-draft", "ngram:t5-ngram", "eagle:t5-eagle"])
 def test_drafts_of_another_vocabulary_are_refused(tiny, name):
     with pytest.raises(InputError, match="vocab|width"):
         make_draft(name, *tiny)

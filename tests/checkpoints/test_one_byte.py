@@ -35,11 +35,12 @@ def whole(tensor):
     return tensor.read(tuple(slice(0, size) for size in tensor.shape))
 
 
-def test_the_model_is_in_bfloat16(kept):
-    exact = load(kept, dtype="float32").params
-    in_bfloat16 = load(kept, dtype="bfloat16").params
-    jax.tree.map(np.testing.assert_array_equal, exact, in_bfloat16)
-    assert load(kept).weights == "auto"
+@pytest.mark.parametrize("packaged", [None, "t5-target"])
+def test_the_model_is_in_bfloat16(kept, packaged):
+    exact = load(packaged or kept, dtype="float32").params
+    loaded = load(packaged or kept, dtype="bfloat16")
+    jax.tree.map(np.testing.assert_array_equal, exact, loaded.params)
+    assert loaded.weights == "auto"
 
 
 @pytest.mark.parametrize(("dtype", "of"), [("int8", "bytes"), ("bfloat16", "bfloat16")])

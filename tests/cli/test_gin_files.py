@@ -42,11 +42,11 @@ def test_includes_are_found_beside_the_file_that_includes_them(folder):
 
 def test_includes_are_found_in_the_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = write(tmp_path / "mine.gin", "include 'gin_configs/data/ende.gin'")
+    path = write(tmp_path / "mine.gin", "include 'gin_configs/data/prefixed.gin'")
     from spec_t5x.labs.training import run_train  # noqa: F401, what the file binds
 
     parse_gin([str(path)], [])
-    assert gin.query_parameter("DataOptions.num_columns") == 3
+    assert gin.query_parameter("DataOptions.num_columns") == 2
 
 
 def test_files_and_includes_are_found_in_search_paths(folder):

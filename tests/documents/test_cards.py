@@ -27,7 +27,7 @@ CARD = """# A draft
 | dev, temperature 0 | 8 (2 left out as too long) | 0.706 (0.700–0.720) | 2.62 |
 | dev, temperature 1 | 8 | 0.706 (0.700–0.720) | 2.62 (2.50–2.70) |
 
-and measured, in `data/ende`, by
+and measured, in `data`, by
 
 ```bash
 spec-t5x evaluate --draft copy --temperature 0
@@ -62,7 +62,7 @@ def check(tmp_path, monkeypatch):
     """Provides ``check(printed, *arguments)``: the script's status, if ``evaluate`` prints this."""
     (tmp_path / "models" / "a-draft").mkdir(parents=True)
     (tmp_path / "models" / "a-draft" / "README.md").write_text(CARD, encoding="utf-8")
-    (tmp_path / "data" / "ende").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
     names = SCRIPT.main.__globals__
     monkeypatch.setitem(names, "PACKAGED_MODELS", tmp_path / "models")
 
@@ -81,7 +81,7 @@ def test_a_check_finds_what_is_outside_of_its_interval(check, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert sum("OUTSIDE" in line and "0.706 (0.7–0.72)" in line for line in lines) == 2
     assert check(figures, data="nowhere") == 2
-    assert "nowhere/ende: give --data the folder that holds it" in capsys.readouterr().err
+    assert "nowhere: give --data one with the texts" in capsys.readouterr().err
     assert check(figures, "b-draft") == 2
     assert "no packaged model 'b-draft': choose of a-draft" in capsys.readouterr().err
     with pytest.raises(ValueError, match="2 rows, 1 commands"):

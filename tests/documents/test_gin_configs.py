@@ -183,7 +183,7 @@ def test_a_size_is_bound_by_its_name_and_single_values_override_it(name, parse):
     ],
 )
 def test_sizes_that_do_not_exist_are_refused(binding, message, parse):
-    path = "gin_configs/models/ende_draft.gin"
+    path = "gin_configs/models/t5_draft.gin"
     parse("train", f"--gin_file={path}", f"--gin.T5Config.{binding}")
     with pytest.raises(InputError, match=message):
         build("T5Config")

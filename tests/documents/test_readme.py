@@ -53,7 +53,7 @@ def test_drafts_and_a_target_of_your_own_keep_the_text():
     embedding = jax.random.normal(jax.random.key(0), (9, 4))
     laws.check_target(names["BagOfWords"](embedding), jnp.array([[5, 6, 1], [7, 1, 0]]))
     generator, options = names["generator"], GenerateOptions(gamma=2, max_decode_len=24)
-    texts = ["Where is the station?"]
+    texts = ["translate English to German: Where is the station?"]
     (ours,), (plain,) = (
         next(which.generate(texts, options)) for which in (generator, generator.plain())
     )

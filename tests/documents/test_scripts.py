@@ -5,9 +5,7 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -197,14 +195,6 @@ def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
             "no public T5 1.0 't5_1_1_xl': give t5_1_0_S",
         ),
         ("gpu/train_t5.sh", ["--dry-run", "x"], {}, "1 arguments: give DATA and OUTPUT"),
-        ("train_pairs.sh", ["--date", "x"], {}, "unknown argument '--date'"),
-        ("train_pairs.sh", ["tarjet"], {}, "no stage 'tarjet': choose of target"),
-        (
-            "train_pairs.sh",
-            ["--data", "/nowhere", "--output", "x"],
-            {},
-            "no folder /nowhere/ende",
-        ),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(dry_run, script, arguments, variables, message):
@@ -311,95 +301,3 @@ def test_the_public_weights_are_set_up_fetched_and_measured(dry_run):
     assert commands[-1][-2:] == ["--output", "out"]
     assert not any(command[0] == "gcloud" for command in commands)
     assert any(T5X in command for command in commands)
-
-
-# A command that notes its arguments. The training of the stage UNFINISHED is out of time.
-COMMAND = """#!/usr/bin/env bash
-echo "$@" >> "$NOTES"
-for word in "$@"; do
-  case $word in --gin.OUTPUT_DIR=*) folder=$(eval echo "${word#*=}") ;; esac
-done
-[ -z "${folder:-}" ] || [ "${folder##*/}" != "${UNFINISHED:-}" ] || exit 75
-if [ -n "${SLEEPING:-}" ]; then
-  trap 'echo terminated >> "$NOTES"; exit 1' TERM
-  echo sleeping >> "$NOTES"
-  while :; do sleep 0.05; done
-fi
-"""
-
-
-@pytest.fixture
-def train_pairs(tmp_path):
-    """Provides ``train_pairs(*arguments)``: status, commands and errors of the script."""
-    for folder in ("ende", "summarize"):
-        (tmp_path / "data" / folder).mkdir(parents=True)
-    command, notes = tmp_path / "spec-t5x", tmp_path / "notes"
-    command.write_text(COMMAND)
-    command.chmod(0o755)
-
-    def started(*arguments, **variables):
-        notes.unlink(missing_ok=True)
-        places = ("--data", tmp_path / "data", "--output", tmp_path / "output")
-        return subprocess.Popen(
-            ["bash", str(REPOSITORY / "scripts" / "train_pairs.sh"), *map(str, places), *arguments],
-            env={**os.environ, "SPEC_T5X": str(command), "NOTES": str(notes), **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(*arguments, **variables):
-        script = started(*arguments, **variables)
-        _, error = script.communicate()
-        ran = notes.read_text().splitlines() if notes.exists() else []
-        return script.returncode, ran, error
-
-    run.started = started
-    return run
-
-
-def test_every_stage_is_run_once(train_pairs, tmp_path):
-    status, ran, error = train_pairs()
-    assert status == 0, error
-    kinds = [line.split()[0] for line in ran]
-    assert kinds == [
-        *("train", "train", "train-ngram", "distill", "distill", "distill"),
-        *("train", "train", "distill", "distill", "train-ngram", "distill"),
-    ]
-    for file in re.findall(r"--gin_file=(\S+)", "\n".join(ran)):
-        assert (REPOSITORY / file).is_file()
-    # The result of one stage is the next one's input.
-    for line, flag, path in (
-        (1, "CHECKPOINT_PATH", "output/target/model"),
-        (4, "CHECKPOINT_PATH", "output/target_more/model"),
-        (4, "INITIAL_DRAFT", "output/draft/draft"),
-        (5, "CHECKPOINT_PATH", "output/target_more/model"),
-        (6, "DATA_DIR", "data/summarize"),
-        (-1, "CHECKPOINT_PATH", "output/summaries_target_more/model"),
-    ):
-        assert f"--gin.{flag}='{tmp_path}/{path}'" in ran[line]
-    status, ran, error = train_pairs()
-    assert (status, ran) == (0, [])
-    assert "stage eagle is done" in error
-
-
-def test_a_training_that_is_out_of_time_is_resumed(train_pairs):
-    arguments = ("target", "target_more", "--", "--gin.X=1")
-    status, ran, error = train_pairs(*arguments, UNFINISHED="target_more")
-    assert status == 75, error
-    assert len(ran) == 2 and ran[0].endswith("--gin.X=1")
-    status, (line,), error = train_pairs(*arguments)
-    assert status == 0, error
-    assert "train_ende_target_more.gin" in line
-
-
-def test_a_signal_to_the_script_ends_the_training(train_pairs, tmp_path):
-    script = train_pairs.started("target", SLEEPING="1")
-    notes = tmp_path / "notes"
-    while not (notes.exists() and "sleeping" in notes.read_text()):
-        assert script.poll() is None, script.communicate()
-        time.sleep(0.01)
-    script.terminate()
-    script.communicate()
-    assert script.returncode == 128 + signal.SIGTERM
-    assert notes.read_text().splitlines()[-1] == "terminated"

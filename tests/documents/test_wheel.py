@@ -46,7 +46,7 @@ def test_it_holds_every_file_of_the_package_and_no_other(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     inside = {name for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert inside == wanted
-    assert "spec_t5x/pretrained/ende-target/params/manifest.ocdbt" in inside
+    assert "spec_t5x/pretrained/t5-target/params/manifest.ocdbt" in inside
     assert "spec_t5x/gin_configs/runs/infer.gin" in inside
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
@@ -56,7 +56,7 @@ def test_its_gin_files_are_found_by_the_names_of_a_checkout(wheel, tmp_path):
     program = "import sys; from spec_t5x.cli.gin_files import read_all\n"
     program += "print(*(name for name, _ in read_all(sys.argv[1:])))"
     result = subprocess.run(
-        [sys.executable, "-c", program, "gin_configs/runs/train_ende_draft.gin"],
+        [sys.executable, "-c", program, "gin_configs/runs/distill_t5_draft.gin"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
         capture_output=True,

@@ -221,7 +221,7 @@ def test_a_copied_checkpoint_is_the_same_and_a_trained_one_is_not(tiny_pair, tmp
     before = content_of(copied)
     assert files_digest(name) == {"name": name, "content": before}
     assert content_of(f"mixed:{copied}") == f"mixed:{before}"
-    assert content_of("copy:3") == "copy:3" and content_of("ende-draft") != "ende-draft"
+    assert content_of("copy:3") == "copy:3" and content_of("t5-draft") != "t5-draft"
     # The run's directory may be below a checkpoint.
     (copied / "answers").mkdir()
     (copied / "answers" / "manifest.json").write_text("{}")

@@ -95,7 +95,7 @@ def test_the_middle_model_has_positions_for_the_texts():
 
 @functools.cache
 def packaged():
-    loaded = load("ende-target")
+    loaded = load("t5-target")
     return loaded, loaded.bind()
 
 

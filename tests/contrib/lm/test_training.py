@@ -109,7 +109,7 @@ def test_from_nothing_samples_differ_and_do_not_depend_on_the_batch(target, caps
         ({"TRAIN_FILES": "absent.tsv"}, "no file"),
         ({"TRAIN_FILES": ()}, "train_files are (): give at least one file"),
         ({"GPTConfig.max_length": 16}, "lines have up to 32 tokens and the model 16 positions"),
-        ({"train.initial_checkpoint": "ende-target"}, "is a T5Config, and the model to train a"),
+        ({"train.initial_checkpoint": "t5-draft"}, "is a T5Config, and the model to train a"),
         ({"train.model": "@T5Config()"}, "the data of a T5Config are TextOptions: give DataOpt"),
         ({"TrainOptions.label_smoothing": 0.1}, "leave it 0 for a language model"),
         ({"train.metrics": "@MetricsOptions()"}, "train.metrics cannot score TextOptions"),
@@ -132,7 +132,7 @@ def test_a_mistake_is_one_line(data, tmp_path, capsys, bindings, message):
             ["the " * 45, "--max_decode_len", "8"],
             "the prompt has 45 tokens and there is room for 40",
         ),
-        (["the", "--draft", "ende-draft"], "give a draft of the target's kind"),
+        (["the", "--draft", "t5-draft"], "give a draft of the target's kind"),
     ],
 )
 def test_a_wrong_command_for_a_language_model_is_one_line(target, capsys, arguments, message):

@@ -8,7 +8,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.labs.reproduction import example_texts
 from spec_t5x.labs.reproduction.contents import ReproduceOptions
 from spec_t5x.labs.reproduction.example_texts import DESCRIPTIONS, SENTENCES, read
-from spec_t5x.labs.reproduction.pairs import LANGUAGE
+from spec_t5x.labs.reproduction.pairs import ENDE, LANGUAGE, SUMMARIES
 
 
 @pytest.fixture
@@ -41,6 +41,12 @@ def test_the_users_texts_are_read_without_empty_lines(data_dir):
     # A language model continues the first words.
     assert LANGUAGE.texts(ReproduceOptions(data_dir=data_dir), 2) == ["Hello.", "Well, good bye."]
     assert LANGUAGE.texts(ReproduceOptions(), 1) == ["Where did you"]
+    # Each text begins with the prefix of its task.
+    for pair, text in (
+        (ENDE, "translate English to German: Hello."),
+        (SUMMARIES, "summarize: A long description."),
+    ):
+        assert pair.texts(ReproduceOptions(data_dir=data_dir), 1) == [text]
 
 
 def test_a_directory_without_the_files_is_refused(data_dir):

@@ -80,7 +80,7 @@ def test_table_3_has_all_of_the_papers_rows(content):
 
 
 def test_ours_are_beside_the_papers_smallest_and_extra_drafts_after_them(content):
-    table = content(TABLE_3, {"acceptance/ende-target": {"rows": RATES}})[1]
+    _, table, summaries, _ = content(TABLE_3, {"acceptance/ende": {"rows": RATES}})
     at = {(row[0], row[3], row[1]): row[2:] for row in table.values}
     low, high = 0.75 - 0.01, 0.75 + 0.01
     assert at["T5-small", "transformer", 0.0] == [0.75, "transformer", 0.75, low, high, 600, 1.0]
@@ -88,11 +88,13 @@ def test_ours_are_beside_the_papers_smallest_and_extra_drafts_after_them(content
     assert at[None, "copy", 0.0][:3] == [None, "copy", 0.5]
     # A draft that never proposed has no rate, and is not left out.
     assert at[None, "copy", 1.0] == [None, "copy", None, None, None, 600, 1.0]
+    # The same target has other rates on other texts.
+    assert {value for row in summaries.values for value in row[3:]} == {None}
 
 
 def test_a_filter_has_its_own_rows_and_shares_those_of_temperature_0(content):
     rows = [*RATES, rate("transformer", 1.0, 0.9, top_k=40)]
-    gpt, *_, lamda = content(TABLE_3, {"acceptance/lm-target": {"rows": rows}})
+    gpt, *_, lamda = content(TABLE_3, {"acceptance/lm": {"rows": rows}})
 
     def alphas(table):
         return [row[4] for row in table.values if row[3] == "transformer"]
@@ -106,7 +108,7 @@ def test_table_5_has_the_papers_rows(content):
         for temperature in (0.0, 1.0)
         for lenience, alpha in zip((1.0, 0.5, 0.3, 0.1), (0.6, 0.7, 0.75, 0.84), strict=True)
     ]
-    at_1, at_0 = content(TABLE_5, {"acceptance/ende-target": {"rows": lenient}})
+    at_1, at_0 = content(TABLE_5, {"acceptance/ende": {"rows": lenient}})
     assert [tuple(row[:3]) for row in at_1.values] == [
         (r.draft, r.lenience, r.alpha) for r in paper_tables.TABLE_5
     ]
@@ -214,7 +216,7 @@ def test_rates_are_measured(monkeypatch):
     for name, value in (values | {"_DRAFTS": ("transformer",)}).items():
         monkeypatch.setattr(acceptance_rates, name, value)
     (table, _), found = computed(TABLE_5)
-    rates = found["acceptance/ende-target"]["rows"]
+    rates = found["acceptance/ende"]["rows"]
     assert [(row["draft"], row["lenience"]) for row in rates] == [
         ("transformer", 1.0),
         ("transformer", 0.3),
@@ -226,7 +228,7 @@ def test_rates_are_measured(monkeypatch):
 # Dependencies of a measurement
 
 
-@pytest.mark.parametrize("changed", ["ende-target", "ende-draft", "texts"])
+@pytest.mark.parametrize("changed", ["t5-target", "t5-draft", "texts"])
 def test_another_model_or_text_is_noticed(monkeypatch, changed):
     real, texts = digests.files_digest, ["a", "b"]
     before = pairs.inputs(pairs.ENDE, ("transformer",), texts)
