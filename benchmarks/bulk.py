@@ -1,6 +1,7 @@
 """Compares bulk inference in slots with static batches: tokens per second and occupancy.
 
-    python -m benchmarks.bulk --target ende-target --draft transformer --data newstest2013.tsv.gz \\
+    python -m benchmarks.bulk --target t5-target --draft transformer --data newstest2013.tsv.gz \\
+        --prefix "translate English to German: " \\
         --batch_size 8 32 128 --gamma 0 4 --limit 1024 --json benchmarks/bulk_news.json
 
 A slot is a row of a batch that takes the next text when its own has ended; gamma 0 is plain
@@ -65,9 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--target", default="ende-target", help="checkpoint (ende-target)")
+    add("--target", default="t5-target", help="checkpoint (t5-target)")
     add("--draft", default="transformer", help="draft, as for spec-t5x generate (transformer)")
     add("--data", required=True, metavar="FILE", help="texts, as for spec-t5x benchmark")
+    add("--prefix", default="", metavar="TEXT", help="text to put before every text")
     add("--limit", type=int, default=1024, help="texts to decode (1024)")
     add("--batch_size", nargs="+", type=int, default=[8, 32, 128], help="rows per batch (8 32 128)")
     add("--gamma", nargs="+", type=gamma, default=[0, 4], help="drafts, or auto; 0 is plain (0 4)")
@@ -122,7 +124,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def _inputs(generator: Generator, args: argparse.Namespace) -> Inputs:
     """Reads the first ``--limit`` texts that are short enough for the encoder."""
     options = GenerateOptions()
-    texts = read_texts(TextSource(data=args.data), generator, options, args.limit)
+    texts = read_texts(
+        TextSource(data=args.data, prefix=args.prefix), generator, options, args.limit
+    )
     return [(place, text, generator.tokenize(text, options)) for place, text in enumerate(texts)]
 
 

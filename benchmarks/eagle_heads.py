@@ -18,10 +18,15 @@ from typing import Any
 
 from benchmarks import objectives
 from spec_t5x.cli.main import main as spec_t5x
+from spec_t5x.data.task_options import TRANSLATE_PREFIX
 from spec_t5x.labs.benchmark import results
 
-TARGET, STEPS = "ende-target", 200
+TARGET, STEPS = "t5-target", 200
 SETTINGS = {
+    "DataOptions.source_prefix": TRANSLATE_PREFIX,
+    "DataOptions.source_column": 1,
+    "DataOptions.target_column": 2,
+    "DataOptions.num_columns": 3,
     "DataOptions.max_source_length": 32,
     "DataOptions.max_target_length": 32,
     "DataOptions.buckets": (16, 32),
@@ -36,7 +41,7 @@ SETTINGS = {
     "TrainOptions.eval_period": 0,
     "TrainOptions.tensorboard": False,
 }
-# Bindings by which each variant differs from gin_configs/runs/distill_ende_eagle.gin.
+# Bindings by which each variant differs from gin_configs/runs/distill_t5_eagle.gin.
 VARIANTS = {
     "head": {},
     "head, of the last states alone": {"HEAD_DEPTHS": ()},
@@ -51,8 +56,7 @@ VARIANTS = {
 }
 # Packaged drafts and drafts without training: values of ``--draft`` by name in the table.
 AT_BEST = {
-    "ende-eagle": "eagle",
-    "ende-draft": "transformer",
+    "t5-draft": "transformer",
     "int8": "int8",
     "int4": "int4",
     "copy": "copy",
@@ -77,9 +81,9 @@ def trained(data_dir: str, output_dir: Path) -> dict[str, str]:
         "DRAFT_VOCAB_SIZE": None,
     }
     for name, changes in VARIANTS.items():
-        train(name, "distill_ende_eagle", "{}/draft", "distill", distilled | changes)
-    train("transformer, as ende-draft", "train_ende_draft", "{}/draft", "distill", distilled)
-    heads = "train_ende_heads", "medusa:{}/heads", "train-heads"
+        train(name, "distill_t5_eagle", "{}/draft", "distill", distilled | changes)
+    train("transformer, as t5-draft", "distill_t5_draft", "{}/draft", "distill", distilled)
+    heads = "train_t5_heads", "medusa:{}/heads", "train-heads"
     train("Medusa heads", *heads, {"TARGET": TARGET})
     return drafts
 
@@ -94,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     drafts = trained(args.data_dir, args.output_dir) | AT_BEST
     flags = [flag for draft in drafts.values() for flag in ("--draft", draft)]
     data = ["--data", f"{args.data_dir}/dev.tsv.gz", "--source_column", "1", "--num_columns", "3"]
+    data += ["--prefix", TRANSLATE_PREFIX]
     given = ["--target", TARGET, *flags, *MEASURED, *data, "--json", str(args.json)]
     status = spec_t5x(["acceptance", *given])
     if status:

@@ -19,6 +19,7 @@ from typing import Any
 import gin
 
 from spec_t5x.cli.main import main as spec_t5x
+from spec_t5x.data.task_options import TRANSLATE_PREFIX
 from spec_t5x.labs.benchmark import results
 from spec_t5x.machine.description import machine
 from spec_t5x.theory import formulas
@@ -36,7 +37,8 @@ RECIPES = (
     ("forward_kl", "target", 0.5),
 )
 SETTINGS = {
-    "CHECKPOINT_PATH": "ende-target",
+    "CHECKPOINT_PATH": "t5-target",
+    "SOURCE_PREFIX": TRANSLATE_PREFIX,
     "DEV_FILE": "dev.tsv.gz",
     "DECODER_LAYERS": "first:1",
     "TRAIN_STEPS": 400,

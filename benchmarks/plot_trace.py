@@ -13,7 +13,10 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from spec_t5x.cli.trace import print_trace
 from spec_t5x.generation import GenerateOptions, Generator
 
-SOURCE = "Tom said that he was going to by a new car as soon as he have enough money to pay for it."
+SOURCE = (
+    "correct: Tom said that he was going to by a new car as soon as he have enough money to pay "
+    "for it."
+)
 
 
 def main() -> int:
@@ -21,7 +24,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2
-    generator = Generator.load("correct-target", "copy")
+    generator = Generator.load("t5-target", "copy")
     console = Console(record=True, width=132, file=io.StringIO(), force_terminal=True)
     pieces = [generator.vocabulary.piece(token) for token in generator.vocabulary.encode(SOURCE)]
     console.print(f"source: {' '.join(pieces)}", highlight=False)
@@ -29,7 +32,7 @@ def main() -> int:
     # Without @font-face rules, so that the picture loads nothing from the network.
     start, end = (CONSOLE_SVG_FORMAT.index(part) for part in ("@font-face", ".{unique_id}-matrix"))
     shape = CONSOLE_SVG_FORMAT[:start] + CONSOLE_SVG_FORMAT[end:]
-    title = "spec-t5x generate --target correct-target --gamma 15 --trace"
+    title = "spec-t5x generate --draft copy --gamma 15 --trace"
     svg = console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME, code_format=shape)
     Path(sys.argv[1]).write_text(svg, encoding="utf-8")
     return 0

@@ -3,8 +3,8 @@
 ```python
 from spec_t5x import Generator
 
-generator = Generator.load("ende-target", "ende-draft")
-for outputs in generator.generate(["Where is the station?"]):
+generator = Generator.load("t5-target", "t5-draft")
+for outputs in generator.generate(["translate English to German: Where is the station?"]):
     print(outputs[0].output)
 ```
 """

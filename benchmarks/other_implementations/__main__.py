@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found = workload.of_sizes(args.size, **settings)
             else:
                 texts = (pair[0] for pair in read_pairs(args.data)) if args.data else SENTENCES
+                texts = (args.prefix + text for text in texts)
                 texts = list(itertools.islice(texts, args.num_inputs))
                 pair = (args.target, args.draft[0], texts, Path(folder))
                 found = [workload.of_pair(*pair, **settings)]
@@ -66,7 +67,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--target", default="ende-target", help="checkpoint (ende-target)")
+    add("--target", default="t5-target", help="checkpoint (t5-target)")
     add(
         "--draft",
         nargs="+",
@@ -76,6 +77,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--gamma", nargs="+", type=int, default=[4], help="drafts per iteration (4)")
     add("--verifier", default="block", help="verifier of spec_t5x (block)")
     add("--data", metavar="FILE", help=".tsv or .tsv.gz with sources (built-in sentences)")
+    add("--prefix", default="", metavar="TEXT", help="text to put before every source")
     add("--num_inputs", type=int, default=20, help="number of sources (20)")
     add("--max_decode_len", type=int, default=64, help="most output tokens (64)")
     add("--rounds", type=int, default=5, help="runs of every row (5)")

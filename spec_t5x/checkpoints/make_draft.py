@@ -42,15 +42,8 @@ from spec_t5x.models.binding import Model
 TRANSFORMER = "transformer"
 # For each packaged target, the names of its packaged drafts by kind.
 PACKAGED_DRAFTS = {
-    "ende-target": {"transformer": "ende-draft", "ngram": "ende-ngram", "eagle": "ende-eagle"},
-    "summaries-target": {
-        "transformer": "summaries-draft",
-        "ngram": "summaries-ngram",
-        "eagle": "summaries-eagle",
-    },
+    "t5-target": {"transformer": "t5-draft", "ngram": "t5-ngram"},
     "lm-target": {"transformer": "lm-draft", "ngram": "lm-ngram"},
-    # The default draft is ``copy``: most of the output is in the source.
-    "correct-target": {},
 }
 
 

@@ -7,7 +7,7 @@ from spec_t5x.errors import InputError, check_choice
 from spec_t5x.names import AUTO, INT8, KV, NO_DRAFT, WEIGHTS
 from spec_t5x.options import option
 
-DEFAULT_TARGET = "ende-target"
+DEFAULT_TARGET = "t5-target"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,4 +97,4 @@ class Models:
                 f"no --draft was given for --target {self.target}: give --draft {INT8}, which "
                 f"needs no other model, a model of your own, or --draft {NO_DRAFT}"
             )
-        return PACKAGED_DRAFTS[self.target].get("transformer", "copy")
+        return PACKAGED_DRAFTS[self.target]["transformer"]

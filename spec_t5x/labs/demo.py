@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
+from spec_t5x.data.task_options import TRANSLATE_PREFIX
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, GenerateOptions, Generator, StreamEvent
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution
@@ -31,8 +32,8 @@ _RUNS, _ENOUGH = 7, 2.0
 _SHORTEST, _LONGEST = 2.5, 8.0
 # A text, its target, and drafts per iteration.
 _EXAMPLES = [
-    ["The program reads the configuration file and prints a warning.", "ende-target", 4],
-    ["Tom said he was going to by a new car when he have money for it.", "correct-target", 12],
+    [f"{TRANSLATE_PREFIX}The program reads the file and prints a warning.", "t5-target", 4],
+    ["correct: Tom said he was going to by a new car when he have money.", "t5-target", 4],
 ]
 _MARKS = {
     "accepted": "proposed by the draft and accepted",

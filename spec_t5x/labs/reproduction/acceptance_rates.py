@@ -37,7 +37,7 @@ RATE_COLUMNS = (
 def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]:
     """Measures alpha of the pair's drafts; returns ``AcceptanceRow`` dictionaries, [] on failure.
 
-    Pairs of the same target share one measurement, which has the filters of all these pairs.
+    Pairs of the same target and texts share one measurement, which has the filters of all.
     """
     # A quick run has the drafts whose order the paper compares.
     drafts = _DRAFTS[:3] if options.quick else _DRAFTS
@@ -46,7 +46,7 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
         "num_tokens": 600 if options.quick else 10_000,
         "temperatures": TEMPERATURES,
         "leniences": LENIENCES if pair == pairs.ENDE else (1.0,),
-        "top_ks": tuple(other.top_k for other in pairs.PAIRS if other.target == pair.target),
+        "top_ks": tuple(each.top_k for each in pair.same_texts()),
         "decoded_texts": 0,
         "batch_size": 16,
         "max_decode_len": _MAX_DECODE_LEN,
@@ -66,7 +66,7 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
         return {"tokens": sum(tokens.values()), "rows": list(map(dataclasses.asdict, rows))}
 
     inputs = pairs.inputs(pair, drafts, texts, settings=settings)
-    found = results(f"acceptance/{pair.target}", inputs, measure)
+    found = results(f"acceptance/{pair.same_texts()[0].name}", inputs, measure)
     return found["rows"] if found else []
 
 

@@ -20,8 +20,8 @@ from spec_t5x.labs.reproduction.plots import new_figure
 
 # A sentence whose translation takes several calls, with drafts accepted and rejected.
 _SENTENCE = (
-    "The program reads the configuration file when it starts, and it prints a warning if an "
-    "option is not known."
+    f"{pairs.ENDE.prefix}The program reads the configuration file when it starts, and it prints a "
+    "warning if an option is not known."
 )
 _PAIR = pairs.ENDE
 _MAX_DECODE_LEN = 48

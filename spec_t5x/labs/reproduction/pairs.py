@@ -15,6 +15,7 @@ from typing import Any
 
 from spec_t5x.checkpoints import digests
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
+from spec_t5x.data.task_options import SUMMARIZE_PREFIX, TRANSLATE_PREFIX
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
 from spec_t5x.interfaces import Draft
@@ -40,32 +41,43 @@ class Pair:
     # Texts of ``example_texts``, and the number of words that each is cut to; None for all.
     examples: tuple[str, ...]
     words: int | None = None
+    # Text in front of every text.
+    prefix: str = ""
     # Top-k filter of the distributions of draft and target; 0 for none.
     top_k: int = 0
     # Cut texts that are longer than the encoder takes.
     truncate: bool = False
 
     def texts(self, options: ReproduceOptions, count: int) -> list[str]:
-        """Reads the first ``count`` texts, or as many as there are, cut to ``words`` words."""
+        """Reads the first ``count`` texts, or as many as there are, as the target takes them."""
         texts = example_texts.read(self.examples, options.data_dir, count)
-        return [" ".join(text.split()[: self.words]) for text in texts] if self.words else texts
+        if self.words:
+            texts = [" ".join(text.split()[: self.words]) for text in texts]
+        return [self.prefix + text for text in texts]
+
+    def same_texts(self) -> list["Pair"]:
+        """Returns the pairs that have this one's target and texts, itself included."""
+        key = (self.target, self.examples, self.prefix)
+        return [each for each in PAIRS if (each.target, each.examples, each.prefix) == key]
 
 
 ENDE = Pair(
     name="ende",
-    target="ende-target",
+    target="t5-target",
     stands_for="T5-XXL (EnDe)",
     paper_task="EnDe",
     task="EnDe",
     examples=example_texts.SENTENCES,
+    prefix=TRANSLATE_PREFIX,
 )
 SUMMARIES = Pair(
     name="summaries",
-    target="summaries-target",
+    target="t5-target",
     stands_for="T5-XXL (CNN/DM)",
     paper_task="CNN/DM",
     task="summaries",
     examples=example_texts.DESCRIPTIONS,
+    prefix=SUMMARIZE_PREFIX,
     truncate=True,
 )
 LANGUAGE = Pair(
