@@ -28,8 +28,8 @@ die() {
 
 run() {
   if [ -n "${DRY_RUN:-}" ]; then
-    printf '%q ' "$@"
-    printf '\n'
+    # In one write: commands that run at the same time must not mix their lines.
+    printf '%s\n' "$(printf '%q ' "$@")"
   else
     "$@"
   fi

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 _BUDGET = 2.5
 # Timings of each program at most.
 _MOST_ROUNDS = 9
+# Timings whose median is relied on.
+_ENOUGH_ROUNDS = 5
 # Depth and nodes of the largest trees that are measured.
 _MAX_DEPTH = 4
 _MAX_NODES = 64
@@ -79,10 +81,10 @@ def measure(target: Target, draft: Draft, inputs: PyTree, settings: Sampling, lo
     timed = step_times.Timed.half_way(target, draft, inputs, settings, loop)
     programs = [timed.iterations(0), timed.prefills, *map(timed.iterations, limits)]
     # Medians: a timing is a difference of two, so that noise makes the least of several too small.
-    plain, prefill, *iterations = np.median(
-        interleaved(programs, _MOST_ROUNDS, budget=_BUDGET), axis=0
-    )
-    return of_seconds(limits, plain, prefill, iterations, whole=whole)
+    times = interleaved(programs, _MOST_ROUNDS, budget=_BUDGET)
+    plain, prefill, *iterations = np.median(times, axis=0)
+    few = len(times) < _ENOUGH_ROUNDS
+    return of_seconds(limits, plain, prefill, iterations, whole=whole, few=few)
 
 
 def of_seconds(
@@ -92,10 +94,12 @@ def of_seconds(
     iterations: Sequence[float],
     *,
     whole: bool = False,
+    few: bool = False,
 ) -> Costs:
     """Converts seconds of a plain step, the prefill and an iteration at each limit to costs.
 
     If ``whole``, as with a tree, there is one limit, and an iteration has so many drafts or none.
+    If ``few``, the seconds are medians of too few timings to be relied on.
     """
     step = max(float(plain), 1e-9)
     # An iteration does all that a plain step does, and one with more drafts no less.
@@ -104,9 +108,10 @@ def of_seconds(
     if whole:
         between = [math.inf] * (largest - 1)
         return Costs(iteration=(1.0, *between, float(timed[-1])), prefill=prefill)
-    # A first draft costs no less than a later one, on average: a smaller timing is noise, which
-    # would make a draft that does not pay look as if it did.
-    for i in range(len(limits) - 2, -1, -1):
+    # Where memory bounds a call of few positions and arithmetic one of many, a first draft costs
+    # less than a later one. Without enough timings it may be noise, which would make a draft that
+    # does not pay look as if it did.
+    for i in range(len(limits) - 2, -1, -1) if few else ():
         timed[i] = max(timed[i], 1 + (timed[i + 1] - 1) * limits[i] / limits[i + 1])
     points = np.interp(np.arange(1, largest + 1), limits, timed)
     # The cost of an empty proposal is extrapolated from those of 1 and 2 drafts.

@@ -16,7 +16,7 @@ from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.compilation_cache import user_cache
 
 # Raised whenever an entry's meaning changes: older entries are then ignored.
-_FORMAT = 5
+_FORMAT = 6
 
 T = TypeVar("T")
 

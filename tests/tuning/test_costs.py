@@ -28,10 +28,11 @@ def test_costs_by_hand():
     assert costs.prefill == pytest.approx(1.5)
 
 
-def test_a_first_draft_is_not_cheaper_than_later_ones():
-    """Timed as one that costs nothing, it would be asked for again and again."""
-    costs = costs_lib.of_seconds(LIMITS, 2.0, 0.0, [2.0, 5.0, 7.0])
-    np.testing.assert_allclose(costs.iteration[1:5:3], [1 + 1.5 / 4, 2.5])
+@pytest.mark.parametrize(("few", "first"), [(True, 1 + 1.5 / 4), (False, 1.0)])
+def test_few_timings_make_no_first_draft_cheaper_than_later_ones(few, first):
+    """Timed by chance as one that costs nothing, it would be asked for again and again."""
+    costs = costs_lib.of_seconds(LIMITS, 2.0, 0.0, [2.0, 5.0, 7.0], few=few)
+    np.testing.assert_allclose(costs.iteration[1:5:3], [first, 2.5])
 
 
 def test_a_tree_is_measured_whole():
