@@ -39,9 +39,13 @@ def plain():
     [*(("t5-draft", task) for task in TEXTS), ("copy", "correct")],
 )
 def test_same_text_in_fewer_calls(draft, task, plain):
-    generator = Generator.load("t5-target", draft)
-    ours = [outputs[0] for outputs in generator.generate(TEXTS[task], OPTIONS)]
-    assert [o.output_ids for o in ours] == [o.output_ids for o in plain(task)]
+    check_same_text_in_fewer_calls(Generator.load("t5-target", draft), TEXTS[task], plain(task))
+
+
+def check_same_text_in_fewer_calls(generator, texts, plain):
+    """Checks the generator's outputs for ``texts`` against those of plain decoding."""
+    ours = [outputs[0] for outputs in generator.generate(texts, OPTIONS)]
+    assert [o.output_ids for o in ours] == [o.output_ids for o in plain]
     calls = sum(o.target_calls for o in ours)
     assert sum(len(o.output_ids) for o in ours) > 1.2 * calls
 

@@ -1,5 +1,6 @@
 """The tests of the CPU's kernels, for a GPT."""
 
+import numpy as np
 import pytest
 
 from tests.contrib.lm.toys import tiny_gpt
@@ -33,4 +34,6 @@ def test_it_gives_back_its_parameters():
 
 
 def test_what_is_read_in_bfloat16_gives_the_text_of_float32(monkeypatch):
-    test_panels.test_what_is_read_in_bfloat16_gives_the_text_of_float32("lm-target", monkeypatch)
+    test_panels.test_what_is_read_in_fewer_bits_gives_the_text_of_more(
+        "lm-target", {"_narrow": np.asarray}, 0.51, None, monkeypatch
+    )
