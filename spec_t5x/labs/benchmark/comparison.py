@@ -92,7 +92,42 @@ class Divergence:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
+class TimedRounds:
+    """Tokens and seconds of the same inputs, decoded plainly and another way in each round."""
+
+    # Tokens generated in a round: ends of sequence count, padding rows do not.
+    plain_tokens: int
+    speculative_tokens: int
+    # Seconds of every round, for all inputs, with encoding and without compilation.
+    plain_seconds: list[float]
+    speculative_seconds: list[float]
+
+    @property
+    def plain_rate(self) -> float:
+        """Tokens per second of plain decoding."""
+        return self.plain_tokens / statistics.median(self.plain_seconds)
+
+    @property
+    def speculative_rate(self) -> float:
+        """Tokens per second of speculative decoding."""
+        return self.speculative_tokens / statistics.median(self.speculative_seconds)
+
+    @property
+    def speed_up(self) -> float:
+        """Ratio of the speculative to the plain rate, each a median over rounds."""
+        return self.speculative_rate / self.plain_rate
+
+    @property
+    def speed_up_range(self) -> tuple[float, float]:
+        """Lowest and highest speed-up of a single round."""
+        tokens = self.speculative_tokens / self.plain_tokens
+        pairs = zip(self.plain_seconds, self.speculative_seconds, strict=True)
+        ratios = [tokens * plain / speculative for plain, speculative in pairs]
+        return min(ratios), max(ratios)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison(TimedRounds):
     """Times, counts and outputs of the same inputs, decoded plainly and speculatively."""
 
     num_inputs: int
@@ -100,12 +135,6 @@ class Comparison:
     gamma: int
     temperature: float
     verifier: str
-    # Tokens generated in a round: ends of sequence count, padding rows do not.
-    plain_tokens: int
-    speculative_tokens: int
-    # Seconds of every round, for all inputs, with encoding and without compilation.
-    plain_seconds: list[float]
-    speculative_seconds: list[float]
     # The part of these seconds that prefill takes: dispatch, encoding, empty caches.
     plain_setup_seconds: list[float]
     speculative_setup_seconds: list[float]
@@ -132,16 +161,6 @@ class Comparison:
     beside: float = 0.0
 
     @property
-    def plain_rate(self) -> float:
-        """Tokens per second of plain decoding."""
-        return self.plain_tokens / statistics.median(self.plain_seconds)
-
-    @property
-    def speculative_rate(self) -> float:
-        """Tokens per second of speculative decoding."""
-        return self.speculative_tokens / statistics.median(self.speculative_seconds)
-
-    @property
     def block_efficiency(self) -> float:
         """Generated tokens of speculative decoding for each target call."""
         return self.speculative_tokens / self.target_calls
@@ -150,19 +169,6 @@ class Comparison:
     def acceptance_rate(self) -> float | None:
         """Share of the verified drafts that were accepted; None where none was verified."""
         return self.accepted / self.verified if self.verified else None
-
-    @property
-    def speed_up(self) -> float:
-        """Ratio of the speculative to the plain rate, each a median over rounds."""
-        return self.speculative_rate / self.plain_rate
-
-    @property
-    def speed_up_range(self) -> tuple[float, float]:
-        """Lowest and highest speed-up of a single round."""
-        tokens = self.speculative_tokens / self.plain_tokens
-        pairs = zip(self.plain_seconds, self.speculative_seconds, strict=True)
-        ratios = [tokens * plain / speculative for plain, speculative in pairs]
-        return min(ratios), max(ratios)
 
     @property
     def is_noise(self) -> bool:

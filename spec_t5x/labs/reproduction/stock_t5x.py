@@ -3,9 +3,9 @@
 T5X is imported when it is timed: few machines have it.
 """
 
+import dataclasses
 import functools
 import importlib.util
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Batch, GenerateOptions, Generator
-from spec_t5x.labs.benchmark.comparison import time_in_turn
+from spec_t5x.labs.benchmark.comparison import TimedRounds, time_in_turn
 from spec_t5x.machine.extras import needed
 from spec_t5x.models.weights import Rounded, TiedTable
 from spec_t5x.types import Array
@@ -53,30 +53,29 @@ def measure(
         return []
     rounds = [generator.batches(texts, options)] * repeats
     times, decoded = time_in_turn(lambda: generator.engine(options).decode, lambda: stock, rounds)
-    times = {name.replace("speculative", "stock"): value for name, value in times.items()}
     limit, (ours, theirs) = generator.max_decode_len(options), decoded[-1].values()
     ours = [_ended(one.tokens[0, 0, :limit], generator.eos_id) for one in ours]
     theirs = [_ended(one[0, :limit], generator.eos_id) for one in theirs]
     differ = sum(first != second for first, second in zip(ours, theirs, strict=True))
-    counts = {"plain_tokens": sum(map(len, ours)), "stock_tokens": sum(map(len, theirs))}
-    # Tokens per second of every round, and by the median of the rounds' seconds.
-    plain, stock = (
-        [tokens / seconds for seconds in (*taken, statistics.median(taken))]
-        for tokens, taken in zip(
-            counts.values(), (times["plain_seconds"], times["stock_seconds"]), strict=True
-        )
+    found = TimedRounds(
+        plain_tokens=sum(map(len, ours)),
+        speculative_tokens=sum(map(len, theirs)),
+        plain_seconds=times["plain_seconds"],
+        speculative_seconds=times["speculative_seconds"],
     )
-    *ratios, speed_up = (second / first for first, second in zip(plain, stock, strict=True))
+    measured = times | dataclasses.asdict(found)
+    low, high = found.speed_up_range
+    texts = f"{differ} differ" if differ else "yes"
     row = {
         "draft": NAME,
         "temperature": options.temperature,
-        "plain_tokens_per_second": plain[-1],
-        "speed_up": speed_up,
-        "range": f"{min(ratios):.2f}–{max(ratios):.2f}",
-        "same_text": f"{differ} differ" if differ else "yes",
+        "plain_tokens_per_second": found.plain_rate,
+        "speed_up": found.speed_up,
+        "range": f"{low:.2f}–{high:.2f}",
+        # Sampled texts are different draws.
+        "same_text": texts if options.sampling().greedy else None,
     }
-    # Sampled texts are different draws.
-    return [times | counts | row | ({} if options.sampling().greedy else {"same_text": None})]
+    return [{name.replace("speculative", "stock"): each for name, each in measured.items()} | row]
 
 
 def _stock_decode(
