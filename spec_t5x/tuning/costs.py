@@ -111,8 +111,9 @@ def of_seconds(
     # Where memory bounds a call of few positions and arithmetic one of many, a first draft costs
     # less than a later one. Without enough timings it may be noise, which would make a draft that
     # does not pay look as if it did.
-    for i in range(len(limits) - 2, -1, -1) if few else ():
-        timed[i] = max(timed[i], 1 + (timed[i + 1] - 1) * limits[i] / limits[i + 1])
+    if few:
+        for i in range(len(limits) - 2, -1, -1):
+            timed[i] = max(timed[i], 1 + (timed[i + 1] - 1) * limits[i] / limits[i + 1])
     points = np.interp(np.arange(1, largest + 1), limits, timed)
     # The cost of an empty proposal is extrapolated from those of 1 and 2 drafts.
     empty = max(1.0, 2 * points[0] - points[1]) if largest > 1 else 1.0
