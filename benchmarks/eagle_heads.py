@@ -4,7 +4,7 @@
         --json benchmarks/eagle_heads.json
 
 DATA_DIR holds train.tsv.gz and dev.tsv.gz (tag, English, German). Each draft is trained for the
-packaged English-German target by a run of ``spec-t5x`` in a separate folder, all with the same
+packaged T5, as a translator, by a run of ``spec-t5x`` in a separate folder, all with the same
 settings; the same command resumes runs that were interrupted. ``spec-t5x acceptance`` then measures
 these drafts and the packaged ones.
 """
@@ -28,6 +28,7 @@ SETTINGS = {
     "DataOptions.target_column": 2,
     "DataOptions.num_columns": 3,
     "DataOptions.max_source_length": 32,
+    "DataOptions.truncate_sources": False,
     "DataOptions.max_target_length": 32,
     "DataOptions.buckets": (16, 32),
     "DataOptions.tokens_per_batch": 1024,

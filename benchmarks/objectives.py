@@ -5,7 +5,7 @@
 
 DATA_DIR holds train.tsv.gz and dev.tsv.gz (tag, English, German). Each recipe is a run of
 ``spec-t5x distill`` in a separate folder; the same command resumes runs that were interrupted.
-Each draft starts as the first decoder layer of the packaged English-German target, whose encoder it
+Each draft starts as the first decoder layer of the packaged T5, as a translator, whose encoder it
 uses. alpha is measured after the last step, on held-out texts of the target.
 """
 

@@ -223,6 +223,15 @@ def test_the_gpu_training_mixes_the_tasks_and_trains_the_drafts_last(dry_run):
     assert all(each[-1] == "--gin.A=1" for each in (target, first, second))
 
 
+def test_the_gpu_training_grows_the_target_alone(dry_run):
+    flags = ("--grow", "/small", "--dry-run", "/data", "/out", "--gin.A=1")
+    status, commands, _ = dry_run("gpu/train_t5.sh", *flags)
+    assert status == 0
+    growing = ["--gin.train.initial_checkpoint='/small'", "--gin.train.grow=True"]
+    assert [set(growing) <= set(each) for each in commands[-3:]] == [True, False, False]
+    assert commands[-3][-3:] == [*growing, "--gin.A=1"]
+
+
 def test_docs_installs_what_it_needs_and_fails_on_warnings(dry_run):
     status, commands, _ = dry_run("docs.sh", "--dry-run", "--site-dir", "there")
     assert status == 0
