@@ -24,6 +24,9 @@ DEFAULT_BUCKETS = (12, 16, 24, 32, 48, 64, 96, 128)
 
 # Token ids of one text: a list, or an array of a seqio stream.
 Ids = Sequence[int] | Int[np.ndarray, "_"]
+# Number of batches from which a pair of lengths is worth a program, whose compilation takes as long
+# as some tens of steps.
+_BATCHES_OF_A_SHAPE = 50
 _TOKENISE_CHUNK = 20_000  # pairs for each call of the tokeniser
 _FINGERPRINT_NAME = "batches.sha256"  # the file that save_position writes
 
@@ -183,10 +186,12 @@ class Batches:
         seed: int,
         buckets: Sequence[int] = DEFAULT_BUCKETS,
     ):
-        """Assigns each pair to the smallest of ``buckets`` that holds its longer side.
+        """Groups the pairs by the smallest lengths of ``buckets`` that hold source and target.
 
-        A batch of bucket L has ``max(1, tokens_per_batch // L)`` rows. Each side is padded to the
-        smallest length of ``buckets`` that holds this side of all the bucket's pairs.
+        A batch has ``max(1, tokens_per_batch // L)`` rows, where L is the longer of both lengths.
+        Pairs that fill few batches are grouped by their longer side alone, because XLA compiles a
+        program for each group. Each side is padded to the smallest of the lengths that holds this
+        side of all the group's pairs.
 
         Raises:
             InputError: a pair fits no bucket, or tokens_per_batch < 1.
@@ -272,12 +277,17 @@ def _assign_buckets(
             f"a pair has {longest.max()} tokens, the largest bucket {lengths[-1]}: "
             "add a bucket or lower the maximum lengths"
         )
-    which, padded, buckets = np.searchsorted(lengths, longest), [0, *lengths], []
-    for i in np.unique(which):
-        members = np.flatnonzero(which == i)
-        # The smallest padded length that holds the side's longest; 0 without any source.
-        source, target = (padded[np.searchsorted(padded, each[members].max())] for each in sides)
-        rows = max(1, tokens_per_batch // lengths[i])
+    padded, buckets = np.array([0, *lengths]), []
+    # The smallest padded length of each side, [pairs, 2].
+    shapes = np.searchsorted(padded, np.stack(sides, axis=1))
+    found, which, counts = np.unique(shapes, axis=0, return_inverse=True, return_counts=True)
+    rows = np.maximum(1, tokens_per_batch // padded[found.max(axis=1)])
+    is_rare = (counts < rows * _BATCHES_OF_A_SHAPE)[which.ravel(), None]
+    shapes = np.where(is_rare, shapes.max(axis=1, keepdims=True), shapes)
+    for shape in np.unique(shapes, axis=0):
+        members = np.flatnonzero((shapes == shape).all(axis=1))
+        source, target = (int(padded[np.searchsorted(padded, s[members].max())]) for s in sides)
+        rows = max(1, tokens_per_batch // int(padded[shape.max()]))
         buckets.append(Bucket(source=source, target=target, batch_size=rows, pairs=members))
     return buckets
 

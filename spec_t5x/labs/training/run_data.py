@@ -52,7 +52,7 @@ class TrainingData(abc.ABC):
     # there is neither, ``DataOptions`` trains a vocabulary of the model's vocab_size.
     vocabulary: str | None = None
     buckets: Sequence[int] = DEFAULT_BUCKETS
-    tokens_per_batch: int = 4096  # rows times the bucket's length, padding included
+    tokens_per_batch: int = 4096  # rows times the longer side's padded length
 
     def __post_init__(self):
         if max(self.longest) > max(self.buckets):

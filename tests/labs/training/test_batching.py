@@ -88,6 +88,16 @@ def test_the_shorter_side_is_padded_no_further_than_it_needs():
     assert shapes == {((2, 32), (2, 8)), ((8, 8), (8, 8))}
 
 
+def test_a_pair_of_lengths_has_batches_of_its_shape_if_they_are_many():
+    # Two rows fill a batch: 50 of one shape, and too few of two others.
+    lengths = [(30, 5)] * 100 + [(6, 30)] * 98 + [(30, 30)] * 2
+    batches = make_batches(lengths, tokens_per_batch=64)
+    sides = ("encoder_input_tokens", "decoder_target_tokens")
+    found = [tuple(getattr(b, side).shape for side in sides) for b in batches.one_pass()]
+    assert found == [((2, 32), (2, 8))] * 50 + [((2, 32), (2, 32))] * 50
+    assert sorted(first_tokens(batches.one_pass())) == list(range(3, 203))
+
+
 def tokenised(texts, limits, **options):
     return tokenise(texts, ByteVocabulary(), limits, **options)
 
