@@ -57,6 +57,7 @@ VARIANTS = {
 }
 # Packaged drafts and drafts without training: values of ``--draft`` by name in the table.
 AT_BEST = {
+    "t5-eagle": "eagle",
     "t5-draft": "transformer",
     "int8": "int8",
     "int4": "int4",

@@ -42,7 +42,7 @@ from spec_t5x.models.binding import Model
 TRANSFORMER = "transformer"
 # For each packaged target, the names of its packaged drafts by kind.
 PACKAGED_DRAFTS = {
-    "t5-target": {"transformer": "t5-draft", "ngram": "t5-ngram"},
+    "t5-target": {"transformer": "t5-draft", "ngram": "t5-ngram", "eagle": "t5-eagle"},
     "lm-target": {"transformer": "lm-draft", "ngram": "lm-ngram"},
 }
 

@@ -5,6 +5,7 @@ import pytest
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.ngram import NgramDraft
@@ -36,11 +37,13 @@ def tiny(tiny_pair):
         ("unigram", NgramDraft),
         ("copy", CopyDraft),
         ("uniform", UniformDraft),
+        ("eagle", EagleDraft),
         ("early_exit", SelfDraft),
         ("mixed", MixedDraft),
         # Packaged names without a kind before them.
         ("t5-draft", TransformerDraft),
         ("t5-ngram", NgramDraft),
+        ("t5-eagle", EagleDraft),
     ],
 )
 def test_every_name_works_with_the_packaged_target(packaged, name, kind):
@@ -68,7 +71,7 @@ def test_another_target_has_no_packaged_drafts(tiny, name):
         make_draft(name, *tiny)
 
 
-@pytest.mark.parametrize("name", ["transformer:t5-draft", "ngram:t5-ngram"])
+@pytest.mark.parametrize("name", ["transformer:t5-draft", "ngram:t5-ngram", "eagle:t5-eagle"])
 def test_drafts_of_another_vocabulary_are_refused(tiny, name):
     with pytest.raises(InputError, match="vocab|width"):
         make_draft(name, *tiny)

@@ -36,7 +36,7 @@ def plain():
 
 @pytest.mark.parametrize(
     ("draft", "task"),
-    [*(("t5-draft", task) for task in TEXTS), ("copy", "correct")],
+    [*((draft, task) for draft in ("t5-draft", "t5-eagle") for task in TEXTS), ("copy", "correct")],
 )
 def test_same_text_in_fewer_calls(draft, task, plain):
     check_same_text_in_fewer_calls(Generator.load("t5-target", draft), TEXTS[task], plain(task))
