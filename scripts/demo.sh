@@ -19,12 +19,12 @@ else
   translated=("Tom put the cups on the shelf." "This package contains the development files."
     "Where did you learn to speak English so well?")
   compare "${translated[@]/#/translate English to German: }"
-  say "correcting English: the draft copies unchanged words from the source"
+  say "correcting English, speculatively and plainly"
   corrected=("Tom said that he was going to by a new car as soon as he have enough money to pay for it."
     "We went to the market in the morning, bought some fresh bread and a bottle of milk, and walked \
 home along the river becuase the wether was so nice."
     "I has lived here since three years and i like the peple which live in this city.")
-  compare --draft copy "${corrected[@]/#/correct: }"
+  compare "${corrected[@]/#/correct: }"
 fi
 say "this model is small, and on a CPU arithmetic limits the verification of several tokens: larger
    models and accelerators gain more (README). Next: .venv/bin/spec-t5x doctor, or

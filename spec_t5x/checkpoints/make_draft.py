@@ -40,9 +40,9 @@ from spec_t5x.models.binding import Model
 
 # The kind of a directory whose format belongs to no other kind: a smaller model.
 TRANSFORMER = "transformer"
-# For each packaged target, the names of its packaged drafts by kind.
+# For each packaged target, the names of its packaged drafts by kind. The first is the default.
 PACKAGED_DRAFTS = {
-    "t5-target": {"transformer": "t5-draft", "ngram": "t5-ngram", "eagle": "t5-eagle"},
+    "t5-target": {"eagle": "t5-eagle", "transformer": "t5-draft", "ngram": "t5-ngram"},
     "lm-target": {"transformer": "lm-draft", "ngram": "lm-ngram"},
 }
 

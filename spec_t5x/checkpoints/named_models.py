@@ -97,4 +97,4 @@ class Models:
                 f"no --draft was given for --target {self.target}: give --draft {INT8}, which "
                 f"needs no other model, a model of your own, or --draft {NO_DRAFT}"
             )
-        return PACKAGED_DRAFTS[self.target]["transformer"]
+        return next(iter(PACKAGED_DRAFTS[self.target].values()))
