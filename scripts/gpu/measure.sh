@@ -6,7 +6,7 @@
 #                with the stages that have none yet
 #   STAGE        flags laws_sampling laws_loops laws_drafts laws_models pairs table_2 xl_1 xl_8
 #                xl_32 xl_64 xl_128 xl_int8_1 xl_int8_32 xl_int8_128 xl_kv8_1 xl_kv8_32
-#                xl_kv8_128 (all of them, in this order)
+#                xl_kv8_128 closed_8 closed_32 closed_64 (all of them, in this order)
 #   --minutes N  starts no stage after N minutes, stops the one that runs, and ends with status 75
 #   --tiny       every stage at small sizes, also on a CPU: a test of the script
 #
@@ -19,7 +19,8 @@ source "$(dirname "$0")/../setup_env.sh"
 help_flag "$@"
 minutes=100000 tiny="" output="" chosen=()
 STAGES=(flags laws_sampling laws_loops laws_drafts laws_models pairs table_2 xl_1 xl_8 xl_32 xl_64
-  xl_128 xl_int8_1 xl_int8_32 xl_int8_128 xl_kv8_1 xl_kv8_32 xl_kv8_128)
+  xl_128 xl_int8_1 xl_int8_32 xl_int8_128 xl_kv8_1 xl_kv8_32 xl_kv8_128
+  closed_8 closed_32 closed_64)
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) DRY_RUN=1 ;;
@@ -126,11 +127,21 @@ xl() { # ROWS FLAGS…
     --max_decode_len $length --repeats 3 "$@"
 }
 
+# 1,024 requests of that shape, from so many clients: each sends its next when it has its answer.
+closed() { # CLIENTS
+  local clients=$1 size=xl length=128 source=400 requests=1024
+  [ -z "$tiny" ] || size=small clients=2 length=8 source=8 requests=4
+  within "$python" -m benchmarks.closed_loop --target "random:t5_1_1_$size" \
+    --requests "$requests" --concurrency "$clients" --source_len $source \
+    --max_decode_len $length --json "$part"
+}
+
 measure() { # STAGE
   case $1 in
     xl_int8_*) xl "${1#xl_int8_}" "--gin.Models.weights='int8'" ;;
     xl_kv8_*) xl "${1#xl_kv8_}" "--gin.Models.kv='int8'" ;;
     xl_*) xl "${1#xl_}" ;;
+    closed_*) closed "${1#closed_}" ;;
     laws_*) laws "${1#laws_}" ;;
     *) "$1" ;;
   esac

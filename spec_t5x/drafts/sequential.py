@@ -32,9 +32,7 @@ def draft_tokens(
     def draw(logits, offset, draws, drafted):
         logits = context.ruled(logits[:, None], drafted[0], offset)[:, 0]
         token, probs, draws = draw_token(logits, draws, settings)
-        # Writes in place, because stacking arrays at the end would copy them.
-        put = functools.partial(lax.dynamic_update_index_in_dim, index=offset, axis=1)
-        return token, draws, jax.tree.map(put, drafted, (token, probs))
+        return token, draws, jax.tree.map(functools.partial(_put, offset), drafted, (token, probs))
 
     def draft_one(offset, carry):
         cache, token, draws, drafted = carry
@@ -47,6 +45,16 @@ def draft_tokens(
     first = draw(logits, 0, context.draws, (tokens, probs))
     cache, _, _, drafted = lax.fori_loop(1, num, draft_one, (cache, *first))
     return Proposal(*drafted, drawn=num), cache
+
+
+def _put(offset: Int[Array, ""] | int, drafted: Array, new: Array) -> Array:
+    """Returns ``drafted`` with ``new`` at ``offset`` of its second axis."""
+    # Writes in place, because stacking arrays at the end would copy them. XLA for GPUs would make
+    # one row's write a copy outside the CUDA graph, which would end before and begin after it.
+    write = functools.partial(lax.dynamic_update_slice_in_dim, start_index=offset, axis=1)
+    elsewhere = lax.broadcasted_iota(jnp.int32, drafted.shape, 1) != offset
+    on_gpu = functools.partial(jnp.where, elsewhere) if drafted.shape[0] == 1 else write
+    return lax.platform_dependent(drafted, new[:, None], cuda=on_gpu, default=write)
 
 
 def draft_tree(
@@ -69,16 +77,14 @@ def draft_tree(
         probs = standardize(level_logits, settings)
         children = []
         for i in range(tree.level_sizes[depth]):
-            of_node, draws = draws.next_distinct(
-                probs[:, i], level_logits[:, i], branching, settings
-            )
+            given = probs[:, i], level_logits[:, i], branching, settings
+            of_node, draws = draws.next_distinct(*given)
             children.append(of_node)
         tokens.append(jnp.concatenate(children, axis=1))
         all_probs.append(probs)
         if depth + 1 < tree.depth:
-            first = tree.level_starts[depth + 1]
-            slots = model.num_slots(cache)
-            nodes = tree_nodes(tree, tokens[-1], context.lengths, slots, first)
+            place = model.num_slots(cache), tree.level_starts[depth + 1]
+            nodes = tree_nodes(tree, tokens[-1], context.lengths, *place)
             level_logits, _, cache = model.score_nodes(cache, nodes)
     return TreeProposal(
         tokens=jnp.concatenate(tokens, axis=1),

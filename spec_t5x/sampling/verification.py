@@ -146,7 +146,8 @@ def block_thresholds(
         return ratio, ratio
 
     one = jnp.ones((), target_probs.dtype)
-    _, carried = lax.scan(carry, one, (of_target, of_draft, proposed))
+    # Unrolled, since a loop inside the iteration would split its CUDA graph.
+    _, carried = lax.scan(carry, one, (of_target, of_draft, proposed), unroll=True)
     carried = jnp.concatenate([one[None], carried])
     mass = excess(carried, target_probs, draft_probs)[1:]
     denominator = mass + 1 - carried[1:]

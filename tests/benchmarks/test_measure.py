@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-STAGES = ("flags", "laws_loops", "pairs", "xl_int8_1")
+STAGES = ("flags", "laws_loops", "pairs", "xl_int8_1", "closed_8")
 
 
 def test_every_kind_of_stage(tmp_path):
@@ -30,3 +30,11 @@ def test_every_kind_of_stage(tmp_path):
     # Two gammas.
     assert [bool(row["plain_seconds"]) for row in kept["rows"]] == [True, True]
     assert kept["models"]["weights"] == "int8"
+    # A CPU does not tell its memory.
+    assert kept["peak_memory_bytes"] is None
+    assert all(row["plain_compile_seconds"] >= 0 for row in kept["rows"])
+    rows = json.loads((tmp_path / "closed_8.json").read_text())["rows"]
+    assert [(row["gamma"], row["way"]) for row in rows] == [
+        *((0, "batches"), (0, "slots"), (4, "batches"), (4, "slots"))
+    ]
+    assert {row["same_outputs"] for row in rows} == {4}

@@ -13,6 +13,7 @@ STAGES = [
     *("xl_1", "xl_8", "xl_32", "xl_64", "xl_128"),
     *("xl_int8_1", "xl_int8_32", "xl_int8_128"),
     *("xl_kv8_1", "xl_kv8_32", "xl_kv8_128"),
+    *("closed_8", "closed_32", "closed_64"),
 ]
 # Notes the command, and does what a benchmark or pytest does: it writes its file at the end.
 PYTHON = """#!/usr/bin/env bash
@@ -55,6 +56,7 @@ def test_every_stage_runs_once_and_leaves_its_file(measure, tmp_path, machine):
     assert sum("--table_2" in line for line in ran) == 1
     assert [line for line in ran if "--gin.Models.weights='int8'" in line]
     assert [line for line in ran if "--gin.Models.kv='int8'" in line]
+    assert [line for line in ran if "benchmarks.closed_loop" in line and "--concurrency 32" in line]
     status, ran, error = measure(str(output), machine=machine)
     assert (status, ran) == (0, [])
     assert error.count("is done") == len(STAGES)

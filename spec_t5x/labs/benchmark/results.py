@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
 from tabulate import tabulate
 
 from spec_t5x.machine.description import machine
@@ -59,10 +60,17 @@ def show(*parts: Table | str) -> None:
 def save(path: Path, rows: Sequence[Mapping[str, Any]], **settings: Any) -> None:
     """Writes a JSON file of the machine, the rows and the dataclasses ``settings``, by name.
 
-    Paths are cut to their last component; the settings ``drafts`` and ``pairs`` are left out.
+    Paths are cut to their last component; the settings ``drafts`` and ``pairs`` are left out. The
+    file also has the ``peak_memory`` so far.
     """
     shown = {name: _without_folders(dataclasses.asdict(each)) for name, each in settings.items()}
-    write_json(path, {"machine": machine(), **shown, "rows": list(rows)})
+    memory = {"peak_memory_bytes": peak_memory()}
+    write_json(path, {"machine": machine(), **memory, **shown, "rows": list(rows)})
+
+
+def peak_memory() -> int | None:
+    """Returns the most bytes that JAX's first device held so far; None if unknown, as on a CPU."""
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -277,6 +277,6 @@ def _with_sharding(tree: PyTree, sharding: NamedSharding) -> PyTree:
 
 def _compile(function: Callable, mesh: Mesh, *args, donate: int | None = None) -> Compiled:
     jitted = jax.jit(function, donate_argnums=() if donate is None else donate)
-    platform = mesh.devices.flat[0].platform
+    platform = mesh.devices.flat[0].platform.replace("gpu", "cuda")
     with partitioned(mesh):
         return jitted.trace(*args).lower(lowering_platforms=(platform,)).compile()

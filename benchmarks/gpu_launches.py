@@ -1,0 +1,211 @@
+"""Counts the kernels and launches of decoding on an H100 in compiled programs, without a GPU.
+
+    pip install "jax[cuda12]"     # the version of the installed JAX; no driver is needed
+    python -m benchmarks.gpu_launches --batch 1 8 --json benchmarks/gpu_launches.json
+
+XLA compiles for the GPU that ``H100`` describes, without autotuning, and dumps its thunks:
+kernels, copies, loops, and command buffers (CUDA graphs), each of which the host launches at once.
+The host runs a loop outside of a command buffer, and reads its condition in every round unless the
+number of rounds is known. A count is no measurement of time.
+"""
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+from jax.experimental import topologies
+
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
+from spec_t5x.labs.benchmark import results
+from spec_t5x.labs.tpu import programs
+from spec_t5x.machine.xla_flags import GPU_FLAG
+from spec_t5x.models.partitioning import make_mesh
+from spec_t5x.models.sizes import size
+
+# XLA's GpuTargetConfigProto of an H100 with 80 GB, by NVIDIA's data sheet and the limits of
+# compute capability 9.0.
+H100 = """
+platform_name: "CUDA"
+device_description_str: "NVIDIA H100 80GB HBM3"
+dnn_version_info { major: 9 minor: 10 patch: 0 }
+gpu_device_info {
+  name: "NVIDIA H100 80GB HBM3" device_vendor: "NVIDIA Corporation"
+  cuda_compute_capability { major: 9 }
+  driver_version: "13.0.0" runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0"
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 device_address_bits: 64
+  memory_bandwidth: 3352320000000 device_memory_size: 84942979072 l2_cache_size: 52428800
+  shared_memory_per_core: 233472 shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+}
+"""
+_THUNK = re.compile(r"^(?P<indent> *)\d+: (?P<kind>k\w+)")
+_LOOPS = ("kWhile", "kConditional")
+
+
+@dataclass
+class Thunk:
+    """Operation of a compiled program, and those inside it."""
+
+    kind: str
+    inner: list["Thunk"] = field(default_factory=list)
+
+    @property
+    def loops(self) -> list["Thunk"]:
+        """Loops directly inside, also if they are recorded in a command buffer."""
+        buffers = (each.inner for each in self.inner if each.kind == "kCommandBuffer")
+        return [each for each in sum(buffers, self.inner) if each.kind in _LOOPS]
+
+    @property
+    def kernels(self) -> int:
+        """Number of kernels and copies of one round, without those of loops inside."""
+        counted = (each for each in self.inner if each.kind not in _LOOPS)
+        return sum(each.kernels if each.kind == "kCommandBuffer" else 1 for each in counted)
+
+    @property
+    def launches(self) -> int:
+        """Number of launches of one round from the host, without the rounds of loops inside."""
+        return sum(each.kind not in _LOOPS for each in self.inner)
+
+
+def thunks(lines: Sequence[str]) -> Thunk:
+    """Returns the program of a dump of thunks, in which inner ones are indented.
+
+    >>> program = thunks(["0: kCommandBuffer", "  1: kCopy", "  2: kWhile", "    3: kCopy"])
+    >>> program.launches, program.kernels, program.loops[0].kernels
+    (1, 1, 1)
+    """
+    program = Thunk("program")
+    above = [(-1, program)]
+    for line in lines:
+        if found := _THUNK.match(line):
+            indent, thunk = len(found["indent"]), Thunk(found["kind"])
+            while above[-1][0] >= indent:
+                above.pop()
+            above[-1][1].inner.append(thunk)
+            above.append((indent, thunk))
+    return program
+
+
+def counts(program: Thunk, gamma: int) -> dict[str, Any]:
+    """Returns the counts of a speculative loop: prefill, an iteration, a step of the draft."""
+    (iteration,) = program.loops
+    graph = any(iteration in each.inner for each in program.inner)
+    inside = any(each.loops for each in iteration.inner if each.kind == "kCommandBuffer")
+    draft, *others = iteration.loops
+    rounds = gamma - 1
+    alone = iteration.launches + rounds * (0 if inside else draft.launches)
+    alone += sum(rounds * other.launches for other in others)
+    return {
+        "prefill_kernels": program.kernels,
+        "draft_step_kernels": draft.kernels,
+        "iteration_kernels": iteration.kernels + rounds * draft.kernels,
+        # 0 if the whole loop is recorded.
+        "iteration_launches": 0 if graph else alone,
+        "other_loops": len(others),
+        "launches": program.launches,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compiles, prints a table, writes JSON if asked to; returns 0, or 2 on an input error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_launches",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--target", default="t5_1_1_xxl", help="published size of the target (t5_1_1_xxl)")
+    add("--draft", default="t5_1_1_small", help="published size of the draft (t5_1_1_small)")
+    add("--gamma", type=int, default=7, help="tokens proposed in an iteration (7)")
+    add("--batch", nargs="+", type=int, default=[1], help="rows of the batch (1)")
+    add("--source_len", type=int, default=512, help="length of the source in tokens (512)")
+    add("--flags", default=GPU_FLAG, help=f"XLA's flags ({GPU_FLAG})")
+    add("--json", type=Path, metavar="FILE", help="file for all counts")
+    args = parser.parse_args(arguments)
+    try:
+        rows = list(measure(args))
+    except InputError as error:
+        print(f"gpu_launches: error: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        shown = {name: value for name, value in vars(args).items() if name != "json"}
+        results.write_json(args.json, {"jax": jax.__version__, "options": shown, "rows": rows})
+    results.show(table(rows))
+    return 0
+
+
+def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compiles a speculative loop for each batch size; yields its counts.
+
+    Raises:
+      InputError: gamma below 2, or JAX's CUDA plug-in is missing.
+    """
+    if args.gamma < 2:
+        raise InputError(f"gamma is {args.gamma}: give at least 2, for a loop of draft steps")
+    with tempfile.TemporaryDirectory() as folder:
+        flags = args.flags, "--xla_gpu_autotune_level=0", f"--xla_dump_to={folder}"
+        os.environ["XLA_FLAGS"] = " ".join(flags)
+        jax.config.update("jax_platforms", "cpu")
+        # The networks choose between forms for a CPU and for other platforms by the default one.
+        with mock.patch("jax.default_backend", return_value="gpu"):
+            mesh = make_mesh(1, 1, devices())
+            target, draft = (
+                programs.abstract_model(size(name), mesh) for name in (args.target, args.draft)
+            )
+            for batch in args.batch:
+                work = programs.Workload(batch=batch, source_len=args.source_len)
+                programs.loop(target, TransformerDraft(draft), work, args.gamma, mesh)
+                (dump,) = Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt")
+                found = counts(thunks(dump.read_text(encoding="utf-8").splitlines()), args.gamma)
+                dump.unlink()
+                yield {"batch": batch, **found}
+
+
+def devices() -> list[jax.Device]:
+    """Returns the one device to compile for; raises ``InputError`` without JAX's CUDA plug-in."""
+    try:
+        found = topologies.get_topology_desc(
+            platform="cuda", topology_name="H100", target_config=H100, topology="1x1x1"
+        )
+    except (RuntimeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"JAX {jax.__version__} compiles for no GPU ({reason}): pip install "
+            f'"jax[cuda12]=={jax.__version__}" in an environment of its own'
+        ) from error
+    return list(found.devices)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> results.Table:
+    """Makes a table with a line for each batch size, from the result of ``measure``."""
+
+    def cell(name: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: str(row[name])
+
+    columns = {
+        "batch": cell("batch"),
+        "kernels of a draft step": cell("draft_step_kernels"),
+        "of an iteration": cell("iteration_kernels"),
+        "launches of an iteration": cell("iteration_launches"),
+        "of the whole decoding": lambda row: (
+            str(row["launches"]) if not row["iteration_launches"] else None
+        ),
+    }
+    return results.table(columns, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
