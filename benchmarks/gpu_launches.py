@@ -1,7 +1,8 @@
 """Counts the kernels and launches of decoding on an H100 in compiled programs, without a GPU.
 
     pip install "jax[cuda12]"     # the version of the installed JAX; no driver is needed
-    python -m benchmarks.gpu_launches --batch 1 8 --json benchmarks/gpu_launches.json
+    python -m benchmarks.gpu_launches --target t5_1_1_small --batch 1 8 \\
+        --json benchmarks/gpu_launches.json
 
 XLA compiles for the GPU that ``H100`` describes, without autotuning, and dumps its thunks:
 kernels, copies, loops, and command buffers (CUDA graphs), each of which the host launches at once.
@@ -107,7 +108,8 @@ def counts(program: Thunk, gamma: int) -> dict[str, Any]:
     draft, *others = iteration.loops
     rounds = gamma - 1
     alone = iteration.launches + rounds * (0 if inside else draft.launches)
-    alone += sum(rounds * other.launches for other in others)
+    # Verifiers' loops are over the drafts.
+    alone += sum(gamma * other.launches for other in others)
     return {
         "prefill_kernels": program.kernels,
         "draft_step_kernels": draft.kernels,
