@@ -124,7 +124,8 @@ def test_a_program_whose_output_fails(shell, message):
 
 def test_a_program_in_an_ascii_locale(tiny_pair):
     models = [part.format(target=tiny_pair / "target", draft="none") for part in _MODELS]
-    refused = _program("generate", *models, b"K\xe4se", **_ASCII)
+    # Quiet, because a slow machine also reports what it loads.
+    refused = _program("generate", "-q", *models, b"K\xe4se", **_ASCII)
     assert (refused.returncode, refused.stdout) == (2, b"")
     (line,) = refused.stderr.decode().splitlines()
     assert "is not UTF-8: give UTF-8 text" in line
@@ -138,7 +139,7 @@ def test_a_program_in_an_ascii_locale(tiny_pair):
     ],
 )
 def test_a_program_whose_input_fails(shell, message, tiny_pair, tmp_path):
-    flags = ["--target", tiny_pair / "target", "--draft", "none", "--input", "-"]
+    flags = ["-q", "--target", tiny_pair / "target", "--draft", "none", "--input", "-"]
     done = _program("generate", *flags, shell=shell.replace("FILE", str(tmp_path / "file")))
     assert (done.returncode, done.stdout) == (2, b"")
     (line,) = done.stderr.decode().splitlines()
