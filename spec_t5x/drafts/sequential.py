@@ -77,14 +77,15 @@ def draft_tree(
         probs = standardize(level_logits, settings)
         children = []
         for i in range(tree.level_sizes[depth]):
-            given = probs[:, i], level_logits[:, i], branching, settings
-            of_node, draws = draws.next_distinct(*given)
+            of_node, draws = draws.next_distinct(
+                probs[:, i], level_logits[:, i], branching, settings
+            )
             children.append(of_node)
         tokens.append(jnp.concatenate(children, axis=1))
         all_probs.append(probs)
         if depth + 1 < tree.depth:
-            place = model.num_slots(cache), tree.level_starts[depth + 1]
-            nodes = tree_nodes(tree, tokens[-1], context.lengths, *place)
+            first = tree.level_starts[depth + 1]
+            nodes = tree_nodes(tree, tokens[-1], context.lengths, model.num_slots(cache), first)
             level_logits, _, cache = model.score_nodes(cache, nodes)
     return TreeProposal(
         tokens=jnp.concatenate(tokens, axis=1),

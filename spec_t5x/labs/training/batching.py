@@ -281,14 +281,17 @@ def _assign_buckets(
     # The smallest padded length of each side, [pairs, 2].
     shapes = np.searchsorted(padded, np.stack(sides, axis=1))
     found, which, counts = np.unique(shapes, axis=0, return_inverse=True, return_counts=True)
-    rows = np.maximum(1, tokens_per_batch // padded[found.max(axis=1)])
-    is_rare = (counts < rows * _BATCHES_OF_A_SHAPE)[which.ravel(), None]
+
+    def rows(shape: Int[np.ndarray, "2"]) -> int:
+        return max(1, tokens_per_batch // int(padded[shape.max()]))
+
+    least = np.array([_BATCHES_OF_A_SHAPE * rows(shape) for shape in found])
+    is_rare = (counts < least)[which.ravel(), None]
     shapes = np.where(is_rare, shapes.max(axis=1, keepdims=True), shapes)
     for shape in np.unique(shapes, axis=0):
         members = np.flatnonzero((shapes == shape).all(axis=1))
         source, target = (int(padded[np.searchsorted(padded, s[members].max())]) for s in sides)
-        rows = max(1, tokens_per_batch // int(padded[shape.max()]))
-        buckets.append(Bucket(source=source, target=target, batch_size=rows, pairs=members))
+        buckets.append(Bucket(source=source, target=target, batch_size=rows(shape), pairs=members))
     return buckets
 
 
