@@ -11,6 +11,7 @@ number of rounds is known. A count is no measurement of time.
 """
 
 import argparse
+import itertools
 import os
 import re
 import sys
@@ -24,10 +25,12 @@ from unittest import mock
 import jax
 from jax.experimental import topologies
 
+from spec_t5x.contrib.gpu.operations import GPU
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.tpu import programs
+from spec_t5x.machine.operations import XLA
 from spec_t5x.machine.xla_flags import GPU_FLAG
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.sizes import size
@@ -53,6 +56,7 @@ gpu_device_info {
 }
 """
 _THUNK = re.compile(r"^(?P<indent> *)\d+: (?P<kind>k\w+)")
+_BY = {XLA: "XLA", GPU: "contrib/gpu"}
 _LOOPS = ("kWhile", "kConditional")
 
 
@@ -150,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Compiles a speculative loop for each batch size; yields its counts.
+    """Compiles speculative loops, layers by XLA and by ``contrib/gpu``; yields their counts.
 
     Raises:
       InputError: gamma below 2, or JAX's CUDA plug-in is missing.
@@ -164,16 +168,19 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         # The networks choose between forms for a CPU and for other platforms by the default one.
         with mock.patch("jax.default_backend", return_value="gpu"):
             mesh = make_mesh(1, 1, devices())
-            target, draft = (
-                programs.abstract_model(size(name), mesh) for name in (args.target, args.draft)
-            )
-            for batch in args.batch:
-                work = programs.Workload(batch=batch, source_len=args.source_len)
+            choices = itertools.product(args.batch, (True, False), (XLA, GPU))
+            for batch, greedy, operations in choices:
+                target, draft = (
+                    programs.abstract_model(size(name), mesh).replace(operations=operations)
+                    for name in (args.target, args.draft)
+                )
+                work = programs.Workload(batch=batch, source_len=args.source_len, greedy=greedy)
                 programs.loop(target, TransformerDraft(draft), work, args.gamma, mesh)
                 (dump,) = Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt")
                 found = counts(thunks(dump.read_text(encoding="utf-8").splitlines()), args.gamma)
                 dump.unlink()
-                yield {"batch": batch, **found}
+                case = {"batch": batch, "temperature": int(not greedy), "by": _BY[operations]}
+                yield {**case, **found}
 
 
 def devices() -> list[jax.Device]:
@@ -192,13 +199,15 @@ def devices() -> list[jax.Device]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> results.Table:
-    """Makes a table with a line for each batch size, from the result of ``measure``."""
+    """Makes a table with a line for each loop, from the result of ``measure``."""
 
     def cell(name: str) -> Callable[[dict[str, Any]], str]:
         return lambda row: str(row[name])
 
     columns = {
         "batch": cell("batch"),
+        "temperature": cell("temperature"),
+        "layers by": cell("by"),
         "kernels of a draft step": cell("draft_step_kernels"),
         "of an iteration": cell("iteration_kernels"),
         "launches of an iteration": cell("iteration_launches"),

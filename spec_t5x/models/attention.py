@@ -85,12 +85,12 @@ class PairBias:
     """Attention bias of whole sequences as two small parts; their sum is as large as the scores."""
 
     # Bias by relative position; None for none. ``allowed`` masks the pairs that attend.
-    by_position: Float32[Array, "1 heads new length"] | None
+    by_position: Float[Array, "1 heads new length"] | None
     allowed: Bool[Array, "batch 1 new length"]
     num_heads: int = flax.struct.field(pytree_node=False)
 
     @functools.cached_property
-    def sum(self) -> Float32[Array, "batch #heads new length"]:
+    def sum(self) -> Float[Array, "batch #heads new length"]:
         """Bias of all pairs of query and key, computed once for all layers that share it."""
         mask = mask_bias(self.allowed)
         return mask if self.by_position is None else self.by_position + mask
@@ -311,13 +311,13 @@ class RelativeBias(nn.Module):
         shape, axes = (self.num_heads, self.num_buckets), ("heads", "relpos_buckets")
         self.rel_embedding = param_with_axes(self, "rel_embedding", init, shape, axes)
 
-    def full(self, length: int, bidirectional: bool) -> Float32[Array, "1 heads length length"]:
+    def full(self, length: int, bidirectional: bool) -> Float[Array, "1 heads length length"]:
         """Returns the bias between all pairs of positions, queries on the last axis but one."""
         positions = np.arange(length)
         buckets = self._bucket(positions[None, :] - positions[:, None], bidirectional)
         return jnp.take(self.rel_embedding, buckets, axis=1)[None]
 
-    def by_distance(self, length: int) -> Float32[Array, "heads length"]:
+    def by_distance(self, length: int) -> Float[Array, "heads length"]:
         """Returns the bias of keys 0, 1, … ``length - 1`` positions before their query."""
         return jnp.take(self.rel_embedding, self._bucket(-np.arange(length), False), axis=1)
 
@@ -370,13 +370,13 @@ class NewTokens:
         write = cache_lib.write_nodes if isinstance(self.places, Nodes) else cache_lib.write
         return write(cached, new, self.places)
 
-    def bias(self, own: RelativeBias | None, window: int | None) -> Float32[Array, "..."]:
+    def bias(self, own: RelativeBias | None, window: int | None) -> Float[Array, "..."]:
         """Returns a layer's bias: ``own`` or the shared relative bias, masked to a ``window``."""
         if own is None and window is None:
             return self._shared
         return self._bias(own, window)
 
-    def by_distance(self, own: RelativeBias | None) -> Float32[Array, "heads length"] | None:
+    def by_distance(self, own: RelativeBias | None) -> Float[Array, "heads length"] | None:
         """Returns a layer's relative bias by distance: ``own``, or the shared one, or None."""
         return self._shared_table if own is None else own.by_distance(self._distances.shape[2])
 

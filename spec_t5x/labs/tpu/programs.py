@@ -56,6 +56,8 @@ class Workload:
     source_len: int = 512
     # Most tokens of an output, which caches have room for.
     max_decode_len: int = 128
+    # Whether tokens are decoded at temperature 0, rather than sampled.
+    greedy: bool = False
 
 
 def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO, kv: str = AUTO) -> T5Model:
@@ -262,7 +264,7 @@ def _inputs(work: Workload, mesh: Mesh):
         sources = jnp.zeros((work.batch, work.source_len), jnp.int32)
         prompts = jnp.zeros((work.batch, 1), jnp.int32)
         keys = jax.random.split(jax.random.key(0), work.batch)
-        return sources, prompts, keys, Sampling(jnp.float32(1))
+        return sources, prompts, keys, Sampling(jnp.float32(not work.greedy), greedy=work.greedy)
 
     *rows, settings = jax.eval_shape(make)
     everywhere = _with_sharding(settings, replicated(mesh))

@@ -1,0 +1,164 @@
+"""Blocks of the core's layers by kernels, eight in a decoder layer of T5.
+
+``intercept`` replaces the methods in ``BLOCKS`` (see ``flax.linen.intercept_methods``). The network
+itself computes what the kernels cannot: products of more rows than ``kernels.MOST_ROWS``, attention
+from more tokens of a row than ``kernels.MOST_TOKENS``, matrices in int4, and traits that T5 lacks.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from flax.linen.module import InterceptorContext
+
+from spec_t5x.contrib.gpu import kernels
+from spec_t5x.interfaces import Nodes
+from spec_t5x.models.attention import Attention, NewTokens, Traits
+from spec_t5x.models.cache import KeysValues, LayerCache, RoundedHeads
+from spec_t5x.models.layers import Dense, RMSNorm
+from spec_t5x.models.t5 import DecoderLayer, Layer
+from spec_t5x.models.weights import Form, Rounded
+from spec_t5x.types import Array
+
+
+def intercept(plain: Callable, args: tuple, kwargs: dict, context: InterceptorContext) -> Any:
+    """Calls the replacement of a network's method in ``BLOCKS``, or else the method."""
+    for kind, name in BLOCKS:
+        if context.method_name == name and isinstance(context.module, kind):
+            return BLOCKS[kind, name](plain, context.module, *args, **kwargs)
+    return plain(*args, **kwargs)
+
+
+def _multiply(plain: Callable, dense: Dense, inputs: Array) -> Array:
+    """Computes one map: the output layer, or one outside of the blocks below."""
+    matrix = _matrix(dense.get_variable("params", "kernel"))
+    if dense.use_bias or not _suits(inputs, matrix):
+        return plain(inputs)
+    if matrix.scales is None and not matrix.values.dtype == inputs.dtype == jnp.bfloat16:
+        inputs = inputs.astype(dense.dtype)
+    return _products(inputs, [matrix], dtype=dense.dtype)[0]
+
+
+def _attend_to_cache(
+    plain: Callable, layer: Layer, states: Array, cache: KeysValues, tokens: NewTokens, *rest
+) -> tuple[Array, KeysValues]:
+    if isinstance(layer, DecoderLayer):
+        attention, norm = layer.self_attention, layer.pre_self_attention_layer_norm
+    else:
+        attention, norm = layer.attention, layer.pre_attention_layer_norm
+    is_causal = isinstance(tokens.places, Nodes) or tokens.visible is None
+    if not (is_causal and _attends(layer, attention, norm, states)):
+        return plain(states, cache, tokens, *rest)
+    queries, *new = _maps(norm, (attention.query, attention.key, attention.value), states)
+    given = cache.keys, cache.values, tokens.places, tokens.by_distance(layer.relpos_bias)
+    contexts, keys, values = kernels.attend_to_text(_scaled(attention, queries), *new, *given)
+    return _added(states, contexts, attention), cache.replace(keys=keys, values=values)
+
+
+def _attend_to_source(
+    plain: Callable, layer: DecoderLayer, states: Array, cache: LayerCache, cross_bias: Array
+) -> Array:
+    attention, norm = layer.encoder_decoder_attention, layer.pre_cross_attention_layer_norm
+    if not _attends(layer, attention, norm, states):
+        return plain(states, cache, cross_bias)
+    source, scales = [cache.cross_keys, cache.cross_values], []
+    if isinstance(cache.cross_keys, RoundedHeads):
+        source, scales = [each.values for each in source], [each.scales for each in source]
+    (queries,) = _maps(norm, (attention.query,), states)
+    # The bias masks the source's padding, so it is the same for all heads and queries.
+    given = *source, cross_bias[:, 0, 0], scales
+    return _added(states, kernels.attend_to_source(_scaled(attention, queries), *given), attention)
+
+
+def _feed_forward(
+    plain: Callable, layer: Layer, states: Array, deterministic: bool = True
+) -> Array:
+    mlp, norm = layer.mlp, layer.pre_mlp_layer_norm
+    params = mlp.variables["params"]
+    *maps, output = (_matrix(params[name]["kernel"]) for name in (*mlp.map_names, "wo"))
+    is_t5s = _is_rms(norm) and layer.post_mlp_layer_norm is None and not mlp.use_bias
+    if not (deterministic and is_t5s and _suits(states, *maps, output)):
+        return plain(states, deterministic)
+    (hidden,) = _products(states, maps, _norm(norm), activations=mlp.activations)
+    return _products(hidden, [output], residual=states)[0]
+
+
+BLOCKS: dict[tuple[type, str], Callable] = {
+    (Dense, "__call__"): _multiply,
+    (Layer, "attend_to_cache"): _attend_to_cache,
+    (DecoderLayer, "attend_to_source"): _attend_to_source,
+    (Layer, "feed_forward"): _feed_forward,
+}
+
+
+def _attends(layer: Layer, attention: Attention, norm: RMSNorm, states: Array) -> bool:
+    """Returns True if the kernels have all traits of an attention, and tokens are few."""
+    traits, few = attention.traits, states.shape[1] <= kernels.MOST_TOKENS
+    is_t5s = traits == Traits(scale=traits.scale) and _is_rms(norm)
+    # Triton computes blocks of a power of two of at least 16.
+    whole = attention.head_dim in (16, 32, 64, 128, 256)
+    return few and is_t5s and whole and not layer.config.has_post_norms
+
+
+def _is_rms(norm: RMSNorm) -> bool:
+    return not norm.centred and not norm.offset
+
+
+def _maps(norm: RMSNorm, denses: Sequence[Dense], states: Array) -> list[Array]:
+    """Returns the maps of normed states, by one kernel if it can."""
+    matrices = [_matrix(dense.get_variable("params", "kernel")) for dense in denses]
+    if _suits(states, *matrices):
+        return _products(states, matrices, _norm(norm))
+    normed = norm(states)
+    return [dense(normed) for dense in denses]
+
+
+def _added(states: Array, contexts: Array, attention: Attention) -> Array:
+    """Returns states + the output map of the contexts of all heads."""
+    matrix = _matrix(attention.out.get_variable("params", "kernel"))
+    if _suits(contexts, matrix):
+        return _products(contexts, [matrix], residual=states)[0]
+    return states + attention.out(contexts)
+
+
+def _scaled(attention: Attention, queries: Array) -> Array:
+    scale = attention.traits.scale
+    return queries if scale == 1 else queries * scale
+
+
+def _products(
+    inputs: Array,
+    matrices: Sequence[kernels.Matrix],
+    norm: kernels.Norm | None = None,
+    *,
+    residual: Array | None = None,
+    **options,
+) -> list[Array]:
+    """Calls ``kernels.multiply`` for the tokens of all rows."""
+
+    def flat(array: Array) -> Array:
+        return array.reshape(-1, array.shape[-1])
+
+    residual = None if residual is None else flat(residual)
+    products = kernels.multiply(flat(inputs), matrices, norm, residual=residual, **options)
+    return [product.reshape(*inputs.shape[:-1], -1) for product in products]
+
+
+def _suits(inputs: Array, *matrices: kernels.Matrix | None) -> bool:
+    """Returns True if the kernel of products can multiply the inputs of all rows."""
+    few = math.prod(inputs.shape[:-1]) <= kernels.MOST_ROWS
+    return few and all(matrix is not None and kernels.fits(matrix) for matrix in matrices)
+
+
+def _matrix(weight: Array | Form) -> kernels.Matrix | None:
+    """Returns a weight as the kernels read it; None if they cannot."""
+    if not isinstance(weight, Form):
+        return kernels.Matrix(weight)
+    if isinstance(weight, Rounded) and weight.values.dtype == jnp.int8:
+        return kernels.Matrix(weight.values, weight.scales)
+    return None
+
+
+def _norm(norm: RMSNorm) -> kernels.Norm:
+    return kernels.Norm(norm.get_variable("params", "scale"), norm.epsilon)

@@ -1,0 +1,66 @@
+"""Implementation of the core's ``Operations`` by the GPU kernels."""
+
+import functools
+import logging
+import os
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from spec_t5x.contrib.gpu import layers
+from spec_t5x.machine.operations import Operations
+from spec_t5x.types import PyTree
+
+log = logging.getLogger(__name__)
+
+# Environment variable that enables the kernels if it is "1".
+SWITCH = "SPEC_T5X_GPU_KERNELS"
+
+
+class GpuOperations(Operations):
+    """Operations by kernels, for models in processes whose only device is an NVIDIA GPU."""
+
+    platform = "cuda"
+
+    def usable(self, dtype: str) -> bool:
+        """Returns ``state``'s answer; logs once why the kernels are not used if they should be."""
+        used, reason = self.state()
+        if not used and os.environ.get(SWITCH) == "1":
+            _say_unused(reason)
+        return used
+
+    def suit(self, params: PyTree, dtype: str) -> bool:
+        """Returns ``usable``'s answer: the kernels read parameters as they are."""
+        return self.usable(dtype)
+
+    def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
+        """Calls a network's ``method``; kernels compute its layers."""
+        with nn.intercept_methods(layers.intercept):
+            return super().apply(module, weights, *args, method=method)
+
+    def state(self) -> tuple[bool, str]:
+        """Returns True if the kernels are used, and the reason; compiles nothing."""
+        if os.environ.get(SWITCH) != "1":
+            return False, f"{SWITCH} is not 1 (no GPU has run them yet)"
+        devices = jax.local_devices()
+        if len(devices) > 1:
+            return False, f"there are {len(devices)} devices"
+        if not is_capable(devices[0]):
+            return False, f"{devices[0].device_kind} is no NVIDIA GPU of compute capability 8.0"
+        return True, f"{SWITCH} is 1"
+
+
+def is_capable(device: Any) -> bool:
+    """Returns True if a device multiplies bfloat16 as the kernels do: NVIDIA's from Ampere on."""
+    found = re.fullmatch(r"(\d+)\.\d", getattr(device, "compute_capability", ""))
+    return found is not None and int(found[1]) >= 8
+
+
+@functools.cache
+def _say_unused(reason: str) -> None:
+    log.warning("%s is 1, but XLA computes all layers: %s", SWITCH, reason)
+
+
+GPU = GpuOperations()

@@ -1,0 +1,152 @@
+"""Networks by the GPU kernels, run by JAX's interpreter: texts, bits, and which calls use them."""
+
+import functools
+from types import SimpleNamespace
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.contrib.gpu import kernels, operations
+from spec_t5x.contrib.gpu.operations import GPU, SWITCH
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.machine.operations import XLA, usable
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.testing.laws import check_target
+from spec_t5x.testing.toy_models import tiny_t5
+from spec_t5x.verifiers import TokenVerifier, TreeVerifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+SIZE = {
+    "vocab_size": 96,
+    "emb_dim": 48,
+    "num_heads": 3,
+    "head_dim": 16,
+    "mlp_dim": 64,
+    "num_decoder_layers": 2,
+    "mlp_activations": ("gelu", "linear"),
+}
+SOURCES = jnp.asarray(np.random.default_rng(0).integers(2, 96, (3, 9)), jnp.int32)
+
+
+@functools.cache
+def make(kv="auto", dtype="bfloat16", seed=0, **changes):
+    """Returns a T5 whose layers the kernels compute, and the same one by XLA."""
+    model = tiny_t5(seed, **{**SIZE, **changes}, dtype=dtype)
+    weights = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
+    plain = model.replace(weights=weights, operations=XLA, kv=kv)
+    return plain.replace(operations=GPU), plain
+
+
+@pytest.mark.parametrize("kv", ["auto", "int8"])
+def test_calls_over_several_tokens_have_the_bits_of_calls_over_one(kv):
+    check_target(make(kv)[0], SOURCES, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"relpos_per_layer": True}, {"mlp_activations": ("relu",)}]
+)
+def test_logits_are_those_of_xla(changes):
+    ours, plain = make(dtype="float32", **changes)
+    tokens = jnp.asarray(np.random.default_rng(1).integers(2, 96, (3, 5)), jnp.int32)
+
+    @jax.jit
+    def logits(model):
+        return model.score(model.prefill(SOURCES, 20), tokens)[0]
+
+    wanted = logits(plain)
+    np.testing.assert_allclose(logits(ours), wanted, atol=2e-4 * float(jnp.abs(wanted).max()))
+
+
+def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_xla():
+    ours, plain = make()
+    exact = plain.with_params(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), plain.params))
+    exact = exact.replace(module=make(dtype="float32")[1].module, operations=XLA)
+    tokens = jnp.asarray(np.random.default_rng(1).integers(2, 96, (3, 5)), jnp.int32)
+
+    @jax.jit
+    def logits(model):
+        return model.score(model.prefill(SOURCES, 20), tokens)[0]
+
+    wanted = logits(exact)
+    errors = [float(jnp.abs(logits(model) - wanted).mean()) for model in (ours, plain)]
+    assert errors[0] < 1.2 * errors[1]
+
+
+@pytest.mark.parametrize("verifier", [TokenVerifier(), TreeVerifier((2, 2))])
+def test_speculative_text_in_bfloat16_is_that_of_plain_decoding(verifier):
+    target, draft = make()[0], TransformerDraft(make(seed=1, num_decoder_layers=1)[0])
+    given = SOURCES, jnp.zeros((3, 1), jnp.int32), jax.random.key(0), sampling(0.0)
+    plain = autoregressive_decode(target, *given, max_decode_len=14)
+    found = speculative_decode(target, draft, *given, max_decode_len=14, gamma=2, verifier=verifier)
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+
+
+def num_kernels(model, num, rows=3):
+    """Returns the number of kernels of a call over ``num`` tokens a row, in code for a GPU."""
+    cache = model.replace(operations=XLA).prefill(jnp.zeros((rows, 9), jnp.int32), 40)
+    tokens = jax.ShapeDtypeStruct((rows, num), jnp.int32)
+    with mock.patch("jax.default_backend", return_value="gpu"):
+        traced = jax.jit(lambda tokens: model.score(cache, tokens)[0]).trace(tokens)
+        return traced.lower(lowering_platforms=("cuda",)).as_text().count("xla.gpu.triton")
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "rows", "expected"),
+    [
+        # Eight in each of two layers, and the output layer.
+        ({}, 1, 3, 17),
+        ({}, 8, 3, 17),
+        ({"logits_via_embedding": True}, 1, 3, 16),
+        # Too many rows of products: attention alone.
+        ({}, 1, kernels.MOST_ROWS + 1, 4),
+        # Too many tokens of a row, or heads of no power of two: products alone, six for attention.
+        ({}, kernels.MOST_TOKENS + 1, 1, 17),
+        ({"head_dim": 48}, 1, 3, 17),
+        # Matrices whose sides are no multiples of 16.
+        ({"head_dim": 24}, 1, 3, 5),
+        ({"mlp_dim": 56}, 1, 3, 13),
+    ],
+)
+def test_kernels_of_a_call(changes, tokens, rows, expected):
+    assert num_kernels(make(**changes)[0], tokens, rows) == expected
+
+
+def test_matrices_in_int4_are_multiplied_by_xla():
+    int8, int4 = (make()[0].rounded(bits) for bits in (8, 4))
+    assert num_kernels(int8, 1) == 17
+    assert num_kernels(int4, 1) == 4
+
+
+H100 = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", compute_capability="9.0")
+T4 = SimpleNamespace(device_kind="Tesla T4", compute_capability="7.5")
+MI300 = SimpleNamespace(device_kind="AMD Instinct MI300X", compute_capability="gfx942")
+
+
+@pytest.mark.parametrize(
+    ("switch", "devices", "reason"),
+    [
+        ("1", [H100], ""),
+        ("0", [H100], "SPEC_T5X_GPU_KERNELS is not 1 (no GPU has run them yet)"),
+        ("1", [H100, H100], "there are 2 devices"),
+        ("1", [T4], "Tesla T4 is no NVIDIA GPU of compute capability 8.0"),
+        ("1", [MI300], "AMD Instinct MI300X is no NVIDIA GPU of compute capability 8.0"),
+        ("1", jax.devices("cpu")[:1], "cpu is no NVIDIA GPU of compute capability 8.0"),
+    ],
+)
+def test_devices_and_the_switch(switch, devices, reason, monkeypatch, caplog):
+    monkeypatch.setenv(SWITCH, switch)
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    operations._say_unused.cache_clear()
+    for _ in range(2):
+        assert (usable("bfloat16") is GPU) == (not reason)
+    assert GPU.state() == (not reason, reason or "SPEC_T5X_GPU_KERNELS is 1")
+    said = [f"SPEC_T5X_GPU_KERNELS is 1, but XLA computes all layers: {reason}"]
+    assert [record.getMessage() for record in caplog.records] == (
+        said if reason and switch == "1" else []
+    )
