@@ -6,7 +6,9 @@
 #                with the stages that have none yet
 #   STAGE        flags laws_sampling laws_loops laws_drafts laws_models pairs table_2 xl_1 xl_8
 #                xl_32 xl_64 xl_128 xl_int8_1 xl_int8_32 xl_int8_128 xl_kv8_1 xl_kv8_32
-#                xl_kv8_128 closed_8 closed_32 closed_64 (all of them, in this order)
+#                xl_kv8_128 closed_8 closed_32 closed_64 and, of the kernels of contrib/gpu,
+#                laws_kernels kernels_small kernels_xxl and STAGE_by_kernels for pairs table_2
+#                xl_1 xl_8 xl_32 (all of them, in this order)
 #   --minutes N  starts no stage after N minutes, stops the one that runs, and ends with status 75
 #   --tiny       every stage at small sizes, also on a CPU: a test of the script
 #
@@ -21,6 +23,8 @@ minutes=100000 tiny="" output="" chosen=()
 STAGES=(flags laws_sampling laws_loops laws_drafts laws_models pairs table_2 xl_1 xl_8 xl_32 xl_64
   xl_128 xl_int8_1 xl_int8_32 xl_int8_128 xl_kv8_1 xl_kv8_32 xl_kv8_128
   closed_8 closed_32 closed_64)
+[ "${ACCELERATOR:-}" = tpu ] || STAGES+=(laws_kernels kernels_small kernels_xxl
+  {pairs,table_2,xl_1,xl_8,xl_32}_by_kernels)
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) DRY_RUN=1 ;;
@@ -58,6 +62,7 @@ within() { # COMMAND: stops it when the minutes are over
   [ $left -gt 0 ] || return 124
   run timeout "$left" "$@"
 }
+keep() { if [ -n "${DRY_RUN:-}" ]; then cat; else tee "$part"; fi; } # standard input
 benchmark() { within "$python" -m spec_t5x.cli.main benchmark -q "$@" --json "$part"; }
 
 # Programs of large batches, with each flag that may make XLA's kernels fail or not.
@@ -78,13 +83,14 @@ flags() {
     [ $status != 124 ] || return 124
     found+=("\"$name\": {\"flags\": \"${tried[$name]}\", \"status\": $status}")
   done
-  (IFS=,; printf '{%s}\n' "${found[*]}") > "${part:-/dev/null}"
+  (IFS=,; printf '{%s}\n' "${found[*]}") | keep
 }
 
 # The tests of verifiers, loops, drafts and networks, on the accelerator in float32.
 laws() { # FOLDER
   local tests=("tests/$1")
-  [ -z "$tiny" ] || tests=(tests/sampling/test_verification.py)
+  [ -z "$tiny" ] || tests=("tests/sampling/test_verification.py")
+  [ "$1" != kernels ] || tests=("tests/contrib/gpu${tiny:+/test_kernels.py}")
   JAX_DEFAULT_MATMUL_PRECISION=highest within "$python" -m pytest "${tests[@]}" -q --tb=short \
     -p no:cacheprovider --junitxml "$part"
 }
@@ -107,7 +113,7 @@ for prefix, texts in (
         --draft $draft --gamma 4 --dtype $dtype --truncate --max_decode_len $length \
         "${texts[@]}" || return
     done
-  done | tee "${part:-/dev/null}"
+  done | keep
 }
 
 table_2() {
@@ -136,8 +142,17 @@ closed() { # CLIENTS
     --max_decode_len $length --json "$part"
 }
 
+# The blocks of a decoder layer by XLA and by the kernels of contrib/gpu.
+kernels() { # SIZE
+  local flags=()
+  [ -z "$tiny" ] || flags=(--source_len 8 --max_decode_len 16 --steps 1 --repeats 1)
+  within "$python" -m benchmarks.gpu_blocks --size "t5_1_1_$1" "${flags[@]}" --json "$part"
+}
+
 measure() { # STAGE
   case $1 in
+    *_by_kernels) SPEC_T5X_GPU_KERNELS=1 measure "${1%_by_kernels}" ;;
+    kernels_*) kernels "${1#kernels_}" ;;
     xl_int8_*) xl "${1#xl_int8_}" "--gin.Models.weights='int8'" ;;
     xl_kv8_*) xl "${1#xl_kv8_}" "--gin.Models.kv='int8'" ;;
     xl_*) xl "${1#xl_}" ;;

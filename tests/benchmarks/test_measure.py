@@ -7,8 +7,13 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+from benchmarks import gpu_blocks
+
 REPOSITORY = Path(__file__).parents[2]
-STAGES = ("flags", "laws_loops", "pairs", "xl_int8_1", "closed_8")
+STAGES = (
+    *("flags", "laws_loops", "laws_kernels", "pairs", "xl_int8_1", "xl_1_by_kernels", "closed_8"),
+    "kernels_small",
+)
 
 
 def test_every_kind_of_stage(tmp_path):
@@ -20,9 +25,10 @@ def test_every_kind_of_stage(tmp_path):
     assert result.returncode == 0, result.stderr
     flags = json.loads((tmp_path / "flags.json").read_text())
     assert [each["status"] for each in flags.values()] == [0] * 4
-    (suite,) = ElementTree.parse(tmp_path / "laws_loops.json").getroot()
-    counts = [int(suite.get(name)) for name in ("errors", "failures")]
-    assert counts == [0, 0] and int(suite.get("tests")) > 50
+    for laws in ("laws_loops", "laws_kernels"):
+        (suite,) = ElementTree.parse(tmp_path / f"{laws}.json").getroot()
+        counts = [int(suite.get(name)) for name in ("errors", "failures")]
+        assert counts == [0, 0] and int(suite.get("tests")) > 50
     lines = [json.loads(line) for line in (tmp_path / "pairs.json").read_text().splitlines()]
     compared = [line["comparison"] for line in lines if "comparison" in line]
     assert len(compared) == 4
@@ -38,3 +44,12 @@ def test_every_kind_of_stage(tmp_path):
         *((0, "batches"), (0, "slots"), (4, "batches"), (4, "slots"))
     ]
     assert {row["same_outputs"] for row in rows} == {4}
+    # On a CPU, XLA computes all layers.
+    assert len(json.loads((tmp_path / "xl_1_by_kernels.json").read_text())["rows"]) == 2
+    said = (tmp_path / "xl_1_by_kernels.log").read_text()
+    assert "SPEC_T5X_GPU_KERNELS is 1, but XLA computes all layers: cpu is no NVIDIA GPU" in said
+    blocks = json.loads((tmp_path / "kernels_small.json").read_text())["rows"]
+    assert [(row["block"], row["tokens"]) for row in blocks] == [
+        (block, tokens) for block in gpu_blocks.BLOCKS for tokens in (1, 8)
+    ]
+    assert all(min(row["microseconds"].values()) > 0 for row in blocks)

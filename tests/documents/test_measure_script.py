@@ -15,9 +15,13 @@ STAGES = [
     *("xl_kv8_1", "xl_kv8_32", "xl_kv8_128"),
     *("closed_8", "closed_32", "closed_64"),
 ]
+OF_KERNELS = [
+    *("laws_kernels", "kernels_small", "kernels_xxl", "pairs_by_kernels", "table_2_by_kernels"),
+    *("xl_1_by_kernels", "xl_8_by_kernels", "xl_32_by_kernels"),
+]
 # Notes the command, and does what a benchmark or pytest does: it writes its file at the end.
 PYTHON = """#!/usr/bin/env bash
-echo "$* XLA_FLAGS=${XLA_FLAGS:-}" >> "$NOTES"
+echo "$* KERNELS=${SPEC_T5X_GPU_KERNELS:-} XLA_FLAGS=${XLA_FLAGS:-}" >> "$NOTES"
 case "$*" in *"${FAILING:-no such stage}"*) echo "error: too little memory" >&2; exit 1 ;; esac
 while [ $# -gt 0 ]; do
   case $1 in --json | --junitxml) case ${2:-} in /*) echo '{"rows": []}' > "$2" ;; esac ;; esac
@@ -52,14 +56,18 @@ def test_every_stage_runs_once_and_leaves_its_file(measure, tmp_path, machine):
     output = tmp_path / "new" / "output"
     status, ran, error = measure(str(output), machine=machine)
     assert status == 0, error
-    assert {path.stem for path in output.glob("*.json")} == set(STAGES)
-    assert sum("--table_2" in line for line in ran) == 1
+    stages = STAGES + (OF_KERNELS if machine == "gpu" else [])
+    assert {path.stem for path in output.glob("*.json")} == set(stages)
+    by_kernels = [line for line in ran if "KERNELS=1" in line]
+    assert sum("--table_2" in line for line in ran if line not in by_kernels) == 1
+    for part in ("--table_2", "--batch_size 8 "):
+        assert sum(part in line for line in by_kernels) == (machine == "gpu")
     assert [line for line in ran if "--gin.Models.weights='int8'" in line]
     assert [line for line in ran if "--gin.Models.kv='int8'" in line]
     assert [line for line in ran if "benchmarks.closed_loop" in line and "--concurrency 32" in line]
     status, ran, error = measure(str(output), machine=machine)
     assert (status, ran) == (0, [])
-    assert error.count("is done") == len(STAGES)
+    assert error.count("is done") == len(stages)
 
 
 def test_each_flag_is_tried_alone_and_its_status_kept(measure, tmp_path):
