@@ -3,37 +3,44 @@
     pip install "jax[cuda12]"     # the version of the installed JAX; no driver is needed
     python -m benchmarks.gpu_launches --target t5_1_1_small --batch 1 8 \\
         --json benchmarks/gpu_launches.json
+    python -m benchmarks.gpu_launches --loops --target t5_1_1_small --batch 1 8 \\
+        --json benchmarks/gpu_loops.json
 
 XLA compiles for the GPU that ``H100`` describes, without autotuning, and dumps its thunks:
 kernels, copies, loops, and command buffers (CUDA graphs), each of which the host launches at once.
 The host runs a loop outside of a command buffer, and reads its condition in every round unless the
-number of rounds is known. A count is no measurement of time.
+number of rounds is known. ``--loops`` compiles all kinds of loops and counts each one's launches.
+A count is no measurement of time.
 """
 
 import argparse
+import dataclasses
 import itertools
 import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import jax
 from jax.experimental import topologies
+from jax.stages import Compiled
 
 from spec_t5x.contrib.gpu.operations import GPU
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.tpu import programs
+from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.operations import XLA
 from spec_t5x.machine.xla_flags import GPU_FLAG
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.sizes import size
+from spec_t5x.verifiers import TreeVerifier
 
 # XLA's GpuTargetConfigProto of an H100 with 80 GB, by NVIDIA's data sheet and the limits of
 # compute capability 9.0.
@@ -56,16 +63,16 @@ gpu_device_info {
 }
 """
 _THUNK = re.compile(r"^(?P<indent> *)\d+: (?P<kind>k\w+)")
-_BY = {XLA: "XLA", GPU: "contrib/gpu"}
+_BY = {"XLA": XLA, "contrib/gpu": GPU}
 _LOOPS = ("kWhile", "kConditional")
 
 
-@dataclass
+@dataclasses.dataclass
 class Thunk:
     """Operation of a compiled program, and those inside it."""
 
     kind: str
-    inner: list["Thunk"] = field(default_factory=list)
+    inner: list["Thunk"] = dataclasses.field(default_factory=list)
 
     @property
     def loops(self) -> list["Thunk"]:
@@ -121,8 +128,38 @@ def counts(program: Thunk, gamma: int) -> dict[str, Any]:
         # 0 if the whole loop is recorded.
         "iteration_launches": 0 if graph else alone,
         "other_loops": len(others),
-        "launches": program.launches,
     }
+
+
+def _plain(args, target, draft, work, mesh) -> Compiled:
+    return programs.loop(target, None, work, 0, mesh)
+
+
+def _chain(args, target, draft, work, mesh, **options) -> Compiled:
+    return programs.loop(target, draft, work, args.gamma, mesh, **options)
+
+
+def _chain_at_a_pace(args, *given) -> Compiled:
+    return _chain(args, *given, costs=Costs.by_formula(c=0.1, largest=args.gamma))
+
+
+def _eagle(args, target, draft, work, mesh) -> Compiled:
+    head = programs.abstract_head(target, mesh, target.config.emb_dim // 4)
+    head = dataclasses.replace(head, model=head.model.replace(operations=target.operations))
+    return _chain(args, target, head, work, mesh)
+
+
+def _tree(args, *given) -> Compiled:
+    return _chain(args, *given, verifier=TreeVerifier((2, 2, *[1] * (args.gamma - 2))))
+
+
+LOOPS: dict[str, Callable[..., Compiled]] = {
+    "plain": _plain,
+    "chain": _chain,
+    "chain at a pace": _chain_at_a_pace,
+    "EAGLE head": _eagle,
+    "tree": _tree,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,6 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--gamma", type=int, default=7, help="tokens proposed in an iteration (7)")
     add("--batch", nargs="+", type=int, default=[1], help="rows of the batch (1)")
     add("--source_len", type=int, default=512, help="length of the source in tokens (512)")
+    add("--loops", action="store_true", help="count the launches of all kinds of loops")
     add("--flags", default=GPU_FLAG, help=f"XLA's flags ({GPU_FLAG})")
     add("--json", type=Path, metavar="FILE", help="file for all counts")
     args = parser.parse_args(arguments)
@@ -149,12 +187,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.json:
         shown = {name: value for name, value in vars(args).items() if name != "json"}
         results.write_json(args.json, {"jax": jax.__version__, "options": shown, "rows": rows})
-    results.show(table(rows))
+    results.show(table_of_loops(rows) if args.loops else table(rows))
     return 0
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Compiles speculative loops, layers by XLA and by ``contrib/gpu``; yields their counts.
+    """Compiles loops, with layers by XLA and by ``contrib/gpu``; yields their counts.
 
     Raises:
       InputError: gamma below 2, or JAX's CUDA plug-in is missing.
@@ -168,19 +206,28 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         # The networks choose between forms for a CPU and for other platforms by the default one.
         with mock.patch("jax.default_backend", return_value="gpu"):
             mesh = make_mesh(1, 1, devices())
-            choices = itertools.product(args.batch, (True, False), (XLA, GPU))
-            for batch, greedy, operations in choices:
+            choices = itertools.product(args.batch, (True, False), _BY)
+            for batch, greedy, by in choices:
                 target, draft = (
-                    programs.abstract_model(size(name), mesh).replace(operations=operations)
+                    programs.abstract_model(size(name), mesh).replace(operations=_BY[by])
                     for name in (args.target, args.draft)
                 )
                 work = programs.Workload(batch=batch, source_len=args.source_len, greedy=greedy)
-                programs.loop(target, TransformerDraft(draft), work, args.gamma, mesh)
-                (dump,) = Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt")
-                found = counts(thunks(dump.read_text(encoding="utf-8").splitlines()), args.gamma)
-                dump.unlink()
-                case = {"batch": batch, "temperature": int(not greedy), "by": _BY[operations]}
-                yield {**case, **found}
+                for loop in LOOPS if args.loops else ["chain"]:
+                    start = time.perf_counter()
+                    compiled = LOOPS[loop](args, target, TransformerDraft(draft), work, mesh)
+                    (dump,) = Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt")
+                    program = thunks(dump.read_text(encoding="utf-8").splitlines())
+                    dump.unlink()
+                    row = {"loop": loop, "batch": batch, "temperature": int(not greedy), "by": by}
+                    memory = compiled.memory_analysis()
+                    yield row | {
+                        "compile_seconds": time.perf_counter() - start,
+                        "argument_bytes": memory.argument_size_in_bytes,
+                        "temporary_bytes": memory.temp_size_in_bytes,
+                        "launches": program.launches,
+                        **(counts(program, args.gamma) if loop == "chain" else {}),
+                    }
 
 
 def devices() -> list[jax.Device]:
@@ -196,6 +243,18 @@ def devices() -> list[jax.Device]:
             f'"jax[cuda12]=={jax.__version__}" in an environment of its own'
         ) from error
     return list(found.devices)
+
+
+def table_of_loops(rows: Sequence[dict[str, Any]]) -> results.Table:
+    """Makes a table with a line for each loop of ``LOOPS``, from the result of ``measure``."""
+    columns = {
+        "loop": lambda row: row["loop"],
+        "batch": lambda row: str(row["batch"]),
+        "temperature": lambda row: str(row["temperature"]),
+        "layers by": lambda row: row["by"],
+        "launches": lambda row: str(row["launches"]),
+    }
+    return results.table(columns, rows)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> results.Table:

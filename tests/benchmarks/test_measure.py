@@ -44,10 +44,7 @@ def test_every_kind_of_stage(tmp_path):
         *((0, "batches"), (0, "slots"), (4, "batches"), (4, "slots"))
     ]
     assert {row["same_outputs"] for row in rows} == {4}
-    # On a CPU, XLA computes all layers.
     assert len(json.loads((tmp_path / "xl_1_by_kernels.json").read_text())["rows"]) == 2
-    said = (tmp_path / "xl_1_by_kernels.log").read_text()
-    assert "SPEC_T5X_GPU_KERNELS is 1, but XLA computes all layers: cpu is no NVIDIA GPU" in said
     blocks = json.loads((tmp_path / "kernels_small.json").read_text())["rows"]
     assert [(row["block"], row["tokens"]) for row in blocks] == [
         (block, tokens) for block in gpu_blocks.BLOCKS for tokens in (1, 8)

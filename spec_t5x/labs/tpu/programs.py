@@ -22,6 +22,7 @@ from spec_t5x.interfaces import Draft, Proposal, TreeDraft, TreeProposal
 from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeState, Loop, NoDraft
+from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.cache import DecoderCache, LayerCache
@@ -96,8 +97,12 @@ def loop(
     gamma: int,
     mesh: Mesh,
     verifier: Verifier = DEFAULT_VERIFIER,
+    costs: Costs | None = None,
 ) -> Compiled:
-    """Compiles ``speculative_decode``, or ``autoregressive_decode`` if there is no draft."""
+    """Compiles ``speculative_decode``, or ``autoregressive_decode`` if there is no draft.
+
+    With ``costs``, the loop has a pace that begins with them.
+    """
     room = {"max_decode_len": work.max_decode_len}
     inputs = _inputs(work, mesh)
     if draft is None:
@@ -105,7 +110,14 @@ def loop(
     decode = functools.partial(
         speculative.speculative_decode, gamma=gamma, verifier=verifier, **room
     )
-    return _compile(decode, mesh, model, draft, *inputs)
+    if costs is None:
+        return _compile(decode, mesh, model, draft, *inputs)
+    pace = _with_sharding(jax.eval_shape(lambda: Pace.start(costs)), replicated(mesh))
+
+    def at_pace(pace, *arguments):
+        return decode(*arguments, pace=pace)
+
+    return _compile(at_pace, mesh, pace, model, draft, *inputs)
 
 
 def plain_step(model: T5Model, work: Workload, mesh: Mesh) -> tuple[Compiled, DecoderCache]:
