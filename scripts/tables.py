@@ -149,6 +149,35 @@ def by_nodes(files: Sequence[Mapping[str, Any]]) -> str:
     return results.table(columns, lines)
 
 
+def gpu_kernels(files: Sequence[Mapping[str, Any]]) -> str:
+    """Makes a table of a GPU's kernels, by XLA and by ``contrib/gpu``: a line for each loop."""
+    lines = [
+        (file["options"], *line)
+        for file in files
+        for line in lines_of(file, "batch", "temperature", across="by")
+    ]
+
+    def counts(name: str) -> Callable:
+        return lambda line: " → ".join(str(line[2][by][name]) for by in ("XLA", "contrib/gpu"))
+
+    columns = {
+        "target": lambda line: line[0]["target"],
+        "gamma": lambda line: str(line[0]["gamma"]),
+        "batch": lambda line: str(line[1][0]),
+        "temp.": lambda line: str(line[1][1]),
+        "a draft step": counts("draft_step_kernels"),
+        "an iteration": counts("iteration_kernels"),
+        "launches": counts("launches"),
+        "compilation, s": lambda line: " → ".join(
+            f"{line[2][by]['compile_seconds']:.0f}" for by in ("XLA", "contrib/gpu")
+        ),
+        "temporaries, GB": lambda line: " → ".join(
+            f"{line[2][by]['temporary_bytes'] / 1e9:.2f}" for by in ("XLA", "contrib/gpu")
+        ),
+    }
+    return results.table(columns, lines)
+
+
 def leaderboard(several: Sequence[Mapping[str, Any]]) -> str:
     """Makes a table of speed-ups at batch 1: a line per device, pair, texts and temperature.
 
@@ -231,6 +260,7 @@ MAKERS: dict[str, Callable[[Any], str]] = {
     "predicted": predicted,
     "trees": trees,
     "by_nodes": by_nodes,
+    "gpu_kernels": gpu_kernels,
 }
 _TABLE = re.compile(
     r"(<!-- table: (\S+) (\S+?)(?:: ([^\n]+))? -->\n).*?(<!-- end of table -->)", re.DOTALL

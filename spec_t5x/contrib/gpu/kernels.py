@@ -68,38 +68,19 @@ def multiply(
       dtype: type of the results; None for that of ``states``.
     """
     features = matrices[0].values.shape[1]
-    columns = _num_columns(features)
-    num_results = 1 if activations else len(matrices)
     shape = jax.ShapeDtypeStruct((states.shape[0], features), dtype or states.dtype)
-    scales = [matrix.scales for matrix in matrices if matrix.scales is not None]
-    extra = [norm.scale] if norm else []
-    extra += [residual] if residual is not None else []
-    body = functools.partial(
-        _multiply,
-        columns=columns,
-        num_matrices=len(matrices),
-        is_scaled=bool(scales),
-        epsilon=norm and norm.epsilon,
-        activations=tuple(activations),
-        has_residual=residual is not None,
-    )
+    columns, num_results = _num_columns(features), 1 if activations else len(matrices)
     call = pl.pallas_call(
-        body,
+        functools.partial(_multiply, columns, norm and norm.epsilon, tuple(activations)),
         grid=(features // columns,),
         out_shape=[shape] * num_results,
         name="multiply",
         **_options(num_warps=4, num_stages=4),
     )
-    return list(call(states, *(matrix.values for matrix in matrices), *scales, *extra))
+    return list(call(states, list(matrices), norm and norm.scale, residual))
 
 
-def _multiply(
-    states, *refs, columns, num_matrices, is_scaled, epsilon, activations, has_residual
-) -> None:
-    take = _Taken(refs)
-    matrices, scales = take(num_matrices), take(num_matrices * is_scaled)
-    norm_scale, residual = take.one(epsilon is not None), take.one(has_residual)
-    outputs = take.rest()
+def _multiply(columns, epsilon, activations, states, matrices, norm_scale, residual, *outputs):
     rows, inner = _rows(states.shape[0]), states.shape[1]
     step = _largest_divisor(inner, _INNER)
     own = pl.ds(pl.program_id(0) * columns, columns)
@@ -117,21 +98,23 @@ def _multiply(
         inverse = lax.rsqrt(total / inner + epsilon)[:, None]
 
     def add_products(index, sums):
-        part = read(index)
+        part, here = read(index), pl.ds(index * step, step)
         if inverse is not None:
-            scale = norm_scale[pl.ds(index * step, step)].astype(part.dtype)
-            part = (part.astype(jnp.float32) * inverse).astype(part.dtype) * scale[None, :]
-        parts = (matrix[pl.ds(index * step, step), own].astype(part.dtype) for matrix in matrices)
-        return tuple(map(lambda total, read: total + _dot(part, read), sums, parts))
+            normed = (part.astype(jnp.float32) * inverse).astype(part.dtype)
+            part = normed * norm_scale[here].astype(part.dtype)[None, :]
+        read_matrices = (matrix.values[here, own].astype(part.dtype) for matrix in matrices)
+        return [total + _dot(part, read) for total, read in zip(sums, read_matrices, strict=True)]
 
-    zeros = (jnp.zeros((rows.size, columns), jnp.float32),) * num_matrices
+    zeros = [jnp.zeros((rows.size, columns), jnp.float32)] * len(matrices)
     sums = lax.fori_loop(0, inner // step, add_products, zeros)
-    if is_scaled:
-        sums = [total * scale[0, own][None, :] for total, scale in zip(sums, scales, strict=True)]
-    results = [total.astype(outputs[0].dtype) for total in sums]
+    for i, matrix in enumerate(matrices):
+        if matrix.scales is not None:
+            sums[i] = sums[i] * matrix.scales[0, own][None, :]
+    dtype = outputs[0].dtype
+    results = [total.astype(dtype) for total in sums]
     if activations:
         wide = activated(activations, (result.astype(jnp.float32) for result in results))
-        results = [wide.astype(outputs[0].dtype)]
+        results = [wide.astype(dtype)]
     if residual is not None:
         results = [residual[rows, own] + results[0]]
     for output, result in zip(outputs, results, strict=True):
@@ -160,27 +143,21 @@ def attend_to_text(
       The contexts, and the cache's keys and values, which are written in place.
     """
     shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (queries, keys, values)]
-    in_slots = isinstance(places, Nodes)
-    given = [places]
-    if in_slots:
-        given = [places.slots, places.positions, places.slot_positions, places.visible]
-    tables = [] if by_distance is None else [by_distance]
+    if isinstance(places, Nodes):
+        places = places.slots, places.positions, places.slot_positions, places.visible
     return pl.pallas_call(
-        functools.partial(_attend_to_text, in_slots=in_slots, has_bias=bool(tables)),
+        _attend_to_text,
         grid=keys.shape[:2],
         out_shape=shapes,
         input_output_aliases={3: 1, 4: 2},
         name="attend_to_text",
         **_options(num_warps=4, num_stages=2),
-    )(queries, new_keys, new_values, keys, values, *given, *tables)
+    )(queries, new_keys, new_values, keys, values, places, by_distance)
 
 
-def _attend_to_text(
-    queries, new_keys, new_values, keys, values, *refs, in_slots: bool, has_bias: bool
-) -> None:
-    take = _Taken(refs)
-    places, table = take(4 if in_slots else 1), take.one(has_bias)
-    contexts, kept_keys, kept_values = take.rest()
+def _attend_to_text(queries, new_keys, new_values, keys, values, places, table, *outputs):
+    contexts, kept_keys, kept_values = outputs
+    in_slots = isinstance(places, tuple)
     row, head = pl.program_id(0), pl.program_id(1)
     (_, _, length, head_dim), new = keys.shape, queries.shape[1]
     own, tokens = pl.ds(head * head_dim, head_dim), _rows(new)
@@ -189,7 +166,7 @@ def _attend_to_text(
         new_slots, positions = new_slots[row, tokens], positions[row, tokens]
         num = length
     else:
-        first = places[0][row]
+        first = places[row]
         # As in `lax.dynamic_update_slice`, tokens that do not fit are moved back.
         new_slots, positions = jnp.clip(first, 0, length - new) + tokens, first + tokens
         num = jnp.clip(first + new, new, length)
@@ -236,19 +213,18 @@ def attend_to_source(
     ``bias`` is added to the scores. int8 keys and values have the two ``scales``.
     """
     return pl.pallas_call(
-        functools.partial(_attend_to_source, rows_per_input=queries.shape[0] // keys.shape[0]),
+        _attend_to_source,
         grid=(queries.shape[0], keys.shape[1]),
         out_shape=jax.ShapeDtypeStruct(queries.shape, queries.dtype),
         name="attend_to_source",
         **_options(num_warps=8, num_stages=3),
-    )(queries, keys, values, bias, *scales)
+    )(queries, keys, values, bias, list(scales))
 
 
-def _attend_to_source(queries, keys, values, source_bias, *refs, rows_per_input: int) -> None:
-    *scales, contexts = refs
+def _attend_to_source(queries, keys, values, source_bias, scales, contexts):
     key_scales, value_scales = scales or (None, None)
     row, head = pl.program_id(0), pl.program_id(1)
-    given = row // rows_per_input
+    given = row // (queries.shape[0] // keys.shape[0])
     (_, _, length, head_dim), tokens = keys.shape, _rows(queries.shape[1])
     own = pl.ds(head * head_dim, head_dim)
 
@@ -304,23 +280,6 @@ def _contexts(
     )
     _, total, sums = lax.fori_loop(0, (num + _KEYS - 1) // _KEYS, add, start)
     return (sums / total[:, None]).astype(queries.dtype)
-
-
-class _Taken:
-    """References of a kernel, taken in order."""
-
-    def __init__(self, refs: Sequence):
-        self._refs = list(refs)
-
-    def __call__(self, num: int) -> list:
-        taken, self._refs = self._refs[:num], self._refs[num:]
-        return taken
-
-    def one(self, is_given: bool):
-        return self(1)[0] if is_given else None
-
-    def rest(self) -> list:
-        return self(len(self._refs))
 
 
 def _rows(num: int) -> Int[Array, "rows"]:
