@@ -113,7 +113,8 @@ def thunks(lines: Sequence[str]) -> Thunk:
 
 def counts(program: Thunk, gamma: int) -> dict[str, Any]:
     """Returns the counts of a speculative loop: prefill, an iteration, a step of the draft."""
-    (iteration,) = program.loops
+    # Encoding large batches is a loop, too (``PairBias.part_size``).
+    *_, iteration = program.loops
     graph = any(iteration in each.inner for each in program.inner)
     inside = any(each.loops for each in iteration.inner if each.kind == "kCommandBuffer")
     draft, *others = iteration.loops

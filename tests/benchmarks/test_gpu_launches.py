@@ -26,11 +26,14 @@ condition:
         723: kDynamicSliceFusion [prev=000 (1) | next=734 (2)] params=1, results=1
             724: kCopy [source | sink] kCopy
 """.splitlines()
-# The same loops in one graph.
+# The same loops in one graph, and one of the encoder.
 BY_GRAPH = """\
 000: kCommandBuffer [source       | sink]
     001: kCustomKernel [source        | next=002 (1) ] fusion_1 grid: [1, 1, 1]
-    302: kWhile         [prev=000 (1) | next=982 (1)]
+    002: kWhile         [prev=001 (1) | next=302 (1)]
+      body:
+        003: kCustomKernel [source       | sink] attention_in_parts grid: [1, 1, 1]
+    302: kWhile         [prev=002 (1) | next=982 (1)]
       body:
         304: kCustomKernel [source         | next=305 (1)] fusion_2 grid: [8, 1, 1]
         529: kWhile         [prev=000 (1) | next=000 (1)]

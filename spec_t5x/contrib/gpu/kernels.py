@@ -24,9 +24,11 @@ from spec_t5x.types import Array, Float, Float32, Int, Shaped
 MOST_ROWS, MOST_TOKENS = 64, 16
 # Rows of a matrix that a step of a product's loop reads, and keys that one of an attention's reads.
 _INNER, _KEYS = 128, 64
-# Numbers of columns that a program computes: the first that leaves each of an H100's 132
-# processors at most this many programs.
+# Numbers of columns that a program computes: the first for which there are few programs (some
+# three for each of an H100's 132 processors), or the last for which three steps' reads fit.
 _COLUMNS, _PROGRAMS = (16, 32, 64, 128), 400
+# Bytes of shared memory of a program, which all GPUs of compute capability 8.0 or more have.
+_SHARED = 96 << 10
 
 
 class Matrix(NamedTuple):
@@ -69,20 +71,28 @@ def multiply(
     """
     features = matrices[0].values.shape[1]
     shape = jax.ShapeDtypeStruct((states.shape[0], features), dtype or states.dtype)
-    columns, num_results = _num_columns(features), 1 if activations else len(matrices)
+    num_results, rows = 1 if activations else len(matrices), _rows(states.shape[0]).size
+    step = _largest_divisor(states.shape[1], _INNER)
+    size, matrix_size = states.dtype.itemsize, matrices[0].values.dtype.itemsize
+
+    def read_bytes(columns: int) -> int:
+        return step * (rows * size + len(matrices) * columns * max(size, matrix_size))
+
+    columns = _num_columns(features, read_bytes)
     call = pl.pallas_call(
-        functools.partial(_multiply, columns, norm and norm.epsilon, tuple(activations)),
+        functools.partial(_multiply, columns, step, norm and norm.epsilon, tuple(activations)),
         grid=(features // columns,),
         out_shape=[shape] * num_results,
         name="multiply",
-        **_options(num_warps=4, num_stages=4),
+        **_options(4, read_bytes(columns), most_stages=4),
     )
     return list(call(states, list(matrices), norm and norm.scale, residual))
 
 
-def _multiply(columns, epsilon, activations, states, matrices, norm_scale, residual, *outputs):
+def _multiply(
+    columns, step, epsilon, activations, states, matrices, norm_scale, residual, *outputs
+) -> None:
     rows, inner = _rows(states.shape[0]), states.shape[1]
-    step = _largest_divisor(inner, _INNER)
     own = pl.ds(pl.program_id(0) * columns, columns)
 
     def read(index: Array) -> Array:
@@ -151,7 +161,7 @@ def attend_to_text(
         out_shape=shapes,
         input_output_aliases={3: 1, 4: 2},
         name="attend_to_text",
-        **_options(num_warps=4, num_stages=2),
+        **_options(4, _key_bytes(queries, keys), most_stages=2),
     )(queries, new_keys, new_values, keys, values, places, by_distance)
 
 
@@ -217,7 +227,7 @@ def attend_to_source(
         grid=(queries.shape[0], keys.shape[1]),
         out_shape=jax.ShapeDtypeStruct(queries.shape, queries.dtype),
         name="attend_to_source",
-        **_options(num_warps=8, num_stages=3),
+        **_options(8, _key_bytes(queries, keys), most_stages=3),
     )(queries, keys, values, bias, list(scales))
 
 
@@ -287,10 +297,17 @@ def _rows(num: int) -> Int[Array, "rows"]:
     return jnp.minimum(jnp.arange(max(16, 1 << (num - 1).bit_length())), num - 1)
 
 
-def _num_columns(features: int) -> int:
-    fitting = [columns for columns in _COLUMNS if features % columns == 0]
+def _num_columns(features: int, read_bytes: Callable[[int], int]) -> int:
+    """Returns the columns of a program (see ``_COLUMNS``) that reads so many bytes in a step."""
+    dividing = [columns for columns in _COLUMNS if features % columns == 0]
+    fitting = [columns for columns in dividing if 3 * read_bytes(columns) <= _SHARED]
     few = (columns for columns in fitting if features // columns <= _PROGRAMS)
-    return next(few, fitting[-1])
+    return next(few, (fitting or dividing[:1])[-1])
+
+
+def _key_bytes(queries: Float[Array, "..."], keys: Shaped[Array, "..."]) -> int:
+    """Returns the bytes of keys and values that a step of an attention's loop reads."""
+    return 2 * _KEYS * keys.shape[-1] * queries.dtype.itemsize
 
 
 def _largest_divisor(size: int, most: int) -> int:
@@ -304,8 +321,12 @@ def _dot(left: Array, right: Array) -> Float32[Array, "rows columns"]:
     return jnp.dot(left, right, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _options(**params) -> dict:
-    """Returns ``pallas_call``'s options: on a CPU, JAX's interpreter runs the kernel."""
+def _options(num_warps: int, read_bytes: int, most_stages: int) -> dict:
+    """Returns ``pallas_call``'s options for a loop; on a CPU, JAX's interpreter runs the kernel.
+
+    Stages are the steps of the loop whose reads, of ``read_bytes`` each, are on the way at a time.
+    """
     if jax.default_backend() == "cpu":
         return {"interpret": True}
-    return {"compiler_params": triton.CompilerParams(**params)}
+    num_stages = max(1, min(most_stages, _SHARED // read_bytes))
+    return {"compiler_params": triton.CompilerParams(num_warps=num_warps, num_stages=num_stages)}

@@ -81,10 +81,15 @@ def test_matrices_that_do_not_fit(shape):
 
 
 @pytest.mark.parametrize(
-    ("columns", "features"), [(16, 512), (16, 4096), (32, 10240), (128, 32128)]
+    ("features", "step_rows", "columns"),
+    # Few columns for the small matrices; of the output layer's, as many as shared memory holds.
+    [(512, 16, 16), (4096, 16, 16), (10240, 16, 32), (32128, 16, 64), (32128, 128, 16)],
 )
-def test_programs_of_a_product_cover_a_gpu(columns, features):
-    assert kernels._num_columns(features) == columns
+def test_programs_of_a_product_cover_a_gpu_and_fit_its_memory(features, step_rows, columns):
+    def read_bytes(columns):
+        return 256 * (step_rows + columns)
+
+    assert kernels._num_columns(features, read_bytes) == columns
 
 
 def text_attention(queries, new, cache, starts, table):
