@@ -200,6 +200,13 @@ install_browser() {
   fi
 }
 
+need_accelerator() { # PYTHON: JAX would compute on the CPU without a word if a GPU fails
+  local found
+  [ -z "${DRY_RUN:-}" ] || return 0
+  found=$("$1" -m spec_t5x.machine.accelerators 2>&1 | tail -n 1) || true
+  [[ $found == "jax.devices() is ["* && $found != *CpuDevice* ]] || die "no accelerator: $found"
+}
+
 launch() {
   local setup
   setup=$(dirname "$0")/setup.sh
@@ -211,6 +218,7 @@ launch() {
     [ -n "${DRY_RUN:-}" ] || die "there is no .venv: run bash $setup first"
     say "first: bash $setup"
   fi
+  [ -z "${NEEDS_GPU:-}" ] || need_accelerator "$ENV_PYTHON"
   case $1 in
     t5x.*) set -- -m "$@" ;;
     *) set -- -m spec_t5x.cli.main "$@" ;;

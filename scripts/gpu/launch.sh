@@ -11,8 +11,8 @@ set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"
 dry_run_flag "$@"
-# Fails if no GPU is found, rather than computing on the CPU.
-export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu}
+# Fails if no GPU is found, rather than computing on the CPU; JAX_PLATFORMS=cpu asks for that.
+[ -n "${JAX_PLATFORMS:-}" ] || export NEEDS_GPU=1 JAX_PLATFORMS=cuda,cpu
 # TensorFlow reads the data and needs no GPU; JAX takes what it needs of the memory.
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}
 # Loops as CUDA graphs, for T5X's programs too (spec_t5x/machine/xla_flags.py). Your flags win.

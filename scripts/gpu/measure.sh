@@ -51,10 +51,11 @@ done
 go_to_repository
 python=${PYTHON:-python3}
 deadline=$((SECONDS + 60 * minutes))
+if [ -z "$tiny" ]; then
+  export JAX_PLATFORMS=${JAX_PLATFORMS:-${ACCELERATOR:-cuda},cpu}
+  need_accelerator "$python"
+fi
 run mkdir -p "$output"
-
-# Fails if no accelerator is found, rather than computing on the CPU.
-[ -n "$tiny" ] || export JAX_PLATFORMS=${JAX_PLATFORMS:-${ACCELERATOR:-cuda},cpu}
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}
 
 within() { # COMMAND: stops it when the minutes are over

@@ -21,6 +21,7 @@ OF_KERNELS = [
 ]
 # Notes the command, and does what a benchmark or pytest does: it writes its file at the end.
 PYTHON = """#!/usr/bin/env bash
+case "$*" in *machine.accelerators) echo "${DEVICES:-jax.devices() is [CudaDevice(id=0)]}"; exit ;; esac
 echo "$* KERNELS=${SPEC_T5X_GPU_KERNELS:-} XLA_FLAGS=${XLA_FLAGS:-}" >> "$NOTES"
 case "$*" in *"${FAILING:-no such stage}"*) echo "error: too little memory" >&2; exit 1 ;; esac
 while [ $# -gt 0 ]; do
@@ -96,6 +97,24 @@ def test_after_its_minutes_it_stops_and_continues_later(measure, tmp_path):
     assert (status, ran) == (75, [])
     assert "0 minutes are over: the same command continues with xl_1" in error
     assert len(measure(*given)[1]) == 2
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        "jax.devices() is [CpuDevice(id=0)]",
+        "jax-cuda12-plugin is 0.9.1 and jaxlib 0.10.2: pip install 'jax[cuda12]==0.10.2', and "
+        "restart Python",
+        "RuntimeError: Unable to initialize backend 'tpu': No jellyfish device found.",
+    ],
+)
+def test_without_an_accelerator_nothing_runs(measure, tmp_path, devices):
+    status, ran, error = measure(str(tmp_path / "output"), DEVICES=devices)
+    assert (status, ran) == (2, [])
+    assert error.splitlines() == [f"measure.sh: no accelerator: {devices}"]
+    # A dry run and a test of the script need none.
+    for flag in ("--dry-run", "--tiny"):
+        assert measure(flag, str(tmp_path / "output"), "xl_1", DEVICES=devices)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,23 @@ def test_mistakes_are_named_before_anything_runs(dry_run, script, arguments, var
     status, commands, error = dry_run(script, *arguments, **variables)
     assert (status, commands) == (2, [])
     assert message in error
+
+
+def test_without_a_gpu_nothing_is_launched():
+    command = ["bash", "scripts/gpu/launch.sh", "--here", "--version"]
+    given = {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": ""}
+
+    def launch(**variables):
+        environment = {**os.environ, **given, **variables}
+        return subprocess.run(
+            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True
+        )
+
+    refused = launch()
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "no accelerator: jax.devices() is [CpuDevice(id=0)]" in refused.stderr
+    asked_for = launch(JAX_PLATFORMS="cpu")
+    assert asked_for.returncode == 0 and asked_for.stdout.startswith("spec-t5x ")
 
 
 def test_the_gpu_training_mixes_the_tasks_and_trains_the_drafts_last(dry_run):
