@@ -21,7 +21,9 @@ OF_KERNELS = [
 ]
 # Notes the command, and does what a benchmark or pytest does: it writes its file at the end.
 PYTHON = """#!/usr/bin/env bash
-case "$*" in *machine.accelerators) echo "${DEVICES:-jax.devices() is [CudaDevice(id=0)]}"; exit ;; esac
+case "$*" in
+  *machine.accelerators) echo "${DEVICES:-jax.devices() is [CudaDevice(id=0)]}"; exit ;;
+esac
 echo "$* KERNELS=${SPEC_T5X_GPU_KERNELS:-} XLA_FLAGS=${XLA_FLAGS:-}" >> "$NOTES"
 case "$*" in *"${FAILING:-no such stage}"*) echo "error: too little memory" >&2; exit 1 ;; esac
 while [ $# -gt 0 ]; do
