@@ -168,14 +168,12 @@ def gpu_kernels(files: Sequence[Mapping[str, Any]]) -> str:
         "a draft step": counts("draft_step_kernels"),
         "an iteration": counts("iteration_kernels"),
         "launches": counts("launches"),
-        "compilation, s": lambda line: " → ".join(
-            f"{line[2][by]['compile_seconds']:.0f}" for by in ("XLA", "contrib/gpu")
-        ),
         "temporaries, GB": lambda line: " → ".join(
             f"{line[2][by]['temporary_bytes'] / 1e9:.2f}" for by in ("XLA", "contrib/gpu")
         ),
     }
-    return results.table(columns, lines)
+    note = "Numbers of kernels and launches; launches beyond one encode sources in parts."
+    return results.table(columns, lines, note)
 
 
 def leaderboard(several: Sequence[Mapping[str, Any]]) -> str:

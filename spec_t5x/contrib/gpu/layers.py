@@ -94,11 +94,12 @@ BLOCKS: dict[tuple[type, str], Callable] = {
 
 def _attends(layer: Layer, attention: Attention, norm: RMSNorm, states: Array) -> bool:
     """Returns True if the kernels have all traits of an attention, and tokens are few."""
-    traits, few = attention.traits, states.shape[1] <= kernels.MOST_TOKENS
+    config, traits = layer.config, attention.traits
     is_t5s = traits == Traits(scale=traits.scale) and _is_rms(norm)
+    is_t5s &= not (config.has_post_norms or config.merges_source)
     # Triton computes blocks of a power of two of at least 16.
     whole = attention.head_dim in (16, 32, 64, 128, 256)
-    return few and is_t5s and whole and not layer.config.has_post_norms
+    return is_t5s and whole and states.shape[1] <= kernels.MOST_TOKENS
 
 
 def _is_rms(norm: RMSNorm) -> bool:

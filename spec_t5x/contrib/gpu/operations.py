@@ -20,7 +20,7 @@ SWITCH = "SPEC_T5X_GPU_KERNELS"
 
 
 class GpuOperations(Operations):
-    """Operations by kernels, for models in processes whose only device is an NVIDIA GPU."""
+    """Operations by kernels, for models on an NVIDIA GPU that is the only device."""
 
     platform = "cuda"
 
@@ -44,7 +44,7 @@ class GpuOperations(Operations):
         """Returns True if the kernels are used, and the reason; compiles nothing."""
         if os.environ.get(SWITCH) != "1":
             return False, f"{SWITCH} is not 1 (no GPU has run them yet)"
-        devices = jax.local_devices()
+        devices = jax.devices()
         if len(devices) > 1:
             return False, f"there are {len(devices)} devices"
         if not is_capable(devices[0]):

@@ -141,7 +141,7 @@ MI300 = SimpleNamespace(device_kind="AMD Instinct MI300X", compute_capability="g
 )
 def test_devices_and_the_switch(switch, devices, reason, monkeypatch, caplog):
     monkeypatch.setenv(SWITCH, switch)
-    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    monkeypatch.setattr(jax, "devices", lambda: devices)
     operations._say_unused.cache_clear()
     for _ in range(2):
         assert (usable("bfloat16") is GPU) == (not reason)
