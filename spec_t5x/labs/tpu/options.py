@@ -55,7 +55,7 @@ class Options:
         check_choice("kv", self.kv, KV)
         check_at_least(self, gamma=1)
         self._check_trees()
-        check_at_least(self.work, **{field.name: 1 for field in dataclasses.fields(self.work)})
+        check_at_least(self.work, batch=1, source_len=1, max_decode_len=1)
         for data, model in self.meshes:
             if data < 1 or model < 1:
                 raise InputError(f"mesh {data},{model}: give at least 1 for each axis")
