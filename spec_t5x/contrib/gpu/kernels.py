@@ -2,7 +2,8 @@
 
 Tokens are computed in blocks of 16 to ``MOST_ROWS`` rows, the least that tensor cores multiply.
 Missing rows repeat the last one, which is written several times with the same values. A row's
-result is the same, bit for bit, for any number of rows: its products are added in the same order.
+result is the same, bit for bit, for any number of rows up to 16: its products are added in the same
+order.
 """
 
 import functools
