@@ -25,6 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks import command
 from benchmarks.other_implementations import implementations
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.cli.settings import gamma
@@ -60,11 +61,7 @@ class Unanswered(Engine):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints a table, writes JSON if asked to; returns 0, or 2 on an input error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bulk",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("bulk", __doc__)
     add = parser.add_argument
     add("--target", default="t5-target", help="checkpoint (t5-target)")
     add("--draft", default="transformer", help="draft, as for spec-t5x generate (transformer)")
@@ -80,8 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         values = measure(args)
     except InputError as error:
-        print(f"bulk: error: {error}", file=sys.stderr)
-        return 2
+        return command.refuse("bulk", error)
     if args.json:
         results.write_json(args.json, values)
     results.show(table(values))

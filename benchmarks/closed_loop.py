@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks import command
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.interfaces import Draft, Target
@@ -164,11 +165,7 @@ class Server:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints a table, writes JSON if asked to; returns 0, or 2 on an input error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.closed_loop",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("closed_loop", __doc__)
     add = parser.add_argument
     add("--target", default="random:t5_1_1_xl", help="random:SIZE (random:t5_1_1_xl)")
     add("--draft", default="random:t5_1_1_small", help="random:SIZE (random:t5_1_1_small)")
@@ -185,18 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--json", type=Path, metavar="FILE", help="file for all figures")
     args = parser.parse_args(arguments)
     xla_flags.apply()
-    rows = []
-    try:
-        for row in measure(args):
-            rows.append(row)
-            if args.json:
-                shown = {name: value for name, value in vars(args).items() if name != "json"}
-                results.write_json(args.json, {"machine": machine(), **shown, "rows": rows})
-    except InputError as error:
-        print(f"closed_loop: error: {error}", file=sys.stderr)
-        return 2
-    results.show(table(rows))
-    return 0
+    settings = {"machine": machine(), **command.options(args)}
+    return command.run("closed_loop", args, measure(args), table, settings)
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:

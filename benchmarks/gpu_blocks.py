@@ -22,14 +22,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.contrib.gpu.operations import GPU
+from benchmarks import command
+from benchmarks.gpu_launches import BY
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.random_models import check_fits, random_model, random_sources
 from spec_t5x.machine import xla_flags
 from spec_t5x.machine.description import machine
 from spec_t5x.machine.dtypes import resolve_dtype
-from spec_t5x.machine.operations import XLA
 from spec_t5x.models.attention import after_texts, mask_bias
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.seq2seq import T5Model
@@ -38,7 +38,6 @@ from spec_t5x.models.t5 import Transformer
 from spec_t5x.names import AUTO, KV, WEIGHTS
 from spec_t5x.types import Array
 
-_BY = {"XLA": XLA, "contrib/gpu": GPU}
 State = tuple[Array, DecoderCache]
 
 
@@ -93,11 +92,7 @@ def run(model: T5Model, states: Array, cache: DecoderCache, *, block: str, steps
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints a table, writes JSON if asked to; returns 0, or 2 on an input error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_blocks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("gpu_blocks", __doc__)
     add = parser.add_argument
     add("--size", default="t5_1_1_small", help="published size (t5_1_1_small)")
     add("--batch", type=int, default=1, help="rows of the batch (1)")
@@ -112,16 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--json", type=Path, metavar="FILE", help="file for all figures")
     args = parser.parse_args(arguments)
     xla_flags.apply()
-    try:
-        rows = list(measure(args))
-    except InputError as error:
-        print(f"gpu_blocks: error: {error}", file=sys.stderr)
-        return 2
-    if args.json:
-        shown = {name: value for name, value in vars(args).items() if name != "json"}
-        results.write_json(args.json, {"machine": machine(), **shown, "rows": rows})
-    results.show(table(rows))
-    return 0
+    settings = {"machine": machine(), **command.options(args)}
+    return command.run("gpu_blocks", args, measure(args), table, settings)
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -143,7 +130,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         states = jnp.ones((args.batch, tokens, model.config.emb_dim), dtype)
         calls = {
             name: _Program(model.replace(operations=by), states, block, args.steps)
-            for name, by in _BY.items()
+            for name, by in BY.items()
         }
         for call in calls.values():
             cache = call(cache)  # Compiles.
@@ -186,13 +173,13 @@ def table(rows: Sequence[dict[str, Any]]) -> results.Table:
         return lambda row: f"{row['microseconds'][name]:.1f}"
 
     def ratio(row: dict[str, Any]) -> str:
-        by_xla, by_kernels = (row["microseconds"][name] for name in _BY)
+        by_xla, by_kernels = (row["microseconds"][name] for name in BY)
         return f"{by_xla / by_kernels:.2f}"
 
     columns = {
         "block": lambda row: row["block"],
         "tokens": lambda row: str(row["tokens"]),
-        **{f"{name}, µs": of(name) for name in _BY},
+        **{f"{name}, µs": of(name) for name in BY},
         "times as fast": ratio,
     }
     return results.table(columns, rows, "Microseconds of one layer.")

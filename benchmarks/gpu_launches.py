@@ -21,7 +21,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +30,7 @@ import jax
 from jax.experimental import topologies
 from jax.stages import Compiled
 
+from benchmarks import command
 from spec_t5x.contrib.gpu.operations import GPU
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
@@ -63,7 +64,7 @@ gpu_device_info {
 }
 """
 _THUNK = re.compile(r"^(?P<indent> *)\d+: (?P<kind>k\w+)")
-_BY = {"XLA": XLA, "contrib/gpu": GPU}
+BY = {"XLA": XLA, "contrib/gpu": GPU}
 _LOOPS = ("kWhile", "kConditional")
 
 
@@ -165,11 +166,7 @@ LOOPS: dict[str, Callable[..., Compiled]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compiles, prints a table, writes JSON if asked to; returns 0, or 2 on an input error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_launches",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("gpu_launches", __doc__)
     add = parser.add_argument
     add("--target", default="t5_1_1_xxl", help="published size of the target (t5_1_1_xxl)")
     add("--draft", default="t5_1_1_small", help="published size of the draft (t5_1_1_small)")
@@ -180,16 +177,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--flags", default=GPU_FLAG, help=f"XLA's flags ({GPU_FLAG})")
     add("--json", type=Path, metavar="FILE", help="file for all counts")
     args = parser.parse_args(arguments)
-    try:
-        rows = list(measure(args))
-    except InputError as error:
-        print(f"gpu_launches: error: {error}", file=sys.stderr)
-        return 2
-    if args.json:
-        shown = {name: value for name, value in vars(args).items() if name != "json"}
-        results.write_json(args.json, {"jax": jax.__version__, "options": shown, "rows": rows})
-    results.show(table_of_loops(rows) if args.loops else table(rows))
-    return 0
+    settings = {"jax": jax.__version__, "options": command.options(args)}
+
+    def shown(rows: list[dict[str, Any]]) -> results.Table:
+        return table_of_loops(rows) if args.loops else table([{**settings, "rows": rows}])
+
+    return command.run("gpu_launches", args, measure(args), shown, settings)
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -207,10 +200,10 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         # The networks choose between forms for a CPU and for other platforms by the default one.
         with mock.patch("jax.default_backend", return_value="gpu"):
             mesh = make_mesh(1, 1, devices())
-            choices = itertools.product(args.batch, (True, False), _BY)
+            choices = itertools.product(args.batch, (True, False), BY)
             for batch, greedy, by in choices:
                 target, draft = (
-                    programs.abstract_model(size(name), mesh).replace(operations=_BY[by])
+                    programs.abstract_model(size(name), mesh).replace(operations=BY[by])
                     for name in (args.target, args.draft)
                 )
                 work = programs.Workload(batch=batch, source_len=args.source_len, greedy=greedy)
@@ -258,24 +251,32 @@ def table_of_loops(rows: Sequence[dict[str, Any]]) -> results.Table:
     return results.table(columns, rows)
 
 
-def table(rows: Sequence[dict[str, Any]]) -> results.Table:
-    """Makes a table with a line for each loop, from the result of ``measure``."""
+def table(files: Sequence[Mapping[str, Any]]) -> results.Table:
+    """Makes a table with a line for each loop in JSON files: layers by XLA, then by the kernels."""
+    lines = [
+        (file["options"], *pair)
+        for file in files
+        for pair in zip(file["rows"][::2], file["rows"][1::2], strict=True)
+    ]
 
-    def cell(name: str) -> Callable[[dict[str, Any]], str]:
-        return lambda row: str(row[name])
+    def both(name: str) -> Callable:
+        return lambda line: " → ".join(str(row[name]) for row in line[1:])
 
     columns = {
-        "batch": cell("batch"),
-        "temperature": cell("temperature"),
-        "layers by": cell("by"),
-        "kernels of a draft step": cell("draft_step_kernels"),
-        "of an iteration": cell("iteration_kernels"),
-        "launches of an iteration": cell("iteration_launches"),
-        "of the whole decoding": lambda row: (
-            str(row["launches"]) if not row["iteration_launches"] else None
+        "target": lambda line: line[0]["target"],
+        "gamma": lambda line: str(line[0]["gamma"]),
+        "batch": lambda line: str(line[1]["batch"]),
+        "temp.": lambda line: str(line[1]["temperature"]),
+        "a draft step": both("draft_step_kernels"),
+        "an iteration": both("iteration_kernels"),
+        "launches of an iteration": both("iteration_launches"),
+        "launches": both("launches"),
+        "GB of temporaries": lambda line: " → ".join(
+            f"{row['temporary_bytes'] / 1e9:.2f}" for row in line[1:]
         ),
     }
-    return results.table(columns, rows)
+    note = "Numbers of kernels and launches; launches beyond one encode sources in parts."
+    return results.table(columns, lines, note)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "examples" / "corrections")]
 import measure  # noqa: E402
 
-from benchmarks import bulk, objectives  # noqa: E402
+from benchmarks import bulk, gpu_launches, objectives  # noqa: E402
 from benchmarks.other_implementations.table import table as implementations  # noqa: E402
 
 # Names of what the leaderboard shows, and its columns in the report of ``reproduce public``.
@@ -149,33 +149,6 @@ def by_nodes(files: Sequence[Mapping[str, Any]]) -> str:
     return results.table(columns, lines)
 
 
-def gpu_kernels(files: Sequence[Mapping[str, Any]]) -> str:
-    """Makes a table of a GPU's kernels, by XLA and by ``contrib/gpu``: a line for each loop."""
-    lines = [
-        (file["options"], *line)
-        for file in files
-        for line in lines_of(file, "batch", "temperature", across="by")
-    ]
-
-    def counts(name: str) -> Callable:
-        return lambda line: " → ".join(str(line[2][by][name]) for by in ("XLA", "contrib/gpu"))
-
-    columns = {
-        "target": lambda line: line[0]["target"],
-        "gamma": lambda line: str(line[0]["gamma"]),
-        "batch": lambda line: str(line[1][0]),
-        "temp.": lambda line: str(line[1][1]),
-        "a draft step": counts("draft_step_kernels"),
-        "an iteration": counts("iteration_kernels"),
-        "launches": counts("launches"),
-        "temporaries, GB": lambda line: " → ".join(
-            f"{line[2][by]['temporary_bytes'] / 1e9:.2f}" for by in ("XLA", "contrib/gpu")
-        ),
-    }
-    note = "Numbers of kernels and launches; launches beyond one encode sources in parts."
-    return results.table(columns, lines, note)
-
-
 def leaderboard(several: Sequence[Mapping[str, Any]]) -> str:
     """Makes a table of speed-ups at batch 1: a line per device, pair, texts and temperature.
 
@@ -258,7 +231,7 @@ MAKERS: dict[str, Callable[[Any], str]] = {
     "predicted": predicted,
     "trees": trees,
     "by_nodes": by_nodes,
-    "gpu_kernels": gpu_kernels,
+    "gpu_kernels": gpu_launches.table,
 }
 _TABLE = re.compile(
     r"(<!-- table: (\S+) (\S+?)(?:: ([^\n]+))? -->\n).*?(<!-- end of table -->)", re.DOTALL

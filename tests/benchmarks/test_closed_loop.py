@@ -6,27 +6,17 @@ import pytest
 
 from benchmarks import closed_loop
 from spec_t5x.labs.benchmark import random_models
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.testing.toy_models import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
-
-TINY = T5Config(
-    vocab_size=64,
-    emb_dim=16,
-    num_heads=2,
-    head_dim=8,
-    mlp_dim=32,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    logits_via_embedding=False,
-)
 
 
 @pytest.fixture
 def tiny_sizes(monkeypatch):
     """Makes every published size tiny."""
+    config = tiny_t5(0, vocab_size=64).config
     for module in (closed_loop, random_models):
-        monkeypatch.setattr(module, "size", lambda name: TINY)
+        monkeypatch.setattr(module, "size", lambda name: config)
 
 
 def test_batches_and_slots_give_the_same_answers(tiny_sizes, tmp_path, capsys):
@@ -64,7 +54,7 @@ def test_a_client_sends_its_next_request_when_it_has_its_answer(tiny_sizes, monk
     plain_send, plain_receive = closed_loop.Answers.send, closed_loop.Answers.receive
     monkeypatch.setattr(closed_loop.Answers, "send", send)
     monkeypatch.setattr(closed_loop.Answers, "receive", receive)
-    target = random_models.random_model(TINY, "float32", 0)
+    target = random_models.random_model(tiny_t5(0, vocab_size=64).config, "float32", 0)
     requests = closed_loop.Requests.drawn(target, 8, 8, 12, seed=0)
     loop = closed_loop.Loop(gamma=0, max_decode_len=12, eos_id=-1)
     answers = closed_loop.Server(target, None, 3, loop).answer_in_slots(requests, 8)

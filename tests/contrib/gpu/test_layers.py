@@ -32,6 +32,13 @@ SIZE = {
     "mlp_activations": ("gelu", "linear"),
 }
 SOURCES = jnp.asarray(np.random.default_rng(0).integers(2, 96, (3, 9)), jnp.int32)
+TOKENS = jnp.asarray(np.random.default_rng(1).integers(2, 96, (3, 5)), jnp.int32)
+
+
+@jax.jit
+def logits(model, sources, tokens):
+    """Returns the logits of the first call over ``tokens``."""
+    return model.score(model.prefill(sources, 20), tokens)[0]
 
 
 @functools.cache
@@ -53,28 +60,17 @@ def test_calls_over_several_tokens_have_the_bits_of_calls_over_one(kv):
 )
 def test_logits_are_those_of_xla(changes):
     ours, plain = make(dtype="float32", **changes)
-    tokens = jnp.asarray(np.random.default_rng(1).integers(2, 96, (3, 5)), jnp.int32)
-
-    @jax.jit
-    def logits(model):
-        return model.score(model.prefill(SOURCES, 20), tokens)[0]
-
-    wanted = logits(plain)
-    np.testing.assert_allclose(logits(ours), wanted, atol=2e-4 * float(jnp.abs(wanted).max()))
+    wanted = logits(plain, SOURCES, TOKENS)
+    found = logits(ours, SOURCES, TOKENS)
+    np.testing.assert_allclose(found, wanted, atol=2e-4 * float(jnp.abs(wanted).max()))
 
 
 def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_xla():
     ours, plain = make()
     exact = plain.with_params(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), plain.params))
     exact = exact.replace(module=make(dtype="float32")[1].module, operations=XLA)
-    tokens = jnp.asarray(np.random.default_rng(1).integers(2, 96, (3, 5)), jnp.int32)
-
-    @jax.jit
-    def logits(model):
-        return model.score(model.prefill(SOURCES, 20), tokens)[0]
-
-    wanted = logits(exact)
-    errors = [float(jnp.abs(logits(model) - wanted).mean()) for model in (ours, plain)]
+    wanted, *found = (logits(model, SOURCES, TOKENS) for model in (exact, ours, plain))
+    errors = [float(jnp.abs(each - wanted).mean()) for each in found]
     assert errors[0] < 1.2 * errors[1]
 
 

@@ -1,6 +1,5 @@
 """T5Gemmas with the GPU kernels, run by JAX's interpreter: what they lack stays XLA's."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from tests.contrib.t5gemma.toys import T5GEMMA2, tiny_t5gemma
 
 pytest.importorskip("spec_t5x.contrib.gpu")
 from spec_t5x.contrib.gpu.operations import GPU  # noqa: E402
+from tests.contrib.gpu.test_layers import logits  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -18,10 +18,6 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 def test_logits_are_those_of_xla(sizes):
     model = tiny_t5gemma(0, **sizes, vocab_size=64, emb_dim=32, head_dim=16, mlp_dim=48)
     tokens = jnp.asarray(np.random.default_rng(0).integers(8, 64, (2, 5)), jnp.int32)
-
-    @jax.jit
-    def logits(model):
-        return model.score(model.prefill(tokens, 9), tokens)[0]
-
     ours, plain = (model.replace(weights=model.params, operations=by) for by in (GPU, XLA))
-    np.testing.assert_allclose(logits(ours), logits(plain), rtol=1e-3, atol=1e-3)
+    found, wanted = (logits(each, tokens, tokens) for each in (ours, plain))
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)

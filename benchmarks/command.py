@@ -1,0 +1,52 @@
+"""Parts of the commands of this folder: their parser, and measuring row by row."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from spec_t5x.errors import InputError
+from spec_t5x.labs.benchmark import results
+
+
+def parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Returns the parser of ``python -m benchmarks.NAME``, which shows the description as it is."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def options(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the arguments of a run for its JSON file."""
+    return {name: value for name, value in vars(args).items() if name != "json"}
+
+
+def refuse(name: str, error: InputError) -> int:
+    """Prints an input error as one line; returns the exit status 2."""
+    print(f"{name}: error: {error}", file=sys.stderr)
+    return 2
+
+
+def run(
+    name: str,
+    args: argparse.Namespace,
+    rows: Iterable[dict[str, Any]],
+    table: Callable[[list[dict[str, Any]]], Any],
+    settings: dict[str, Any],
+) -> int:
+    """Measures ``rows`` and shows their table; returns 0, or 2 on an input error.
+
+    If ``args.json`` is given, it has the settings and the rows so far, from the first row on.
+    """
+    kept: list[dict[str, Any]] = []
+    try:
+        for row in rows:
+            kept.append(row)
+            if args.json:
+                results.write_json(args.json, {**settings, "rows": kept})
+    except InputError as error:
+        return refuse(name, error)
+    results.show(table(kept))
+    return 0
