@@ -1,9 +1,8 @@
 """Kernels in Pallas (Triton) for decoder steps: products with norms, attention over caches.
 
-Tokens are computed in blocks of 16 to ``MOST_ROWS`` rows, the least that tensor cores multiply.
-Missing rows repeat the last one, which is written several times with the same values. A row's
-result is the same, bit for bit, for any number of rows up to 16: its products are added in the same
-order.
+A step's kernels are short: each takes a few times a read of memory. So a program requests all that
+it reads at once, and multiplies rows one by one without tensor cores. A row's result is the same,
+bit for bit, for any number of rows, because the same additions compute it.
 """
 
 import functools
@@ -23,13 +22,17 @@ from spec_t5x.types import Array, Float, Float32, Int, Shaped
 
 # Most rows of a product, and most new tokens of a row in an attention.
 MOST_ROWS, MOST_TOKENS = 64, 16
-# Rows of a matrix that a step of a product's loop reads, and keys that one of an attention's reads.
-_INNER, _KEYS = 128, 64
-# Numbers of columns that a program computes: the first for which there are few programs (some
-# three for each of an H100's 132 processors), or the last for which three steps' reads fit.
-_COLUMNS, _PROGRAMS = (16, 32, 64, 128), 400
-# Bytes of shared memory of a program, which all GPUs of compute capability 8.0 or more have.
-_SHARED = 96 << 10
+# Most rows of a program.
+_ROWS = 8
+# Columns of a program: the first for which there are at most so many programs.
+_COLUMNS, _PROGRAMS = (16, 32, 64), 1024
+# Most elements of matrices in a program's registers, and those of each warp.
+_MOST_ELEMENTS, _WARP_ELEMENTS = 48 << 10, 1024
+# Most rows of a matrix whose columns a program can hold.
+MOST_INNER = _MOST_ELEMENTS // _COLUMNS[0]
+# Keys that a step of an attention's loop reads, and its warps.
+_TEXT_KEYS, _TEXT_WARPS = 128, 8
+_SOURCE_KEYS, _SOURCE_WARPS = 512, 16
 
 
 class Matrix(NamedTuple):
@@ -46,9 +49,11 @@ class Norm(NamedTuple):
     epsilon: float
 
 
-def fits(matrix: Matrix) -> bool:
-    """Returns True if ``multiply`` can read the matrix: its sides are multiples of 16."""
-    return all(size % 16 == 0 for size in matrix.values.shape)
+def fits(*matrices: Matrix) -> bool:
+    """Returns True if a program can hold columns of the matrices; sides are multiples of 16."""
+    sides = (size for matrix in matrices for size in matrix.values.shape)
+    held = sum(_COLUMNS[0] * matrix.values.shape[0] for matrix in matrices)
+    return held <= _MOST_ELEMENTS and all(size % 16 == 0 for size in sides)
 
 
 def multiply(
@@ -64,78 +69,89 @@ def multiply(
 
     Args:
       states: at most ``MOST_ROWS`` rows.
-      matrices: matrices that ``fits`` accepts.
+      matrices: matrices that ``fits`` accepts: all together if there are activations, else each.
       norm: norm of the states; None for none.
       activations: if not empty, the one result is the product of the branches, each activated.
       residual: added to the one result.
       dtype: type of the results; None for that of ``states``.
     """
-    features = matrices[0].values.shape[1]
+    inner, features = matrices[0].values.shape
     shape = jax.ShapeDtypeStruct((states.shape[0], features), dtype or states.dtype)
-    num_results, rows = 1 if activations else len(matrices), _rows(states.shape[0]).size
-    step = _largest_divisor(states.shape[1], _INNER)
-    size, matrix_size = states.dtype.itemsize, matrices[0].values.dtype.itemsize
-
-    def read_bytes(columns: int) -> int:
-        return step * (rows * size + len(matrices) * columns * max(size, matrix_size))
-
-    columns = _num_columns(features, read_bytes)
+    groups = [list(matrices)] if activations else [[matrix] for matrix in matrices]
+    columns = _num_columns(features, inner * len(groups[0]))
+    warps = max(1, min(8, columns * inner * len(groups[0]) // _WARP_ELEMENTS))
     call = pl.pallas_call(
-        functools.partial(_multiply, columns, step, norm and norm.epsilon, tuple(activations)),
-        grid=(features // columns,),
-        out_shape=[shape] * num_results,
+        functools.partial(_multiply, columns, norm and norm.epsilon, tuple(activations)),
+        grid=(features // columns, len(groups), -(-states.shape[0] // _ROWS)),
+        out_shape=[shape] * len(groups),
         name="multiply",
-        **_options(4, read_bytes(columns), most_stages=4),
+        **_options(1 << warps.bit_length() - 1),
     )
-    return list(call(states, list(matrices), norm and norm.scale, residual))
+    return list(call(states, groups, norm and norm.scale, residual))
 
 
 def _multiply(
-    columns, step, epsilon, activations, states, matrices, norm_scale, residual, *outputs
+    columns, epsilon, activations, states, groups, norm_scale, residual, *outputs
 ) -> None:
-    rows, inner = _rows(states.shape[0]), states.shape[1]
     own = pl.ds(pl.program_id(0) * columns, columns)
+    matrix_index, first_row = pl.program_id(1), pl.program_id(2) * _ROWS
 
-    def read(index: Array) -> Array:
-        return states[rows, pl.ds(index * step, step)]
+    def compute(group, output) -> None:
+        read = [_columns(matrix, own) for matrix in group]
+        for i in range(min(_ROWS, states.shape[0])):
+            # Missing rows repeat the last one.
+            i = jnp.minimum(first_row + i, states.shape[0] - 1)
+            row = _normed(states, (i,), norm_scale, epsilon)
+            results = [_product(row, *each).astype(output.dtype) for each in read]
+            if activations:
+                wide = activated(activations, (each.astype(jnp.float32) for each in results))
+                results = [wide.astype(output.dtype)]
+            if residual is not None:
+                results = [residual[i, own] + results[0]]
+            output[i, own] = results[0]
 
-    inverse = None
-    if norm_scale is not None:
+    for i, (group, output) in enumerate(zip(groups, outputs, strict=True)):
+        # Programs of one matrix each: more processors read than if each read all matrices.
+        if len(groups) == 1:
+            compute(group, output)
+        else:
+            pl.when(matrix_index == i)(functools.partial(compute, group, output))
 
-        def add(index, total):
-            return total + jnp.sum(lax.square(read(index).astype(jnp.float32)), axis=1)
 
-        total = lax.fori_loop(0, inner // step, add, jnp.zeros(rows.shape, jnp.float32))
-        inverse = lax.rsqrt(total / inner + epsilon)[:, None]
+def _parts(inner: int) -> list:
+    """Returns the parts of a row, of one power of two."""
+    step = inner & -inner
+    return [pl.ds(start, step) for start in range(0, inner, step)]
 
-    def add_products(index, sums):
-        part, here = read(index), pl.ds(index * step, step)
-        if inverse is not None:
-            normed = (part.astype(jnp.float32) * inverse).astype(part.dtype)
-            part = normed * norm_scale[here].astype(part.dtype)[None, :]
-        read_matrices = (matrix.values[here, own].astype(part.dtype) for matrix in matrices)
-        return [total + _dot(part, read) for total, read in zip(sums, read_matrices, strict=True)]
 
-    zeros = [jnp.zeros((rows.size, columns), jnp.float32)] * len(matrices)
-    sums = lax.fori_loop(0, inner // step, add_products, zeros)
-    for i, matrix in enumerate(matrices):
-        if matrix.scales is not None:
-            sums[i] = sums[i] * matrix.scales[0, own][None, :]
-    dtype = outputs[0].dtype
-    results = [total.astype(dtype) for total in sums]
-    if activations:
-        wide = activated(activations, (result.astype(jnp.float32) for result in results))
-        results = [wide.astype(dtype)]
-    if residual is not None:
-        results = [residual[rows, own] + results[0]]
-    for output, result in zip(outputs, results, strict=True):
-        output[rows, own] = result
+def _columns(matrix, own) -> tuple[list[Array], Array | None]:
+    """Reads a program's own columns of a matrix, by parts of its inner dimension, and scales."""
+    values = [matrix.values[part, own] for part in _parts(matrix.values.shape[0])]
+    return values, None if matrix.scales is None else matrix.scales[0, own]
+
+
+def _normed(states, at: tuple, norm_scale, epsilon) -> list[Float32[Array, "part"]]:
+    """Reads a row of states by parts, and applies a norm unless ``norm_scale`` is None."""
+    parts = _parts(states.shape[-1])
+    wide = [states[*at, part].astype(jnp.float32) for part in parts]
+    if norm_scale is None:
+        return wide
+    mean = sum(jnp.sum(each * each) for each in wide) / states.shape[-1]
+    inverse = lax.rsqrt(mean + epsilon)
+    scales = (norm_scale[part].astype(states.dtype) for part in parts)
+    normed = ((each * inverse).astype(states.dtype) for each in wide)
+    return [(each * scale).astype(jnp.float32) for each, scale in zip(normed, scales, strict=True)]
+
+
+def _product(row: list[Array], values: list[Array], scales: Array | None) -> Array:
+    """Multiplies a row with columns, in float32."""
+    pairs = zip(row, values, strict=True)
+    total = jnp.sum(sum(each[:, None] * part.astype(jnp.float32) for each, part in pairs), axis=0)
+    return total if scales is None else total * scales
 
 
 def attend_to_text(
-    queries: Float[Array, "batch new joined"],
-    new_keys: Float[Array, "batch new joined"],
-    new_values: Float[Array, "batch new joined"],
+    new: Sequence[Float[Array, "batch new joined"]],
     keys: Float[Array, "batch heads length head_dim"],
     values: Float[Array, "batch heads length head_dim"],
     places: Int[Array, "batch"] | Nodes,
@@ -148,68 +164,74 @@ def attend_to_text(
     """Writes new tokens' keys and values to a cache, and attends to the tokens before each.
 
     Row b's new tokens, at most ``MOST_TOKENS``, are in consecutive slots from ``places[b]`` on, or
-    in those of nodes. ``by_distance`` is the bias of keys so many positions before their query.
+    in those of nodes. ``new`` are their queries, keys and values; ``by_distance`` is the bias of
+    keys so many positions before their query.
 
     Returns:
       The contexts, and the cache's keys and values, which are written in place.
     """
-    shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (queries, keys, values)]
     if isinstance(places, Nodes):
         places = places.slots, places.positions, places.slot_positions, places.visible
+    shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (new[0], keys, values)]
     return pl.pallas_call(
         _attend_to_text,
         grid=keys.shape[:2],
         out_shape=shapes,
-        input_output_aliases={3: 1, 4: 2},
+        input_output_aliases={0: 1, 1: 2},
         name="attend_to_text",
-        **_options(4, _key_bytes(queries, keys), most_stages=2),
-    )(queries, new_keys, new_values, keys, values, places, by_distance)
+        **_options(_TEXT_WARPS),
+    )(keys, values, list(new), places, by_distance)
 
 
-def _attend_to_text(queries, new_keys, new_values, keys, values, places, table, *outputs):
+def _attend_to_text(keys, values, new, places, table, *outputs):
     contexts, kept_keys, kept_values = outputs
     in_slots = isinstance(places, tuple)
     row, head = pl.program_id(0), pl.program_id(1)
-    (_, _, length, head_dim), new = keys.shape, queries.shape[1]
-    own, tokens = pl.ds(head * head_dim, head_dim), _rows(new)
+    (_, _, length, head_dim), tokens = keys.shape, range(contexts.shape[1])
+    own = pl.ds(head * head_dim, head_dim)
+    queries, new_keys, new_values = ([each[row, token, own] for token in tokens] for each in new)
     if in_slots:
         new_slots, positions, slot_positions, visible = places
-        new_slots, positions = new_slots[row, tokens], positions[row, tokens]
+        new_slots, positions = (
+            [each[row, token] for token in tokens] for each in (new_slots, positions)
+        )
         num = length
     else:
-        first = places[row]
+        first, added = places[row], len(tokens)
         # As in `lax.dynamic_update_slice`, tokens that do not fit are moved back.
-        new_slots, positions = jnp.clip(first, 0, length - new) + tokens, first + tokens
-        num = jnp.clip(first + new, new, length)
-    for kept, given in ((kept_keys, new_keys), (kept_values, new_values)):
-        kept[row, head, new_slots, :] = given[row, tokens, own]
+        new_slots = [jnp.clip(first, 0, length - added) + token for token in tokens]
+        positions = [first + token for token in tokens]
+        num = jnp.clip(first + added, added, length)
 
-    def read(slots, given, cached):
-        # New entries are read from the arguments: other threads may not have written them yet.
-        places = jnp.where(new_slots[None, :] == slots[:, None], tokens[None, :], -1)
-        place = jnp.max(places, axis=1)
-        fresh = given[row, jnp.maximum(place, 0), own]
-        return jnp.where((place >= 0)[:, None], fresh, cached[row, head, slots, :])
+    def read(slots, fresh_entries, cached):
+        # New entries are not read from the cache: other threads may not have written them yet.
+        found = cached[row, head, slots, :]
+        for fresh, slot in zip(fresh_entries, new_slots, strict=True):
+            found = jnp.where((slots == slot)[:, None], fresh[None, :], found)
+        return found
 
-    def bias(slots):
+    def bias(slots, token):
         at = slot_positions[row, slots] if in_slots else slots
-        distances = positions[:, None] - at[None, :]
-        seen = distances >= 0
-        if in_slots:
-            seen = visible[row, tokens[:, None], slots[None, :]]
+        distances = positions[token] - at
+        seen = visible[row, token, slots] if in_slots else distances >= 0
         if table is None:
             return jnp.where(seen, 0.0, MASKED)
         of_pairs = table[head, jnp.clip(distances, 0, length - 1)].astype(jnp.float32)
         return jnp.where(seen, of_pairs, MASKED)
 
-    contexts[row, tokens, own] = _contexts(
-        queries[row, tokens, own],
+    found = _contexts(
+        queries,
         num,
         length,
+        _TEXT_KEYS,
         lambda slots: (read(slots, new_keys, keys), 1.0),
         lambda slots: (read(slots, new_values, values), 1.0),
         bias,
     )
+    for token, slot in zip(tokens, new_slots, strict=True):
+        contexts[row, token, own] = found[token]
+        kept_keys[row, head, slot, :] = new_keys[token]
+        kept_values[row, head, slot, :] = new_values[token]
 
 
 def attend_to_source(
@@ -228,7 +250,7 @@ def attend_to_source(
         grid=(queries.shape[0], keys.shape[1]),
         out_shape=jax.ShapeDtypeStruct(queries.shape, queries.dtype),
         name="attend_to_source",
-        **_options(8, _key_bytes(queries, keys), most_stages=3),
+        **_options(_SOURCE_WARPS),
     )(queries, keys, values, bias, list(scales))
 
 
@@ -236,98 +258,82 @@ def _attend_to_source(queries, keys, values, source_bias, scales, contexts):
     key_scales, value_scales = scales or (None, None)
     row, head = pl.program_id(0), pl.program_id(1)
     given = row // (queries.shape[0] // keys.shape[0])
-    (_, _, length, head_dim), tokens = keys.shape, _rows(queries.shape[1])
+    (_, _, length, head_dim), tokens = keys.shape, range(queries.shape[1])
     own = pl.ds(head * head_dim, head_dim)
 
     def read(slots, cached, scales):
-        factors = 1.0 if scales is None else scales[given, head, 0, slots][None, :]
-        return cached[given, head, slots, :].astype(queries.dtype), factors
+        factors = 1.0 if scales is None else scales[given, head, 0, slots]
+        return cached[given, head, slots, :], factors
 
-    contexts[row, tokens, own] = _contexts(
-        queries[row, tokens, own],
+    found = _contexts(
+        [queries[row, token, own] for token in tokens],
         length,
         length,
+        min(_SOURCE_KEYS, 1 << (length - 1).bit_length()),
         lambda slots: read(slots, keys, key_scales),
         lambda slots: read(slots, values, value_scales),
-        lambda slots: source_bias[given, slots][None, :],
+        lambda slots, token: source_bias[given, slots],
     )
+    for token in tokens:
+        contexts[row, token, own] = found[token]
 
 
 def _contexts(
-    queries: Float[Array, "tokens head_dim"],
+    queries: Sequence[Float[Array, "head_dim"]],
     num: Int[Array, ""] | int,
     length: int,
+    block: int,
     read_keys: Callable[[Array], tuple[Array, Array | float]],
     read_values: Callable[[Array], tuple[Array, Array | float]],
-    bias: Callable[[Array], Array],
-) -> Float[Array, "tokens head_dim"]:
+    bias: Callable[[Array, int], Array],
+) -> list[Float[Array, "head_dim"]]:
     """Averages values of the first ``num`` of ``length`` slots, by a softmax in one pass.
 
     The functions get slots ``[keys]`` and return keys or values ``[keys, head_dim]``, their factors
-    ``[1, keys]``, or the bias ``[tokens, keys]``. The pass keeps the largest score so far, by which
+    ``[keys]``, or the bias ``[keys]`` of a token. The pass keeps the largest score so far, by which
     earlier sums are rescaled (Milakov and Gimelshein 2018, arXiv 1805.02867, algorithm 3).
     """
+    dtype, (head_dim,) = queries[0].dtype, queries[0].shape
 
-    def add(block, carry):
-        largest, total, sums = carry
-        slots = block * _KEYS + jnp.arange(_KEYS)
+    def add(index, carry):
+        slots = index * block + jnp.arange(block)
         inside = slots < length
         slots = jnp.minimum(slots, length - 1)
-        keys, factors = read_keys(slots)
-        scores = _dot(queries, keys.T) * factors + bias(slots)
-        scores = jnp.where(inside[None, :], scores, -jnp.inf)
-        grown = jnp.maximum(largest, jnp.max(scores, axis=1))
-        weights = jnp.exp(scores - grown[:, None])
-        shrink = jnp.exp(largest - grown)
-        values, factors = read_values(slots)
-        weighted = _dot((weights * factors).astype(values.dtype), values)
-        return grown, total * shrink + jnp.sum(weights, axis=1), sums * shrink[:, None] + weighted
+        (keys, key_factors), (values, value_factors) = read_keys(slots), read_values(slots)
+        keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
 
-    tokens, head_dim = queries.shape
-    start = (
-        jnp.full(tokens, -jnp.inf, jnp.float32),
-        jnp.zeros(tokens, jnp.float32),
-        jnp.zeros((tokens, head_dim), jnp.float32),
-    )
-    _, total, sums = lax.fori_loop(0, (num + _KEYS - 1) // _KEYS, add, start)
-    return (sums / total[:, None]).astype(queries.dtype)
+        def attend(token: int, largest, total, sums):
+            query = queries[token].astype(jnp.float32)
+            scores = jnp.sum(keys * query[None, :], axis=1) * key_factors + bias(slots, token)
+            scores = jnp.where(inside, scores, -jnp.inf)
+            grown = jnp.maximum(largest, jnp.max(scores))
+            weights = jnp.exp(scores - grown)
+            shrink = jnp.exp(largest - grown)
+            rounded = (weights * value_factors).astype(dtype).astype(jnp.float32)
+            weighted = jnp.sum(rounded[:, None] * values, axis=0)
+            return grown, total * shrink + jnp.sum(weights), sums * shrink + weighted
 
+        return [attend(token, *each) for token, each in enumerate(carry)]
 
-def _rows(num: int) -> Int[Array, "rows"]:
-    """Returns ``num`` rows' indices, the last repeated up to a power of two of at least 16."""
-    return jnp.minimum(jnp.arange(max(16, 1 << (num - 1).bit_length())), num - 1)
+    zero = jnp.zeros((), jnp.float32)
+    start = (zero - jnp.inf, zero, jnp.zeros(head_dim, jnp.float32))
+    carry = lax.fori_loop(0, (num + block - 1) // block, add, [start] * len(queries))
+    return [(sums / total).astype(dtype) for _, total, sums in carry]
 
 
-def _num_columns(features: int, read_bytes: Callable[[int], int]) -> int:
-    """Returns the columns of a program (see ``_COLUMNS``) that reads so many bytes in a step."""
-    dividing = [columns for columns in _COLUMNS if features % columns == 0]
-    fitting = [columns for columns in dividing if 3 * read_bytes(columns) <= _SHARED]
+def _num_columns(features: int, held: int) -> int:
+    """Returns the columns of a program (see ``_COLUMNS``) that holds so many elements of each."""
+    fitting = [
+        columns
+        for columns in _COLUMNS
+        if features % columns == 0 and (columns == _COLUMNS[0] or columns * held <= _MOST_ELEMENTS)
+    ]
     few = (columns for columns in fitting if features // columns <= _PROGRAMS)
-    return next(few, (fitting or dividing[:1])[-1])
+    return next(few, fitting[-1])
 
 
-def _key_bytes(queries: Float[Array, "..."], keys: Shaped[Array, "..."]) -> int:
-    """Returns the bytes of keys and values that a step of an attention's loop reads."""
-    return 2 * _KEYS * keys.shape[-1] * queries.dtype.itemsize
-
-
-def _largest_divisor(size: int, most: int) -> int:
-    """Returns the largest power of two, at most ``most``, that divides ``size``."""
-    return min(most, size & -size)
-
-
-def _dot(left: Array, right: Array) -> Float32[Array, "rows columns"]:
-    """Multiplies in float32; float32 factors without rounding them to TF32."""
-    precision = lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
-    return jnp.dot(left, right, precision=precision, preferred_element_type=jnp.float32)
-
-
-def _options(num_warps: int, read_bytes: int, most_stages: int) -> dict:
-    """Returns ``pallas_call``'s options for a loop; on a CPU, JAX's interpreter runs the kernel.
-
-    Stages are the steps of the loop whose reads, of ``read_bytes`` each, are on the way at a time.
-    """
+def _options(num_warps: int) -> dict:
+    """Returns ``pallas_call``'s options; on a CPU, JAX's interpreter runs the kernel."""
     if jax.default_backend() == "cpu":
         return {"interpret": True}
-    num_stages = max(1, min(most_stages, _SHARED // read_bytes))
-    return {"compiler_params": triton.CompilerParams(num_warps=num_warps, num_stages=num_stages)}
+    return {"compiler_params": triton.CompilerParams(num_warps=num_warps, num_stages=1)}

@@ -50,9 +50,9 @@ def _attend_to_cache(
     is_causal = isinstance(tokens.places, Nodes) or tokens.visible is None
     if not (is_causal and _attends(layer, attention, norm, states)):
         return plain(states, cache, tokens, *rest)
-    queries, *new = _maps(norm, (attention.query, attention.key, attention.value), states)
+    new = _maps(norm, attention, (attention.query, attention.key, attention.value), states)
     given = cache.keys, cache.values, tokens.places, tokens.by_distance(layer.relpos_bias)
-    contexts, keys, values = kernels.attend_to_text(_scaled(attention, queries), *new, *given)
+    contexts, keys, values = kernels.attend_to_text(new, *given)
     return _added(states, contexts, attention), cache.replace(keys=keys, values=values)
 
 
@@ -65,10 +65,10 @@ def _attend_to_source(
     source, scales = [cache.cross_keys, cache.cross_values], []
     if isinstance(cache.cross_keys, RoundedHeads):
         source, scales = [each.values for each in source], [each.scales for each in source]
-    (queries,) = _maps(norm, (attention.query,), states)
+    (queries,) = _maps(norm, attention, (attention.query,), states)
     # The bias masks the source's padding, so it is the same for all heads and queries.
     given = *source, cross_bias[:, 0, 0], scales
-    return _added(states, kernels.attend_to_source(_scaled(attention, queries), *given), attention)
+    return _added(states, kernels.attend_to_source(queries, *given), attention)
 
 
 def _feed_forward(
@@ -78,7 +78,8 @@ def _feed_forward(
     params = mlp.variables["params"]
     *maps, output = (_matrix(params[name]["kernel"]) for name in (*mlp.map_names, "wo"))
     is_t5s = _is_rms(norm) and layer.post_mlp_layer_norm is None and not mlp.use_bias
-    if not (deterministic and is_t5s and _suits(states, *maps, output)):
+    suit = _suits(states, *maps) and _suits(states, output)
+    if not (deterministic and is_t5s and suit):
         return plain(states, deterministic)
     (hidden,) = _products(states, maps, _norm(norm), activations=mlp.activations)
     return _products(hidden, [output], residual=states)[0]
@@ -106,13 +107,18 @@ def _is_rms(norm: RMSNorm) -> bool:
     return not norm.centred and not norm.offset
 
 
-def _maps(norm: RMSNorm, denses: Sequence[Dense], states: Array) -> list[Array]:
-    """Returns the maps of normed states, by one kernel if it can."""
+def _maps(
+    norm: RMSNorm, attention: Attention, denses: Sequence[Dense], states: Array
+) -> list[Array]:
+    """Returns the maps of normed states to queries and more, by one kernel if it can."""
     matrices = [_matrix(dense.get_variable("params", "kernel")) for dense in denses]
-    if _suits(states, *matrices):
-        return _products(states, matrices, _norm(norm))
-    normed = norm(states)
-    return [dense(normed) for dense in denses]
+    if all(_suits(states, matrix) for matrix in matrices):
+        queries, *others = _products(states, matrices, _norm(norm))
+    else:
+        normed = norm(states)
+        queries, *others = (dense(normed) for dense in denses)
+    scale = attention.traits.scale
+    return [queries if scale == 1 else queries * scale, *others]
 
 
 def _added(states: Array, contexts: Array, attention: Attention) -> Array:
@@ -121,11 +127,6 @@ def _added(states: Array, contexts: Array, attention: Attention) -> Array:
     if _suits(contexts, matrix):
         return _products(contexts, [matrix], residual=states)[0]
     return states + attention.out(contexts)
-
-
-def _scaled(attention: Attention, queries: Array) -> Array:
-    scale = attention.traits.scale
-    return queries if scale == 1 else queries * scale
 
 
 def _products(
@@ -147,9 +148,10 @@ def _products(
 
 
 def _suits(inputs: Array, *matrices: kernels.Matrix | None) -> bool:
-    """Returns True if the kernel of products can multiply the inputs of all rows."""
+    """Returns True if one program can multiply the inputs of all rows with all matrices."""
     few = math.prod(inputs.shape[:-1]) <= kernels.MOST_ROWS
-    return few and all(matrix is not None and kernels.fits(matrix) for matrix in matrices)
+    readable = all(matrix is not None for matrix in matrices)
+    return few and readable and kernels.fits(*matrices)
 
 
 def _matrix(weight: Array | Form) -> kernels.Matrix | None:

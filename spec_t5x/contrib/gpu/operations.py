@@ -4,14 +4,16 @@ import functools
 import logging
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
-from spec_t5x.contrib.gpu import layers
+from spec_t5x.contrib.gpu import kernels, layers
 from spec_t5x.machine.operations import Operations
-from spec_t5x.types import PyTree
+from spec_t5x.types import Array, PyTree
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +34,20 @@ class GpuOperations(Operations):
         return used
 
     def suit(self, params: PyTree, dtype: str) -> bool:
-        """Returns ``usable``'s answer: the kernels read parameters as they are."""
-        return self.usable(dtype)
+        """Returns True if the kernels are used, and faster than XLA for matrices of these sizes."""
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        inner = (leaf.shape[0] for path, leaf in leaves if _is_decoders_matrix(path))
+        return self.usable(dtype) and max(inner, default=0) <= kernels.MOST_INNER
 
     def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
         """Calls a network's ``method``; kernels compute its layers."""
         with nn.intercept_methods(layers.intercept):
             return super().apply(module, weights, *args, method=method)
+
+    def kernel(self, name: str, *arrays: Array) -> Callable | None:
+        """Returns ``jnp.argmax`` for ``argmax``: half as many kernels as two reductions."""
+        is_argmax = name == "argmax" and self.usable(str(arrays[0].dtype))
+        return functools.partial(jnp.argmax, axis=-1) if is_argmax else None
 
     def state(self) -> tuple[bool, str]:
         """Returns True if the kernels are used, and the reason; compiles nothing."""
@@ -50,6 +59,10 @@ class GpuOperations(Operations):
         if not is_capable(devices[0]):
             return False, f"{devices[0].device_kind} is no NVIDIA GPU of compute capability 8.0"
         return True, f"{SWITCH} is 1"
+
+
+def _is_decoders_matrix(path: tuple) -> bool:
+    return {"decoder", "kernel"} <= {str(getattr(key, "key", key)) for key in path}
 
 
 def is_capable(device: Any) -> bool:

@@ -80,18 +80,6 @@ def test_matrices_that_do_not_fit(shape):
     assert not kernels.fits(kernels.Matrix(drawn(0, *shape)))
 
 
-@pytest.mark.parametrize(
-    ("features", "step_rows", "columns"),
-    # Few columns for the small matrices; of the output layer's, as many as shared memory holds.
-    [(512, 16, 16), (4096, 16, 16), (10240, 16, 32), (32128, 16, 64), (32128, 128, 16)],
-)
-def test_programs_of_a_product_cover_a_gpu_and_fit_its_memory(features, step_rows, columns):
-    def read_bytes(columns):
-        return 256 * (step_rows + columns)
-
-    assert kernels._num_columns(features, read_bytes) == columns
-
-
 def text_attention(queries, new, cache, starts, table):
     """Returns contexts and cache by loops over rows, heads and tokens."""
     keys, values = (np.array(each, np.float64) for each in cache)
@@ -122,7 +110,7 @@ def test_attention_to_text(num):
     table = drawn(5, heads, length)
     # The last row has ended: its tokens do not fit.
     starts = jnp.asarray([0, 63, length - num, length - 1], jnp.int32)
-    found = kernels.attend_to_text(queries, *new, *cache, starts, table)
+    found = kernels.attend_to_text([queries, *new], *cache, starts, table)
     for ours, wanted in zip(found, text_attention(queries, new, cache, starts, table), strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-4)
 

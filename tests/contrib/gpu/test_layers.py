@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from spec_t5x.contrib.gpu import kernels, operations
-from spec_t5x.contrib.gpu.operations import GPU, SWITCH
+from spec_t5x.contrib.gpu.operations import GPU, SWITCH, GpuOperations
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA, usable
+from spec_t5x.models.binding import abstract_params
+from spec_t5x.models.sizes import size
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.laws import check_target
 from spec_t5x.testing.toy_models import tiny_t5
@@ -146,3 +148,10 @@ def test_devices_and_the_switch(switch, devices, reason, monkeypatch, caplog):
     assert [record.getMessage() for record in caplog.records] == (
         said if reason and switch == "1" else []
     )
+
+
+@pytest.mark.parametrize(("name", "suits"), [("t5_1_1_large", True), ("t5_1_1_xl", False)])
+def test_sizes_of_models_that_the_kernels_suit(name, suits, monkeypatch):
+    monkeypatch.setattr(GpuOperations, "state", lambda self: (True, ""))
+    params = abstract_params(size(name))
+    assert GPU.suit(params, "bfloat16") == suits
