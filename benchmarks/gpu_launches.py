@@ -31,15 +31,16 @@ from jax.experimental import topologies
 from jax.stages import Compiled
 
 from benchmarks import command
-from spec_t5x.contrib.gpu.operations import GPU
+from spec_t5x.contrib.gpu.operations import GPU, GpuOperations
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.tpu import programs
 from spec_t5x.loops.pace import Costs
-from spec_t5x.machine.operations import XLA
+from spec_t5x.machine.operations import XLA, Operations
 from spec_t5x.machine.xla_flags import GPU_FLAG
 from spec_t5x.models.partitioning import make_mesh
+from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.verifiers import TreeVerifier
 
@@ -203,7 +204,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             choices = itertools.product(args.batch, (True, False), BY)
             for batch, greedy, by in choices:
                 target, draft = (
-                    programs.abstract_model(size(name), mesh).replace(operations=BY[by])
+                    computed_by(BY[by], programs.abstract_model(size(name), mesh))
                     for name in (args.target, args.draft)
                 )
                 work = programs.Workload(batch=batch, source_len=args.source_len, greedy=greedy)
@@ -222,6 +223,25 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         "launches": program.launches,
                         **(counts(program, args.gamma) if loop == "chain" else {}),
                     }
+
+
+def computed_by(operations: Operations, model: T5Model) -> T5Model:
+    """Returns the model with operations, and its weights, arrays or shapes, as they read them.
+
+    XLA computes models that kernels would not suit on their machine.
+    """
+    params = model.params
+    with mock.patch.object(GpuOperations, "usable", return_value=True):
+        if not operations.suit(params, model.config.dtype):
+            return model.replace(operations=XLA)
+    leaves = jax.tree.leaves(params)
+    if not isinstance(leaves[0], jax.ShapeDtypeStruct):
+        return model.replace(weights=operations.pack(params), operations=operations)
+    everywhere = jax.NamedSharding(leaves[0].sharding.mesh, jax.P())
+    shapes = jax.tree.map(
+        lambda leaf: leaf.update(sharding=everywhere), jax.eval_shape(operations.pack, params)
+    )
+    return model.replace(weights=shapes, operations=operations)
 
 
 def devices() -> list[jax.Device]:

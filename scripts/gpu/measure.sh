@@ -4,27 +4,25 @@
 #
 #   OUTPUT       gets STAGE.json (of laws: JUnit's XML) and STAGE.log; the same command continues
 #                with the stages that have none yet
-#   STAGE        flags laws_sampling laws_loops laws_drafts laws_models pairs table_2 xl_1 xl_8
-#                xl_32 xl_64 xl_128 xl_int8_1 xl_int8_32 xl_int8_128 xl_kv8_1 xl_kv8_32
-#                xl_kv8_128 closed_8 closed_32 closed_64 and, of the kernels of contrib/gpu,
-#                laws_kernels kernels_small kernels_xxl and STAGE_by_kernels for pairs table_2
-#                xl_1 xl_8 xl_32 (all of them, in this order)
+#   STAGE        flags laws_sampling laws_loops laws_drafts laws_models pairs steps_small
+#                steps_base steps_large table_2_small table_2_base table_2_large xl xl_int8 xl_kv8
+#                closed_8 closed_32 closed_64 and, of the kernels of contrib/gpu, laws_kernels
+#                pairs_by_kernels table_2_small_by_kernels (all of them, in this order)
 #   --minutes N  starts no stage after N minutes, stops the one that runs, and ends with status 75
 #   --tiny       every stage at small sizes, also on a CPU: a test of the script
 #
 # A stage that fails does not stop the others; the status is then 1. All models but the packaged
 # ones have random weights; acceptances are simulated. PYTHON names the interpreter (python3).
-# Tested: the dry run, and --tiny on a CPU. Not tested: an accelerator.
+# Tested: the dry run, --tiny on a CPU, and the programs of some stages on an H100. There a row of
+# Table 2 took 55 to 75 seconds, most of them compilation, and laws_kernels a minute.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"
 help_flag "$@"
 minutes=100000 tiny="" output="" chosen=()
-STAGES=(flags laws_sampling laws_loops laws_drafts laws_models pairs table_2 xl_1 xl_8 xl_32 xl_64
-  xl_128 xl_int8_1 xl_int8_32 xl_int8_128 xl_kv8_1 xl_kv8_32 xl_kv8_128
-  closed_8 closed_32 closed_64)
-[ "${ACCELERATOR:-}" = tpu ] || STAGES+=(laws_kernels kernels_small kernels_xxl
-  {pairs,table_2,xl_1,xl_8,xl_32}_by_kernels)
+STAGES=(flags laws_sampling laws_loops laws_drafts laws_models pairs steps_{small,base,large}
+  table_2_{small,base,large} xl xl_int8 xl_kv8 closed_8 closed_32 closed_64)
+[ "${ACCELERATOR:-}" = tpu ] || STAGES+=(laws_kernels {pairs,table_2_small}_by_kernels)
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) DRY_RUN=1 ;;
@@ -64,7 +62,11 @@ within() { # COMMAND: stops it when the minutes are over
   run timeout "$left" "$@"
 }
 keep() { if [ -n "${DRY_RUN:-}" ]; then cat; else tee "$part"; fi; } # standard input
-benchmark() { within "$python" -m spec_t5x.cli.main benchmark -q "$@" --json "$part"; }
+# Both ways to compute layers on a GPU, XLA's on a TPU.
+decoding() {
+  [ "${ACCELERATOR:-}" != tpu ] || set -- "$@" --by XLA
+  within "$python" -m benchmarks.decoding "$@" --json "$part"
+}
 
 # Programs of large batches, with each flag that may make XLA's kernels fail or not.
 flags() {
@@ -87,13 +89,18 @@ flags() {
   (IFS=,; printf '{%s}\n' "${found[*]}") | keep
 }
 
-# The tests of verifiers, loops, drafts and networks, on the accelerator in float32.
+# The tests of verifiers, loops, drafts and networks, on the accelerator in float32; on a GPU in
+# eight processes if pytest can.
 laws() { # FOLDER
-  local tests=("tests/$1")
+  local tests=("tests/$1") several=()
   [ -z "$tiny" ] || tests=("tests/sampling/test_verification.py")
   [ "$1" != kernels ] || tests=("tests/contrib/gpu${tiny:+/test_kernels.py}")
+  if [ -z "$tiny" ] && [ "${ACCELERATOR:-}" != tpu ] && "$python" -c "import xdist"; then
+    several=(--numprocesses 8)
+    local -x XLA_PYTHON_CLIENT_MEM_FRACTION=.08
+  fi
   JAX_DEFAULT_MATMUL_PRECISION=highest within "$python" -m pytest "${tests[@]}" -q --tb=short \
-    -p no:cacheprovider --junitxml "$part"
+    "${several[@]}" -p no:cacheprovider --junitxml "$part"
 }
 
 # The packaged T5 on example texts of its three tasks: the same texts as plain decoding, or the
@@ -117,21 +124,26 @@ for prefix, texts in (
   done | keep
 }
 
-table_2() {
-  local size=xxl length=128 source=512 drafts=(small base large)
-  [ -z "$tiny" ] || size=small length=8 source=8 drafts=(small)
-  benchmark --target "random:t5_1_1_$size" --table_2 --source_len $source \
-    --max_decode_len $length --repeats 5 "${drafts[@]/#/--draft=random:t5_1_1_}"
+# A step of a draft, with the profile of its kernels.
+steps() { # SIZE
+  local size=$1 batches=(1 8) flags=()
+  [ -z "$tiny" ] || size=small batches=(1) flags=(--source_len 8 --max_decode_len 4 --repeats 1)
+  decoding --target "t5_1_1_$size" --gamma 0 --batch "${batches[@]}" --profile "${flags[@]}"
+}
+
+table_2() { # DRAFT
+  local size=xxl length=128 source=512
+  [ -z "$tiny" ] || size=small length=8 source=8
+  within "$python" -m spec_t5x.cli.main benchmark -q --target "random:t5_1_1_$size" --table_2 \
+    --draft "random:t5_1_1_$1" --source_len $source --max_decode_len $length --repeats 5 \
+    --json "$part"
 }
 
 # Flan-T5-XL's shape, sources of 400 and outputs of 128 tokens.
-xl() { # ROWS FLAGS…
-  local rows=$1 size=xl length=128 source=400
-  shift
-  [ -z "$tiny" ] || size=small rows=2 length=8 source=8
-  benchmark --target "random:t5_1_1_$size" --draft random:t5_1_1_small --alpha 0.75 \
-    --gamma 4 --gamma 7 --temperature 0 --batch_size "$rows" --source_len $source \
-    --max_decode_len $length --repeats 3 "$@"
+xl() { # FLAGS…
+  local size=xl batches=(1 8 32 64 128) flags=(--source_len 400 --max_decode_len 128 --repeats 3)
+  [ -z "$tiny" ] || size=small batches=(2) flags=(--source_len 8 --max_decode_len 4 --repeats 1)
+  decoding --target "t5_1_1_$size" --gamma 0 4 --batch "${batches[@]}" "${flags[@]}" "$@"
 }
 
 # 1,024 requests of that shape, from so many clients: each sends its next when it has its answer.
@@ -143,20 +155,13 @@ closed() { # CLIENTS
     --max_decode_len $length --json "$part"
 }
 
-# The blocks of a decoder layer by XLA and by the kernels of contrib/gpu.
-kernels() { # SIZE
-  local flags=()
-  [ -z "$tiny" ] || flags=(--source_len 8 --max_decode_len 16 --steps 1 --repeats 1)
-  within "$python" -m benchmarks.gpu_blocks --size "t5_1_1_$1" "${flags[@]}" --json "$part"
-}
-
 measure() { # STAGE
   case $1 in
     *_by_kernels) SPEC_T5X_GPU_KERNELS=1 measure "${1%_by_kernels}" ;;
-    kernels_*) kernels "${1#kernels_}" ;;
-    xl_int8_*) xl "${1#xl_int8_}" "--gin.Models.weights='int8'" ;;
-    xl_kv8_*) xl "${1#xl_kv8_}" "--gin.Models.kv='int8'" ;;
-    xl_*) xl "${1#xl_}" ;;
+    steps_*) steps "${1#steps_}" ;;
+    table_2_*) table_2 "${1#table_2_}" ;;
+    xl_int8) xl --weights int8 ;;
+    xl_kv8) xl --kv int8 ;;
     closed_*) closed "${1#closed_}" ;;
     laws_*) laws "${1#laws_}" ;;
     *) "$1" ;;

@@ -7,12 +7,10 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from benchmarks import gpu_blocks
-
 REPOSITORY = Path(__file__).parents[2]
 STAGES = (
-    *("flags", "laws_loops", "laws_kernels", "pairs", "xl_int8_1", "xl_1_by_kernels", "closed_8"),
-    "kernels_small",
+    *("flags", "laws_loops", "laws_kernels", "pairs", "steps_small", "table_2_small", "xl_int8"),
+    "closed_8",
 )
 
 
@@ -32,21 +30,22 @@ def test_every_kind_of_stage(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "pairs.json").read_text().splitlines()]
     compared = [line["comparison"] for line in lines if "comparison" in line]
     assert len(compared) == 4
-    kept = json.loads((tmp_path / "xl_int8_1.json").read_text())
-    # Two gammas.
-    assert [bool(row["plain_seconds"]) for row in kept["rows"]] == [True, True]
-    assert kept["models"]["weights"] == "int8"
+    kept = json.loads((tmp_path / "table_2_small.json").read_text())
     # A CPU does not tell its memory.
     assert kept["peak_memory_bytes"] is None
+    assert [row["gamma"] for row in kept["rows"]] == [7, 7, 5, 5]
     assert all(row["plain_compile_seconds"] >= 0 for row in kept["rows"])
+    kept = json.loads((tmp_path / "xl_int8.json").read_text())
+    assert kept["weights"] == "int8"
+    both = [(0, "XLA"), (4, "XLA"), (0, "contrib/gpu"), (4, "contrib/gpu")]
+    assert [(row["gamma"], row["by"]) for row in kept["rows"]] == both
+    assert all(row["tokens_per_second"] > 0 for row in kept["rows"])
+    assert all(1 <= row["block_efficiency"] <= 4 for row in kept["rows"])
+    rows = json.loads((tmp_path / "steps_small.json").read_text())["rows"]
+    # A CPU has no kernels on a stream of a GPU.
+    assert [(row["by"], row["kernels"]) for row in rows] == [("XLA", []), ("contrib/gpu", [])]
     rows = json.loads((tmp_path / "closed_8.json").read_text())["rows"]
     assert [(row["gamma"], row["way"]) for row in rows] == [
         *((0, "batches"), (0, "slots"), (4, "batches"), (4, "slots"))
     ]
     assert {row["same_outputs"] for row in rows} == {4}
-    assert len(json.loads((tmp_path / "xl_1_by_kernels.json").read_text())["rows"]) == 2
-    blocks = json.loads((tmp_path / "kernels_small.json").read_text())["rows"]
-    assert [(row["block"], row["tokens"]) for row in blocks] == [
-        (block, tokens) for block in gpu_blocks.BLOCKS for tokens in (1, 8)
-    ]
-    assert all(min(row["microseconds"].values()) > 0 for row in blocks)

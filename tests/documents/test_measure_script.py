@@ -9,20 +9,17 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 STAGES = [
-    *("flags", "laws_sampling", "laws_loops", "laws_drafts", "laws_models", "pairs", "table_2"),
-    *("xl_1", "xl_8", "xl_32", "xl_64", "xl_128"),
-    *("xl_int8_1", "xl_int8_32", "xl_int8_128"),
-    *("xl_kv8_1", "xl_kv8_32", "xl_kv8_128"),
-    *("closed_8", "closed_32", "closed_64"),
+    *("flags", "laws_sampling", "laws_loops", "laws_drafts", "laws_models", "pairs"),
+    *("steps_small", "steps_base", "steps_large"),
+    *("table_2_small", "table_2_base", "table_2_large"),
+    *("xl", "xl_int8", "xl_kv8", "closed_8", "closed_32", "closed_64"),
 ]
-OF_KERNELS = [
-    *("laws_kernels", "kernels_small", "kernels_xxl", "pairs_by_kernels", "table_2_by_kernels"),
-    *("xl_1_by_kernels", "xl_8_by_kernels", "xl_32_by_kernels"),
-]
+OF_KERNELS = ["laws_kernels", "pairs_by_kernels", "table_2_small_by_kernels"]
 # Notes the command, and does what a benchmark or pytest does: it writes its file at the end.
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
   *machine.accelerators) echo "${DEVICES:-jax.devices() is [CudaDevice(id=0)]}"; exit ;;
+  "-c import xdist") exit ;;
 esac
 echo "$* KERNELS=${SPEC_T5X_GPU_KERNELS:-} XLA_FLAGS=${XLA_FLAGS:-}" >> "$NOTES"
 case "$*" in *"${FAILING:-no such stage}"*) echo "error: too little memory" >&2; exit 1 ;; esac
@@ -62,11 +59,15 @@ def test_every_stage_runs_once_and_leaves_its_file(measure, tmp_path, machine):
     stages = STAGES + (OF_KERNELS if machine == "gpu" else [])
     assert {path.stem for path in output.glob("*.json")} == set(stages)
     by_kernels = [line for line in ran if "KERNELS=1" in line]
-    assert sum("--table_2" in line for line in ran if line not in by_kernels) == 1
-    for part in ("--table_2", "--batch_size 8 "):
-        assert sum(part in line for line in by_kernels) == (machine == "gpu")
-    assert [line for line in ran if "--gin.Models.weights='int8'" in line]
-    assert [line for line in ran if "--gin.Models.kv='int8'" in line]
+    assert sum("--table_2" in line for line in ran if line not in by_kernels) == 3
+    assert sum("--table_2" in line for line in by_kernels) == (machine == "gpu")
+    decoding = [line for line in ran if "benchmarks.decoding" in line]
+    assert len(decoding) == 6
+    assert all(("--by XLA" in line) == (machine == "tpu") for line in decoding)
+    for option in ("--weights int8", "--kv int8"):
+        assert sum(option in line for line in decoding) == 1
+    tests = [line for line in ran if "-m pytest" in line]
+    assert all(("--numprocesses" in line) == (machine == "gpu") for line in tests)
     assert [line for line in ran if "benchmarks.closed_loop" in line and "--concurrency 32" in line]
     status, ran, error = measure(str(output), machine=machine)
     assert (status, ran) == (0, [])
@@ -84,20 +85,20 @@ def test_each_flag_is_tried_alone_and_its_status_kept(measure, tmp_path):
 
 
 def test_a_stage_that_fails_is_named_and_the_others_run(measure, tmp_path):
-    given = str(tmp_path / "output"), "xl_1", "xl_8"
-    status, ran, error = measure(*given, FAILING="--batch_size 1 ")
+    given = str(tmp_path / "output"), "xl_int8", "xl_kv8"
+    status, ran, error = measure(*given, FAILING="--weights int8")
     assert (status, len(ran)) == (1, 2)
-    assert "stage xl_1 failed: error: too little memory" in error
+    assert "stage xl_int8 failed: error: too little memory" in error
     # It is tried again, and it alone.
     status, (line,), _ = measure(*given)
-    assert status == 0 and "--batch_size 1 " in line
+    assert status == 0 and "--weights int8" in line
 
 
 def test_after_its_minutes_it_stops_and_continues_later(measure, tmp_path):
-    given = str(tmp_path / "output"), "xl_1", "xl_8"
+    given = str(tmp_path / "output"), "xl", "xl_kv8"
     status, ran, error = measure("--minutes", "0", *given)
     assert (status, ran) == (75, [])
-    assert "0 minutes are over: the same command continues with xl_1" in error
+    assert "0 minutes are over: the same command continues with xl" in error
     assert len(measure(*given)[1]) == 2
 
 
@@ -116,7 +117,7 @@ def test_without_an_accelerator_nothing_runs(measure, tmp_path, devices):
     assert error.splitlines() == [f"measure.sh: no accelerator: {devices}"]
     # A dry run and a test of the script need none.
     for flag in ("--dry-run", "--tiny"):
-        assert measure(flag, str(tmp_path / "output"), "xl_1", DEVICES=devices)[0] == 0
+        assert measure(flag, str(tmp_path / "output"), "xl", DEVICES=devices)[0] == 0
 
 
 @pytest.mark.parametrize(

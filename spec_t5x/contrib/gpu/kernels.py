@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from spec_t5x.contrib.gpu.transposed import Transposed
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import MASKED
 from spec_t5x.models.layers import activated
@@ -25,21 +26,14 @@ MOST_ROWS, MOST_TOKENS = 64, 16
 # Most rows of a program.
 _ROWS = 8
 # Columns of a program: the first for which there are at most so many programs.
-_COLUMNS, _PROGRAMS = (16, 32, 64), 1024
+_COLUMNS, _PROGRAMS = (8, 16, 32, 64), 300
 # Most elements of matrices in a program's registers, and those of each warp.
 _MOST_ELEMENTS, _WARP_ELEMENTS = 48 << 10, 1024
-# Most rows of a matrix whose columns a program can hold.
-MOST_INNER = _MOST_ELEMENTS // _COLUMNS[0]
+# Most rows of a matrix, those of T5 up to large: for XXL, XLA was faster, and XL was not compared.
+MOST_INNER = 3072
 # Keys that a step of an attention's loop reads, and its warps.
 _TEXT_KEYS, _TEXT_WARPS = 128, 8
 _SOURCE_KEYS, _SOURCE_WARPS = 512, 16
-
-
-class Matrix(NamedTuple):
-    """Matrix ``[inner, features]``: bfloat16, float32, or int8 with a scale for each column."""
-
-    values: Shaped[Array, "inner features"]
-    scales: Float32[Array, "1 features"] | None = None
 
 
 class Norm(NamedTuple):
@@ -49,16 +43,16 @@ class Norm(NamedTuple):
     epsilon: float
 
 
-def fits(*matrices: Matrix) -> bool:
+def fits(*matrices: Transposed) -> bool:
     """Returns True if a program can hold columns of the matrices; sides are multiples of 16."""
-    sides = (size for matrix in matrices for size in matrix.values.shape)
-    held = sum(_COLUMNS[0] * matrix.values.shape[0] for matrix in matrices)
+    sides = (size for matrix in matrices for size in matrix.shape)
+    held = sum(_COLUMNS[0] * matrix.shape[0] for matrix in matrices)
     return held <= _MOST_ELEMENTS and all(size % 16 == 0 for size in sides)
 
 
 def multiply(
     states: Float[Array, "rows inner"],
-    matrices: Sequence[Matrix],
+    matrices: Sequence[Transposed],
     norm: Norm | None = None,
     *,
     activations: Sequence[str] = (),
@@ -75,9 +69,10 @@ def multiply(
       residual: added to the one result.
       dtype: type of the results; None for that of ``states``.
     """
-    inner, features = matrices[0].values.shape
+    inner, features = matrices[0].shape
     shape = jax.ShapeDtypeStruct((states.shape[0], features), dtype or states.dtype)
-    groups = [list(matrices)] if activations else [[matrix] for matrix in matrices]
+    pairs = [(matrix.values, matrix.scales) for matrix in matrices]
+    groups = [pairs] if activations else [[pair] for pair in pairs]
     columns = _num_columns(features, inner * len(groups[0]))
     warps = max(1, min(8, columns * inner * len(groups[0]) // _WARP_ELEMENTS))
     call = pl.pallas_call(
@@ -95,20 +90,38 @@ def _multiply(
 ) -> None:
     own = pl.ds(pl.program_id(0) * columns, columns)
     matrix_index, first_row = pl.program_id(1), pl.program_id(2) * _ROWS
+    num_rows, inner = states.shape
+    step = inner & -inner
+    parts = [pl.ds(start, step) for start in range(0, inner, step)]
+
+    def read_row(row) -> list[Float32[Array, "step"]]:
+        wide = [states[row, part].astype(jnp.float32) for part in parts]
+        if norm_scale is None:
+            return wide
+        mean = sum(jnp.sum(each * each) for each in wide) / inner
+        inverse = lax.rsqrt(mean + epsilon)
+        scales = (norm_scale[part].astype(jnp.float32) for part in parts)
+        return [each * inverse * scale for each, scale in zip(wide, scales, strict=True)]
+
+    def product(row: list[Array], matrix: list[Array], scales: Array | None) -> Array:
+        pairs = zip(row, matrix, strict=True)
+        total = jnp.sum(sum(part.astype(jnp.float32) * each[None, :] for each, part in pairs), 1)
+        return total if scales is None else total * scales
 
     def compute(group, output) -> None:
-        read = [_columns(matrix, own) for matrix in group]
-        for i in range(min(_ROWS, states.shape[0])):
+        read = [
+            ([values[own, part] for part in parts], None if scales is None else scales[0, own])
+            for values, scales in group
+        ]
+        for i in range(min(_ROWS, num_rows)):
             # Missing rows repeat the last one.
-            i = jnp.minimum(first_row + i, states.shape[0] - 1)
-            row = _normed(states, (i,), norm_scale, epsilon)
-            results = [_product(row, *each).astype(output.dtype) for each in read]
-            if activations:
-                wide = activated(activations, (each.astype(jnp.float32) for each in results))
-                results = [wide.astype(output.dtype)]
+            i = jnp.minimum(first_row + i, num_rows - 1)
+            row = read_row(i)
+            results = [product(row, *each) for each in read]
+            result = activated(activations, results) if activations else results[0]
             if residual is not None:
-                results = [residual[i, own] + results[0]]
-            output[i, own] = results[0]
+                result += residual[i, own].astype(jnp.float32)
+            output[i, own] = result.astype(output.dtype)
 
     for i, (group, output) in enumerate(zip(groups, outputs, strict=True)):
         # Programs of one matrix each: more processors read than if each read all matrices.
@@ -116,38 +129,6 @@ def _multiply(
             compute(group, output)
         else:
             pl.when(matrix_index == i)(functools.partial(compute, group, output))
-
-
-def _parts(inner: int) -> list:
-    """Returns the parts of a row, of one power of two."""
-    step = inner & -inner
-    return [pl.ds(start, step) for start in range(0, inner, step)]
-
-
-def _columns(matrix, own) -> tuple[list[Array], Array | None]:
-    """Reads a program's own columns of a matrix, by parts of its inner dimension, and scales."""
-    values = [matrix.values[part, own] for part in _parts(matrix.values.shape[0])]
-    return values, None if matrix.scales is None else matrix.scales[0, own]
-
-
-def _normed(states, at: tuple, norm_scale, epsilon) -> list[Float32[Array, "part"]]:
-    """Reads a row of states by parts, and applies a norm unless ``norm_scale`` is None."""
-    parts = _parts(states.shape[-1])
-    wide = [states[*at, part].astype(jnp.float32) for part in parts]
-    if norm_scale is None:
-        return wide
-    mean = sum(jnp.sum(each * each) for each in wide) / states.shape[-1]
-    inverse = lax.rsqrt(mean + epsilon)
-    scales = (norm_scale[part].astype(states.dtype) for part in parts)
-    normed = ((each * inverse).astype(states.dtype) for each in wide)
-    return [(each * scale).astype(jnp.float32) for each, scale in zip(normed, scales, strict=True)]
-
-
-def _product(row: list[Array], values: list[Array], scales: Array | None) -> Array:
-    """Multiplies a row with columns, in float32."""
-    pairs = zip(row, values, strict=True)
-    total = jnp.sum(sum(each[:, None] * part.astype(jnp.float32) for each, part in pairs), axis=0)
-    return total if scales is None else total * scales
 
 
 def attend_to_text(
@@ -309,8 +290,7 @@ def _contexts(
             grown = jnp.maximum(largest, jnp.max(scores))
             weights = jnp.exp(scores - grown)
             shrink = jnp.exp(largest - grown)
-            rounded = (weights * value_factors).astype(dtype).astype(jnp.float32)
-            weighted = jnp.sum(rounded[:, None] * values, axis=0)
+            weighted = jnp.sum((weights * value_factors)[:, None] * values, axis=0)
             return grown, total * shrink + jnp.sum(weights), sums * shrink + weighted
 
         return [attend(token, *each) for token, each in enumerate(carry)]

@@ -9,16 +9,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from flax.linen.module import InterceptorContext
 
 from spec_t5x.contrib.gpu import kernels
+from spec_t5x.contrib.gpu.transposed import Transposed
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import Attention, NewTokens, Traits
 from spec_t5x.models.cache import KeysValues, LayerCache, RoundedHeads
 from spec_t5x.models.layers import Dense, RMSNorm
 from spec_t5x.models.t5 import DecoderLayer, Layer
-from spec_t5x.models.weights import Form, Rounded
+from spec_t5x.models.weights import Form
 from spec_t5x.types import Array
 
 
@@ -35,8 +35,6 @@ def _multiply(plain: Callable, dense: Dense, inputs: Array) -> Array:
     matrix = _matrix(dense.get_variable("params", "kernel"))
     if dense.use_bias or not _suits(inputs, matrix):
         return plain(inputs)
-    if matrix.scales is None and not matrix.values.dtype == inputs.dtype == jnp.bfloat16:
-        inputs = inputs.astype(dense.dtype)
     return _products(inputs, [matrix], dtype=dense.dtype)[0]
 
 
@@ -131,7 +129,7 @@ def _added(states: Array, contexts: Array, attention: Attention) -> Array:
 
 def _products(
     inputs: Array,
-    matrices: Sequence[kernels.Matrix],
+    matrices: Sequence[Transposed],
     norm: kernels.Norm | None = None,
     *,
     residual: Array | None = None,
@@ -147,20 +145,16 @@ def _products(
     return [product.reshape(*inputs.shape[:-1], -1) for product in products]
 
 
-def _suits(inputs: Array, *matrices: kernels.Matrix | None) -> bool:
+def _suits(inputs: Array, *matrices: Transposed | None) -> bool:
     """Returns True if one program can multiply the inputs of all rows with all matrices."""
     few = math.prod(inputs.shape[:-1]) <= kernels.MOST_ROWS
     readable = all(matrix is not None for matrix in matrices)
     return few and readable and kernels.fits(*matrices)
 
 
-def _matrix(weight: Array | Form) -> kernels.Matrix | None:
-    """Returns a weight as the kernels read it; None if they cannot."""
-    if not isinstance(weight, Form):
-        return kernels.Matrix(weight)
-    if isinstance(weight, Rounded) and weight.values.dtype == jnp.int8:
-        return kernels.Matrix(weight.values, weight.scales)
-    return None
+def _matrix(weight: Array | Form) -> Transposed | None:
+    """Returns a weight if the kernels can read it."""
+    return weight if isinstance(weight, Transposed) else None
 
 
 def _norm(norm: RMSNorm) -> kernels.Norm:

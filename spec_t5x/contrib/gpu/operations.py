@@ -10,9 +10,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
-from spec_t5x.contrib.gpu import kernels, layers
+from spec_t5x.contrib.gpu import kernels, layers, transposed
 from spec_t5x.machine.operations import Operations
+from spec_t5x.models.weights import Form
 from spec_t5x.types import Array, PyTree
 
 log = logging.getLogger(__name__)
@@ -35,9 +37,18 @@ class GpuOperations(Operations):
 
     def suit(self, params: PyTree, dtype: str) -> bool:
         """Returns True if the kernels are used, and faster than XLA for matrices of these sizes."""
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        inner = (leaf.shape[0] for path, leaf in leaves if _is_decoders_matrix(path))
+        matrices = (leaf for path, leaf in flatten_dict(params).items() if path[-1] == "kernel")
+        # Forms without a shape are multiplied by XLA.
+        inner = (leaf.shape[0] for leaf in matrices if hasattr(leaf, "shape"))
         return self.usable(dtype) and max(inner, default=0) <= kernels.MOST_INNER
+
+    def pack(self, params: PyTree) -> PyTree:
+        """Transposes the parameters' matrices."""
+        return transposed.pack(params)
+
+    def packed(self, name: str, param: Array) -> Array | Form:
+        """Returns one parameter on the device, transposed if it is a matrix."""
+        return transposed.packed(name, super().packed(name, param))
 
     def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
         """Calls a network's ``method``; kernels compute its layers."""
@@ -59,10 +70,6 @@ class GpuOperations(Operations):
         if not is_capable(devices[0]):
             return False, f"{devices[0].device_kind} is no NVIDIA GPU of compute capability 8.0"
         return True, f"{SWITCH} is 1"
-
-
-def _is_decoders_matrix(path: tuple) -> bool:
-    return {"decoder", "kernel"} <= {str(getattr(key, "key", key)) for key in path}
 
 
 def is_capable(device: Any) -> bool:

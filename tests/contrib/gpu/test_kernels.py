@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.contrib.gpu import kernels
+from spec_t5x.contrib.gpu.transposed import Transposed
 from spec_t5x.models.attention import MASKED
 from spec_t5x.models.layers import RMSNorm, activated
 from spec_t5x.models.weights import Rounded
@@ -52,7 +53,7 @@ def test_products(dtype, rows, num, normed, activations, added):
     given = activations, residual
     wanted = expected(states, matrices, norm, *given)
     multiply = functools.partial(kernels.multiply, activations=activations)
-    found = multiply(states, [kernels.Matrix(m) for m in matrices], norm, residual=residual)
+    found = multiply(states, [Transposed.of(m) for m in matrices], norm, residual=residual)
     assert len(found) == len(wanted)
     for product, reference in zip(found, wanted, strict=True):
         assert product.dtype == dtype and product.shape == (rows, FEATURES)
@@ -63,21 +64,20 @@ def test_products(dtype, rows, num, normed, activations, added):
 
 def test_products_of_matrices_in_int8():
     states, matrix = drawn(0, 3, INNER), Rounded.of(drawn(1, INNER, FEATURES))
-    packed = kernels.Matrix(matrix.values, matrix.scales)
-    (found,) = kernels.multiply(states, [packed])
+    (found,) = kernels.multiply(states, [Transposed.of(matrix)])
     np.testing.assert_allclose(found, matrix.times(states), rtol=1e-5, atol=1e-5)
 
 
 def test_logits_of_bfloat16_states_are_not_rounded():
     states, matrix = (drawn(i, 16, 16, dtype=jnp.bfloat16) for i in range(2))
-    (found,) = kernels.multiply(states, [kernels.Matrix(matrix)], dtype="float32")
+    (found,) = kernels.multiply(states, [Transposed.of(matrix)], dtype="float32")
     wanted = np.asarray(states, np.float32) @ np.asarray(matrix, np.float32)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(16, 100), (40, 32)])
 def test_matrices_that_do_not_fit(shape):
-    assert not kernels.fits(kernels.Matrix(drawn(0, *shape)))
+    assert not kernels.fits(Transposed.of(drawn(0, *shape)))
 
 
 def text_attention(queries, new, cache, starts, table):

@@ -43,13 +43,18 @@ def logits(model, sources, tokens):
     return model.score(model.prefill(sources, 20), tokens)[0]
 
 
+def by_kernels(model):
+    """Returns a model with the kernels' operations and weights as they read them."""
+    return model.replace(weights=GPU.pack(model.weights), operations=GPU)
+
+
 @functools.cache
 def make(kv="auto", dtype="bfloat16", seed=0, **changes):
     """Returns a T5 whose layers the kernels compute, and the same one by XLA."""
     model = tiny_t5(seed, **{**SIZE, **changes}, dtype=dtype)
     weights = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
     plain = model.replace(weights=weights, operations=XLA, kv=kv)
-    return plain.replace(operations=GPU), plain
+    return by_kernels(plain), plain
 
 
 @pytest.mark.parametrize("kv", ["auto", "int8"])

@@ -1,0 +1,237 @@
+"""Times plain and speculative decoding at several batch sizes, by XLA and by ``contrib/gpu``.
+
+    python -m benchmarks.decoding --target t5_1_1_small --gamma 0 --profile
+    python -m benchmarks.decoding --target t5_1_1_xl --batch 1 8 32 64 128 --gamma 0 4 \\
+        --source_len 400 --json decoding.json
+
+All programs are compiled at once, where ``spec-t5x benchmark`` compiles one by one. Then rounds of
+all programs follow each other; times are medians. Gamma 0 is plain decoding. ``--profile`` also
+records the kernels of a prefill and of one iteration: the loop is one launch. Weights and sources
+are random, and verdicts are drawn with probability ``--alpha``. On a CPU, JAX's interpreter runs
+the kernels, and there is no profile: a test of this script.
+"""
+
+import argparse
+import collections
+import dataclasses
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.stages import Compiled, Lowered
+
+from benchmarks import command
+from benchmarks.gpu_launches import BY, computed_by
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import check_numbers
+from spec_t5x.labs.benchmark import results
+from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
+from spec_t5x.labs.benchmark.random_models import (
+    check_fits,
+    check_vocabulary,
+    random_model,
+    random_sources,
+)
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.outputs import Decoded, row_keys
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.machine import xla_flags
+from spec_t5x.machine.description import machine
+from spec_t5x.machine.dtypes import resolve_dtype
+from spec_t5x.machine.operations import XLA
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.sizes import size
+from spec_t5x.names import AUTO, KV, WEIGHTS
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.types import Array
+
+# No token ends a row.
+_NO_EOS = -1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, prints a table, writes JSON if asked to; returns 0, or 2 on an input error."""
+    parser = command.parser("decoding", __doc__)
+    add = parser.add_argument
+    add("--target", default="t5_1_1_xl", help="published size of the target (t5_1_1_xl)")
+    add("--draft", default="t5_1_1_small", help="published size of the draft (t5_1_1_small)")
+    add("--batch", nargs="+", type=int, default=[1], help="rows of a batch (1)")
+    add("--gamma", nargs="+", type=int, default=[0, 4], help="drafts; 0 is plain decoding (0 4)")
+    add("--by", nargs="+", choices=BY, default=list(BY), help="what computes layers (both)")
+    add("--alpha", type=float, default=0.75, help="acceptance rate (0.75)")
+    add("--temperature", type=float, default=0.0, help="temperature of sampling (0)")
+    add("--source_len", type=int, default=512, help="tokens of a source (512)")
+    add("--max_decode_len", type=int, default=128, help="tokens of a text (128)")
+    add("--dtype", default=AUTO, help="type that the networks compute in (auto)")
+    add("--weights", default=AUTO, choices=WEIGHTS, help="type of the target's weights (auto)")
+    add("--kv", default=AUTO, choices=KV, help="type of the source's keys and values (auto)")
+    add("--repeats", type=int, default=5, help="rounds (5)")
+    add("--profile", action="store_true", help="record the kernels of each program")
+    add("--json", type=Path, metavar="FILE", help="file for all figures")
+    args = parser.parse_args(arguments)
+    xla_flags.apply()
+    settings = {"machine": machine(), **command.options(args)}
+    return command.run("decoding", args, measure(args), table, settings)
+
+
+def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields the times of each program, as JSON values.
+
+    ``contrib/gpu`` is left out where it suits neither model: its program would be XLA's.
+
+    Raises:
+      InputError: a number below its least, an unknown size, or too little memory.
+    """
+    check_numbers(0, gamma=min(args.gamma))
+    numbers = {"source_len": args.source_len, "max_decode_len": args.max_decode_len}
+    check_numbers(1, batch=min(args.batch), repeats=args.repeats, **numbers)
+    DrawnVerifier(alpha=args.alpha)
+    dtype = resolve_dtype(args.dtype)
+    check_vocabulary(args.target, [args.draft])
+    check_fits(args.target, [args.draft], dtype)
+    target = random_model(size(args.target), dtype, 0, args.weights, args.kv)
+    draft = random_model(size(args.draft), dtype, 1)
+    calls = []
+    for by in args.by:
+        models = [computed_by(BY[by], model) for model in (target, draft)]
+        for batch, gamma in itertools.product(args.batch, args.gamma):
+            used = models if gamma else models[:1]
+            if by == "XLA" or any(model.operations is not XLA for model in used):
+                calls.append(_Call(args, batch, gamma, by, *models))
+    with ThreadPoolExecutor() as pool:
+        compiling = [pool.submit(call.lower().compile) for call in calls]
+        programs = [each.result() for each in compiling]
+    for _ in range(args.repeats + 1):
+        for call, program in zip(calls, programs, strict=True):
+            call.time(program)
+    for call, program in zip(calls, programs, strict=True):
+        yield call.row() | ({"kernels": call.kernels(program)} if args.profile else {})
+
+
+@dataclasses.dataclass
+class _Call:
+    """Program of a batch size, a gamma and a way, with its times; the first round is not used."""
+
+    args: argparse.Namespace
+    batch: int
+    gamma: int
+    by: str
+    target: T5Model
+    draft: T5Model
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    prefill_seconds: list[float] = dataclasses.field(default_factory=list)
+    target_calls: list[float] = dataclasses.field(default_factory=list)
+
+    def lower(self) -> Lowered:
+        """Returns the program before compilation."""
+        settings, prompts = sampling(self.args.temperature), jnp.zeros((self.batch, 1), jnp.int32)
+        room = {"max_decode_len": self.args.max_decode_len, "eos_id": _NO_EOS}
+        drafting = {"gamma": self.gamma, "verifier": DrawnVerifier(alpha=self.args.alpha)}
+
+        def decode(target: T5Model, draft: T5Model, sources: Array, keys: Array, steps: Array):
+            given, how = (sources, prompts, keys, settings), room | {"max_decode_steps": steps}
+            if self.gamma:
+                return speculative_decode(
+                    target, TransformerDraft(draft), *given, **drafting, **how
+                )
+            return autoregressive_decode(target, *given, **how)
+
+        return jax.jit(decode).lower(self.target, self.draft, *self._inputs(0, 0))
+
+    def time(self, program: Compiled) -> None:
+        """Runs the program, and then the prefill alone: with no token to generate."""
+        number = len(self.seconds)
+        for steps, seconds in ((self.args.max_decode_len, self.seconds), (0, self.prefill_seconds)):
+            taken, decoded = self._run(program, number, steps)
+            seconds.append(taken)
+            if steps and self.gamma:
+                self.target_calls.append(float(jnp.mean(decoded.stats.target_calls)))
+
+    def row(self) -> dict[str, Any]:
+        """Returns the measurements as JSON values."""
+        length = self.args.max_decode_len
+        whole, prefill = map(statistics.median, (self.seconds[1:], self.prefill_seconds[1:]))
+        calls = statistics.fmean(self.target_calls[1:]) if self.gamma else length
+        return {
+            "batch": self.batch,
+            "gamma": self.gamma,
+            "by": self.by,
+            "tokens_per_second": self.batch * length / whole,
+            "without_prefill": self.batch * length / (whole - prefill),
+            "block_efficiency": length / calls,
+            "call_microseconds": 1e6 * (whole - prefill) / calls,
+            "seconds": self.seconds[1:],
+            "prefill_seconds": self.prefill_seconds[1:],
+        }
+
+    def kernels(self, program: Compiled) -> list[dict[str, Any]]:
+        """Returns the kernels that a profiler records, those of the longest total time first."""
+        durations: dict[str, list[float]] = collections.defaultdict(list)
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                self._run(program, 0, self.args.max_decode_len)
+            for file in Path(folder).rglob("*.xplane.pb"):
+                for name, microseconds in _events(file):
+                    durations[name].append(microseconds)
+        return [
+            {"name": name, "number": len(each), "microseconds": statistics.median(each)}
+            for name, each in sorted(durations.items(), key=lambda item: -sum(item[1]))
+        ]
+
+    def _run(self, program: Compiled, number: int, steps: int) -> tuple[float, Decoded]:
+        inputs = jax.block_until_ready(self._inputs(number, steps))
+        start = time.perf_counter()
+        decoded = jax.block_until_ready(program(self.target, self.draft, *inputs))
+        return time.perf_counter() - start, decoded
+
+    def _inputs(self, number: int, steps: int) -> tuple[Array, ...]:
+        sources = random_sources(self.target, self.batch, self.args.source_len, 0)
+        keys = row_keys(jax.random.key(number), self.batch)
+        return jnp.asarray(sources), keys, jnp.full(self.batch, steps, jnp.int32)
+
+
+def _events(file: Path) -> Iterator[tuple[str, float]]:
+    """Yields names and microseconds of what ran on a GPU's streams, from a profiler's file."""
+    for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+        if plane.name.startswith("/device:GPU"):
+            streams = (line for line in plane.lines if "Stream" in line.name)
+            for event in itertools.chain.from_iterable(line.events for line in streams):
+                yield event.name, event.duration_ns / 1e3
+
+
+def table(rows: Sequence[dict[str, Any]]) -> results.Table:
+    """Makes a table with a line for each program."""
+    plain = {(row["batch"], row["by"]): row for row in rows if not row["gamma"]}
+
+    def speed_up(row: dict[str, Any]) -> str | None:
+        # Where contrib/gpu suits the draft alone, XLA decodes plainly.
+        found = plain.get((row["batch"], row["by"])) or plain.get((row["batch"], "XLA"))
+        if not (found and row["gamma"]):
+            return None
+        return f"{row['tokens_per_second'] / found['tokens_per_second']:.2f}"
+
+    columns = {
+        "batch": lambda row: str(row["batch"]),
+        "gamma": lambda row: str(row["gamma"]),
+        "layers by": lambda row: row["by"],
+        "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
+        "without prefill": lambda row: f"{row['without_prefill']:,.0f}",
+        "prefill, ms": lambda row: f"{1e3 * statistics.median(row['prefill_seconds']):.1f}",
+        "a call, µs¹": lambda row: f"{row['call_microseconds']:.0f}",
+        "block efficiency": lambda row: f"{row['block_efficiency']:.2f}",
+        "speed-up": speed_up,
+    }
+    note = "¹ A call of the target and the draft steps before it, without the prefill."
+    return results.table(columns, rows, note)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
