@@ -31,9 +31,10 @@ _COLUMNS, _PROGRAMS = (8, 16, 32, 64), 300
 _MOST_ELEMENTS, _WARP_ELEMENTS = 48 << 10, 1024
 # Most rows of a matrix, those of T5 up to large: for XXL, XLA was faster, and XL was not compared.
 MOST_INNER = 3072
-# Keys that a step of an attention's loop reads, and its warps.
-_TEXT_KEYS, _TEXT_WARPS = 128, 8
-_SOURCE_KEYS, _SOURCE_WARPS = 512, 16
+# Elements of keys that a step of an attention's loop reads (of 64 in a head: 128 keys and 512), and
+# its warps.
+_TEXT_ELEMENTS, _TEXT_WARPS = 8 << 10, 8
+_SOURCE_ELEMENTS, _SOURCE_WARPS = 32 << 10, 16
 
 
 class Norm(NamedTuple):
@@ -204,7 +205,7 @@ def _attend_to_text(keys, values, new, places, table, *outputs):
         queries,
         num,
         length,
-        _TEXT_KEYS,
+        _TEXT_ELEMENTS // head_dim,
         lambda slots: (read(slots, new_keys, keys), 1.0),
         lambda slots: (read(slots, new_values, values), 1.0),
         bias,
@@ -250,7 +251,7 @@ def _attend_to_source(queries, keys, values, source_bias, scales, contexts):
         [queries[row, token, own] for token in tokens],
         length,
         length,
-        min(_SOURCE_KEYS, 1 << (length - 1).bit_length()),
+        min(_SOURCE_ELEMENTS // head_dim, 1 << (length - 1).bit_length()),
         lambda slots: read(slots, keys, key_scales),
         lambda slots: read(slots, values, value_scales),
         lambda slots, token: source_bias[given, slots],

@@ -63,7 +63,7 @@ class GpuOperations(Operations):
     def state(self) -> tuple[bool, str]:
         """Returns True if the kernels are used, and the reason; compiles nothing."""
         if os.environ.get(SWITCH) != "1":
-            return False, f"{SWITCH} is not 1 (no GPU has run them yet)"
+            return False, f"{SWITCH} is not 1"
         devices = jax.devices()
         if len(devices) > 1:
             return False, f"there are {len(devices)} devices"

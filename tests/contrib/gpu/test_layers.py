@@ -17,7 +17,7 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.sizes import size
-from spec_t5x.sampling.distributions import sampling
+from spec_t5x.sampling.distributions import argmax, sampling
 from spec_t5x.testing.laws import check_target
 from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.verifiers import TokenVerifier, TreeVerifier
@@ -135,7 +135,7 @@ MI300 = SimpleNamespace(device_kind="AMD Instinct MI300X", compute_capability="g
     ("switch", "devices", "reason"),
     [
         ("1", [H100], ""),
-        ("0", [H100], "SPEC_T5X_GPU_KERNELS is not 1 (no GPU has run them yet)"),
+        ("0", [H100], "SPEC_T5X_GPU_KERNELS is not 1"),
         ("1", [H100, H100], "there are 2 devices"),
         ("1", [T4], "Tesla T4 is no NVIDIA GPU of compute capability 8.0"),
         ("1", [MI300], "AMD Instinct MI300X is no NVIDIA GPU of compute capability 8.0"),
@@ -160,3 +160,11 @@ def test_sizes_of_models_that_the_kernels_suit(name, suits, monkeypatch):
     monkeypatch.setattr(GpuOperations, "state", lambda self: (True, ""))
     params = abstract_params(size(name))
     assert GPU.suit(params, "bfloat16") == suits
+
+
+def test_argmax_is_one_reduction_where_the_kernels_are_used(monkeypatch):
+    logits = jnp.asarray([[0.0, 2.0, 2.0], [1.0, 0.0, -1.0]])
+    assert GPU.kernel("argmax", logits) is None
+    monkeypatch.setattr(GpuOperations, "state", lambda self: (True, ""))
+    assert GPU.kernel("argmax", logits)(logits).tolist() == argmax(logits).tolist() == [1, 0]
+    assert GPU.kernel("log_sum_exp", logits) is None
