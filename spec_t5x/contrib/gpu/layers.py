@@ -96,7 +96,7 @@ def _attends(layer: Layer, attention: Attention, norm: RMSNorm, states: Array) -
     config, traits = layer.config, attention.traits
     is_t5s = traits == Traits(scale=traits.scale) and _is_rms(norm)
     is_t5s &= not (config.has_post_norms or config.merges_source)
-    # Triton computes blocks of a power of two of at least 16.
+    # Triton computes blocks of a power of two.
     whole = attention.head_dim in (16, 32, 64, 128, 256)
     return is_t5s and whole and states.shape[1] <= kernels.MOST_TOKENS
 
