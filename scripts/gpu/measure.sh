@@ -5,8 +5,8 @@
 #   OUTPUT       gets STAGE.json (of laws: JUnit's XML) and STAGE.log; the same command continues
 #                with the stages that have none yet
 #   STAGE        flags laws_sampling laws_loops laws_drafts laws_models pairs steps_small
-#                steps_base steps_large table_2_small table_2_base table_2_large xl xl_int8 xl_kv8
-#                closed_8 closed_32 closed_64 and, of the kernels of contrib/gpu, laws_kernels
+#                steps_base steps_large table_2_small table_2_base table_2_large xl_plain xl_drafted
+#                xl_int8 xl_kv8 closed_8 closed_32 closed_64 and, of the kernels of contrib/gpu, laws_kernels
 #                pairs_by_kernels table_2_small_by_kernels (all of them, in this order)
 #   --minutes N  starts no stage after N minutes, stops the one that runs, and ends with status 75
 #   --tiny       every stage at small sizes, also on a CPU: a test of the script
@@ -21,7 +21,7 @@ source "$(dirname "$0")/../setup_env.sh"
 help_flag "$@"
 minutes=100000 tiny="" output="" chosen=()
 STAGES=(flags laws_sampling laws_loops laws_drafts laws_models pairs steps_{small,base,large}
-  table_2_{small,base,large} xl xl_int8 xl_kv8 closed_8 closed_32 closed_64)
+  table_2_{small,base,large} xl_{plain,drafted,int8,kv8} closed_8 closed_32 closed_64)
 [ "${ACCELERATOR:-}" = tpu ] || STAGES+=(laws_kernels {pairs,table_2_small}_by_kernels)
 while [ $# -gt 0 ]; do
   case $1 in
@@ -140,10 +140,12 @@ table_2() { # DRAFT
 }
 
 # Flan-T5-XL's shape, sources of 400 and outputs of 128 tokens.
-xl() { # FLAGS…
-  local size=xl batches=(1 8 32 64 128) flags=(--source_len 400 --max_decode_len 128 --repeats 3)
+xl() { # BATCHES FLAGS…
+  local size=xl batches flags=(--source_len 400 --max_decode_len 128 --repeats 3)
+  read -ra batches <<< "$1"
+  shift
   [ -z "$tiny" ] || size=small batches=(2) flags=(--source_len 8 --max_decode_len 4 --repeats 1)
-  decoding --target "t5_1_1_$size" --gamma 0 4 --batch "${batches[@]}" "${flags[@]}" "$@"
+  decoding --target "t5_1_1_$size" --batch "${batches[@]}" "${flags[@]}" "$@"
 }
 
 # 1,024 requests of that shape, from so many clients: each sends its next when it has its answer.
@@ -160,8 +162,10 @@ measure() { # STAGE
     *_by_kernels) SPEC_T5X_GPU_KERNELS=1 measure "${1%_by_kernels}" ;;
     steps_*) steps "${1#steps_}" ;;
     table_2_*) table_2 "${1#table_2_}" ;;
-    xl_int8) xl --weights int8 ;;
-    xl_kv8) xl --kv int8 ;;
+    xl_plain) xl "32 64 128" --gamma 0 ;;
+    xl_drafted) xl "1 8" --gamma 0 4 ;;
+    xl_int8) xl "1 32 128" --gamma 0 --weights int8 ;;
+    xl_kv8) xl "1 32 128" --gamma 0 --kv int8 ;;
     closed_*) closed "${1#closed_}" ;;
     laws_*) laws "${1#laws_}" ;;
     *) "$1" ;;

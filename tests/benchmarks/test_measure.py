@@ -9,8 +9,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 STAGES = (
-    *("flags", "laws_loops", "laws_kernels", "pairs", "steps_small", "table_2_small", "xl_int8"),
-    "closed_8",
+    *("flags", "laws_loops", "laws_kernels", "pairs", "steps_small", "table_2_small"),
+    *("xl_drafted", "xl_int8", "closed_8"),
 )
 
 
@@ -35,8 +35,8 @@ def test_every_kind_of_stage(tmp_path):
     assert kept["peak_memory_bytes"] is None
     assert [row["gamma"] for row in kept["rows"]] == [7, 7, 5, 5]
     assert all(row["plain_compile_seconds"] >= 0 for row in kept["rows"])
-    kept = json.loads((tmp_path / "xl_int8.json").read_text())
-    assert kept["weights"] == "int8"
+    assert json.loads((tmp_path / "xl_int8.json").read_text())["weights"] == "int8"
+    kept = json.loads((tmp_path / "xl_drafted.json").read_text())
     both = [(0, "XLA"), (4, "XLA"), (0, "contrib/gpu"), (4, "contrib/gpu")]
     assert [(row["gamma"], row["by"]) for row in kept["rows"]] == both
     assert all(row["tokens_per_second"] > 0 for row in kept["rows"])

@@ -12,7 +12,7 @@ STAGES = [
     *("flags", "laws_sampling", "laws_loops", "laws_drafts", "laws_models", "pairs"),
     *("steps_small", "steps_base", "steps_large"),
     *("table_2_small", "table_2_base", "table_2_large"),
-    *("xl", "xl_int8", "xl_kv8", "closed_8", "closed_32", "closed_64"),
+    *("xl_plain", "xl_drafted", "xl_int8", "xl_kv8", "closed_8", "closed_32", "closed_64"),
 ]
 OF_KERNELS = ["laws_kernels", "pairs_by_kernels", "table_2_small_by_kernels"]
 # Notes the command, and does what a benchmark or pytest does: it writes its file at the end.
@@ -62,10 +62,10 @@ def test_every_stage_runs_once_and_leaves_its_file(measure, tmp_path, machine):
     assert sum("--table_2" in line for line in ran if line not in by_kernels) == 3
     assert sum("--table_2" in line for line in by_kernels) == (machine == "gpu")
     decoding = [line for line in ran if "benchmarks.decoding" in line]
-    assert len(decoding) == 6
+    assert len(decoding) == 7
     assert all(("--by XLA" in line) == (machine == "tpu") for line in decoding)
-    for option in ("--weights int8", "--kv int8"):
-        assert sum(option in line for line in decoding) == 1
+    for options in ("--batch 32 64 128 ", "--gamma 0 4 ", "--weights int8 ", "--kv int8 "):
+        assert sum(options in line for line in decoding) == 1
     tests = [line for line in ran if "-m pytest" in line]
     assert all(("--numprocesses" in line) == (machine == "gpu") for line in tests)
     assert [line for line in ran if "benchmarks.closed_loop" in line and "--concurrency 32" in line]
@@ -95,10 +95,10 @@ def test_a_stage_that_fails_is_named_and_the_others_run(measure, tmp_path):
 
 
 def test_after_its_minutes_it_stops_and_continues_later(measure, tmp_path):
-    given = str(tmp_path / "output"), "xl", "xl_kv8"
+    given = str(tmp_path / "output"), "xl_plain", "xl_kv8"
     status, ran, error = measure("--minutes", "0", *given)
     assert (status, ran) == (75, [])
-    assert "0 minutes are over: the same command continues with xl" in error
+    assert "0 minutes are over: the same command continues with xl_plain" in error
     assert len(measure(*given)[1]) == 2
 
 
@@ -117,7 +117,7 @@ def test_without_an_accelerator_nothing_runs(measure, tmp_path, devices):
     assert error.splitlines() == [f"measure.sh: no accelerator: {devices}"]
     # A dry run and a test of the script need none.
     for flag in ("--dry-run", "--tiny"):
-        assert measure(flag, str(tmp_path / "output"), "xl", DEVICES=devices)[0] == 0
+        assert measure(flag, str(tmp_path / "output"), "xl_plain", DEVICES=devices)[0] == 0
 
 
 @pytest.mark.parametrize(
