@@ -93,7 +93,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     check_numbers(0, gamma=min(args.gamma))
     numbers = {"source_len": args.source_len, "max_decode_len": args.max_decode_len}
     check_numbers(1, batch=min(args.batch), repeats=args.repeats, **numbers)
-    DrawnVerifier(alpha=args.alpha)
+    verifier = DrawnVerifier(alpha=args.alpha)
     dtype = resolve_dtype(args.dtype)
     check_vocabulary(args.target, [args.draft])
     check_fits(args.target, [args.draft], dtype)
@@ -105,7 +105,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for batch, gamma in itertools.product(args.batch, args.gamma):
             used = models if gamma else models[:1]
             if by == "XLA" or any(model.operations is not XLA for model in used):
-                calls.append(_Call(args, batch, gamma, by, *models))
+                calls.append(_Call(args, verifier, batch, gamma, by, *models))
     with ThreadPoolExecutor() as pool:
         compiling = [pool.submit(call.lower().compile) for call in calls]
         programs = [each.result() for each in compiling]
@@ -121,6 +121,7 @@ class _Call:
     """Program of a batch size, a gamma and a way, with its times; the first round is not used."""
 
     args: argparse.Namespace
+    verifier: DrawnVerifier
     batch: int
     gamma: int
     by: str
@@ -134,7 +135,7 @@ class _Call:
         """Returns the program before compilation."""
         settings, prompts = sampling(self.args.temperature), jnp.zeros((self.batch, 1), jnp.int32)
         room = {"max_decode_len": self.args.max_decode_len, "eos_id": _NO_EOS}
-        drafting = {"gamma": self.gamma, "verifier": DrawnVerifier(alpha=self.args.alpha)}
+        drafting = {"gamma": self.gamma, "verifier": self.verifier}
 
         def decode(target: T5Model, draft: T5Model, sources: Array, keys: Array, steps: Array):
             given, how = (sources, prompts, keys, settings), room | {"max_decode_steps": steps}
