@@ -210,7 +210,10 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 work = programs.Workload(batch=batch, source_len=args.source_len, greedy=greedy)
                 for loop in LOOPS if args.loops else ["chain"]:
                     start = time.perf_counter()
-                    compiled = LOOPS[loop](args, target, TransformerDraft(draft), work, mesh)
+                    # Where the draft's kernels run, so does their argmax.
+                    used = draft.operations is GPU
+                    with mock.patch.object(GpuOperations, "usable", return_value=used):
+                        compiled = LOOPS[loop](args, target, TransformerDraft(draft), work, mesh)
                     (dump,) = Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt")
                     program = thunks(dump.read_text(encoding="utf-8").splitlines())
                     dump.unlink()

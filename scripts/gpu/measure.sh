@@ -6,8 +6,8 @@
 #                with the stages that have none yet
 #   STAGE        flags laws_sampling laws_loops laws_drafts laws_models pairs steps_small
 #                steps_base steps_large table_2_small table_2_base table_2_large xl_plain xl_drafted
-#                xl_int8 xl_kv8 closed_8 closed_32 closed_64 and, of the kernels of contrib/gpu, laws_kernels
-#                pairs_by_kernels table_2_small_by_kernels (all of them, in this order)
+#                xl_int8 xl_kv8 closed_8 closed_32 closed_64 and, of the kernels of contrib/gpu,
+#                laws_kernels pairs_by_kernels table_2_small_by_kernels (all, in this order)
 #   --minutes N  starts no stage after N minutes, stops the one that runs, and ends with status 75
 #   --tiny       every stage at small sizes, also on a CPU: a test of the script
 #
