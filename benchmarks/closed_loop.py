@@ -23,16 +23,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import command
+from benchmarks import command, random_pair
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
 from spec_t5x.labs.benchmark.random_models import (
-    check_fits,
-    check_vocabulary,
-    random_model,
     random_sources,
 )
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution, doubt
@@ -41,16 +38,10 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.loops.speculative import speculative_decode
-from spec_t5x.machine import xla_flags
-from spec_t5x.machine.description import machine
-from spec_t5x.machine.dtypes import resolve_dtype
-from spec_t5x.models.sizes import size
-from spec_t5x.names import AUTO, KV, WEIGHTS
 from spec_t5x.sampling.distributions import sampling
+from spec_t5x.tuning.step_times import NO_EOS
 
 PERCENTILES = (50, 90, 99)
-# No token ends a row, so that each request gets its drawn length.
-_NO_EOS = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,24 +157,17 @@ class Server:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints a table, writes JSON if asked to; returns 0, or 2 on an input error."""
     parser = command.parser("closed_loop", __doc__)
+    random_pair.add_options(parser)
     add = parser.add_argument
     add("--target", default="random:t5_1_1_xl", help="random:SIZE (random:t5_1_1_xl)")
     add("--draft", default="random:t5_1_1_small", help="random:SIZE (random:t5_1_1_small)")
-    add("--alpha", type=float, default=0.75, help="acceptance rate of the drafts (0.75)")
-    add("--gamma", nargs="+", type=int, default=[0, 4], help="drafts; 0 is plain (0 4)")
     add("--requests", type=int, default=1024, help="requests to answer (1024)")
     add("--concurrency", nargs="+", type=int, default=[8, 32, 64], help="clients (8 32 64)")
     add("--source_len", type=int, default=400, help="tokens of a source (400)")
     add("--max_decode_len", type=int, default=128, help="tokens of the longest output (128)")
-    add("--dtype", default=AUTO, help="type that the networks compute in (auto)")
-    add("--weights", default=AUTO, choices=WEIGHTS, help="type of the target's weights (auto)")
-    add("--kv", default=AUTO, choices=KV, help="type of the source's keys and values (auto)")
     add("--seed", type=int, default=0, help="seed of weights, sources and lengths (0)")
     add("--json", type=Path, metavar="FILE", help="file for all figures")
-    args = parser.parse_args(arguments)
-    xla_flags.apply()
-    settings = {"machine": machine(), **command.options(args)}
-    return command.run("closed_loop", args, measure(args), table, settings)
+    return command.run_timed(parser, arguments, measure, table)
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -198,12 +182,9 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             f"concurrency is {args.concurrency} and gamma {args.gamma}: give at least 1 client "
             "and 0 drafts"
         )
-    names = [name.removeprefix("random:") for name in (args.target, args.draft)]
-    dtype = resolve_dtype(args.dtype)
-    check_vocabulary(names[0], names[1:])
-    check_fits(names[0], names[1:], dtype)
-    target = random_model(size(names[0]), dtype, args.seed, args.weights, args.kv)
-    draft = TransformerDraft(random_model(size(names[1]), dtype, args.seed + 1))
+    names = (name.removeprefix("random:") for name in (args.target, args.draft))
+    target, model = random_pair.make(*names, args, args.seed)
+    draft = TransformerDraft(model)
     for rows, gamma in itertools.product(args.concurrency, args.gamma):
         requests = Requests.drawn(
             target, args.requests + rows, args.source_len, args.max_decode_len, args.seed
@@ -212,7 +193,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             gamma=gamma,
             max_decode_len=args.max_decode_len,
             verifier=DrawnVerifier(alpha=args.alpha),
-            eos_id=_NO_EOS,
+            eos_id=NO_EOS,
         )
         server = Server(target, draft if gamma else None, rows, loop)
         yield from _ways(server, requests, args.requests)

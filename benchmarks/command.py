@@ -2,11 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import results
+from spec_t5x.machine import xla_flags
+from spec_t5x.machine.description import machine
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -50,3 +52,16 @@ def run(
         return refuse(name, error)
     results.show(table(kept))
     return 0
+
+
+def run_timed(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    measure: Callable[[argparse.Namespace], Iterable[dict[str, Any]]],
+    table: Callable[[list[dict[str, Any]]], Any],
+) -> int:
+    """Calls ``run`` for rows of times on this machine, which its file describes."""
+    args = parser.parse_args(arguments)
+    xla_flags.apply()
+    name = parser.prog.rpartition(".")[2]
+    return run(name, args, measure(args), table, {"machine": machine(), **options(args)})

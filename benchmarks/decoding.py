@@ -14,6 +14,7 @@ the kernels, and there is no profile: a test of this script.
 import argparse
 import collections
 import dataclasses
+import functools
 import itertools
 import statistics
 import sys
@@ -28,58 +29,41 @@ import jax
 import jax.numpy as jnp
 from jax.stages import Compiled, Lowered
 
-from benchmarks import command
+from benchmarks import command, random_pair
 from benchmarks.gpu_launches import BY, computed_by
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import check_numbers
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
 from spec_t5x.labs.benchmark.random_models import (
-    check_fits,
-    check_vocabulary,
-    random_model,
     random_sources,
 )
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import Decoded, row_keys
 from spec_t5x.loops.speculative import speculative_decode
-from spec_t5x.machine import xla_flags
-from spec_t5x.machine.description import machine
-from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.sizes import size
-from spec_t5x.names import AUTO, KV, WEIGHTS
 from spec_t5x.sampling.distributions import sampling
+from spec_t5x.tuning.step_times import NO_EOS
 from spec_t5x.types import Array
-
-# No token ends a row.
-_NO_EOS = -1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints a table, writes JSON if asked to; returns 0, or 2 on an input error."""
     parser = command.parser("decoding", __doc__)
+    random_pair.add_options(parser)
     add = parser.add_argument
     add("--target", default="t5_1_1_xl", help="published size of the target (t5_1_1_xl)")
     add("--draft", default="t5_1_1_small", help="published size of the draft (t5_1_1_small)")
     add("--batch", nargs="+", type=int, default=[1], help="rows of a batch (1)")
-    add("--gamma", nargs="+", type=int, default=[0, 4], help="drafts; 0 is plain decoding (0 4)")
     add("--by", nargs="+", choices=BY, default=list(BY), help="what computes layers (both)")
-    add("--alpha", type=float, default=0.75, help="acceptance rate (0.75)")
     add("--temperature", type=float, default=0.0, help="temperature of sampling (0)")
     add("--source_len", type=int, default=512, help="tokens of a source (512)")
     add("--max_decode_len", type=int, default=128, help="tokens of a text (128)")
-    add("--dtype", default=AUTO, help="type that the networks compute in (auto)")
-    add("--weights", default=AUTO, choices=WEIGHTS, help="type of the target's weights (auto)")
-    add("--kv", default=AUTO, choices=KV, help="type of the source's keys and values (auto)")
     add("--repeats", type=int, default=5, help="rounds (5)")
     add("--profile", action="store_true", help="record the kernels of each program")
     add("--json", type=Path, metavar="FILE", help="file for all figures")
-    args = parser.parse_args(arguments)
-    xla_flags.apply()
-    settings = {"machine": machine(), **command.options(args)}
-    return command.run("decoding", args, measure(args), table, settings)
+    return command.run_timed(parser, arguments, measure, table)
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -94,18 +78,15 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     numbers = {"source_len": args.source_len, "max_decode_len": args.max_decode_len}
     check_numbers(1, batch=min(args.batch), repeats=args.repeats, **numbers)
     verifier = DrawnVerifier(alpha=args.alpha)
-    dtype = resolve_dtype(args.dtype)
-    check_vocabulary(args.target, [args.draft])
-    check_fits(args.target, [args.draft], dtype)
-    target = random_model(size(args.target), dtype, 0, args.weights, args.kv)
-    draft = random_model(size(args.draft), dtype, 1)
+    pair = random_pair.make(args.target, args.draft, args)
     calls = []
     for by in args.by:
-        models = [computed_by(BY[by], model) for model in (target, draft)]
+        models = [computed_by(BY[by], model) for model in pair]
         for batch, gamma in itertools.product(args.batch, args.gamma):
             used = models if gamma else models[:1]
             if by == "XLA" or any(model.operations is not XLA for model in used):
-                calls.append(_Call(args, verifier, batch, gamma, by, *models))
+                target, draft = models[0], TransformerDraft(models[1])
+                calls.append(_Call(args, verifier, batch, gamma, by, target, draft))
     with ThreadPoolExecutor() as pool:
         compiling = [pool.submit(call.lower().compile) for call in calls]
         programs = [each.result() for each in compiling]
@@ -126,7 +107,7 @@ class _Call:
     gamma: int
     by: str
     target: T5Model
-    draft: T5Model
+    draft: TransformerDraft
     seconds: list[float] = dataclasses.field(default_factory=list)
     prefill_seconds: list[float] = dataclasses.field(default_factory=list)
     target_calls: list[float] = dataclasses.field(default_factory=list)
@@ -134,15 +115,13 @@ class _Call:
     def lower(self) -> Lowered:
         """Returns the program before compilation."""
         settings, prompts = sampling(self.args.temperature), jnp.zeros((self.batch, 1), jnp.int32)
-        room = {"max_decode_len": self.args.max_decode_len, "eos_id": _NO_EOS}
+        room = {"max_decode_len": self.args.max_decode_len, "eos_id": NO_EOS}
         drafting = {"gamma": self.gamma, "verifier": self.verifier}
 
-        def decode(target: T5Model, draft: T5Model, sources: Array, keys: Array, steps: Array):
+        def decode(target, draft, sources, keys, steps) -> Decoded:
             given, how = (sources, prompts, keys, settings), room | {"max_decode_steps": steps}
             if self.gamma:
-                return speculative_decode(
-                    target, TransformerDraft(draft), *given, **drafting, **how
-                )
+                return speculative_decode(target, draft, *given, **drafting, **how)
             return autoregressive_decode(target, *given, **how)
 
         return jax.jit(decode).lower(self.target, self.draft, *self._inputs(0, 0))
@@ -194,9 +173,12 @@ class _Call:
         return time.perf_counter() - start, decoded
 
     def _inputs(self, number: int, steps: int) -> tuple[Array, ...]:
-        sources = random_sources(self.target, self.batch, self.args.source_len, 0)
         keys = row_keys(jax.random.key(number), self.batch)
-        return jnp.asarray(sources), keys, jnp.full(self.batch, steps, jnp.int32)
+        return self._sources, keys, jnp.full(self.batch, steps, jnp.int32)
+
+    @functools.cached_property
+    def _sources(self) -> Array:
+        return jnp.asarray(random_sources(self.target, self.batch, self.args.source_len, 0))
 
 
 def _events(file: Path) -> Iterator[tuple[str, float]]:

@@ -31,7 +31,7 @@ from jax.experimental import topologies
 from jax.stages import Compiled
 
 from benchmarks import command
-from spec_t5x.contrib.gpu.operations import GPU, GpuOperations
+from spec_t5x.contrib.gpu.operations import GPU, GpuOperations, fits
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import results
@@ -39,7 +39,7 @@ from spec_t5x.labs.tpu import programs
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.operations import XLA, Operations
 from spec_t5x.machine.xla_flags import GPU_FLAG
-from spec_t5x.models.partitioning import make_mesh
+from spec_t5x.models.partitioning import make_mesh, replicated
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.verifiers import TreeVerifier
@@ -231,19 +231,16 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def computed_by(operations: Operations, model: T5Model) -> T5Model:
     """Returns the model with operations, and its weights, arrays or shapes, as they read them.
 
-    XLA computes models that kernels would not suit on their machine.
+    XLA computes models that are too large for the kernels.
     """
     params = model.params
-    with mock.patch.object(GpuOperations, "usable", return_value=True):
-        if not operations.suit(params, model.config.dtype):
-            return model.replace(operations=XLA)
-    leaves = jax.tree.leaves(params)
-    if not isinstance(leaves[0], jax.ShapeDtypeStruct):
+    if operations is XLA or not fits(params):
+        return model.replace(weights=params, operations=XLA)
+    first = jax.tree.leaves(params)[0]
+    if not isinstance(first, jax.ShapeDtypeStruct):
         return model.replace(weights=operations.pack(params), operations=operations)
-    everywhere = jax.NamedSharding(leaves[0].sharding.mesh, jax.P())
-    shapes = jax.tree.map(
-        lambda leaf: leaf.update(sharding=everywhere), jax.eval_shape(operations.pack, params)
-    )
+    shapes = jax.eval_shape(operations.pack, params)
+    shapes = programs.with_sharding(shapes, replicated(first.sharding.mesh))
     return model.replace(weights=shapes, operations=operations)
 
 

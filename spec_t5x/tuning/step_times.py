@@ -19,7 +19,7 @@ from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import Verifier
 
 # An id that no token has: rows do not end, so that all steps are alike.
-_NO_EOS = -1
+NO_EOS = -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class Timed:
         settings = settings.repeat(loop.num_decodes)
         if coupled:
             settings = settings.keep_ties()
-        loop = dataclasses.replace(loop, eos_id=_NO_EOS)
+        loop = dataclasses.replace(loop, eos_id=NO_EOS)
         state = _half_way(target, draft, inputs, stream, settings, loop=loop)
         return cls(
             target=target, draft=draft, inputs=inputs, state=state, settings=settings, loop=loop

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import closed_loop
+from benchmarks import closed_loop, random_pair
 from spec_t5x.labs.benchmark import random_models
 from spec_t5x.testing.toy_models import tiny_t5
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 def tiny_sizes(monkeypatch):
     """Makes every published size tiny."""
     config = tiny_t5(0, vocab_size=64).config
-    for module in (closed_loop, random_models):
+    for module in (random_pair, random_models):
         monkeypatch.setattr(module, "size", lambda name: config)
 
 

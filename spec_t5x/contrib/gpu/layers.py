@@ -32,7 +32,7 @@ def intercept(plain: Callable, args: tuple, kwargs: dict, context: InterceptorCo
 
 def _multiply(plain: Callable, dense: Dense, inputs: Array) -> Array:
     """Computes one map: the output layer, or one outside of the blocks below."""
-    matrix = _matrix(dense.get_variable("params", "kernel"))
+    matrix = dense.get_variable("params", "kernel")
     if dense.use_bias or not _suits(inputs, matrix):
         return plain(inputs)
     return _products(inputs, [matrix], dtype=dense.dtype)[0]
@@ -74,7 +74,7 @@ def _feed_forward(
 ) -> Array:
     mlp, norm = layer.mlp, layer.pre_mlp_layer_norm
     params = mlp.variables["params"]
-    *maps, output = (_matrix(params[name]["kernel"]) for name in (*mlp.map_names, "wo"))
+    *maps, output = (params[name]["kernel"] for name in (*mlp.map_names, "wo"))
     is_t5s = _is_rms(norm) and layer.post_mlp_layer_norm is None and not mlp.use_bias
     suit = _suits(states, *maps) and _suits(states, output)
     if not (deterministic and is_t5s and suit):
@@ -109,7 +109,7 @@ def _maps(
     norm: RMSNorm, attention: Attention, denses: Sequence[Dense], states: Array
 ) -> list[Array]:
     """Returns the maps of normed states to queries and more, by one kernel if it can."""
-    matrices = [_matrix(dense.get_variable("params", "kernel")) for dense in denses]
+    matrices = [dense.get_variable("params", "kernel") for dense in denses]
     if all(_suits(states, matrix) for matrix in matrices):
         queries, *others = _products(states, matrices, _norm(norm))
     else:
@@ -121,7 +121,7 @@ def _maps(
 
 def _added(states: Array, contexts: Array, attention: Attention) -> Array:
     """Returns states + the output map of the contexts of all heads."""
-    matrix = _matrix(attention.out.get_variable("params", "kernel"))
+    matrix = attention.out.get_variable("params", "kernel")
     if _suits(contexts, matrix):
         return _products(contexts, [matrix], residual=states)[0]
     return states + attention.out(contexts)
@@ -145,16 +145,11 @@ def _products(
     return [product.reshape(*inputs.shape[:-1], -1) for product in products]
 
 
-def _suits(inputs: Array, *matrices: Transposed | None) -> bool:
+def _suits(inputs: Array, *matrices: Array | Form) -> bool:
     """Returns True if one program can multiply the inputs of all rows with all matrices."""
     few = math.prod(inputs.shape[:-1]) <= kernels.MOST_ROWS
-    readable = all(matrix is not None for matrix in matrices)
+    readable = all(isinstance(matrix, Transposed) for matrix in matrices)
     return few and readable and kernels.fits(*matrices)
-
-
-def _matrix(weight: Array | Form) -> Transposed | None:
-    """Returns a weight if the kernels can read it."""
-    return weight if isinstance(weight, Transposed) else None
 
 
 def _norm(norm: RMSNorm) -> kernels.Norm:

@@ -37,10 +37,7 @@ class GpuOperations(Operations):
 
     def suit(self, params: PyTree, dtype: str) -> bool:
         """Returns True if the kernels are used, and faster than XLA for matrices of these sizes."""
-        matrices = (leaf for path, leaf in flatten_dict(params).items() if path[-1] == "kernel")
-        # Forms without a shape are multiplied by XLA.
-        inner = (leaf.shape[0] for leaf in matrices if hasattr(leaf, "shape"))
-        return self.usable(dtype) and max(inner, default=0) <= kernels.MOST_INNER
+        return self.usable(dtype) and fits(params)
 
     def pack(self, params: PyTree) -> PyTree:
         """Transposes the parameters' matrices."""
@@ -70,6 +67,14 @@ class GpuOperations(Operations):
         if not is_capable(devices[0]):
             return False, f"{devices[0].device_kind} is no NVIDIA GPU of compute capability 8.0"
         return True, f"{SWITCH} is 1"
+
+
+def fits(params: PyTree) -> bool:
+    """Returns True if no matrix of the parameters is larger than the kernels are made for."""
+    matrices = (leaf for path, leaf in flatten_dict(params).items() if path[-1] == "kernel")
+    # Forms without a shape are multiplied by XLA.
+    inner = (leaf.shape[0] for leaf in matrices if hasattr(leaf, "shape"))
+    return max(inner, default=0) <= kernels.MOST_INNER
 
 
 def is_capable(device: Any) -> bool:

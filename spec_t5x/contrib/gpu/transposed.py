@@ -11,6 +11,7 @@ import flax.struct
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from spec_t5x.models import weights
 from spec_t5x.models.weights import Form, Rounded
 from spec_t5x.types import Array, Float, Float32, PyTree, Shaped
 
@@ -48,9 +49,8 @@ class Transposed(Form):
 
     def rounded(self, bits: int) -> Form:
         """Returns the matrix in 8 bits, transposed, or in 4 bits, as XLA reads it."""
-        matrix = self.unpacked()
-        found = Rounded.of(matrix.matrix() if isinstance(matrix, Rounded) else matrix, bits)
-        return Transposed.of(found) if bits == 8 else found
+        matrix = {"kernel": self.unpacked()}
+        return packed("kernel", weights.rounded(matrix, bits, tied=False)["kernel"])
 
 
 def pack(params: PyTree) -> PyTree:
@@ -61,9 +61,6 @@ def pack(params: PyTree) -> PyTree:
 
 def packed(name: str, leaf: Any) -> Any:
     """Transposes a parameter whose path ends with ``name``, if it is a matrix ('kernel')."""
-    if name != "kernel":
-        return leaf
-    if isinstance(leaf, Form):
-        is_int8 = isinstance(leaf, Rounded) and leaf.values.dtype == jnp.int8
-        return Transposed.of(leaf) if is_int8 else leaf
-    return Transposed.of(leaf)
+    is_int8 = isinstance(leaf, Rounded) and leaf.values.dtype == jnp.int8
+    is_matrix = name == "kernel" and (is_int8 or not isinstance(leaf, Form))
+    return Transposed.of(leaf) if is_matrix else leaf

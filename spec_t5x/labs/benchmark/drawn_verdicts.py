@@ -24,10 +24,8 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.draws import purpose_keys
 from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.sampling.verification import Verdict
+from spec_t5x.tuning.step_times import NO_EOS
 from spec_t5x.verifiers import TokenVerifier
-
-# No token ends a row, so that all rows get the given length.
-_NO_EOS = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +89,7 @@ def compare_drawn(
         how |= {"max_decode_len": length, "max_decode_steps": batch.max_decode_steps}
         settings = options.sampling()
         return loop(
-            *models, batch.tokens, batch.prompts, batch.keys, settings, eos_id=_NO_EOS, **how
+            *models, batch.tokens, batch.prompts, batch.keys, settings, eos_id=NO_EOS, **how
         )
 
     drafting = {"gamma": options.gamma, "verifier": DrawnVerifier(alpha=alpha)}

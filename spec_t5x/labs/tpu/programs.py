@@ -112,7 +112,7 @@ def loop(
     )
     if costs is None:
         return _compile(decode, mesh, model, draft, *inputs)
-    pace = _with_sharding(jax.eval_shape(lambda: Pace.start(costs)), replicated(mesh))
+    pace = with_sharding(jax.eval_shape(lambda: Pace.start(costs)), replicated(mesh))
 
     def at_pace(pace, *arguments):
         return decode(*arguments, pace=pace)
@@ -279,11 +279,12 @@ def _inputs(work: Workload, mesh: Mesh):
         return sources, prompts, keys, Sampling(jnp.float32(not work.greedy), greedy=work.greedy)
 
     *rows, settings = jax.eval_shape(make)
-    everywhere = _with_sharding(settings, replicated(mesh))
-    return *_with_sharding(rows, batch_sharding(mesh)), everywhere
+    everywhere = with_sharding(settings, replicated(mesh))
+    return *with_sharding(rows, batch_sharding(mesh)), everywhere
 
 
-def _with_sharding(tree: PyTree, sharding: NamedSharding) -> PyTree:
+def with_sharding(tree: PyTree, sharding: NamedSharding) -> PyTree:
+    """Returns the shapes of a tree's arrays, or shapes, each with the sharding."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
     )
