@@ -31,10 +31,9 @@ _COLUMNS, _PROGRAMS = (8, 16, 32, 64), 300
 _MOST_ELEMENTS, _WARP_ELEMENTS = 48 << 10, 1024
 # Most rows of a matrix, those of T5 up to large: for XXL, XLA was faster, and XL was not compared.
 MOST_INNER = 3072
-# Elements of keys that a step of an attention's loop reads (of 64 in a head: 128 keys and 512), and
-# its warps.
-_TEXT_ELEMENTS, _TEXT_WARPS = 8 << 10, 8
-_SOURCE_ELEMENTS, _SOURCE_WARPS = 32 << 10, 16
+# Elements of keys that a step of an attention's loop reads (of 64 in a head: 128 keys), its warps,
+# and most programs of a head that attend to a source.
+_BLOCK_ELEMENTS, _ATTENTION_WARPS, _MOST_PARTS = 8 << 10, 8, 4
 
 
 class Norm(NamedTuple):
@@ -42,6 +41,25 @@ class Norm(NamedTuple):
 
     scale: Float[Array, "inner"]
     epsilon: float
+
+
+class Contexts(NamedTuple):
+    """Contexts of parts of an attention's keys, each averaged by the softmax of its own scores."""
+
+    averages: Float32[Array, "*tokens parts joined"]
+    # Logarithms of the sums of the scores' exponentials.
+    logs: Float32[Array, "*tokens parts heads"]
+
+    def joined(self, token: tuple, features: Array) -> Float32[Array, "*token features"]:
+        """Returns some features of the contexts of all keys, for an index of tokens."""
+        num_parts, joined = self.averages.shape[-2:]
+        heads = features // (joined // self.logs.shape[-1])
+        logs = [self.logs[*token, part, heads] for part in range(num_parts)]
+        largest = functools.reduce(jnp.maximum, logs)
+        weights = [jnp.exp(each - largest) for each in logs]
+        averages = (self.averages[*token, part, features] for part in range(num_parts))
+        weighted = (weight * each for weight, each in zip(weights, averages, strict=True))
+        return sum(weighted) / sum(weights)
 
 
 def fits(*matrices: Transposed) -> bool:
@@ -52,7 +70,7 @@ def fits(*matrices: Transposed) -> bool:
 
 
 def multiply(
-    states: Float[Array, "rows inner"],
+    states: Float[Array, "rows inner"] | Contexts,
     matrices: Sequence[Transposed],
     norm: Norm | None = None,
     *,
@@ -63,7 +81,7 @@ def multiply(
     """Computes ``norm(states) @ matrix`` for matrices of one shape, in one kernel.
 
     Args:
-      states: at most ``MOST_ROWS`` rows.
+      states: at most ``MOST_ROWS`` rows, or contexts of so many tokens.
       matrices: matrices that ``fits`` accepts: all together if there are activations, else each.
       norm: norm of the states; None for none.
       activations: if not empty, the one result is the product of the branches, each activated.
@@ -71,14 +89,15 @@ def multiply(
       dtype: type of the results; None for that of ``states``.
     """
     inner, features = matrices[0].shape
-    shape = jax.ShapeDtypeStruct((states.shape[0], features), dtype or states.dtype)
+    given = jax.tree.leaves(states)[0]
+    shape = jax.ShapeDtypeStruct((given.shape[0], features), dtype or given.dtype)
     pairs = [(matrix.values, matrix.scales) for matrix in matrices]
     groups = [pairs] if activations else [[pair] for pair in pairs]
     columns = _num_columns(features, inner * len(groups[0]))
     warps = max(1, min(8, columns * inner * len(groups[0]) // _WARP_ELEMENTS))
     call = pl.pallas_call(
         functools.partial(_multiply, columns, norm and norm.epsilon, tuple(activations)),
-        grid=(features // columns, len(groups), -(-states.shape[0] // _ROWS)),
+        grid=(features // columns, len(groups), -(-given.shape[0] // _ROWS)),
         out_shape=[shape] * len(groups),
         name="multiply",
         **_options(1 << warps.bit_length() - 1),
@@ -91,11 +110,13 @@ def _multiply(
 ) -> None:
     own = pl.ds(pl.program_id(0) * columns, columns)
     matrix_index, first_row = pl.program_id(1), pl.program_id(2) * _ROWS
-    num_rows, inner = states.shape
+    num_rows, inner = outputs[0].shape[0], groups[0][0][0].shape[1]
     step = inner & -inner
     parts = [pl.ds(start, step) for start in range(0, inner, step)]
 
     def read_row(row) -> list[Float32[Array, "step"]]:
+        if isinstance(states, Contexts):
+            return [states.joined((row,), part.start + jnp.arange(step)) for part in parts]
         wide = [states[row, part].astype(jnp.float32) for part in parts]
         if norm_scale is None:
             return wide
@@ -161,7 +182,7 @@ def attend_to_text(
         out_shape=shapes,
         input_output_aliases={0: 1, 1: 2},
         name="attend_to_text",
-        **_options(_TEXT_WARPS),
+        **_options(_ATTENTION_WARPS),
     )(keys, values, list(new), places, by_distance)
 
 
@@ -203,15 +224,15 @@ def _attend_to_text(keys, values, new, places, table, *outputs):
 
     found = _contexts(
         queries,
+        0,
         num,
-        length,
-        _TEXT_ELEMENTS // head_dim,
+        _BLOCK_ELEMENTS // head_dim,
         lambda slots: (read(slots, new_keys, keys), 1.0),
         lambda slots: (read(slots, new_values, values), 1.0),
         bias,
     )
     for token, slot in zip(tokens, new_slots, strict=True):
-        contexts[row, token, own] = found[token]
+        contexts[row, token, own] = found[token][0].astype(contexts.dtype)
         kept_keys[row, head, slot, :] = new_keys[token]
         kept_values[row, head, slot, :] = new_values[token]
 
@@ -222,25 +243,33 @@ def attend_to_source(
     values: Shaped[Array, "inputs heads source head_dim"],
     bias: Float32[Array, "inputs source"],
     scales: Sequence[Float[Array, "inputs heads 1 source"]] = (),
-) -> Float[Array, "batch new joined"]:
+) -> Contexts:
     """Attends from at most ``MOST_TOKENS`` tokens of each row to the keys and values of its input.
 
-    ``bias`` is added to the scores. int8 keys and values have the two ``scales``.
+    ``bias`` is added to the scores. int8 keys and values have the two ``scales``. The number of
+    parts depends on the source's length alone.
     """
-    return pl.pallas_call(
-        _attend_to_source,
-        grid=(queries.shape[0], keys.shape[1]),
-        out_shape=jax.ShapeDtypeStruct(queries.shape, queries.dtype),
+    (batch, num, joined), (_, heads, length, head_dim) = queries.shape, keys.shape
+    blocks = -(-length // (_BLOCK_ELEMENTS // head_dim))
+    blocks_each = -(-blocks // _MOST_PARTS)
+    parts = -(-blocks // blocks_each)
+    sizes = (batch, num, parts, joined), (batch, num, parts, heads)
+    call = pl.pallas_call(
+        functools.partial(_attend_to_source, blocks_each * _BLOCK_ELEMENTS // head_dim),
+        grid=(batch, heads, parts),
+        out_shape=[jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes],
         name="attend_to_source",
-        **_options(_SOURCE_WARPS),
-    )(queries, keys, values, bias, list(scales))
+        **_options(_ATTENTION_WARPS),
+    )
+    return Contexts(*call(queries, keys, values, bias, list(scales)))
 
 
-def _attend_to_source(queries, keys, values, source_bias, scales, contexts):
+def _attend_to_source(part_length, queries, keys, values, source_bias, scales, averages, logs):
     key_scales, value_scales = scales or (None, None)
-    row, head = pl.program_id(0), pl.program_id(1)
+    row, head, part = (pl.program_id(axis) for axis in range(3))
     given = row // (queries.shape[0] // keys.shape[0])
     (_, _, length, head_dim), tokens = keys.shape, range(queries.shape[1])
+    first = part * part_length
     own = pl.ds(head * head_dim, head_dim)
 
     def read(slots, cached, scales):
@@ -249,38 +278,38 @@ def _attend_to_source(queries, keys, values, source_bias, scales, contexts):
 
     found = _contexts(
         [queries[row, token, own] for token in tokens],
-        length,
-        length,
-        min(_SOURCE_ELEMENTS // head_dim, 1 << (length - 1).bit_length()),
+        first,
+        jnp.minimum(first + part_length, length),
+        min(_BLOCK_ELEMENTS // head_dim, 1 << (length - 1).bit_length()),
         lambda slots: read(slots, keys, key_scales),
         lambda slots: read(slots, values, value_scales),
         lambda slots, token: source_bias[given, slots],
     )
     for token in tokens:
-        contexts[row, token, own] = found[token]
+        averages[row, token, part, own], logs[row, token, part, head] = found[token]
 
 
 def _contexts(
     queries: Sequence[Float[Array, "head_dim"]],
-    num: Int[Array, ""] | int,
-    length: int,
+    first: Int[Array, ""] | int,
+    end: Int[Array, ""] | int,
     block: int,
     read_keys: Callable[[Array], tuple[Array, Array | float]],
     read_values: Callable[[Array], tuple[Array, Array | float]],
     bias: Callable[[Array, int], Array],
-) -> list[Float[Array, "head_dim"]]:
-    """Averages values of the first ``num`` of ``length`` slots, by a softmax in one pass.
+) -> list[tuple[Float32[Array, "head_dim"], Float32[Array, ""]]]:
+    """Averages values of the slots from ``first`` to before ``end`` by a softmax in one pass.
 
-    The functions get slots ``[keys]`` and return keys or values ``[keys, head_dim]``, their factors
+    Also returns the logarithm of the sum of the scores' exponentials. The functions get slots ``[keys]`` and return keys or values ``[keys, head_dim]``, their factors
     ``[keys]``, or the bias ``[keys]`` of a token. The pass keeps the largest score so far, by which
     earlier sums are rescaled (Milakov and Gimelshein 2018, arXiv 1805.02867, algorithm 3).
     """
-    dtype, (head_dim,) = queries[0].dtype, queries[0].shape
+    (head_dim,) = queries[0].shape
 
     def add(index, carry):
-        slots = index * block + jnp.arange(block)
-        inside = slots < length
-        slots = jnp.minimum(slots, length - 1)
+        slots = first + index * block + jnp.arange(block)
+        inside = slots < end
+        slots = jnp.minimum(slots, end - 1)
         (keys, key_factors), (values, value_factors) = read_keys(slots), read_values(slots)
         keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
 
@@ -298,8 +327,9 @@ def _contexts(
 
     zero = jnp.zeros((), jnp.float32)
     start = (zero - jnp.inf, zero, jnp.zeros(head_dim, jnp.float32))
-    carry = lax.fori_loop(0, (num + block - 1) // block, add, [start] * len(queries))
-    return [(sums / total).astype(dtype) for _, total, sums in carry]
+    rounds = (end - first + block - 1) // block
+    carry = lax.fori_loop(0, rounds, add, [start] * len(queries))
+    return [(sums / total, largest + jnp.log(total)) for largest, total, sums in carry]
 
 
 def _num_columns(features: int, held: int) -> int:

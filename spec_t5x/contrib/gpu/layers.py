@@ -9,9 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax.linen.module import InterceptorContext
 
 from spec_t5x.contrib.gpu import kernels
+from spec_t5x.contrib.gpu.kernels import Contexts
 from spec_t5x.contrib.gpu.transposed import Transposed
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import Attention, NewTokens, Traits
@@ -119,16 +122,19 @@ def _maps(
     return [queries if scale == 1 else queries * scale, *others]
 
 
-def _added(states: Array, contexts: Array, attention: Attention) -> Array:
+def _added(states: Array, contexts: Array | Contexts, attention: Attention) -> Array:
     """Returns states + the output map of the contexts of all heads."""
     matrix = attention.out.get_variable("params", "kernel")
-    if _suits(contexts, matrix):
-        return _products(contexts, [matrix], residual=states)[0]
+    if _suits(states, matrix):
+        return _products(contexts, [matrix], residual=states, dtype=str(states.dtype))[0]
+    if isinstance(contexts, Contexts):
+        everything = jnp.arange(contexts.averages.shape[-1])
+        contexts = contexts.joined((Ellipsis,), everything).astype(states.dtype)
     return states + attention.out(contexts)
 
 
 def _products(
-    inputs: Array,
+    inputs: Array | Contexts,
     matrices: Sequence[Transposed],
     norm: kernels.Norm | None = None,
     *,
@@ -137,12 +143,12 @@ def _products(
 ) -> list[Array]:
     """Calls ``kernels.multiply`` for the tokens of all rows."""
 
-    def flat(array: Array) -> Array:
-        return array.reshape(-1, array.shape[-1])
-
-    residual = None if residual is None else flat(residual)
-    products = kernels.multiply(flat(inputs), matrices, norm, residual=residual, **options)
-    return [product.reshape(*inputs.shape[:-1], -1) for product in products]
+    tokens = jax.tree.leaves(inputs)[0].shape[:2]
+    inputs, residual = jax.tree.map(
+        lambda array: array.reshape(-1, *array.shape[2:]), (inputs, residual)
+    )
+    products = kernels.multiply(inputs, matrices, norm, residual=residual, **options)
+    return [product.reshape(*tokens, -1) for product in products]
 
 
 def _suits(inputs: Array, *matrices: Array | Form) -> bool:

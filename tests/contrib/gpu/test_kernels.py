@@ -116,7 +116,7 @@ def test_attention_to_text(num):
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-@pytest.mark.parametrize("length", [7, 64, 130])
+@pytest.mark.parametrize("length", [7, 64, 520, 2600])
 def test_attention_to_sources(length, rounded):
     inputs, repeats, heads, width, num = 2, 3, 2, 16, 5
     queries = drawn(0, inputs * repeats, num, heads * width)
@@ -129,7 +129,8 @@ def test_attention_to_sources(length, rounded):
         keys, values = (
             each * scale.swapaxes(2, 3) for each, scale in zip(given, scales, strict=True)
         )
-    found = kernels.attend_to_source(queries, *given, bias, scales)
+    contexts = kernels.attend_to_source(queries, *given, bias, scales)
+    found = contexts.joined((Ellipsis,), jnp.arange(heads * width))
     apart = queries.reshape(inputs, repeats, num, heads, width)
     scores = jnp.einsum("irnhd,ihsd->irhns", apart, keys) + bias[:, None, None, None]
     wanted = jnp.einsum("irhns,ihsd->irnhd", jax.nn.softmax(scores), values)
