@@ -6,8 +6,8 @@ bit for bit, for any number of rows, because the same additions compute it.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,10 @@ from spec_t5x.types import Array, Float, Float32, Int, Shaped
 MOST_ROWS, MOST_TOKENS = 64, 16
 # Most rows of a program.
 _ROWS = 8
-# Columns of a program: the first for which there are at most so many programs.
-_COLUMNS, _PROGRAMS = (8, 16, 32, 64), 300
-# Most elements of matrices in a program's registers, and those of each warp.
-_MOST_ELEMENTS, _WARP_ELEMENTS = 48 << 10, 1024
+# Elements of matrices in a program's registers, and the most if there would be more programs.
+_ELEMENTS, _MOST_ELEMENTS, _PROGRAMS = 2 << 10, 8 << 10, 4 << 10
+# Elements of a row that are one array: eight for each thread.
+_STEP = 256
 # Most rows of a matrix, those of T5 up to large: for XXL, XLA was faster, and XL was not compared.
 MOST_INNER = 3072
 # Elements of keys that a step of an attention's loop reads (of 64 in a head: 128 keys), its warps,
@@ -47,17 +47,15 @@ class Contexts(NamedTuple):
     """Contexts of parts of an attention's keys, each averaged by the softmax of its own scores."""
 
     averages: Float32[Array, "*tokens parts joined"]
-    # Logarithms of the sums of the scores' exponentials.
-    logs: Float32[Array, "*tokens parts heads"]
+    # Logarithms of the sums of the scores' exponentials, the same for all features of a head.
+    logs: Float32[Array, "*tokens parts joined"]
 
-    def joined(self, token: tuple, features: Array) -> Float32[Array, "*token features"]:
-        """Returns some features of the contexts of all keys, for an index of tokens."""
-        num_parts, joined = self.averages.shape[-2:]
-        heads = features // (joined // self.logs.shape[-1])
-        logs = [self.logs[*token, part, heads] for part in range(num_parts)]
+    def of_all_keys(self, tokens: tuple, features: Any) -> Float32[Array, "*tokens features"]:
+        """Returns some features of some tokens' contexts; also reads references in a kernel."""
+        parts = range(self.logs.shape[-2])
+        averages, logs = ([each[*tokens, part, features] for part in parts] for each in self)
         largest = functools.reduce(jnp.maximum, logs)
         weights = [jnp.exp(each - largest) for each in logs]
-        averages = (self.averages[*token, part, features] for part in range(num_parts))
         weighted = (weight * each for weight, each in zip(weights, averages, strict=True))
         return sum(weighted) / sum(weights)
 
@@ -65,7 +63,7 @@ class Contexts(NamedTuple):
 def fits(*matrices: Transposed) -> bool:
     """Returns True if a program can hold columns of the matrices; sides are multiples of 16."""
     sides = (size for matrix in matrices for size in matrix.shape)
-    held = sum(_COLUMNS[0] * matrix.shape[0] for matrix in matrices)
+    held = sum(matrix.shape[0] for matrix in matrices)
     return held <= _MOST_ELEMENTS and all(size % 16 == 0 for size in sides)
 
 
@@ -94,15 +92,15 @@ def multiply(
     pairs = [(matrix.values, matrix.scales) for matrix in matrices]
     groups = [pairs] if activations else [[pair] for pair in pairs]
     columns = _num_columns(features, inner * len(groups[0]))
-    warps = max(1, min(8, columns * inner * len(groups[0]) // _WARP_ELEMENTS))
     call = pl.pallas_call(
         functools.partial(_multiply, columns, norm and norm.epsilon, tuple(activations)),
         grid=(features // columns, len(groups), -(-given.shape[0] // _ROWS)),
         out_shape=[shape] * len(groups),
         name="multiply",
-        **_options(1 << warps.bit_length() - 1),
+        **_options(1),
     )
-    return list(call(states, groups, norm and norm.scale, residual))
+    scale = None if norm is None else norm.scale[None]
+    return list(call(states, groups, scale, residual))
 
 
 def _multiply(
@@ -111,39 +109,47 @@ def _multiply(
     own = pl.ds(pl.program_id(0) * columns, columns)
     matrix_index, first_row = pl.program_id(1), pl.program_id(2) * _ROWS
     num_rows, inner = outputs[0].shape[0], groups[0][0][0].shape[1]
-    step = inner & -inner
+    step = min(inner & -inner, _STEP)
     parts = [pl.ds(start, step) for start in range(0, inner, step)]
+    # Missing rows repeat the last one.
+    rows = [jnp.minimum(first_row + i, num_rows - 1) for i in range(min(_ROWS, num_rows))]
 
-    def read_row(row) -> list[Float32[Array, "step"]]:
+    def read_row(row) -> list[Float[Array, "1 step"]]:
         if isinstance(states, Contexts):
-            return [states.joined((row,), part.start + jnp.arange(step)) for part in parts]
-        wide = [states[row, part].astype(jnp.float32) for part in parts]
-        if norm_scale is None:
+            return [states.of_all_keys((pl.ds(row, 1),), part) for part in parts]
+        return [states[pl.ds(row, 1), part] for part in parts]
+
+    def normed(row: list[Array], scales: list[Array]) -> list[Float32[Array, "1 step"]]:
+        wide = [part.astype(jnp.float32) for part in row]
+        if not scales:
             return wide
-        mean = sum(jnp.sum(each * each) for each in wide) / inner
+        mean = sum(jnp.sum(part * part, axis=1, keepdims=True) for part in wide) / inner
         inverse = lax.rsqrt(mean + epsilon)
-        scales = (norm_scale[part].astype(jnp.float32) for part in parts)
-        return [each * inverse * scale for each, scale in zip(wide, scales, strict=True)]
+        return [part * inverse * scale for part, scale in zip(wide, scales, strict=True)]
 
     def product(row: list[Array], matrix: list[Array], scales: Array | None) -> Array:
         pairs = zip(row, matrix, strict=True)
-        total = jnp.sum(sum(part.astype(jnp.float32) * each[None, :] for each, part in pairs), 1)
+        total = jnp.sum(sum(part * each.astype(jnp.float32) for part, each in pairs), axis=1)
         return total if scales is None else total * scales
 
     def compute(group, output) -> None:
-        read = [
+        # All reads are before the first sum, so that they wait for memory together.
+        given = [read_row(row) for row in rows]
+        scales = [] if norm_scale is None else [norm_scale[:, part] for part in parts]
+        matrices = [
             ([values[own, part] for part in parts], None if scales is None else scales[0, own])
             for values, scales in group
         ]
-        for i in range(min(_ROWS, num_rows)):
-            # Missing rows repeat the last one.
-            i = jnp.minimum(first_row + i, num_rows - 1)
-            row = read_row(i)
-            results = [product(row, *each) for each in read]
+        added = [0.0 if residual is None else residual[row, own] for row in rows]
+        scales = [part.astype(jnp.float32) for part in scales]
+        found = []
+        for row, start in zip(given, added, strict=True):
+            row = normed(row, scales)
+            results = [product(row, *each) for each in matrices]
             result = activated(activations, results) if activations else results[0]
-            if residual is not None:
-                result += residual[i, own].astype(jnp.float32)
-            output[i, own] = result.astype(output.dtype)
+            found.append((result + start).astype(output.dtype))
+        for row, result in zip(rows, found, strict=True):
+            output[row, own] = result
 
     for i, (group, output) in enumerate(zip(groups, outputs, strict=True)):
         # Programs of one matrix each: more processors read than if each read all matrices.
@@ -178,7 +184,7 @@ def attend_to_text(
     shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (new[0], keys, values)]
     return pl.pallas_call(
         _attend_to_text,
-        grid=keys.shape[:2],
+        grid=(*keys.shape[:2], new[0].shape[1]),
         out_shape=shapes,
         input_output_aliases={0: 1, 1: 2},
         name="attend_to_text",
@@ -186,55 +192,45 @@ def attend_to_text(
     )(keys, values, list(new), places, by_distance)
 
 
-def _attend_to_text(keys, values, new, places, table, *outputs):
-    contexts, kept_keys, kept_values = outputs
+def _attend_to_text(keys, values, new, places, table, contexts, kept_keys, kept_values):
+    row, head, token = (pl.program_id(axis) for axis in range(3))
+    (_, _, length, head_dim), num_new = keys.shape, contexts.shape[1]
+    own, block = pl.ds(head * head_dim, head_dim), _BLOCK_ELEMENTS // head_dim
+    queries, new_keys, new_values = new
     in_slots = isinstance(places, tuple)
-    row, head = pl.program_id(0), pl.program_id(1)
-    (_, _, length, head_dim), tokens = keys.shape, range(contexts.shape[1])
-    own = pl.ds(head * head_dim, head_dim)
-    queries, new_keys, new_values = ([each[row, token, own] for token in tokens] for each in new)
     if in_slots:
         new_slots, positions, slot_positions, visible = places
-        new_slots, positions = (
-            [each[row, token] for token in tokens] for each in (new_slots, positions)
-        )
-        num = length
+        slot_of, position, end = lambda i: new_slots[row, i], positions[row, token], length
     else:
-        first, added = places[row], len(tokens)
+        first = places[row]
         # As in `lax.dynamic_update_slice`, tokens that do not fit are moved back.
-        new_slots = [jnp.clip(first, 0, length - added) + token for token in tokens]
-        positions = [first + token for token in tokens]
-        num = jnp.clip(first + added, added, length)
+        kept = jnp.clip(first, 0, length - num_new)
+        slot_of, position, end = lambda i: kept + i, first + token, kept + num_new
 
-    def read(slots, fresh_entries, cached):
-        # New entries are not read from the cache: other threads may not have written them yet.
-        found = cached[row, head, slots, :]
-        for fresh, slot in zip(fresh_entries, new_slots, strict=True):
-            found = jnp.where((slots == slot)[:, None], fresh[None, :], found)
-        return found
+    def read(slots):
+        # New entries are not read from the cache: they may not have been written yet.
+        entries = []
+        for cached, fresh in ((keys, new_keys), (values, new_values)):
+            found = cached[row, head, slots, :]
+            for i in range(num_new):
+                is_new = (slots == slot_of(i))[:, None]
+                found = jnp.where(is_new, fresh[row, i, own][None, :], found)
+            entries.append((found, 1.0))
+        return entries
 
-    def bias(slots, token):
-        at = slot_positions[row, slots] if in_slots else slots
-        distances = positions[token] - at
+    def bias(slots):
+        distances = position - (slot_positions[row, slots] if in_slots else slots)
         seen = visible[row, token, slots] if in_slots else distances >= 0
         if table is None:
             return jnp.where(seen, 0.0, MASKED)
         of_pairs = table[head, jnp.clip(distances, 0, length - 1)].astype(jnp.float32)
         return jnp.where(seen, of_pairs, MASKED)
 
-    found = _contexts(
-        queries,
-        0,
-        num,
-        _BLOCK_ELEMENTS // head_dim,
-        lambda slots: (read(slots, new_keys, keys), 1.0),
-        lambda slots: (read(slots, new_values, values), 1.0),
-        bias,
-    )
-    for token, slot in zip(tokens, new_slots, strict=True):
-        contexts[row, token, own] = found[token][0].astype(contexts.dtype)
-        kept_keys[row, head, slot, :] = new_keys[token]
-        kept_values[row, head, slot, :] = new_values[token]
+    rounds = (end + block - 1) // block
+    context, _ = _context(queries[row, token, own], (0, end), (block, rounds), read, bias)
+    contexts[row, token, own] = context.astype(contexts.dtype)
+    kept_keys[row, head, slot_of(token), :] = new_keys[row, token, own]
+    kept_values[row, head, slot_of(token), :] = new_values[row, token, own]
 
 
 def attend_to_source(
@@ -249,98 +245,103 @@ def attend_to_source(
     ``bias`` is added to the scores. int8 keys and values have the two ``scales``. The number of
     parts depends on the source's length alone.
     """
-    (batch, num, joined), (_, heads, length, head_dim) = queries.shape, keys.shape
-    blocks = -(-length // (_BLOCK_ELEMENTS // head_dim))
-    blocks_each = -(-blocks // _MOST_PARTS)
-    parts = -(-blocks // blocks_each)
-    sizes = (batch, num, parts, joined), (batch, num, parts, heads)
+    (batch, num, joined), (heads, length, head_dim) = queries.shape, keys.shape[1:]
+    block = min(_BLOCK_ELEMENTS // head_dim, 1 << (length - 1).bit_length())
+    blocks = -(-length // block)
+    rounds = -(-blocks // _MOST_PARTS)
+    parts = -(-blocks // rounds)
+    shape = jax.ShapeDtypeStruct((batch, num, parts, joined), jnp.float32)
     call = pl.pallas_call(
-        functools.partial(_attend_to_source, blocks_each * _BLOCK_ELEMENTS // head_dim),
-        grid=(batch, heads, parts),
-        out_shape=[jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes],
+        functools.partial(_attend_to_source, block, rounds),
+        grid=(batch, heads, num, parts),
+        out_shape=[shape, shape],
         name="attend_to_source",
         **_options(_ATTENTION_WARPS),
     )
     return Contexts(*call(queries, keys, values, bias, list(scales)))
 
 
-def _attend_to_source(part_length, queries, keys, values, source_bias, scales, averages, logs):
-    key_scales, value_scales = scales or (None, None)
-    row, head, part = (pl.program_id(axis) for axis in range(3))
+def _attend_to_source(
+    block, rounds, queries, keys, values, source_bias, scales, averages, logs
+) -> None:
+    row, head, token, part = (pl.program_id(axis) for axis in range(4))
     given = row // (queries.shape[0] // keys.shape[0])
-    (_, _, length, head_dim), tokens = keys.shape, range(queries.shape[1])
-    first = part * part_length
-    own = pl.ds(head * head_dim, head_dim)
+    length, head_dim = keys.shape[2:]
+    own, first = pl.ds(head * head_dim, head_dim), part * block * rounds
 
-    def read(slots, cached, scales):
-        factors = 1.0 if scales is None else scales[given, head, 0, slots]
-        return cached[given, head, slots, :], factors
+    def read(slots):
+        factors = [each[given, head, 0, slots] for each in scales] or [1.0, 1.0]
+        entries = (cached[given, head, slots, :] for cached in (keys, values))
+        return zip(entries, factors, strict=True)
 
-    found = _contexts(
-        [queries[row, token, own] for token in tokens],
-        first,
-        jnp.minimum(first + part_length, length),
-        min(_BLOCK_ELEMENTS // head_dim, 1 << (length - 1).bit_length()),
-        lambda slots: read(slots, keys, key_scales),
-        lambda slots: read(slots, values, value_scales),
-        lambda slots, token: source_bias[given, slots],
+    query, bounds = queries[row, token, own], (first, length)
+    context, log = _context(
+        query, bounds, (block, rounds), read, lambda slots: source_bias[given, slots]
     )
-    for token in tokens:
-        averages[row, token, part, own], logs[row, token, part, head] = found[token]
+    averages[row, token, part, own] = context
+    logs[row, token, part, own] = jnp.full(head_dim, log)
 
 
-def _contexts(
-    queries: Sequence[Float[Array, "head_dim"]],
-    first: Int[Array, ""] | int,
-    end: Int[Array, ""] | int,
-    block: int,
-    read_keys: Callable[[Array], tuple[Array, Array | float]],
-    read_values: Callable[[Array], tuple[Array, Array | float]],
-    bias: Callable[[Array, int], Array],
-) -> list[tuple[Float32[Array, "head_dim"], Float32[Array, ""]]]:
-    """Averages values of the slots from ``first`` to before ``end`` by a softmax in one pass.
+def _context(
+    query: Float[Array, "head_dim"],
+    bounds: tuple[Int[Array, ""] | int, Int[Array, ""] | int],
+    blocks: tuple[int, Int[Array, ""] | int],
+    read: Callable[[Array], Iterable[tuple[Array, Array | float]]],
+    bias: Callable[[Array], Array],
+) -> tuple[Float32[Array, "head_dim"], Float32[Array, ""]]:
+    """Averages values of slots between two ``bounds`` by a softmax in one pass.
 
-    Also returns the logarithm of the sum of the scores' exponentials. The functions get slots ``[keys]`` and return keys or values ``[keys, head_dim]``, their factors
-    ``[keys]``, or the bias ``[keys]`` of a token. The pass keeps the largest score so far, by which
-    earlier sums are rescaled (Milakov and Gimelshein 2018, arXiv 1805.02867, algorithm 3).
+    Args:
+      query: of one token and head.
+      bounds: the first slot, and the first one that is not read.
+      blocks: slots of a round, and rounds.
+      read: gets slots ``[keys]``; returns keys and values ``[keys, head_dim]``, each with factors
+        ``[keys]``.
+      bias: gets slots ``[keys]``, and returns what is added to their scores.
+
+    Returns:
+      The average, and the logarithm of the sum of the scores' exponentials. The pass keeps the
+      largest score so far, by which earlier sums are rescaled (Milakov and Gimelshein 2018, arXiv
+      1805.02867, algorithm 3).
     """
-    (head_dim,) = queries[0].shape
+    (first, end), (block, rounds) = bounds, blocks
+    query = query.astype(jnp.float32)
 
-    def add(index, carry):
+    def attend(index, earlier=None):
         slots = first + index * block + jnp.arange(block)
         inside = slots < end
         slots = jnp.minimum(slots, end - 1)
-        (keys, key_factors), (values, value_factors) = read_keys(slots), read_values(slots)
-        keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
+        (keys, key_factors), (values, value_factors) = read(slots)
+        added = bias(slots)
+        scores = jnp.sum(keys.astype(jnp.float32) * query[None, :], axis=1)
+        scores = jnp.where(inside, scores * key_factors + added, -jnp.inf)
+        largest = jnp.max(scores)
+        if earlier is not None:
+            largest = jnp.maximum(largest, earlier[0])
+        weights = jnp.exp(scores - largest)
+        total = jnp.sum(weights)
+        sums = jnp.sum((weights * value_factors)[:, None] * values.astype(jnp.float32), axis=0)
+        if earlier is not None:
+            shrink = jnp.exp(earlier[0] - largest)
+            total, sums = earlier[1] * shrink + total, earlier[2] * shrink + sums
+        return largest, total, sums
 
-        def attend(token: int, largest, total, sums):
-            query = queries[token].astype(jnp.float32)
-            scores = jnp.sum(keys * query[None, :], axis=1) * key_factors + bias(slots, token)
-            scores = jnp.where(inside, scores, -jnp.inf)
-            grown = jnp.maximum(largest, jnp.max(scores))
-            weights = jnp.exp(scores - grown)
-            shrink = jnp.exp(largest - grown)
-            weighted = jnp.sum((weights * value_factors)[:, None] * values, axis=0)
-            return grown, total * shrink + jnp.sum(weights), sums * shrink + weighted
-
-        return [attend(token, *each) for token, each in enumerate(carry)]
-
-    zero = jnp.zeros((), jnp.float32)
-    start = (zero - jnp.inf, zero, jnp.zeros(head_dim, jnp.float32))
-    rounds = (end - first + block - 1) // block
-    carry = lax.fori_loop(0, rounds, add, [start] * len(queries))
-    return [(sums / total, largest + jnp.log(total)) for largest, total, sums in carry]
+    found = attend(0)
+    if not (isinstance(rounds, int) and rounds == 1):
+        found = lax.fori_loop(1, rounds, attend, found)
+    largest, total, sums = found
+    return sums / total, largest + jnp.log(total)
 
 
 def _num_columns(features: int, held: int) -> int:
-    """Returns the columns of a program (see ``_COLUMNS``) that holds so many elements of each."""
-    fitting = [
-        columns
-        for columns in _COLUMNS
-        if features % columns == 0 and (columns == _COLUMNS[0] or columns * held <= _MOST_ELEMENTS)
-    ]
-    few = (columns for columns in fitting if features // columns <= _PROGRAMS)
-    return next(few, fitting[-1])
+    """Returns the columns of a program that holds so many elements of each, a power of two."""
+    columns = 1
+    while features % (2 * columns) == 0:
+        most = _ELEMENTS if features // columns <= _PROGRAMS else _MOST_ELEMENTS
+        if 2 * columns * held > most:
+            break
+        columns *= 2
+    return columns
 
 
 def _options(num_warps: int) -> dict:

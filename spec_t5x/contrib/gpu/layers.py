@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax.linen.module import InterceptorContext
 
 from spec_t5x.contrib.gpu import kernels
@@ -101,7 +100,8 @@ def _attends(layer: Layer, attention: Attention, norm: RMSNorm, states: Array) -
     is_t5s &= not (config.has_post_norms or config.merges_source)
     # Triton computes blocks of a power of two.
     whole = attention.head_dim in (16, 32, 64, 128, 256)
-    return is_t5s and whole and states.shape[1] <= kernels.MOST_TOKENS
+    few = states.shape[1] <= kernels.MOST_TOKENS and _is_few(states)
+    return is_t5s and whole and few
 
 
 def _is_rms(norm: RMSNorm) -> bool:
@@ -128,8 +128,7 @@ def _added(states: Array, contexts: Array | Contexts, attention: Attention) -> A
     if _suits(states, matrix):
         return _products(contexts, [matrix], residual=states, dtype=str(states.dtype))[0]
     if isinstance(contexts, Contexts):
-        everything = jnp.arange(contexts.averages.shape[-1])
-        contexts = contexts.joined((Ellipsis,), everything).astype(states.dtype)
+        contexts = contexts.of_all_keys((Ellipsis,), slice(None)).astype(states.dtype)
     return states + attention.out(contexts)
 
 
@@ -153,9 +152,12 @@ def _products(
 
 def _suits(inputs: Array, *matrices: Array | Form) -> bool:
     """Returns True if one program can multiply the inputs of all rows with all matrices."""
-    few = math.prod(inputs.shape[:-1]) <= kernels.MOST_ROWS
     readable = all(isinstance(matrix, Transposed) for matrix in matrices)
-    return few and readable and kernels.fits(*matrices)
+    return _is_few(inputs) and readable and kernels.fits(*matrices)
+
+
+def _is_few(inputs: Array) -> bool:
+    return math.prod(inputs.shape[:-1]) <= kernels.MOST_ROWS
 
 
 def _norm(norm: RMSNorm) -> kernels.Norm:

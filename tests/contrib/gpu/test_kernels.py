@@ -130,7 +130,7 @@ def test_attention_to_sources(length, rounded):
             each * scale.swapaxes(2, 3) for each, scale in zip(given, scales, strict=True)
         )
     contexts = kernels.attend_to_source(queries, *given, bias, scales)
-    found = contexts.joined((Ellipsis,), jnp.arange(heads * width))
+    found = contexts.of_all_keys((Ellipsis,), slice(None))
     apart = queries.reshape(inputs, repeats, num, heads, width)
     scores = jnp.einsum("irnhd,ihsd->irhns", apart, keys) + bias[:, None, None, None]
     wanted = jnp.einsum("irhns,ihsd->irnhd", jax.nn.softmax(scores), values)

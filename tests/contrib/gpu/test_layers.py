@@ -106,8 +106,8 @@ def num_kernels(model, num, rows=3):
         ({}, 1, 3, 17),
         ({}, 8, 3, 17),
         ({"logits_via_embedding": True}, 1, 3, 16),
-        # Too many rows of products: attention alone.
-        ({}, 1, kernels.MOST_ROWS + 1, 4),
+        # Too many rows.
+        ({}, 1, kernels.MOST_ROWS + 1, 0),
         # Too many tokens of a row, or heads of no power of two: products alone, six for attention.
         ({}, kernels.MOST_TOKENS + 1, 1, 17),
         ({"head_dim": 48}, 1, 3, 17),
