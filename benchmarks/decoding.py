@@ -207,8 +207,8 @@ def table(rows: Sequence[dict[str, Any]]) -> results.Table:
         "layers by": lambda row: row["by"],
         "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
         "without prefill": lambda row: f"{row['without_prefill']:,.0f}",
-        "prefill, ms": lambda row: f"{1e3 * statistics.median(row['prefill_seconds']):.1f}",
-        "a call, µs¹": lambda row: f"{row['call_microseconds']:.0f}",
+        "prefill (ms)": lambda row: f"{1e3 * statistics.median(row['prefill_seconds']):.1f}",
+        "a call (µs)¹": lambda row: f"{row['call_microseconds']:.0f}",
         "block efficiency": lambda row: f"{row['block_efficiency']:.2f}",
         "speed-up": speed_up,
     }

@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "examples" / "corrections")]
 import measure  # noqa: E402
 
-from benchmarks import bulk, gpu_launches, objectives  # noqa: E402
+from benchmarks import bulk, decoding, gpu_launches, objectives  # noqa: E402
 from benchmarks.other_implementations.table import table as implementations  # noqa: E402
 
 # Names of what the leaderboard shows, and its columns in the report of ``reproduce public``.
@@ -232,6 +232,7 @@ MAKERS: dict[str, Callable[[Any], str]] = {
     "trees": trees,
     "by_nodes": by_nodes,
     "gpu_kernels": gpu_launches.table,
+    "decoding": lambda values: decoding.table(values["rows"]),
 }
 _TABLE = re.compile(
     r"(<!-- table: (\S+) (\S+?)(?:: ([^\n]+))? -->\n).*?(<!-- end of table -->)", re.DOTALL

@@ -1,8 +1,9 @@
 """Kernels in Pallas (Triton) for decoder steps: products with norms, attention over caches.
 
 A step's kernels are short: each takes a few times a read of memory. So a program requests all that
-it reads at once, and multiplies rows one by one without tensor cores. A row's result is the same,
-bit for bit, for any number of rows, because the same additions compute it.
+it reads at once, and multiplies tokens one by one without tensor cores, in one warp, which waits
+for no other. A token's result is the same, bit for bit, for any number of tokens and rows, because
+the same additions compute it.
 """
 
 import functools
@@ -21,18 +22,19 @@ from spec_t5x.models.attention import MASKED
 from spec_t5x.models.layers import activated
 from spec_t5x.types import Array, Float, Float32, Int, Shaped
 
-# Most rows of a product, and most new tokens of a row in an attention.
-MOST_ROWS, MOST_TOKENS = 64, 16
-# Most rows of a program.
-_ROWS = 8
+# Most rows of a batch, and most new tokens of each. The batch decides, and not its tokens, so that
+# calls over one and over several tokens are computed alike.
+MOST_ROWS, MOST_TOKENS = 8, 16
+# Most tokens of a program, of all rows.
+_TOKENS = 2
 # Elements of matrices in a program's registers, and the most if there would be more programs.
-_ELEMENTS, _MOST_ELEMENTS, _PROGRAMS = 2 << 10, 8 << 10, 4 << 10
+_ELEMENTS, _MOST_ELEMENTS, _PROGRAMS = 1 << 10, 8 << 10, 4 << 10
 # Elements of a row that are one array: eight for each thread.
 _STEP = 256
 # Most rows of a matrix, those of T5 up to large: for XXL, XLA was faster, and XL was not compared.
 MOST_INNER = 3072
-# Elements of keys that a step of an attention's loop reads (of 64 in a head: 128 keys), its warps,
-# and most programs of a head that attend to a source.
+# Elements of keys that a round of an attention reads (of 64 in a head: 128 keys), its warps, and
+# most programs of a head and token that attend to a source.
 _BLOCK_ELEMENTS, _ATTENTION_WARPS, _MOST_PARTS = 8 << 10, 8, 4
 
 
@@ -79,7 +81,7 @@ def multiply(
     """Computes ``norm(states) @ matrix`` for matrices of one shape, in one kernel.
 
     Args:
-      states: at most ``MOST_ROWS`` rows, or contexts of so many tokens.
+      states: a row for each token, or the tokens' contexts.
       matrices: matrices that ``fits`` accepts: all together if there are activations, else each.
       norm: norm of the states; None for none.
       activations: if not empty, the one result is the product of the branches, each activated.
@@ -94,7 +96,7 @@ def multiply(
     columns = _num_columns(features, inner * len(groups[0]))
     call = pl.pallas_call(
         functools.partial(_multiply, columns, norm and norm.epsilon, tuple(activations)),
-        grid=(features // columns, len(groups), -(-given.shape[0] // _ROWS)),
+        grid=(features // columns, len(groups), -(-given.shape[0] // _TOKENS)),
         out_shape=[shape] * len(groups),
         name="multiply",
         **_options(1),
@@ -107,12 +109,12 @@ def _multiply(
     columns, epsilon, activations, states, groups, norm_scale, residual, *outputs
 ) -> None:
     own = pl.ds(pl.program_id(0) * columns, columns)
-    matrix_index, first_row = pl.program_id(1), pl.program_id(2) * _ROWS
+    matrix_index, first_row = pl.program_id(1), pl.program_id(2) * _TOKENS
     num_rows, inner = outputs[0].shape[0], groups[0][0][0].shape[1]
     step = min(inner & -inner, _STEP)
     parts = [pl.ds(start, step) for start in range(0, inner, step)]
     # Missing rows repeat the last one.
-    rows = [jnp.minimum(first_row + i, num_rows - 1) for i in range(min(_ROWS, num_rows))]
+    rows = [jnp.minimum(first_row + i, num_rows - 1) for i in range(min(_TOKENS, num_rows))]
 
     def read_row(row) -> list[Float[Array, "1 step"]]:
         if isinstance(states, Contexts):
@@ -134,13 +136,13 @@ def _multiply(
 
     def compute(group, output) -> None:
         # All reads are before the first sum, so that they wait for memory together.
-        given = [read_row(row) for row in rows]
         scales = [] if norm_scale is None else [norm_scale[:, part] for part in parts]
         matrices = [
             ([values[own, part] for part in parts], None if scales is None else scales[0, own])
             for values, scales in group
         ]
         added = [0.0 if residual is None else residual[row, own] for row in rows]
+        given = [read_row(row) for row in rows]
         scales = [part.astype(jnp.float32) for part in scales]
         found = []
         for row, start in zip(given, added, strict=True):

@@ -1,8 +1,8 @@
 """Blocks of the core's layers by kernels, eight in a decoder layer of T5.
 
 ``intercept`` replaces the methods in ``BLOCKS`` (see ``flax.linen.intercept_methods``). The network
-itself computes what the kernels cannot: products of more rows than ``kernels.MOST_ROWS``, attention
-from more tokens of a row than ``kernels.MOST_TOKENS``, matrices in int4, and traits that T5 lacks.
+itself computes what the kernels cannot: batches of more rows than ``kernels.MOST_ROWS``, more new
+tokens of a row than ``kernels.MOST_TOKENS``, matrices in int4, and traits that T5 lacks.
 """
 
 import math
@@ -100,8 +100,7 @@ def _attends(layer: Layer, attention: Attention, norm: RMSNorm, states: Array) -
     is_t5s &= not (config.has_post_norms or config.merges_source)
     # Triton computes blocks of a power of two.
     whole = attention.head_dim in (16, 32, 64, 128, 256)
-    few = states.shape[1] <= kernels.MOST_TOKENS and _is_few(states)
-    return is_t5s and whole and few
+    return is_t5s and whole and _is_few(states)
 
 
 def _is_rms(norm: RMSNorm) -> bool:
@@ -157,7 +156,8 @@ def _suits(inputs: Array, *matrices: Array | Form) -> bool:
 
 
 def _is_few(inputs: Array) -> bool:
-    return math.prod(inputs.shape[:-1]) <= kernels.MOST_ROWS
+    batch, *tokens = inputs.shape[:-1]
+    return batch <= kernels.MOST_ROWS and math.prod(tokens) <= kernels.MOST_TOKENS
 
 
 def _norm(norm: RMSNorm) -> kernels.Norm:

@@ -106,10 +106,11 @@ def num_kernels(model, num, rows=3):
         ({}, 1, 3, 17),
         ({}, 8, 3, 17),
         ({"logits_via_embedding": True}, 1, 3, 16),
-        # Too many rows.
+        ({}, kernels.MOST_TOKENS, kernels.MOST_ROWS, 17),
+        # Too many rows, or too many tokens of a row.
         ({}, 1, kernels.MOST_ROWS + 1, 0),
-        # Too many tokens of a row, or heads of no power of two: products alone, six for attention.
-        ({}, kernels.MOST_TOKENS + 1, 1, 17),
+        ({}, kernels.MOST_TOKENS + 1, 1, 0),
+        # Heads of no power of two: products alone, six for attention.
         ({"head_dim": 48}, 1, 3, 17),
         # Matrices whose sides are no multiples of 16.
         ({"head_dim": 24}, 1, 3, 5),
