@@ -31,6 +31,7 @@ from jax.stages import Compiled, Lowered
 
 from benchmarks import command, random_pair
 from benchmarks.gpu_launches import BY, computed_by
+from spec_t5x.contrib.gpu.kernels import MOST_INNER
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import check_numbers
 from spec_t5x.labs.benchmark import results
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--draft", default="t5_1_1_small", help="published size of the draft (t5_1_1_small)")
     add("--batch", nargs="+", type=int, default=[1], help="rows of a batch (1)")
     add("--by", nargs="+", choices=BY, default=list(BY), help="what computes layers (both)")
+    most_inner = "most rows of a matrix for contrib/gpu (3072: up to T5-large; 5120: XL)"
+    add("--most_inner", type=int, default=MOST_INNER, help=most_inner)
     add("--temperature", type=float, default=0.0, help="temperature of sampling (0)")
     add("--source_len", type=int, default=512, help="tokens of a source (512)")
     add("--max_decode_len", type=int, default=128, help="tokens of a text (128)")
@@ -81,7 +84,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     pair = random_pair.make(args.target, args.draft, args)
     calls = []
     for by in args.by:
-        models = [computed_by(BY[by], model) for model in pair]
+        models = [computed_by(BY[by], model, args.most_inner) for model in pair]
         for batch, gamma in itertools.product(args.batch, args.gamma):
             used = models if gamma else models[:1]
             if by == "XLA" or any(model.operations is not XLA for model in used):

@@ -31,6 +31,7 @@ from jax.experimental import topologies
 from jax.stages import Compiled
 
 from benchmarks import command
+from spec_t5x.contrib.gpu.kernels import MOST_INNER
 from spec_t5x.contrib.gpu.operations import GPU, GpuOperations, fits
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
@@ -228,13 +229,13 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     }
 
 
-def computed_by(operations: Operations, model: T5Model) -> T5Model:
+def computed_by(operations: Operations, model: T5Model, most_inner: int = MOST_INNER) -> T5Model:
     """Returns the model with operations, and its weights, arrays or shapes, as they read them.
 
-    XLA computes models that are too large for the kernels.
+    XLA computes models with matrices of more than ``most_inner`` rows.
     """
     params = model.params
-    if operations is XLA or not fits(params):
+    if operations is XLA or not fits(params, most_inner):
         return model.replace(weights=params, operations=XLA)
     first = jax.tree.leaves(params)[0]
     if not isinstance(first, jax.ShapeDtypeStruct):

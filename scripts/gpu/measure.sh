@@ -163,7 +163,7 @@ measure() { # STAGE
     steps_*) steps "${1#steps_}" ;;
     table_2_*) table_2 "${1#table_2_}" ;;
     xl_plain) xl "32 64 128" --gamma 0 ;;
-    xl_drafted) xl "1 8" --gamma 0 4 ;;
+    xl_drafted) xl "1 8" --gamma 0 4 --most_inner 5120 ;;
     xl_int8) xl "1 32 128" --gamma 0 --weights int8 ;;
     xl_kv8) xl "1 32 128" --gamma 0 --kv int8 ;;
     closed_*) closed "${1#closed_}" ;;

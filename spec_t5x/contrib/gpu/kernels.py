@@ -96,7 +96,8 @@ def multiply(
     columns = _num_columns(features, inner * len(groups[0]))
     call = pl.pallas_call(
         functools.partial(_multiply, columns, norm and norm.epsilon, tuple(activations)),
-        grid=(features // columns, len(groups), -(-given.shape[0] // _TOKENS)),
+        # Programs of the same columns follow each other, and find them in the processors' cache.
+        grid=(-(-given.shape[0] // _TOKENS), features // columns, len(groups)),
         out_shape=[shape] * len(groups),
         name="multiply",
         **_options(1),
@@ -108,8 +109,8 @@ def multiply(
 def _multiply(
     columns, epsilon, activations, states, groups, norm_scale, residual, *outputs
 ) -> None:
-    own = pl.ds(pl.program_id(0) * columns, columns)
-    matrix_index, first_row = pl.program_id(1), pl.program_id(2) * _TOKENS
+    first_row, matrix_index = pl.program_id(0) * _TOKENS, pl.program_id(2)
+    own = pl.ds(pl.program_id(1) * columns, columns)
     num_rows, inner = outputs[0].shape[0], groups[0][0][0].shape[1]
     step = min(inner & -inner, _STEP)
     parts = [pl.ds(start, step) for start in range(0, inner, step)]

@@ -69,12 +69,12 @@ class GpuOperations(Operations):
         return True, f"{SWITCH} is 1"
 
 
-def fits(params: PyTree) -> bool:
-    """Returns True if no matrix of the parameters is larger than the kernels are made for."""
+def fits(params: PyTree, most_inner: int = kernels.MOST_INNER) -> bool:
+    """Returns True if no matrix of the parameters has more than ``most_inner`` rows."""
     matrices = (leaf for path, leaf in flatten_dict(params).items() if path[-1] == "kernel")
     # Forms without a shape are multiplied by XLA.
     inner = (leaf.shape[0] for leaf in matrices if hasattr(leaf, "shape"))
-    return max(inner, default=0) <= kernels.MOST_INNER
+    return max(inner, default=0) <= most_inner
 
 
 def is_capable(device: Any) -> bool:

@@ -161,6 +161,7 @@ def test_sizes_of_models_that_the_kernels_suit(name, suits, monkeypatch):
     monkeypatch.setattr(GpuOperations, "state", lambda self: (True, ""))
     params = abstract_params(size(name))
     assert GPU.suit(params, "bfloat16") == suits
+    assert operations.fits(params, most_inner=5120)
 
 
 def test_argmax_is_one_reduction_where_the_kernels_are_used(monkeypatch):
