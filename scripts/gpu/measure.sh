@@ -141,7 +141,7 @@ table_2() { # DRAFT
 
 # Flan-T5-XL's shape, sources of 400 and outputs of 128 tokens.
 xl() { # BATCHES FLAGS…
-  local size=xl batches flags=(--source_len 400 --max_decode_len 128 --repeats 3)
+  local size=xl batches flags=(--source_len 400 --max_decode_len 128 --repeats 3 --profile)
   read -ra batches <<< "$1"
   shift
   [ -z "$tiny" ] || size=small batches=(2) flags=(--source_len 8 --max_decode_len 4 --repeats 1)
