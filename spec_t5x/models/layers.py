@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.models.logical_axes import constrain, param_with_axes
-from spec_t5x.models.weights import Form, rows
+from spec_t5x.models.weights import Form, product, rows
 from spec_t5x.types import Array, Float, Float32, Int
 
 Initializer = Callable[..., Array]
@@ -49,7 +49,7 @@ class Dense(nn.Module):
         elif self.dtype == "float32":
             outputs = jnp.dot(*_for_float32(inputs, kernel), preferred_element_type=jnp.float32)
         else:
-            outputs = jnp.dot(inputs.astype(self.dtype), kernel.astype(self.dtype))
+            outputs = product(inputs.astype(self.dtype), kernel.astype(self.dtype))
         if not self.use_bias:
             return outputs
         bias = param_with_axes(self, "bias", _ZEROS, shape[1:], self.kernel_axes[1:])

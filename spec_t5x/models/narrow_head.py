@@ -15,7 +15,7 @@ from spec_t5x.models import weights
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float, Float32, Int, PyTree
+from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
 
 @flax.struct.dataclass
@@ -79,27 +79,6 @@ class NarrowT5(T5Model):
     def logits(self, states: Float[Array, "batch new embed"]) -> Float32[Array, "batch new vocab"]:
         """Returns the narrow head's logits for normed decoder states."""
         return self.head.logits(self.kernel, states)
-
-
-def check_number(number: int, vocab_size: int) -> None:
-    """Raises ``InputError`` unless a number of known tokens is from 1 to ``vocab_size - 1``."""
-    if not 1 <= number < vocab_size:
-        raise InputError(
-            f"a narrow head of {number} of {vocab_size} tokens: give 1 to {vocab_size - 1}"
-        )
-
-
-def likeliest_ids(tokens: Int[Array, "tokens"], number: int, vocab_size: int) -> np.ndarray:
-    """Returns the ``number`` ids most frequent in ``tokens``, with EOS, without padding, sorted.
-
-    Raises:
-        InputError: ``number`` is not from 1 to ``vocab_size - 1``.
-    """
-    check_number(number, vocab_size)
-    counts = np.bincount(np.asarray(tokens), minlength=vocab_size)
-    counts[PAD_ID], counts[EOS_ID] = -1, counts.max() + 1
-    # Vocabularies are sorted by frequency: lower ids win ties.
-    return np.sort(np.argsort(-counts, kind="stable")[:number]).astype(np.int32)
 
 
 def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTree:

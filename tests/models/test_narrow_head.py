@@ -11,7 +11,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import NodeTarget
 from spec_t5x.loops.tree_nodes import tree_nodes
 from spec_t5x.models.kept_layers import own_params
-from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, likeliest_ids, narrowed_params
+from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.tree_shapes import Tree
@@ -66,14 +66,3 @@ def test_known_tokens_have_the_logits_of_the_whole_layer(tied):
 def test_ids_that_are_none(ids):
     with pytest.raises(InputError, match="for a vocabulary of 30: give increasing ids of it"):
         NarrowHead.create(np.array(ids, np.int32), 30)
-
-
-def test_the_likeliest_tokens_of_texts():
-    tokens = np.array([5, 5, 5, 9, 9, 7, 7, 2, 0, 0, 0, 0, 0])
-    # End of sequence first, padding last; of 7 and 9, and of all the others, the lower ids.
-    order = [1, 5, 7, 9, 2, 3, 4, 6, 8, 10, 11]
-    for number in range(1, 12):
-        assert likeliest_ids(tokens, number, 12).tolist() == sorted(order[:number])
-    for number in (0, 12):
-        with pytest.raises(InputError, match=f"a narrow head of {number} of 12 tokens"):
-            likeliest_ids(tokens, number, 12)

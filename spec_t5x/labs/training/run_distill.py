@@ -24,6 +24,7 @@ from spec_t5x.generation import Generator
 from spec_t5x.labs.training.batching import Batches, TokenisedPairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.labs.training.learners import Network
+from spec_t5x.labs.training.likeliest_tokens import check_number, likeliest_ids
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, log_exported
@@ -33,7 +34,6 @@ from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.eagle import EagleConfig, first_head, head_config
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
-from spec_t5x.models.narrow_head import check_number, likeliest_ids
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.names import STORED_DTYPES
 
