@@ -89,7 +89,7 @@ def test_one_row_is_multiplied_as_eight_on_a_gpu(platform, shape, features, dtyp
         jnp.asarray(generator.normal(size=each), dtype) for each in (shape, (64, features))
     )
     with mock.patch("jax.default_backend", return_value=platform):
-        # A function of its own: JAX keeps what it traced for another platform.
+        # Another function each time: JAX keeps what it traced for a platform.
         traced = jax.make_jaxpr(lambda *given: product(*given))(inputs, matrix)
         found = product(inputs, matrix)
     (dot,) = (each for each in traced.eqns if each.primitive.name == "dot_general")
