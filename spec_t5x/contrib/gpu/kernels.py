@@ -46,7 +46,7 @@ class Norm(NamedTuple):
 
 
 class Contexts(NamedTuple):
-    """Contexts of parts of an attention's keys, each averaged by the softmax of the part's scores."""
+    """Contexts of parts of an attention's keys: averages by the softmax of each part's scores."""
 
     averages: Float32[Array, "*tokens parts joined"]
     # Logarithms of the sums of the scores' exponentials, the same for all features of a head.
