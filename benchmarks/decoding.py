@@ -36,9 +36,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import check_numbers
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
-from spec_t5x.labs.benchmark.random_models import (
-    random_sources,
-)
+from spec_t5x.labs.benchmark.random_models import random_sources
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import Decoded, row_keys
 from spec_t5x.loops.speculative import speculative_decode
