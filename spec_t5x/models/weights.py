@@ -4,7 +4,6 @@ A decoder step reads every matrix once, so its time grows with the bytes of the 
 in int8 or int4 takes a half or a quarter of the bytes of bfloat16; rounding changes the model.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -75,10 +74,12 @@ class Rounded(Form):
     def times(self, inputs: Float[Array, "*rows inner"]) -> Float[Array, "*rows features"]:
         """Returns ``inputs @ matrix`` in the inputs' type."""
         if self.values.dtype == jnp.int4:
-            return product(inputs, self.matrix().astype(inputs.dtype))
-        products = product(inputs, self.values.astype(inputs.dtype), dtype=jnp.float32)
+            return jnp.dot(inputs, self.matrix().astype(inputs.dtype))
+        product = jnp.dot(
+            inputs, self.values.astype(inputs.dtype), preferred_element_type=jnp.float32
+        )
         scales = self.scales.reshape((1,) * (inputs.ndim - 1) + (-1,))
-        return (products * scales).astype(inputs.dtype)
+        return (product * scales).astype(inputs.dtype)
 
     def rounded(self, bits: int) -> "Rounded":
         """Returns the matrix rounded again; shapes in place of arrays give shapes."""
@@ -114,24 +115,6 @@ class TiedTable(Form):
     def unpacked(self) -> Array | Form:
         """Returns the exact embeddings, unpacked."""
         return self.table.unpacked() if isinstance(self.table, Form) else self.table
-
-
-def product(
-    inputs: Float[Array, "*rows inner"],
-    matrix: Float[Array, "inner features"],
-    dtype: Any | None = None,
-) -> Float[Array, "*rows features"]:
-    """Returns ``inputs @ matrix`` of factors of one type; on a GPU, one bfloat16 row becomes eight.
-
-    XLA for GPUs turns a product of one row into a sum of products, if these are less than ten
-    million, and mostly writes them to memory: as many bytes as the matrix has.
-    """
-    is_row = math.prod(inputs.shape[:-1]) == 1 and inputs.dtype == jnp.bfloat16
-    if not is_row or matrix.size >= 10**7 or jax.default_backend() != "gpu":
-        return jnp.dot(inputs, matrix, preferred_element_type=dtype)
-    repeated = jnp.broadcast_to(inputs.reshape(1, -1), (8, inputs.shape[-1]))
-    products = jnp.dot(repeated, matrix, preferred_element_type=dtype)
-    return products[0].reshape(*inputs.shape[:-1], -1)
 
 
 def rows(table: Form | Array, tokens: Int[Array, "*shape"]) -> Float[Array, "*shape embed"]:

@@ -1,6 +1,7 @@
 """Output layers without a copy of the vocabulary's table, and norms on each platform."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from flax.errors import ScopeParamShapeError
 
 from spec_t5x.machine.operations import XLA
-from spec_t5x.models.layers import LayerNorm, RMSNorm
+from spec_t5x.models.layers import Dense, LayerNorm, RMSNorm
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.testing.toy_models import tiny_t5
 
@@ -63,3 +64,37 @@ def test_norms_take_plain_means_away_from_a_cpu(norm, monkeypatch):
 def test_a_parameter_of_another_shape_is_refused():
     with pytest.raises(ScopeParamShapeError, match=r'"scale".* shape \(5,\)'):
         RMSNorm(dtype="float32").apply({"params": {"scale": jnp.ones(5)}}, jnp.ones((2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("platform", "shape", "features", "dtype", "expected"),
+    [
+        ("gpu", (1, 1, 64), 32, "bfloat16", 8),
+        ("gpu", (64,), 32, "bfloat16", 8),
+        ("gpu", (1, 3, 64), 32, "bfloat16", 3),
+        # A product of float32 may be rounded on a GPU, a sum of products is not.
+        ("gpu", (1, 1, 64), 32, "float32", 1),
+        # XLA multiplies by so large a matrix as it is.
+        ("gpu", (1, 1, 64), 10**7 // 64, "bfloat16", 1),
+        ("cpu", (1, 1, 64), 32, "bfloat16", 1),
+    ],
+)
+def test_one_row_is_multiplied_as_eight_on_a_gpu(platform, shape, features, dtype, expected):
+    generator = np.random.default_rng(0)
+    inputs, kernel = (
+        jnp.asarray(generator.normal(size=each), dtype) for each in (shape, (64, features))
+    )
+    dense = Dense(features, ("embed", "mlp"), dtype, parent=None)
+
+    # A function of this case alone: JAX keeps what it traced for another platform.
+    def compute(inputs, kernel):
+        return dense.apply({"params": {"kernel": kernel}}, inputs)
+
+    with mock.patch("jax.default_backend", return_value=platform):
+        traced = jax.make_jaxpr(compute)(inputs, kernel)
+        found = compute(inputs, kernel)
+    (dot,) = (each for each in traced.eqns if each.primitive.name == "dot_general")
+    assert dot.invars[0].aval.size == expected * 64
+    assert found.shape == (*shape[:-1], features)
+    wanted = np.asarray(inputs, np.float32) @ np.asarray(kernel, np.float32)
+    np.testing.assert_allclose(np.asarray(found, np.float32), wanted, rtol=0.02, atol=0.1)

@@ -1,7 +1,5 @@
 """Rounded weights, and embeddings that are the output layer."""
 
-from unittest import mock
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.partitioning import make_mesh
-from spec_t5x.models.weights import Rounded, TiedTable, product, rounded, rows
+from spec_t5x.models.weights import Rounded, TiedTable, rounded, rows
 from spec_t5x.testing.toy_models import tiny_t5
 
 
@@ -68,40 +66,3 @@ def test_a_rounded_output_layer_lies_across_devices_as_the_embeddings_do():
     assert tied.table is shape and tied.output.values.shape == (70, 130)
     assert tied.output.values.sharding.spec == jax.P(None, "model")
     assert rounded({"embedding": shape}, tied=False)["embedding"] is shape
-
-
-@pytest.mark.parametrize(
-    ("platform", "shape", "features", "dtype", "expected"),
-    [
-        ("gpu", (1, 1, 64), 32, "bfloat16", 8),
-        ("gpu", (64,), 32, "bfloat16", 8),
-        ("gpu", (1, 3, 64), 32, "bfloat16", 3),
-        # A product of float32 may be rounded on a GPU, a sum of products is not.
-        ("gpu", (1, 1, 64), 32, "float32", 1),
-        # XLA multiplies by so large a matrix as it is.
-        ("gpu", (1, 1, 64), 10**7 // 64, "bfloat16", 1),
-        ("cpu", (1, 1, 64), 32, "bfloat16", 1),
-    ],
-)
-def test_one_row_is_multiplied_as_eight_on_a_gpu(platform, shape, features, dtype, expected):
-    generator = np.random.default_rng(0)
-    inputs, matrix = (
-        jnp.asarray(generator.normal(size=each), dtype) for each in (shape, (64, features))
-    )
-    with mock.patch("jax.default_backend", return_value=platform):
-        # Another function each time: JAX keeps what it traced for a platform.
-        traced = jax.make_jaxpr(lambda *given: product(*given))(inputs, matrix)
-        found = product(inputs, matrix)
-    (dot,) = (each for each in traced.eqns if each.primitive.name == "dot_general")
-    assert dot.invars[0].aval.size == expected * 64
-    assert found.shape == (*shape[:-1], features)
-    wanted = np.asarray(inputs, np.float32) @ np.asarray(matrix, np.float32)
-    np.testing.assert_allclose(np.asarray(found, np.float32), wanted, rtol=0.02, atol=0.1)
-
-
-def test_a_row_times_int8_on_a_gpu_is_that_of_many_rows():
-    inputs = jnp.asarray(np.random.default_rng(0).normal(size=(3, 64)), jnp.bfloat16)
-    matrix = Rounded.of(jnp.asarray(np.random.default_rng(1).normal(size=(64, 32))))
-    with mock.patch("jax.default_backend", return_value="gpu"):
-        found = [matrix.times(row[None]) for row in inputs]
-    np.testing.assert_array_equal(jnp.concatenate(found), matrix.times(inputs))

@@ -45,7 +45,7 @@ class Transposed(Form):
         matrix = self.unpacked()
         if isinstance(matrix, Rounded):
             return matrix.times(inputs)
-        return weights.product(inputs, matrix.astype(inputs.dtype))
+        return jnp.dot(inputs, matrix.astype(inputs.dtype))
 
     def rounded(self, bits: int) -> Form:
         """Returns the matrix in 8 bits, transposed, or in 4 bits, as XLA reads it."""
