@@ -29,9 +29,7 @@ from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
-from spec_t5x.labs.benchmark.random_models import (
-    random_sources,
-)
+from spec_t5x.labs.benchmark.random_models import random_sources
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution, doubt
 from spec_t5x.loops import refill
 from spec_t5x.loops.autoregressive import autoregressive_decode

@@ -32,7 +32,7 @@ from jax.stages import Compiled
 
 from benchmarks import command
 from spec_t5x.contrib.gpu.kernels import MOST_INNER
-from spec_t5x.contrib.gpu.operations import GPU, GpuOperations, fits
+from spec_t5x.contrib.gpu.operations import GPU, GpuOperations, is_small
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import results
@@ -235,7 +235,7 @@ def computed_by(operations: Operations, model: T5Model, most_inner: int = MOST_I
     XLA computes models with matrices of more than ``most_inner`` rows.
     """
     params = model.params
-    if operations is XLA or not fits(params, most_inner):
+    if operations is XLA or not is_small(params, most_inner):
         return model.replace(weights=params, operations=XLA)
     first = jax.tree.leaves(params)[0]
     if not isinstance(first, jax.ShapeDtypeStruct):

@@ -310,7 +310,8 @@ def _context(
     (first, end), (block, rounds) = bounds, blocks
     query = query.astype(jnp.float32)
 
-    def attend(index, earlier=None):
+    def attend(index, earlier):
+        before, total, sums = earlier
         slots = first + index * block + jnp.arange(block)
         inside = slots < end
         slots = jnp.minimum(slots, end - 1)
@@ -318,21 +319,18 @@ def _context(
         added = bias(slots)
         scores = jnp.sum(keys.astype(jnp.float32) * query[None, :], axis=1)
         scores = jnp.where(inside, scores * key_factors + added, -jnp.inf)
-        largest = jnp.max(scores)
-        if earlier is not None:
-            largest = jnp.maximum(largest, earlier[0])
-        weights = jnp.exp(scores - largest)
-        total = jnp.sum(weights)
-        sums = jnp.sum((weights * value_factors)[:, None] * values.astype(jnp.float32), axis=0)
-        if earlier is not None:
-            shrink = jnp.exp(earlier[0] - largest)
-            total, sums = earlier[1] * shrink + total, earlier[2] * shrink + sums
-        return largest, total, sums
+        largest = jnp.maximum(before, jnp.max(scores))
+        shrink, weights = jnp.exp(before - largest), jnp.exp(scores - largest)
+        weighted = (weights * value_factors)[:, None] * values.astype(jnp.float32)
+        return (
+            largest,
+            total * shrink + jnp.sum(weights),
+            sums * shrink + jnp.sum(weighted, axis=0),
+        )
 
-    found = attend(0)
-    if not (isinstance(rounds, int) and rounds == 1):
-        found = lax.fori_loop(1, rounds, attend, found)
-    largest, total, sums = found
+    zero = jnp.zeros((), jnp.float32)
+    first_round = attend(0, (zero - jnp.inf, zero, jnp.zeros(query.shape, jnp.float32)))
+    largest, total, sums = lax.fori_loop(1, rounds, attend, first_round)
     return sums / total, largest + jnp.log(total)
 
 

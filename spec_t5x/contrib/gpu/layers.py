@@ -140,10 +140,9 @@ def _products(
     **options,
 ) -> list[Array]:
     """Calls ``kernels.multiply`` for the tokens of all rows."""
-
-    tokens = jax.tree.leaves(inputs)[0].shape[:2]
+    tokens = inputs.logs.shape[:-2] if isinstance(inputs, Contexts) else inputs.shape[:-1]
     inputs, residual = jax.tree.map(
-        lambda array: array.reshape(-1, *array.shape[2:]), (inputs, residual)
+        lambda array: array.reshape(-1, *array.shape[len(tokens) :]), (inputs, residual)
     )
     products = kernels.multiply(inputs, matrices, norm, residual=residual, **options)
     return [product.reshape(*tokens, -1) for product in products]
@@ -156,8 +155,9 @@ def _suits(inputs: Array, *matrices: Array | Form) -> bool:
 
 
 def _is_few(inputs: Array) -> bool:
-    batch, *tokens = inputs.shape[:-1]
-    return batch <= kernels.MOST_ROWS and math.prod(tokens) <= kernels.MOST_TOKENS
+    *leading, _ = inputs.shape
+    rows, tokens = math.prod(leading[:1]), math.prod(leading[1:])
+    return rows <= kernels.MOST_ROWS and tokens <= kernels.MOST_TOKENS
 
 
 def _norm(norm: RMSNorm) -> kernels.Norm:

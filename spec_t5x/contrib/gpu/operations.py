@@ -37,7 +37,7 @@ class GpuOperations(Operations):
 
     def suit(self, params: PyTree, dtype: str) -> bool:
         """Returns True if the kernels are used, and faster than XLA for matrices of these sizes."""
-        return self.usable(dtype) and fits(params)
+        return self.usable(dtype) and is_small(params)
 
     def pack(self, params: PyTree) -> PyTree:
         """Transposes the parameters' matrices."""
@@ -69,7 +69,7 @@ class GpuOperations(Operations):
         return True, f"{SWITCH} is 1"
 
 
-def fits(params: PyTree, most_inner: int = kernels.MOST_INNER) -> bool:
+def is_small(params: PyTree, most_inner: int = kernels.MOST_INNER) -> bool:
     """Returns True if no matrix of the parameters has more than ``most_inner`` rows."""
     matrices = (leaf for path, leaf in flatten_dict(params).items() if path[-1] == "kernel")
     # Forms without a shape are multiplied by XLA.

@@ -34,7 +34,7 @@ def expected(states, matrices, norm, activations, residual):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("rows", [1, 2, 5, 17])
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 17, 64, kernels.MOST_ROWS * kernels.MOST_TOKENS])
 @pytest.mark.parametrize(
     ("num", "normed", "activations", "added"),
     [
@@ -116,7 +116,7 @@ def test_attention_to_text(num):
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-@pytest.mark.parametrize("length", [7, 64, 520, 2600])
+@pytest.mark.parametrize("length", [7, 64, 130, 520, 2600])
 def test_attention_to_sources(length, rounded):
     inputs, repeats, heads, width, num = 2, 3, 2, 16, 5
     queries = drawn(0, inputs * repeats, num, heads * width)

@@ -16,6 +16,7 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import abstract_params
+from spec_t5x.models.layers import Dense
 from spec_t5x.models.sizes import size
 from spec_t5x.sampling.distributions import argmax, sampling
 from spec_t5x.testing.laws import check_target
@@ -127,6 +128,15 @@ def test_matrices_in_int4_are_multiplied_by_xla():
     assert num_kernels(int4, 1) == 4
 
 
+@pytest.mark.parametrize("shape", [(48,), (3, 48), (2, 3, 48), (2, 2, 2, 48)])
+def test_maps_of_inputs_of_any_rank(shape):
+    inputs = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+    kernel = jnp.asarray(np.random.default_rng(1).normal(size=(48, 32)), jnp.float32)
+    dense, params = Dense(32, ("embed", "mlp"), parent=None), {"kernel": kernel}
+    found = GPU.apply(dense, GPU.pack(params), inputs, method="__call__")
+    np.testing.assert_allclose(found, jnp.dot(inputs, kernel), rtol=1e-4, atol=1e-4)
+
+
 H100 = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", compute_capability="9.0")
 T4 = SimpleNamespace(device_kind="Tesla T4", compute_capability="7.5")
 MI300 = SimpleNamespace(device_kind="AMD Instinct MI300X", compute_capability="gfx942")
@@ -161,7 +171,7 @@ def test_sizes_of_models_that_the_kernels_suit(name, suits, monkeypatch):
     monkeypatch.setattr(GpuOperations, "state", lambda self: (True, ""))
     params = abstract_params(size(name))
     assert GPU.suit(params, "bfloat16") == suits
-    assert operations.fits(params, most_inner=5120)
+    assert operations.is_small(params, most_inner=5120)
 
 
 def test_argmax_is_one_reduction_where_the_kernels_are_used(monkeypatch):
