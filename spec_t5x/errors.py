@@ -32,21 +32,6 @@ def check_numbers(least: int, **values: Any) -> None:
             raise InputError(f"{name} is {value}: give at least {least}")
 
 
-def as_lists(options: Any, **least: int) -> None:
-    """Converts the named fields of a frozen dataclass, which may be lists, to tuples in place.
-
-    Raises:
-      InputError: a field is no list or tuple, or has fewer than ``least[NAME]`` (0 or 1) elements.
-    """
-    for name, number in least.items():
-        value = getattr(options, name)
-        if not isinstance(value, tuple | list):
-            raise InputError(f"{name} is {value!r}: give a list, as in ({value!r},)")
-        if len(value) < number:
-            raise InputError(f"{name} is empty: give at least one")
-        object.__setattr__(options, name, tuple(value))
-
-
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raises ``InputError`` unless ``value``, the option ``name``'s, is one of ``choices``."""
     # A list, because ``in`` fails on a set or dict if the value is unhashable.

@@ -11,7 +11,6 @@ dimension), so that a checkpoint is sharded as by T5X.
 """
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 
 import flax.linen.partitioning as flax_partitioning
@@ -123,11 +122,3 @@ def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:
                 f"{mesh.shape['data']}: make it a multiple of {mesh.shape['data']}"
             )
     return jax.device_put(batch, batch_sharding(mesh))
-
-
-def bytes_per_device(tree: PyTree) -> int:
-    """Returns the bytes that sharded arrays, or shapes with shardings, take on one device."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jax.dtypes.itemsize_bits(leaf.dtype) // 8
-        for leaf in jax.tree.leaves(tree)
-    )

@@ -18,11 +18,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from spec_t5x.errors import InputError, as_lists, check_at_least
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
 from spec_t5x.interfaces import Draft
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.text_scores import score_texts
+from spec_t5x.labs.list_options import as_lists
 from spec_t5x.theory import estimates
 from spec_t5x.theory.estimates import Bootstrap, Estimate
 from spec_t5x.theory.formulas import conditional_acceptance

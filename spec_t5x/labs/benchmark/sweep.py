@@ -23,7 +23,7 @@ from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError, as_lists, check_at_least
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.generation import AUTO, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark import paper_tables, results
@@ -38,6 +38,7 @@ from spec_t5x.labs.benchmark.random_models import (
 )
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, doubt
 from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
+from spec_t5x.labs.list_options import as_lists
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models.sizes import size
 from spec_t5x.verifiers import VERIFIERS

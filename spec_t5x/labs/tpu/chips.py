@@ -35,7 +35,6 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.versions import requirements, unmet, version
 from spec_t5x.models.cache import DecoderCache
-from spec_t5x.models.partitioning import bytes_per_device
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.weights import TiedTable
 from spec_t5x.types import PyTree
@@ -276,3 +275,11 @@ def _num_bytes(array: re.Match) -> int:
     bits = 8 if array["type"] == "pred" else int(array["bits"])
     sizes = [int(size) for size in array["shape"].split(",") if size]
     return math.prod(sizes) * bits // 8
+
+
+def bytes_per_device(tree: PyTree) -> int:
+    """Returns the bytes that sharded arrays, or shapes with shardings, take on one device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jax.dtypes.itemsize_bits(leaf.dtype) // 8
+        for leaf in jax.tree.leaves(tree)
+    )

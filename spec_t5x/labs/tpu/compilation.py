@@ -25,10 +25,10 @@ from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import paper_tables, results
 from spec_t5x.labs.benchmark.paper_tables import SpeedUp
 from spec_t5x.labs.tpu import programs
-from spec_t5x.labs.tpu.chips import Chip, StepCost, step_cost, topology
+from spec_t5x.labs.tpu.chips import Chip, StepCost, bytes_per_device, step_cost, topology
 from spec_t5x.labs.tpu.options import ALPHAS, Options, head_width, is_head
 from spec_t5x.models.cache import DecoderCache
-from spec_t5x.models.partitioning import bytes_per_device, make_mesh
+from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.weights import BITS

@@ -16,7 +16,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
-from spec_t5x.errors import InputError, as_lists, check_at_least, check_choice
+from spec_t5x.errors import InputError, check_at_least, check_choice
+from spec_t5x.labs.list_options import as_lists
 from spec_t5x.labs.training.batching import Batches, PairBatch
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.labs.training.learners import TargetReading, network_logits, read_target
