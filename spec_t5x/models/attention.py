@@ -252,9 +252,11 @@ class Attention(nn.Module):
 
     def _split_heads(self, joined):
         batch, length, _ = joined.shape
-        # Keeps the layout of the transpose below from the kernels: XLA for TPUs would
-        # keep transposed copies of them for the whole loop (805 MB for T5 XL).
-        joined = lax.optimization_barrier(joined)
+        if jax.default_backend() != "gpu":
+            # Keeps the layout of the transpose below from the kernels: XLA for TPUs would
+            # keep transposed copies of them for the whole loop (805 MB for T5 XL).
+            # XLA for GPUs does not, and fuses the transpose with what follows.
+            joined = lax.optimization_barrier(joined)
         heads = joined.reshape(batch, length, -1, self.head_dim)
         heads = constrain(heads, ("batch", "length", "heads", "kv"))
         return heads.transpose(0, 2, 1, 3)

@@ -38,3 +38,12 @@ def test_in_parts_the_encoder_gives_the_same(monkeypatch, limit, fewest, queries
     text = in_parts.lower(SOURCES).as_text()
     for size in (LENGTH, 6):
         assert (f"tensor<{BATCH}x{HEADS}x{size}x{LENGTH}xf32>" in text) == (size == queries)
+
+
+@pytest.mark.parametrize(("platform", "count"), [("gpu", 0), ("tpu", 3), ("cpu", 3)])
+def test_layouts_of_heads_are_kept_from_the_kernels_but_on_a_gpu(platform, count, monkeypatch):
+    """XLA for GPUs fuses the heads' transpose and the split of one product into three."""
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    # A new function: the platform is read while tracing.
+    traced = jax.make_jaxpr(lambda sources: encode(sources))(SOURCES)
+    assert str(traced).count("optimization_barrier") == count
