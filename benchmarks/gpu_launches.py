@@ -40,6 +40,7 @@ from spec_t5x.labs.tpu import programs
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.operations import XLA, Operations
 from spec_t5x.machine.xla_flags import GPU_FLAG
+from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.partitioning import make_mesh, replicated
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
@@ -213,7 +214,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     start = time.perf_counter()
                     # Where the draft's kernels run, so does their argmax.
                     used = draft.operations is GPU
-                    with mock.patch.object(GpuOperations, "usable", return_value=used):
+                    with mock.patch.object(GpuOperations, "state", return_value=(used, "")):
                         compiled = LOOPS[loop](args, target, TransformerDraft(draft), work, mesh)
                     (dump,) = Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt")
                     program = thunks(dump.read_text(encoding="utf-8").splitlines())
@@ -235,7 +236,7 @@ def computed_by(operations: Operations, model: T5Model, most_inner: int = MOST_I
     XLA computes models with matrices of more than ``most_inner`` rows.
     """
     params = model.params
-    if operations is XLA or not is_small(params, most_inner):
+    if operations is XLA or not is_small(expected_shapes(model.config), most_inner):
         return model.replace(weights=params, operations=XLA)
     first = jax.tree.leaves(params)[0]
     if not isinstance(first, jax.ShapeDtypeStruct):

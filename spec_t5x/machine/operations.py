@@ -7,7 +7,7 @@ them are one ``Operations`` object, which is registered under a name:
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -16,6 +16,9 @@ import jax.numpy as jnp
 
 from spec_t5x import registry
 from spec_t5x.types import Array, Int, PyTree
+
+# Shapes of a model's parameters by their paths (``encoder/encoder_norm/scale``).
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Operations:
@@ -26,8 +29,8 @@ class Operations:
     # Whether ``first`` skips tokens, and so saves time.
     skips: ClassVar[bool] = False
 
-    def usable(self, dtype: str) -> bool:
-        """Tells whether models of ``dtype`` can use the operations, if not sharded."""
+    def usable(self, shapes: Shapes, dtype: str) -> bool:
+        """Tells whether a model of ``dtype`` and these shapes can use them, if not sharded."""
         return True
 
     def suit(self, params: PyTree, dtype: str) -> bool:
@@ -63,17 +66,39 @@ class Operations:
         return type(self).__name__
 
 
-XLA = Operations()
+class FullPrecision(Operations):
+    """XLA's operations, with the products of a float32 model in float32 on a GPU or TPU, too.
+
+    JAX's default there is TF32 or bfloat16, in which two logits may tie. A
+    ``jax_default_matmul_precision`` that the user has set is kept.
+    """
+
+    def usable(self, shapes: Shapes, dtype: str) -> bool:
+        """Returns True for float32 on a GPU or TPU, unless the user has set a precision."""
+        is_set = jax.config.jax_default_matmul_precision is not None
+        return dtype == "float32" and not is_set and jax.default_backend() != "cpu"
+
+    def suit(self, params: PyTree, dtype: str) -> bool:
+        """Returns ``usable``'s answer, since the parameters have no influence."""
+        return self.usable({}, dtype)
+
+    def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
+        """Calls the method of this name on a network, with products in full precision."""
+        with jax.default_matmul_precision("highest"):
+            return super().apply(module, weights, *args, method=method)
+
+
+XLA, FULL_PRECISION = Operations(), FullPrecision()
 
 
 def registered() -> tuple[Operations, ...]:
     """Returns all registered operations; XLA's are last."""
-    return (*registry.find_all("operations").values(), XLA)
+    return (*registry.find_all("operations").values(), FULL_PRECISION, XLA)
 
 
-def usable(dtype: str) -> Operations:
-    """Returns the first registered operations that models of ``dtype`` can use."""
-    return next(each for each in registered() if each.usable(dtype))
+def usable(shapes: Shapes, dtype: str) -> Operations:
+    """Returns the first registered operations that a model of this type and shapes can use."""
+    return next(each for each in registered() if each.usable(shapes, dtype))
 
 
 def pack(params: PyTree, dtype: str) -> tuple[PyTree, Operations]:

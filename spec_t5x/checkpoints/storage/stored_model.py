@@ -96,7 +96,8 @@ class StoredModel:
         vocabulary = self.known_vocabulary()
         config = dataclasses.replace(self.config, dtype=dtype)
         tree = None if shardings is None else shardings(config)
-        operations = usable(dtype) if for_decoding and tree is None else XLA
+        is_packed = for_decoding and tree is None
+        operations = usable(expected_shapes(config), dtype) if is_packed else XLA
         return LoadedModel(
             params=self.read_params(dtype=dtype, shardings=tree, packed=operations.packed),
             config=config,

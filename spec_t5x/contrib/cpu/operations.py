@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from spec_t5x.contrib.cpu import calls, layers, library, panels
-from spec_t5x.machine.operations import Operations
+from spec_t5x.machine.operations import Operations, Shapes
 from spec_t5x.models.weights import Form
 from spec_t5x.sampling.distributions import MIN_TEMPERATURE
 from spec_t5x.sampling.random_bits import fractions
@@ -20,7 +20,7 @@ class CpuOperations(Operations):
     platform = "cpu"
     skips = True
 
-    def usable(self, dtype: str) -> bool:
+    def usable(self, shapes: Shapes, dtype: str) -> bool:
         """Returns True if ``dtype`` is float32 and the kernels can run on this process's device."""
         return dtype == "float32" and calls.usable()
 

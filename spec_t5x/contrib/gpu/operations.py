@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from spec_t5x.contrib.gpu import kernels, layers, transposed
-from spec_t5x.machine.operations import Operations
+from spec_t5x.machine.operations import FULL_PRECISION, XLA, Operations, Shapes
 from spec_t5x.models.weights import Form
 from spec_t5x.types import Array, PyTree
 
@@ -28,16 +28,22 @@ class GpuOperations(Operations):
 
     platform = "cuda"
 
-    def usable(self, dtype: str) -> bool:
-        """Returns ``state``'s answer; logs once why the kernels are not used if they should be."""
+    def usable(self, shapes: Shapes, dtype: str) -> bool:
+        """Returns True if the kernels are used, and faster than XLA for matrices of these sizes.
+
+        Logs once why the kernels are not used if they should be.
+        """
         used, reason = self.state()
         if not used and os.environ.get(SWITCH) == "1":
             _say_unused(reason)
-        return used
+        return used and is_small(shapes)
 
     def suit(self, params: PyTree, dtype: str) -> bool:
-        """Returns True if the kernels are used, and faster than XLA for matrices of these sizes."""
-        return self.usable(dtype) and is_small(params)
+        """Returns True if the kernels are ``usable`` for the shapes of the parameters."""
+        flat = flatten_dict(params, sep="/")
+        # Forms without a shape are multiplied by XLA.
+        shapes = {path: leaf.shape for path, leaf in flat.items() if hasattr(leaf, "shape")}
+        return self.usable(shapes, dtype)
 
     def pack(self, params: PyTree) -> PyTree:
         """Transposes the parameters' matrices."""
@@ -49,12 +55,14 @@ class GpuOperations(Operations):
 
     def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
         """Calls a network's ``method``; kernels compute its layers."""
+        is_full = FULL_PRECISION.usable({}, module.config.dtype)
+        others = FULL_PRECISION if is_full else XLA
         with nn.intercept_methods(layers.intercept):
-            return super().apply(module, weights, *args, method=method)
+            return others.apply(module, weights, *args, method=method)
 
     def kernel(self, name: str, *arrays: Array) -> Callable | None:
         """Returns ``jnp.argmax`` for ``argmax``: half as many kernels as two reductions."""
-        is_argmax = name == "argmax" and self.usable(str(arrays[0].dtype))
+        is_argmax = name == "argmax" and self.state()[0]
         return functools.partial(jnp.argmax, axis=-1) if is_argmax else None
 
     def state(self) -> tuple[bool, str]:
@@ -69,11 +77,9 @@ class GpuOperations(Operations):
         return True, f"{SWITCH} is 1"
 
 
-def is_small(params: PyTree, most_inner: int = kernels.MOST_INNER) -> bool:
+def is_small(shapes: Shapes, most_inner: int = kernels.MOST_INNER) -> bool:
     """Returns True if no matrix of the parameters has more than ``most_inner`` rows."""
-    matrices = (leaf for path, leaf in flatten_dict(params).items() if path[-1] == "kernel")
-    # Forms without a shape are multiplied by XLA.
-    inner = (leaf.shape[0] for leaf in matrices if hasattr(leaf, "shape"))
+    inner = (shape[0] for path, shape in shapes.items() if path.endswith("/kernel"))
     return max(inner, default=0) <= most_inner
 
 

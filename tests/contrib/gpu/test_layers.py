@@ -4,18 +4,23 @@ import functools
 from types import SimpleNamespace
 from unittest import mock
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
-from spec_t5x.contrib.gpu import kernels, operations
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.contrib.gpu import kernels, layers, operations
 from spec_t5x.contrib.gpu.operations import GPU, SWITCH, GpuOperations
+from spec_t5x.contrib.gpu.transposed import Transposed
+from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA, usable
-from spec_t5x.models.binding import abstract_params
+from spec_t5x.models.binding import abstract_params, expected_shapes
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.sizes import size
 from spec_t5x.sampling.distributions import argmax, sampling
@@ -133,7 +138,8 @@ def test_maps_of_inputs_of_any_rank(shape):
     inputs = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
     kernel = jnp.asarray(np.random.default_rng(1).normal(size=(48, 32)), jnp.float32)
     dense, params = Dense(32, ("embed", "mlp"), parent=None), {"kernel": kernel}
-    found = GPU.apply(dense, GPU.pack(params), inputs, method="__call__")
+    with nn.intercept_methods(layers.intercept):
+        found = dense.apply({"params": GPU.pack(params)}, inputs)
     np.testing.assert_allclose(found, jnp.dot(inputs, kernel), rtol=1e-4, atol=1e-4)
 
 
@@ -158,7 +164,7 @@ def test_devices_and_the_switch(switch, devices, reason, monkeypatch, caplog):
     monkeypatch.setattr(jax, "devices", lambda: devices)
     operations._say_unused.cache_clear()
     for _ in range(2):
-        assert (usable("bfloat16") is GPU) == (not reason)
+        assert (usable({}, "bfloat16") is GPU) == (not reason)
     assert GPU.state() == (not reason, reason or "SPEC_T5X_GPU_KERNELS is 1")
     said = [f"SPEC_T5X_GPU_KERNELS is 1, but XLA computes all layers: {reason}"]
     assert [record.getMessage() for record in caplog.records] == (
@@ -169,9 +175,27 @@ def test_devices_and_the_switch(switch, devices, reason, monkeypatch, caplog):
 @pytest.mark.parametrize(("name", "suits"), [("t5_1_1_large", True), ("t5_1_1_xl", False)])
 def test_sizes_of_models_that_the_kernels_suit(name, suits, monkeypatch):
     monkeypatch.setattr(GpuOperations, "state", lambda self: (True, ""))
-    params = abstract_params(size(name))
-    assert GPU.suit(params, "bfloat16") == suits
-    assert operations.is_small(params, most_inner=5120)
+    shapes = expected_shapes(size(name))
+    assert GPU.usable(shapes, "bfloat16") == suits
+    assert GPU.suit(abstract_params(size(name)), "bfloat16") == suits
+    assert operations.is_small(shapes, most_inner=5120)
+
+
+@pytest.mark.parametrize(("most_inner", "is_transposed"), [(64, True), (63, False)])
+def test_a_stored_model_is_read_as_the_operations_of_its_size_need_it(
+    most_inner, is_transposed, monkeypatch
+):
+    """A model that is too large for the kernels would be multiplied by XLA transposed."""
+    model = tiny_t5(0, **{**SIZE, "vocab_size": 384})
+    stored = StoredModel.of_params("model", model.params, model.config, ByteVocabulary())
+    limited = functools.partial(operations.is_small, most_inner=most_inner)
+    monkeypatch.setattr(operations, "is_small", limited)
+    monkeypatch.setattr(GpuOperations, "state", lambda self: (True, ""))
+    read = stored.load(dtype="bfloat16", for_decoding=True)
+    flat = flatten_dict(read.params, sep="/")
+    matrices = [leaf for path, leaf in flat.items() if path.endswith("/kernel")]
+    assert {isinstance(matrix, Transposed) for matrix in matrices} == {is_transposed}
+    assert (read.bind().operations is GPU) == is_transposed
 
 
 def test_argmax_is_one_reduction_where_the_kernels_are_used(monkeypatch):
