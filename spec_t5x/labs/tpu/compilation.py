@@ -39,6 +39,9 @@ from spec_t5x.verifiers import TreeVerifier, Verifier
 
 log = logging.getLogger(__name__)
 
+# Code in the message of a compilation that needs more memory than a chip has.
+_FULL = "RESOURCE_EXHAUSTED"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HbmUse:
@@ -118,7 +121,8 @@ def run(options: Options) -> Iterator[Result]:
     """Compiles for each mesh in turn and yields its figures.
 
     Raises:
-      InputError: an unknown topology, no libtpu, or a mesh of more chips than the topology has.
+      InputError: an unknown topology, no libtpu, a mesh of more chips than the topology has, or a
+        call that does not fit into a chip's memory.
     """
     compilers = _compilers(options)
     # The paper's rows are about its target, and chains.
@@ -208,7 +212,7 @@ class _Compiler:
                 self.target, proposer, self.options.work, gamma, self.mesh, verifier
             )
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if _FULL not in str(error):
                 raise
             return use(arguments=held)
         analysis = compiled.memory_analysis()
@@ -346,7 +350,17 @@ class _Compiler:
         key = kind, name, tokens, branching, children
         if key not in self.steps:
             log.info("compiling: %s, %s, %d tokens", kind, name, tokens)
-            model, program, cache = compiled()
+            try:
+                model, program, cache = compiled()
+            except jax.errors.JaxRuntimeError as error:
+                if _FULL not in str(error):
+                    raise
+                data, model = self.mesh.devices.shape
+                raise InputError(
+                    f"a call of {name} over {tokens} tokens needs more than a chip's "
+                    f"{self.chip.memory / 2**30:.0f} GiB on mesh {data},{model}: give a larger "
+                    "model axis, or fewer bits (--weights int8 or int4)"
+                ) from None
             cost = step_cost(program, model, cache, tokens)
             del program
             _return_memory()

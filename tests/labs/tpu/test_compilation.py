@@ -277,15 +277,17 @@ def test_no_tree_is_predicted_to_append_more_tokens_than_it_can(gamma, shown):
     assert options.tokens_per_call == shown
 
 
-def test_a_loop_that_the_compiler_finds_no_room_for_does_not_fit(monkeypatch):
-    def out_of_memory(*_):
+def test_a_program_that_the_compiler_finds_no_room_for_does_not_fit(monkeypatch):
+    def out_of_memory(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: XLA:TPU compile ran out of memory")
 
-    monkeypatch.setattr(programs, "loop", out_of_memory)
+    monkeypatch.setattr(programs, "_compile", out_of_memory)
     compiler = _Compiler(Options(target="t5_1_1_small"), CHIPS["v4"], mesh(1))
     memory = compiler.loop(None)
     assert not memory.fits
     assert memory.arguments == 2 * 76_961_152
+    with pytest.raises(InputError, match="a call of t5_1_1_small over 1 tokens needs more than"):
+        compiler.plain()
 
 
 def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys):
