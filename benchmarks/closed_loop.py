@@ -37,7 +37,7 @@ from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.tuning.step_times import NO_EOS
+from spec_t5x.tuning.timed_calls import NO_EOS
 
 PERCENTILES = (50, 90, 99)
 

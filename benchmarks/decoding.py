@@ -43,7 +43,7 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.tuning.step_times import NO_EOS
+from spec_t5x.tuning.timed_calls import NO_EOS
 from spec_t5x.types import Array
 
 

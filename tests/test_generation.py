@@ -31,11 +31,11 @@ from spec_t5x.generation import (
 from spec_t5x.labs.benchmark import comparison as comparison_lib
 from spec_t5x.labs.benchmark.comparison import compare
 from spec_t5x.labs.benchmark.evaluation import evaluate
+from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.loops import refill
 from spec_t5x.loops.pace import Costs
 from spec_t5x.models.binding import Model
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.tuning.step_times import StepTimes
 from spec_t5x.types import EOS_ID, PAD_ID
 from tests.loops.stubs import teacher_forced
 

@@ -1,7 +1,7 @@
 """Measurement of the costs of speculation on this machine, in plain steps.
 
 Plain steps, the draft's prefill and iterations with 1, 4, 8 and the most drafts (with a tree, its
-depth alone) are timed in turn (``tuning.step_times``); costs between these *limits* are
+depth alone) are timed in turn (``tuning.timed_calls``); costs between these *limits* are
 interpolated. Timing takes a few seconds beside compilation. The costs are stored for the machine,
 the models and the settings.
 """
@@ -21,9 +21,9 @@ from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.progress import doing
 from spec_t5x.sampling.distributions import Sampling
-from spec_t5x.tuning import step_times
 from spec_t5x.tuning.interleaving import interleaved
 from spec_t5x.tuning.store import Store
+from spec_t5x.tuning.timed_calls import Timed
 from spec_t5x.types import PyTree
 from spec_t5x.verifiers import Verifier
 
@@ -78,7 +78,7 @@ def measure(target: Target, draft: Draft, inputs: PyTree, settings: Sampling, lo
     """
     whole, largest = loop.verifier.tree(loop.gamma) is not None, loop.gamma
     limits = [limit for limit in (() if whole else (1, 4, 8)) if limit < largest] + [largest]
-    timed = step_times.Timed.half_way(target, draft, inputs, settings, loop)
+    timed = Timed.half_way(target, draft, inputs, settings, loop)
     programs = [timed.iterations(0), timed.prefills, *map(timed.iterations, limits)]
     # Medians: a timing is a difference of two, so that noise makes the least of several too small.
     times = interleaved(programs, _MOST_ROUNDS, budget=_BUDGET)

@@ -23,11 +23,11 @@ from spec_t5x.generation import (
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark.acceptance import achieved
 from spec_t5x.labs.benchmark.reliability import OtherPrograms
+from spec_t5x.labs.benchmark.step_times import StepTimes, measure_step_times
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.sampling import rules
 from spec_t5x.sampling.rules import Places
 from spec_t5x.tuning.interleaving import elapsed
-from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import PAD_ID, PyTree
 
 Decode = Callable[[Batch], Decoded]

@@ -24,7 +24,7 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.draws import purpose_keys
 from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.sampling.verification import Verdict
-from spec_t5x.tuning.step_times import NO_EOS
+from spec_t5x.tuning.timed_calls import NO_EOS
 from spec_t5x.verifiers import TokenVerifier
 
 

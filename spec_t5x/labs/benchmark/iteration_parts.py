@@ -18,7 +18,7 @@ from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.tuning.interleaving import interleaved
-from spec_t5x.tuning.step_times import Timed
+from spec_t5x.tuning.timed_calls import Timed
 from spec_t5x.types import PyTree
 
 

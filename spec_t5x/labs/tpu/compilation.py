@@ -24,6 +24,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import paper_tables, results
 from spec_t5x.labs.benchmark.paper_tables import SpeedUp
+from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.labs.tpu import programs
 from spec_t5x.labs.tpu.chips import Chip, StepCost, bytes_per_device, step_cost, topology
 from spec_t5x.labs.tpu.options import ALPHAS, Options, head_width, is_head
@@ -34,7 +35,6 @@ from spec_t5x.models.sizes import size
 from spec_t5x.models.weights import BITS
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.theory import formulas
-from spec_t5x.tuning.step_times import StepTimes
 from spec_t5x.verifiers import TreeVerifier, Verifier
 
 log = logging.getLogger(__name__)
