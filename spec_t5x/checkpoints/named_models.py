@@ -40,7 +40,8 @@ class Models:
     )
     dtype: str = option(
         AUTO,
-        "type that the networks compute in; auto is float32 on a CPU, else bfloat16",
+        "type that the networks compute in; auto is float32 on a CPU or a GPU before Ampere, else "
+        "bfloat16",
         (AUTO, "float32", "bfloat16"),
     )
     weights: str = option(

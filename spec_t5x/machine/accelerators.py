@@ -5,7 +5,7 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spec_t5x.machine.versions import version
 
@@ -52,6 +52,20 @@ def unused() -> str | None:
     if found is None or _platform() in found.platforms:
         return None
     return f"JAX does not see the {found.name}: {_remedy(found)}"
+
+
+def generation(device: Any) -> int | None:
+    """Returns the major number of an NVIDIA GPU's compute capability; None for other devices.
+
+    A P100 has 6, V100 and T4 7, an A100 (Ampere) 8, an H100 9.
+    """
+    found = re.fullmatch(r"(\d+)\.\d+", getattr(device, "compute_capability", ""))
+    return int(found[1]) if found else None
+
+
+def is_old_gpu(device: Any) -> bool:
+    """Tells whether a device is an NVIDIA GPU before Ampere, without bfloat16 and XLA's Triton."""
+    return (generation(device) or 8) < 8
 
 
 def _platform() -> str:

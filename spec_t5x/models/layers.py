@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.machine.accelerators import is_old_gpu
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.weights import Form, rows
 from spec_t5x.types import Array, Float, Float32, Int
@@ -48,7 +49,7 @@ class Dense(nn.Module):
         if isinstance(kernel, Form):
             outputs = kernel.times(inputs.astype(self.dtype))
         elif self.dtype == "float32":
-            outputs = jnp.dot(*_for_float32(inputs, kernel), preferred_element_type=jnp.float32)
+            outputs = _float32_product(inputs, kernel)
         else:
             outputs = _product(inputs.astype(self.dtype), kernel.astype(self.dtype))
         if not self.use_bias:
@@ -217,6 +218,20 @@ def activated(activations: Sequence[str], branches: Iterable[Array]) -> Array:
 def dropout(rate: float) -> nn.Dropout:
     """Returns T5's dropout layer, whose mask is the same at all positions of a row."""
     return nn.Dropout(rate, broadcast_dims=(-2,))
+
+
+def _float32_product(
+    inputs: Float[Array, "*rows inner"], matrix: Float[Array, "inner features"]
+) -> Float32[Array, "*rows features"]:
+    """Returns ``inputs @ matrix`` in float32; on a GPU before Ampere, apart from other products.
+
+    XLA for GPUs merges products of the same rows into one with a matrix of all columns. Without
+    Triton, which has no code for these GPUs, it writes such matrices to memory in each call.
+    """
+    inputs, matrix = _for_float32(inputs, matrix)
+    if math.prod(inputs.shape[:-1]) > 1 and is_old_gpu(jax.devices()[0]):
+        inputs, matrix = lax.optimization_barrier((inputs, matrix))
+    return jnp.dot(inputs, matrix, preferred_element_type=jnp.float32)
 
 
 def _product(

@@ -1,5 +1,7 @@
 """The default type that networks compute in."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from spec_t5x.cli.settings import Models
@@ -7,22 +9,34 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine import dtypes
 from spec_t5x.machine.dtypes import resolve_dtype
 
-
-@pytest.mark.parametrize(
-    ("platform", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")]
+# Devices as JAX describes them: an NVIDIA GPU has a compute capability, an AMD GPU an architecture.
+CPU, TPU = (SimpleNamespace(platform=name, device_kind=name) for name in ("cpu", "tpu"))
+P100, T4, L4, H100, MI300 = (
+    SimpleNamespace(platform="gpu", device_kind=kind, compute_capability=capability)
+    for kind, capability in [
+        ("Tesla P100-PCIE-16GB", "6.0"),
+        ("Tesla T4", "7.5"),
+        ("NVIDIA L4", "8.9"),
+        ("NVIDIA H100 80GB HBM3", "9.0"),
+        ("AMD Instinct MI300X", "gfx942"),
+    ]
 )
-def test_auto_is_the_fast_type_of_the_platform(platform, dtype, caplog):
-    assert resolve_dtype("auto", platform) == dtype
-    assert resolve_dtype("float32", platform) == "float32"
+SLOW, FAST = (CPU, P100, T4), (TPU, L4, H100, MI300)
+
+
+@pytest.mark.parametrize("device", [*SLOW, *FAST], ids=lambda device: device.device_kind)
+def test_auto_is_the_fast_type_of_the_device(device, caplog):
+    assert resolve_dtype("auto", device) == ("float32" if device in SLOW else "bfloat16")
+    assert resolve_dtype("float32", device) == "float32"
     assert caplog.messages == []
 
 
 def test_a_slow_choice_is_followed_with_one_warning(caplog):
     dtypes._warn_of_slowness.cache_clear()
-    assert [resolve_dtype("bfloat16", "cpu") for _ in range(3)] == ["bfloat16"] * 3
+    assert [resolve_dtype("bfloat16", T4) for _ in range(3)] == ["bfloat16"] * 3
     (line,) = caplog.messages
-    assert "bfloat16 on a CPU is about 20 times slower" in line
-    assert resolve_dtype("bfloat16", "tpu") == "bfloat16"
+    assert "bfloat16 is slower than float32 on this device (Tesla T4): leave --dtype out" in line
+    assert resolve_dtype("bfloat16", TPU) == "bfloat16"
     assert caplog.messages == [line]
 
 

@@ -1,6 +1,7 @@
 """Output layers without a copy of the vocabulary's table, and norms on each platform."""
 
 import dataclasses
+from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -98,3 +99,23 @@ def test_one_row_is_multiplied_as_eight_on_a_gpu(platform, shape, features, dtyp
     assert found.shape == (*shape[:-1], features)
     wanted = np.asarray(inputs, np.float32) @ np.asarray(kernel, np.float32)
     np.testing.assert_allclose(np.asarray(found, np.float32), wanted, rtol=0.02, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("capability", "rows", "dtype", "count"),
+    [
+        ("7.5", 5, "float32", 1),
+        ("7.5", 1, "float32", 0),
+        ("7.5", 5, "bfloat16", 0),
+        ("8.0", 5, "float32", 0),
+        (None, 5, "float32", 0),
+    ],
+)
+def test_float32_products_of_the_same_rows_stay_apart_on_an_old_gpu(capability, rows, dtype, count):
+    """XLA would copy their matrices into one in each call."""
+    kernel, inputs = jnp.ones((16, 8), dtype), jnp.ones((1, rows, 16), dtype)
+    dense = Dense(8, ("embed", "mlp"), dtype, parent=None)
+    device = SimpleNamespace(**{} if capability is None else {"compute_capability": capability})
+    with mock.patch("jax.devices", return_value=[device]):
+        traced = jax.make_jaxpr(lambda *args: dense.apply({"params": {"kernel": args[0]}}, args[1]))
+        assert str(traced(kernel, inputs)).count("optimization_barrier") == count

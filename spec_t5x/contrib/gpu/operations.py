@@ -3,7 +3,6 @@
 import functools
 import logging
 import os
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from spec_t5x.contrib.gpu import kernels, layers, transposed
+from spec_t5x.machine.accelerators import generation
 from spec_t5x.machine.operations import FULL_PRECISION, XLA, Operations, Shapes
 from spec_t5x.models.weights import Form
 from spec_t5x.types import Array, PyTree
@@ -72,7 +72,7 @@ class GpuOperations(Operations):
         devices = jax.devices()
         if len(devices) > 1:
             return False, f"there are {len(devices)} devices"
-        if not is_capable(devices[0]):
+        if (generation(devices[0]) or 0) < 8:
             return False, f"{devices[0].device_kind} is no NVIDIA GPU of compute capability 8.0"
         return True, f"{SWITCH} is 1"
 
@@ -81,12 +81,6 @@ def is_small(shapes: Shapes, most_inner: int = kernels.MOST_INNER) -> bool:
     """Returns True if no matrix of the parameters has more than ``most_inner`` rows."""
     inner = (shape[0] for path, shape in shapes.items() if path.endswith("/kernel"))
     return max(inner, default=0) <= most_inner
-
-
-def is_capable(device: Any) -> bool:
-    """Returns True if a device multiplies bfloat16 as the kernels do: NVIDIA's from Ampere on."""
-    found = re.fullmatch(r"(\d+)\.\d", getattr(device, "compute_capability", ""))
-    return found is not None and int(found[1]) >= 8
 
 
 @functools.cache

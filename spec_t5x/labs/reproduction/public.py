@@ -110,7 +110,7 @@ def _speed_ups(rows: Sequence[dict[str, Any]]) -> ReportTable:
         {} if row["is_auto"] else printed.get(_key(row, row["temperature"]), {}) for row in rows
     ]
     return ReportTable(
-        caption="Table 2 on public weights, batch 1, float32 on a CPU and bfloat16 elsewhere.",
+        caption="Table 2 on public weights, batch 1, in this device's fast type (dtype auto).",
         columns=(_TARGET, *contents.SETTING, *_FIGURES, *measured),
         rows=[row | theirs for row, theirs in zip(marked(rows), beside, strict=True)],
         note=f"{_PAPER} {SPEED_UP_NOTE} γ is the paper's, T5-small's for drafts that Table 2 has "

@@ -170,7 +170,7 @@ def marked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _measured_table(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
     doubts = caution(rows)
     return ReportTable(
-        caption="Small pairs on this machine, batch 1, float32 on a CPU and bfloat16 elsewhere.",
+        caption="Small pairs on this machine, batch 1, in its fast type (dtype auto).",
         columns=(*contents.SETTING, *MEASURED_COLUMNS),
         rows=marked(rows),
         note=f"{SPEED_UP_NOTE} Loop alone: without dispatch, encoders and prefill. γ is the "
