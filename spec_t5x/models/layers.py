@@ -229,9 +229,14 @@ def _float32_product(
     Triton, which has no code for these GPUs, it writes such matrices to memory in each call.
     """
     inputs, matrix = _for_float32(inputs, matrix)
-    if math.prod(inputs.shape[:-1]) > 1 and is_old_gpu(jax.devices()[0]):
+    if is_old_gpu(jax.devices()[0]) and not _becomes_sums(inputs, matrix):
         inputs, matrix = lax.optimization_barrier((inputs, matrix))
     return jnp.dot(inputs, matrix, preferred_element_type=jnp.float32)
+
+
+def _becomes_sums(inputs: Float[Array, "*rows inner"], matrix: Float[Array, "inner features"]):
+    """Tells whether XLA for GPUs computes a product as sums of products, which it may write."""
+    return math.prod(inputs.shape[:-1]) == 1 and matrix.size < 10**7
 
 
 def _product(
@@ -239,11 +244,11 @@ def _product(
 ) -> Float[Array, "*rows features"]:
     """Returns ``inputs @ matrix``; on a GPU, one bfloat16 row becomes eight.
 
-    XLA for GPUs turns a product of one row into a sum of products, if these are less than ten
-    million, and mostly writes them to memory: as many bytes as the matrix has.
+    Where a product of one row becomes sums, XLA mostly writes the bfloat16 products to memory: as
+    many bytes as the matrix has.
     """
-    is_row = math.prod(inputs.shape[:-1]) == 1 and inputs.dtype == jnp.bfloat16
-    if not is_row or matrix.size >= 10**7 or jax.default_backend() != "gpu":
+    is_written = inputs.dtype == jnp.bfloat16 and _becomes_sums(inputs, matrix)
+    if not is_written or jax.default_backend() != "gpu":
         return jnp.dot(inputs, matrix)
     repeated = jnp.broadcast_to(inputs.reshape(1, -1), (8, inputs.shape[-1]))
     return jnp.dot(repeated, matrix)[0].reshape(*inputs.shape[:-1], -1)

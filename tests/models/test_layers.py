@@ -102,19 +102,24 @@ def test_one_row_is_multiplied_as_eight_on_a_gpu(platform, shape, features, dtyp
 
 
 @pytest.mark.parametrize(
-    ("capability", "rows", "dtype", "count"),
+    ("capability", "rows", "features", "dtype", "count"),
     [
-        ("7.5", 5, "float32", 1),
-        ("7.5", 1, "float32", 0),
-        ("7.5", 5, "bfloat16", 0),
-        ("8.0", 5, "float32", 0),
-        (None, 5, "float32", 0),
+        ("7.5", 5, 8, "float32", 1),
+        # Sums of products, which XLA merges without a copy, unless there are too many.
+        ("7.5", 1, 8, "float32", 0),
+        ("7.5", 1, 10**7 // 16, "float32", 1),
+        ("7.5", 5, 8, "bfloat16", 0),
+        ("8.0", 5, 8, "float32", 0),
+        (None, 5, 8, "float32", 0),
     ],
 )
-def test_float32_products_of_the_same_rows_stay_apart_on_an_old_gpu(capability, rows, dtype, count):
+def test_float32_products_of_the_same_rows_stay_apart_on_an_old_gpu(
+    capability, rows, features, dtype, count
+):
     """XLA would copy their matrices into one in each call."""
-    kernel, inputs = jnp.ones((16, 8), dtype), jnp.ones((1, rows, 16), dtype)
-    dense = Dense(8, ("embed", "mlp"), dtype, parent=None)
+    shapes = (16, features), (1, rows, 16)
+    kernel, inputs = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    dense = Dense(features, ("embed", "mlp"), dtype, parent=None)
     device = SimpleNamespace(**{} if capability is None else {"compute_capability": capability})
     with mock.patch("jax.devices", return_value=[device]):
         traced = jax.make_jaxpr(lambda *args: dense.apply({"params": {"kernel": args[0]}}, args[1]))
