@@ -1,4 +1,4 @@
-"""Calls of target and draft to time on this device, with caches as in decoding."""
+"""Decoding half way through its output, and programs that repeat an iteration of it, to time."""
 
 import dataclasses
 import functools
@@ -6,8 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Draft, Outcome, Target
+from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops.decode_state import DecodeState, Loop
 from spec_t5x.loops.outputs import Outputs, row_keys, row_stream
@@ -49,23 +48,6 @@ class Timed:
         state = _half_way(target, draft, inputs, stream, settings, loop=loop)
         return cls(
             target=target, draft=draft, inputs=inputs, state=state, settings=settings, loop=loop
-        )
-
-    def target_calls(self, new: int) -> Calls:
-        """Returns a program of target calls, each over ``new`` tokens of each row."""
-        return lambda calls: _call_target(self.target, self.state.target_cache, new, calls)
-
-    def proposals(self, *, scored: bool = False) -> Calls:
-        """Returns a program that proposes ``loop.gamma`` drafts, or a tree, and accepts none.
-
-        Proposals include the distributions that the verifier needs. If ``scored``, the target
-        scores each proposal; with a tree verifier that is an ``InputError``.
-        """
-        if scored and self.loop.verifier.tree(self.loop.gamma) is not None:
-            raise InputError("the verifier is a tree verifier: choose one that verifies chains")
-        target = self.target if scored else None
-        return lambda calls: _call_draft(
-            self.draft, self.state, self.settings, calls, target=target, loop=self.loop
         )
 
     def iterations(self, limit: int | None = None) -> Calls:
@@ -120,69 +102,6 @@ def _half_way(target, draft, inputs, stream, settings, *, loop: Loop) -> DecodeS
     return state.replace(draft_state=draft_state)
 
 
-@functools.partial(jax.jit, static_argnames="new")
-def _call_target(model: Target, cache: Cache, new: int, calls: Int[Array, ""] | int):
-    """Makes ``calls`` target calls, each over tokens that depend on the last call's logits."""
-    lengths = cache.lengths
-
-    def call(_, carry):
-        cache, tokens = carry
-        logits, _, cache = model.score(cache, tokens)
-        return model.rollback(cache, lengths), _after(logits, tokens, model.vocab_size)
-
-    tokens = jnp.zeros((lengths.shape[0], new), jnp.int32)
-    return jax.lax.fori_loop(0, calls, call, (cache, tokens))
-
-
-@functools.partial(jax.jit, static_argnames="loop")
-def _call_draft(
-    draft: Draft,
-    state: DecodeState,
-    settings: Sampling,
-    calls: Int[Array, ""] | int,
-    *,
-    target: Target | None,
-    loop: Loop,
-):
-    """Makes ``calls`` proposals, each after the last one's first token or the target's token."""
-    gamma, tree, coupled = loop.gamma, loop.verifier.tree(loop.gamma), loop.verifier.coupled
-    batch = state.outputs.lengths.shape[0]
-    none_accepted = jnp.zeros(batch, jnp.int32)
-
-    def propose(draft_state, context, outcome):
-        if tree is None:
-            proposal, draft_state = draft.propose(draft_state, context, gamma)
-            return proposal, draft.commit(draft_state, outcome)
-        proposal, draft_state = draft.propose_tree(draft_state, context, tree)
-        path = jnp.zeros((batch, gamma), jnp.int32)
-        return proposal, draft.commit_tree(draft_state, outcome, path)
-
-    def call(_, carry):
-        draft_state, outputs, cache, _ = carry
-        context = decode_state.make_context(state.replace(outputs=outputs), settings, coupled)
-        outcome = Outcome(lengths=outputs.lengths, num_accepted=none_accepted)
-        proposal, draft_state = propose(draft_state, context, outcome)
-        tokens = proposal.tokens[:, 0]
-        if target is not None:
-            block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
-            logits, _, cache = target.score(cache, block)
-            cache = target.rollback(cache, outputs.lengths)
-            tokens = _after(logits, block, target.vocab_size)[:, 0]
-        return draft_state, _with_last(outputs, tokens), cache, jax.tree.leaves(proposal)
-
-    context = decode_state.make_context(state, settings, coupled)
-    outcome = Outcome(lengths=state.outputs.lengths, num_accepted=none_accepted)
-
-    def shapes_of(draft_state):
-        return jax.tree.leaves(propose(draft_state, context, outcome)[0])
-
-    shapes = jax.eval_shape(shapes_of, state.draft_state)
-    nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes]
-    # The whole proposal is carried: XLA would remove what is unused.
-    carry = (state.draft_state, state.outputs, state.target_cache, nothing)
-    return jax.lax.fori_loop(0, calls, call, carry)
-
-
 @functools.partial(jax.jit, static_argnames="loop")
 def _iterate(target, draft, state, settings, limit, calls, *, loop: Loop) -> DecodeState:
     """Runs ``calls`` iterations, each from the state's lengths."""
@@ -197,7 +116,7 @@ def _iterate(target, draft, state, settings, limit, calls, *, loop: Loop) -> Dec
         outputs = state.outputs
         outputs = outputs.replace(lengths=lengths, ended=jnp.zeros_like(outputs.ended))
         return state.replace(
-            outputs=_with_last(outputs, tokens),
+            outputs=with_last(outputs, tokens),
             target_cache=target.rollback(state.target_cache, lengths),
         )
 
@@ -211,13 +130,7 @@ def _prefill(draft, inputs, *, loop: Loop) -> PyTree:
     return decode_state.prefill_draft(draft, inputs, prompts, loop)
 
 
-def _after(logits, tokens, vocab_size: int):
-    """Returns next tokens that depend on all logits, so that XLA keeps all of the call."""
-    largest = jnp.max(logits, axis=-1)
-    return jnp.where(jnp.isnan(largest), tokens, tokens + 1) % vocab_size
-
-
-def _with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:
+def with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:
     """Returns the outputs with each row's last token replaced, at the same lengths."""
     rows = jnp.arange(tokens.shape[0])
     return outputs.replace(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from spec_t5x.interfaces import Draft, Target
+from spec_t5x.labs.benchmark.step_times import proposals, target_calls
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.tuning.interleaving import interleaved
@@ -36,11 +37,11 @@ def measure_parts(
     timed = Timed.half_way(target, draft, inputs, settings, loop)
     programs = {
         "iteration": timed.iterations(),
-        "networks": timed.proposals(scored=True),
-        "proposal": timed.proposals(),
-        "verification": timed.target_calls(loop.gamma + 1),
+        "networks": proposals(timed, scored=True),
+        "proposal": proposals(timed),
+        "verification": target_calls(timed, loop.gamma + 1),
         "plain_step": timed.iterations(0),
-        "target_call": timed.target_calls(1),
+        "target_call": target_calls(timed, 1),
     }
     rounds = 1e3 * interleaved(list(programs.values()), repeats)
     return dict(zip(programs, rounds.T.tolist(), strict=True))

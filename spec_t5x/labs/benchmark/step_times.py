@@ -1,16 +1,21 @@
 """Times of a target call, a draft step and a verification: the paper's c and T(m)."""
 
 import dataclasses
+import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.interfaces import Draft, Target
-from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Cache, Draft, Outcome, Target
+from spec_t5x.loops import decode_state
+from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeState, Loop
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.theory import formulas
-from spec_t5x.tuning.interleaving import interleaved
-from spec_t5x.tuning.timed_calls import Timed
-from spec_t5x.types import PyTree
+from spec_t5x.tuning.interleaving import Calls, interleaved
+from spec_t5x.tuning.timed_calls import Timed, with_last
+from spec_t5x.types import Array, Int, PyTree
 from spec_t5x.verifiers import Verifier
 
 
@@ -72,6 +77,95 @@ def measure_step_times(
     """
     loop = Loop(gamma=gamma, max_decode_len=max_decode_len, verifier=verifier)
     timed = Timed.half_way(target, draft, inputs, settings, loop)
-    programs = timed.target_calls(1), timed.proposals(), timed.target_calls(loop.num_nodes)
+    programs = target_calls(timed, 1), proposals(timed), target_calls(timed, loop.num_nodes)
     one, drafts, verification = np.median(interleaved(programs, 9), axis=0).tolist()
     return StepTimes(target=1e3 * one, draft=1e3 * drafts / gamma, verification=1e3 * verification)
+
+
+def target_calls(timed: Timed, new: int) -> Calls:
+    """Returns a program of target calls, each over ``new`` tokens of each row."""
+    return lambda calls: _call_target(timed.target, timed.state.target_cache, new, calls)
+
+
+def proposals(timed: Timed, *, scored: bool = False) -> Calls:
+    """Returns a program that proposes ``loop.gamma`` drafts, or a tree, and accepts none.
+
+    Proposals include the distributions that the verifier needs. If ``scored``, the target scores
+    each proposal; with a tree verifier that is an ``InputError``.
+    """
+    loop = timed.loop
+    if scored and loop.verifier.tree(loop.gamma) is not None:
+        raise InputError("the verifier is a tree verifier: choose one that verifies chains")
+    target = timed.target if scored else None
+    return lambda calls: _call_draft(
+        timed.draft, timed.state, timed.settings, calls, target=target, loop=loop
+    )
+
+
+@functools.partial(jax.jit, static_argnames="new")
+def _call_target(model: Target, cache: Cache, new: int, calls: Int[Array, ""] | int):
+    """Makes ``calls`` target calls, each over tokens that depend on the last call's logits."""
+    lengths = cache.lengths
+
+    def call(_, carry):
+        cache, tokens = carry
+        logits, _, cache = model.score(cache, tokens)
+        return model.rollback(cache, lengths), _after(logits, tokens, model.vocab_size)
+
+    tokens = jnp.zeros((lengths.shape[0], new), jnp.int32)
+    return jax.lax.fori_loop(0, calls, call, (cache, tokens))
+
+
+@functools.partial(jax.jit, static_argnames="loop")
+def _call_draft(
+    draft: Draft,
+    state: DecodeState,
+    settings: Sampling,
+    calls: Int[Array, ""] | int,
+    *,
+    target: Target | None,
+    loop: Loop,
+):
+    """Makes ``calls`` proposals, each after the last one's first token or the target's token."""
+    gamma, tree, coupled = loop.gamma, loop.verifier.tree(loop.gamma), loop.verifier.coupled
+    batch = state.outputs.lengths.shape[0]
+    none_accepted = jnp.zeros(batch, jnp.int32)
+
+    def propose(draft_state, context, outcome):
+        if tree is None:
+            proposal, draft_state = draft.propose(draft_state, context, gamma)
+            return proposal, draft.commit(draft_state, outcome)
+        proposal, draft_state = draft.propose_tree(draft_state, context, tree)
+        path = jnp.zeros((batch, gamma), jnp.int32)
+        return proposal, draft.commit_tree(draft_state, outcome, path)
+
+    def call(_, carry):
+        draft_state, outputs, cache, _ = carry
+        context = decode_state.make_context(state.replace(outputs=outputs), settings, coupled)
+        outcome = Outcome(lengths=outputs.lengths, num_accepted=none_accepted)
+        proposal, draft_state = propose(draft_state, context, outcome)
+        tokens = proposal.tokens[:, 0]
+        if target is not None:
+            block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
+            logits, _, cache = target.score(cache, block)
+            cache = target.rollback(cache, outputs.lengths)
+            tokens = _after(logits, block, target.vocab_size)[:, 0]
+        return draft_state, with_last(outputs, tokens), cache, jax.tree.leaves(proposal)
+
+    context = decode_state.make_context(state, settings, coupled)
+    outcome = Outcome(lengths=state.outputs.lengths, num_accepted=none_accepted)
+
+    def shapes_of(draft_state):
+        return jax.tree.leaves(propose(draft_state, context, outcome)[0])
+
+    shapes = jax.eval_shape(shapes_of, state.draft_state)
+    nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes]
+    # The whole proposal is carried: XLA would remove what is unused.
+    carry = (state.draft_state, state.outputs, state.target_cache, nothing)
+    return jax.lax.fori_loop(0, calls, call, carry)
+
+
+def _after(logits, tokens, vocab_size: int):
+    """Returns next tokens that depend on all logits, so that XLA keeps all of the call."""
+    largest = jnp.max(logits, axis=-1)
+    return jnp.where(jnp.isnan(largest), tokens, tokens + 1) % vocab_size
