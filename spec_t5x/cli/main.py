@@ -63,6 +63,14 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         message = speaking_of_flags(str(error).splitlines()[0], args.flags)
         log.error(f"error: {message}")
         return 2
+    except RuntimeError as error:
+        if args.debug or "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        log.error(
+            "error: the device's memory is full: give smaller batches, shorter texts or a smaller "
+            "model, or --dtype bfloat16"
+        )
+        return 2
     except KeyboardInterrupt:
         return 130
 

@@ -2,13 +2,15 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from spec_t5x.checkpoints import loading, packaged
-from spec_t5x.checkpoints.loading import check_same_vocabulary, load
+from spec_t5x.checkpoints.loading import check_same_vocabulary, load, open_model
+from spec_t5x.checkpoints.storage import stored_model
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from tests.checkpoints.faults import check_params, edit_config, message_of
 
@@ -126,3 +128,32 @@ def test_different_vocabularies_name_the_first_different_id(saved, spiece):
     message = message_of(check_same_vocabulary, draft(two), draft(one))
     assert "id 40 is '▁<extra_id_1>' and '▁<extra_id_0>'" in message
     assert "ByteVocabulary" in message_of(check_same_vocabulary, target, draft(ByteVocabulary()))
+
+
+@pytest.mark.parametrize(
+    ("platform", "free", "dtype", "remedy"),
+    [
+        ("gpu", 100, "float32", "give dtype bfloat16, or a smaller model, or set XLA_PYTHON_"),
+        ("tpu", 100, "bfloat16", "choose a smaller model"),
+        ("gpu", 1 << 30, "float32", None),
+        # A host's memory is not reported exactly, and some devices report none.
+        ("cpu", 100, "float32", None),
+        ("gpu", None, "float32", None),
+    ],
+)
+def test_a_model_larger_than_the_devices_memory(saved, platform, free, dtype, remedy, monkeypatch):
+    opened, (cpu,) = open_model(saved), jax.devices("cpu")[:1]
+    device = SimpleNamespace(platform=platform, device_kind="Tesla T4")
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(stored_model, "free_memory", lambda: free)
+    # Nothing is read.
+    monkeypatch.setattr(type(opened), "read_params", lambda *_, **__: {})
+    if remedy is None:
+        assert opened.load(dtype=dtype).params == {}
+        return
+    message = message_of(opened.load, dtype=dtype)
+    assert message.startswith(f"{saved} takes 0.0 GiB in {dtype} and the Tesla T4 has 0.0 free: ")
+    assert remedy in message
+    # The host may have room.
+    with jax.default_device(cpu):
+        assert opened.load(dtype=dtype).params == {}

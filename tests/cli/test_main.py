@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
+
+from spec_t5x.generation import Generator
 
 pytestmark = pytest.mark.usefixtures("unchecked", "quick_compilation", "kept_programs")
 
@@ -89,3 +92,16 @@ def test_a_line_comes_once_and_logging_is_left_as_it_was(run, monkeypatch):
     assert result.errors[0].startswith("spec-t5x: error: --gamma is 'x'")
     assert (log.level, log.propagate, list(log.handlers)) == before
     assert "not allowed with" in run("generate", "-q", "-v", "x").errors[0]
+
+
+def test_a_full_device_is_a_line(run, monkeypatch):
+    def full(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+    monkeypatch.setattr(Generator, "load_named", full)
+    result = run("generate", "text")
+    assert result.status == 2
+    (line,) = result.errors
+    assert "the device's memory is full: give smaller batches, shorter texts" in line
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        run("generate", "--debug", "text")

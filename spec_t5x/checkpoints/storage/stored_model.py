@@ -1,9 +1,13 @@
 """Models as formats of checkpoints open them (``StoredModel``), and as read (``LoadedModel``)."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from spec_t5x.checkpoints.storage.files import one_line, staged_directory
 from spec_t5x.checkpoints.storage.locations import Location
@@ -16,6 +20,7 @@ from spec_t5x.checkpoints.storage.tensors import (
 )
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_choice
+from spec_t5x.machine.description import free_memory
 from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
 from spec_t5x.names import AUTO, NATIVE_DTYPES
@@ -96,6 +101,8 @@ class StoredModel:
         vocabulary = self.known_vocabulary()
         config = dataclasses.replace(self.config, dtype=dtype)
         tree = None if shardings is None else shardings(config)
+        if tree is None:
+            self._check_room(dtype)
         is_packed = for_decoding and tree is None
         operations = usable(expected_shapes(config), dtype) if is_packed else XLA
         return LoadedModel(
@@ -106,6 +113,22 @@ class StoredModel:
             metadata=self.metadata,
             weights=self.weights,
         )
+
+    def _check_room(self, dtype: str) -> None:
+        """Raises ``InputError`` if JAX's GPU or TPU has less free memory than the weights take."""
+        device, free = jax.devices()[0], free_memory()
+        # Weights may be read to the host, by ``jax.default_device``.
+        if device.platform == "cpu" or free is None or jax.config.jax_default_device is not None:
+            return
+        num_weights = sum(map(math.prod, expected_shapes(self.config).values()))
+        needed = num_weights * jnp.dtype(dtype).itemsize
+        if needed > free:
+            remedy = "give dtype bfloat16, or" if dtype == "float32" else "choose"
+            raise InputError(
+                f"{self.directory} takes {needed / 2**30:.1f} GiB in {dtype} and the "
+                f"{device.device_kind} has {free / 2**30:.1f} free: {remedy} a smaller model, or "
+                "set XLA_PYTHON_CLIENT_MEM_FRACTION=.95 before JAX starts"
+            )
 
     def read_params(self, **options) -> PyTree:
         """Checks the model and reads its weights; ``options`` are of ``tensors.read_params``."""
