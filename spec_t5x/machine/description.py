@@ -54,8 +54,8 @@ def threads() -> int:
 
 
 def free_memory() -> int | None:
-    """Returns the free bytes of JAX's first device (if a CPU, the machine's); None if unknown."""
-    device = jax.devices()[0]
+    """Returns the free bytes of this process's first device (a CPU has the machine's), or None."""
+    device = jax.local_devices()[0]
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)

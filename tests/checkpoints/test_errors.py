@@ -144,7 +144,7 @@ def test_different_vocabularies_name_the_first_different_id(saved, spiece):
 def test_a_model_larger_than_the_devices_memory(saved, platform, free, dtype, remedy, monkeypatch):
     opened, (cpu,) = open_model(saved), jax.devices("cpu")[:1]
     device = SimpleNamespace(platform=platform, device_kind="Tesla T4")
-    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
     monkeypatch.setattr(stored_model, "free_memory", lambda: free)
     # Nothing is read.
     monkeypatch.setattr(type(opened), "read_params", lambda *_, **__: {})

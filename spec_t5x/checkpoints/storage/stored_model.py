@@ -116,7 +116,7 @@ class StoredModel:
 
     def _check_room(self, dtype: str) -> None:
         """Raises ``InputError`` if JAX's GPU or TPU has less free memory than the weights take."""
-        device, free = jax.devices()[0], free_memory()
+        device, free = jax.local_devices()[0], free_memory()
         # Weights may be read to the host, by ``jax.default_device``.
         if device.platform == "cpu" or free is None or jax.config.jax_default_device is not None:
             return
