@@ -49,6 +49,8 @@ if not all(map(importlib.util.find_spec, ("spec_t5x", "jaxtyping"))):
     if not (checkout / "setup.py").exists():
         raise NotebookError(f"nothing was cloned: REPOSITORY is {address}, give another")
     %pip install --quiet "{checkout}[plots]"
+# On a GPU each loop becomes one launch, if JAX has not made an array yet.
+importlib.import_module("spec_t5x.machine.xla_flags").apply()
 # Shows jax.devices(), in a process of its own, since a TPU serves one at a time, and what to do
 # where the machine has a GPU or TPU that is not among them.
 python = sys.executable

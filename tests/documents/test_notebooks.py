@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 
 from spec_t5x.labs.reproduction.public_pairs import PUBLIC
+from spec_t5x.machine.xla_flags import GPU_FLAG
 from tests import public_stand_ins, quick_compilation
 from tests.checkpoints.hub_server import serving
 
@@ -171,6 +172,7 @@ def first_cell(monkeypatch):
 
     def run(folder, absent=("spec_t5x",), clone=None):
         monkeypatch.chdir(folder)
+        monkeypatch.setenv("XLA_FLAGS", "")
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name: None if name in absent else find_spec(name)
         )
@@ -178,6 +180,7 @@ def first_cell(monkeypatch):
         exec(source, names | {"get_ipython": lambda: shell}, names)
         *ran, devices = shell.ran
         assert devices == f'"{sys.executable}" -m spec_t5x.machine.accelerators'
+        assert os.environ["XLA_FLAGS"] == GPU_FLAG
         return ran
 
     return run
