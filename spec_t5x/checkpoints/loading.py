@@ -21,6 +21,7 @@ from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.machine.progress import doing
+from spec_t5x.names import AUTO
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ def load(
     vocabulary: VocabularyLike | None = None,
     shardings: Shardings | None = None,
     for_decoding: bool = False,
+    weights: str = AUTO,
 ) -> LoadedModel:
     """Reads a model of any of the ``formats``, recognized by its files.
 
@@ -50,13 +52,19 @@ def load(
             default device.
         for_decoding: packs each parameter as it is read, as ``LoadedModel.bind`` would later,
             if this machine has kernels that need it; has no effect with ``shardings``.
+        weights: with ``for_decoding`` and without ``shardings``, "int8" and "int4" round each
+            matrix as it is read, so that the device holds the rounded model alone; "auto" does so
+            if the checkpoint is of a rounded model.
 
     Raises:
-        InputError: the model is missing, damaged or not supported, or it has no vocabulary.
+        InputError: the model is missing, damaged or not supported, has no vocabulary, or is larger
+            than the free memory of a GPU or TPU.
     """
     stored = open_model(directory_or_name, vocabulary=vocabulary)
     with doing(log, f"loading {stored.directory}"):
-        return stored.load(dtype=dtype, shardings=shardings, for_decoding=for_decoding)
+        return stored.load(
+            dtype=dtype, shardings=shardings, for_decoding=for_decoding, weights=weights
+        )
 
 
 def open_model(

@@ -155,8 +155,10 @@ def model_draft(request: Request, argument: str) -> TransformerDraft:
             "target's kind"
         )
     options = request.options
-    loaded = fitted(stored, target).load(dtype=options.dtype, for_decoding=True)
-    return TransformerDraft(loaded.bind(options.weights), settings=options.settings)
+    loaded = fitted(stored, target).load(
+        dtype=options.dtype, for_decoding=True, weights=options.weights
+    )
+    return TransformerDraft(loaded.bind(), settings=options.settings)
 
 
 KIND = DraftKind(make=model_draft, checkpoints=one_checkpoint)

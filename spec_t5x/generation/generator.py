@@ -98,6 +98,7 @@ class Generator(BatchDecoder):
             vocabulary=vocabulary,
             shardings=shardings,
             for_decoding=True,
+            weights=weights,
         )
         generator = cls.of(loaded, weights, task, kv)
         if not drafts:

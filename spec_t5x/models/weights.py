@@ -4,7 +4,7 @@ A decoder step reads every matrix once, so its time grows with the bytes of the 
 in int8 or int4 takes a half or a quarter of the bytes of bfloat16; rounding changes the model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -136,18 +136,20 @@ def rounded(weights: PyTree, bits: int = 8, *, tied: bool) -> PyTree:
 
     Embeddings that are ``tied`` to the output layer become a ``TiedTable``; others stay exact.
     """
-
-    def round_one(path: tuple[str, ...], leaf: Any) -> Any:
-        name = path[-1]
-        if name == "kernel":
-            return leaf.rounded(bits) if isinstance(leaf, Form) else _rounded(leaf, bits)
-        if not (tied and name in TABLES) or path[0] == _OF_SOURCES:
-            return leaf
-        table = leaf.table if isinstance(leaf, TiedTable) else leaf
-        return TiedTable(table, _output_layer(table, bits))
-
     flat = flatten_dict(weights)
-    return unflatten_dict({path: round_one(path, leaf) for path, leaf in flat.items()})
+    return unflatten_dict(
+        {path: rounded_weight(path, leaf, bits, tied=tied) for path, leaf in flat.items()}
+    )
+
+
+def rounded_weight(path: Sequence[str], weight: Any, bits: int, *, tied: bool) -> Any:
+    """Returns one of a model's weights as ``rounded`` does; ``path`` are the names above it."""
+    if path[-1] == "kernel":
+        return weight.rounded(bits) if isinstance(weight, Form) else _rounded(weight, bits)
+    if not (tied and path[-1] in TABLES) or path[0] == _OF_SOURCES:
+        return weight
+    table = weight.table if isinstance(weight, TiedTable) else weight
+    return TiedTable(table, _output_layer(table, bits))
 
 
 def placed(

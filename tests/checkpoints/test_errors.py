@@ -1,6 +1,7 @@
 """Every fault of a checkpoint is one line that names it and its remedy."""
 
 import dataclasses
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from spec_t5x.checkpoints import loading, packaged
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load, open_model
 from spec_t5x.checkpoints.storage import stored_model
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
+from spec_t5x.models.binding import expected_shapes
 from tests.checkpoints.faults import check_params, edit_config, message_of
 
 
@@ -133,8 +135,8 @@ def test_different_vocabularies_name_the_first_different_id(saved, spiece):
 @pytest.mark.parametrize(
     ("platform", "free", "dtype", "remedy"),
     [
-        ("gpu", 100, "float32", "give dtype bfloat16, or a smaller model, or set XLA_PYTHON_"),
-        ("tpu", 100, "bfloat16", "choose a smaller model"),
+        ("gpu", 100, "float32", "give weights int8, dtype bfloat16, a smaller model, or XLA_"),
+        ("tpu", 100, "bfloat16", "give weights int8, a smaller model, or XLA_PYTHON_"),
         ("gpu", 1 << 30, "float32", None),
         # A host's memory is not reported exactly, and some devices report none.
         ("cpu", 100, "float32", None),
@@ -152,8 +154,17 @@ def test_a_model_larger_than_the_devices_memory(saved, platform, free, dtype, re
         assert opened.load(dtype=dtype).params == {}
         return
     message = message_of(opened.load, dtype=dtype)
-    assert message.startswith(f"{saved} takes 0.0 GiB in {dtype} and the Tesla T4 has 0.0 free: ")
-    assert remedy in message
+    assert message.startswith(f"{saved} takes 0.0 GiB and the Tesla T4 has 0.0 free: {remedy}")
+    shapes = expected_shapes(opened.config).items()
+    in_int8 = sum(
+        math.prod(shape) * (1 if path.endswith("/kernel") else np.dtype(dtype).itemsize)
+        for path, shape in shapes
+    )
+    rounding = {"dtype": dtype, "for_decoding": True, "weights": "int8"}
+    monkeypatch.setattr(stored_model, "free_memory", lambda: in_int8 - 1)
+    assert remedy.replace("weights int8, ", "") in message_of(opened.load, **rounding)
+    monkeypatch.setattr(stored_model, "free_memory", lambda: in_int8)
+    assert opened.load(**rounding).is_rounded
     # The host may have room.
     with jax.default_device(cpu):
         assert opened.load(dtype=dtype).params == {}

@@ -9,8 +9,14 @@ import pytest
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native import rounded
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import array_tensors
+from spec_t5x.contrib.gpu.operations import GPU, GpuOperations
+from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.machine import operations as operations_lib
+from spec_t5x.machine.operations import XLA
+from spec_t5x.testing.toy_models import tiny_t5
 from tests.checkpoints.faults import edit_config, message_of
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -40,6 +46,42 @@ def test_the_model_is_that_of_the_rounded_weights(tiny_pair, kept):
     in_bfloat16 = load(directory, dtype="bfloat16").bind().weights["decoder"]["layers_0"]
     expected = loaded.params["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
     np.testing.assert_array_equal(in_bfloat16["mlp"]["wo"]["kernel"].matrix(), expected)
+
+
+@pytest.mark.parametrize("operations", [(GPU, XLA), (XLA,), None], ids=["gpu", "xla", "machine's"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_matrices_are_rounded_one_by_one_as_they_are_read(weights, tied, operations, monkeypatch):
+    """The device holds one matrix in float32, not all of them."""
+    monkeypatch.setattr(GpuOperations, "state", lambda self: (True, ""))
+    if operations:
+        monkeypatch.setattr(operations_lib, "registered", lambda: operations)
+    model = tiny_t5(0, vocab_size=384, logits_via_embedding=tied)
+    opened = StoredModel.of_params("model", model.params, model.config, ByteVocabulary())
+    held = []
+
+    def read_params(self, *, packed, **options):
+        params = {}
+
+        def note(path, param):
+            found = packed(path, param)
+            params[path] = found
+            kernels = [leaf for name, leaf in params.items() if name.endswith("/kernel")]
+            held.append(sum(leaf.nbytes for leaf in jax.tree.leaves(kernels)))
+            return found
+
+        return whole(self, packed=note, **options)
+
+    whole = StoredModel.read_params
+    monkeypatch.setattr(StoredModel, "read_params", read_params)
+    options = {"dtype": "float32", "for_decoding": True}
+    rounded, later = opened.load(weights=weights, **options), opened.load(**options)
+    assert (rounded.weights, rounded.is_rounded, later.is_rounded) == (weights, True, False)
+    same(rounded.bind(), later.bind(weights))
+    same(rounded.bind(weights), rounded.bind())
+    assert max(held[: len(held) // 2]) < 0.6 * max(held)
+    message = message_of(opened.load, weights="int3", **options)
+    assert message == "weights is 'int3': choose one of auto, int8, int4"
 
 
 def test_it_is_copied_and_exported_as_it_is(kept, tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from spec_t5x.checkpoints.storage.files import one_line, staged_directory
 from spec_t5x.checkpoints.storage.locations import Location
@@ -23,7 +24,8 @@ from spec_t5x.errors import InputError, check_choice
 from spec_t5x.machine.description import free_memory
 from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
-from spec_t5x.names import AUTO, NATIVE_DTYPES
+from spec_t5x.models.weights import BITS, rounded_weight
+from spec_t5x.names import AUTO, NATIVE_DTYPES, WEIGHTS
 from spec_t5x.types import PyTree
 
 # Function from a configuration to a tree of shardings with the structure of the parameters.
@@ -43,12 +45,16 @@ class LoadedModel:
     directory: Location
     # Entries of config.json other than the configuration, and the step of a T5X checkpoint.
     metadata: dict[str, Any]
-    # "int8" or "int4" if the matrices were rounded before they were stored, else "auto".
+    # "int8" or "int4" if matrices were rounded before they were stored, or as they were read
+    # (``is_rounded``), else "auto".
     weights: str = AUTO
+    is_rounded: bool = False
 
     def bind(self, weights: str = AUTO, kv: str = AUTO) -> Model:
         """Returns the network with its parameters; arguments as for ``models.binding.bind``."""
-        return bind(self.params, self.config, self.weights if weights == AUTO else weights, kv)
+        chosen = self.weights if weights == AUTO else weights
+        is_done = self.is_rounded and chosen == self.weights
+        return bind(self.params, self.config, AUTO if is_done else chosen, kv)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,39 +101,61 @@ class StoredModel:
         check_tensors(self.tensors, expected_shapes(self.config), str(self.directory))
 
     def load(
-        self, *, dtype: str, shardings: Shardings | None = None, for_decoding: bool = False
+        self,
+        *,
+        dtype: str,
+        shardings: Shardings | None = None,
+        for_decoding: bool = False,
+        weights: str = AUTO,
     ) -> LoadedModel:
         """Reads the weights; arguments as for ``loading.load``, with a required vocabulary."""
+        check_choice("weights", weights, WEIGHTS)
         vocabulary = self.known_vocabulary()
         config = dataclasses.replace(self.config, dtype=dtype)
+        chosen = self.weights if weights == AUTO else weights
         tree = None if shardings is None else shardings(config)
-        if tree is None:
-            self._check_room(dtype)
         is_packed = for_decoding and tree is None
         operations = usable(expected_shapes(config), dtype) if is_packed else XLA
+        bits = BITS[chosen] if is_packed and chosen != AUTO else None
+        if tree is None:
+            self._check_room(dtype, bits)
+
+        def packed(path: str, param: np.ndarray) -> Any:
+            names = path.split("/")
+            weight = operations.packed(names[-1], param)
+            if bits is None:
+                return weight
+            # One by one, so that the device holds one matrix that is not rounded.
+            return rounded_weight(names, weight, bits, tied=config.logits_via_embedding)
+
         return LoadedModel(
-            params=self.read_params(dtype=dtype, shardings=tree, packed=operations.packed),
+            params=self.read_params(dtype=dtype, shardings=tree, packed=packed),
             config=config,
             vocabulary=vocabulary,
             directory=self.directory,
             metadata=self.metadata,
-            weights=self.weights,
+            weights=chosen if bits else self.weights,
+            is_rounded=bits is not None,
         )
 
-    def _check_room(self, dtype: str) -> None:
+    def _check_room(self, dtype: str, bits: int | None) -> None:
         """Raises ``InputError`` if JAX's GPU or TPU has less free memory than the weights take."""
         device, free = jax.local_devices()[0], free_memory()
         # Weights may be read to the host, by ``jax.default_device``.
         if device.platform == "cpu" or free is None or jax.config.jax_default_device is not None:
             return
-        num_weights = sum(map(math.prod, expected_shapes(self.config).values()))
-        needed = num_weights * jnp.dtype(dtype).itemsize
+        whole = 8 * jnp.dtype(dtype).itemsize
+        needed = sum(
+            math.prod(shape) * (bits if bits and path.endswith("/kernel") else whole) // 8
+            for path, shape in expected_shapes(self.config).items()
+        )
         if needed > free:
-            remedy = "give dtype bfloat16, or" if dtype == "float32" else "choose"
+            fewer = "" if bits else "weights int8, "
+            fewer += "dtype bfloat16, " if dtype == "float32" else ""
             raise InputError(
-                f"{self.directory} takes {needed / 2**30:.1f} GiB in {dtype} and the "
-                f"{device.device_kind} has {free / 2**30:.1f} free: {remedy} a smaller model, or "
-                "set XLA_PYTHON_CLIENT_MEM_FRACTION=.95 before JAX starts"
+                f"{self.directory} takes {needed / 2**30:.1f} GiB and the {device.device_kind} has "
+                f"{free / 2**30:.1f} free: give {fewer}a smaller model, or "
+                "XLA_PYTHON_CLIENT_MEM_FRACTION=.95 before JAX starts"
             )
 
     def read_params(self, **options) -> PyTree:

@@ -127,7 +127,7 @@ def read_params(
     for path, parts in _finite_parts(tensors, source, dtype, flat):
         if flat is None:
             (whole,) = parts.values()
-            params[path] = packed(path.rpartition("/")[2], whole)
+            params[path] = packed(path, whole)
         else:
             params[path] = _on_devices(parts, tensors[path].shape, flat[path])
     return unflatten_dict(params, sep="/")

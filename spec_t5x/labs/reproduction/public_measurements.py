@@ -9,8 +9,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from spec_t5x.checkpoints import digests
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
@@ -101,15 +99,9 @@ class Models:
 
 
 def _loaded(pair: PublicPair, dtype: str) -> tuple[LoadedModel, Generator]:
-    """Loads a target, which is rounded in the host's memory: the device may not hold it before."""
-    device = jax.local_devices()[0]
-    rounds = pair.weights != AUTO
-    with jax.default_device(jax.local_devices(backend="cpu")[0] if rounds else device):
-        target = load(pair.target, dtype=dtype, vocabulary=pair.vocabulary, for_decoding=not rounds)
-        generator = Generator.of(target, pair.weights)
-    if rounds:
-        model = jax.device_put(generator.target, device)
-        generator = dataclasses.replace(generator, target=model)
+    named = {"vocabulary": pair.vocabulary, "weights": pair.weights}
+    target = load(pair.target, dtype=dtype, for_decoding=True, **named)
+    generator = Generator.of(target)
     # The parameters are held once, as the model has them.
     return dataclasses.replace(target, params=generator.target.weights), generator
 
