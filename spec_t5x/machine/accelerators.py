@@ -54,7 +54,7 @@ def unused() -> str | None:
     return f"JAX does not see the {found.name}: {_remedy(found)}"
 
 
-def generation(device: Any) -> int | None:
+def capability(device: Any) -> int | None:
     """Returns the major number of an NVIDIA GPU's compute capability; None for other devices.
 
     A P100 has 6, V100 and T4 7, an A100 (Ampere) 8, an H100 9.
@@ -65,7 +65,7 @@ def generation(device: Any) -> int | None:
 
 def is_old_gpu(device: Any) -> bool:
     """Tells whether a device is an NVIDIA GPU before Ampere, without bfloat16 and XLA's Triton."""
-    return (generation(device) or 8) < 8
+    return (capability(device) or 8) < 8
 
 
 def _platform() -> str:

@@ -234,7 +234,9 @@ def _float32_product(
     return jnp.dot(inputs, matrix, preferred_element_type=jnp.float32)
 
 
-def _becomes_sums(inputs: Float[Array, "*rows inner"], matrix: Float[Array, "inner features"]):
+def _becomes_sums(
+    inputs: Float[Array, "*rows inner"], matrix: Float[Array, "inner features"]
+) -> bool:
     """Tells whether XLA for GPUs computes a product as sums of products, which it may write."""
     return math.prod(inputs.shape[:-1]) == 1 and matrix.size < 10**7
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from spec_t5x.contrib.gpu import kernels, layers, transposed
-from spec_t5x.machine.accelerators import generation
+from spec_t5x.machine.accelerators import capability
 from spec_t5x.machine.operations import FULL_PRECISION, XLA, Operations, Shapes
 from spec_t5x.models.weights import Form
 from spec_t5x.types import Array, PyTree
@@ -72,7 +72,7 @@ class GpuOperations(Operations):
         devices = jax.devices()
         if len(devices) > 1:
             return False, f"there are {len(devices)} devices"
-        if (generation(devices[0]) or 0) < 8:
+        if (capability(devices[0]) or 0) < 8:
             return False, f"{devices[0].device_kind} is no NVIDIA GPU of compute capability 8.0"
         return True, f"{SWITCH} is 1"
 
