@@ -32,6 +32,11 @@ def check_numbers(least: int, **values: Any) -> None:
             raise InputError(f"{name} is {value}: give at least {least}")
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Tells whether an error of JAX says that a device's memory is exhausted."""
+    return "RESOURCE_EXHAUSTED" in str(error)
+
+
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raises ``InputError`` unless ``value``, the option ``name``'s, is one of ``choices``."""
     # A list, because ``in`` fails on a set or dict if the value is unhashable.

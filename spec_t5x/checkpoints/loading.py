@@ -52,9 +52,8 @@ def load(
             default device.
         for_decoding: packs each parameter as it is read, as ``LoadedModel.bind`` would later,
             if this machine has kernels that need it; has no effect with ``shardings``.
-        weights: with ``for_decoding`` and without ``shardings``, "int8" and "int4" round each
-            matrix as it is read, so that the device holds the rounded model alone; "auto" does so
-            if the checkpoint is of a rounded model.
+        weights: "int8" and "int4" round the matrices, "auto" those of a rounded model: one by one
+            as they are read, if ``for_decoding`` without ``shardings``, else as they are bound.
 
     Raises:
         InputError: the model is missing, damaged or not supported, has no vocabulary, or is larger

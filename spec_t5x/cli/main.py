@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import spec_t5x
 from spec_t5x.cli import settings, standard_streams
-from spec_t5x.errors import InputError, did_you_mean
+from spec_t5x.errors import InputError, did_you_mean, is_out_of_memory
 from spec_t5x.machine import xla_flags
 from spec_t5x.names import ours
 
@@ -64,7 +64,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         log.error(f"error: {message}")
         return 2
     except RuntimeError as error:
-        if args.debug or "RESOURCE_EXHAUSTED" not in str(error):
+        if args.debug or not is_out_of_memory(error):
             raise
         log.error(
             "error: the device's memory is full: give smaller batches, shorter texts or a smaller "

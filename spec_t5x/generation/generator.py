@@ -100,7 +100,7 @@ class Generator(BatchDecoder):
             for_decoding=True,
             weights=weights,
         )
-        generator = cls.of(loaded, weights, task, kv)
+        generator = cls.of(loaded, task=task, kv=kv)
         if not drafts:
             return generator
         # The parameters are held once, as the model has them.

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from spec_t5x.data.text_files import json_line
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, is_out_of_memory
 from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generator
 from spec_t5x.generation.batches import Batch, Input
 from spec_t5x.generation.engine import Engine
@@ -211,7 +211,7 @@ class Answerer:
             with self.placement.within():
                 yield
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if not is_out_of_memory(error):
                 raise
             raise InputError(
                 f"batch_size is {self.options.batch_size}, which does not fit into the devices' "

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from spec_t5x import registry
 from spec_t5x.types import Array, Int, PyTree
@@ -35,7 +36,10 @@ class Operations:
 
     def suit(self, params: PyTree, dtype: str) -> bool:
         """Tells whether a model of ``dtype`` with these parameters can use the operations."""
-        return True
+        flat = flatten_dict(params, sep="/")
+        # Forms without a shape are multiplied by XLA.
+        shapes = {path: leaf.shape for path, leaf in flat.items() if hasattr(leaf, "shape")}
+        return self.usable(shapes, dtype)
 
     def pack(self, params: PyTree) -> PyTree:
         """Returns the parameters as kernels need them; some may be ``models.weights.Form``."""
@@ -77,10 +81,6 @@ class FullPrecision(Operations):
         """Returns True for float32 on a GPU or TPU, unless the user has set a precision."""
         is_set = jax.config.jax_default_matmul_precision is not None
         return dtype == "float32" and not is_set and jax.default_backend() != "cpu"
-
-    def suit(self, params: PyTree, dtype: str) -> bool:
-        """Returns ``usable``'s answer, since the parameters have no influence."""
-        return self.usable({}, dtype)
 
     def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
         """Calls the method of this name on a network, with products in full precision."""

@@ -31,11 +31,13 @@ def test_auto_is_the_fast_type_of_the_device(device, caplog):
     assert caplog.messages == []
 
 
-def test_a_slow_choice_is_followed_with_one_warning(caplog):
+@pytest.mark.parametrize("device", SLOW, ids=lambda device: device.device_kind)
+def test_a_slow_choice_is_followed_with_one_warning(device, caplog):
     dtypes._warn_of_slowness.cache_clear()
-    assert [resolve_dtype("bfloat16", T4) for _ in range(3)] == ["bfloat16"] * 3
+    assert [resolve_dtype("bfloat16", device) for _ in range(3)] == ["bfloat16"] * 3
     (line,) = caplog.messages
-    assert "bfloat16 is slower than float32 on this device (Tesla T4): leave --dtype out" in line
+    slow = f"bfloat16 is slower than float32 on this device ({device.device_kind}): leave --dtype"
+    assert slow in line
     assert resolve_dtype("bfloat16", TPU) == "bfloat16"
     assert caplog.messages == [line]
 

@@ -45,8 +45,8 @@ class LoadedModel:
     directory: Location
     # Entries of config.json other than the configuration, and the step of a T5X checkpoint.
     metadata: dict[str, Any]
-    # "int8" or "int4" if matrices were rounded before they were stored, or as they were read
-    # (``is_rounded``), else "auto".
+    # "int8" or "int4" if matrices were rounded before they were stored or are to be, else "auto";
+    # ``is_rounded`` if they were rounded as they were read.
     weights: str = AUTO
     is_rounded: bool = False
 
@@ -134,7 +134,7 @@ class StoredModel:
             vocabulary=vocabulary,
             directory=self.directory,
             metadata=self.metadata,
-            weights=chosen if bits else self.weights,
+            weights=chosen,
             is_rounded=bits is not None,
         )
 

@@ -119,8 +119,8 @@ def read_params(
     """Returns the tree of parameters, read slice by slice and cast to ``dtype``.
 
     With ``shardings``, a tree like the parameters, only the slices that devices of this process
-    hold are read, each of them once. Otherwise ``packed`` (``machine.operations.Operations``) is
-    applied to each parameter. Raises ``InputError``, which names ``source``, for NaN and infinity.
+    hold are read, each of them once. Otherwise ``packed`` gets each parameter's path and values,
+    and returns the tree's leaf. Raises ``InputError``, which names ``source``, for NaN and infinity.
     """
     flat = None if shardings is None else flatten_dict(shardings, sep="/")
     params = {}

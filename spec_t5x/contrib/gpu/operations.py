@@ -9,7 +9,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 
 from spec_t5x.contrib.gpu import kernels, layers, transposed
 from spec_t5x.machine.accelerators import capability
@@ -37,13 +36,6 @@ class GpuOperations(Operations):
         if not used and os.environ.get(SWITCH) == "1":
             _say_unused(reason)
         return used and is_small(shapes)
-
-    def suit(self, params: PyTree, dtype: str) -> bool:
-        """Returns True if the kernels are ``usable`` for the shapes of the parameters."""
-        flat = flatten_dict(params, sep="/")
-        # Forms without a shape are multiplied by XLA.
-        shapes = {path: leaf.shape for path, leaf in flat.items() if hasattr(leaf, "shape")}
-        return self.usable(shapes, dtype)
 
     def pack(self, params: PyTree) -> PyTree:
         """Transposes the parameters' matrices."""

@@ -69,8 +69,8 @@ def save(path: Path, rows: Sequence[Mapping[str, Any]], **settings: Any) -> None
 
 
 def peak_memory() -> int | None:
-    """Returns the most bytes that JAX's first device held so far; None if unknown, as on a CPU."""
-    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    """Returns the most bytes that this process's first device held; None if unknown (a CPU)."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

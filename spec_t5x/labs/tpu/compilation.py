@@ -21,7 +21,7 @@ from jax.stages import Compiled
 
 from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, is_out_of_memory
 from spec_t5x.labs.benchmark import paper_tables, results
 from spec_t5x.labs.benchmark.paper_tables import SpeedUp
 from spec_t5x.labs.benchmark.step_times import StepTimes
@@ -38,9 +38,6 @@ from spec_t5x.theory import formulas
 from spec_t5x.verifiers import TreeVerifier, Verifier
 
 log = logging.getLogger(__name__)
-
-# Code in the message of a compilation that needs more memory than a chip has.
-_FULL = "RESOURCE_EXHAUSTED"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,7 +209,7 @@ class _Compiler:
                 self.target, proposer, self.options.work, gamma, self.mesh, verifier
             )
         except jax.errors.JaxRuntimeError as error:
-            if _FULL not in str(error):
+            if not is_out_of_memory(error):
                 raise
             return use(arguments=held)
         analysis = compiled.memory_analysis()
@@ -353,7 +350,7 @@ class _Compiler:
             try:
                 model, program, cache = compiled()
             except jax.errors.JaxRuntimeError as error:
-                if _FULL not in str(error):
+                if not is_out_of_memory(error):
                     raise
                 data, model = self.mesh.devices.shape
                 raise InputError(
