@@ -120,7 +120,7 @@ def read_params(
 
     With ``shardings``, a tree like the parameters, only the slices that devices of this process
     hold are read, each of them once. Otherwise ``packed`` gets each parameter's path and values,
-    and returns the tree's leaf. Raises ``InputError``, which names ``source``, for NaN and infinity.
+    and returns the leaf. Raises ``InputError``, which names ``source``, for NaN and infinity.
     """
     flat = None if shardings is None else flatten_dict(shardings, sep="/")
     params = {}
