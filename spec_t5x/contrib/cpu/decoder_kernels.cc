@@ -322,9 +322,11 @@ void ClearUnused(ffi::Result<ffi::Buffer<ffi::F32>>& outputs, const std::vector<
 constexpr int kColumnBlock = 64;
 // Registers that hold a row of a panel.
 constexpr int kBlockWidth = kColumnBlock / kLanes;
-// Rows of a panel that fit in the first-level cache, in which all groups of inputs use them before
-// the next rows are read. 4-bit weights have one scale for each column of a block.
-constexpr int kInnerBlock = 64;
+// Bytes of a panel that all groups of inputs use while they are in the first-level cache. Each group
+// widens them again: weights that one group widened and stored would take longer to read.
+constexpr int64_t kBlockBytes = 16 * 1024;
+// Rows of a panel for which 4-bit weights have one scale for each column.
+constexpr int kScaledRows = 64;
 
 // Number of array elements of a row of a panel.
 template <typename Weight>
@@ -373,7 +375,7 @@ class Inputs {
       : inputs_(inputs), rows_(rows), inner_(inner) {}
 
   int64_t inner() const { return inner_; }
-  // Groups are full except the last; smaller ones save nothing, as three rows take as long as six.
+  // Groups are full except the last; groups of similar size would take as long.
   int64_t groups() const { return (rows_.size() + kMostInGroup - 1) / kMostInGroup; }
   int64_t size(int64_t group) const {
     return std::min<int64_t>(kMostInGroup, rows_.size() - group * kMostInGroup);
@@ -500,29 +502,16 @@ void MultiplyPanel(const Inputs& inputs, const Weight* panel, const float* scale
     MultiplyBlock<Weight>(inputs, 0, {panel, 0, inner, nullptr}, ahead, outputs, stride);
     return;
   }
-  alignas(64) float room[kInnerBlock * kColumnBlock];
-  for (int64_t k = 0; k < inner; k += kInnerBlock) {
-    const int64_t num_k = std::min<int64_t>(kInnerBlock, inner - k);
+  const int64_t most = scales ? kScaledRows : kBlockBytes / kRowSize;
+  for (int64_t k = 0; k < inner; k += most) {
+    const int64_t num_k = std::min(most, inner - k);
     const Weight* weights = panel + k * kRowLength<Weight>;
     const char* next = reinterpret_cast<const char*>(weights) + std::max(num_k * kRowSize, kAhead);
-    const float* block_scales = scales ? scales + k / kInnerBlock * kColumnBlock : nullptr;
-    const bool widens = sizeof(Weight) < sizeof(float) && groups > 1;
-    if (widens) {
-      for (int64_t i = 0; i < num_k; ++i) {
-        const Weight* row = weights + i * kRowLength<Weight>;
-        for (int column = 0; column < kColumnBlock; column += kLanes) {
-          Store(room + i * kColumnBlock + column, LoadColumns(row, column));
-        }
-      }
-    }
+    const float* block_scales = scales ? scales + k / kScaledRows * kColumnBlock : nullptr;
     for (int64_t group = 0; group < groups; ++group) {
       const Ahead ahead = {next, group ? 0 : kRowSize};
-      if (widens) {
-        MultiplyBlock<float>(inputs, group, {room, k, num_k, block_scales}, ahead, outputs, stride);
-      } else {
-        MultiplyBlock<Weight>(inputs, group, {weights, k, num_k, block_scales}, ahead, outputs,
-                              stride);
-      }
+      MultiplyBlock<Weight>(inputs, group, {weights, k, num_k, block_scales}, ahead, outputs,
+                            stride);
     }
   }
 }
@@ -531,7 +520,7 @@ void MultiplyPanel(const Inputs& inputs, const Weight* panel, const float* scale
 int64_t ScalesOfPanel(ffi::DataType type, int64_t inner) {
   if (type == ffi::F32 || type == ffi::BF16) return 0;
   if (type == ffi::S8) return kColumnBlock;
-  return type == ffi::U8 ? (inner + kInnerBlock - 1) / kInnerBlock * kColumnBlock : -1;
+  return type == ffi::U8 ? (inner + kScaledRows - 1) / kScaledRows * kColumnBlock : -1;
 }
 
 // A matrix among the arguments of a call.
