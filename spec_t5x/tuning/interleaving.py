@@ -64,9 +64,9 @@ def _seconds(run: Calls, calls: int, clock: Clock) -> float:
 
 def _enough_calls(run: Calls, clock: Clock) -> int:
     """Returns the number of calls that take about ``_LONG_ENOUGH`` seconds, found by doubling."""
-    calls = 1
-    seconds = _seconds(run, calls, clock)
-    while calls < _MOST_CALLS and calls * seconds < _LONG_ENOUGH / 4:
-        calls *= 2
-        seconds = _seconds(run, calls, clock)
+    for calls in (2**i for i in range(_MOST_CALLS.bit_length())):
+        # The shorter of two timings: interrupted, a few calls would look like enough.
+        seconds = min(_seconds(run, calls, clock) for _ in range(2))
+        if calls * seconds >= _LONG_ENOUGH / 4:
+            break
     return max(round(_LONG_ENOUGH / max(seconds, _LONG_ENOUGH / _MOST_CALLS)), 1)
