@@ -36,3 +36,17 @@ def test_calls_are_made_enough():
     programs = [machine.program("a", 4e-6, before=1.0), machine.program("b", 0.0)]
     interleaved(programs, 1, lambda: machine.now)
     assert dict(machine.log) == {"a": 10_000, "b": 2**14}
+
+
+def test_an_interruption_leaves_timings_as_long():
+    machine = Machine()
+    steady = machine.program("a", 0.001)
+
+    def interrupted(calls):
+        # Of the runs with calls, the first compiles and the second waits for another process.
+        waits = len([each for each in machine.log if each[1]]) == 1 and calls
+        machine.now += 0.05 if waits else 0.0
+        return steady(calls)
+
+    interleaved([interrupted], 1, lambda: machine.now)
+    assert dict(machine.log) == {"a": 40}
