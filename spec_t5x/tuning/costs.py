@@ -1,7 +1,7 @@
 """Measurement of the costs of speculation on this machine, in plain steps.
 
-Plain steps, the draft's prefill and iterations with 1, 4, 8 and the most drafts (with a tree, its
-depth alone) are timed in turn (``tuning.timed_calls``); costs between these *limits* are
+Plain steps, the draft's prefill and iterations with 1, 3, 5, 8 and the most drafts (with a tree,
+its depth alone) are timed in turn (``tuning.timed_calls``); costs between these *limits* are
 interpolated. Timing takes a few seconds beside compilation. The costs are stored for the machine,
 the models and the settings.
 """
@@ -77,7 +77,7 @@ def measure(target: Target, draft: Draft, inputs: PyTree, settings: Sampling, lo
       loop: settings of the loop; its gamma is the most drafts of an iteration.
     """
     whole, largest = loop.verifier.tree(loop.gamma) is not None, loop.gamma
-    limits = [limit for limit in (() if whole else (1, 4, 8)) if limit < largest] + [largest]
+    limits = [limit for limit in (() if whole else (1, 3, 5, 8)) if limit < largest] + [largest]
     timed = Timed.half_way(target, draft, inputs, settings, loop)
     programs = [timed.iterations(0), timed.prefills, *map(timed.iterations, limits)]
     # Medians: a timing is a difference of two, so that noise makes the least of several too small.
