@@ -3,7 +3,7 @@
 Plain steps, the draft's prefill and iterations with 1, 3, 5, 8 and the most drafts (with a tree,
 its depth alone) are timed in turn (``tuning.timed_calls``); costs between these *limits* are
 interpolated. Timing takes a few seconds beside compilation. The costs are stored for the machine,
-the models and the settings.
+the models and the settings. The kernels for CPUs multiply six rows at once, hence the limit 5.
 """
 
 import dataclasses

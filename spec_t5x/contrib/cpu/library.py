@@ -27,10 +27,7 @@ SWITCH = "SPEC_T5X_CPU_KERNELS"
 _SOURCE = Path(__file__).with_name("decoder_kernels.cc")
 # Compiler flags; ``_compile`` adds one for this processor. Without aligned loops, a product of 1 to
 # 6 rows takes up to a fifth longer on Zen 4, depending on unrelated code.
-_FLAGS = (
-    *("-std=c++17", "-O3", "-falign-loops=64", "-ffp-contract=fast"),
-    *("-fPIC", "-shared", "-w"),
-)
+_FLAGS = ("-std=c++17", "-O3", "-falign-loops=64", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
 # Time to wait while another process compiles the kernels, in seconds.
 _PATIENCE = 300
 _NO_COMPILER = "there is no C++ compiler: install g++ or clang++, or set CXX"
