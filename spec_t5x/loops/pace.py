@@ -11,9 +11,11 @@ few dozen iterations, so that they follow the output; they start at an optimisti
 *limit* of the next iteration is the g with the largest tokens(g) / cost(g), or 0, a plain step,
 if that is not above 1 by a margin, or would not repay a prefill that has yet to run.
 
-A draft that did not pay is tried again at fixed intervals, in *looks*: after ``pause`` plain
-steps the counts are reset, and the rates are optimistic again. The pause is so long that looks at
-a useless draft take about ``TOLERANCE`` of the time. All rows of a batch have the same limit.
+A draft that did not pay is tried again in *looks*: after a pause of plain steps the counts are
+reset, and the rates are optimistic again. A first pause is short, as a single rejected draft may
+have caused it. Pauses grow with the time that recent iterations lost, so that looks at a useless
+draft take 1 to 4 % of the time, less the longer it is useless. All rows of a batch have the same
+limit.
 
 The limit depends on tokens already generated and on costs, never on drafts to come. Outputs
 therefore keep the target's distribution; greedy and coupled outputs keep every token. Other
@@ -35,10 +37,8 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import MAX_CHAIN
 from spec_t5x.types import Array, Bool, Float32, Int
 
-# The share of the time that looks at a useless draft may take.
-TOLERANCE = 0.01
-# Number of iterations that a look at a useless draft takes, approximately.
-_LOOK = 6
+# Plain steps before a look if iterations lost no time; each plain step of lost time adds as many.
+REST = 16
 # A limit pays if its speed-up is above 1 by this margin, since measured costs are noisy.
 _MARGIN = 0.02
 # The prior of the rates: its mean, and the number of observations it is worth. A draft that would
@@ -103,14 +103,7 @@ class Costs:
         The rate is taken to be the same at every position, and the prefill is not counted.
         """
         rates = (percent / 100 for percent in range(101))
-        return next((rate for rate in rates if self._best_at(rate)[1] > 1 + _MARGIN), math.inf)
-
-    @property
-    def pause(self) -> int:
-        """Number of consecutive plain steps after which a draft that did not pay is tried again."""
-        limit, _ = self._best_at(OPTIMISM)
-        look = self.prefill + _LOOK * (self.iteration[limit] - 1)
-        return max(math.ceil(look / TOLERANCE), 1)
+        return next((rate for rate in rates if self._best_at(rate) > 1 + _MARGIN), math.inf)
 
     @property
     def where_it_pays(self) -> str:
@@ -120,13 +113,11 @@ class Costs:
         one = next(cost for cost in self.iteration[1:] if math.isfinite(cost))
         return f"an iteration takes at least {one:.2f} plain steps, which no acceptance pays for"
 
-    def _best_at(self, rate: float) -> tuple[int, float]:
-        """Returns the best limit, from 1, if all drafts have this ``rate``, and its speed-up."""
-        factors = [
+    def _best_at(self, rate: float) -> float:
+        """Returns the speed-up of the best limit, from 1, if all drafts have this ``rate``."""
+        return max(
             sum(rate**i for i in range(g + 1)) / cost for g, cost in enumerate(self.iteration) if g
-        ]
-        best = max(factors)
-        return 1 + factors.index(best), best
+        )
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -136,9 +127,11 @@ class Pace:
     # ``Costs.iteration`` and ``Costs.prefill``, in plain steps.
     costs: Float32[Array, "limits"]
     prefill: Float32[Array, ""]
-    # Plain steps before a look, and those since the last iteration or look.
-    pause: Int[Array, ""]
+    # ``REST``, and plain steps since the last iteration or look.
+    rest: Int[Array, ""]
     idle: Int[Array, ""]
+    # Time of recent iterations and prefills less tokens appended, in plain steps, at least 0.
+    lost: Float32[Array, ""]
     # Drafts accepted at each position, and accepted or rejected there; older ones count less.
     accepted: Float32[Array, "gamma"]
     reached: Float32[Array, "gamma"]
@@ -156,12 +149,11 @@ class Pace:
     drafted: Int[Array, ""]
 
     @classmethod
-    def start(cls, costs: Costs, *, pause: int | None = None) -> "Pace":
-        """Returns the pace before the first batch; ``pause`` None is ``costs.pause``."""
-        pause = costs.pause if pause is None else pause
+    def start(cls, costs: Costs, *, rest: int = REST) -> "Pace":
+        """Returns the pace before the first batch."""
         numbers = {"costs": costs.iteration, "prefill": costs.prefill, "length": _TYPICAL_LENGTH}
-        numbers |= {"written": 0, **{name: [0] * costs.largest for name in _COUNTS}}
-        totals = {"pause": pause, "idle": 0, "plain_steps": 0, "iterations": 0, "drafted": 0}
+        numbers |= {"written": 0, "lost": 0, **{name: [0] * costs.largest for name in _COUNTS}}
+        totals = {"rest": rest, "idle": 0, "plain_steps": 0, "iterations": 0, "drafted": 0}
         # NumPy arrays first, so that nothing is compiled.
         values = {name: np.asarray(each, np.float32) for name, each in numbers.items()}
         values |= {name: np.asarray(each, np.int32) for name, each in totals.items()}
@@ -216,16 +208,17 @@ class Pace:
         length = self.length + (self.written - self.length) / 4
         # A batch without generated tokens does not inform about lengths.
         length = jnp.where(self.written > 0, length, self.length)
-        return self.made_ready().replace(length=length)
+        return self.replace(length=length, prefilled=jnp.ones_like(self.prefilled))
 
     def made_ready(self) -> "Pace":
         """Returns the pace after the draft's prefill."""
-        return self.replace(prefilled=jnp.ones_like(self.prefilled))
+        lost = jnp.where(self.prefilled, self.lost, self.lost + self.prefill)
+        return self.replace(lost=lost, prefilled=jnp.ones_like(self.prefilled))
 
     def plain(self, tokens: Float32[Array, ""]) -> "Pace":
         """Returns the pace after a plain step that appended ``tokens`` a live row on average."""
         idle = self.idle + 1
-        looks = idle >= self.pause
+        looks = idle >= self.rest * (1 + self.lost)
         return self.replace(
             idle=jnp.where(looks, 0, idle),
             written=self.written + tokens,
@@ -249,6 +242,7 @@ class Pace:
         positions, kept = jnp.arange(self.largest), 1 - _FORGETTING
         return self.replace(
             idle=jnp.zeros_like(self.idle),
+            lost=jnp.maximum(kept * self.lost + self.costs[longest] - tokens, 0),
             written=self.written + tokens,
             accepted=kept * self.accepted + accepted,
             reached=kept * self.reached + accepted + jnp.where(positions < limit, refused, 0),

@@ -144,7 +144,7 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
 @drafts("shared encoder", "eagle", "eagle, narrower", "early exit")
 def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace(name):
     """Hardly any draft pays under these costs: it waits, and is used again."""
-    costly = Pace.start(Costs.by_formula(c=0.5, largest=3), pause=2)
+    costly = Pace.start(Costs.by_formula(c=0.5, largest=3), rest=2)
     decoded = decode(T5_DRAFTS[name](), pace=costly)
     np.testing.assert_array_equal(decoded.tokens, plain_text().tokens)
     stats = decoded.stats

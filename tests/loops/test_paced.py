@@ -41,7 +41,7 @@ OPTIONS = {"gamma": 3, "max_decode_len": 20}
 
 def pace():
     """Makes a pace that looks again within a text of a few tokens."""
-    return Pace.start(COSTS, pause=3)
+    return Pace.start(COSTS, rest=1)
 
 
 def decode(draft=LATE, pace=None):
@@ -92,7 +92,7 @@ def test_a_pace_of_other_costs_is_refused():
 
 def on_and_off(gamma):
     """Makes a pace that refusals turn to plain steps, and each plain step to iterations."""
-    return Pace.start(Costs.by_formula(c=0.6, largest=gamma), pause=1)
+    return Pace.start(Costs.by_formula(c=0.6, largest=gamma), rest=1)
 
 
 def decode_many_batches(draft, gamma):

@@ -170,7 +170,7 @@ def test_a_draft_that_copies_reads_its_own_source():
 @pytest.mark.parametrize("c", [0.1, 0.5])
 def test_at_a_pace_texts_are_the_same_and_so_is_a_second_run(c):
     """At the lower cost the draft is always asked, at the higher one sometimes."""
-    pace = Pace.start(Costs.by_formula(c=c, largest=3), pause=2)
+    pace = Pace.start(Costs.by_formula(c=c, largest=3), rest=2)
     first, again = (in_slots(draft(), GROUPS, pace=pace) for _ in range(2))
     plain = in_a_batch(None)
     for place, found in first.found.items():

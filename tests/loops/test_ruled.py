@@ -108,7 +108,7 @@ def test_a_draft_that_keeps_the_rules_is_the_target_in_small(name):
 
 @every_rule
 def test_at_a_pace_and_step_by_step(name):
-    pace = Pace.start(Costs.by_formula(c=0.5, largest=3), pause=2)
+    pace = Pace.start(Costs.by_formula(c=0.5, largest=3), rest=2)
     decoded = every_draft.decode(DRAFTS["shared encoder"](), settings=settings(name), pace=pace)
     np.testing.assert_array_equal(decoded.tokens, plain(name).tokens)
     assert np.any(decoded.stats.plain_steps > 0)

@@ -144,7 +144,7 @@ def test_stepping_gives_the_same_text():
 
 def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace():
     costs = Costs.by_formula(c=0.6, largest=3, whole=True)
-    costly = Pace.start(costs, pause=2)
+    costly = Pace.start(costs, rest=2)
     poor = TransformerDraft(disturbed(target(), 0.3))
     decoded = decode(poor, TreeVerifier((3, 2)), pace=costly)
     np.testing.assert_array_equal(decoded.tokens, plain().tokens)
