@@ -24,15 +24,15 @@ from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.tuning.interleaving import interleaved
 from spec_t5x.tuning.store import Store
 from spec_t5x.tuning.timed_calls import Timed
-from spec_t5x.types import PyTree
+from spec_t5x.types import Float, PyTree
 from spec_t5x.verifiers import Verifier
 
 log = logging.getLogger(__name__)
 
 # Seconds of timing, compilation apart, after which no further round begins.
-_BUDGET = 2.5
+_BUDGET = 4.0
 # Timings of each program at most.
-_MOST_ROUNDS = 9
+_MOST_ROUNDS = 15
 # Timings whose median is relied on.
 _ENOUGH_ROUNDS = 5
 # Depth and nodes of the largest trees that are measured.
@@ -80,38 +80,30 @@ def measure(target: Target, draft: Draft, inputs: PyTree, settings: Sampling, lo
     limits = [limit for limit in (() if whole else (1, 3, 5, 8)) if limit < largest] + [largest]
     timed = Timed.half_way(target, draft, inputs, settings, loop)
     programs = [timed.iterations(0), timed.prefills, *map(timed.iterations, limits)]
-    # Medians: a timing is a difference of two, so that noise makes the least of several too small.
     times = interleaved(programs, _MOST_ROUNDS, budget=_BUDGET)
-    plain, prefill, *iterations = np.median(times, axis=0)
-    few = len(times) < _ENOUGH_ROUNDS
-    return of_seconds(limits, plain, prefill, iterations, whole=whole, few=few)
+    return of_times(limits, times, whole=whole)
 
 
-def of_seconds(
-    limits: Sequence[int],
-    plain: float,
-    prefill: float,
-    iterations: Sequence[float],
-    *,
-    whole: bool = False,
-    few: bool = False,
+def of_times(
+    limits: Sequence[int], times: Float[np.ndarray, "rounds programs"], *, whole: bool = False
 ) -> Costs:
     """Converts seconds of a plain step, the prefill and an iteration at each limit to costs.
 
     If ``whole``, as with a tree, there is one limit, and an iteration has so many drafts or none.
-    If ``few``, the seconds are medians of too few timings to be relied on.
     """
-    step = max(float(plain), 1e-9)
+    # Ratios within a round are affected least by drift. Their medians, since a timing is a
+    # difference of two, so that noise makes the least of several too small.
+    prefill, *iterations = np.median(times[:, 1:] / times[:, :1], axis=0)
     # An iteration does all that a plain step does, and one with more drafts no less.
-    timed = np.maximum(np.maximum.accumulate(np.asarray(iterations) / step), 1.0)
-    prefill, largest = max(float(prefill) / step, 0.0), limits[-1]
+    timed = np.maximum(np.maximum.accumulate(iterations), 1.0)
+    prefill, largest = float(prefill), limits[-1]
     if whole:
         between = [math.inf] * (largest - 1)
         return Costs(iteration=(1.0, *between, float(timed[-1])), prefill=prefill)
     # Where memory bounds a call of few positions and arithmetic one of many, a first draft costs
     # less than a later one. Without enough timings it may be noise, which would make a draft that
     # does not pay look as if it did.
-    if few:
+    if len(times) < _ENOUGH_ROUNDS:
         for i in range(len(limits) - 2, -1, -1):
             timed[i] = max(timed[i], 1 + (timed[i + 1] - 1) * limits[i] / limits[i + 1])
     points = np.interp(np.arange(1, largest + 1), limits, timed)

@@ -23,20 +23,29 @@ LIMITS = (1, 4, 8)
 
 def test_costs_by_hand():
     """A plain step takes 2 s, the prefill 3 s, an iteration 3 s and half a second a draft."""
-    costs = costs_lib.of_seconds(LIMITS, 2.0, 3.0, [3.5, 5.0, 7.0])
+    costs = costs_lib.of_times(LIMITS, np.asarray([[2.0, 3.0, 3.5, 5.0, 7.0]] * 5))
     np.testing.assert_allclose(costs.iteration, [1.5, *(1.5 + 0.25 * n for n in range(1, 9))])
     assert costs.prefill == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize(("few", "first"), [(True, 1 + 1.5 / 4), (False, 1.0)])
-def test_few_timings_make_no_first_draft_cheaper_than_later_ones(few, first):
+@pytest.mark.parametrize(("rounds", "first"), [(4, 1 + 1.5 / 4), (5, 1.0)])
+def test_few_timings_make_no_first_draft_cheaper_than_later_ones(rounds, first):
     """Timed by chance as one that costs nothing, it would be asked for again and again."""
-    costs = costs_lib.of_seconds(LIMITS, 2.0, 0.0, [2.0, 5.0, 7.0], few=few)
+    costs = costs_lib.of_times(LIMITS, np.asarray([[2.0, 0.0, 2.0, 5.0, 7.0]] * rounds))
     np.testing.assert_allclose(costs.iteration[1:5:3], [first, 2.5])
 
 
+def test_a_slow_spell_or_an_interrupted_timing_changes_no_costs():
+    times = np.asarray([[2.0, 3.0, 3.5, 5.0, 7.0]] * 6) * np.asarray([[1, 1, 3, 3, 1, 1]]).T
+    interrupted = times.copy()
+    interrupted[1, 2] *= 9
+    interrupted[4, 3] /= 9
+    expected = costs_lib.of_times(LIMITS, times[:1].repeat(5, axis=0))
+    assert costs_lib.of_times(LIMITS, interrupted) == expected
+
+
 def test_a_tree_is_measured_whole():
-    costs = costs_lib.of_seconds([3], 2.0, 0.0, [5.0], whole=True)
+    costs = costs_lib.of_times([3], np.asarray([[2.0, 0.0, 5.0]]), whole=True)
     np.testing.assert_allclose(costs.iteration, [1.0, math.inf, math.inf, 2.5])
 
 
