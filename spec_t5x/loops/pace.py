@@ -32,10 +32,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import MAX_CHAIN
-from spec_t5x.types import Array, Bool, Float32, Int
+from spec_t5x.types import Array, Bool, Float, Float32, Int
 
 # Plain steps before a look if iterations lost no time; each plain step of lost time adds as many.
 REST = 16
@@ -49,8 +50,6 @@ _WEIGHT = 2.0
 _FORGETTING = 1 / 32
 # Assumed tokens of a batch's longest output, before a batch has ended.
 _TYPICAL_LENGTH = 24.0
-# The counts that a look resets.
-_COUNTS = ("accepted", "reached", "offered", "asked")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +102,7 @@ class Costs:
         The rate is taken to be the same at every position, and the prefill is not counted.
         """
         rates = (percent / 100 for percent in range(101))
-        return next((rate for rate in rates if self._best_at(rate) > 1 + _MARGIN), math.inf)
+        return next((rate for rate in rates if self.best_at(rate)), math.inf)
 
     @property
     def where_it_pays(self) -> str:
@@ -113,16 +112,27 @@ class Costs:
         one = next(cost for cost in self.iteration[1:] if math.isfinite(cost))
         return f"an iteration takes at least {one:.2f} plain steps, which no acceptance pays for"
 
-    def _best_at(self, rate: float) -> float:
-        """Returns the speed-up of the best limit, from 1, if all drafts have this ``rate``."""
-        return max(
-            sum(rate**i for i in range(g + 1)) / cost for g, cost in enumerate(self.iteration) if g
-        )
+    def best_at(self, rate: float) -> int:
+        """Returns the limit that pays best if all drafts have this ``rate``, 0 if none pays."""
+        tokens = np.cumsum([rate**i for i in range(len(self.iteration))])
+        return _best(tokens[1:] / self.iteration[1:])
+
+
+def _best(factors: Float[np.ndarray, "gamma"]) -> int:
+    best = int(factors.argmax())
+    return best + 1 if factors[best] > 1 + _MARGIN else 0
 
 
 @flax.struct.dataclass(kw_only=True)
 class Pace:
-    """Pytree of a pace's costs, and of counts that give its rates; ``Pace.start`` makes one."""
+    """Pytree of a pace's costs, and of counts that give its rates; ``Pace.start`` makes one.
+
+    A small operation takes about a microsecond on a CPU, and a step of a small model a thousand,
+    so the limit is computed once for each step, from few arrays.
+    """
+
+    # Most drafts of the next iteration; 0 is a plain step.
+    limit: Int[Array, ""]
 
     # ``Costs.iteration`` and ``Costs.prefill``, in plain steps.
     costs: Float32[Array, "limits"]
@@ -132,12 +142,9 @@ class Pace:
     idle: Int[Array, ""]
     # Time of recent iterations and prefills less tokens appended, in plain steps, at least 0.
     lost: Float32[Array, ""]
-    # Drafts accepted at each position, and accepted or rejected there; older ones count less.
-    accepted: Float32[Array, "gamma"]
-    reached: Float32[Array, "gamma"]
-    # Iterations whose longest proposal included a position, and those whose limit did.
-    offered: Float32[Array, "gamma"]
-    asked: Float32[Array, "gamma"]
+    # For each position: drafts accepted there, and accepted or rejected; iterations whose longest
+    # proposal included it, and those whose limit did. Older ones count less.
+    counts: Float32[Array, "4 gamma"]
     # Expected tokens of a batch's longest output, and those of the current batch so far.
     length: Float32[Array, ""]
     written: Float32[Array, ""]
@@ -152,8 +159,9 @@ class Pace:
     def start(cls, costs: Costs, *, rest: int = REST) -> "Pace":
         """Returns the pace before the first batch."""
         numbers = {"costs": costs.iteration, "prefill": costs.prefill, "length": _TYPICAL_LENGTH}
-        numbers |= {"written": 0, "lost": 0, **{name: [0] * costs.largest for name in _COUNTS}}
-        totals = {"rest": rest, "idle": 0, "plain_steps": 0, "iterations": 0, "drafted": 0}
+        numbers |= {"written": 0, "lost": 0, "counts": [[0] * costs.largest] * 4}
+        totals = {"limit": costs.best_at(OPTIMISM), "rest": rest}
+        totals |= {"idle": 0, "plain_steps": 0, "iterations": 0, "drafted": 0}
         # NumPy arrays first, so that nothing is compiled.
         values = {name: np.asarray(each, np.float32) for name, each in numbers.items()}
         values |= {name: np.asarray(each, np.int32) for name, each in totals.items()}
@@ -167,14 +175,19 @@ class Pace:
     @property
     def rates(self) -> Float32[Array, "gamma"]:
         """Acceptance rate at each position: the counted one, drawn towards ``OPTIMISM``."""
-        return (self.accepted + _WEIGHT * OPTIMISM) / (self.reached + _WEIGHT)
+        accepted, reached, *_ = self.counts
+        return (accepted + _WEIGHT * OPTIMISM) / (reached + _WEIGHT)
 
     @property
     def factors(self) -> Float32[Array, "gamma"]:
         """Expected speed-ups tokens(g) / cost(g) over plain steps, of the limits g = 1, 2, …"""
-        tokens = 1 + jnp.cumsum(jnp.cumprod(self.rates))
+        # Masked reductions: XLA compiles cumulative ones to several operations.
+        until = jnp.tri(self.largest, dtype=bool)
+        reached = jnp.prod(jnp.where(until, self.rates, 1.0), axis=-1)
+        tokens = 1 + jnp.sum(jnp.where(until, reached, 0.0), axis=-1)
         # A draft may propose fewer tokens than the limit, at less cost.
-        share = (jnp.cumsum(self.offered) + _WEIGHT) / (jnp.cumsum(self.asked) + _WEIGHT)
+        offered, asked = jnp.sum(jnp.where(until, self.counts[2:, None], 0.0), axis=-1)
+        share = (offered + _WEIGHT) / (asked + _WEIGHT)
         return tokens / (self.costs[0] + share * (self.costs[1:] - self.costs[0]))
 
     @property
@@ -185,30 +198,20 @@ class Pace:
     @property
     def best_limit(self) -> int:
         """Limit that pays best at the current rates, 0 if none pays; a host number."""
-        factors = np.asarray(self.factors)
-        best = int(factors.argmax())
-        return best + 1 if factors[best] > 1 + _MARGIN else 0
-
-    def limit(self) -> Int[Array, ""]:
-        """Returns the most drafts of the next iteration; 0 is a plain step."""
-        factors = self.factors
-        best = jnp.argmax(factors)
-        gain = (1 - 1 / factors[best]) * jnp.maximum(self.length - self.written, 1)
-        pays = (factors[best] > 1 + _MARGIN) & (self.prefilled | (gain > self.prefill))
-        return jnp.where(pays, best.astype(jnp.int32) + 1, 0)
+        return _best(np.asarray(self.factors))
 
     def new_batch(self) -> "Pace":
         """Returns the pace at a batch's start: no token is written, no prefill has run."""
         return self.replace(
             written=jnp.zeros_like(self.written), prefilled=jnp.zeros_like(self.prefilled)
-        )
+        )._with_limit()
 
     def end_batch(self) -> "Pace":
         """Returns the pace after a batch, whose tokens update the expected ``length``."""
         length = self.length + (self.written - self.length) / 4
         # A batch without generated tokens does not inform about lengths.
         length = jnp.where(self.written > 0, length, self.length)
-        return self.replace(length=length, prefilled=jnp.ones_like(self.prefilled))
+        return self.replace(length=length, prefilled=jnp.ones_like(self.prefilled))._with_limit()
 
     def made_ready(self) -> "Pace":
         """Returns the pace after the draft's prefill."""
@@ -217,14 +220,17 @@ class Pace:
 
     def plain(self, tokens: Float32[Array, ""]) -> "Pace":
         """Returns the pace after a plain step that appended ``tokens`` a live row on average."""
-        idle = self.idle + 1
-        looks = idle >= self.rest * (1 + self.lost)
-        return self.replace(
-            idle=jnp.where(looks, 0, idle),
-            written=self.written + tokens,
-            plain_steps=self.plain_steps + 1,
-            **{name: jnp.where(looks, 0.0, getattr(self, name)) for name in _COUNTS},
+        after = self.replace(
+            idle=self.idle + 1, written=self.written + tokens, plain_steps=self.plain_steps + 1
         )
+        return lax.cond(
+            after.idle >= self.rest * (1 + self.lost), Pace._look, lambda pace: pace, after
+        )
+
+    def _look(self) -> "Pace":
+        return self.replace(
+            idle=jnp.zeros_like(self.idle), counts=jnp.zeros_like(self.counts)
+        )._with_limit()
 
     def speculative(
         self,
@@ -240,14 +246,23 @@ class Pace:
         counts rows whose draft was accepted, ``refused`` those that got the target's own token.
         """
         positions, kept = jnp.arange(self.largest), 1 - _FORGETTING
+        # A row whose draft was rejected beyond the limit was asked for none there.
+        reached = accepted + jnp.where(positions < limit, refused, 0)
+        new = jnp.stack([accepted, reached, positions < longest, positions < limit])
         return self.replace(
             idle=jnp.zeros_like(self.idle),
             lost=jnp.maximum(kept * self.lost + self.costs[longest] - tokens, 0),
             written=self.written + tokens,
-            accepted=kept * self.accepted + accepted,
-            reached=kept * self.reached + accepted + jnp.where(positions < limit, refused, 0),
-            offered=kept * self.offered + (positions < longest),
-            asked=kept * self.asked + (positions < limit),
+            counts=kept * self.counts + new,
             iterations=self.iterations + 1,
             drafted=self.drafted + longest,
-        )
+        )._with_limit()
+
+    def _with_limit(self) -> "Pace":
+        """Returns the pace with the ``limit`` that its other fields give."""
+        factors = self.factors
+        best = jnp.argmax(factors).astype(jnp.int32)
+        factor = jnp.max(factors)
+        gain = (1 - 1 / factor) * jnp.maximum(self.length - self.written, 1)
+        pays = (factor > 1 + _MARGIN) & (self.prefilled | (gain > self.prefill))
+        return self.replace(limit=jnp.where(pays, best + 1, 0))

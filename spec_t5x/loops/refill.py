@@ -229,7 +229,7 @@ def burst(
     carry = _begun(slots, group)
     if slots.state.pace is not None:
         # A group's draft state must exist before its inputs get slots that have theirs.
-        wanted = carry.slots.state.pace.limit() > 0
+        wanted = carry.slots.state.pace.limit > 0
         drafting = slots.drafting & wanted
         carry = carry.replace(slots=carry.slots.replace(drafting=drafting))
         carry = decode_state.if_wanted(wanted, make_ready, carry)

@@ -77,7 +77,7 @@ def step(
     """
     gamma, verifier = loop.gamma, loop.verifier
     old, pace, tree = state.outputs, state.pace, verifier.tree(gamma) if gamma else None
-    limit = limit if pace is None else pace.limit()
+    limit = limit if pace is None else pace.limit
     context = make_context(state, settings, verifier.coupled, limit)
     given = target, draft, state.draft_state, context, state.stream
     if not gamma:
@@ -305,7 +305,7 @@ def drive(
 
     def run(carry, drafting: bool):
         def wanted(carry):
-            return going(carry) & ((pace(carry).limit() > 0) == drafting)
+            return going(carry) & ((pace(carry).limit > 0) == drafting)
 
         chosen = loop if drafting else loop.plain
         return lax.while_loop(wanted, lambda carry: iterate(carry, chosen), carry)
@@ -354,7 +354,7 @@ def speculative_steps(
     def iterations(state: DecodeState, ended: np.ndarray):
         ready = pace is None
         while not ended.all():
-            if pace is not None and not _limit(state.pace):
+            if pace is not None and not state.pace.limit:
                 ready = False
                 state, iteration = go_plainly(target, draft, state, settings)
             elif not ready:
@@ -374,9 +374,6 @@ def speculative_steps(
         target, draft, inputs, prompts, stream, max_decode_steps=max_decode_steps, pace=pace
     )
     return iterations(state, np.asarray(state.outputs.ended))
-
-
-_limit = jax.jit(Pace.limit)
 
 
 @functools.cache

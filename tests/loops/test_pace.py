@@ -54,7 +54,7 @@ def _write(pace, right):
     places = jnp.arange(right.shape[-1])[None, :]
 
     def step(pace, right):
-        limit = pace.limit()
+        limit = pace.limit
         accepted = jnp.minimum(jnp.cumprod(right, axis=1).sum(axis=1), limit)[:, None]
         tokens = jnp.mean(accepted + 1.0)
         counts = (accepted > places).sum(axis=0), (accepted == places).sum(axis=0)
@@ -126,11 +126,10 @@ def test_a_draft_that_turns_bad_loses_no_more_than_it_may_have_gained():
 def test_a_prefill_has_to_pay_within_the_text():
     """It pays in a long text, and not in one that ends soon."""
     text = Text(Costs(iteration=CHEAP.iteration, prefill=4.0)).write(0.6, 300)
-    begun = text.pace.new_batch()
-    long, short = (begun.replace(length=jnp.float32(n)) for n in (60, 5))
-    assert int(long.limit()) > 0
-    assert int(short.limit()) == 0
-    assert int(short.made_ready().limit()) > 0
+    long, short = (text.pace.replace(length=jnp.float32(n)).new_batch() for n in (60, 5))
+    assert int(long.limit) > 0
+    assert int(short.limit) == 0
+    assert int(short.end_batch().limit) > 0
 
 
 def test_a_draft_that_varies_is_judged_by_what_it_proposes():
