@@ -96,6 +96,15 @@ def dot_with_table(
     return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, _num_used(inputs, num), table)
 
 
+def look_up(tokens: Int[Array, "*shape"], table: Array) -> Float32[Array, "*shape width"]:
+    """Returns the table's rows of ``tokens``; NaN for tokens outside ``[0, vocab)``.
+
+    The table ``[vocab, width]`` is float32, or uint16 with the bits of bfloat16 numbers.
+    """
+    shape = jax.ShapeDtypeStruct((*tokens.shape, table.shape[1]), jnp.float32)
+    return jax.ffi.ffi_call("SpecT5XLookUp", shape)(tokens.astype(jnp.int32), table)
+
+
 def normalize(inputs: Float32[Array, "*rows width"], norm: Norm) -> Float32[Array, "*rows width"]:
     """Applies the layer norm over the last axis."""
     shape = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)

@@ -822,6 +822,33 @@ ffi::Error Dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs, ffi::Buffer<f
   return ffi::Error::Success();
 }
 
+// outputs[row] = table[tokens[row]], NaN for tokens that the table does not have. XLA would have two
+// threads look up a few rows, which takes longer than the rows.
+ffi::Error LookUp(ffi::Buffer<ffi::S32> tokens, ffi::AnyBuffer table,
+                  ffi::ResultBuffer<ffi::F32> outputs) {
+  const bool is_narrow = table.element_type() == ffi::U16;
+  const int64_t num = tokens.element_count(), vocab = table.dimensions().front();
+  const int64_t width = table.dimensions().back();
+  if (!(is_narrow || table.element_type() == ffi::F32) ||
+      outputs->element_count() != static_cast<size_t>(num * width)) {
+    return ffi::Error::InvalidArgument("shapes of a table and its rows do not fit");
+  }
+  const auto* halves = static_cast<const uint16_t*>(table.untyped_data());
+  const auto* floats = static_cast<const float*>(table.untyped_data());
+  float* to = outputs->typed_data();
+  for (int64_t i = 0; i < num; ++i, to += width) {
+    const int64_t token = tokens.typed_data()[i], from = token * width;
+    if (token < 0 || token >= vocab) {
+      std::fill_n(to, width, NAN);
+    } else if (is_narrow) {
+      for (int64_t j = 0; j < width; ++j) to[j] = Widened(halves[from + j]);
+    } else {
+      std::copy_n(floats + from, width, to);
+    }
+  }
+  return ffi::Error::Success();
+}
+
 ffi::Error Normalize(ffi::Buffer<ffi::F32> inputs, ffi::Buffer<ffi::S32> used,
                      ffi::Buffer<ffi::F32> scale, ffi::Buffer<ffi::F32> bias,
                      ffi::ResultBuffer<ffi::F32> outputs, float epsilon, bool centred) {
@@ -1606,6 +1633,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XMultiply, Multiply,
                                   .Attr<bool>("centred"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XDot, Dot);
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XLookUp, LookUp);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XNormalize, Normalize,
                               ffi::Ffi::Bind()

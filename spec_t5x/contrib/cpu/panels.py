@@ -101,7 +101,7 @@ class PackedEmbedding(Form):
 
     def rows(self, tokens: Int[Array, "*shape"]) -> Float32[Array, "*shape embed"]:
         """Returns the embeddings of tokens."""
-        return _widened(jnp.take(self.values, tokens, axis=0))
+        return calls.look_up(tokens, self.values)
 
     def scores(self, states: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows vocab"]:
         """Computes ``states @ table.T``."""

@@ -123,6 +123,17 @@ def test_products_with_a_table(rows, vocab, inner):
     )
 
 
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_rows_of_a_table(dtype):
+    table = draws(70, 19).astype(dtype)
+    stored = table if dtype == np.float32 else table.view(np.uint16)
+    tokens = np.asarray([[0, 69, 3], [3, 70, -1]])
+    found = np.asarray(calls.look_up(jnp.asarray(tokens), stored))
+    known = (tokens >= 0) & (tokens < 70)
+    np.testing.assert_array_equal(found[known], table[tokens[known]].astype(np.float32))
+    assert np.isnan(found[~known]).all()
+
+
 def norm_of(width, centred):
     bias = draws(width, seed=2) if centred else None
     return calls.Norm(draws(width, seed=1), 1e-6, bias, centred)
@@ -355,6 +366,8 @@ def refused_calls():
     for residual, matrices in ((draws(1, 5), 1), (draws(2, 5), 2)):
         given = [inputs, [pack(weight)] * matrices, None, residual]
         yield "outputs of a product do not fit", functools.partial(calls.multiply, *given)
+    halves = np.zeros((4, 8), np.int16)
+    yield "a table and its rows do not fit", functools.partial(calls.look_up, STARTS, halves)
     probs, uniforms = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
     yield "two uniform numbers", functools.partial(calls.sample, probs, uniforms[:1])
     mixed = functools.partial(calls.sample_residual, probs, probs[:1], uniforms)
