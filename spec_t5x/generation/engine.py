@@ -219,10 +219,12 @@ class Engine:
             return None
         if not pace.iterations:
             return f"the draft was left out: {costs.where_it_pays}"
-        return (
-            f"the draft was left out of {share:.0%} of the steps: {costs.where_it_pays}, and "
-            f"{float(pace.rates[0]):.0%} of its first tokens were accepted"
-        )
+        message = f"the draft was left out of {share:.0%} of the steps: {costs.where_it_pays}"
+        accepted, reached = pace.counts[:2, 0]
+        # A look that is due resets the counts.
+        if not reached:
+            return message
+        return f"{message}, and {accepted / reached:.0%} of its first tokens were accepted"
 
 
 def costly(options: GenerateOptions) -> dict:

@@ -42,10 +42,10 @@ from spec_t5x.types import Array, Bool, Float, Float32, Int
 REST = 16
 # A limit pays if its speed-up is above 1 by this margin, since measured costs are noisy.
 _MARGIN = 0.02
-# The prior of the rates: its mean, and the number of observations it is worth. A draft that would
-# not pay at this mean is never tried.
+# The mean of the prior of the rates; a draft that would not pay at it is never tried. Each prior is
+# worth so many observations.
 OPTIMISM = 0.8
-_WEIGHT = 2.0
+_WEIGHT = 4.0
 # The share by which an iteration reduces the counts of those before it.
 _FORGETTING = 1 / 32
 # Assumed tokens of a batch's longest output, before a batch has ended.
@@ -131,9 +131,8 @@ class Pace:
     so the limit is computed once for each step, from few arrays.
     """
 
-    # Most drafts of the next iteration; 0 is a plain step.
+    # Most drafts of the batch's next iteration; 0 is a plain step.
     limit: Int[Array, ""]
-
     # ``Costs.iteration`` and ``Costs.prefill``, in plain steps.
     costs: Float32[Array, "limits"]
     prefill: Float32[Array, ""]
@@ -174,9 +173,13 @@ class Pace:
 
     @property
     def rates(self) -> Float32[Array, "gamma"]:
-        """Acceptance rate at each position: the counted one, drawn towards ``OPTIMISM``."""
+        """Acceptance rate at each position, drawn to that of all, which is drawn to ``OPTIMISM``.
+
+        Without the rate of all, a rejected first draft would leave the later rates optimistic.
+        """
         accepted, reached, *_ = self.counts
-        return (accepted + _WEIGHT * OPTIMISM) / (reached + _WEIGHT)
+        of_all = (jnp.sum(accepted) + _WEIGHT * OPTIMISM) / (jnp.sum(reached) + _WEIGHT)
+        return (accepted + _WEIGHT * of_all) / (reached + _WEIGHT)
 
     @property
     def factors(self) -> Float32[Array, "gamma"]:
@@ -211,7 +214,7 @@ class Pace:
         length = self.length + (self.written - self.length) / 4
         # A batch without generated tokens does not inform about lengths.
         length = jnp.where(self.written > 0, length, self.length)
-        return self.replace(length=length, prefilled=jnp.ones_like(self.prefilled))._with_limit()
+        return self.replace(length=length, prefilled=jnp.ones_like(self.prefilled))
 
     def made_ready(self) -> "Pace":
         """Returns the pace after the draft's prefill."""
@@ -246,7 +249,7 @@ class Pace:
         counts rows whose draft was accepted, ``refused`` those that got the target's own token.
         """
         positions, kept = jnp.arange(self.largest), 1 - _FORGETTING
-        # A row whose draft was rejected beyond the limit was asked for none there.
+        # The target's token after the last of ``limit`` drafts rejects none.
         reached = accepted + jnp.where(positions < limit, refused, 0)
         new = jnp.stack([accepted, reached, positions < longest, positions < limit])
         return self.replace(

@@ -129,7 +129,11 @@ def test_a_prefill_has_to_pay_within_the_text():
     long, short = (text.pace.replace(length=jnp.float32(n)).new_batch() for n in (60, 5))
     assert int(long.limit) > 0
     assert int(short.limit) == 0
-    assert int(short.end_batch().limit) > 0
+    # Once it has run, it no longer matters.
+    right, none = jnp.zeros(8, jnp.int32).at[0].set(1), jnp.zeros(8, jnp.int32)
+    one = jnp.int32(1)
+    after = short.made_ready().speculative(jnp.float32(2), one, one, right, none)
+    assert int(after.limit) > 0 and after.lost > 4 - 2
 
 
 def test_a_draft_that_varies_is_judged_by_what_it_proposes():

@@ -74,7 +74,7 @@ def test_a_draft_that_becomes_good_is_asked_again():
 def test_a_draft_that_failed_in_one_batch_is_not_tried_in_the_next():
     """A hopeless draft is tried in the first text, and not in the second."""
     draft = ConstantDraft(jnp.int32(2), 16)
-    now, iterations = Pace.start(Costs.by_formula(c=0.5, largest=3)), []
+    now, iterations = Pace.start(Costs.by_formula(c=0.5, largest=3), rest=40), []
     for _ in range(2):
         decoded = decode(draft, now)
         iterations.append(int(decoded.stats.iterations[0, 0]))
