@@ -16,8 +16,8 @@ from spec_t5x.checkpoints.native import ngram_tables, target_drafts
 from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
-from spec_t5x.testing.toy_models import tiny_head
 from spec_t5x.types import EOS_ID
+from tests.toy_drafts import tiny_head
 
 # Index of the last of the target's two layers.
 _LAYERS = (1,)

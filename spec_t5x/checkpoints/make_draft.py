@@ -37,6 +37,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.binding import Model
+from spec_t5x.names import AUTO
 
 # The kind of a directory whose format belongs to no other kind: a smaller model.
 TRANSFORMER = "transformer"
@@ -66,6 +67,8 @@ def make_draft(
     kind = registry.find("draft", kind_of(text))
     if options.settings is not None and not kind.has_temperature:
         raise InputError(f"draft {text!r} takes no temperature: leave draft_temperature out")
+    if options.weights != AUTO and not kind.has_weights:
+        raise InputError(f"draft {text!r} has no weights of a model: leave draft_weights out")
     if kind.needs_encoder and not target.config.has_source:
         raise InputError(
             f"draft {text!r} is for encoder-decoder targets and {target.directory} is "

@@ -66,8 +66,11 @@ def run(args: argparse.Namespace) -> int:
     enable()
     find_models(models.target, names)
     draft_options = models.draft_options()
-    target = load(models.target, dtype=draft_options.dtype, vocabulary=models.vocabulary)
-    generator = Generator.of(target, models.weights, kv=models.kv)
+    stored = {"vocabulary": models.vocabulary, "for_decoding": True, "weights": models.weights}
+    target = load(models.target, dtype=draft_options.dtype, **stored)
+    generator = Generator.of(target, task=models.task, kv=models.kv)
+    # The parameters are held once, as the generator has them.
+    target = dataclasses.replace(target, params=generator.target.weights)
     texts = args.text or _texts(source, options, generator)
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
     with Progress("tokens") as progress:

@@ -20,8 +20,8 @@ _PACKAGE = Path(__file__).parents[1]
 GIN_ROOT = _PACKAGE if (_PACKAGE / "gin_configs").is_dir() else _PACKAGE.parent
 
 _BINDING = re.compile(r"--gin\.([^=]+)=(.+)", re.DOTALL)
-# A value such as a path, which gin accepts only in quotes.
-_BARE = re.compile(r"[\w./~:+-]+")
+# A value such as a path or a prefix, which gin accepts only in quotes.
+_BARE = re.compile(r"[\w./~:+ -]+")
 _MACRO = re.compile(r"%([\w.]+)")
 _INCLUDE = re.compile(r"""include\s+(['"])(.+?)\1""")
 _IMPORT = re.compile(r"(import|from)\s")

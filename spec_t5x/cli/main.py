@@ -45,6 +45,11 @@ def _main(arguments: Sequence[str]) -> int:
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
     try:
+        if args.gin_bindings and "gin_file" not in args:
+            raise InputError(
+                f"{args.command} reads no gin settings: leave out {args.gin_bindings[0]}, or see "
+                f"its flags in spec-t5x {args.command} --help"
+            )
         if rest:
             name = rest[0].partition("=")[0]
             hint = ours(name.lstrip("-"), args.flags).replace("is '", "is '--")
@@ -66,9 +71,10 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     except RuntimeError as error:
         if args.debug or not is_out_of_memory(error):
             raise
+        narrower = ", or --dtype bfloat16" if "dtype" in args.flags else ""
         log.error(
             "error: the device's memory is full: give smaller batches, shorter texts or a smaller "
-            "model, or --dtype bfloat16"
+            f"model{narrower}"
         )
         return 2
     except KeyboardInterrupt:

@@ -194,4 +194,4 @@ def copy_draft(request: Request, argument: str = "") -> CopyDraft:
     )
 
 
-KIND = DraftKind(make=copy_draft, needs_network=False, has_temperature=False)
+KIND = DraftKind(make=copy_draft, needs_network=False, has_temperature=False, has_weights=False)

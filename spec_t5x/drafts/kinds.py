@@ -62,6 +62,8 @@ class DraftKind:
     needs_encoder: bool = False
     # Whether the draft may sample with settings other than the target's.
     has_temperature: bool = True
+    # Whether ``DraftOptions.weights`` apply to it.
+    has_weights: bool = True
 
 
 def one_checkpoint(argument: str) -> Sequence[str]:

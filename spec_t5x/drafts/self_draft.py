@@ -101,8 +101,8 @@ def _rounded(weights: str) -> DraftKind:
         refuse_argument(weights, argument)
         return SelfDraft.rounded(request.model, BITS[weights], request.options.settings)
 
-    return DraftKind(make=make)
+    return DraftKind(make=make, has_weights=False)
 
 
-EARLY_EXIT = DraftKind(make=_early_exit, needs_encoder=True)
+EARLY_EXIT = DraftKind(make=_early_exit, needs_encoder=True, has_weights=False)
 IN_INT8, IN_INT4 = _rounded(INT8), _rounded(INT4)

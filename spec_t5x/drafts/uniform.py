@@ -33,4 +33,4 @@ def _make(request: Request, argument: str) -> UniformDraft:
     return UniformDraft(request.model.vocab_size)
 
 
-KIND = DraftKind(make=_make, needs_network=False, has_temperature=False)
+KIND = DraftKind(make=_make, needs_network=False, has_temperature=False, has_weights=False)

@@ -195,9 +195,18 @@ class BatchDecoder:
         )
 
     def prefix_ids(self, options: GenerateOptions) -> list[int]:
-        """Encodes ``options.output_prefix``; returns [] without one or for a decoder alone."""
-        if self.is_decoder_only or not options.output_prefix:
+        """Encodes ``options.output_prefix``; returns [] without one.
+
+        Raises:
+          InputError: the model is a decoder alone.
+        """
+        if not options.output_prefix:
             return []
+        if self.is_decoder_only:
+            raise InputError(
+                f"output_prefix is {options.output_prefix!r} and the model a decoder alone: put "
+                "it into the prompt"
+            )
         return self.vocabulary.encode(options.output_prefix)
 
     # The loops
@@ -305,9 +314,15 @@ class BatchDecoder:
         """Starts a beam search on the device, and returns arrays that the device will fill.
 
         Raises:
-          InputError: gamma is neither 0 nor "auto", and the draft is no transformer.
+          InputError: gamma is neither 0 nor "auto", and the draft is no transformer; or
+            ``early_stopping`` was given without a ``length_penalty``.
         """
         settled, ranking = options.settled(self.defaults), Ranking(exponent=options.beam_alpha)
+        if options.early_stopping is not None and settled["length_penalty"] is None:
+            raise InputError(
+                f"early_stopping is {options.early_stopping!r}, which T5X's ranking does not know: "
+                "give length_penalty as well, or leave it out"
+            )
         # The end of a search by T5X's rules depends on the longest text that it has room for.
         room = self.longest(batch, options)
         if settled["length_penalty"] is not None:

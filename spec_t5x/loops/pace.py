@@ -12,10 +12,9 @@ few dozen iterations, so that they follow the output; they start at an optimisti
 if that is not above 1 by a margin, or would not repay a prefill that has yet to run.
 
 A draft that did not pay is tried again in *looks*: after a pause of plain steps the counts are
-reset, and the rates are optimistic again. A first pause is short, as a single rejected draft may
-have caused it. Pauses grow with the time that recent iterations lost, so that looks at a useless
-draft take 1 to 4 % of the time, less the longer it is useless. All rows of a batch have the same
-limit.
+reset, and the rates are optimistic again. The first pause is short, as one rejected draft may have
+caused it. Pauses grow with the time that recent iterations lost: looks at a useless draft take 1
+to 4 % of the time, less the longer it is useless. All rows of a batch have the same limit.
 
 The limit depends on tokens already generated and on costs, never on drafts to come. Outputs
 therefore keep the target's distribution; greedy and coupled outputs keep every token. Other
@@ -125,12 +124,9 @@ def _best(factors: Float[np.ndarray, "gamma"]) -> int:
 
 @flax.struct.dataclass(kw_only=True)
 class Pace:
-    """Pytree of a pace's costs, and of counts that give its rates; ``Pace.start`` makes one.
+    """Pytree of a pace's costs, and of counts that give its rates; ``Pace.start`` makes one."""
 
-    A small operation takes about a microsecond on a CPU, and a step of a small model a thousand,
-    so the limit is computed once for each step, from few arrays.
-    """
-
+    # Computed once for each step, from few arrays: each operation takes a microsecond on a CPU.
     # Most drafts of the batch's next iteration; 0 is a plain step.
     limit: Int[Array, ""]
     # ``Costs.iteration`` and ``Costs.prefill``, in plain steps.

@@ -173,6 +173,11 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         return T5Model(weights=params, module=self._network).with_kv(self._kv)
 
     def _check_settings(self, settings: SampleSettings | BeamSettings) -> None:
+        if isinstance(settings, BeamSettings) and self._costs is not None:
+            raise InputError(
+                "decode_fn is beam_search, which always drafts GAMMA tokens: leave C out, or add "
+                "--gin_file=gin_configs/t5x/greedy.gin"
+            )
         if isinstance(settings, BeamSettings) and self._gamma and not self._draft.searches:
             raise InputError(
                 f"decode_fn is beam_search and draft {self._draft} cannot search: add --gin_file="

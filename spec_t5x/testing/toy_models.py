@@ -24,10 +24,9 @@ from flax.traverse_util import unflatten_dict
 from jaxtyping import UInt32
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Context, Draft, Nodes, Outcome, Proposal
+from spec_t5x.interfaces import Context, Draft, Nodes, Outcome, Proposal
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
-from spec_t5x.models.eagle import EagleConfig, first_head, head_config
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.sampling.distributions import Sampling, standardize, write_rows
@@ -236,19 +235,6 @@ class TableDraft(Draft):
         return state.replace(lengths=context.lengths)
 
 
-@flax.struct.dataclass
-class ConstantDraft(Draft):
-    """A draft that always proposes the same token, without distributions."""
-
-    token: Int[Array, ""]
-    vocab_size: int = flax.struct.field(pytree_node=False)
-
-    def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
-        """Proposes the token ``gamma`` times."""
-        tokens = jnp.full((context.lengths.shape[0], gamma), self.token, jnp.int32)
-        return Proposal(tokens), state
-
-
 def conditionals(
     target: PrefixTarget,
     source: Sequence[int],
@@ -346,26 +332,6 @@ def tiny_t5(seed: int, **changes) -> T5Model:
         return 1.5 * noise / np.sqrt(len(noise))
 
     return T5Model.create(random_params(config, seed, scaled), config)
-
-
-def tiny_head(
-    target: T5Model,
-    layers: Sequence[int],
-    width: int | None = None,
-    depths: Sequence[int] = (),
-    **options: bool,
-) -> tuple[PyTree, EagleConfig]:
-    """Returns parameters and configuration of an EAGLE head with random maps of token and states.
-
-    The arguments are those of ``head_config``, with the target in place of its configuration.
-    """
-    key = jax.random.key(4)
-    config = head_config(target.config, layers, width, depths, **options)
-    own = first_head(key, target.params, target.config, config, layers)
-    for name in ("fusion", *(["reduction"] if depths else [])):
-        shape = own[name]["kernel"].shape
-        own[name] = {"kernel": jax.random.normal(key, shape) * config.emb_dim**-0.5}
-    return own, config
 
 
 def disturbed(model: Model, amount: float, seed: int = 0) -> Model:

@@ -98,6 +98,8 @@ def test_a_required_macro_may_be_bound_by_a_flag(tmp_path):
         # A path needs no quotes.
         *((path, path) for path in ("dev.tsv.gz", "/data/dev.tsv", "../x-1/dev.tsv")),
         *((path, path) for path in ("gs://bucket/run", "some:task")),
+        # Nor does a prefix, from which the shell removed them.
+        ("correct: ", "correct: "),
         # Values of gin are left as they are.
         *(("'x'", "x"), ("6", 6), ("None", None), ("True", True)),
         *(("1e-3", 1e-3), ("(1, 2)", (1, 2))),

@@ -13,9 +13,10 @@ from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import ConstantDraft, StubTarget, TableDraft, TableTarget
+from spec_t5x.testing.toy_models import StubTarget, TableDraft, TableTarget
 from spec_t5x.verifiers import CoupledVerifier
 from tests.loops.stubs import drain, writes_the_source
+from tests.toy_drafts import ConstantDraft
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -20,7 +20,6 @@ from spec_t5x.sampling.distributions import sampling, values_at
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import (
-    ConstantDraft,
     PrefixTarget,
     StubTarget,
     TableDraft,
@@ -31,6 +30,7 @@ from spec_t5x.testing.toy_models import (
 from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.verifiers import TokenVerifier
 from tests.loops.stubs import drain, no_prompts, teacher_forced, texts, writes_the_source
+from tests.toy_drafts import ConstantDraft
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

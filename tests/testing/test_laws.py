@@ -21,9 +21,10 @@ from spec_t5x.testing.laws import (
     decode_many,
     target,
 )
-from spec_t5x.testing.toy_models import ConstantDraft, TableTarget, tiny_t5
+from spec_t5x.testing.toy_models import TableTarget, tiny_t5
 from spec_t5x.types import Array, Float32
 from spec_t5x.verifiers import TreeVerifier, Verifier
+from tests.toy_drafts import ConstantDraft
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

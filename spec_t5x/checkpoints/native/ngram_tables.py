@@ -158,6 +158,7 @@ def _of_order(order: int | None) -> DraftKind:
         checkpoints=one_checkpoint,
         format=FORMAT if order is None else None,
         needs_network=False,
+        has_weights=False,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 
 from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import generation_config
@@ -21,7 +22,7 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
     transposed,
     unwrapped,
 )
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_if_there
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.contrib.lm.gpt import GPTConfig
@@ -81,6 +82,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     used = {name for name, _ in names.values()}
     tokenizer, vocabulary = read_tokenizer(directory), None
     if tokenizer is not None:
+        _check_added(directory, tokenizer)
         vocabulary = MappedVocabulary(
             tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
         )
@@ -92,6 +94,21 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
         directory=directory,
         metadata={"model_type": values["model_type"]},
     )
+
+
+def _check_added(directory: Path, tokenizer: tokenizers.Tokenizer) -> None:
+    """Raises ``InputError`` if the tokenizer lacks a token that transformers adds from a file."""
+    path = directory / "tokenizer_config.json"
+    added = list(read_if_there(directory / "added_tokens.json"))
+    with describing(path, "tokenizer"):
+        listed = read_if_there(path).get("added_tokens_decoder") or {}
+        added += [token["content"] for token in listed.values()]
+    lacking = [token for token in added if tokenizer.token_to_id(token) is None]
+    if lacking:
+        raise InputError(
+            f"the tokenizer in {directory} lacks the added token {lacking[0]!r}: save it with its "
+            "tokenizer.json (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"
+        )
 
 
 def _ours(path: str, tensor: Tensor, rows: np.ndarray, third: int | None) -> Tensor:

@@ -75,4 +75,10 @@ def _make(request: Request, argument: str) -> MedusaDraft:
     return MedusaDraft(T5Heads.create(params, request.model), request.options.settings)
 
 
-KIND = DraftKind(make=_make, format=FORMAT, checkpoints=one_checkpoint, needs_encoder=True)
+KIND = DraftKind(
+    make=_make,
+    format=FORMAT,
+    checkpoints=one_checkpoint,
+    needs_encoder=True,
+    has_weights=False,
+)

@@ -124,6 +124,24 @@ def test_the_vocabulary_gives_back_the_text(directory):
     assert vocabulary.vocab_size == NUM_IDS + 1
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("added_tokens.json", {"<sep>": NUM_IDS}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"60": {"content": "<sep>"}}}),
+    ],
+)
+def test_tokens_that_only_transformers_adds_are_refused(directory, tmp_path, name, values):
+    """As bytes they would be other ids."""
+    place = shutil.copytree(directory, tmp_path / "model")
+    # The end of text is in vocab.json already.
+    (place / "added_tokens.json").write_text(json.dumps({"<|endoftext|>": EOS}))
+    load(place)
+    (place / name).write_text(json.dumps(values))
+    with pytest.raises(InputError, match="lacks the added token '<sep>': save it with its tok"):
+        load(place)
+
+
 def test_truncation_and_padding_of_the_tokenizer_are_switched_off(directory):
     tokenizer, expected = read_tokenizer(directory), load_vocabulary(directory)
     tokenizer.enable_truncation(2)
