@@ -132,7 +132,7 @@ def test_the_vocabulary_gives_back_the_text(directory):
     ],
 )
 def test_tokens_that_only_transformers_adds_are_refused(directory, tmp_path, name, values):
-    """As bytes they would be other ids."""
+    """Their text would become the ids of its bytes."""
     place = shutil.copytree(directory, tmp_path / "model")
     # The end of text is in vocab.json already.
     (place / "added_tokens.json").write_text(json.dumps({"<|endoftext|>": EOS}))

@@ -258,7 +258,10 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
         ("--target random:t5_9 --draft random:t5_9 --alpha 0.5", "no T5 size is called 't5_9'"),
         ("--target random:t5_1_1_xl --draft random:byt5_small --alpha 0.5", "has 384 tokens"),
         ("--target random:t5_1_1_xl --draft random:byt5_small --table_2", "Table 2 has random:"),
-        ("--target random:t5_1_1_xxl --table_2 --gamma 3", "is given with table_2, whose rows"),
+        (
+            "--target random:t5_1_1_xxl --table_2 --gamma 3",
+            "--gamma is given with --table_2, whose rows",
+        ),
         ("--table_2", "Table 2 is timed with random:t5_1_1_xxl"),
         ("--alpha 0.5 --gin.GenerateOptions.beams=2", "beams is 2"),
         ("--alpha 0.5 --verifier x", "unknown argument '--verifier'"),
