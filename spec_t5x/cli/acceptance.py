@@ -55,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"both TEXT and {source.name} were given: give one of them")
     names = options.drafts or (models.draft_name(),)
 
-    from spec_t5x.checkpoints.loading import load
     from spec_t5x.checkpoints.make_draft import find_models, make_draft
     from spec_t5x.generation import Generator
     from spec_t5x.labs.benchmark import results
@@ -66,11 +65,9 @@ def run(args: argparse.Namespace) -> int:
     enable()
     find_models(models.target, names)
     draft_options = models.draft_options()
-    stored = {"vocabulary": models.vocabulary, "for_decoding": True, "weights": models.weights}
-    target = load(models.target, dtype=draft_options.dtype, **stored)
-    generator = Generator.of(target, task=models.task, kv=models.kv)
-    # The parameters are held once, as the generator has them.
-    target = dataclasses.replace(target, params=generator.target.weights)
+    named = models.target, draft_options.dtype, models.task, models.kv
+    stored = {"vocabulary": models.vocabulary, "weights": models.weights}
+    target, generator = Generator.load_target(*named, **stored)
     texts = args.text or _texts(source, options, generator)
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
     with Progress("tokens") as progress:

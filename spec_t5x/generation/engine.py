@@ -222,8 +222,9 @@ class Engine:
         message = f"the draft was left out of {share:.0%} of the steps: {costs.where_it_pays}"
         accepted, reached = pace.counts[:2, 0]
         # A look begins without counts.
-        found = f", and {accepted / max(reached, 1):.0%} of its first tokens were accepted"
-        return message + (found if reached else "")
+        if not reached:
+            return message
+        return f"{message}, and {accepted / reached:.0%} of its first tokens were accepted"
 
 
 def costly(options: GenerateOptions) -> dict:

@@ -92,20 +92,24 @@ class Generator(BatchDecoder):
         options = options or DraftOptions()
         drafts = () if draft in (None, NO_DRAFT) else (draft,)
         find_models(target, drafts)
-        loaded = load(
-            target,
-            dtype=options.dtype,
-            vocabulary=vocabulary,
-            shardings=shardings,
-            for_decoding=True,
-            weights=weights,
-        )
-        generator = cls.of(loaded, task=task, kv=kv)
+        stored = {"vocabulary": vocabulary, "shardings": shardings, "weights": weights}
+        loaded, generator = cls.load_target(target, options.dtype, task, kv, **stored)
         if not drafts:
             return generator
-        # The parameters are held once, as the model has them.
-        loaded = dataclasses.replace(loaded, params=generator.target.weights)
         return generator.with_draft(make_draft(draft, loaded, generator.target, options))
+
+    @classmethod
+    def load_target(
+        cls, target: str | Path, dtype: str, task: str | None = None, kv: str = AUTO, **stored: Any
+    ) -> tuple[LoadedModel, "Generator"]:
+        """Returns a target's checkpoint, for ``make_draft``, and a generator without a draft.
+
+        The arguments are as in ``load``; ``stored`` are ``vocabulary``, ``shardings``, ``weights``.
+        """
+        loaded = load(target, dtype=dtype, for_decoding=True, **stored)
+        generator = cls.of(loaded, task=task, kv=kv)
+        # The parameters are held once, as the model has them.
+        return dataclasses.replace(loaded, params=generator.target.weights), generator
 
     @classmethod
     def load_named(cls, models: Models, **options) -> "Generator":

@@ -126,8 +126,7 @@ def _best(factors: Float[np.ndarray, "gamma"]) -> int:
 class Pace:
     """Pytree of a pace's costs, and of counts that give its rates; ``Pace.start`` makes one."""
 
-    # Computed once for each step, from few arrays: each operation takes a microsecond on a CPU.
-    # Most drafts of the batch's next iteration; 0 is a plain step.
+    # Most drafts of the batch's next iteration, 0 for a plain step; kept, as it is read repeatedly.
     limit: Int[Array, ""]
     # ``Costs.iteration`` and ``Costs.prefill``, in plain steps.
     costs: Float32[Array, "limits"]
@@ -155,11 +154,11 @@ class Pace:
         """Returns the pace before the first batch."""
         numbers = {"costs": costs.iteration, "prefill": costs.prefill, "length": _TYPICAL_LENGTH}
         numbers |= {"written": 0, "lost": 0, "counts": [[0] * costs.largest] * 4}
-        totals = {"limit": costs.best_at(OPTIMISM), "rest": rest}
-        totals |= {"idle": 0, "plain_steps": 0, "iterations": 0, "drafted": 0}
+        counted = dict.fromkeys(("idle", "plain_steps", "iterations", "drafted"), 0)
+        counted |= {"limit": costs.best_at(OPTIMISM), "rest": rest}
         # NumPy arrays first, so that nothing is compiled.
         values = {name: np.asarray(each, np.float32) for name, each in numbers.items()}
-        values |= {name: np.asarray(each, np.int32) for name, each in totals.items()}
+        values |= {name: np.asarray(each, np.int32) for name, each in counted.items()}
         return cls(**jax.tree.map(jnp.asarray, values | {"prefilled": np.asarray(True)}))
 
     @property

@@ -32,7 +32,7 @@ from spec_t5x.types import EOS_ID
 
 SETTINGS_NAME = "tokenizer_config.json"
 _CLEANS_UP = "clean_up_tokenization_spaces"
-_ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
+ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
 _T5, _BYT5 = "T5Tokenizer", "ByT5Tokenizer"
 # The class for which transformers uses a tokenizer.json unchanged.
 _AS_IT_IS = "PreTrainedTokenizerFast"
@@ -180,7 +180,7 @@ class _Files:
         """Returns the tokens that settings or older files add, by id, and names of special ones."""
         listed, sources = self.settings.get("added_tokens_decoder"), [self.settings]
         if listed is None:
-            others = read_if_there(self.directory / _ADDED_NAME)
+            others = read_if_there(self.directory / ADDED_NAME)
             given = {number: name for name, number in others.items()}
             sources.append(read_if_there(self.directory / _SPECIAL_NAME))
         else:
@@ -281,7 +281,7 @@ def _bytes(settings: dict[str, Any], directory: Path) -> ByteVocabulary:
     with describing(f"tokenizer of {directory}", "added tokens"):
         listed = settings.get("added_tokens_decoder") or {}
         added = {int(number): token["content"] for number, token in listed.items()}
-        others = read_if_there(directory / _ADDED_NAME)
+        others = read_if_there(directory / ADDED_NAME)
         added |= {int(number): name for name, number in others.items()}
     first = ByteVocabulary(0).vocab_size
     sentinels = sorted(number for number in added if number >= first)

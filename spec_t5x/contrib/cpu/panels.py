@@ -85,7 +85,7 @@ class Panels(Form):
 class PackedEmbedding(Form):
     """Table of embeddings, stored as the bits of bfloat16 if that is exact, else as float32.
 
-    The bits are uint16, because XLA for CPUs widens a whole bfloat16 table to look up a few rows.
+    The bits are uint16.
     """
 
     values: UInt16[Array, "vocab embed"] | Float32[Array, "vocab embed"]
@@ -113,7 +113,9 @@ class PackedEmbedding(Form):
 
     def unpacked(self) -> Float32[Array, "vocab embed"]:
         """Returns the whole table in float32."""
-        return _widened(self.values)
+        if self.values.dtype == jnp.float32:
+            return self.values
+        return lax.bitcast_convert_type(self.values.astype(jnp.uint32) << 16, jnp.float32)
 
 
 def pack(params: PyTree) -> PyTree:
@@ -182,11 +184,3 @@ def _narrow(values: Float32[Array, "rows columns"]) -> np.ndarray:
     if any(np.bitwise_and(part, 0xFFFF).any() for part in parts):
         return values
     return np.right_shift(halves, 16).astype(np.uint16).view(jnp.bfloat16)
-
-
-def _widened(
-    values: UInt16[Array, "*shape"] | Float32[Array, "*shape"],
-) -> Float32[Array, "*shape"]:
-    if values.dtype == jnp.float32:
-        return values
-    return lax.bitcast_convert_type(values.astype(jnp.uint32) << 16, jnp.float32)

@@ -14,6 +14,7 @@ import tokenizers
 
 from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import generation_config
+from spec_t5x.checkpoints.huggingface.vocabulary_files import ADDED_NAME, SETTINGS_NAME
 from spec_t5x.checkpoints.huggingface.weight_files import (
     WRAPPERS,
     open_tensors,
@@ -98,8 +99,8 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 
 def _check_added(directory: Path, tokenizer: tokenizers.Tokenizer) -> None:
     """Raises ``InputError`` if the tokenizer lacks a token that transformers adds from a file."""
-    path = directory / "tokenizer_config.json"
-    added = list(read_if_there(directory / "added_tokens.json"))
+    path = directory / SETTINGS_NAME
+    added = list(read_if_there(directory / ADDED_NAME))
     with describing(path, "tokenizer"):
         listed = read_if_there(path).get("added_tokens_decoder") or {}
         added += [token["content"] for token in listed.values()]

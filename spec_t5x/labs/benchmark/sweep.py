@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
@@ -97,12 +96,12 @@ class BenchmarkOptions:
         check_at_least(self, num_inputs=1, repeats=1, source_len=1)
         if 0 in self.gammas:
             raise InputError("gammas is 0: give at least 1")
-        lists = {"alpha": None, "gammas": (4,), "temperatures": (0.0, 1.0), "batch_sizes": ()}
-        given = [name for name, default in lists.items() if getattr(self, name) != default]
-        if self.table_2 and given:
-            raise InputError(
-                f"{given[0]} is given with table_2, whose rows have their own: leave it out"
-            )
+        for name in ("alpha", "gammas", "temperatures", "batch_sizes") if self.table_2 else ():
+            # The class's attribute is the field's default.
+            if getattr(self, name) != getattr(type(self), name):
+                raise InputError(
+                    f"{name} is given with table_2, whose rows have their own: leave it out"
+                )
         if self.alpha is not None:
             DrawnVerifier(alpha=self.alpha)
         if AUTO in self.gammas and (self.drawn or self.parts):
@@ -280,11 +279,9 @@ def _load(
         target = random_model(_size(models.target), *given)
     else:
         find_models(models.target, [name for name in names if not name.startswith(RANDOM)])
-        stored = {"vocabulary": models.vocabulary, "for_decoding": True, "weights": models.weights}
-        loaded = load(models.target, dtype=options.dtype, **stored)
-        generator = Generator.of(loaded, task=models.task, kv=models.kv)
-        # The parameters are held once, as the generator has them.
-        loaded = dataclasses.replace(loaded, params=generator.target.weights)
+        named = models.target, options.dtype, models.task, models.kv
+        stored = {"vocabulary": models.vocabulary, "weights": models.weights}
+        loaded, generator = Generator.load_target(*named, **stored)
         target = generator.target
 
     def make(name: str) -> Draft:

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spec_t5x.checkpoints import digests
-from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
-from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import Draft
@@ -86,7 +84,9 @@ class Models:
         if self._key != (key := (pair.target, pair.vocabulary, pair.weights)):
             self._key = self._generator = self._make = None
             options = DraftOptions()
-            target, self._generator = _loaded(pair, options.dtype)
+            stored = {"vocabulary": pair.vocabulary, "weights": pair.weights}
+            named = pair.target, options.dtype
+            target, self._generator = Generator.load_target(*named, **stored)
             bound = self._generator.target
             self._make = functools.cache(lambda name: make_draft(name, target, bound, options))
             self._key = key
@@ -96,14 +96,6 @@ class Models:
         """Returns a draft of the pair."""
         self.generator(pair)
         return self._make(name)
-
-
-def _loaded(pair: PublicPair, dtype: str) -> tuple[LoadedModel, Generator]:
-    named = {"vocabulary": pair.vocabulary, "weights": pair.weights}
-    target = load(pair.target, dtype=dtype, for_decoding=True, **named)
-    generator = Generator.of(target)
-    # The parameters are held once, as the model has them.
-    return dataclasses.replace(target, params=generator.target.weights), generator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -454,7 +454,7 @@ def test_stand_ins_are_measured_and_kept(monkeypatch, tmp_path, pairs_file, layo
         assert len({row[6] for row in quality["rows"]}) == 1
 
     # Everything is kept: no model is loaded again.
-    monkeypatch.setattr(public_measurements, "load", None)
+    monkeypatch.setattr(Generator, "load_target", None)
     assert main(command) == 0
     again = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert again["items"] == json.loads(written)["items"]
