@@ -143,8 +143,9 @@ class Attention(nn.Module):
     ) -> Float[Array, "batch new embed"]:
         """Returns the attention of normed ``inputs`` to all ``sources`` in one float32 softmax.
 
-        A source is keys and values ``[#batch kv_heads length head_dim]``, which consecutive rows
-        may share, and a bias ``[#batch #heads #new length]``. ``positions`` rotate the queries.
+        A source is keys and values ``[inputs kv_heads length head_dim]`` and a bias
+        ``[#inputs #heads #new length]``, which the consecutive rows of an input share.
+        ``positions`` rotate the queries.
         """
         queries = self._queries(inputs, positions)
         return self._joined(self._contexts(queries, sources, deterministic))
@@ -163,7 +164,8 @@ class Attention(nn.Module):
 
     def _contexts(self, queries, sources: Sequence[Source], deterministic):
         """Averages the values of all sources for each query and head, by one softmax."""
-        scores = [self._scores(queries, keys) + bias for keys, _, bias in sources]
+        batch = queries.shape[0]
+        scores = [self._scores(queries, keys) + _by_row(bias, batch) for keys, _, bias in sources]
         lengths = [keys.shape[2] for keys, _, _ in sources]
         joined = scores[0] if len(scores) == 1 else jnp.concatenate(scores, axis=-1)
         weights = jax.nn.softmax(joined, axis=-1).astype(self.dtype)
@@ -260,6 +262,11 @@ class Attention(nn.Module):
         heads = joined.reshape(batch, length, -1, self.head_dim)
         heads = constrain(heads, ("batch", "length", "heads", "kv"))
         return heads.transpose(0, 2, 1, 3)
+
+
+def _by_row(bias, batch: int):
+    """Repeats the biases of inputs, unless there is one for all, for the rows of each input."""
+    return bias if bias.shape[0] == 1 else jnp.repeat(bias, batch // bias.shape[0], axis=0)
 
 
 def _read(weights, values):

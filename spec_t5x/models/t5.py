@@ -278,10 +278,8 @@ class DecoderLayer(Layer):
     def attend_to_source(self, states, cache: LayerCache, cross_bias):
         """Returns new tokens' states + attention to the source."""
         source = cache.cross_keys, cache.cross_values, cross_bias
-        # Rows that share a source attend to it as one row, so that its keys are not repeated.
         normed = self.pre_cross_attention_layer_norm(states)
-        together = normed.reshape(source[0].shape[0], -1, states.shape[2])
-        attended = self.encoder_decoder_attention.attend(together, source).reshape(states.shape)
+        attended = self.encoder_decoder_attention.attend(normed, source)
         return self.add(states, attended, self.post_cross_attention_layer_norm)
 
 
@@ -372,10 +370,6 @@ class Decoder(nn.Module):
         cross_bias = None
         if self.config.has_source:
             cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
-        if self.config.merges_source:
-            # One softmax is over text and source, so each row needs the bias of both.
-            rows = states.shape[0] // cross_bias.shape[0]
-            cross_bias = jnp.repeat(cross_bias, rows, axis=0)
         outputs, cache = cache.through(self.layers, states, tokens, cross_bias)
         return self._normed(outputs), cache
 

@@ -230,12 +230,14 @@ class _TargetCheck:
         """Repeats each row, and continues the two copies with different tokens."""
         half = FED // 2
         _, cache = self.score(self.prefill(), self.tokens[:, :half])
-        cache, tokens = outputs.repeat_rows(cache, 2), np.repeat(self.tokens[:, half:], 2, axis=0)
-        # The first decode of each continues the text, the second continues it backwards.
-        tokens[1::2] = tokens[1::2, ::-1].copy()
-        logits, _ = self.score(cache, tokens)
+        cache, rest = outputs.repeat_rows(cache, 2), np.repeat(self.tokens[:, half:], 2, axis=0)
         what = "a row's logits change with its place, or the rows beside it, as num_decodes has it"
-        self.compare(logits[::2], expected[:, half:], what)
+        for copy, num in ((0, FED - half), (1, FED - half - 1)):
+            # One decode of each row continues the text, the other continues it backwards.
+            tokens = rest.copy()
+            tokens[1 - copy :: 2] = rest[::2, ::-1]
+            logits, _ = self.score(cache, tokens, jnp.int32(num))
+            self.compare(logits[copy::2, :num], expected[:, half : half + num], what)
 
     def check_inserted_rows(self, expected) -> None:
         """Replaces the last row by the first row of a cache with room for one token (refill)."""

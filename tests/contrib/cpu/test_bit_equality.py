@@ -33,6 +33,7 @@ MODELS = {
     "umt5": lambda: tiny_t5(
         0, **WIDE, vocab_size=300, logits_via_embedding=False, relpos_per_layer=True
     ),
+    "t5, source in int8": lambda: make("t5").with_kv("int8"),
 }
 
 
@@ -75,7 +76,7 @@ def test_a_block(name, batch, new):
     np.testing.assert_array_equal(logits, one_by_one(model, cache, tokens))
 
 
-@pytest.mark.parametrize(("name", "decodes"), [("t5", 3)])
+@pytest.mark.parametrize(("name", "decodes"), [("t5", 3), ("t5, source in int8", 2)])
 def test_the_beginning_of_a_block(name, decodes):
     """The rest is neither computed nor cached; rows of an input share its source."""
     model, batch, new = make(name), 6, 6
