@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.labs.benchmark import acceptance, results, sweep
+from spec_t5x.labs.estimates import Estimate
 from spec_t5x.labs.reproduction.contents import Origin
 from spec_t5x.labs.tpu import tables as tpu_tables
 from spec_t5x.labs.tpu.compilation import TreePrediction
-from spec_t5x.theory.estimates import Estimate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # benchmarks/ and examples/ are not installed with the package.

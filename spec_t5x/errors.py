@@ -5,6 +5,7 @@ before anything is downloaded or compiled. The command line prints the message a
 status 2; library users can catch ``ValueError``, the base class.
 """
 
+import dataclasses
 import difflib
 import numbers
 from collections.abc import Collection, Iterable
@@ -19,6 +20,14 @@ def check_at_least(settings: Any, **least: int) -> None:
     """Raises ``InputError`` unless ``settings.NAME`` is None or an integer >= ``least[NAME]``."""
     for name, number in least.items():
         check_numbers(number, **{name: getattr(settings, name)})
+
+
+def check_unused(settings: Any, why: str, *names: str) -> None:
+    """Raises ``InputError``, for the reason ``why``, if a field in ``names`` is not its default."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.name in names and value != field.default:
+            raise InputError(f"{field.name} is {value!r} and {why}: leave it out")
 
 
 def check_numbers(least: int, **values: Any) -> None:

@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from spec_t5x.errors import InputError, check_at_least, did_you_mean
+from spec_t5x.errors import InputError, check_at_least, check_unused, did_you_mean
 from spec_t5x.names import AUTO, VERIFIERS, ours
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ NEUTRAL = {
 }
 # Names in ``NEUTRAL`` that are not rules of decoding (``sampling.rules``).
 _NO_RULES = ("max_decode_len", "length_penalty", "early_stopping")
+# Options that only a beam search has, and those that it does without.
+_OF_SEARCH = ("beam_alpha", "length_penalty", "early_stopping")
+_OF_SAMPLING = ("stop", "rescale_log_probs", "verifier", "lenience", "widths")
 
 
 def _says_ours(cls: type) -> type:
@@ -208,11 +211,10 @@ class GenerateOptions:
                 raise InputError(f"stop has {string!r}: give texts of at least one character")
         if beams < 0:
             raise InputError(f"beams is {beams}: give at least 0 (0 does not search)")
-        if beams and self.stop:
-            raise InputError(
-                f"beams is {beams} and stop {self.stop}: a beam search ends no output early; "
-                "leave one of them out"
-            )
+        if beams:
+            check_unused(self, f"beams {beams}: a search does without", *_OF_SAMPLING)
+        else:
+            check_unused(self, "beams 0: only a search has one", *_OF_SEARCH)
         if beams and self.temperature > 0:
             raise InputError(
                 f"beams is {beams} and temperature {self.temperature}: a beam search does not "
@@ -222,6 +224,15 @@ class GenerateOptions:
             raise InputError(
                 f"num_decodes is {self.num_decodes} and beams {beams}: lower num_decodes, or "
                 "give more beams"
+            )
+        if not beams and self.num_decodes > 1 and self.sampling().greedy:
+            raise InputError(
+                f"num_decodes is {self.num_decodes}, temperature {self.temperature} and top_k "
+                f"{self.top_k}, which gives one text: sample, or give beams"
+            )
+        if gamma != AUTO and 0 < gamma < len(self.widths):
+            raise InputError(
+                f"gamma is {gamma} and widths {self.widths}: give a width for each draft at most"
             )
 
     @property
@@ -238,8 +249,9 @@ class GenerateOptions:
         }
 
     def without_open(self, of_checkpoint: Mapping[str, Any]) -> "GenerateOptions":
-        """Returns these options with the values of ``settled`` in place of None."""
-        return dataclasses.replace(self, **self.settled(of_checkpoint))
+        """Returns these options with the values of ``settled`` that they use in place of None."""
+        settled, unused = self.settled(of_checkpoint), () if self.beams else _OF_SEARCH
+        return dataclasses.replace(self, **{n: v for n, v in settled.items() if n not in unused})
 
     def rules(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Returns named arguments of ``sampling.rules.rules`` for these options, all hashable."""

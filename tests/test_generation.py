@@ -380,7 +380,7 @@ def test_a_streams_clock_leaves_out_the_callers_time(generator, monkeypatch):
 
 def test_a_stream_is_of_one_decode_that_is_no_search(generator):
     assert "num_decodes is 2" in message_of(generator.stream, "Die Katze", num_decodes=2)
-    assert "cannot be streamed" in message_of(generator.stream, TEXTS[0], options(beams=2))
+    assert "a stream decodes one text" in message_of(generator.stream, TEXTS[0], options(beams=2))
     assert "the text is empty" in message_of(generator.stream, " ")
 
 
@@ -571,11 +571,13 @@ def test_evaluation_pools_acceptance_over_all_sequences(generator, greedy_alone)
 
 
 def test_evaluation_needs_a_usable_pair_and_one_decode(generator):
-    assert "none of 2 sources" in message_of(evaluate, generator, SKIPPED, options())
+    assert "the text is empty" in message_of(evaluate, generator, SKIPPED, options())
+    assert "there are no sources" in message_of(evaluate, generator, [], options())
     pairs = [("Die Katze", "the cat")]
     message = message_of(evaluate, generator, pairs, options(beams=2))
     assert "beams is 2" in message
-    message = message_of(evaluate, generator, pairs, options(num_decodes=2))
+    sampled = options(num_decodes=2, temperature=1.0)
+    message = message_of(evaluate, generator, pairs, sampled)
     assert "num_decodes is 2" in message
 
 
@@ -689,11 +691,40 @@ def test_ids_that_the_target_does_not_have_are_their_inputs_error(generator):
         ([2.0], "has the id 2.0"),
         ("My sister", "has the id 'M'"),
         (7, "an input is 7: give a list of ids"),
+        ([5] * 600, "the text has 600 tokens and the encoder takes"),
     ]
     *bad, good = generator.generate_ids([*(row for row, _ in cases), [5, 1]], GREEDY)
     for answer, (_, message) in zip(bad, cases, strict=True):
         assert message in str(answer.error)
     assert good[0].output_ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"beam_alpha": 1.0}, "beam_alpha is 1.0 and beams 0: only a search has one: leave it out"),
+        ({"length_penalty": 1.0}, "length_penalty is 1.0 and beams 0"),
+        ({"early_stopping": False}, "early_stopping is False and beams 0"),
+        ({"beams": 2, "stop": "a"}, "stop is ('a',) and beams 2: a search does without"),
+        ({"beams": 2, "rescale_log_probs": True}, "rescale_log_probs is True and beams 2"),
+        ({"beams": 2, "verifier": "coupled"}, "verifier is 'coupled' and beams 2"),
+        ({"beams": 2, "verifier": "token", "lenience": 0.5}, "verifier is 'token' and beams 2"),
+        ({"num_decodes": 2}, "num_decodes is 2, temperature 0.0 and top_k 0, which gives one text"),
+        ({"num_decodes": 2, "temperature": 1.0, "top_k": 1}, "temperature 1.0 and top_k 1"),
+        ({"verifier": "tree", "widths": (2, 2, 2, 2)}, "gamma is 3 and widths (2, 2, 2, 2)"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(changes, message):
+    assert message in message_of(options, **changes)
+
+
+def test_what_a_search_leaves_out_is_said(generator):
+    assert "a beam search drafts if gamma is a number" in generator.verdict(
+        options(beams=2, gamma="auto")
+    )
+    # A checkpoint's settings of searches are no options of other decoding.
+    assert options().without_open({"length_penalty": 2.0}).length_penalty is None
+    assert options(beams=2).without_open({"length_penalty": 2.0}).length_penalty == 2.0
 
 
 # --- names that other programs have ----------------------------------------------

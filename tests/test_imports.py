@@ -38,7 +38,7 @@ CORE = (
 )
 # What trains and measures.
 LABS = (
-    ("labs", "labs.list_options"),
+    ("labs", "labs.list_options", "labs.estimates"),
     ("labs.training", "labs.benchmark"),
     ("labs.tpu", "labs.t5x_training"),
     ("labs.reproduction",),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spec_t5x.theory.estimates import Bootstrap, ratio
+from spec_t5x.labs.estimates import Bootstrap, ratio
 from spec_t5x.types import Int
 
 

@@ -67,7 +67,7 @@ def make_draft(
     kind = registry.find("draft", kind_of(text))
     if options.settings is not None and not kind.has_temperature:
         raise InputError(f"draft {text!r} takes no temperature: leave draft_temperature out")
-    if options.weights != AUTO and not kind.has_weights:
+    if options.weights != AUTO and not _has_weights(text):
         raise InputError(f"draft {text!r} has no weights of a model: leave draft_weights out")
     if kind.needs_encoder and not target.config.has_source:
         raise InputError(
@@ -84,14 +84,13 @@ def make_draft(
             )
         return drafts[name]
 
-    request = Request(
-        target=target,
-        model=model,
-        options=options,
-        make=lambda other, options: make_draft(other, target, model, options),
-        packaged=packaged,
-    )
-    return kind.make(request, text.partition(":")[2] if _is_named(text) else text)
+    def make(other: str, options: DraftOptions) -> Draft:
+        # The weights may be those of the draft that takes the other one.
+        weights = options.weights if _has_weights(other) else AUTO
+        return make_draft(other, target, model, dataclasses.replace(options, weights=weights))
+
+    request = Request(target=target, model=model, options=options, make=make, packaged=packaged)
+    return kind.make(request, _argument(text))
 
 
 def find_models(target: str | Path | GcsPath, drafts: Iterable[str | Path]) -> None:
@@ -105,12 +104,19 @@ def find_models(target: str | Path | GcsPath, drafts: Iterable[str | Path]) -> N
 
 def _checkpoints_of(text: str) -> list[str]:
     """Lists the checkpoints that a draft and the drafts named in its argument load."""
-    name = kind_of(text)
+    name, argument = kind_of(text), _argument(text)
     if not _is_named(text):
         return [text]
-    kind, argument = registry.find("draft", name), text.partition(":")[2]
+    kind = registry.find("draft", name)
     inner = (found for draft in kind.drafts(argument) for found in _checkpoints_of(draft))
     return [*kind.checkpoints(argument), *inner]
+
+
+def _has_weights(text: str) -> bool:
+    """Tells whether ``DraftOptions.weights`` apply to a draft or one named in its argument."""
+    kind, argument = registry.find("draft", kind_of(text)), _argument(text)
+    has_own = kind.has_weights and (not argument or kind.checkpoints(argument))
+    return bool(has_own) or any(map(_has_weights, kind.drafts(argument)))
 
 
 def kind_of(text: str) -> str:
@@ -131,6 +137,11 @@ def kind_of(text: str) -> str:
     format = read_if_there(directory / CONFIG_NAME).get("format")
     kinds = registry.find_all("draft").items() if format else ()
     return next((name for name, kind in kinds if kind.format == format), TRANSFORMER)
+
+
+def _argument(text: str) -> str:
+    """Returns what follows a kind's name; a directory's name is itself the argument."""
+    return text.partition(":")[2] if _is_named(text) else text
 
 
 def _is_named(text: str) -> bool:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from spec_t5x import registry
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError, check_choice, check_unused
 from spec_t5x.names import AUTO, INT8, KV, NO_DRAFT, WEIGHTS
 from spec_t5x.options import option
 
@@ -71,11 +71,13 @@ class Models:
                 raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
         for name, known in {"weights": WEIGHTS, "draft_weights": WEIGHTS, "kv": KV}.items():
             check_choice(name, getattr(self, name), known)
-        if self.draft_temperature is None and (self.draft_top_k or self.draft_top_p):
+        if not self.draft_temperature and (self.draft_top_k or self.draft_top_p):
             raise InputError(
                 f"draft_top_k is {self.draft_top_k} and draft_top_p {self.draft_top_p} without "
-                "a draft_temperature: give one"
+                "a draft_temperature above 0: give one"
             )
+        if self.draft == NO_DRAFT:
+            check_unused(self, "there is no draft", "draft_weights", "draft_temperature")
 
     def draft_options(self):
         """Returns the draft's ``DraftOptions``: sampling settings, dtype and weights."""
@@ -95,7 +97,7 @@ class Models:
 
         if self.target not in PACKAGED_DRAFTS:
             raise InputError(
-                f"no --draft was given for --target {self.target}: give --draft {INT8}, which "
-                f"needs no other model, a model of your own, or --draft {NO_DRAFT}"
+                f"draft is None and target {self.target}: give draft {INT8}, which needs no "
+                f"other model, a model of your own, or {NO_DRAFT} for plain decoding"
             )
         return next(iter(PACKAGED_DRAFTS[self.target].values()))

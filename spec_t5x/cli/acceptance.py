@@ -20,6 +20,7 @@ _MEASUREMENT = {
     "lenience": ([float], "lenience l of section A.5; 1 is lossless; repeatable (default: 1)"),
     "num_tokens": (int, "tokens to generate with each sampling setting (default: 10000)"),
     "max_decode_len": (int, "maximum number of generated tokens in a text (default: 128)"),
+    "max_source_len": (int, "maximum length of a source in tokens (default: the checkpoint's)"),
     "batch_size": (int, "texts generated together (default: 16)"),
     "seed": (int, "random seed (default: 0)"),
     "confidence": (float, "confidence level of the intervals (default: 0.95)"),
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.labs.benchmark.acceptance import AcceptanceOptions
     from spec_t5x.labs.benchmark.text_source import TextSource
 
-    models, _, source, options = settings.read(args, TextSource, AcceptanceOptions)
+    models, source, options = settings.configured(args, Models, TextSource, AcceptanceOptions)
     # Checked before anything is loaded.
     if args.json and args.json.is_dir():
         raise InputError(f"--json {args.json} is a folder: give a file")
@@ -53,6 +54,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"the draft is {NO_DRAFT}: give a draft to measure")
     if args.text and source.name:
         raise InputError(f"both TEXT and {source.name} were given: give one of them")
+    if args.text:
+        source.check_no_file("TEXT is given")
+    if models.draft and options.drafts:
+        raise InputError(f"Models.draft is {models.draft} beside --draft: give one of them")
     names = options.drafts or (models.draft_name(),)
 
     from spec_t5x.checkpoints.make_draft import find_models, make_draft

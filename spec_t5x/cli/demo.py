@@ -5,8 +5,8 @@ import dataclasses
 import threading
 
 from spec_t5x.cli import settings
-from spec_t5x.errors import InputError
-from spec_t5x.names import AUTO
+from spec_t5x.errors import InputError, check_unused
+from spec_t5x.names import AUTO, NO_DRAFT
 
 HELP = "serve a web page on which plain and speculative decoding race side by side"
 
@@ -29,13 +29,17 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.machine.compilation_cache import enable
 
     models, options = settings.read(args)
+    if models.draft == NO_DRAFT:
+        raise InputError(f"the page compares with a draft and --draft is {NO_DRAFT}: give one")
+    why = "the page streams one text of each"
+    check_unused(options, why, "num_decodes", "beams")
     if options.gamma == AUTO and args.gamma is None:
         # A fixed gamma proposes tokens in every iteration, so the page shows the draft at work.
         options = dataclasses.replace(options, gamma=settings.FIXED_GAMMA)
     enable()
     own, name = models != type(models)(), f"{models.target}, {models.draft_name()}"
     page = demo.page({name: Generator.load_named(models)} if own else {}, options)
-    host, port = args.host or "127.0.0.1", args.port or 7860
+    host, port = args.host or "127.0.0.1", 7860 if args.port is None else args.port
     quietly = {"quiet": True, "footer_links": [], "run_history": False, "prevent_thread_lock": True}
     try:
         _, address, _ = page.launch(server_name=host, server_port=port, share=False, **quietly)

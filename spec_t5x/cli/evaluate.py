@@ -28,11 +28,12 @@ def run(args: argparse.Namespace) -> int:
     options = source.decoding(options)
 
     from spec_t5x.generation import Generator
-    from spec_t5x.labs.benchmark.evaluation import evaluate
+    from spec_t5x.labs.benchmark.evaluation import check_options, evaluate
     from spec_t5x.labs.benchmark.text_source import read_sets
     from spec_t5x.machine.compilation_cache import enable
     from spec_t5x.machine.progress import Progress
 
+    check_options(options)
     enable()
     generator = Generator.load_named(models)
     for texts in read_sets(source, generator.vocabulary):

@@ -12,7 +12,7 @@ from typing import Any
 
 from spec_t5x.cli import settings
 from spec_t5x.data.text_files import json_line, stream_lines
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_unused
 from spec_t5x.inference.arriving import arriving
 from spec_t5x.inference.sources import FileSource, Item, file_source, no_inputs
 from spec_t5x.machine.progress import doing
@@ -62,11 +62,6 @@ def _check_flags(args, options, draft: str | None) -> None:
         raise InputError(
             f"--field is {args.field} and there is no --input: give a file, or leave it out"
         )
-    if options.num_decodes > 1 and options.sampling().greedy and not options.beams:
-        raise InputError(
-            f"num_decodes is {options.num_decodes} and temperature 0, which gives one text: give a "
-            "temperature, or beams"
-        )
     if args.text and args.input:
         raise InputError(f"both TEXT and --input {args.input} were given: give one of them")
     if args.trace and args.compare:
@@ -76,8 +71,9 @@ def _check_flags(args, options, draft: str | None) -> None:
     flag = "--trace" if args.trace else "--compare"
     if draft is None:
         raise InputError(f"{flag} needs a draft and --draft is {NO_DRAFT}: give one")
-    if options.beams:
-        raise InputError(f"beams is {options.beams}: {flag} needs beams 0")
+    check_unused(options, f"{flag} has no beam search", "beams")
+    if options.gamma == 0:
+        raise InputError(f"gamma is 0, which drafts nothing: {flag} needs at least 1")
     if args.trace and options.num_decodes > 1:
         raise InputError(f"num_decodes is {options.num_decodes}: --trace needs 1")
 
@@ -175,7 +171,8 @@ class _Command:
                 self._print(line, answer)
                 place += 1
         verdict = self.generator.verdict(self.options)
-        if verdict and place > 1:
+        # One text may end before drafting pays.
+        if verdict and (place > 1 or self.options.beams):
             log.info(verdict)
 
     def _show(self, lines: Iterator[Item]) -> None:

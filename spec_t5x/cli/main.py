@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -39,7 +40,7 @@ def _main(arguments: Sequence[str]) -> int:
     # TensorFlow reads data and writes TensorBoard's files; it would warn that it finds no GPU.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     xla_flags.apply()
-    with _shown_log(args.log_level):
+    with _shown_log(args):
         return _run(args, rest)
 
 
@@ -65,8 +66,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         if args.debug:
             raise
         # gin appends lines about its own calls to an error that passes through it.
-        message = speaking_of_flags(str(error).splitlines()[0], args.flags)
-        log.error(f"error: {message}")
+        log.error(f"error: {_spoken(str(error).splitlines()[0], args)}")
         return 2
     except RuntimeError as error:
         if args.debug or not is_out_of_memory(error):
@@ -96,16 +96,22 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Log(logging.Handler):
+    def __init__(self, args: argparse.Namespace):
+        super().__init__()
+        self._args = args
+
     def emit(self, record: logging.LogRecord) -> None:
-        standard_streams.complain(record.getMessage())
+        message = record.getMessage()
+        is_warning = record.levelno == logging.WARNING
+        standard_streams.complain(_spoken(message, self._args) if is_warning else message)
 
 
 @contextlib.contextmanager
-def _shown_log(level: int) -> Iterator[None]:
-    """Writes log records of at least ``level`` to standard error within the ``with``."""
-    before, handler = (log.level, log.propagate), _Log()
+def _shown_log(args: argparse.Namespace) -> Iterator[None]:
+    """Writes log records of ``args.log_level`` and above to standard error within the ``with``."""
+    before, handler = (log.level, log.propagate), _Log(args)
     log.addHandler(handler)
-    log.setLevel(level)
+    log.setLevel(args.log_level)
     # Imported libraries may have handlers on the root logger, which would repeat the records.
     log.propagate = False
     try:
@@ -114,6 +120,15 @@ def _shown_log(level: int) -> Iterator[None]:
         log.removeHandler(handler)
         log.setLevel(before[0])
         log.propagate = before[1]
+
+
+def _spoken(message: str, args: argparse.Namespace) -> str:
+    """Returns the message with options as flags or, where the command has none, as gin's."""
+    for cls in getattr(args, "configured", ()):
+        for name in {field.name for field in dataclasses.fields(cls)} - {*args.flags}:
+            gin = rf"\1 --gin.{cls.__name__}.{name}=VALUE"
+            message = re.sub(rf"\b(set|pass|give|raise|lower) {name}\b", gin, message)
+    return speaking_of_flags(message, args.flags)
 
 
 def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
@@ -133,7 +148,8 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
         else:
             # The name may be a plain word: it is replaced only where an option is meant.
             message = re.sub(rf"^{name}(?= is )", f"--{flag}", message)
-            message = re.sub(rf"\b(pass|raise|lower) {name}", rf"\1 --{flag}", message)
+            verbs = "give|leave|lower|pass|raise|set"
+            message = re.sub(rf"\b({verbs}) {name}\b", rf"\1 --{flag}", message)
         # A repeatable flag sets an option whose name is the plural.
         message = re.sub(rf"^{flag}s(?= (is|hold) )", f"--{flag}", message)
     return message

@@ -156,6 +156,8 @@ def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
 
     from spec_t5x.cli.gin_files import parse_gin
 
+    # Messages name options that only gin sets as gin does (``main``).
+    args.configured = classes
     makers = [gin.external_configurable(cls, module="spec_t5x") for cls in classes]
     parse_gin(args.gin_file, args.gin_bindings)
     return [make(**given(args, cls)) for make, cls in zip(makers, classes, strict=True)]

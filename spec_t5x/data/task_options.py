@@ -61,12 +61,21 @@ class TaskOptions:
                 raise InputError(f"task_feature_lengths has {name} {value!r}: give at least 2")
 
     def decoding(self, options: Decoding) -> Decoding:
-        """Returns ``options`` (``GenerateOptions``) with ``task_feature_lengths`` as limits."""
+        """Returns ``options`` (``GenerateOptions``) with ``task_feature_lengths`` as limits.
+
+        Raises:
+          InputError: the options have another limit.
+        """
         lengths = self.task_feature_lengths or {}
-        if "inputs" in lengths:
-            options = dataclasses.replace(options, max_source_len=lengths["inputs"], truncate=True)
-        if "targets" in lengths:
-            options = dataclasses.replace(options, max_decode_len=lengths["targets"])
+        for part, name in (("inputs", "max_source_len"), ("targets", "max_decode_len")):
+            given, length = getattr(options, name), lengths.get(part)
+            if given is not None and length not in (None, given):
+                raise InputError(
+                    f"{name} is {given} and task_feature_lengths has {part} {length}: leave one out"
+                )
+            if length is not None:
+                truncate = options.truncate or part == "inputs"
+                options = dataclasses.replace(options, **{name: length, "truncate": truncate})
         return options
 
 

@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.interfaces import Draft
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.cached_model import CachedModel
-from spec_t5x.names import AUTO
+from spec_t5x.names import AUTO, WEIGHTS
 from spec_t5x.sampling.distributions import Sampling
 
 
@@ -29,6 +29,7 @@ class DraftOptions:
     weights: str = AUTO
 
     def __post_init__(self):
+        check_choice("weights", self.weights, WEIGHTS)
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
 
 

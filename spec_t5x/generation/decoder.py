@@ -85,7 +85,7 @@ class BatchDecoder:
             # Bytes that Python could not decode, from a pipe or the command line.
             raise InputError(f"the text {text[:40]!r} is not UTF-8: give UTF-8 text") from error
         if self.is_decoder_only:
-            return self._tokenize_prompt(text, options)
+            return self.fit_prompt(self.vocabulary.encode(text), text, options)
         if not text.strip():
             raise InputError("the text is empty: give at least one word")
         return self.fit(self.vocabulary.framed(self.vocabulary.encode(text)), text, options)
@@ -107,9 +107,9 @@ class BatchDecoder:
             "shorten it, raise max_source_len, or pass truncate"
         )
 
-    def _tokenize_prompt(self, text: str, options: GenerateOptions) -> list[int]:
+    def fit_prompt(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
+        """Returns a prompt's ids, as ``fit``; a long one is cut at its beginning."""
         limit = self._longest_prompt(options)
-        ids = self.vocabulary.encode(text)
         if len(ids) > limit and not options.truncate:
             given = options.max_source_len == limit
             change = "raise max_source_len" if given else "lower max_decode_len"

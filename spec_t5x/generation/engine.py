@@ -205,6 +205,8 @@ class Engine:
     @property
     def verdict(self) -> str | None:
         """The reason why most steps had no draft, for a message; None if they had one."""
+        if self.options.beams and self.options.gamma == AUTO and self.decoder.draft is not None:
+            return "the draft was left out: a beam search drafts if gamma is a number"
         costs = self._costs.get(self.options)
         if costs is None:
             return None

@@ -19,14 +19,14 @@ from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice, check_unused
 from spec_t5x.generation.answers import Answer, Answers
 from spec_t5x.generation.batches import Batch
 from spec_t5x.generation.decoder import BatchDecoder
 from spec_t5x.generation.engine import Engine
 from spec_t5x.generation.streaming import StreamEvent, stream
 from spec_t5x.loops.pace import Costs, Pace
-from spec_t5x.names import AUTO, NO_DRAFT
+from spec_t5x.names import AUTO, KV, NO_DRAFT
 from spec_t5x.options import GenerateOptions, options_with
 
 log = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ class Generator(BatchDecoder):
 
         The arguments are as in ``load``; ``stored`` are ``vocabulary``, ``shardings``, ``weights``.
         """
+        check_choice("kv", kv, KV)
         loaded = load(target, dtype=dtype, for_decoding=True, **stored)
         generator = cls.of(loaded, task=task, kv=kv)
         # The parameters are held once, as the model has them.
@@ -169,13 +170,14 @@ class Generator(BatchDecoder):
     ) -> Answers:
         """Generates as ``generate`` for inputs that are ids: sources with EOS, prompts without.
 
-        The other arguments are those of ``generate``. If a source is empty, or the target lacks an
-        id, the answer has an ``error``.
+        The other arguments are those of ``generate``. If an input is empty or too long, or the
+        target lacks an id, the answer has an ``error``.
         """
         options = options_with(options, changes)
-        return Answers(self._answers(ids, self._checked_ids, options, first))
+        encode = functools.partial(self._checked_ids, options=options)
+        return Answers(self._answers(ids, encode, options, first))
 
-    def _checked_ids(self, ids: Sequence[int] | np.ndarray) -> list[int]:
+    def _checked_ids(self, ids: Sequence[int] | np.ndarray, options: GenerateOptions) -> list[int]:
         size = self.target.vocab_size
         ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
         if not isinstance(ids, Sequence):
@@ -185,7 +187,8 @@ class Generator(BatchDecoder):
                 raise InputError(f"an input has the id {one!r}: give numbers from 0 to {size - 1}")
         if not ids and not self.is_decoder_only:
             raise InputError("an input has no ids: give at least the end of sequence")
-        return [int(one) for one in ids]
+        fit = self.fit_prompt if self.is_decoder_only else self.fit
+        return fit([int(one) for one in ids], str(ids[:8]), options)
 
     def _answers(
         self, inputs: Iterable, encode: Callable, options: GenerateOptions, first: int
@@ -234,10 +237,7 @@ class Generator(BatchDecoder):
             them is yielded.
         """
         options = dataclasses.replace(options_with(options, changes), batch_size=1)
-        if options.num_decodes != 1:
-            raise InputError(f"num_decodes is {options.num_decodes}: set it to 1 for a stream")
-        if options.beams:
-            raise InputError(f"beams is {options.beams}: a search cannot be streamed, set it to 0")
+        check_unused(options, "a stream decodes one text at once", "num_decodes", "beams")
         (batch,) = self.batches([text], options, place)
         engine = self.engine(options, self._paces.get(options))
         return stream(engine, batch, lambda: self._remember(engine))

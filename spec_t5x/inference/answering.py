@@ -170,7 +170,7 @@ class Answerer:
                 batch = self.placement.batch(batch)
                 engine = self.generator.engine(self.options)
                 costs = engine.costs(batch)
-                if self.options.repeats or self.options.beams:
+                if self.options.repeats:
                     return Learned(costs=costs)
                 pace = engine.decode(batch).pace
                 return Learned(costs=costs, gamma=0 if pace is None else pace.best_limit)

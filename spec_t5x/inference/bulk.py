@@ -29,6 +29,7 @@ from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, 
 from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.inference.sources import Item, Source, digest, read_shards, survey
 from spec_t5x.machine import atomic
+from spec_t5x.machine.operations import registered
 
 # Most errors that a report lists.
 _NAMED = 10
@@ -165,6 +166,7 @@ class _Run:
             "platform": jax.default_backend(),
             "device_kind": jax.devices()[0].device_kind,
             "models_and_devices": self._placement().shape,
+            "kernels": [str(each) for each in registered() if (each.state() or (False,))[0]],
             "jax": jax.__version__,
         }
 
@@ -191,7 +193,8 @@ class _Run:
         placement = self._placement()
         generator = placement.generator(load(placement))
         answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
-        if self.decoding.gamma == AUTO and generator.draft is not None:
+        auto = self.decoding.gamma == AUTO and not self.decoding.beams
+        if auto and generator.draft is not None:
             self._share_costs(answerer, shards, unfinished[0])
         left = sum(len(shards.indices(shard)) for shard in unfinished)
         self.progress.decoding(sum(len(shards.indices(s)) for s in mine), shards.total - left)

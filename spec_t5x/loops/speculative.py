@@ -54,7 +54,7 @@ from spec_t5x.loops.decode_state import (
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Pace
 from spec_t5x.sampling.distributions import Sampling, standardize
-from spec_t5x.sampling.draws import Stream, sample_next
+from spec_t5x.sampling.draws import RowStream, Stream, sample_next
 from spec_t5x.sampling.log_probs import token_log_probs
 from spec_t5x.sampling.verification import Verdict
 from spec_t5x.types import Array, Bool, Int, Key, PyTree
@@ -400,22 +400,22 @@ def _checked(
 ) -> tuple[Stream, Sampling]:
     """Checks the loop's arguments; returns the stream and the settings of all rows."""
     gamma, coupled = loop.gamma, loop.verifier.coupled
-    check_arguments(target, draft, prompts, gamma, loop.max_decode_len)
+    check_arguments(target, draft, prompts, loop)
     if pace is not None and pace.largest != gamma:
         raise InputError(f"gamma is {gamma} and the pace's is {pace.largest}: give both the same")
     stream = outputs_lib.row_stream(
         rng, prompts.shape[0], loop.num_decodes, coupled, loop.max_decode_len
     )
-    if loop.verifier.tree(gamma) is not None:
-        tree_lib.check_tree(target, draft, stream)
+    if loop.verifier.tree(gamma) is not None and not isinstance(stream, RowStream):
+        raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
     settings = settings.repeat(loop.num_decodes)
     return stream, settings.keep_ties() if coupled else settings
 
 
-def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decode_len: int):
-    """Raises ``InputError`` unless models, prompts, gamma and ``max_decode_len`` fit together."""
-    if gamma < 0:
-        raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
+def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
+    """Raises ``InputError`` unless models, prompts and the loop's settings fit together."""
+    if loop.gamma < 0:
+        raise InputError(f"gamma is {loop.gamma}: give at least 0 (0 is plain decoding)")
     check_parts(target)
     check_parts(draft, Draft)
     check_vocabularies(draft, target)
@@ -430,6 +430,8 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
             f"{type(draft).__name__} needs the states of the target's layers {list(depths)} "
             f"and {type(target).__name__} has no method showing: use another draft"
         )
-    outputs_lib.check_prompts(prompts, max_decode_len)
-    check_positions(target, max_decode_len)
-    draft.check(target, max_decode_len)
+    if loop.verifier.tree(loop.gamma) is not None:
+        tree_lib.check_tree(target, draft)
+    outputs_lib.check_prompts(prompts, loop.max_decode_len)
+    check_positions(target, loop.max_decode_len)
+    draft.check(target, loop.max_decode_len)

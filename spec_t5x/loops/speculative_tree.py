@@ -188,8 +188,8 @@ def _walk(tree: Tree, at_leaf: Array, children_verdict):
     return jnp.stack(path), accepted, jnp.where(going, at_leaf[node], emit_from)
 
 
-def check_tree(target, draft, stream) -> None:
-    """Raises ``InputError`` unless target, draft and stream support trees."""
+def check_tree(target, draft) -> None:
+    """Raises ``InputError`` unless target and draft support trees."""
     if not isinstance(target, NodeTarget):
         raise InputError(f"{type(target).__name__} has no score_nodes: use a verifier of chains")
     if not isinstance(draft, TreeDraft):
@@ -197,8 +197,6 @@ def check_tree(target, draft, stream) -> None:
             f"{type(draft).__name__} proposes no trees (it has no propose_tree): use another "
             "draft, or a verifier of chains"
         )
-    if not isinstance(stream, RowStream):
-        raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
 
 
 def _along(values: Array, indices: Int[Array, "batch levels"]) -> Array:

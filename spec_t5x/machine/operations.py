@@ -7,6 +7,7 @@ them are one ``Operations`` object, which is registered under a name:
 """
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from spec_t5x import registry
+from spec_t5x.errors import InputError
 from spec_t5x.types import Array, Int, PyTree
 
 # Shapes of a model's parameters by their paths (``encoder/encoder_norm/scale``).
@@ -89,6 +91,18 @@ class FullPrecision(Operations):
 
 
 XLA, FULL_PRECISION = Operations(), FullPrecision()
+
+
+def switch(name: str) -> str | None:
+    """Returns an environment variable that is "1" or "0"; None if it is empty or not set.
+
+    Raises:
+      InputError: it is anything else.
+    """
+    value = os.environ.get(name) or None
+    if value not in (None, "0", "1"):
+        raise InputError(f"{name} is {value!r}: set it to 1 or 0, or unset it")
+    return value
 
 
 def registered() -> tuple[Operations, ...]:

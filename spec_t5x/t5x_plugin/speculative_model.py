@@ -21,7 +21,7 @@ from spec_t5x.beams.hypotheses import BeamResult
 from spec_t5x.beams.search import beam_search
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.loops.decode_state import DecodeStats
+from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeStats
 from spec_t5x.loops.outputs import Decoded, prompt_lengths
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode
@@ -173,12 +173,18 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         return T5Model(weights=params, module=self._network).with_kv(self._kv)
 
     def _check_settings(self, settings: SampleSettings | BeamSettings) -> None:
-        if isinstance(settings, BeamSettings) and self._costs is not None:
-            raise InputError(
-                "decode_fn is beam_search, which always drafts GAMMA tokens: leave C out, or add "
-                "--gin_file=gin_configs/t5x/greedy.gin"
-            )
-        if isinstance(settings, BeamSettings) and self._gamma and not self._draft.searches:
+        if not isinstance(settings, BeamSettings):
+            return
+        for name, is_set, has in (
+            ("C", self._costs is not None, "always drafts GAMMA tokens"),
+            ("VERIFIER", self._verifier != DEFAULT_VERIFIER, "has no verifier"),
+        ):
+            if is_set:
+                raise InputError(
+                    f"decode_fn is beam_search, which {has}: leave {name} out, or add "
+                    "--gin_file=gin_configs/t5x/greedy.gin"
+                )
+        if self._gamma and not self._draft.searches:
             raise InputError(
                 f"decode_fn is beam_search and draft {self._draft} cannot search: add --gin_file="
                 "gin_configs/t5x/greedy.gin, or give a draft model (speculate.gin alone) or GAMMA 0"
@@ -336,6 +342,8 @@ def check_pace(gamma: int, c: float | None, position: float) -> None:
     for name, value in {"c": 0.0 if c is None else c, "position": position}.items():
         if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
             raise InputError(f"{name} is {value!r}: give a number of at least 0, in target steps")
+    if c is not None and not gamma:
+        raise InputError(f"c is {c} and gamma 0, which drafts nothing: leave one of them out")
     if position and c is None:
         raise InputError(f"position is {position} without c: give c too")
 

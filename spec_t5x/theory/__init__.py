@@ -1,1 +1,1 @@
-"""The paper's closed forms, and estimates of acceptance with intervals."""
+"""The paper's closed forms."""

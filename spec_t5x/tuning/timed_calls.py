@@ -36,9 +36,10 @@ class Timed:
         """Makes the state of rows that hold ``loop.max_decode_len // 2`` varied tokens.
 
         The tokens are not fed to the target, since a call's time does not depend on what its cache
-        holds; the draft has been fed them.
+        holds; the draft has been fed them. Errors are those of ``speculative.check_arguments``.
         """
         batch, coupled = jax.tree.leaves(inputs)[0].shape[0], loop.verifier.coupled
+        speculative.check_arguments(target, draft, jnp.zeros((batch, 1), jnp.int32), loop)
         keys = row_keys(jax.random.key(0), batch)
         stream = row_stream(keys, batch, loop.num_decodes, coupled, loop.max_decode_len)
         settings = settings.repeat(loop.num_decodes)

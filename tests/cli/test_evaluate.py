@@ -161,7 +161,10 @@ def test_a_row_of_table_2_measures_a_task(tiny_pair, task, tmp_path, capsys):
     ("changes", "message"),
     [
         ({"data": "x", "mixture_or_task": "y"}, "data is 'x' and mixture_or_task 'y': give one"),
-        ({"mixture_or_task": "x", "source_words": 3}, "a task has its own sources"),
+        ({"mixture_or_task": "x", "source_words": 3}, "source_words is 3 and x is a task"),
+        ({"mixture_or_task": "x", "prefix": "a"}, "prefix is 'a' and x is a task"),
+        ({"data": "x.tsv", "source_field": "a"}, "source_field is 'a' and x.tsv has none"),
+        ({"data": "x.jsonl.gz", "num_columns": 2}, "num_columns is 2 and x.jsonl.gz has none"),
         ({"data": "x", "metric": "wer"}, "metric is 'wer': choose one of bleu"),
         (
             {"data": "x", "task_feature_lengths": {"input": 3}},
@@ -172,3 +175,22 @@ def test_a_row_of_table_2_measures_a_task(tiny_pair, task, tmp_path, capsys):
 def test_what_cannot_be_evaluated_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
         TextSource(**changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_source_len", 5, "max_source_len is 5 and task_feature_lengths has inputs 12"),
+        ("max_decode_len", 5, "max_decode_len is 5 and task_feature_lengths has targets 6"),
+        ("max_decode_len", 6, None),
+    ],
+)
+def test_a_limit_beside_another_one_of_the_task_is_refused(name, value, message):
+    source = TextSource(mixture_or_task="x", task_feature_lengths={"inputs": 12, "targets": 6})
+    given = GenerateOptions(**{name: value})
+    if message is None:
+        found = source.decoding(given)
+        assert (found.max_source_len, found.max_decode_len, found.truncate) == (12, 6, True)
+    else:
+        with pytest.raises(InputError, match=message):
+            source.decoding(given)

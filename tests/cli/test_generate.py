@@ -129,7 +129,7 @@ def test_outputs_end_before_any_of_the_texts_to_stop_at(generate, greedy):
     stop = greedy[0].output[3:7]
     (line,) = generate("--stop", "not there", "--stop", stop, TEXTS[0]).lines
     assert line == greedy[0].output.partition(stop)[0] != greedy[0].output
-    assert_refused(generate("x", "--stop", "a", "--beams", 2), "--beams is 2 and stop")
+    assert_refused(generate("x", "--stop", "a", "--beams", 2), "--stop is ('a',) and beams 2")
 
 
 # --- streaming ---------------------------------------------------------------
@@ -291,9 +291,10 @@ def test_bindings_that_cannot_be_are_refused(run, unchecked, binding, expected):
         (("x", "--compare", "--trace"), "both --trace and --compare"),
         (("x", "--trace", "--draft", "none"), "--trace needs a draft"),
         (("x", "--widths", "3,a"), "'3,a' is no list of numbers"),
-        (("x", "--beams", 2, "--trace"), "--trace needs beams 0"),
+        (("x", "--trace", "--gamma", 0), "--gamma is 0, which drafts nothing: --trace needs"),
+        (("x", "--beams", 2, "--trace"), "--beams is 2 and --trace has no beam search"),
         (("x", "--trace", "--num_decodes", 2, "--temperature", 1), "--trace needs 1"),
-        (("x", "--num_decodes", 3), "is 3 and temperature 0, which gives one text"),
+        (("x", "--num_decodes", 3), "--num_decodes is 3, temperature 0.0 and --top_k 0, which"),
         (("x", "--input", "file"), "--input file"),
         (("--input", "/no/such/file"), "/no/such/file"),
         (("Stra\udcdfe",), r"Stra\udcdfe"),
@@ -372,7 +373,7 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         (("infer", "--max-new-tokens=4"), "'--max-new-tokens=4': it is '--max_decode_len' here"),
         (("infer", "--logprobs"), "an output has one score, its tokens have none"),
         (("evaluate", "--batch_sizes", "2"), "did you mean '--batch_size'?: see spec-t5x evaluate"),
-        (("generate", "x", "--target", "{pair}"), "for --target {pair}: give --draft int8, which"),
+        (("generate", "x", "--target", "{pair}"), "and target {pair}: give --draft int8, which"),
         (("train", "--gin_file", "{pair}/empty.gin"), "'output_dir'"),
     ],
 )

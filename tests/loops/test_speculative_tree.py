@@ -193,7 +193,7 @@ def test_what_trees_cannot_be_used_with_is_refused():
     with pytest.raises(InputError, match="UniformDraft proposes no trees"):
         decode(UniformDraft(30), tree)
     with pytest.raises(InputError, match="Bare has no score_nodes"):
-        check_tree(Bare(), draft, RowStream(outputs_lib.row_keys(KEY, 1)))
+        check_tree(Bare(), draft)
     with pytest.raises(InputError, match="coupled"):
         decode(draft, tree, rng=t5x_stream(KEY, jnp.zeros(3, jnp.int32), 9))
     with pytest.raises(InputError, match="gamma is 0"):

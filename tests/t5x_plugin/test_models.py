@@ -420,6 +420,10 @@ def test_a_beam_search_needs_a_model(name, searches, drafts_of_pair):
     searching = make_pair("1.1", decode_fn=decoding.beam_search)
     assert draft.searches == searches
     searching.speculative(draft=draft, gamma=0)
+    with pytest.raises(InputError, match="which has no verifier: leave VERIFIER out, or add"):
+        searching.speculative(draft=draft, verifier="coupled")
+    with pytest.raises(InputError, match="c is 0.1 and gamma 0, which drafts nothing"):
+        searching.speculative(draft=draft, gamma=0, c=0.1)
     with pytest.raises(InputError, match="which always drafts GAMMA tokens: leave C out, or add"):
         searching.speculative(draft=draft, c=0.1)
     if searches:

@@ -8,6 +8,7 @@ import pytest
 
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.pace import Costs
 from spec_t5x.sampling.distributions import sampling
@@ -76,6 +77,13 @@ def test_what_is_timed_is_what_decodes(monkeypatch, make, name):
         assert proposed[0] == [0] * 4 and len(proposed) == 2 and min(proposed[1]) > 0
     else:
         assert proposed == [[0] * 4, [3] * 4, [9] * 4]
+
+
+def test_a_draft_without_trees_is_refused_before_anything_is_timed():
+    target = tiny_t5(0)
+    loop = Loop(gamma=2, max_decode_len=16, verifier=verifier("tree", widths=(2, 1)))
+    with pytest.raises(InputError, match="CopyDraft proposes no trees"):
+        measure(target, CopyDraft(30), jnp.ones((1, 5), jnp.int32), sampling(0.0), loop)
 
 
 def test_what_was_measured_is_measured_once(tmp_path, caplog):

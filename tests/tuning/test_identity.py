@@ -63,7 +63,7 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
         key(temperature=1.0, top_k=4),
         key(batch_size=2),
         key(max_decode_len=64),
-        key(num_decodes=2),
+        key(temperature=1.0, num_decodes=2),
         key(verifier="token"),
         key(verifier="tree", widths=(2, 2)),
         key(generator.with_draft(CopyDraft(generator.target.vocab_size))),

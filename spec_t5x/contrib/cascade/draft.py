@@ -5,13 +5,14 @@ tokens follow the middle model's distribution exactly, and are the cascade's pro
 Cascades nest: the cheap draft may be a cascade.
 """
 
+import dataclasses
+
 import flax.struct
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x import registry
-from spec_t5x.checkpoints.make_draft import kind_of, model_draft
-from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request
+from spec_t5x.checkpoints.make_draft import model_draft
+from spec_t5x.drafts.kinds import DraftKind, Request
 from spec_t5x.drafts.sequential import catch_up, slices
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.errors import InputError
@@ -30,7 +31,6 @@ from spec_t5x.loops import decode_state
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.loops.speculative import verify
 from spec_t5x.models.weights import BITS
-from spec_t5x.names import AUTO
 from spec_t5x.sampling.distributions import Sampling, write_rows
 from spec_t5x.sampling.draws import draft_draws
 from spec_t5x.types import Array, Bool, Float32, Int, PyTree
@@ -187,9 +187,7 @@ def _make(request: Request, argument: str) -> CascadeDraft:
     else:
         middle = model_draft(request, directory).model
     inner = inner or "bigram"
-    has_weights = registry.find("draft", kind_of(inner)).has_weights
-    weights = request.options.weights if has_weights else AUTO
-    cheapest = request.make(inner, DraftOptions(dtype=request.options.dtype, weights=weights))
+    cheapest = request.make(inner, dataclasses.replace(request.options, settings=None))
     if isinstance(cheapest, SharedEncoderDraft):
         raise InputError(
             f"draft {inner} shares the target's encoder, but in a cascade it would draft for "

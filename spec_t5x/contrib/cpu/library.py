@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from spec_t5x.machine.compilation_cache import temporary_cache, user_cache
 from spec_t5x.machine.description import native
+from spec_t5x.machine.operations import switch
 from spec_t5x.machine.progress import doing
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def available() -> bool:
 
     If they cannot be built, the reason and a remedy are logged once, as a warning.
     """
-    if os.environ.get(SWITCH) == "0":
+    if switch(SWITCH) == "0":
         return False
     compiler = _compiler()
     if compiler is None:
@@ -59,7 +60,7 @@ def available() -> bool:
 
 def state() -> tuple[bool, str]:
     """Returns True if the kernels are or will be used, and the reason; compiles nothing."""
-    if os.environ.get(SWITCH) == "0":
+    if switch(SWITCH) == "0":
         return False, f"switched off by {SWITCH}=0"
     compiler = _compiler()
     if compiler is None:

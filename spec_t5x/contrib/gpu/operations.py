@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 
 from spec_t5x.contrib.gpu import kernels, layers, transposed
 from spec_t5x.machine.accelerators import capability
-from spec_t5x.machine.operations import FULL_PRECISION, XLA, Operations, Shapes
+from spec_t5x.machine.operations import FULL_PRECISION, XLA, Operations, Shapes, switch
 from spec_t5x.models.weights import Form
 from spec_t5x.types import Array, PyTree
 
@@ -33,7 +32,7 @@ class GpuOperations(Operations):
         Logs once why the kernels are not used if they should be.
         """
         used, reason = self.state()
-        if not used and os.environ.get(SWITCH) == "1":
+        if not used and switch(SWITCH) == "1":
             _say_unused(reason)
         return used and is_small(shapes)
 
@@ -59,7 +58,7 @@ class GpuOperations(Operations):
 
     def state(self) -> tuple[bool, str]:
         """Returns True if the kernels are used, and the reason; compiles nothing."""
-        if os.environ.get(SWITCH) != "1":
+        if switch(SWITCH) != "1":
             return False, f"{SWITCH} is not 1"
         devices = jax.devices()
         if len(devices) > 1:

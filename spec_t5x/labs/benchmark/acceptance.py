@@ -18,14 +18,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
 from spec_t5x.interfaces import Draft
+from spec_t5x.labs import estimates
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.text_scores import score_texts
+from spec_t5x.labs.estimates import Bootstrap, Estimate
 from spec_t5x.labs.list_options import as_lists
-from spec_t5x.theory import estimates
-from spec_t5x.theory.estimates import Bootstrap, Estimate
 from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.types import PAD_ID, Int
 
@@ -53,6 +53,8 @@ class AcceptanceOptions:
     batch_size: int = 16
     # Tokens generated at most for each text.
     max_decode_len: int = 128
+    # Tokens of a source at most; None takes the checkpoint's limit.
+    max_source_len: int | None = None
     # Cut sources that are longer than the encoder takes, instead of refusing them.
     truncate: bool = False
     # Confidence level of the intervals, which are bootstrapped over texts.
@@ -67,6 +69,8 @@ class AcceptanceOptions:
             raise InputError(f"drafts are {', '.join(self.drafts)}: give each of them once")
         check_at_least(self, num_tokens=1, decoded_texts=0, gamma=1)
         self.bootstrap()
+        if not any(self.temperatures):
+            check_unused(self, "every temperature is 0, where neither counts", "top_ks", "top_ps")
         # GenerateOptions checks the rest.
         for decoding, lenience in itertools.product(self.standardizations(), self.leniences):
             dataclasses.replace(decoding, lenience=lenience)
@@ -78,7 +82,7 @@ class AcceptanceOptions:
     def standardizations(self) -> list[GenerateOptions]:
         """Returns decoding options, one for each distinct pair of temperature and filter."""
         filters = [(k, 0.0) for k in self.top_ks] + [(0, float(p)) for p in self.top_ps]
-        names = ("seed", "batch_size", "max_decode_len", "truncate", "gamma")
+        names = "seed", "batch_size", "max_decode_len", "max_source_len", "truncate", "gamma"
         common = {"verifier": "token"} | {name: getattr(self, name) for name in names}
         found = {}
         for temperature, (top_k, top_p) in itertools.product(

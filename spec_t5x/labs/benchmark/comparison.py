@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_unused
 from spec_t5x.generation import (
     AUTO,
     Batch,
@@ -233,8 +233,7 @@ def compare(
     """
     if generator.draft is None or options.gamma == 0:
         raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
-    if options.beams:
-        raise InputError(f"beams is {options.beams}: a beam search is not compared, leave it 0")
+    check_unused(options, "a beam search is not compared", "beams")
     batches, plain, left_out = generator.batches(texts, options), generator.plain(), None
     if not pays(generator, batches[0], options):
         left_out = generator.engine(options).costs(batches[0]).where_it_pays

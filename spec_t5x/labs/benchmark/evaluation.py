@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spec_t5x.data.metrics import bleu_metric, metric_intervals, signature
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_unused
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
 from spec_t5x.labs.benchmark.acceptance import achieved
 from spec_t5x.labs.benchmark.text_source import Intervals, Metric, fits
@@ -44,6 +44,11 @@ class Evaluation:
         return metrics | fields
 
 
+def check_options(options: GenerateOptions) -> None:
+    """Raises ``InputError`` for options that ``evaluate`` does not take."""
+    check_unused(options, "one text of each source is scored", "num_decodes", "beams")
+
+
 def evaluate(
     generator: Generator,
     pairs: Sequence[tuple[str, Any]],
@@ -58,7 +63,7 @@ def evaluate(
     Args:
       generator: decodes speculatively if it has a draft.
       pairs: ``(source, target)``; sources that are empty or too long are skipped.
-      options: ``num_decodes`` must be 1.
+      options: without beams, and ``num_decodes`` 1.
       progress: called with the number of inputs done and their total.
       metric: ``metric(targets, outputs)`` returns scores by name, pairs in their order.
       intervals: of the metric's scores; None takes ``data.metrics.metric_intervals``.
@@ -67,13 +72,13 @@ def evaluate(
       InputError: no source can be decoded, decoding fails for one, ``num_decodes`` is not 1,
         or beams are given.
     """
-    if options.num_decodes != 1:
-        raise InputError(f"num_decodes is {options.num_decodes}: evaluation takes one, leave it 1")
-    if options.beams:
-        raise InputError(f"beams is {options.beams}: evaluation has no beam search, leave it 0")
+    check_options(options)
     usable = [pair for pair in pairs if fits(generator, pair[0], options)]
-    if not usable:
-        raise InputError(f"none of {len(pairs)} sources can be decoded: give a file with text")
+    if pairs and not usable:
+        # Raises the first source's own error.
+        generator.tokenize(pairs[0][0], options)
+    if not pairs:
+        raise InputError("there are no sources: give a file with text")
     outputs = []
     for (output,) in all_answered(generator.generate([source for source, _ in usable], options)):
         outputs.append(output)

@@ -22,7 +22,7 @@ from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.generation import AUTO, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark import paper_tables, results
@@ -40,6 +40,7 @@ from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
 from spec_t5x.labs.list_options import as_lists
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models.sizes import size
+from spec_t5x.options import NEUTRAL
 from spec_t5x.verifiers import VERIFIERS
 
 log = logging.getLogger(__name__)
@@ -96,14 +97,17 @@ class BenchmarkOptions:
         check_at_least(self, num_inputs=1, repeats=1, source_len=1)
         if 0 in self.gammas:
             raise InputError("gammas is 0: give at least 1")
-        for name in ("alpha", "gammas", "temperatures", "batch_sizes") if self.table_2 else ():
-            # The class's attribute is the field's default.
-            if getattr(self, name) != getattr(type(self), name):
-                raise InputError(
-                    f"{name} is given with table_2, whose rows have their own: leave it out"
-                )
+        if self.table_2:
+            lists = "alpha", "gammas", "temperatures", "batch_sizes"
+            check_unused(self, "the rows of table_2 have their own", *lists)
         if self.alpha is not None:
             DrawnVerifier(alpha=self.alpha)
+        if self.drawn:
+            for pair in self.pairs:
+                if _draft_and_verifier(pair)[1] != OWN_VERIFIER:
+                    raise InputError(f"pairs hold {pair}: verdicts are drawn, give the draft alone")
+        elif not self.parts:
+            check_unused(self, "sources are texts", "source_len")
         if AUTO in self.gammas and (self.drawn or self.parts):
             raise InputError(
                 f"gammas hold {AUTO}: give numbers for drawn verdicts and parts of an iteration"
@@ -123,6 +127,12 @@ class BenchmarkOptions:
             "temperature": self.temperatures,
             "gamma": self.gammas,
         }
+        for name in ("temperature", "gamma"):
+            given, listed = getattr(decoding, name), lists[name]
+            if given not in (getattr(GenerateOptions, name), *listed):
+                raise InputError(
+                    f"GenerateOptions.{name} is {given} and {name}s {listed}: give {name}s alone"
+                )
         if self.table_2:
             return self._rows_of_table_2(lists["max_decode_len"][0], decoding.seed)
         if self.every_combination:
@@ -136,7 +146,9 @@ class BenchmarkOptions:
         settings = []
         for values in chosen:
             draft, verifier = _draft_and_verifier(values.pop("pair"))
-            if verifier not in (OWN_VERIFIER, decoding.verifier):
+            if self.drawn:
+                values |= {"verifier": "token", "widths": (), "lenience": 1.0}
+            elif verifier not in (OWN_VERIFIER, decoding.verifier):
                 # Settings of the run's own verifier do not apply to another.
                 values |= {"verifier": verifier, "widths": (), "lenience": 1.0}
             settings.append(Setting(draft, dataclasses.replace(decoding, **values), self.alpha))
@@ -245,8 +257,11 @@ def _check(
 ) -> None:
     """Raises ``InputError`` for arguments that do not fit together, before anything is loaded."""
     is_random = models.target.startswith(RANDOM)
-    if decoding.beams:
-        raise InputError(f"beams is {decoding.beams}: a benchmark has no beam search, leave it 0")
+    check_unused(decoding, "a benchmark has no beam search", "beams")
+    if options.drawn:
+        rules = NEUTRAL.keys() - {"max_decode_len"}
+        check_unused(decoding, "verdicts are drawn without rules of decoding", *rules)
+        source.check_no_file("verdicts are drawn without texts")
     if options.drawn and source.name:
         raise InputError(
             f"verdicts are drawn for random sources and data is {source.name!r}: leave out data, "

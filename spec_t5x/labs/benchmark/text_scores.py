@@ -102,10 +102,10 @@ def score_texts(
       InputError: a draft has another vocabulary than the target, needs hidden states of a
         target that has none, or reads other layers than another draft.
     """
-    for draft in drafts.values():
-        speculative.check_arguments(target, draft, prompts, 1, max_decode_len)
-    together = _Drafts.of(drafts, target.vocab_size)
     loop = Loop(gamma=1, max_decode_len=max_decode_len, eos_id=eos_id)
+    for draft in drafts.values():
+        speculative.check_arguments(target, draft, prompts, loop)
+    together = _Drafts.of(drafts, target.vocab_size)
     stream, batch = RowStream(keys), prompts.shape[0]
     state = decode_state.init(
         target, together, inputs, prompts, stream, loop, max_decode_steps=max_decode_steps

@@ -11,13 +11,18 @@ from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_jsonl
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.generation import GenerateOptions, Generator
 
 # ``metric(targets, predictions)``: scores by name; targets are the second of each pair.
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
 # ``intervals(targets, predictions)``: confidence intervals by score, of scores that have one.
 Intervals = Callable[[Sequence[Any], Sequence[str]], dict[str, tuple[float, float]]]
+
+# Options of ``TextSource`` that only a .tsv, a .jsonl, or any file has.
+_OF_TSV = "source_column", "target_column", "num_columns"
+_OF_JSON = "source_field", "target_field"
+_OF_FILE = "prefix", "metric", "source_words", *_OF_TSV, *_OF_JSON
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,12 +58,17 @@ class TextSource(TaskOptions):
                 f"data is {self.data!r} and mixture_or_task {self.mixture_or_task!r}: give one"
             )
         check_at_least(self, limit=1, source_words=1)
-        if self.source_words is not None and self.mixture_or_task:
-            raise InputError(
-                f"source_words is {self.source_words}: a task has its own sources, leave it out"
-            )
+        if self.mixture_or_task:
+            check_unused(self, f"{self.mixture_or_task} is a task, which has its own", *_OF_FILE)
+        elif self.data:
+            of_others = _OF_TSV if is_jsonl(self.data) else _OF_JSON
+            check_unused(self, f"{self.data} has none", *of_others)
         self.check_task()
         metric_by_name(self.metric)
+
+    def check_no_file(self, why: str) -> None:
+        """Raises ``InputError``, for the reason ``why``, if a limit or a file's option is set."""
+        check_unused(self, why, "limit", *_OF_FILE)
 
     @property
     def name(self) -> str | None:
@@ -132,14 +142,14 @@ def read_texts(
       InputError: the file or task cannot be read, or has no input that the target takes.
     """
     limits = [each for each in (limit, source.limit) if each is not None]
-    read = dataclasses.replace(
-        source,
-        # The targets are not needed, and the file may lack them.
-        target_column=source.source_column,
-        target_field=source.source_field,
-        limit=min(limits, default=None) if source.mixture_or_task else source.limit,
-    )
-    sets = read_sets(read, generator.vocabulary)
+    if source.mixture_or_task:
+        source = dataclasses.replace(source, limit=min(limits, default=None))
+    # The targets are not needed, and a file may lack them.
+    elif is_jsonl(source.data or ""):
+        source = dataclasses.replace(source, target_field=source.source_field)
+    else:
+        source = dataclasses.replace(source, target_column=source.source_column)
+    sets = read_sets(source, generator.vocabulary)
     texts, num_skipped = [], 0
     for text, _ in itertools.chain.from_iterable(part.pairs for part in sets):
         if len(texts) == limit:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError, check_choice, check_unused
 
 Schedule = Callable[[int], float]
 
@@ -56,6 +56,7 @@ class OptimizerOptions:
             decay = {"weight_decay": self.weight_decay, "mask": _is_matrix}
             optimizer = optax.adamw(schedule, b2=0.98, **decay)
         else:
+            check_unused(self, "adafactor has none", "weight_decay")
             optimizer = optax.adafactor(schedule, multiply_by_parameter_scale=True)
         return optax.chain(optax.clip_by_global_norm(self.clip_norm), optimizer)
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spec_t5x.contrib.cpu import library
+from spec_t5x.errors import InputError
 from spec_t5x.machine.compilation_cache import temporary_cache
 
 
@@ -102,3 +103,6 @@ def test_their_state_is_reported_without_compiling_them(tmp_path, fake_compiler,
     assert not used and "install g++" in said
     monkeypatch.setenv(library.SWITCH, "0")
     assert library.state() == (False, "switched off by SPEC_T5X_CPU_KERNELS=0")
+    monkeypatch.setenv(library.SWITCH, "off")
+    with pytest.raises(InputError, match="SPEC_T5X_CPU_KERNELS is 'off': set it to 1 or 0"):
+        library.state()

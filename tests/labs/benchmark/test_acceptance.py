@@ -14,8 +14,8 @@ from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.acceptance import AcceptanceOptions, best, measure, table
+from spec_t5x.labs.estimates import Estimate
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
-from spec_t5x.theory.estimates import Estimate
 from spec_t5x.types import EOS_ID
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -103,8 +103,6 @@ def test_progress_ends_at_the_total_and_tables_and_json_hold_the_rows(measured):
 def test_argmax_goes_once_through_the_texts(toy, toy_drafts):
     options = AcceptanceOptions(
         temperatures=(0.0,),
-        # Filters change nothing at argmax: it is measured once.
-        top_ks=(0, 40),
         leniences=(1.0, 1e-30),
         batch_size=8,
         max_decode_len=24,
@@ -151,6 +149,10 @@ def test_texts_end_at_the_first_of_several_ids(toy):
         ({"temperatures": 1.0}, r"temperatures is 1.0: give a list, as in \(1.0,\)"),
         ({"leniences": (0.0,)}, "lenience is 0.0"),
         ({"drafts": ("copy", "copy")}, "give each of them once"),
+        (
+            {"temperatures": (0.0,), "top_ks": (40,)},
+            r"top_ks is \(40,\) and every temperature is 0",
+        ),
     ],
 )
 def test_options_that_cannot_be_measured_are_refused(changes, message, unchecked):

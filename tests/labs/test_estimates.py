@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.theory.estimates import Bootstrap, mean, ratio
+from spec_t5x.labs.estimates import Bootstrap, mean, ratio
 
 BOOTSTRAP = Bootstrap(resamples=400, seed=3)
 
