@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,8 @@ NEUTRAL = {
 }
 # Names in ``NEUTRAL`` that are not rules of decoding (``sampling.rules``).
 _NO_RULES = ("max_decode_len", "length_penalty", "early_stopping")
+# Options that are lists of whole numbers.
+_LISTS = ("widths", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id")
 # Options that only a beam search has, and those that it does without.
 _OF_SEARCH = ("beam_alpha", "length_penalty", "early_stopping")
 _OF_SAMPLING = ("stop", "rescale_log_probs", "verifier", "lenience", "widths")
@@ -182,8 +185,11 @@ class GenerateOptions:
         gamma, beams = self.gamma, self.beams
         length = self.settled({})["max_decode_len"]
         at_least = {"num_decodes": 1, "max_decode_len": 1, "batch_size": 1, "max_source_len": 2}
-        check_at_least(self, **at_least, min_decode_len=0, no_repeat_ngram_size=0)
-        if gamma != AUTO and not (isinstance(gamma, numbers.Integral) and 0 <= gamma <= length):
+        at_least |= {"min_decode_len": 0, "no_repeat_ngram_size": 0, "forced_bos_token_id": -1}
+        check_at_least(self, **at_least)
+        self._check_ids()
+        is_whole = isinstance(gamma, numbers.Integral) and not isinstance(gamma, bool)
+        if gamma != AUTO and not (is_whole and 0 <= gamma <= length):
             raise InputError(
                 f"gamma is {gamma!r} and max_decode_len {length}: give a whole number from 0 "
                 f"(plain decoding) to max_decode_len, or {AUTO} for the fastest"
@@ -200,8 +206,10 @@ class GenerateOptions:
                     f"{name} is {value} and temperature 0, which takes the likeliest token: give "
                     f"a temperature, or leave {name} out"
                 )
-        if not 0 <= self.beam_alpha < float("inf"):
+        if not 0 <= self.beam_alpha < math.inf:
             raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
+        if not math.isfinite(self.length_penalty or 0):
+            raise InputError(f"length_penalty is {self.length_penalty}: give a finite number")
         if self.early_stopping not in (None, True, False, "never"):
             raise InputError(
                 f"early_stopping is {self.early_stopping!r}: give True, False or 'never'"
@@ -234,6 +242,20 @@ class GenerateOptions:
             raise InputError(
                 f"gamma is {gamma} and widths {self.widths}: give a width for each draft at most"
             )
+
+    def _check_ids(self) -> None:
+        """Raises ``InputError`` unless ids and widths are whole numbers in lists of their depth."""
+        pairs = self.sequence_bias or ()
+        for pair in pairs:
+            is_pair = isinstance(pair, tuple) and len(pair) == 2
+            if not (is_pair and isinstance(pair[1], numbers.Real) and pair[1] < math.inf):
+                raise InputError(f"sequence_bias has {pair!r}: give pairs (ids, finite number)")
+        lists = {name: (getattr(self, name) or (),) for name in _LISTS}
+        lists |= {"bad_words_ids": self.bad_words_ids or (), "sequence_bias": [p[0] for p in pairs]}
+        for name, ids in ((name, ids) for name, some in lists.items() for ids in some):
+            is_list = isinstance(ids, tuple)
+            if not (is_list and all(isinstance(one, numbers.Integral) for one in ids)):
+                raise InputError(f"{name} has {ids!r}: give a list of whole numbers")
 
     @property
     def repeats(self) -> bool:

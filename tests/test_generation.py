@@ -420,8 +420,8 @@ def test_logits_that_are_not_finite_are_an_error_of_their_input(
     expected = list(sound.generate(texts, settings))
     assert_same([first, third], [expected[0], expected[2]])
     assert second == [] and str(second.error) == (
-        f"the target's logits are not finite for {UNSOUND!r}: check the weights, or compute in "
-        "float32"
+        f"the target's logits are not finite for {UNSOUND!r}: check the weights, compute in "
+        "float32, or loosen rules that exclude every token"
     )
     assert "not finite" in message_of(second.__getitem__, 0)
 
@@ -716,6 +716,40 @@ def test_ids_that_the_target_does_not_have_are_their_inputs_error(generator):
 )
 def test_options_that_would_have_no_effect_are_refused(changes, message):
     assert message in message_of(options, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bad_words_ids", (3,)),
+        ("bad_words_ids", ((1.5, 2),)),
+        ("suppress_tokens", ("a",)),
+        ("begin_suppress_tokens", (None,)),
+        ("forced_eos_token_id", (1.5,)),
+        ("forced_bos_token_id", -7),
+        ("sequence_bias", ((2, 1.0),)),
+        ("sequence_bias", (((2,),),)),
+        ("sequence_bias", (((2,), "x"),)),
+        ("sequence_bias", (((2,), float("nan")),)),
+        ("widths", ("2",)),
+        ("gamma", True),
+        ("length_penalty", float("inf")),
+    ],
+)
+def test_values_within_options_are_checked(name, value):
+    assert message_of(options, **{name: value}).startswith(f"{name} ")
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_draft_that_does_not_fit_is_refused_with_and_without_slots(generator, batch_size):
+    size = generator.target.vocab_size
+    for draft, verifier, message in (
+        (CopyDraft(size), "tree", "CopyDraft proposes no trees"),
+        (CopyDraft(size + 1), "block", f"the draft has {size + 1} tokens and the target {size}"),
+    ):
+        ask = options(batch_size=batch_size, verifier=verifier)
+        answers = generator.with_draft(draft).generate(TEXTS, ask)
+        assert message in message_of(list, answers)
 
 
 def test_what_a_search_leaves_out_is_said(generator):

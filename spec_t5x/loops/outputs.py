@@ -18,7 +18,7 @@ from spec_t5x.sampling.draws import RowStream, Stream, T5XStream
 from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
 
 # The remedy for logits that are not finite.
-UNSOUND = "check the weights, or compute in float32"
+UNSOUND = "check the weights, compute in float32, or loosen rules that exclude every token"
 
 
 @flax.struct.dataclass

@@ -160,13 +160,16 @@ def prepare(
     among all inputs, ``EMPTY_SLOT`` for padding, whose ``max_decode_steps`` must be 0. If
     ``paced``, a pace decides when the draft's prefill runs. If the inputs wait for slots
     (``waits``), caches have room for prompts alone, and widths may be less than the slots'.
+    Errors are those of ``speculative.check_arguments``.
     """
+    draft = draft or NoDraft(target.vocab_size)
+    speculative.check_arguments(target, draft, prompts, loop)
     stream = outputs_lib.row_stream(
         keys, prompts.shape[0], loop.num_decodes, loop.verifier.coupled, loop.max_decode_len
     )
     state = decode_state.init(
         target,
-        draft or NoDraft(target.vocab_size),
+        draft,
         sources,
         prompts,
         stream,

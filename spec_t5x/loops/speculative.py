@@ -430,7 +430,7 @@ def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
             f"{type(draft).__name__} needs the states of the target's layers {list(depths)} "
             f"and {type(target).__name__} has no method showing: use another draft"
         )
-    if loop.verifier.tree(loop.gamma) is not None:
+    if loop.gamma and loop.verifier.tree(loop.gamma) is not None:
         tree_lib.check_tree(target, draft)
     outputs_lib.check_prompts(prompts, loop.max_decode_len)
     check_positions(target, loop.max_decode_len)
