@@ -19,6 +19,9 @@ from spec_t5x.names import ours
 # Parent of the loggers of all modules.
 log = logging.getLogger("spec_t5x")
 
+# Verbs before the name of an option in an error's remedy.
+_VERBS = "give|leave|lower|pass|raise|set"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``arguments`` (None: the command line's); returns the exit status, 2 for an error."""
@@ -125,9 +128,10 @@ def _shown_log(args: argparse.Namespace) -> Iterator[None]:
 def _spoken(message: str, args: argparse.Namespace) -> str:
     """Returns the message with options as flags or, where the command has none, as gin's."""
     for cls in getattr(args, "configured", ()):
-        for name in {field.name for field in dataclasses.fields(cls)} - {*args.flags}:
+        flags = {*args.flags, *(f"{flag}s" for flag in args.flags)}
+        for name in {field.name for field in dataclasses.fields(cls)} - flags:
             gin = rf"\1 --gin.{cls.__name__}.{name}=VALUE"
-            message = re.sub(rf"\b(set|pass|give|raise|lower) {name}\b", gin, message)
+            message = re.sub(rf"\b({_VERBS}) {name}\b", gin, message)
     return speaking_of_flags(message, args.flags)
 
 
@@ -148,10 +152,10 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
         else:
             # The name may be a plain word: it is replaced only where an option is meant.
             message = re.sub(rf"^{name}(?= is )", f"--{flag}", message)
-            verbs = "give|leave|lower|pass|raise|set"
-            message = re.sub(rf"\b({verbs}) {name}\b", rf"\1 --{flag}", message)
+            message = re.sub(rf"\b({_VERBS}) {name}\b", rf"\1 --{flag}", message)
         # A repeatable flag sets an option whose name is the plural.
         message = re.sub(rf"^{flag}s(?= (is|hold) )", f"--{flag}", message)
+        message = re.sub(rf"\b({_VERBS}) {flag}s\b", rf"\1 --{flag}", message)
     return message
 
 

@@ -260,9 +260,20 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
         ("--target random:t5_1_1_xl --draft random:byt5_small --table_2", "Table 2 has random:"),
         (
             "--target random:t5_1_1_xxl --table_2 --gamma 3",
-            "--gamma is given with --table_2, whose rows",
+            "--gamma is (3,) and the rows of --table_2 have their own",
         ),
         ("--table_2", "Table 2 is timed with random:t5_1_1_xxl"),
+        ("--alpha 0.5 --draft copy/tree", "copy/tree: verdicts are drawn, give the draft alone"),
+        ("--alpha 0.5 --prefix a", "--prefix is 'a' and verdicts are drawn without texts"),
+        ("--data x.tsv --source_len 3", "--source_len is 3 and sources are texts"),
+        (
+            "--data x.tsv --gin.GenerateOptions.gamma=8",
+            "GenerateOptions.gamma is 8 and gammas (4,): give --gamma alone",
+        ),
+        (
+            "--alpha 0.5 --gin.GenerateOptions.repetition_penalty=2.0",
+            "repetition_penalty is 2.0 and verdicts are drawn without rules",
+        ),
         ("--alpha 0.5 --gin.GenerateOptions.beams=2", "beams is 2"),
         ("--alpha 0.5 --verifier x", "unknown argument '--verifier'"),
     ],
