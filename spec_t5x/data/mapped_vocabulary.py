@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary
-from spec_t5x.data.vocabulary import ids_before_eos
+from spec_t5x.data.vocabulary import ids_before_eos, is_sentinel
 from spec_t5x.errors import InputError
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, Array, Int
@@ -62,11 +62,11 @@ class MappedVocabulary(TokenizerVocabulary):
         # Skips our id 0, so that the start token in a text maps to its other id.
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
         self._original = tokenizer
-        super().__init__(of_text(json.loads(tokenizer.to_str()), {start_id, eos_id}))
-        frame = frame_of(tokenizer, self.from_theirs)
-        # Says whether the tokenizer adds special tokens around a text.
-        self.has_frame = frame is not None
-        self.source_frame = frame or self.source_frame
+        # A sentinel or an ordinary piece that starts a text is a token in a source, too.
+        is_token = start_id not in self.special or is_sentinel(self.special[start_id])
+        hidden = {eos_id} if is_token else {start_id, eos_id}
+        super().__init__(of_text(json.loads(tokenizer.to_str()), hidden))
+        self.source_frame = frame_of(tokenizer, self.from_theirs)
         self.eos_ids = (EOS_ID, *self.from_theirs(self.more_eos_ids))
         (self.start_in_text,) = self.from_theirs([start_id])
 
@@ -115,14 +115,13 @@ class MappedVocabulary(TokenizerVocabulary):
 
 def frame_of(
     tokenizer: tokenizers.Tokenizer, ours: Callable[[list[int]], list[int]]
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns the (before, after) ids that a tokenizer adds, mapped by ``ours``; None if none."""
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the (before, after) ids that a tokenizer adds to a source, mapped by ``ours``."""
     around = tokenizer.encode("a")
-    if not any(around.special_tokens_mask) or all(around.special_tokens_mask):
-        return None
-    ids, first = ours(around.ids), around.special_tokens_mask.index(0)
-    last = len(ids) - around.special_tokens_mask[::-1].index(0)
-    return tuple(ids[:first]), tuple(ids[last:])
+    ids, mask = ours(around.ids), around.special_tokens_mask
+    if all(mask):
+        return (), tuple(ids)
+    return tuple(ids[: mask.index(0)]), tuple(ids[len(ids) - mask[::-1].index(0) :])
 
 
 def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Tokenizer:

@@ -1,34 +1,27 @@
 """T5's vocabulary as transformers 5 writes it: the Unigram model of a ``tokenizer.json``.
 
-The ids of a text and the text of ids are those of the SentencePiece model that the file was made
-from. The file's pieces, normalisation and splitting into words are used, with three changes:
+The ids of a text are those of transformers, with two changes: ``</s>`` and ``<pad>`` in a text are
+encoded as text, not as special tokens, and truncation and padding are left to callers. The text of
+ids is that of the SentencePiece model that the file was made from or, if tokens were added to T5's,
+with new ids or as pieces of the model, that of transformers with ``skip_special_tokens``.
 
-- ``</s>`` and ``<pad>`` in a text are encoded as text, not as special tokens.
-- A sentinel begins a word, ``▁<extra_id_0>``, as in T5's training.
-- Truncation and padding are left to callers.
-
-If tokens were added to T5's, with new ids or as pieces of the model, only the first and the third
-change apply, and the rest is as in transformers: added tokens and sentinels are matched by their
-flags, the text after one begins a word, and decoding uses ``skip_special_tokens``.
-
-Four differences to SentencePiece remain. White space of any kind and length is one space, as in
-transformers (T5's own model excepts U+0085). A word that begins with U+2581, the space within
-pieces, has no separate piece for it. Between two segmentations with equal scores rounding decides,
-which is in float64 here. As in transformers, a combining mark is lost after a character that NFKC
-rewrites ("²" and U+0304).
+In texts without sentinels four differences to SentencePiece remain. White space of any kind and
+length is one space (T5's own model excepts U+0085). A word that begins with U+2581, the space
+within pieces, has no separate piece for it. Between two segmentations with equal scores rounding
+decides, which is in float64 here. As in transformers, a combining mark is lost after a character
+that NFKC rewrites ("²" and U+0304).
 """
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from spec_t5x.data.mapped_vocabulary import frame_of, of_text
+from spec_t5x.data.mapped_vocabulary import of_text
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary
-from spec_t5x.data.vocabulary import ids_before_eos
+from spec_t5x.data.vocabulary import ids_before_eos, is_sentinel
 from spec_t5x.errors import InputError
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import UNK_ID
@@ -36,7 +29,6 @@ from spec_t5x.types import UNK_ID
 # Ids 0, 1 and 2.
 SPECIAL_PIECES = ("<pad>", "</s>", "<unk>")
 _SPECIAL_IDS = range(len(SPECIAL_PIECES))
-_SENTINEL = re.compile(r"<extra_id_\d+>")
 _SPACE = "▁"
 # SentencePiece's text for a character that no piece has.
 _UNKNOWN = " ⁇ "
@@ -61,10 +53,11 @@ class UnigramVocabulary(TokenizerVocabulary):
         try:
             values = json.loads(self._content)
             names, foreign = _names(values)
-            _check(path, values["model"], names)
+            if fault := _fault(values["model"], names):
+                raise InputError(f"{path} {fault}")
             # Decoding uses the unchanged tokenizer if tokens were added, as transformers does.
             self._added = tokenizers.Tokenizer.from_str(json.dumps(values)) if foreign else None
-            text = of_text(values, _SPECIAL_IDS) if foreign else _text_tokenizer(values, names)
+            text = of_text(values, _SPECIAL_IDS)
         except InputError:
             raise
         except Exception as error:  # the library raises nothing more definite
@@ -75,11 +68,10 @@ class UnigramVocabulary(TokenizerVocabulary):
                 f"{TOKENIZER_NAME}"
             ) from error
         super().__init__(text)
-        self.extra_ids = sum(map(bool, map(_SENTINEL.fullmatch, names)))
+        # Those of mT5, after a space, are pieces as any other.
+        self.extra_ids = sum(is_sentinel(name) for name in names if not name.startswith(_SPACE))
         # Names as in SentencePiece and seqio, where sentinels begin words.
         self._pieces = [_with_space(name) for name in names]
-        if self._added is not None:
-            self.source_frame = frame_of(self._added, list) or self.source_frame
 
     @property
     def has_added(self) -> bool:
@@ -113,6 +105,13 @@ def pieces_of(values: dict[str, Any]) -> tuple[list[str], list[str]]:
     return [_with_space(name) for name in names], foreign
 
 
+def is_t5s(values: dict[str, Any]) -> bool:
+    """Tells whether a ``tokenizer.json`` is a Unigram model with T5's special ids."""
+    model = values["model"]
+    is_unigram = model.get("type", "Unigram") == "Unigram"
+    return is_unigram and _fault(model, _names(values)[0]) is None
+
+
 def _names(values: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Returns the names of all ids, and the added tokens that are neither special nor sentinels."""
     names = [name for name, _ in values["model"]["vocab"]]
@@ -124,38 +123,25 @@ def _names(values: dict[str, Any]) -> tuple[list[str], list[str]]:
     if wrong:
         raise ValueError(f"id {wrong[0]} is {names[wrong[0]]!r} and {added[wrong[0]]!r}")
     usual = set(names[: len(SPECIAL_PIECES)])
-    return names, [
-        name
-        for name in added.values()
-        if name not in usual and not _SENTINEL.fullmatch(name.removeprefix(_SPACE))
-    ]
+    return names, [name for name in added.values() if name not in usual and not is_sentinel(name)]
 
 
-def _check(path: Path, model: dict[str, Any], names: list[str]) -> None:
+def _fault(model: dict[str, Any], names: list[str]) -> str | None:
+    """Returns the difference of a model to T5's, with a remedy; None if there is none."""
     if model["type"] != "Unigram" or model.get("byte_fallback"):
-        raise InputError(
-            f"{path} has a model of type {model['type']!r} (byte_fallback "
+        return (
+            f"has a model of type {model['type']!r} (byte_fallback "
             f"{model.get('byte_fallback', False)}): give T5's Unigram model, without byte_fallback"
         )
     unknown = model["unk_id"]
-    if (*names[:UNK_ID], names[unknown]) != SPECIAL_PIECES or unknown != UNK_ID:
-        raise InputError(
-            f"{path} begins with {', '.join(names[: UNK_ID + 1])} and its unknown piece is "
-            f"{names[unknown]}, T5's begins with {', '.join(SPECIAL_PIECES)}: give a model with "
-            "T5's special ids"
-        )
+    if (*names[:UNK_ID], names[unknown]) == SPECIAL_PIECES and unknown == UNK_ID:
+        return None
+    return (
+        f"begins with {', '.join(names[: UNK_ID + 1])} and its unknown piece is "
+        f"{names[unknown]}, T5's begins with {', '.join(SPECIAL_PIECES)}: give a model with "
+        "T5's special ids"
+    )
 
 
 def _with_space(name: str) -> str:
-    return _SPACE + name if _SENTINEL.fullmatch(name) else name
-
-
-def _text_tokenizer(values: dict[str, Any], names: list[str]) -> tokenizers.Tokenizer:
-    """Makes the tokenizer that encodes texts if no tokens were added; sentinels begin words."""
-    scores = [score for _, score in values["model"]["vocab"]]
-    # The highest score, which files give sentinels: no other pieces may spell their names.
-    scores += [0.0] * (len(names) - len(scores))
-    pieces = list(zip(map(_with_space, names), scores, strict=True))
-    model = values["model"] | {"vocab": pieces}
-    left_out = {"added_tokens": [], "post_processor": None}
-    return of_text(values | left_out | {"model": model}, _SPECIAL_IDS)
+    return _SPACE + name if is_sentinel(name) and not name.startswith(_SPACE) else name

@@ -6,10 +6,11 @@ and its draft must have the same ids, which equal ``fingerprint``s show.
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -109,19 +110,21 @@ class SentencePieceVocabulary(Vocabulary):
     ``<extra_id_0>`` is the highest id, ``vocab_size - 1``, as in T5.
     """
 
-    def __init__(self, path: str | Path, extra_ids: int = 0):
+    def __init__(self, path: str | Path, extra_ids: int = 0, reads_sentinels: bool = False):
         """Loads the model.
 
         Args:
             path: a SentencePiece model file (``spiece.model``).
             extra_ids: number of sentinels to append (100 for the original T5).
+            reads_sentinels: whether ``<extra_id_0>`` is a sentinel anywhere in a text, as in
+                transformers, and not only where a word begins, as in seqio.
 
         Raises:
             InputError: the file is absent or not a SentencePiece model, its
                 special ids are not pad 0, eos 1, unk 2, or extra_ids < 0.
         """
         self.path = Path(path)
-        self.extra_ids = extra_ids
+        self.extra_ids, self.reads_sentinels = extra_ids, reads_sentinels
         check_at_least(self, extra_ids=0)
         if not self.path.is_file():
             raise InputError(f"no vocabulary at {self.path}: give a SentencePiece model file")
@@ -147,9 +150,19 @@ class SentencePieceVocabulary(Vocabulary):
         return self._processor.get_piece_size()
 
     def encode(self, text: str) -> list[int]:
-        return self._processor.encode(text)
+        first, *others = _split(text, self.extra_ids if self.reads_sentinels else 0)
+        if not others:
+            return self._processor.encode(text)
+        last = self.vocab_size - 1
+        encoded = (
+            [last - part] if isinstance(part, int) else self._processor.encode(part.strip())
+            for part in (first, *others)
+        )
+        return list(itertools.chain.from_iterable(encoded))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        if self.reads_sentinels:
+            return super().encode_batch(texts)
         return self._processor.encode(list(texts))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -188,15 +201,10 @@ class ByteVocabulary(Vocabulary):
         return _BYTE_OFFSET + _NUM_BYTES + self.extra_ids
 
     def encode(self, text: str) -> list[int]:
-        parts = _SENTINEL.split(text) if self.reads_sentinels else [text]
         ids = []
-        # Every second part is the number of a sentinel.
-        for place, part in enumerate(parts):
-            if place % 2 and int(part) < self.extra_ids:
-                ids.append(_BYTE_OFFSET + _NUM_BYTES + int(part))
-            else:
-                part = f"<extra_id_{part}>" if place % 2 else part
-                ids += [byte + _BYTE_OFFSET for byte in part.encode("utf-8")]
+        for part in _split(text, self.extra_ids if self.reads_sentinels else 0):
+            values = part.encode("utf-8") if isinstance(part, str) else [_NUM_BYTES + part]
+            ids += [value + _BYTE_OFFSET for value in values]
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -295,6 +303,22 @@ def ids_before_eos(
         if token != PAD_ID and 0 <= token < limit:
             kept.append(token)
     return kept
+
+
+def is_sentinel(piece: str) -> bool:
+    """Tells whether a piece is a sentinel, as in T5 (``<extra_id_0>``) or in mT5, after a space."""
+    return _SENTINEL.fullmatch(piece.removeprefix(_BEGINS[0])) is not None
+
+
+def _split(text: str, extra_ids: int) -> Iterator[str | int]:
+    """Yields a text's parts and, between them, the numbers of its sentinels below ``extra_ids``."""
+    start = 0
+    for match in _SENTINEL.finditer(text) if extra_ids else ():
+        if int(match[1]) < extra_ids:
+            yield text[start : match.start()]
+            yield int(match[1])
+            start = match.end()
+    yield text[start:]
 
 
 def read_spiece(

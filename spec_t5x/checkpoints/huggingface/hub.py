@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from spec_t5x.checkpoints.huggingface.generation_config import GENERATION_NAME
+from spec_t5x.checkpoints.huggingface.vocabulary_files import WORDPIECE_NAME
 from spec_t5x.checkpoints.huggingface.weight_files import (
     INDEX_ENDING,
     TORCH_WEIGHTS,
@@ -31,7 +32,7 @@ from spec_t5x.errors import InputError
 # Files that are read besides the weights.
 _SMALL_FILES = (
     *(CONFIG_NAME, GENERATION_NAME, SPIECE_NAME, TOKENIZER_NAME, VOCAB_NAME, MERGES_NAME),
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *(WORDPIECE_NAME, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
 )
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^@:,\s]+))?", re.ASCII)
 

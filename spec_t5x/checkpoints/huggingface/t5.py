@@ -111,14 +111,15 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     config = read_config(values, directory / CONFIG_NAME)
     tensors = unwrapped(open_tensors(directory), (*WRAPPERS, "transformer."))
     left, config = _settled(tensors, config, values, directory)
-    metadata = {"model_type": values["model_type"]}
-    if not _are_t5s(ids):
+    metadata, vocabulary = {"model_type": values["model_type"]}, read_vocabulary(directory, values)
+    # A vocabulary that is not T5's Unigram model is renumbered whatever its special ids.
+    if not _are_t5s(ids) or isinstance(vocabulary, MappedVocabulary):
         left, config = renumbered_model(left, config, ids, _TABLES)
         metadata[PAD] = ids[PAD]
     return StoredModel(
         tensors=by_our_paths(left, tensor_names(config)),
         config=config,
-        vocabulary=read_vocabulary(directory, values),
+        vocabulary=vocabulary,
         directory=directory,
         metadata=metadata,
     )

@@ -3,12 +3,16 @@
 ``tokenizer.json`` overrides ``spiece.model``. Either file is read without transformers if it alone
 defines the tokenizer: it has all tokens that other files add and, if the class is ``T5Tokenizer``,
 which uses its pieces and normalisation only, no other steps that change ids. A ``tokenizer.json``
-that is not Unigram is used unchanged. In all other cases, transformers makes the tokenizer.
+that is not Unigram is used unchanged. In all other cases, transformers makes the tokenizer. Without
+any of these files, those of the directory above are read, where a Trainer saves them.
 """
 
+import contextlib
 import dataclasses
+import functools
 import json
-import re
+import logging
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,32 +20,44 @@ from typing import Any
 import tokenizers
 
 from spec_t5x.checkpoints.storage.files import describing, one_line, read_if_there
-from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer
+from spec_t5x.data.mapped_vocabulary import (
+    MERGES_NAME,
+    VOCAB_NAME,
+    MappedVocabulary,
+    frame_of,
+    read_tokenizer,
+)
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
-from spec_t5x.data.unigram import UnigramVocabulary, pieces_of
+from spec_t5x.data.unigram import UnigramVocabulary, is_t5s, pieces_of
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     ByteVocabulary,
     SentencePieceVocabulary,
     Vocabulary,
+    is_sentinel,
     read_spiece,
 )
 from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import needed
-from spec_t5x.types import EOS_ID
+from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
 
 SETTINGS_NAME = "tokenizer_config.json"
 _CLEANS_UP = "clean_up_tokenization_spaces"
 ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
+# The vocabulary of a ``BertTokenizer``.
+WORDPIECE_NAME = "vocab.txt"
+# Sets of files, each of which is a tokenizer.
+_SUFFICIENT = ((TOKENIZER_NAME,), (SPIECE_NAME,), (VOCAB_NAME, MERGES_NAME), (WORDPIECE_NAME,))
 _T5, _BYT5 = "T5Tokenizer", "ByT5Tokenizer"
 # The class for which transformers uses a tokenizer.json unchanged.
 _AS_IT_IS = "PreTrainedTokenizerFast"
 _OF_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-# Types of steps (``_steps``) that ``T5Tokenizer`` has, too, and types that change ids only if
-# tokens were added.
-_STEPS = {"Precompiled", "WhitespaceSplit", "Metaspace"}
-_HARMLESS = {"Strip", "Replace"}
-_SENTINEL = re.compile(r"▁?<extra_id_\d+>")
+# Steps of ``T5Tokenizer``, and the types of a file's steps (``_steps``) that they replace.
+_SPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+_WORDS = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _SPACE]}
+_STEPS = {"Precompiled", "WhitespaceSplit", "Metaspace", "Strip", "Replace"}
+
+log = logging.getLogger(__name__)
 
 
 def read_vocabulary(
@@ -52,7 +68,13 @@ def read_vocabulary(
     ``start_id`` and ``eos_ids`` are the tokenizer's ids that start and end a text. If the start and
     the first EOS are T5's, ``start_id`` is None; otherwise all ids are renumbered.
     """
+    directory = _place(directory)
     settings = read_if_there(directory / SETTINGS_NAME)
+    if settings.get("split_special_tokens"):
+        _warn(
+            f"{directory / SETTINGS_NAME} sets split_special_tokens, which is left out: names of "
+            "sentinels in a source are tokens"
+        )
     kind = str(settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5)
     is_t5 = values["model_type"] != "umt5" and kind.removesuffix("Fast") == _T5
     # mT5's spiece.model holds its sentinels already, T5's does not.
@@ -67,18 +89,12 @@ def read_vocabulary(
         )
     if is_bytes:
         vocabulary = _bytes(settings, directory)
-    elif start_id is not None:
-        tokenizer = files.tokenizer(is_needed=True)
-        num_ids = values["vocab_size"]
-        vocabulary = mapped_vocabulary(directory, num_ids, start_id, eos_ids, tokenizer)
-        if vocabulary and not vocabulary.has_frame:
-            raise InputError(
-                f"the tokenizer in {directory} adds no special tokens to a source, but a T5 needs "
-                "an EOS at its end: set its post_processor"
-            )
+    elif start_id is None:
+        vocabulary = files.t5_vocabulary(values.get("vocab_size"), eos_ids)
     else:
-        vocabulary = files.t5_vocabulary(values.get("vocab_size"))
-    if vocabulary is not None and start_id is None:
+        tokenizer, num_ids = files.tokenizer(is_needed=True), values["vocab_size"]
+        vocabulary = mapped_vocabulary(directory, num_ids, start_id, eos_ids, tokenizer)
+    if vocabulary is not None and not isinstance(vocabulary, MappedVocabulary):
         vocabulary.eos_ids = tuple(eos_ids)
     # transformers ignores the setting for BPE.
     if vocabulary is not None and getattr(vocabulary, "model_type", None) != "BPE":
@@ -103,9 +119,15 @@ def mapped_vocabulary(
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(values))
     if tokenizer is None:
         return None
-    return MappedVocabulary(
+    vocabulary = MappedVocabulary(
         tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_ids[0], more_eos_ids=eos_ids[1:]
     )
+    if not any(vocabulary.source_frame):
+        _warn(
+            f"the tokenizer in {directory} adds no special tokens to a source, as in transformers: "
+            "set its post_processor if the model was trained with an EOS there"
+        )
+    return vocabulary
 
 
 def settings_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
@@ -133,26 +155,26 @@ class _Files:
     # Number of sentinels to append to the SentencePiece model.
     extra_ids: int
 
-    def t5_vocabulary(self, num_rows: int | None) -> Vocabulary | None:
-        """Reads a vocabulary with T5's special ids; without files, ByT5's if it fits, or None."""
+    def t5_vocabulary(self, num_rows: int | None, eos_ids: Sequence[int]) -> Vocabulary | None:
+        """Reads a vocabulary with T5's special ids; without files, ByT5's if it fits, or None.
+
+        One that is not T5's Unigram model, or frames a source otherwise, is renumbered.
+        """
         path, spiece = self.directory / TOKENIZER_NAME, self.directory / SPIECE_NAME
         tokenizer = self.tokenizer()
         if tokenizer is None and spiece.is_file():
-            return SentencePieceVocabulary(spiece, self.extra_ids)
+            return SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
         if tokenizer is None:
             of_bytes = ByteVocabulary(reads_sentinels=True)
             return of_bytes if num_rows == of_bytes.vocab_size else None
-        if not self.is_t5:
-            made = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
-            found = made.encode("a").ids[len(made.encode("a", add_special_tokens=False).ids) :]
-            if found != [EOS_ID]:
-                raise InputError(
-                    f"{path} ends a source with ids {found}, T5's with [{EOS_ID}]: set its "
-                    f"post_processor, or tokenizer_class to {_T5}"
-                )
+        made = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
+        is_framed = self.is_t5 and made.post_processor is None
+        if not is_t5s(tokenizer) or not (is_framed or frame_of(made, list) == ((), (EOS_ID,))):
+            num_ids = num_rows or made.get_vocab_size()
+            return mapped_vocabulary(self.directory, num_ids, PAD_ID, eos_ids, tokenizer)
         pieces, foreign = pieces_of(tokenizer)
         if spiece.is_file() and not foreign:
-            vocabulary = SentencePieceVocabulary(spiece, self.extra_ids)
+            vocabulary = SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
             if [vocabulary.piece(token) for token in range(vocabulary.vocab_size)] == pieces:
                 return vocabulary
         is_own = tokenizer == read_if_there(path)
@@ -161,18 +183,22 @@ class _Files:
     def tokenizer(self, is_needed: bool = False) -> dict[str, Any] | None:
         """Returns the values of a tokenizer.json that defines transformers' tokenizer, or None.
 
-        None means that there is no file, or that a ``spiece.model`` suffices and not ``is_needed``.
+        None means that there are no files, or a ``spiece.model`` suffices and not ``is_needed``.
         """
         own, spiece = read_if_there(self.directory / TOKENIZER_NAME), self.directory / SPIECE_NAME
+        if not _is_sufficient(self.directory):
+            return None
         with describing(f"tokenizer of {self.directory}", "added tokens"):
             given, special = self._named()
             is_other = bool(own) and own["model"].get("type", "Unigram") != "Unigram"
-            if is_other or (own and self._is_whole(own, given, special)):
+            if is_other:
                 found = own
-            elif own or (spiece.is_file() and (not self._is_plain(given, special) or is_needed)):
-                found = self._by_transformers(given)
-            else:
+            elif own and self._is_whole(own, given, special):
+                found = _of_t5(own) if self.is_t5 else own
+            elif not own and spiece.is_file() and self._is_plain(given, special) and not is_needed:
                 return None
+            else:
+                found = self._by_transformers(given)
             self._check_distinct(found)
         return found
 
@@ -192,15 +218,14 @@ class _Files:
         tokens = {token["id"]: token for token in own["added_tokens"]}
         names = {number: token["content"] for number, token in tokens.items()}
         if self.is_t5:
-            foreign = pieces_of(own)[1]
-            steps = {*_steps(own.get("normalizer")), *_steps(own.get("pre_tokenizer"))}
-            if steps - (_STEPS if foreign else _STEPS | _HARMLESS):
+            steps = [*_steps(own.get("normalizer")), *_steps(own.get("pre_tokenizer"))]
+            if not {step["type"] for step in steps} <= _STEPS:
                 return False
             # The added tokens' flags in the settings override those in the file.
-            if foreign and "added_tokens_decoder" in self.settings:
+            if pieces_of(own)[1] and "added_tokens_decoder" in self.settings:
                 return False
             pieces = {name for name, _ in own["model"]["vocab"]}
-            special = special | {*_OF_T5.values()} | set(filter(_SENTINEL.fullmatch, pieces))
+            special = special | {*_OF_T5.values()} | set(filter(is_sentinel, pieces))
         known = {names[i] for i, token in tokens.items() if token["special"]}
         return special <= known and given.items() <= names.items()
 
@@ -210,7 +235,7 @@ class _Files:
         pieces = [name for name, _ in listed]
         pieces += [f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))]
         names = special | {token["content"] for token in symbols} | {*given.values()}
-        others = {name for name in names if not (_SENTINEL.fullmatch(name) and name in pieces)}
+        others = {name for name in names if not (is_sentinel(name) and name in pieces)}
         return others <= {*_OF_T5.values()} and given.items() <= dict(enumerate(pieces)).items()
 
     def _by_transformers(self, given: dict[int, str]) -> dict[str, Any]:
@@ -226,7 +251,9 @@ class _Files:
         if not (self.directory / TOKENIZER_NAME).is_file():
             remedy = f"save it there as {TOKENIZER_NAME} with transformers 5"
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(self.directory).backend_tokenizer
+            with _unprinted():
+                found = transformers.AutoTokenizer.from_pretrained(self.directory)
+            tokenizer = found.backend_tokenizer
         except Exception as error:  # assorted types
             raise InputError(
                 f"transformers cannot read the tokenizer of {self.directory} ({one_line(error)}): "
@@ -260,20 +287,58 @@ class _Files:
 def _special(settings: dict[str, Any]) -> Iterator[str]:
     """Yields the names of special tokens in a settings file: by role, and additional ones."""
     for entry, value in settings.items():
-        if entry.endswith("_special_tokens") and value:
+        if entry.endswith("_special_tokens") and isinstance(value, list | dict):
             value = value.values() if isinstance(value, dict) else value
             yield from (each["content"] if isinstance(each, dict) else each for each in value)
         elif entry.endswith("_token") and isinstance(value, str | dict):
             yield value["content"] if isinstance(value, dict) else value
 
 
-def _steps(step: dict[str, Any] | None) -> Iterator[str]:
-    """Yields the types of all steps of a normalizer or pre-tokenizer, nested ones included."""
+def _place(directory: Path) -> Path:
+    """Returns the directory with tokenizer files: the given one, the one above it, or neither."""
+    places = (directory, directory.resolve().parent)
+    has_any = (each for each in places if _is_sufficient(each) or (each / SETTINGS_NAME).is_file())
+    return next(has_any, directory)
+
+
+def _is_sufficient(directory: Path) -> bool:
+    return any(all((directory / name).is_file() for name in names) for names in _SUFFICIENT)
+
+
+@contextlib.contextmanager
+def _unprinted() -> Iterator[None]:
+    """Discards what the tokenizers library prints, of entries of old files, to standard output."""
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Logs a warning once, as target, draft and vocabulary may be read from one directory."""
+    log.warning(message)
+
+
+def _of_t5(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns what ``T5Tokenizer`` makes of a tokenizer.json: its pieces with T5's steps."""
+    maps = (step for step in _steps(values.get("normalizer")) if step["type"] == "Precompiled")
+    steps = {"normalizer": next(maps, None), "pre_tokenizer": _WORDS, "decoder": _SPACE}
+    model = values["model"] | {"unk_id": UNK_ID, "byte_fallback": False}
+    return values | steps | {"model": model}
+
+
+def _steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Yields all steps of a normalizer or pre-tokenizer, nested ones included."""
     parts = step and (step.get("normalizers") or step.get("pretokenizers"))
     for part in parts or ():
         yield from _steps(part)
     if step and not parts:
-        yield step["type"]
+        yield step
 
 
 def _bytes(settings: dict[str, Any], directory: Path) -> ByteVocabulary:

@@ -143,8 +143,6 @@ def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
     more = list(vocabulary.eos_ids[1:])
     if isinstance(vocabulary, ByteVocabulary):
         entry = {"kind": "bytes"}
-        if vocabulary.reads_sentinels:
-            entry[_READS_SENTINELS] = True
     elif isinstance(vocabulary, SentencePieceVocabulary):
         entry = {"kind": "sentencepiece", "file": SPIECE_NAME}
     elif isinstance(vocabulary, MappedVocabulary):
@@ -157,6 +155,8 @@ def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
         entry = {"kind": kind, "file": TOKENIZER_NAME}
     if more:
         entry[_MORE_EOS] = more
+    if getattr(vocabulary, _READS_SENTINELS, False):
+        entry[_READS_SENTINELS] = True
     if vocabulary.cleans_up:
         entry[_CLEANS_UP] = True
     return {**entry, "extra_ids": vocabulary.extra_ids, "fingerprint": vocabulary.fingerprint()}
@@ -184,10 +184,11 @@ def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
     entry = entry if isinstance(entry, dict) else {}
     kind, tokenizers = entry.get("kind"), registry.names("tokenizer")
     extra_ids, more = entry.get("extra_ids", 0), entry.get(_MORE_EOS, ())
+    reads = entry.get(_READS_SENTINELS, False)
     if kind == "bytes":
-        vocabulary = ByteVocabulary(extra_ids, entry.get(_READS_SENTINELS, False))
+        vocabulary = ByteVocabulary(extra_ids, reads)
     elif kind == "sentencepiece":
-        vocabulary = SentencePieceVocabulary(local_file(directory / SPIECE_NAME), extra_ids)
+        vocabulary = SentencePieceVocabulary(local_file(directory / SPIECE_NAME), extra_ids, reads)
     elif kind in tokenizers:
         vocabulary = registry.find("tokenizer", kind)(local_file(directory / TOKENIZER_NAME))
     elif kind == "mapped":
