@@ -26,7 +26,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native.model_files import save_model
-from spec_t5x.data.vocabulary import train_sentencepiece
+from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine import progress
 from spec_t5x.models.binding import bind, expected_shapes

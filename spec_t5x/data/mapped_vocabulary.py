@@ -18,13 +18,15 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary
-from spec_t5x.data.vocabulary import ids_before_eos, is_sentinel
+from spec_t5x.data.vocabulary import SPIECE_NAME, ids_before_eos, is_sentinel
 from spec_t5x.errors import InputError
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, Array, Int
 
-# The two files of GPT-2's tokenizer from before ``tokenizer.json``.
-VOCAB_NAME, MERGES_NAME = "vocab.json", "merges.txt"
+# The two files of GPT-2's tokenizer from before ``tokenizer.json``, and the one of BERT's.
+VOCAB_NAME, MERGES_NAME, WORDPIECE_NAME = "vocab.json", "merges.txt", "vocab.txt"
+# Sets of files, each of which is a tokenizer.
+SUFFICIENT = ((TOKENIZER_NAME,), (SPIECE_NAME,), (VOCAB_NAME, MERGES_NAME), (WORDPIECE_NAME,))
 
 
 def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:

@@ -4,7 +4,6 @@ Both reserve pad 0, eos 1 and unk 2, encode without EOS, and decode up to the fi
 and its draft must have the same ids, which equal ``fingerprint``s show.
 """
 
-import base64
 import hashlib
 import itertools
 import json
@@ -22,10 +21,6 @@ from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID, Bool
 
 SPIECE_NAME = "spiece.model"
-
-# SentencePiece sums expected counts thread by thread, so that its result depends on the number of
-# threads. A constant gives the same vocabulary on every machine.
-_TRAINER_THREADS = 4
 
 # Prefixes of pieces that begin a word (SentencePiece, byte-level BPE) or continue one (WordPiece).
 _BEGINS, _CONTINUES = ("▁", "Ġ"), "##"
@@ -231,67 +226,6 @@ class ByteVocabulary(Vocabulary):
         """Writes nothing: the vocabulary has no file, only the constructor's arguments."""
 
 
-def train_sentencepiece(
-    text_iterator: Iterable[str],
-    model_prefix_path: str | Path,
-    vocab_size: int,
-    *,
-    character_coverage: float = 0.9999,
-) -> Path:
-    """Trains a unigram vocabulary with T5's special ids and no BOS.
-
-    Normalisation is the identity and runs of spaces are kept: T5's own ``nmt_nfkc`` rewrites
-    characters ("…" to "...", "²" to "2") that the decoder could then never produce. In return, rare
-    characters that NFKC would map to known ones are unknown here, and decode to " ⁇ ".
-
-    Args:
-        text_iterator: texts in all languages of the vocabulary.
-        model_prefix_path: ``<prefix>.model`` and ``<prefix>.vocab`` are written.
-        vocab_size: number of pieces, the three special ones included.
-        character_coverage: share of the texts' characters that have a piece, 0 to 1.
-
-    Returns:
-        The path of the model file.
-
-    Raises:
-        InputError: the texts are too few for ``vocab_size`` pieces, or there are none.
-    """
-    prefix = Path(model_prefix_path)
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    # Equal texts give equal vocabularies.
-    sentencepiece.set_random_generator_seed(0)
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(text_iterator),
-            model_prefix=str(prefix),
-            model_type="unigram",
-            vocab_size=vocab_size,
-            character_coverage=character_coverage,
-            pad_id=PAD_ID,
-            eos_id=EOS_ID,
-            unk_id=UNK_ID,
-            bos_id=-1,
-            byte_fallback=False,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            num_threads=_TRAINER_THREADS,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        # SentencePiece's message begins with its source line and the condition that failed.
-        reason = str(error).splitlines()[-1].rpartition("] ")[2].strip(" .")
-        raise InputError(
-            f"no vocabulary of {vocab_size} pieces from these texts ({reason}): "
-            "change vocab_size or give more text"
-        ) from error
-    path = prefix.with_name(prefix.name + ".model")
-    # Removes the local path of training, so that equal vocabularies are equal files.
-    model = _model_proto().FromString(path.read_bytes())
-    model.trainer_spec.ClearField("model_prefix")
-    path.write_bytes(model.SerializeToString(deterministic=True))
-    return path
-
-
 def ids_before_eos(
     ids: Iterable[int], limit: int, eos_ids: Collection[int] = (EOS_ID,)
 ) -> list[int]:
@@ -321,49 +255,40 @@ def _split(text: str, extra_ids: int) -> Iterator[str | int]:
     yield text[start:]
 
 
-def read_spiece(
-    path: Path,
-) -> tuple[list[tuple[str, float]], str | None, list[dict[str, Any]]]:
-    """Reads from a SentencePiece model what a ``tokenizer.json`` is made of.
-
-    Returns the (piece, score) pairs, the compiled normalisation in base 64 (None if the model has
-    none), and the control and user-defined pieces as entries of ``added_tokens``.
+def read_spiece(path: Path) -> tuple[list[str], set[str]]:
+    """Returns the pieces of a SentencePiece model, and those that are control or user-defined.
 
     Raises:
         InputError: the file is no SentencePiece model.
     """
     try:
-        model = _model_proto().FromString(path.read_bytes())
+        model = model_proto().FromString(path.read_bytes())
     except Exception as error:  # protobuf's releases raise different types
         check_fetched(path)
         raise InputError(
             f"{path} is not a SentencePiece model: give a spiece.model file"
         ) from error
-    kinds = _model_proto().SentencePiece
-    added = [
-        {"id": i, "content": piece.piece, "special": piece.type == kinds.CONTROL}
-        for i, piece in enumerate(model.pieces)
-        if piece.type in (kinds.CONTROL, kinds.USER_DEFINED)
-    ]
-    charsmap = base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
-    return [(piece.piece, piece.score) for piece in model.pieces], charsmap or None, added
+    kinds = model_proto().SentencePiece.CONTROL, model_proto().SentencePiece.USER_DEFINED
+    symbols = {piece.piece for piece in model.pieces if piece.type in kinds}
+    return [piece.piece for piece in model.pieces], symbols
 
 
 def _append_sentinels(content: bytes, extra_ids: int) -> bytes:
     """Appends the pieces ``<extra_id_{n-1}>`` .. ``<extra_id_0>`` to a serialized model."""
-    model = _model_proto().FromString(content)
+    model = model_proto().FromString(content)
     for i in reversed(range(extra_ids)):
         # With the word boundary in front, as seqio has it: "a <extra_id_0> b" gets
         # no lone boundary piece.
         model.pieces.add(
             piece=f"\u2581<extra_id_{i}>",
             score=0.0,
-            type=_model_proto().SentencePiece.USER_DEFINED,
+            type=model_proto().SentencePiece.USER_DEFINED,
         )
     return model.SerializeToString()
 
 
-def _model_proto():
+def model_proto() -> Any:
+    """Returns the class of a SentencePiece model's message."""
     # Imported here because a model without appended sentinels loads without protobuf.
     from sentencepiece import sentencepiece_model_pb2
 

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from spec_t5x.data.metrics import METRICS
-from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece
+from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 
 seqio = pytest.importorskip("seqio")
 

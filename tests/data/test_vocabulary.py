@@ -8,9 +8,9 @@ import sentencepiece
 from spec_t5x.data.vocabulary import (
     ByteVocabulary,
     SentencePieceVocabulary,
-    train_sentencepiece,
 )
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 
 SYLLABLES = ("ba", "do", "ki", "lu", "mö", "ne", "ra", "schi", "to", "wü", "…", "»")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling

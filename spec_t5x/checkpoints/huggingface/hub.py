@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from spec_t5x.checkpoints.huggingface.generation_config import GENERATION_NAME
-from spec_t5x.checkpoints.huggingface.vocabulary_files import WORDPIECE_NAME
 from spec_t5x.checkpoints.huggingface.weight_files import (
     INDEX_ENDING,
     TORCH_WEIGHTS,
@@ -24,7 +23,7 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
     weight_files,
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, one_line, read_json
-from spec_t5x.data.mapped_vocabulary import MERGES_NAME, VOCAB_NAME
+from spec_t5x.data.mapped_vocabulary import MERGES_NAME, VOCAB_NAME, WORDPIECE_NAME
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.vocabulary import SPIECE_NAME
 from spec_t5x.errors import InputError

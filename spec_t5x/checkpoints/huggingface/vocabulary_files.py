@@ -20,13 +20,7 @@ from typing import Any
 import tokenizers
 
 from spec_t5x.checkpoints.storage.files import describing, one_line, read_if_there
-from spec_t5x.data.mapped_vocabulary import (
-    MERGES_NAME,
-    VOCAB_NAME,
-    MappedVocabulary,
-    frame_of,
-    read_tokenizer,
-)
+from spec_t5x.data.mapped_vocabulary import SUFFICIENT, MappedVocabulary, frame_of, read_tokenizer
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.unigram import UnigramVocabulary, is_t5s, pieces_of
 from spec_t5x.data.vocabulary import (
@@ -44,10 +38,6 @@ from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
 SETTINGS_NAME = "tokenizer_config.json"
 _CLEANS_UP = "clean_up_tokenization_spaces"
 ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
-# The vocabulary of a ``BertTokenizer``.
-WORDPIECE_NAME = "vocab.txt"
-# Sets of files, each of which is a tokenizer.
-_SUFFICIENT = ((TOKENIZER_NAME,), (SPIECE_NAME,), (VOCAB_NAME, MERGES_NAME), (WORDPIECE_NAME,))
 _T5, _BYT5 = "T5Tokenizer", "ByT5Tokenizer"
 # The class for which transformers uses a tokenizer.json unchanged.
 _AS_IT_IS = "PreTrainedTokenizerFast"
@@ -57,7 +47,8 @@ _SPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always",
 _WORDS = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _SPACE]}
 _STEPS = {"Precompiled", "WhitespaceSplit", "Metaspace", "Strip", "Replace"}
 
-log = logging.getLogger(__name__)
+# Logs a warning once, as target, draft and vocabulary may be read from one directory.
+_warn = functools.cache(logging.getLogger(__name__).warning)
 
 
 def read_vocabulary(
@@ -92,7 +83,7 @@ def read_vocabulary(
     elif start_id is None:
         vocabulary = files.t5_vocabulary(values.get("vocab_size"), eos_ids)
     else:
-        tokenizer, num_ids = files.tokenizer(is_needed=True), values["vocab_size"]
+        tokenizer, num_ids = files.tokenizer(is_needed=True), values.get("vocab_size")
         vocabulary = mapped_vocabulary(directory, num_ids, start_id, eos_ids, tokenizer)
     if vocabulary is not None and not isinstance(vocabulary, MappedVocabulary):
         vocabulary.eos_ids = tuple(eos_ids)
@@ -104,14 +95,15 @@ def read_vocabulary(
 
 def mapped_vocabulary(
     directory: Path,
-    num_ids: int,
+    num_ids: int | None,
     start_id: int,
     eos_ids: Sequence[int],
     values: dict[str, Any] | None = None,
 ) -> MappedVocabulary | None:
     """Makes a renumbered vocabulary of the directory's tokenizer; None if there is no tokenizer.
 
-    All ids are the tokenizer's. ``values`` of a tokenizer.json, if given, replace the directory's.
+    All ids are the tokenizer's, whose number replaces None for ``num_ids``. ``values`` of a
+    tokenizer.json, if given, replace the directory's.
     """
     if values is None:
         tokenizer = read_tokenizer(directory)
@@ -119,8 +111,9 @@ def mapped_vocabulary(
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(values))
     if tokenizer is None:
         return None
+    num_ids, (eos_id, *more) = num_ids or tokenizer.get_vocab_size(), eos_ids
     vocabulary = MappedVocabulary(
-        tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_ids[0], more_eos_ids=eos_ids[1:]
+        tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
     )
     if not any(vocabulary.source_frame):
         _warn(
@@ -170,8 +163,7 @@ class _Files:
         made = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
         is_framed = self.is_t5 and made.post_processor is None
         if not is_t5s(tokenizer) or not (is_framed or frame_of(made, list) == ((), (EOS_ID,))):
-            num_ids = num_rows or made.get_vocab_size()
-            return mapped_vocabulary(self.directory, num_ids, PAD_ID, eos_ids, tokenizer)
+            return mapped_vocabulary(self.directory, num_rows, PAD_ID, eos_ids, tokenizer)
         pieces, foreign = pieces_of(tokenizer)
         if spiece.is_file() and not foreign:
             vocabulary = SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
@@ -186,7 +178,7 @@ class _Files:
         None means that there are no files, or a ``spiece.model`` suffices and not ``is_needed``.
         """
         own, spiece = read_if_there(self.directory / TOKENIZER_NAME), self.directory / SPIECE_NAME
-        if not _is_sufficient(self.directory):
+        if not has_tokenizer(self.directory):
             return None
         with describing(f"tokenizer of {self.directory}", "added tokens"):
             given, special = self._named()
@@ -231,10 +223,9 @@ class _Files:
 
     def _is_plain(self, given: dict[int, str], special: set[str]) -> bool:
         """Tells whether other files add no token to the SentencePiece model and its sentinels."""
-        listed, _, symbols = read_spiece(self.directory / SPIECE_NAME)
-        pieces = [name for name, _ in listed]
+        pieces, symbols = read_spiece(self.directory / SPIECE_NAME)
         pieces += [f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))]
-        names = special | {token["content"] for token in symbols} | {*given.values()}
+        names = special | symbols | {*given.values()}
         others = {name for name in names if not (is_sentinel(name) and name in pieces)}
         return others <= {*_OF_T5.values()} and given.items() <= dict(enumerate(pieces)).items()
 
@@ -252,8 +243,8 @@ class _Files:
             remedy = f"save it there as {TOKENIZER_NAME} with transformers 5"
         try:
             with _unprinted():
-                found = transformers.AutoTokenizer.from_pretrained(self.directory)
-            tokenizer = found.backend_tokenizer
+                made = transformers.AutoTokenizer.from_pretrained(self.directory)
+            tokenizer = made.backend_tokenizer
         except Exception as error:  # assorted types
             raise InputError(
                 f"transformers cannot read the tokenizer of {self.directory} ({one_line(error)}): "
@@ -297,12 +288,13 @@ def _special(settings: dict[str, Any]) -> Iterator[str]:
 def _place(directory: Path) -> Path:
     """Returns the directory with tokenizer files: the given one, the one above it, or neither."""
     places = (directory, directory.resolve().parent)
-    has_any = (each for each in places if _is_sufficient(each) or (each / SETTINGS_NAME).is_file())
+    has_any = (each for each in places if has_tokenizer(each) or (each / SETTINGS_NAME).is_file())
     return next(has_any, directory)
 
 
-def _is_sufficient(directory: Path) -> bool:
-    return any(all((directory / name).is_file() for name in names) for names in _SUFFICIENT)
+def has_tokenizer(directory: Path) -> bool:
+    """Tells whether a directory has the files of a tokenizer."""
+    return any(all((directory / name).is_file() for name in names) for names in SUFFICIENT)
 
 
 @contextlib.contextmanager
@@ -316,12 +308,6 @@ def _unprinted() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-
-
-@functools.cache
-def _warn(message: str) -> None:
-    """Logs a warning once, as target, draft and vocabulary may be read from one directory."""
-    log.warning(message)
 
 
 def _of_t5(values: dict[str, Any]) -> dict[str, Any]:

@@ -25,11 +25,11 @@ from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     SentencePieceVocabulary,
     Vocabulary,
-    train_sentencepiece,
 )
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.labs.training.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.labs.training.packing import PackedBatches
+from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.labs.training.text_metrics import ScoredTexts
 from spec_t5x.labs.training.trainer import Positioned
 from spec_t5x.machine.progress import doing

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece
+from spec_t5x.data.vocabulary import SentencePieceVocabulary
+from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from tests.labs.training.toys import a_minute_a_step, assert_identical, run_command
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
