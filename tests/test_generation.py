@@ -607,7 +607,10 @@ def test_a_beam_search_gives_its_best_hypotheses(generator):
 def test_a_beam_search_needs_a_model_to_draft(generator):
     copying = generator.with_draft(CopyDraft(generator.target.vocab_size))
     message = message_of(lambda: list(copying.generate(TEXTS[:1], options(beams=2))))
-    assert "beams is 2 and the draft a CopyDraft" in message
+    assert (
+        "beams is 2 and gamma" in message
+        and "give a smaller one as the draft, or gamma 0" in message
+    )
     assert "not compared" in message_of(compare, generator, TEXTS, options(beams=2))
 
 

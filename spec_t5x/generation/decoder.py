@@ -11,6 +11,7 @@ import numpy as np
 
 from spec_t5x.beams.hypotheses import BeamResult, Ranking, TransformersRanking
 from spec_t5x.beams.search import beam_search
+from spec_t5x.checkpoints.huggingface.generation_config import LeftOut
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
@@ -44,6 +45,8 @@ class BatchDecoder:
     draft: Draft | None = None
     # Options of the checkpoint, for those that a user leaves None (``GenerateOptions.settled``).
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Settings of the checkpoint without effect here, which the first batches name.
+    left_out: LeftOut | None = None
 
     def __repr__(self) -> str:
         models = {"target": self.target}
@@ -168,6 +171,8 @@ class BatchDecoder:
 
         ``places`` are the inputs' indices among all inputs, which decide their random keys.
         """
+        if self.left_out is not None and self.left_out.texts:
+            self.left_out.warn(texts, options)
         rows, longest = options.batch_size, max(map(len, ids))
         if self.is_decoder_only:
             # The target ignores its source.
@@ -342,8 +347,8 @@ class BatchDecoder:
             return beam_search(self.target, batch.tokens, batch.prompts, **named)
         if type(self.draft) is not TransformerDraft:
             raise InputError(
-                f"beams is {options.beams} and the draft a {type(self.draft).__name__}: search "
-                "with a transformer draft, or with none"
+                f"beams is {options.beams} and gamma {options.gamma}, but only a model of its own "
+                "checkpoint drafts for a search: give a smaller one as the draft, or gamma 0"
             )
         drafting = {"draft_model": self.draft.model, "gamma": options.gamma}
         return beam_search(self.target, batch.tokens, batch.prompts, **drafting, **named)

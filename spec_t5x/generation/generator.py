@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import logging
 import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,8 +27,6 @@ from spec_t5x.generation.streaming import StreamEvent, stream
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.names import AUTO, KV, NO_DRAFT
 from spec_t5x.options import GenerateOptions, options_with
-
-log = logging.getLogger(__name__)
 
 # Tokens of a source, for checkpoints that do not say how long sources were in training.
 DEFAULT_MAX_SOURCE_LENGTH = 512
@@ -62,8 +59,8 @@ class Generator(BatchDecoder):
         A name on the Hub is ``OWNER/NAME`` or ``OWNER/NAME@REVISION``, as in
         ``Generator.load("google/flan-t5-xl", "google/flan-t5-small")``; it is downloaded once.
         All models are found, and downloaded, before any is loaded. The decoding settings of a
-        Hugging Face checkpoint hold unless an option replaces them; a warning names those that are
-        not applied.
+        Hugging Face checkpoint hold unless an option replaces them; at the first decoding a warning
+        names those that are not applied.
 
         Args:
           target: the model whose output is wanted.
@@ -128,7 +125,7 @@ class Generator(BatchDecoder):
             target=target.bind(weights, kv),
             vocabulary=target.vocabulary,
             max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
-            defaults=_defaults(target, task),
+            **_settings(target, task),
         )
 
     def generate(
@@ -260,20 +257,14 @@ class Generator(BatchDecoder):
         self._costs[options] = costs
 
 
-def _defaults(target: LoadedModel, task: str | None) -> dict[str, Any]:
-    """Returns the decoding options that a checkpoint sets; warns of those that are not applied."""
+def _settings(target: LoadedModel, task: str | None) -> dict[str, Any]:
+    """Returns fields of a generator: a checkpoint's decoding options, and settings left out."""
     vocabulary = target.vocabulary
-    decoding = generation_config.understood(
+    options, left_out = generation_config.understood(
         target.metadata.get(generation_config.GENERATION, {}),
         str(target.directory),
         task=task,
         to_ours=vocabulary.from_theirs if isinstance(vocabulary, MappedVocabulary) else list,
         is_decoder_only=not target.config.has_source,
     )
-    if decoding.left_out:
-        log.warning(
-            "%s sets options that are left out: %s",
-            target.directory,
-            ", ".join(decoding.left_out),
-        )
-    return decoding.options
+    return {"defaults": options, "left_out": left_out}

@@ -31,6 +31,7 @@ HONOURED = {
     "max_new_tokens before max_length": {"max_length": 30, "max_new_tokens": 5},
     "min_length": {"min_length": 12},
     "min_new_tokens": {"min_new_tokens": 6},
+    "a length with a fraction of 0": {"max_new_tokens": 8.0},
     "min_new_tokens before min_length": {"min_length": 3, "min_new_tokens": 9},
     "both lengths": {"min_length": 7, "max_length": 8},
     "n-grams": {"no_repeat_ngram_size": 2},
@@ -230,7 +231,11 @@ def test_every_setting_changes_the_text(with_settings, pair, settings):
 )
 def test_what_is_not_honoured_is_named(with_settings, caplog, settings, named):
     directory = with_settings(LENGTH | settings, old="beams" in named)
-    Generator.load(directory)
+    generator = Generator.load(directory)
+    assert left_out(caplog) == []
+    beams = 2 if "renormalize_logits" in settings else 0
+    for _ in range(2):
+        generator.generate("The cat.", beams=beams)[0]
     (line,) = left_out(caplog)
     assert line == f"{directory} sets options that are left out: " + line.partition(": ")[2]
     assert named in line
@@ -295,12 +300,31 @@ def test_scores_of_a_search_are_those_of_generate(with_settings):
     np.testing.assert_allclose(scores, theirs.sequences_scores, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [({"num_beams": 2}, {"beams": 2}), ({"do_sample": True}, {"temperature": 0.5}),
+     ({"num_return_sequences": 2, "do_sample": True}, {"num_decodes": 2, "temperature": 1.0}),
+     ({"stop_strings": [";"]}, {"stop": ";"}), ({"renormalize_logits": True}, {})],
+    ids=str,
+)  # fmt: skip
+def test_what_an_option_replaces_is_not_named(with_settings, caplog, settings, options):
+    generator = Generator.load(with_settings(LENGTH | settings))
+    generator.generate("The cat.", **options)[0]
+    assert left_out(caplog) == []
+    # It is when the option is left out.
+    generator.plain().generate("The cat.", beams=3 if "renormalize_logits" in settings else 0)[0]
+    assert len(left_out(caplog)) == 1
+
+
 def test_settings_of_a_task(with_settings, pair, caplog):
     directory = with_settings(LENGTH, tasks={"summarization": SUMMARIES, "translation": {}})
-    Generator.load(directory)
+    Generator.load(directory).generate("The cat.")[0]
     assert "settings of the tasks summarization, translation (--task NAME)" in left_out(caplog)[0]
     caplog.clear()
     generator = Generator.load(directory, task="summarization")
+    generator.generate("summarize: The cat.", beams=4)[0]
+    assert left_out(caplog) == []
+    generator.generate("The cat.")[0]
     (line,) = left_out(caplog)
     assert "num_beams 4 (--beams 4), prefix 'summarize: ' (put it before each input)" in line
     sources = [generator.vocabulary.framed(generator.vocabulary.encode(t)) for t in SENTENCES]
@@ -316,8 +340,9 @@ def test_a_task_that_is_not_there(with_settings):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"no_repeat_ngram_size": "3"}, {"repetition_penalty": True}, {"suppress_tokens": "x"},
-     {"bad_words_ids": [3]}, {"max_new_tokens": 0}, {"suppress_tokens": [160]}],
+    [{"no_repeat_ngram_size": "3"}, {"no_repeat_ngram_size": 2.5}, {"repetition_penalty": True},
+     {"suppress_tokens": "x"}, {"bad_words_ids": [3]}, {"max_new_tokens": 0},
+     {"suppress_tokens": [160]}],
     ids=str,
 )  # fmt: skip
 def test_values_that_cannot_be(with_settings, settings):

@@ -5,12 +5,14 @@ them unchanged under ``metadata["generation"]``, so that a converted model has t
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
 from spec_t5x.errors import InputError
+from spec_t5x.options import GenerateOptions
 
 GENERATION_NAME = "generation_config.json"
 # The entry of a model's metadata with all settings; config.json's entry with settings by task.
@@ -64,19 +66,39 @@ _REMEDIES = {
     "stop_strings": "--stop TEXT",
     "prefix": "put it before each input",
 }
+# Options that, once they are given, replace a setting without effect.
+_REPLACED_BY = {
+    **{"num_beams": "beams", "num_return_sequences": "num_decodes", "stop_strings": "stop"},
+    **{"do_sample": "temperature", "max_length": "max_decode_len", "min_length": "min_decode_len"},
+}
 _KNOWN = {*_NUMBERS, *_IDS, *_BEAMS, *_SAMPLING, *_LEFT_OUT, "do_sample"} - {"prefix"}
 _KNOWN.update(*_LENGTHS.values())
 # Parts of config.json that may hold settings, too; only the first that exists is read.
 _NESTED = ("decoder", "generator", "text_config")
 
+log = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
-class Decoding:
-    """Settings of a directory: our decoding options by name, and settings without effect here."""
+class LeftOut:
+    """Settings of the checkpoint ``where`` that have no effect here."""
 
-    options: dict[str, Any]
-    # For a warning: each setting's name and value and, in brackets, the remedy if there is one.
-    left_out: list[str]
+    where: str
+    # By name, each setting's name and value and, in brackets, the remedy if there is one.
+    texts: dict[str, str]
+    prefix: str = ""
+
+    def warn(self, inputs: Sequence[str], options: GenerateOptions) -> None:
+        """Names settings that change the outputs with these inputs and options, each once."""
+        usual = GenerateOptions()
+        given = [n for n, o in _REPLACED_BY.items() if getattr(options, o) != getattr(usual, o)]
+        if all(text.startswith(self.prefix) for text in filter(None, inputs)):
+            given.append("prefix")
+        # It moves all scores of a step alike, and so changes the ranking of beams only.
+        if not options.beams:
+            given.append("renormalize_logits")
+        if named := [self.texts.pop(name) for name in list(self.texts) if name not in given]:
+            log.warning("%s sets options that are left out: %s", self.where, ", ".join(named))
 
 
 def read(directory: Path, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,8 +132,10 @@ def understood(
     task: str | None = None,
     to_ours: Callable[[Sequence[int]], list[int]] = list,
     is_decoder_only: bool = False,
-) -> Decoding:
-    """Converts settings to our options; raises ``InputError`` for bad values or an unknown task.
+) -> tuple[dict[str, Any], LeftOut]:
+    """Returns our options by name, and the settings that have no effect here.
+
+    Raises ``InputError`` for bad values or an unknown task.
 
     Args:
       settings: the result of ``read``; settings of ``task`` override the others.
@@ -129,7 +153,7 @@ def understood(
                 f"{', '.join(tasks) or 'no tasks'}; leave --task out, or name one"
             )
         settings |= _present(tasks[task])
-    left_out = list(_left_out(settings))
+    left_out = dict(_left_out(settings))
     options = {
         name: _number(settings, name, kind, where)
         for name, kind in _NUMBERS.items()
@@ -138,7 +162,7 @@ def understood(
     options |= _ids(settings, where, to_ours)
     for ours, (of_new, of_all) in _LENGTHS.items():
         if is_decoder_only and settings.get(of_all):
-            left_out.append(f"{of_all} {settings[of_all]} (it counts the prompt: --{ours})")
+            left_out[of_all] = f"{of_all} {settings[of_all]} (it counts the prompt: --{ours})"
         if of_new in settings:
             options[ours] = _number(settings, of_new, int, where)
         elif of_all in settings and not is_decoder_only:
@@ -149,8 +173,8 @@ def understood(
         options["length_penalty"] = _number(settings, "length_penalty", float, where, 1.0)
         options["early_stopping"] = settings.get("early_stopping", False)
     if tasks and task is None:
-        left_out.append(f"settings of the tasks {', '.join(tasks)} (--task NAME)")
-    return Decoding(options=options, left_out=left_out)
+        left_out[TASKS] = f"settings of the tasks {', '.join(tasks)} (--task NAME)"
+    return options, LeftOut(where, left_out, settings.get("prefix", ""))
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,8 +184,11 @@ def _present(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(settings, name: str, kind: type, where: str, otherwise=None):
     value = settings.get(name, otherwise)
-    if isinstance(value, bool) or not isinstance(value, int | kind):
-        raise InputError(f"{where} has {name} {value!r}: set it to a number")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (kind is int and not float(value).is_integer()):
+        raise InputError(
+            f"{where} has {name} {value!r}: set it to a number (of type {kind.__name__})"
+        )
     return kind(value)
 
 
@@ -192,13 +219,13 @@ def _ids(settings: Mapping[str, Any], where: str, to_ours) -> dict[str, Any]:
     return found
 
 
-def _left_out(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a text for each setting without effect here: name, value and any remedy."""
+def _left_out(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields each setting without effect here, and a text: its name, value and any remedy."""
     for name, neutral in _LEFT_OUT.items():
         value = settings.get(name)
         if value and value != neutral:
             remedy = f" ({_REMEDIES[name].format(value)})" if name in _REMEDIES else ""
-            yield f"{name} {value!r}{remedy}"
+            yield name, f"{name} {value!r}{remedy}"
     if settings.get("do_sample"):
         sampled = {"temperature": 1.0, "top_k": 50} | {
             name: settings[name] for name in _SAMPLING if name in settings
@@ -208,7 +235,7 @@ def _left_out(settings: Mapping[str, Any]) -> Iterator[str]:
             for name in ("temperature", "top_k", "top_p")
             if name == "temperature" or sampled.get(name, _SAMPLING[name]) != _SAMPLING[name]
         ]
-        yield f"do_sample True ({' '.join(ours)})"
+        yield "do_sample", f"do_sample True ({' '.join(ours)})"
         for name, value in sampled.items():
             if value != _SAMPLING[name]:
-                yield f"{name} {value}"
+                yield name, f"{name} {value}"
