@@ -7,6 +7,8 @@ from typing import Any
 
 from spec_t5x.checkpoints.formats import NATIVE, Format, format_of
 from spec_t5x.checkpoints.huggingface import generation_config, hub
+from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
+from spec_t5x.checkpoints.huggingface.vocabulary_files import has_tokenizer
 from spec_t5x.checkpoints.packaged import PACKAGED_MODELS, packaged_names
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
@@ -24,6 +26,9 @@ from spec_t5x.machine.progress import doing
 from spec_t5x.names import AUTO
 
 log = logging.getLogger(__name__)
+
+# What config.json has of a model that tokenizer files alone do not tell.
+_OF_T5 = {"model_type": "t5"}
 
 
 def load(
@@ -78,7 +83,10 @@ def open_model(
     if values is not None and "format" not in values:
         settings = generation_config.read(directory, values)
         metadata = {**metadata, generation_config.GENERATION: settings} if settings else metadata
-    given, rows = _of_another_model(vocabulary), stored.config.vocab_size
+    rows = stored.config.vocab_size
+    if "model_type" not in (values or {}):
+        values = _OF_T5 | {"vocab_size": rows}
+    given = _of_another_model(vocabulary, values)
     chosen = choose_vocabulary(given, stored.vocabulary, stored.directory, rows)
     return dataclasses.replace(stored, vocabulary=chosen, metadata=metadata)
 
@@ -200,10 +208,17 @@ def _recognized(directory: Location) -> tuple[Location, dict[str, Any] | None, F
     return directory, values, format_of(directory, values)
 
 
-def _of_another_model(vocabulary: VocabularyLike | None) -> VocabularyLike | None:
-    """Reads the vocabulary of a model given by directory or name; returns others unchanged."""
+def _of_another_model(
+    vocabulary: VocabularyLike | None, values: dict[str, Any] = _OF_T5
+) -> VocabularyLike | None:
+    """Reads the vocabulary of a model given by directory or name; returns others unchanged.
+
+    A folder of tokenizer files alone is read as that of a model with config.json ``values``.
+    """
     if isinstance(vocabulary, str | Path):
         name = Path(vocabulary).expanduser()
+        if has_tokenizer(name) and not (name / CONFIG_NAME).is_file():
+            return huggingface_t5.read_vocabulary(name, values)
         # ``OWNER/NAME.model`` is a missing file, not a model on the Hub.
         on_hub = is_on_hub(vocabulary) and name.suffix not in (".model", ".json")
         packaged = str(vocabulary) in packaged_names() and not name.exists()

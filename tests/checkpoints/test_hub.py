@@ -107,6 +107,14 @@ def test_names_are_the_directories(cached, directories):
     assert isinstance(load_vocabulary(DRAFT), UnigramVocabulary)
 
 
+def test_an_adapter(cache, tmp_path):
+    (folder := tmp_path / "adapter").mkdir()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "google/flan-t5-xl"}')
+    add_to_cache(cache, "owner/adapter", folder)
+    message = message_of(find_directory, "owner/adapter")
+    assert message.startswith("owner/adapter is an adapter of google/flan-t5-xl: save the merged")
+
+
 def test_a_commit(cached, directories):
     commit = commit_of(directories / "target")
     assert find_directory(f"{TARGET}@{commit}") == find_directory(TARGET)

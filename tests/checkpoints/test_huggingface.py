@@ -182,7 +182,7 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"model_type": "umt5"}, "1 missing (decoder/layers_1/relpos_bias/rel_embedding"),
+        ({"model_type": "umt5"}, "1 missing (decoder.block.1.layer.0.SelfAttention.relative_att"),
         ({"model_type": "bart"}, "has model_type 'bart', which is not supported: give a T5"),
         ({"decoder_start_token_id": 160}, "has decoder_start_token_id 160"),
         ({"eos_token_id": None}, "config.json has no eos_token_id, so that in transformers no"),
@@ -191,14 +191,15 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
         ({"feed_forward_proj": "glu-relu"}, "has feed_forward_proj 'glu-relu': give gated- and"),
         ({"is_encoder_decoder": False}, "encoder alone"),
         ({"quantization_config": {}}, "is quantized"),
+        ({"vocab_size": "160"}, "config.json has vocab_size '160': set it to a number"),
         ({"d_model": None}, "has no d_model"),
         (
             {"tie_word_embeddings": False, "scale_decoder_outputs": False},
-            "1 missing (decoder/logits_dense/kernel)",
+            "1 missing (lm_head.weight)",
         ),
         ({"vocab_size": 120}, "has 140 ids, the model embeds 120"),
         ({"d_kv": 16}, "attention/key/kernel is [32, 24], not [32, 48]"),
-        ({"num_layers": 2}, "8 missing (encoder/layers_1/attention/"),
+        ({"num_layers": 2}, "8 missing (encoder.block.1.layer."),
         ({"num_decoder_layers": 1}, "13 unexpected (decoder.block.1"),
     ],
 )
@@ -212,7 +213,7 @@ def test_unsuitable_configurations(directory, changes, expected):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (None, "1 missing (encoder/encoder_norm/scale)"),
+        (None, "1 missing (encoder.final_layer_norm.weight)"),
         (np.full(32, np.nan, np.float32), "encoder.final_layer_norm.weight"),
         (np.ones(32, np.int8), "encoder/encoder_norm/scale is int8"),
     ],
@@ -284,8 +285,59 @@ def test_unsuitable_files_beside_the_configuration(directory, file, values, expe
     assert_refused(directory, expected)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        (
+            "adapter_config.json",
+            '{"base_model_name_or_path": "google/flan-t5-small"}',
+            "is an adapter of google/flan-t5-small: save the merged model",
+        ),
+        ("checkpoint-500/model.safetensors", "", "give the latest, {}/checkpoint-500"),
+        *(
+            (name, "", "has weights in " + name.partition("/")[0] + ", which is not read")
+            for name in ("flax_model.msgpack", "tf_model.h5", "model.fp16.safetensors", "last.ckpt")
+        ),
+        ("global_step20/mp_rank_00.pt", "", "has weights in global_step20, which is not read"),
+        ("optimizer.pt", "", None),
+    ],
+)
+@pytest.mark.parametrize("has_config", [True, False])
+def test_files_in_place_of_weights(directory, file, content, expected, has_config):
+    (directory / "model.safetensors").unlink()
+    if file.startswith("checkpoint"):
+        (directory / "checkpoint-20").mkdir()
+    (directory / file).parent.mkdir(exist_ok=True)
+    (directory / file).write_text(content)
+    if not has_config:
+        (directory / "config.json").unlink()
+    nothing = "holds no weights" if has_config else "holds no config.json and no T5X checkpoint"
+    assert_refused(directory, expected.format(directory) if expected else nothing)
+
+
+@pytest.mark.parametrize("layout", ["value head", "parameters", "state_dict", "module", "a prefix"])
+def test_weights_as_trainers_save_them(made, directory, layout, caplog):
+    path = directory / "model.safetensors"
+    state = {name: torch.tensor(tensor) for name, tensor in load_file(path).items()}
+    path.unlink()
+    if layout == "value head":
+        state["v_head.summary.weight"] = torch.ones(1, 32)
+    if layout == "parameters":
+        state = {name: torch.nn.Parameter(tensor) for name, tensor in state.items()}
+    if layout == "a prefix":
+        state = {f"net.t5.{name}": tensor for name, tensor in state.items()}
+    nested = {layout: state, "epoch": 3} if layout in ("state_dict", "module") else state
+    torch.save(nested, directory / "pytorch_model.bin")
+    edit_config(directory, quantization_config=None)
+    assert_same_logits(load(directory), made[0])
+    named = [f"{directory} has a value head, which no text needs: v_head.summary.weight"]
+    assert caplog.messages == (named if layout == "value head" else [])
+
+
 def test_missing_files(directory):
     (directory / "spiece.model").unlink()
-    assert_refused(directory, "holds no vocabulary: give one")
+    assert_refused(
+        directory, "holds no vocabulary: give one (--vocabulary), a tokenizer.json or spiece.model"
+    )
     (directory / "model.safetensors").unlink()
     assert_refused(directory, "holds no weights")

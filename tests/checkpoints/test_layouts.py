@@ -342,7 +342,7 @@ def test_names_of_two_kinds_are_named(directory):
     stored[f"module.{norm}"] = stored.pop(norm)
     save_file(stored, path)
     message = message_of(load, directory)
-    assert f"1 missing (encoder/encoder_norm/scale), 1 unexpected (module.{norm})" in message
+    assert f"1 missing (encoder.final_layer_norm.weight), 1 unexpected (module.{norm})" in message
 
 
 def test_the_model_before_tokens_were_added_drafts_for_the_one_after(directory, tmp_path):

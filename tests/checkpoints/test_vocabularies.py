@@ -2,10 +2,11 @@
 
 import pytest
 
+from spec_t5x.checkpoints.loading import named_vocabulary, open_model
 from spec_t5x.checkpoints.storage.vocabularies import make_vocabulary
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.errors import InputError
-from tests.checkpoints.faults import with_sentinels
+from tests.checkpoints.faults import message_of, with_sentinels
 
 
 # The tiny vocabulary has 40 pieces: with or without 100 extra ids it is padded to 256 or 128.
@@ -35,6 +36,17 @@ def test_bytes():
     assert make_vocabulary("bytes:3", 384).extra_ids == 3
     vocabulary = ByteVocabulary(5)
     assert make_vocabulary(vocabulary, 384) is vocabulary
+
+
+def test_a_folder_of_tokenizer_files(spiece, tmp_path, saved):
+    """It is read as a Hugging Face directory's, with T5's ids."""
+    (tmp_path / "spiece.model").write_bytes(spiece.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": 3}')
+    vocabulary = named_vocabulary(tmp_path)
+    assert vocabulary.fingerprint() == SentencePieceVocabulary(spiece, 3).fingerprint()
+    assert vocabulary.encode("box<extra_id_0>")[-1] == vocabulary.vocab_size - 1
+    message = message_of(open_model, saved, vocabulary=tmp_path)
+    assert "already holds a vocabulary (40 ids), which differs from" in message
 
 
 def test_files_that_are_none(tmp_path, spiece):

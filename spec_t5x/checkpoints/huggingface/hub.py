@@ -16,10 +16,12 @@ from pathlib import Path
 
 from spec_t5x.checkpoints.huggingface.generation_config import GENERATION_NAME
 from spec_t5x.checkpoints.huggingface.weight_files import (
+    ADAPTER_NAME,
     INDEX_ENDING,
     TORCH_WEIGHTS,
     WEIGHTS,
     check_torch,
+    unread,
     weight_files,
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, one_line, read_json
@@ -31,6 +33,7 @@ from spec_t5x.errors import InputError
 # Files that are read besides the weights.
 _SMALL_FILES = (
     *(CONFIG_NAME, GENERATION_NAME, SPIECE_NAME, TOKENIZER_NAME, VOCAB_NAME, MERGES_NAME),
+    ADAPTER_NAME,
     *(WORDPIECE_NAME, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
 )
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^@:,\s]+))?", re.ASCII)
@@ -51,6 +54,8 @@ def snapshot(name: str) -> Path:
     """
     directory = _download(name, _NAME.fullmatch(name)["revision"], _SMALL_FILES)
     if not (directory / CONFIG_NAME).is_file():
+        if reason := unread(directory):
+            raise InputError(f"{name} {reason}")
         raise InputError(
             f"{name} has no {CONFIG_NAME} in {directory}: give the name of a T5 that transformers "
             f"can load, or run `{command(name)}` where there is a network"
@@ -74,10 +79,11 @@ def download_weights(name: str) -> None:
         listed = HfApi().list_repo_files(repository, revision=commit)
     first = next((weights for weights in WEIGHTS if weights in listed), None)
     if first is None:
-        raise InputError(
-            f"{name} has neither safetensors nor a pytorch_model.bin: give the name of a T5 that "
+        reason = unread(directory, listed) or (
+            "has neither safetensors nor a pytorch_model.bin: give the name of a T5 that "
             "transformers can load"
         )
+        raise InputError(f"{name} {reason}")
     if first in TORCH_WEIGHTS:
         check_torch(f"{name}: {first}")
     log.info("downloading %s to the Hub's cache, once", name)

@@ -17,7 +17,6 @@ import numpy as np
 from spec_t5x.checkpoints.huggingface import generation_config, vocabulary_files
 from spec_t5x.checkpoints.huggingface.generation_config import GENERATION, GENERATION_NAME, TASKS
 from spec_t5x.checkpoints.huggingface.weight_files import (
-    WRAPPERS,
     check_shared,
     open_tensors,
     renumbered,
@@ -84,6 +83,8 @@ _LM_HEAD = "lm_head.weight"
 _SOURCES, _TARGETS = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 # The tensors with a row for each id. The first that a checkpoint has replaces absent ones.
 _TABLES = (_SHARED, _SOURCES, _TARGETS, _LM_HEAD)
+# Modules with which names begin.
+_TOP = ("shared", "encoder", "decoder", "lm_head")
 
 # transformers' modules in a layer, by ours: encoder layers hold two blocks, decoder layers three.
 _MODULES = {
@@ -109,15 +110,17 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """Opens the model in ``directory``, whose config.json holds ``values``; see ``Format``."""
     ids = check_supported(values, directory)
     config = read_config(values, directory / CONFIG_NAME)
-    tensors = unwrapped(open_tensors(directory), (*WRAPPERS, "transformer."))
+    tensors = unwrapped(open_tensors(directory), _TOP, directory)
     left, config = _settled(tensors, config, values, directory)
     metadata, vocabulary = {"model_type": values["model_type"]}, read_vocabulary(directory, values)
     # A vocabulary that is not T5's Unigram model is renumbered whatever its special ids.
     if not _are_t5s(ids) or isinstance(vocabulary, MappedVocabulary):
         left, config = renumbered_model(left, config, ids, _TABLES)
         metadata[PAD] = ids[PAD]
+    names = tensor_names(config)
     return StoredModel(
-        tensors=by_our_paths(left, tensor_names(config)),
+        tensors=by_our_paths(left, names),
+        names={path: name for path, (name, _) in names.items()},
         config=config,
         vocabulary=vocabulary,
         directory=directory,
@@ -264,7 +267,7 @@ def check_whole(values: dict[str, Any], path: Path) -> None:
     """Raises ``InputError`` if config.json is of an encoder alone or of quantized weights."""
     if values.get("is_encoder_decoder", True) is False:
         raise InputError(f"{path} is an encoder alone: give an encoder-decoder")
-    if "quantization_config" in values:
+    if values.get("quantization_config") is not None:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
 
 
@@ -296,6 +299,8 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
         pad = PAD_ID if pad is None else pad
     pad = several[0] if pad is None else pad
     most = values.get("vocab_size") or math.inf
+    if not isinstance(most, int | float):
+        raise InputError(f"{directory / CONFIG_NAME} has vocab_size {most!r}: set it to a number")
     for name, tokens in ((START, [start]), (EOS, several), (PAD, [pad])):
         if not all(isinstance(each, int) and 0 <= each < most for each in tokens):
             raise InputError(

@@ -4,8 +4,10 @@ Files are mapped into memory, so that only slices in use are read, except PyTorc
 """
 
 import dataclasses
+import logging
+import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 # Imported because it registers bfloat16 with numpy, and so for safetensors.
@@ -14,12 +16,13 @@ import numpy as np
 
 from spec_t5x.checkpoints.storage.files import (
     check_inside,
+    read_if_there,
     read_json,
     reading_weights,
     save_arrays,
     write_json,
 )
-from spec_t5x.checkpoints.storage.tensors import Tensor
+from spec_t5x.checkpoints.storage.tensors import Tensor, listed
 from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.git_lfs import check_fetched
@@ -38,8 +41,19 @@ _SAFETENSORS_TYPES = {
 # Before this release torch.load may run a file's code despite ``weights_only`` (CVE-2025-32434).
 _SAFE_TORCH = (2, 6)
 
-# Prefixes that DistributedDataParallel, torch.compile and trainers add to all tensors' names.
-WRAPPERS = ("module.", "_orig_mod.", "model.")
+# Modules of trainers' value heads (TRL's), and files of weights that are not read.
+_VALUE_HEADS = {"v_head", "value_head"}
+ADAPTER_NAME = "adapter_config.json"
+_STEP = re.compile(r"checkpoint-(\d+)")
+_UNREAD = re.compile(
+    r"global_step\d+|.+\.(msgpack|h5|ckpt)|pytorch_model\..+\.bin|"
+    r"(?!model(-\d|\.safetensors)).+\.safetensors"
+)
+
+log = logging.getLogger(__name__)
+
+# Entries of PyTorch's files that hold the tensors.
+_NESTS = ("state_dict", "module", "model")
 
 # Rows that are compared at a time, to bound memory.
 _ROWS = 4096
@@ -110,21 +124,46 @@ def check_shared(one: Tensor, other: Tensor, directory: Path) -> None:
         )
 
 
-def unwrapped(tensors: dict[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
-    """Removes from all names any of ``prefixes`` that every name begins with, repeatedly."""
-    while found := [p for p in prefixes if tensors and all(n.startswith(p) for n in tensors)]:
-        tensors = {name.removeprefix(found[0]): tensor for name, tensor in tensors.items()}
+def unwrapped(
+    tensors: dict[str, Tensor], modules: Collection[str], directory: Path
+) -> dict[str, Tensor]:
+    """Returns tensors without value heads and without prefixes that all names have.
+
+    Wrappers and trainers add a prefix, such as ``module.``; ``modules`` are no prefixes.
+    """
+    heads = [name for name in tensors if _VALUE_HEADS & {*name.split(".")}]
+    if heads:
+        log.warning("%s has a value head, which no text needs: %s", directory, listed(heads))
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
+    while (first := next(iter(tensors), "").partition(".")[0]) not in ("", *modules):
+        if not all(name.startswith(f"{first}.") for name in tensors):
+            break
+        tensors = {name.removeprefix(f"{first}."): tensor for name, tensor in tensors.items()}
     return tensors
+
+
+def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
+    """Returns what is in place of weights among ``names`` or a directory's files, with a remedy."""
+    names = [path.name for path in directory.iterdir()] if names is None else list(names)
+    if ADAPTER_NAME in names:
+        base = read_if_there(directory / ADAPTER_NAME).get("base_model_name_or_path")
+        return (
+            f"is an adapter of {base}: save the merged model, "
+            "merge_and_unload().save_pretrained(DIR), and give DIR"
+        )
+    steps = [int(match[1]) for match in map(_STEP.fullmatch, names) if match]
+    if steps:
+        return f"has its weights in folders: give the latest, {directory}/checkpoint-{max(steps)}"
+    found = next(filter(_UNREAD.fullmatch, sorted(names)), None)
+    return found and f"has weights in {found}, which is not read: save them by save_pretrained(DIR)"
 
 
 def weight_files(directory: Path) -> list[Path]:
     """Returns a directory's files of weights; raises ``InputError`` if any are missing."""
     present = [directory / name for name in WEIGHTS if (directory / name).is_file()]
     if not present:
-        raise InputError(
-            f"{directory} holds no weights: copy model.safetensors or "
-            "pytorch_model.bin, or the shards and their index, there"
-        )
+        remedy = "holds no weights: copy model.safetensors or pytorch_model.bin, or shards, there"
+        raise InputError(f"{directory} {unread(directory) or remedy}")
     if not present[0].name.endswith(INDEX_ENDING):
         return present[:1]
     weight_map = read_json(present[0]).get("weight_map")
@@ -177,7 +216,7 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
 
     def read(tensor):
         def part(index):
-            found = tensor[index]
+            found = tensor[index].detach()
             # numpy has no bfloat16 that torch could return; float32 holds it exactly.
             return (found.float() if found.dtype == torch.bfloat16 else found).contiguous().numpy()
 
@@ -186,6 +225,9 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
     # weights_only: a pickle from elsewhere must not run code. Files from before PyTorch 1.6 are
     # no archives, and cannot be mapped into memory.
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    # Trainers nest the tensors.
+    while inner := next((state[key] for key in _NESTS if isinstance(state.get(key), dict)), None):
+        state = inner
     return {
         name: Tensor(
             name=name,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,8 @@ class StoredModel:
     # what transformers reads), and the native one rounds the matrices to ``weights``.
     metadata: dict[str, Any]
     weights: str = AUTO
+    # The checkpoint's names of parameters, by path, for messages.
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_params(
@@ -98,7 +100,8 @@ class StoredModel:
                 f"embeds {self.config.vocab_size}: give the vocabulary it was trained with, and "
                 "the number of its extra ids"
             )
-        check_tensors(self.tensors, expected_shapes(self.config), str(self.directory))
+        shapes = expected_shapes(self.config)
+        check_tensors(self.tensors, shapes, str(self.directory), self.names)
 
     def load(
         self,
@@ -193,8 +196,8 @@ class StoredModel:
         """Returns the vocabulary; raises ``InputError`` if there is none."""
         if self.vocabulary is None:
             raise InputError(
-                f"{self.directory} holds no vocabulary: give one (--vocabulary), a SentencePiece "
-                "model's file or 'bytes'"
+                f"{self.directory} holds no vocabulary: give one (--vocabulary), a tokenizer.json "
+                "or spiece.model, the model it was tuned from, or 'bytes'"
             )
         return self.vocabulary
 

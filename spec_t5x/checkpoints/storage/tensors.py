@@ -36,6 +36,7 @@ Report = Callable[[int, int], None]
 _TYPES = ("float32", "bfloat16", "float16", "float64")
 # Number of names that a message lists at most.
 _NAMED = 6
+_NO_NAMES: Mapping[str, str] = {}
 
 # One slice for each axis; and the slices as pairs (start, stop), which can be keys.
 Index = tuple[slice, ...]
@@ -75,11 +76,16 @@ def array_tensors(params: PyTree) -> dict[str, Tensor]:
     return {path: tensor(path, array) for path, array in flat.items()}
 
 
-def check_tensors(found: Tensors, expected: Mapping[str, tuple[int, ...]], source: str) -> None:
-    """Raises ``InputError`` unless ``found`` has the expected paths and shapes, and known types."""
+def check_tensors(
+    found: Tensors, expected: Mapping[str, tuple[int, ...]], source: str, names: Mapping = _NO_NAMES
+) -> None:
+    """Raises ``InputError`` unless ``found`` has the expected paths and shapes, and known types.
+
+    ``names`` are the checkpoint's, by path, of those that may be missing.
+    """
     common = [path for path in expected if path in found]
     faults = {
-        "missing": [path for path in expected if path not in found],
+        "missing": [names.get(path, path) for path in expected if path not in found],
         "unexpected": [path for path in found if path not in expected],
         "of the wrong shape": [
             f"{path} is {list(found[path].shape)}, not {list(expected[path])}"

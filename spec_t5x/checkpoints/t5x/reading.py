@@ -9,6 +9,7 @@ the feed-forward layers (ReLU if there is ``wi``, as in 1.0; gated GELU if there
 import re
 from collections.abc import Mapping
 
+from spec_t5x.checkpoints.huggingface.weight_files import unread
 from spec_t5x.checkpoints.native import model_files
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, SIDECAR_NAME, read_if_there
 from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location
@@ -33,6 +34,8 @@ def open_model(location: Location, values: None = None) -> StoredModel:
         remedy = "give a spec_t5x, Hugging Face or T5X checkpoint"
         if isinstance(location, GcsPath):
             remedy = f"check the name and the credentials ({LOG_IN})"
+        elif reason := unread(location):
+            raise InputError(f"{location} {reason}")
         raise InputError(f"{location} holds no {CONFIG_NAME} and no T5X checkpoint: {remedy}")
     entries, step = read_index(found)
     directory = found.parent if found.name == "state" else found

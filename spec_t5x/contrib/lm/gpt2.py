@@ -16,7 +16,6 @@ from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import generation_config
 from spec_t5x.checkpoints.huggingface.vocabulary_files import ADDED_NAME, SETTINGS_NAME
 from spec_t5x.checkpoints.huggingface.weight_files import (
-    WRAPPERS,
     open_tensors,
     renumbered,
     same_table,
@@ -72,7 +71,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """
     config = _read_config(values, directory / CONFIG_NAME)
     num_ids, start_id, eos_id, *more = _ids(values, directory)
-    left, config = _settled(open_tensors(directory), config)
+    left, config = _settled(open_tensors(directory), config, directory)
     rows = their_ids(num_ids, start_id, eos_id)
     names = _names(config)
     tensors = {
@@ -176,13 +175,16 @@ def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
         )
 
 
-def _settled(tensors: dict[str, Tensor], config: GPTConfig) -> tuple[dict[str, Tensor], GPTConfig]:
+def _settled(
+    tensors: dict[str, Tensor], config: GPTConfig, directory: Path
+) -> tuple[dict[str, Tensor], GPTConfig]:
     """Returns tensors without prefixes and masks, and ``config``, untied if the output layer is.
 
     As in transformers, a stored output layer that differs from the embedding overrides a tie.
     """
     bare = {
-        name.removeprefix(_PREFIX): tensor for name, tensor in unwrapped(tensors, WRAPPERS).items()
+        name.removeprefix(_PREFIX): tensor
+        for name, tensor in unwrapped(tensors, ("transformer",), directory).items()
     }
     bare = {name: tensor for name, tensor in bare.items() if not _MASK.fullmatch(name)}
     if config.logits_via_embedding and _EMBEDDING in bare:

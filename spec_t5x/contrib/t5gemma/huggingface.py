@@ -11,7 +11,6 @@ from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import t5
 from spec_t5x.checkpoints.huggingface.vocabulary_files import mapped_vocabulary
 from spec_t5x.checkpoints.huggingface.weight_files import (
-    WRAPPERS,
     check_shared,
     open_tensors,
     same_table,
@@ -81,7 +80,6 @@ _SOURCE_EMBEDDING = "model.encoder.embed_tokens.weight"
 _IMAGE_END = "model.encoder.embed_tokens.eoi_embedding"
 _LM_HEAD = "lm_head.out_proj.weight"
 # Prefixes to remove; "model." is part of the names here.
-_WRAPPERS = tuple(prefix for prefix in WRAPPERS if prefix != "model.")
 # Tensors with one row per token id.
 _TABLES = (_EMBEDDING, _SOURCE_EMBEDDING, _LM_HEAD)
 # T5Gemma 2's modules for images, and the decoder's copy of the embedding that ends one.
@@ -93,7 +91,9 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """Opens a directory whose config.json holds ``values``; see ``formats``."""
     ids = check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
-    left, config = _settled(unwrapped(open_tensors(directory), _WRAPPERS), config, directory)
+    left, config = _settled(
+        unwrapped(open_tensors(directory), ("model", "lm_head"), directory), config, directory
+    )
     num_ids = config.vocab_size
     left, config = t5.renumbered_model(left, config, ids, _TABLES)
     if config.image_end_id:
