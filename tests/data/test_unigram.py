@@ -1,7 +1,4 @@
-"""T5's tokenizer.json: ids and texts as of the SentencePiece model that it was made from.
-
-Ids of texts with sentinels are those of transformers: ``checkpoints/test_vocabulary_files``.
-"""
+"""T5's tokenizer.json: ids and texts as of the SentencePiece model that it was made from."""
 
 import json
 import shutil
@@ -29,7 +26,7 @@ PARTS = [
     *["The", "cat", "schl", "äft", "ß", "station", "q", "e", "0", "."],
     *["…", "ﬁ", "²", "é", "e\u0301", "中", "文", "😀", "\x00", "\u200b", "\ufeff", "⁇"],
     *[" ", "  ", "\t", "\n", "\u00a0", "\u3000", "\u2028"],
-    *["<extra_id_5>", "<extra_id_0", "_1>"],
+    *["<extra_id_0>", " <extra_id_4> ", "<extra_id_5>", "<extra_id_0", "_0>"],
     *["</s>", " </s> ", "<pad>", "<unk>", "<", ">", "/", "[PAD]", "<s>"],
 ]
 texts = st.lists(st.sampled_from(PARTS) | st.sampled_from(ENGLISH + GERMAN), max_size=8).map(
@@ -105,7 +102,9 @@ def pair(spiece, written, tmp_path_factory, request):
     """Loads the SentencePiece model, and ``tokenizer.json`` of a release of transformers."""
     path = tmp_path_factory.mktemp("changed") / "tokenizer.json"
     path = changed(written, path, request.param) if request.param else written
-    return SentencePieceVocabulary(spiece, EXTRA_IDS), UnigramVocabulary(path)
+    # Those of texts with sentinels, too, if they are read as transformers reads them.
+    theirs = SentencePieceVocabulary(spiece, EXTRA_IDS, reads_sentinels=True)
+    return theirs, UnigramVocabulary(path)
 
 
 @pytest.fixture(scope="module")
