@@ -5,6 +5,7 @@ metrics; the functions here add the totals of a run.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 import seqio
 from absl import logging
 from t5x import infer as t5x_infer
+
+from spec_t5x.t5x_plugin.remaking import bindings_of, configurable
 
 # Statistics that are summed over the sequences of a run.
 _COUNTS = ("target_calls", "appended", "proposed", "accepted", "verified", "beta_sum", "steps")
@@ -45,21 +48,28 @@ def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
 
 
 def write_inferences(path: str, inferences: Any, *args: Any, **kwargs: Any) -> None:
-    """Logs acceptance, then calls T5X's ``write_inferences_to_file``.
+    """Logs acceptance, then calls T5X's ``write_inferences_to_file`` with gin's bindings of it.
 
     gin binds ``infer.write_fn`` to this function. In mode ``predict_with_aux`` the file has each
     example's statistics under ``aux``.
     """
     _, aux = inferences
     _log(path, totals(aux))
-    t5x_infer.write_inferences_to_file(path, inferences, *args, **kwargs)
+    write = t5x_infer.write_inferences_to_file
+    # Gin files bind the function of the program, which is another one: it runs as __main__.
+    write = configurable(getattr(sys.modules["__main__"], write.__name__, write))
+    write(path, inferences, *args, **kwargs)
 
 
 class AcceptanceEvaluator(seqio.Evaluator):
     """``seqio.Evaluator`` that writes acceptance beside the metrics of each task.
 
-    gin binds ``evaluate.inference_evaluator_cls`` to this class.
+    gin binds ``evaluate.inference_evaluator_cls`` to this class. Arguments that are not given are
+    those that gin binds to ``seqio.Evaluator``.
     """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**{**bindings_of(seqio.Evaluator), **kwargs})
 
     def evaluate(
         self,

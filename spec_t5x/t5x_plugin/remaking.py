@@ -72,7 +72,7 @@ def remade(
         for name, wrapper in _bound_by_gin(own).items()
         if name in unused
     }
-    for name, wrapper in _bound_by_gin(_configurable(made)).items():
+    for name, wrapper in _bound_by_gin(configurable(made)).items():
         bound[name] = _wrapped_alike(wrapper, bound.get(name, getattr(base, name)))
     made_of = type(base)(base.__name__, (base,), bound) if bound else base
     result = made_of.__new__(made_of)
@@ -81,20 +81,23 @@ def remade(
 
 
 def _check_constructor(made: type, stock: type) -> None:
-    try:
-        bound = gin.get_bindings(made, resolve_references=False)
-    except ValueError:
-        # gin does not know the class, so that no file binds its arguments.
-        return
-    if bound:
+    if bound := bindings_of(made, resolve_references=False):
         raise InputError(
             f"gin binds {made.__name__}.{min(bound)}: bind {stock.__name__}.{min(bound)} instead, "
             f"a {made.__name__} takes its settings from the given model"
         )
 
 
-def _configurable(made: type) -> type:
-    """Returns gin's subclass, which wraps the methods that a file binds, or else ``made``."""
+def bindings_of(known: Callable | str, **options: Any) -> dict[str, Any]:
+    """Returns the arguments that gin binds; empty if gin does not know the function or class."""
+    try:
+        return gin.get_bindings(known, **options)
+    except ValueError:
+        return {}
+
+
+def configurable(made: Callable) -> Callable:
+    """Returns gin's function or subclass, to which files' bindings apply, or else ``made``."""
     try:
         return gin.get_configurable(made)
     except ValueError:

@@ -30,6 +30,13 @@ from tests.checkpoints.faults import save_t5x
 from tests.t5x_plugin.launches import BY_NAME, INFER, MODEL_PARALLEL
 from tests.t5x_plugin.toy_models import run_program, t5x_network
 
+# A binding of the function that acceptance.write_inferences stands for.
+WITH_IDS = """
+from __gin__ import dynamic_registration
+import __main__ as infer_script
+infer_script.write_inferences_to_file.output_ids = True
+"""
+
 
 @pytest.mark.parametrize(
     ("temperature", "verifier", "formats"),
@@ -37,8 +44,9 @@ from tests.t5x_plugin.toy_models import run_program, t5x_network
 )
 def test_infer_writes_what_stock_t5x_writes(launches, temperature, verifier, formats):
     expected = launches.stock(temperature)
+    (launches.directory / "with_ids.gin").write_text(WITH_IDS)
     found = launches.infer(
-        [f"model_{temperature}.gin", INFER, "draft.gin"],
+        [f"model_{temperature}.gin", "with_ids.gin", INFER, "draft.gin"],
         target=f"target_{formats[0]}",
         DRAFT_CHECKPOINT_PATH=launches.checkpoint(f"draft_{formats[1]}"),
         VERIFIER=verifier,
@@ -53,6 +61,7 @@ def test_infer_writes_what_stock_t5x_writes(launches, temperature, verifier, for
         assert ours["prediction"] == theirs["prediction"]
         np.testing.assert_allclose(ours["aux"]["scores"], theirs["aux"]["scores"], atol=1e-3)
         assert ours["aux"]["target_calls"] > 0
+        assert len(ours["prediction_tokens"]) == ours["aux"]["appended"]
     assert sum(line["aux"]["accepted"] for line in found) > 0
     assert len({line["prediction"] for line in found}) > 1
 
@@ -78,6 +87,8 @@ def test_eval_writes_metrics_and_acceptance(launches):
         ["model_0.0.gin", "gin_configs/runs/t5x_eval.gin", "draft.gin"],
         CHECKPOINT_PATH=launches.checkpoint("target_legacy"),
         DRAFT_CHECKPOINT_PATH=launches.checkpoint("draft_orbax"),
+        # Bindings of T5X's evaluator are honoured.
+        **{"seqio.Evaluator.num_examples": 3},
     )
 
     def lines(name):
@@ -85,7 +96,7 @@ def test_eval_writes_metrics_and_acceptance(launches):
         return [json.loads(line) for line in file.read_text().splitlines()]
 
     found = {name: value for line in lines("launch-metrics.jsonl") for name, value in line.items()}
-    answers, expected = lines("launch-000007.jsonl"), launches.stock(0.0)
+    answers, expected = lines("launch-000007.jsonl"), launches.stock(0.0)[:3]
     assert [line["prediction"] for line in answers] == [line["prediction"] for line in expected]
     equal = [line["prediction"] == line["target"] for line in answers]
     assert found["equal"] == sum(equal) / len(equal)
