@@ -7,6 +7,8 @@ A T5X model holds a ``decode_fn`` (gin's, a partial, or the plain function) and 
 import dataclasses
 import functools
 import inspect
+import math
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -163,33 +165,46 @@ def _beam_settings(
     for name in ("max_decode_step", "min_log_prob"):
         if values[name] != defaults[name]:
             raise InputError(f"{name} is {values[name]}: leave it out, this search has none")
-    length = values["max_decode_len"]
-    if length is not None and length > max_decode_len:
-        raise InputError(f"max_decode_len is {length}: give at most the targets' {max_decode_len}")
-    return BeamSettings(eos_id=values["eos_id"], alpha=values["alpha"], max_decode_len=length)
+    length, alpha = values["max_decode_len"], values["alpha"]
+    if length is not None and not (
+        isinstance(length, numbers.Integral) and 1 <= length <= max_decode_len
+    ):
+        raise InputError(f"max_decode_len is {length!r}: give 1 to the targets' {max_decode_len}")
+    if not (_is_traced(alpha) or (_is_number(alpha) and 0 <= alpha < math.inf)):
+        raise InputError(f"alpha is {alpha!r}: give a number of at least 0")
+    return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
 
 
 def _is_traced(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def check_prompts(prompts: Int[Array, "batch width"], room: int | None = None) -> None:
-    """Checks that prompts have no padding before a token and at most ``room`` tokens.
+def check_prompts(
+    prompts: Int[Array, "batch width"],
+    room: int | None = None,
+    end: int | Int[Array, ""] | None = None,
+) -> None:
+    """Checks that prompts have no padding before a token, at most ``room`` tokens and no ``end``.
 
     T5X generates a token in place of that padding and then forces the rest of the prompt; the loops
-    force prefixes alone. If ``room`` is None, all tokens of ``prompts`` are allowed.
+    force prefixes alone. If ``room`` is None, all tokens of ``prompts`` are allowed. ``end`` is the
+    ``eos_id`` of a search, which T5X's ends at the token in a prompt and the package's does not.
 
     Raises:
       InputError: prompts are at fault, or, if they are traced, the run fails with this error.
     """
     check = functools.partial(_check, room=prompts.shape[1] - 1 if room is None else room)
-    if _is_traced(prompts):
-        jax.debug.callback(check, prompts)
+    if _is_traced(prompts) or _is_traced(end):
+        jax.debug.callback(check, prompts, end)
     else:
-        check(prompts)
+        check(prompts, end)
 
 
-def _check(prompts: Int[Array, "batch width"], room: int) -> None:
+def _check(prompts: Int[Array, "batch width"], end: int | Int[Array, ""] | None, room: int) -> None:
     hole = first_hole(prompts)
     if hole is not None:
         raise InputError(
@@ -201,4 +216,9 @@ def _check(prompts: Int[Array, "batch width"], room: int) -> None:
         raise InputError(
             f"a prompt holds {longest} tokens and max_decode_len is {room}: raise max_decode_len "
             "or shorten the prompts"
+        )
+    if end is not None and np.any(np.asarray(prompts) == end):
+        raise InputError(
+            f"a prompt holds {end}, the search's eos_id: leave the token out of the prompts, or "
+            "decode with temperature_sample"
         )

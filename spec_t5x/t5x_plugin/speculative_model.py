@@ -224,8 +224,9 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         prompts = jnp.zeros((rows, 1), jnp.int32)
         if prompt_with_targets:
             # T5X removes the end of sequence from a prompt, so that it does not end the row.
-            prompts = targets * (targets != self._eos_id)
-            check_prompts(prompts)
+            prompts = targets * (targets != self.output_vocabulary.eos_id)
+            of_beams = isinstance(settings, BeamSettings)
+            check_prompts(prompts, end=settings.eos_id if of_beams else None)
         arguments = (params, inputs, prompts, settings)
         common = {"num_decodes": num_decodes, "max_decode_len": max_decode_len}
         if isinstance(settings, BeamSettings):

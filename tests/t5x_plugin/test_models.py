@@ -10,6 +10,7 @@ import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
+import seqio
 from t5x import decoding, models
 
 from spec_t5x.errors import InputError
@@ -23,6 +24,7 @@ from tests.named_drafts import named
 from tests.t5x_plugin.toy_models import (
     EOS,
     TARGET,
+    VOCAB,
     make_batch,
     make_decoder_only_pair,
     make_pair,
@@ -275,6 +277,44 @@ def test_what_cannot_be_honoured_is_an_error(decoder_params, message):
         model.predict_batch_with_aux(
             params, make_batch(3), rng=KEY, decoder_params={"topk": 0, **decoder_params}
         )
+
+
+@pytest.mark.parametrize(
+    ("decoder_params", "message"),
+    [
+        ({"max_decode_len": 0}, "max_decode_len is 0: give 1 to the targets' 16"),
+        ({"max_decode_len": TARGET + 1}, "max_decode_len is 17: give 1"),
+        ({"max_decode_len": "9"}, "max_decode_len is '9': give 1"),
+        ({"alpha": -0.1}, "alpha is -0.1: give a number of at least 0"),
+        ({"alpha": "0.6"}, "alpha is '0.6': give a number of at least 0"),
+        ({"alpha": float("nan")}, "alpha is nan: give a number of at least 0"),
+        ({"eos_id": 7}, "a prompt holds 7, the search's eos_id: leave the token out"),
+    ],
+)
+def test_what_a_search_cannot_honour_is_an_error(decoder_params, message):
+    model, params = make_pair("1.1", decode_fn=decoding.beam_search).speculative()
+    batch = make_batch(3)
+    batch["decoder_input_tokens"] = jnp.tile(jnp.array([0, 5, 7, 6] + [0] * 12), (3, 1))
+    options = {"decoder_params": decoder_params, "prompt_with_targets": True}
+    with pytest.raises(InputError, match=message):
+        model.predict_batch_with_aux(params, batch, **options)
+    with pytest.raises(Exception, match=message):
+        jax.block_until_ready(predict(model, params, batch, **options))
+
+
+@pytest.mark.parametrize("decode_fn", [decoding.temperature_sample, decoding.beam_search])
+def test_a_vocabulary_without_an_end_has_none_in_its_prompts(decode_fn):
+    """T5X ends the texts at 1 and forces a 1 of a prompt as any other token."""
+    stock = make_pair("1.1", decode_fn=decode_fn)
+    vars(stock.model)["_output_vocabulary"] = seqio.PassThroughVocabulary(size=VOCAB)
+    batch, options = make_batch(3), {"prompt_with_targets": True}
+    batch["decoder_input_tokens"] = jnp.tile(jnp.array([0, 5, EOS, 6] + [0] * 12), (3, 1))
+    if decode_fn is decoding.temperature_sample:
+        assert_same(stock, batch, decoder_params=GREEDY, **options)
+    else:
+        model, params = stock.speculative()
+        with pytest.raises(InputError, match="a prompt holds 1, the search's eos_id"):
+            model.predict_batch_with_aux(params, batch, **options)
 
 
 def test_a_hole_in_a_prompt_is_an_error():
