@@ -16,7 +16,8 @@ class BuildWithGinFiles(build_py):
         super().run()
         if not self.editable_mode:
             inside = Path(self.build_lib, "spec_t5x", "gin_configs")
-            shutil.copytree(HERE / "gin_configs", inside, dirs_exist_ok=True)
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(HERE / "gin_configs", inside, ignore=ignored, dirs_exist_ok=True)
 
 
 setup(

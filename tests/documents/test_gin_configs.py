@@ -10,6 +10,7 @@ from typing import NamedTuple
 import gin
 import jax
 import pytest
+from gin import resource_reader
 
 from spec_t5x.cli import settings
 from spec_t5x.cli.gin_files import read_all
@@ -137,6 +138,14 @@ def test_a_part_has_a_description_and_can_be_built(path, parse):
     parse(command, f"--gin_file={path}", *(f"--gin.{macro}=dummy" for macro in left_open))
     for name in bound_names(code) - {"DataOptions"}:
         build(name)
+
+
+def test_t5x_finds_the_files_of_a_clone_from_any_folder(monkeypatch, tmp_path):
+    """gin looks for a file in the package that the file's folder is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(REPOSITORY)
+    for path in CONFIGS.rglob("*.gin"):
+        assert resource_reader.system_path_file_exists(str(path.relative_to(REPOSITORY)))
 
 
 @each(OF_T5X)

@@ -41,7 +41,8 @@ def test_it_holds_every_file_of_the_package_and_no_other(wheel):
     }
     wanted |= {
         f"spec_t5x/{path.relative_to(REPOSITORY)}"
-        for path in (REPOSITORY / "gin_configs").rglob("*.gin")
+        for path in (REPOSITORY / "gin_configs").rglob("*")
+        if path.suffix == ".gin" or path.name == "__init__.py"
     }
     names = set(zipfile.ZipFile(wheel).namelist())
     inside = {name for name in names if not name.split("/")[0].endswith(".dist-info")}
