@@ -99,6 +99,9 @@ class PairBias:
     def part_size(self) -> int:
         """Number of queries whose scores are computed at a time, to bound their memory."""
         batch, _, new, length = self.allowed.shape
+        # A batch of any size, as in an export, has no number to bound.
+        if not isinstance(batch, int):
+            return new
         num_bytes = 4 * batch * self.num_heads * new * length
         num_parts = max(1, min(math.ceil(num_bytes / LARGE_SCORES), new // FEWEST_QUERIES))
         return math.ceil(new / num_parts)

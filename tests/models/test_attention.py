@@ -1,6 +1,7 @@
 """Attention over whole sequences, in parts if its scores would not fit."""
 
 import jax
+import jax.export
 import numpy as np
 import pytest
 
@@ -38,6 +39,17 @@ def test_in_parts_the_encoder_gives_the_same(monkeypatch, limit, fewest, queries
     text = in_parts.lower(SOURCES).as_text()
     for size in (LENGTH, 6):
         assert (f"tensor<{BATCH}x{HEADS}x{size}x{LENGTH}xf32>" in text) == (size == queries)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_batch_of_any_size_is_not_split(monkeypatch):
+    monkeypatch.setattr(attention, "LARGE_SCORES", 1)
+    monkeypatch.setattr(attention, "FEWEST_QUERIES", 1)
+    shape = jax.export.symbolic_shape(f"b, {LENGTH}")
+    exported = jax.export.export(jax.jit(lambda sources: encode(sources)))(
+        jax.ShapeDtypeStruct(shape, np.int32)
+    )
+    np.testing.assert_allclose(exported.call(SOURCES), encode(SOURCES), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("platform", "count"), [("gpu", 0), ("tpu", 3), ("cpu", 3)])
