@@ -86,8 +86,8 @@ def _sizes(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
     config, kind = getattr(module, "config", None), type(module).__name__
     if getattr(module, "scan_layers", False) or getattr(config, "scan_layers", False):
         raise InputError(
-            f"module {kind} scans its layers: speculate with a network that does not (its "
-            "checkpoint converts with spec-t5x convert)"
+            f"module {kind} scans its layers: decode its checkpoint with spec-t5x infer, or "
+            "speculate with a network that does not scan"
         )
     missing = [name for name in names if not hasattr(config, name)]
     if missing:
@@ -99,7 +99,7 @@ def _sizes(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
     unknown = [field.name for field in dataclasses.fields(config) if field.name not in known]
     if unknown:
         raise InputError(
-            f"config.{unknown[0]} of {kind} is unknown: speculate with a network of T5X's "
-            "examples, or one that computes what they do"
+            f"config.{unknown[0]} of {kind} is unknown: speculate with t5x.examples.t5.network, "
+            "or decode the checkpoint (of scalable_t5, for example) with spec-t5x infer"
         )
     return {name: getattr(config, name) for name in names} | {"dtype": jnp.dtype(config.dtype).name}

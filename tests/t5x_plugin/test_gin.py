@@ -8,6 +8,7 @@ pytest.importorskip("t5x.models", reason="needs T5X")
 
 import gin
 import seqio
+from t5x.examples.scalable_t5 import network as scalable
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
@@ -72,6 +73,22 @@ def test_a_decoder_alone_has_no_source_to_round(made):
     launch = DECODER_ONLY_LAUNCH + 'KV = "int8"'
     with pytest.raises(InputError, match="kv is 'int8' and the model has no source: leave kv out"):
         made(["speculate", "decoder_only"], launch)("MODEL")
+
+
+@pytest.mark.parametrize(
+    ("scan_layers", "message"),
+    [
+        (
+            True,
+            "Transformer scans its layers: decode its checkpoint with spec-t5x infer, or",
+        ),
+        (False, "config.remat_policy of Transformer is unknown: .*of scalable_t5.* spec-t5x infer"),
+    ],
+)
+def test_a_network_of_scalable_t5_is_refused_with_what_decodes_it(scan_layers, message):
+    config = scalable.T5Config(vocab_size=8, scan_layers=scan_layers)
+    with pytest.raises(InputError, match=message):
+        t5_config(scalable.Transformer(config))
 
 
 def test_a_model_of_a_published_size(made):
