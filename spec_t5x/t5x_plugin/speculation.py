@@ -8,7 +8,7 @@ from t5x import models, partitioning
 from spec_t5x.errors import InputError
 from spec_t5x.names import AUTO
 from spec_t5x.t5x_plugin.drafts import DraftSource
-from spec_t5x.t5x_plugin.remaking import remade
+from spec_t5x.t5x_plugin.remaking import bindings_of, remade
 from spec_t5x.t5x_plugin.speculative_model import (
     SpeculativeDecoderOnlyModel,
     SpeculativeEncoderDecoderModel,
@@ -39,6 +39,7 @@ def speculate(
     position: float = 0.0,
     partitioner: Callable[[], partitioning.PjitPartitioner] | None = None,
     kv: str = AUTO,
+    statistics: bool = True,
 ) -> SpeculativeEncoderDecoderModel | SpeculativeDecoderOnlyModel:
     """Returns a copy of a T5X model that decodes with a draft.
 
@@ -58,10 +59,15 @@ def speculate(
         gin. Without it, the mesh must divide the draft's heads (``placing``).
       kv: "int8" rounds the source's keys and values in the target's cache
         (``CachedModel.with_kv``): texts are those of that model. Losses stay the given model's.
+      statistics: returns the counts of ``acceptance_aux`` beside the scores; ``t5x.export`` takes
+        scores alone.
 
     Raises:
-      InputError: a model that overrides decoding, or settings that do not fit.
+      InputError: a model that overrides decoding, settings that do not fit, or a training.
     """
+    # Training would save the draft with the target, and start it from random parameters.
+    if bindings_of("__main__.train", resolve_references=False):
+        raise InputError("speculate.gin is for t5x.infer and t5x.eval: leave it out of t5x.train")
     stock = next((stock for stock in _SPECULATIVE if isinstance(model, stock)), None)
     if stock is None:
         raise InputError(
@@ -74,5 +80,5 @@ def speculate(
     if not isinstance(lenience, numbers.Real):
         raise InputError(f"lenience is {lenience!r}: give a number above 0, at most 1")
     chosen = make_verifier(verifier, lenience=lenience, widths=widths)
-    made.set_up(draft, gamma, chosen, c, position, partitioner, kv)
+    made.set_up(draft, gamma, chosen, c, position, partitioner, kv, statistics)
     return made

@@ -39,6 +39,7 @@ from spec_t5x.t5x_plugin.decode_settings import (
 from spec_t5x.t5x_plugin.drafts import DraftSource, ModelDraft, check_draft
 from spec_t5x.t5x_plugin.networks import decoder_only_config, t5_config
 from spec_t5x.t5x_plugin.placing import with_divided_axes
+from spec_t5x.t5x_plugin.remaking import bindings_of
 from spec_t5x.types import PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import Verifier
 
@@ -67,6 +68,7 @@ class SpeculativeModel:
         position: float = 0.0,
         make_partitioner: Callable[[], partitioning.PjitPartitioner] | None = None,
         kv: str = AUTO,
+        statistics: bool = True,
     ) -> None:
         """Sets the attributes that the stock model lacks; ``speculate`` describes the arguments."""
         check_draft(draft)
@@ -75,7 +77,7 @@ class SpeculativeModel:
         # Checks ``kv``.
         self._target({})
         self._draft, self._gamma, self._verifier = draft, gamma, verifier
-        self._make_partitioner = make_partitioner
+        self._make_partitioner, self._statistics = make_partitioner, statistics
         self._costs = None
         if c is not None and gamma:
             self._costs = Costs.by_formula(
@@ -113,6 +115,9 @@ class SpeculativeModel:
         variables = dict(flax.core.unfreeze(variables))
         target = jax.eval_shape(self._target, variables["params"])
         drafts = draft.variables(rng, target, self.output_vocabulary) or {}
+        for program in ("__main__.infer", "__main__.evaluate") if drafts else ():
+            if not bindings_of(program, resolve_references=False).get("use_orbax", True):
+                raise InputError("use_orbax is False, which restores no draft: leave use_orbax out")
         if isinstance(draft, ModelDraft) and self._make_partitioner is not None:
             drafts = with_divided_axes(drafts, self._make_partitioner())
         for collection, values in flax.core.unfreeze(drafts).items():
@@ -234,7 +239,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         else:
             # T5X's encoder-decoders force prompts token by token: every row starts at 0.
             result = self._sample(*arguments, starts=jnp.zeros(rows, jnp.int32), **common)
-        return pick_decodes(result, return_all_decodes)
+        return pick_decodes(result, return_all_decodes, self._statistics)
 
     def _search(
         self,
@@ -319,7 +324,7 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
             max_decode_len=max_decode_len,
         )
         without = jax.vmap(_without_prefix)(result.tokens, lengths)
-        return pick_decodes(result.replace(tokens=without), return_all_decodes)
+        return pick_decodes(result.replace(tokens=without), return_all_decodes, self._statistics)
 
 
 def _without_prefix(tokens: Int[Array, "decodes length"], length: Int[Array, ""]) -> Array:
@@ -381,10 +386,10 @@ def random_stream(
 
 
 def pick_decodes(
-    result: Decoded | BeamResult, return_all_decodes: bool
+    result: Decoded | BeamResult, return_all_decodes: bool, statistics: bool
 ) -> tuple[Array, dict[str, Array]]:
     """Returns tokens, and scores and counts by name, of all decodes or of the last, the best."""
-    aux = {"scores": result.scores, **acceptance_aux(result)}
+    aux = {"scores": result.scores, **(acceptance_aux(result) if statistics else {})}
     if return_all_decodes:
         return result.tokens, aux
     return result.tokens[:, -1], {name: values[:, -1] for name, values in aux.items()}

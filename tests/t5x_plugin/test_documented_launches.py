@@ -228,19 +228,43 @@ def test_the_readmes_command_is_the_documents():
     assert len(COMMANDS) == 3
 
 
-def test_mistakes_are_found_before_anything_is_restored(launches):
-    """Draws on the latest check: the draft's name comes before the file that overrides it."""
+@pytest.mark.parametrize(
+    ("program", "files", "macros", "message"),
+    [
+        # Draws on the latest check: the draft's name comes before the file that overrides it.
+        (
+            "infer",
+            [BY_NAME, INFER],
+            # As many ids as DRAFT_SIZE, whose model is the draft here.
+            {"DRAFT_NAME": "copy", "network.T5Config.vocab_size": 32128},
+            "set it or, for a draft by name, give draft_by_name.gin after speculate.gin",
+        ),
+        (
+            "infer",
+            [INFER, "draft.gin"],
+            {"infer.use_orbax": False},
+            "use_orbax is False, which restores no draft: leave use_orbax out",
+        ),
+        (
+            "train",
+            ["t5x/configs/runs/finetune.gin", "gin_configs/t5x/speculate.gin"],
+            {"INITIAL_CHECKPOINT_PATH": [], "TRAIN_STEPS": 2, "DROPOUT_RATE": 0.0},
+            "leave it out of t5x.train",
+        ),
+    ],
+    ids=["order of files", "use_orbax", "train"],
+)
+def test_mistakes_are_found_before_anything_is_restored(launches, program, files, macros, message):
     arguments, options = launches.command(
-        "infer",
-        ["model_0.0.gin", BY_NAME, INFER],
-        DRAFT_NAME="copy",
+        program,
+        ["model_0.0.gin", *files],
         CHECKPOINT_PATH=launches.checkpoint("target_legacy"),
-        INFER_OUTPUT_DIR=str(launches.directory / "never"),
-        # As many ids as DRAFT_SIZE, whose model is the draft here.
-        **{"utils.DatasetConfig.batch_size": 8, "network.T5Config.vocab_size": 32128},
+        **{name: str(launches.directory / "never") for name in ("INFER_OUTPUT_DIR", "MODEL_DIR")},
+        **macros,
+        **{"utils.DatasetConfig.batch_size": 8},
     )
     done = subprocess.run(arguments, **options, capture_output=True)
     assert done.returncode
     (line,) = [line for line in done.stderr.splitlines() if "InputError: " in line]
-    assert "set it or, for a draft by name, give draft_by_name.gin after speculate.gin" in line
+    assert message in line
     assert "Restoring" not in done.stderr

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ from spec_t5x.t5x_plugin.drafts import ModelDraft, NamedDraft
 from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager, checked_path, draft_of
 from spec_t5x.t5x_plugin.speculation import speculate
 from tests.checkpoints.faults import save_t5x
-from tests.t5x_plugin.launches import BY_NAME, INFER, MODEL_PARALLEL
+from tests.t5x_plugin.launches import BY_NAME, INFER, MODEL_PARALLEL, finished
 from tests.t5x_plugin.toy_models import run_program, t5x_network
 
 # A binding of the function that acceptance.write_inferences stands for.
@@ -102,6 +103,35 @@ def test_eval_writes_metrics_and_acceptance(launches):
     assert found["equal"] == sum(equal) / len(equal)
     assert found["speculation/block_efficiency"] > 1
     assert 0 < found["speculation/alpha"] < 1
+
+
+def test_an_export_to_tensorflow_decodes_batches_of_any_size(launches):
+    directory = launches.directory / "exported" / "1"
+    files = ["t5x/configs/runs/export.gin", "gin_configs/t5x/speculate.gin"]
+    arguments, options = launches.command(
+        "export",
+        ["model_0.0.gin", *files, "gin_configs/t5x/export.gin", "draft.gin"],
+        CHECKPOINT_PATH=launches.checkpoint("target_legacy"),
+        DRAFT_CHECKPOINT_PATH=launches.checkpoint("draft_legacy"),
+        MODEL_OUTPUT_DIR={"cpu": str(directory)},
+        MODEL_NAME="/ml/exported",
+    )
+    # For examples to warm up a server with, which are not written here.
+    apis = launches.directory / "stubs" / "tensorflow_serving" / "apis"
+    apis.mkdir(parents=True)
+    for name in ("predict_pb2", "prediction_log_pb2"):
+        (apis / f"{name}.py").write_text("PredictRequest = PredictionLog = None")
+    options["env"]["PYTHONPATH"] += os.pathsep + str(apis.parents[1])
+    finished(arguments, options)
+    expected = launches.stock(0.0)
+    decode = tf.saved_model.load(str(directory)).signatures["serving_default"]
+    for size in (2, len(expected)):
+        lines = expected[:size]
+        found = decode(tf.constant([line["inputs"]["inputs_pretokenized"] for line in lines]))
+        texts = [text.decode() for text in found["output_0"].numpy()[:, 0]]
+        assert texts == [line["prediction"] for line in lines]
+        scores = [line["aux"]["scores"] for line in lines]
+        np.testing.assert_allclose(found["output_1"].numpy()[:, 0], scores, atol=1e-3)
 
 
 # --- restoring ---------------------------------------------------------------
