@@ -169,7 +169,7 @@ def _beam_settings(
     if length is not None and not (
         isinstance(length, numbers.Integral) and 1 <= length <= max_decode_len
     ):
-        raise InputError(f"max_decode_len is {length!r}: give 1 to the targets' {max_decode_len}")
+        raise InputError(f"max_decode_len is {length!r}: give 1 to the targets' length")
     if not (_is_traced(alpha) or (_is_number(alpha) and 0 <= alpha < math.inf)):
         raise InputError(f"alpha is {alpha!r}: give a number of at least 0")
     return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)
@@ -192,7 +192,7 @@ def check_prompts(
 
     T5X generates a token in place of that padding and then forces the rest of the prompt; the loops
     force prefixes alone. If ``room`` is None, all tokens of ``prompts`` are allowed. ``end`` is the
-    ``eos_id`` of a search, which T5X's ends at the token in a prompt and the package's does not.
+    ``eos_id`` of a search: T5X's search ends at this token in a prompt, the package's would not.
 
     Raises:
       InputError: prompts are at fault, or, if they are traced, the run fails with this error.

@@ -31,7 +31,7 @@ from tests.checkpoints.faults import save_t5x
 from tests.t5x_plugin.launches import BY_NAME, INFER, MODEL_PARALLEL, finished
 from tests.t5x_plugin.toy_models import run_program, t5x_network
 
-# A binding of the function that acceptance.write_inferences stands for.
+# A binding of the function that acceptance.write_inferences calls.
 WITH_IDS = """
 from __gin__ import dynamic_registration
 import __main__ as infer_script

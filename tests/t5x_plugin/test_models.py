@@ -282,7 +282,7 @@ def test_what_cannot_be_honoured_is_an_error(decoder_params, message):
 @pytest.mark.parametrize(
     ("decoder_params", "message"),
     [
-        ({"max_decode_len": 0}, "max_decode_len is 0: give 1 to the targets' 16"),
+        ({"max_decode_len": 0}, "max_decode_len is 0: give 1 to the targets' length"),
         ({"max_decode_len": TARGET + 1}, "max_decode_len is 17: give 1"),
         ({"max_decode_len": "9"}, "max_decode_len is '9': give 1"),
         ({"alpha": -0.1}, "alpha is -0.1: give a number of at least 0"),
