@@ -166,17 +166,13 @@ def _beam_settings(
         if values[name] != defaults[name]:
             raise InputError(f"{name} is {values[name]}: leave it out, this search has none")
     length, alpha = values["max_decode_len"], values["alpha"]
-    if length is not None and not (
-        isinstance(length, numbers.Integral) and 1 <= length <= max_decode_len
-    ):
+    is_whole = isinstance(length, numbers.Integral)
+    if length is not None and not (is_whole and 0 < length <= max_decode_len):
         raise InputError(f"max_decode_len is {length!r}: give 1 to the targets' length")
-    if not (_is_traced(alpha) or (_is_number(alpha) and 0 <= alpha < math.inf)):
+    is_number = isinstance(alpha, numbers.Real | jax.Array | np.ndarray)
+    if not (is_number and (_is_traced(alpha) or 0 <= alpha < math.inf)):
         raise InputError(f"alpha is {alpha!r}: give a number of at least 0")
     return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)
-
-
-def _is_number(value: Any) -> bool:
-    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
 
 
 def _is_traced(value: Any) -> bool:
@@ -184,9 +180,7 @@ def _is_traced(value: Any) -> bool:
 
 
 def check_prompts(
-    prompts: Int[Array, "batch width"],
-    room: int | None = None,
-    end: int | Int[Array, ""] | None = None,
+    prompts: Int[Array, "batch width"], room: int | None = None, end: Any = None
 ) -> None:
     """Checks that prompts have no padding before a token, at most ``room`` tokens and no ``end``.
 
@@ -204,7 +198,7 @@ def check_prompts(
         check(prompts, end)
 
 
-def _check(prompts: Int[Array, "batch width"], end: int | Int[Array, ""] | None, room: int) -> None:
+def _check(prompts: Int[Array, "batch width"], end: Any, room: int) -> None:
     hole = first_hole(prompts)
     if hole is not None:
         raise InputError(
@@ -219,6 +213,5 @@ def _check(prompts: Int[Array, "batch width"], end: int | Int[Array, ""] | None,
         )
     if end is not None and np.any(np.asarray(prompts) == end):
         raise InputError(
-            f"a prompt holds {end}, the search's eos_id: leave the token out of the prompts, or "
-            "decode with temperature_sample"
+            f"a prompt holds {end}, the search's eos_id: leave it out, or take temperature_sample"
         )

@@ -59,8 +59,7 @@ def speculate(
         gin. Without it, the mesh must divide the draft's heads (``placing``).
       kv: "int8" rounds the source's keys and values in the target's cache
         (``CachedModel.with_kv``): texts are those of that model. Losses stay the given model's.
-      statistics: returns the counts of ``acceptance_aux`` beside the scores; ``t5x.export`` takes
-        scores alone.
+      statistics: returns ``acceptance_aux`` beside the scores; give False to ``t5x.export``.
 
     Raises:
       InputError: a model that overrides decoding, settings that do not fit, or a training.

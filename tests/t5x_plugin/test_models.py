@@ -288,7 +288,7 @@ def test_what_cannot_be_honoured_is_an_error(decoder_params, message):
         ({"alpha": -0.1}, "alpha is -0.1: give a number of at least 0"),
         ({"alpha": "0.6"}, "alpha is '0.6': give a number of at least 0"),
         ({"alpha": float("nan")}, "alpha is nan: give a number of at least 0"),
-        ({"eos_id": 7}, "a prompt holds 7, the search's eos_id: leave the token out"),
+        ({"eos_id": 7}, "a prompt holds 7, the search's eos_id: leave it out, or"),
     ],
 )
 def test_what_a_search_cannot_honour_is_an_error(decoder_params, message):
