@@ -6,8 +6,8 @@ from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.testing.toy_models import random_params
 from tests.conftest import ENGLISH, GERMAN
+from tests.toy_t5 import random_params
 
 
 def write(root: Path) -> Path:

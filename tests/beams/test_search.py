@@ -13,8 +13,9 @@ from spec_t5x.beams import cache_slots, hypotheses
 from spec_t5x.beams.search import beam_search
 from spec_t5x.errors import InputError
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.testing.toy_models import TableTarget, tiny_t5
+from spec_t5x.testing.toy_models import TableTarget
 from tests.loops.stubs import teacher_forced
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import closed_loop, random_pair
 from spec_t5x.labs.benchmark import random_models
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 

@@ -11,8 +11,8 @@ from spec_t5x.checkpoints.loading import load, open_model
 from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.testing.toy_models import tiny_t5
 from tests.checkpoints.faults import message_of
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 

@@ -16,8 +16,8 @@ from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.machine import operations as operations_lib
 from spec_t5x.machine.operations import XLA
-from spec_t5x.testing.toy_models import tiny_t5
 from tests.checkpoints.faults import edit_config, message_of
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -20,9 +20,10 @@ from spec_t5x.models.cached_model import by_width
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import Draws, RowStream
 from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import StubTarget, tiny_t5
+from spec_t5x.testing.toy_models import StubTarget
 from spec_t5x.verifiers import CoupledVerifier
 from tests.loops.stubs import writes_the_source
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

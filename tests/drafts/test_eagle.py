@@ -16,9 +16,9 @@ from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.verifiers import verifier
 from tests.toy_drafts import tiny_head
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -27,10 +27,10 @@ from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import RowStream
-from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.types import Array, Int
 from spec_t5x.verifiers import CoupledVerifier, TokenVerifier
 from tests.toy_drafts import tiny_head
+from tests.toy_t5 import disturbed, tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

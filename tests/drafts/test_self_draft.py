@@ -10,7 +10,7 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.weights import Rounded
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 
 @pytest.mark.parametrize("make", [tiny_t5])

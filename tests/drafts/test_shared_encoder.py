@@ -14,8 +14,8 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.verifiers import verifier
+from tests.toy_t5 import disturbed, tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

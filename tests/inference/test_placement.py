@@ -10,7 +10,7 @@ from spec_t5x.generation import Generator
 from spec_t5x.inference.placement import Placement
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.partitioning import make_mesh
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -15,7 +15,7 @@ from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.models.partitioning import make_mesh, partitioned, shard_batch
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 ROWS = 2
 # An all-gather of keys or values, which have four axes.

@@ -17,10 +17,10 @@ from spec_t5x.models.partitioning import make_mesh, partitioned, replicated
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.models.weights import map_forms
-from spec_t5x.testing.toy_models import tiny_t5
 from tests.loops.compiled_loops import cache_copies, loop_instructions
 from tests.loops.test_compiled_loops import GAMMA, MAX_DECODE_LEN, TREE, check, rows
 from tests.named_drafts import named
+from tests.toy_t5 import tiny_t5
 
 # Arguments are shapes in place of arrays.
 pytestmark = pytest.mark.usefixtures("unchecked_module")

@@ -18,10 +18,10 @@ from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.verifiers import TreeVerifier
 from tests.loops.compiled_loops import cache_copies, host_transfers, loop_instructions
 from tests.named_drafts import EVERY, named
+from tests.toy_t5 import tiny_t5
 
 # XLA decides on copies before it makes machine code, which need not be fast.
 pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked_module")

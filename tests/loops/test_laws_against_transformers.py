@@ -23,11 +23,11 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.rules import rules
 from spec_t5x.testing.laws import CHANCE
-from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.types import EOS_ID
 from spec_t5x.verifiers import DEFAULT_WIDTHS, VERIFIERS, verifier
 from tests.drafts import test_every_draft as every_draft
 from tests.drafts.test_ngram import ngrams
+from tests.toy_t5 import tiny_t5
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")

@@ -19,9 +19,9 @@ from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier, TokenVerifier, TreeVerifier
 from tests.simulated_devices import printed_by
+from tests.toy_t5 import disturbed, tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -25,12 +25,12 @@ from spec_t5x.testing.toy_models import (
     TableDraft,
     TableTarget,
     conditionals,
-    tiny_t5,
 )
 from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.verifiers import TokenVerifier
 from tests.loops.stubs import drain, no_prompts, teacher_forced, texts, writes_the_source
 from tests.toy_drafts import ConstantDraft
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

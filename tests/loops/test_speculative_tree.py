@@ -21,10 +21,10 @@ from spec_t5x.loops.speculative_tree import check_tree
 from spec_t5x.sampling.distributions import normalize, sampling
 from spec_t5x.sampling.draws import RowStream, t5x_stream
 from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.types import EOS_ID
 from spec_t5x.verifiers import TokenVerifier, TreeVerifier
 from tests.loops.stubs import drain
+from tests.toy_t5 import disturbed, tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -11,7 +11,7 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.machine.operations import FULL_PRECISION, XLA, usable
 from spec_t5x.models.binding import bind, expected_shapes
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 
 @pytest.mark.parametrize(

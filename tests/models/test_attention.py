@@ -7,7 +7,7 @@ import pytest
 
 from spec_t5x.models import attention
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -10,7 +10,7 @@ import pytest
 
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.testing.laws import check_target
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -13,7 +13,7 @@ from flax.errors import ScopeParamShapeError
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.layers import Dense, LayerNorm, RMSNorm
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

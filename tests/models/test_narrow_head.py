@@ -15,7 +15,7 @@ from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -14,9 +14,9 @@ from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import disturbed
 from spec_t5x.types import EOS_ID
 from tests.torch_t5 import SIZES, assert_same_logits, enlivened
+from tests.toy_t5 import disturbed
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")

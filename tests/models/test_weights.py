@@ -8,7 +8,7 @@ import pytest
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.weights import Rounded, TiedTable, rounded, rows
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 
 def draws(*shape):

@@ -9,7 +9,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.loops.tree_nodes import tree_nodes
 from spec_t5x.machine.operations import XLA
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

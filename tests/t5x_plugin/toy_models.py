@@ -20,8 +20,8 @@ from spec_t5x.t5x_plugin import networks
 from spec_t5x.t5x_plugin.drafts import ModelDraft
 from spec_t5x.t5x_plugin.speculation import speculate
 from spec_t5x.t5x_plugin.speculative_model import DRAFT
-from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.types import PyTree
+from tests.toy_t5 import disturbed, tiny_t5
 
 REPOSITORY = Path(__file__).parents[2]
 VOCAB = 40

@@ -21,10 +21,11 @@ from spec_t5x.testing.laws import (
     decode_many,
     target,
 )
-from spec_t5x.testing.toy_models import TableTarget, tiny_t5
+from spec_t5x.testing.toy_models import TableTarget
 from spec_t5x.types import Array, Float32
 from spec_t5x.verifiers import TreeVerifier, Verifier
 from tests.toy_drafts import ConstantDraft
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -12,10 +12,10 @@ from spec_t5x.errors import InputError
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.pace import Costs
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.store import Store
 from spec_t5x.verifiers import verifier
+from tests.toy_t5 import tiny_t5
 
 # Other tests replace them (``conftest.known_costs``).
 measure, remembered = costs_lib.measure, costs_lib.remembered

@@ -12,9 +12,9 @@ from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.tuning import costs, identity
 from spec_t5x.tuning.identity import params_digest
+from tests.toy_t5 import disturbed, tiny_t5
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -15,7 +15,7 @@ from spec_t5x.contrib.cpu.panels import Panels
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.weights import Rounded
 from spec_t5x.sampling import distributions, random_bits
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -16,7 +16,7 @@ from spec_t5x.data.task_options import SUMMARIZE_PREFIX, TRANSLATE_PREFIX
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.reproduction.example_texts import DESCRIPTIONS, SENTENCES
 from spec_t5x.models.weights import Rounded
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 
 def draws(*shape):

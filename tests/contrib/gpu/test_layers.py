@@ -25,8 +25,8 @@ from spec_t5x.models.layers import Dense
 from spec_t5x.models.sizes import size
 from spec_t5x.sampling.distributions import argmax, sampling
 from spec_t5x.testing.laws import check_target
-from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.verifiers import TokenVerifier, TreeVerifier
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

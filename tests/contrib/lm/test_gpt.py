@@ -19,10 +19,11 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import PrefixTarget, disturbed
+from spec_t5x.testing.toy_models import PrefixTarget
 from spec_t5x.verifiers import BlockVerifier, TokenVerifier, TreeVerifier
 from tests.contrib.lm.toys import tiny_gpt
 from tests.models import test_sizes
+from tests.toy_t5 import disturbed
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

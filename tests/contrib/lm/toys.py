@@ -3,7 +3,7 @@
 import numpy as np
 
 from spec_t5x.contrib.lm.gpt import GPTConfig, GPTModel
-from spec_t5x.testing.toy_models import random_params
+from tests.toy_t5 import random_params
 
 
 def tiny_gpt(seed: int, **changes) -> GPTModel:

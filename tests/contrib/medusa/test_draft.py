@@ -16,11 +16,12 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import argmax, sampling
-from spec_t5x.testing.toy_models import TableTarget, tiny_t5
+from spec_t5x.testing.toy_models import TableTarget
 from spec_t5x.verifiers import TreeVerifier
 from tests.loops import test_laws_against_transformers as theirs
 from tests.loops import test_ruled
 from tests.loops.test_laws_against_transformers import laws, small_models  # noqa: F401
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

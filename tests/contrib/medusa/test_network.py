@@ -7,7 +7,7 @@ import pytest
 
 from spec_t5x.contrib.medusa.network import Heads, HeadsConfig, T5Heads
 from spec_t5x.errors import InputError
-from spec_t5x.testing.toy_models import tiny_t5
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

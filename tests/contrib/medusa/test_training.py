@@ -18,10 +18,10 @@ from spec_t5x.labs.training.run_data import DataOptions
 from spec_t5x.labs.training.trainer import TrainOptions, fit
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.testing.toy_models import tiny_t5
 from tests.conftest import ENGLISH, GERMAN
 from tests.labs.training.conftest import shared_steps  # noqa: F401
 from tests.labs.training.toys import copy_batches, toy_config
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from spec_t5x.contrib.t5gemma.network import T5GemmaConfig
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.testing.toy_models import random_params
+from tests.toy_t5 import random_params
 
 # Fields of a T5Gemma 2's configuration that differ from T5Gemma's.
 T5GEMMA2 = {

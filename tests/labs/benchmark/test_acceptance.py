@@ -15,8 +15,8 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.acceptance import AcceptanceOptions, best, measure, table
 from spec_t5x.labs.estimates import Estimate
-from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.types import EOS_ID
+from tests.toy_t5 import disturbed, tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -26,10 +26,10 @@ from spec_t5x.models.eagle import EagleNetwork, first_head, head_config
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.theory.formulas import expected_tokens
 from tests.labs.training.toys import a_minute_a_step, assert_identical
 from tests.toy_drafts import tiny_head
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 

@@ -13,8 +13,8 @@ from spec_t5x.labs.training.growth import check_growth, grown
 from spec_t5x.labs.training.learners import network_logits
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
-from spec_t5x.testing.toy_models import random_params
 from tests.labs.training.toys import toy_config
+from tests.toy_t5 import random_params
 
 GATED = {"mlp_activations": ("gelu", "linear")}
 TIED = {"logits_via_embedding": True}

@@ -15,7 +15,7 @@ from spec_t5x.labs.training.batching import join_pairs
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import disturbed, tiny_t5
+from tests.toy_t5 import disturbed, tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
