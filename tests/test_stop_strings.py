@@ -116,7 +116,7 @@ def test_a_stream_stops_decoding(generator, drafts):
     [
         ({"stop": ("a", "")}, "stop has ''"),
         ({"stop": (3,)}, "stop has 3"),
-        ({"stop": "a", "beams": 2}, "beams is 2 and stop ('a',)"),
+        ({"stop": "a", "beams": 2}, "stop is ('a',) and beams 2"),
     ],
 )
 def test_what_cannot_stop_an_output_is_refused(changes, expected):
