@@ -65,9 +65,7 @@ def test_settings_reach_the_draft(packaged):
     assert float(make_draft("bigram", *packaged, options).settings.temperature) == 0.5
 
 
-@pytest.mark.parametrize(
-    "name", ["int8", "early_exit", "copy", "uniform", "bigram", "mixed:ngram", "cascade:int8,copy"]
-)
+@pytest.mark.parametrize("name", ["int8", "early_exit", "copy", "uniform", "bigram", "mixed:ngram"])
 def test_weights_of_drafts_without_a_model_are_refused(packaged, name):
     with pytest.raises(InputError, match="has no weights of a model: leave draft_weights out"):
         make_draft(name, *packaged, DraftOptions(weights="int4"))

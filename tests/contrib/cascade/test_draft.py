@@ -9,6 +9,7 @@ from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.checkpoints.native.target_drafts import save_shared_draft
 from spec_t5x.contrib.cascade.draft import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
@@ -103,6 +104,11 @@ def test_it_is_made_by_its_name():
     made = make_draft("cascade", *packaged())
     assert type(made) is CascadeDraft and made.vocab_size == packaged()[1].vocab_size
     assert isinstance(make_draft("cascade:int8,copy", *packaged()).draft, CopyDraft)
+    with pytest.raises(InputError, match="has no weights of a model: leave draft_weights out"):
+        make_draft("cascade:int8,copy", *packaged(), DraftOptions(weights="int4"))
+    # The weights are those of the model, not of the draft after it.
+    rounded = make_draft("cascade:t5-draft,copy", *packaged(), DraftOptions(weights="int8"))
+    assert isinstance(rounded.draft, CopyDraft)
 
 
 def test_its_cheap_draft_shares_nothing_with_the_target(tiny_pair, tmp_path):
