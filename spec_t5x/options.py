@@ -240,7 +240,7 @@ class GenerateOptions:
             )
         if gamma != AUTO and 0 < gamma < len(self.widths):
             raise InputError(
-                f"gamma is {gamma} and widths {self.widths}: give a width for each draft at most"
+                f"gamma is {gamma} and widths are {self.widths}: give at most {gamma} widths"
             )
 
     def _check_ids(self) -> None:

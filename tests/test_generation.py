@@ -714,7 +714,10 @@ def test_ids_that_the_target_does_not_have_are_their_inputs_error(generator):
         ({"beams": 2, "verifier": "token", "lenience": 0.5}, "verifier is 'token' and beams 2"),
         ({"num_decodes": 2}, "num_decodes is 2, temperature 0.0 and top_k 0, which gives one text"),
         ({"num_decodes": 2, "temperature": 1.0, "top_k": 1}, "temperature 1.0 and top_k 1"),
-        ({"verifier": "tree", "widths": (2, 2, 2, 2)}, "gamma is 3 and widths (2, 2, 2, 2)"),
+        (
+            {"verifier": "tree", "widths": (2, 2, 2, 2)},
+            "gamma is 3 and widths are (2, 2, 2, 2): give at most 3",
+        ),
     ],
 )
 def test_options_that_would_have_no_effect_are_refused(changes, message):
