@@ -51,7 +51,7 @@ SETTINGS = {
 
 
 def is_possible(case: dict) -> bool:
-    """Several decodes need samples that do not depend on the draft; a tree needs its draft."""
+    """Tells whether the settings fit: several decodes are coupled, and a tree needs its draft."""
     is_one, verifier = case["num_decodes"] == 1, case["verifier"]
     has_tree = verifier != "tree" or case["draft"] == "transformer"
     return has_tree and (is_one or verifier == "coupled")
