@@ -5,7 +5,6 @@ before anything is downloaded or compiled. The command line prints the message a
 status 2; library users can catch ``ValueError``, the base class.
 """
 
-import dataclasses
 import difflib
 import numbers
 from collections.abc import Collection, Iterable
@@ -24,10 +23,10 @@ def check_at_least(settings: Any, **least: int) -> None:
 
 def check_unused(settings: Any, why: str, *names: str) -> None:
     """Raises ``InputError``, for the reason ``why``, if a field in ``names`` is not its default."""
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if field.name in names and value != field.default:
-            raise InputError(f"{field.name} is {value!r} and {why}: leave it out")
+    for name in names:
+        # The class's attribute is the field's default.
+        if (value := getattr(settings, name)) != getattr(type(settings), name):
+            raise InputError(f"{name} is {value!r} and {why}: leave it out")
 
 
 def check_numbers(least: int, **values: Any) -> None:

@@ -57,7 +57,7 @@ _NO_RULES = ("max_decode_len", "length_penalty", "early_stopping")
 _LISTS = ("widths", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id")
 # Options that only a beam search has, and those that it does without.
 _OF_SEARCH = ("beam_alpha", "length_penalty", "early_stopping")
-_OF_SAMPLING = ("stop", "rescale_log_probs", "verifier", "lenience", "widths")
+_OF_SAMPLING = ("verifier", "lenience", "widths", "stop", "rescale_log_probs")
 
 
 def _says_ours(cls: type) -> type:

@@ -168,12 +168,7 @@ def prepare(
         keys, prompts.shape[0], loop.num_decodes, loop.verifier.coupled, loop.max_decode_len
     )
     state = decode_state.init(
-        target,
-        draft,
-        sources,
-        prompts,
-        stream,
-        loop,
+        *(target, draft, sources, prompts, stream, loop),
         max_decode_steps=max_decode_steps,
         paced=paced,
         room=prompts.shape[1] if waits else None,

@@ -268,8 +268,9 @@ class Attention(nn.Module):
 
 
 def _by_row(bias, batch: int):
-    """Repeats the biases of inputs, unless there is one for all, for the rows of each input."""
-    return bias if bias.shape[0] == 1 else jnp.repeat(bias, batch // bias.shape[0], axis=0)
+    """Repeats the biases of inputs for the rows of each, unless all rows or each have one."""
+    inputs = bias.shape[0]
+    return bias if inputs in (1, batch) else jnp.repeat(bias, batch // inputs, axis=0)
 
 
 def _read(weights, values):

@@ -69,7 +69,7 @@ _REMEDIES = {
 # Options that, once they are given, replace a setting without effect.
 _REPLACED_BY = {
     **{"num_beams": "beams", "num_return_sequences": "num_decodes", "stop_strings": "stop"},
-    **{"do_sample": "temperature", "max_length": "max_decode_len", "min_length": "min_decode_len"},
+    **{"do_sample": "temperature"} | {of_all: ours for ours, (_, of_all) in _LENGTHS.items()},
 }
 _KNOWN = {*_NUMBERS, *_IDS, *_BEAMS, *_SAMPLING, *_LEFT_OUT, "do_sample"} - {"prefix"}
 _KNOWN.update(*_LENGTHS.values())
@@ -90,7 +90,7 @@ class LeftOut:
 
     def warn(self, inputs: Sequence[str], options: GenerateOptions) -> None:
         """Names settings that change the outputs with these inputs and options, each once."""
-        usual = GenerateOptions()
+        usual = GenerateOptions  # A class, whose attributes are the fields' defaults.
         given = [n for n, o in _REPLACED_BY.items() if getattr(options, o) != getattr(usual, o)]
         if all(text.startswith(self.prefix) for text in filter(None, inputs)):
             given.append("prefix")

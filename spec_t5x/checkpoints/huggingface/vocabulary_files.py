@@ -160,7 +160,7 @@ class _Files:
         if tokenizer is None:
             of_bytes = ByteVocabulary(reads_sentinels=True)
             return of_bytes if num_rows == of_bytes.vocab_size else None
-        made = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
+        made = _without_model(tokenizer)
         is_framed = self.is_t5 and made.post_processor is None
         if not is_t5s(tokenizer) or not (is_framed or frame_of(made, list) == ((), (EOS_ID,))):
             return mapped_vocabulary(self.directory, num_rows, PAD_ID, eos_ids, tokenizer)
@@ -260,7 +260,7 @@ class _Files:
 
     def _check_distinct(self, values: dict[str, Any]) -> None:
         """Raises ``InputError`` if normalisation makes added tokens equal: either might match."""
-        normalizer = tokenizers.Tokenizer.from_str(json.dumps(values)).normalizer
+        normalizer = _without_model(values).normalizer
         found = {}
         for token in values["added_tokens"] if normalizer else ():
             if not token["normalized"]:
@@ -316,6 +316,12 @@ def _of_t5(values: dict[str, Any]) -> dict[str, Any]:
     steps = {"normalizer": next(maps, None), "pre_tokenizer": _WORDS, "decoder": _SPACE}
     model = values["model"] | {"unk_id": UNK_ID, "byte_fallback": False}
     return values | steps | {"model": model}
+
+
+def _without_model(values: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Returns a tokenizer.json's steps with one unknown piece: its own take seconds to load."""
+    model = {"type": "WordLevel", "vocab": {"<unk>": UNK_ID}, "unk_token": "<unk>"}
+    return tokenizers.Tokenizer.from_str(json.dumps(values | {"added_tokens": [], "model": model}))
 
 
 def _steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:

@@ -79,7 +79,6 @@ _EMBEDDING = "model.decoder.embed_tokens.weight"
 _SOURCE_EMBEDDING = "model.encoder.embed_tokens.weight"
 _IMAGE_END = "model.encoder.embed_tokens.eoi_embedding"
 _LM_HEAD = "lm_head.out_proj.weight"
-# Prefixes to remove; "model." is part of the names here.
 # Tensors with one row per token id.
 _TABLES = (_EMBEDDING, _SOURCE_EMBEDDING, _LM_HEAD)
 # T5Gemma 2's modules for images, and the decoder's copy of the embedding that ends one.
@@ -91,9 +90,9 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """Opens a directory whose config.json holds ``values``; see ``formats``."""
     ids = check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
-    left, config = _settled(
-        unwrapped(open_tensors(directory), ("model", "lm_head"), directory), config, directory
-    )
+    # "model." is part of the names here.
+    tensors = unwrapped(open_tensors(directory), ("model", "lm_head"), directory)
+    left, config = _settled(tensors, config, directory)
     num_ids = config.vocab_size
     left, config = t5.renumbered_model(left, config, ids, _TABLES)
     if config.image_end_id:

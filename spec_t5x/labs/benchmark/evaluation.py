@@ -73,12 +73,12 @@ def evaluate(
         or beams are given.
     """
     check_options(options)
-    usable = [pair for pair in pairs if fits(generator, pair[0], options)]
-    if pairs and not usable:
-        # Raises the first source's own error.
-        generator.tokenize(pairs[0][0], options)
     if not pairs:
         raise InputError("there are no sources: give a file with text")
+    usable = [pair for pair in pairs if fits(generator, pair[0], options)]
+    if not usable:
+        # Raises the first source's own error.
+        generator.tokenize(pairs[0][0], options)
     outputs = []
     for (output,) in all_answered(generator.generate([source for source, _ in usable], options)):
         outputs.append(output)

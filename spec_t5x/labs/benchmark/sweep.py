@@ -259,7 +259,7 @@ def _check(
     is_random = models.target.startswith(RANDOM)
     check_unused(decoding, "a benchmark has no beam search", "beams")
     if options.drawn:
-        rules = NEUTRAL.keys() - {"max_decode_len"}
+        rules = (name for name in NEUTRAL if name != "max_decode_len")
         check_unused(decoding, "verdicts are drawn without rules of decoding", *rules)
         source.check_no_file("verdicts are drawn without texts")
     if options.drawn and source.name:
