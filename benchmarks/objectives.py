@@ -21,8 +21,8 @@ import gin
 from spec_t5x.cli.main import main as spec_t5x
 from spec_t5x.data.task_options import TRANSLATE_PREFIX
 from spec_t5x.labs.benchmark import results
+from spec_t5x.labs.theory import formulas
 from spec_t5x.machine.description import machine
-from spec_t5x.theory import formulas
 
 # (objective, author of the texts, share of steps on the draft's own outputs). The first recipe,
 # cross-entropy on the references, is the baseline.

@@ -37,7 +37,6 @@ from spec_t5x.sampling.verification import (
     rejection_verification,
     token_verification,
 )
-from spec_t5x.theory import formulas
 from spec_t5x.types import Array, Float, Float32, Int, Key
 
 
@@ -177,7 +176,8 @@ class TokenVerifier(Verifier):
             acceptable = functools.partial(lenient_argmax_acceptable, lenience=self.lenience)
             return jax.vmap(acceptable)(proposal.tokens, target_logits).astype(jnp.float32)
         own = jax.nn.softmax(target_logits, axis=-1)
-        return formulas.beta_of_lenient_argmax(own, proposal.probs, self.lenience)
+        acceptable = own >= self.lenience * jnp.max(own, axis=-1, keepdims=True)
+        return jnp.sum(jnp.where(acceptable, proposal.probs, 0.0), axis=-1)
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
         """Accepts leading drafts with ``u l q(x) < p(x)``; u is uniform in [0, 1)."""

@@ -15,7 +15,7 @@ PACKAGE = REPOSITORY / "spec_t5x"
 # Packages and modules with a page, most imported first.
 AREAS = (
     *("generation", "checkpoints", "drafts", "verifiers", "inference", "data"),
-    *("tuning", "theory", "sampling", "interfaces", "loops", "beams", "models", "t5x_plugin"),
+    *("tuning", "sampling", "interfaces", "loops", "beams", "models", "t5x_plugin"),
     *("labs", "contrib", "testing", "registry", "machine", "options", "errors", "names", "types"),
 )
 # Packages without a page: the command line, which --help documents.

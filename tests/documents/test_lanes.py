@@ -21,7 +21,7 @@ def test_the_files_of_a_part_exist(name):
 def test_changed_files_select_parts():
     left_out = SCRIPT["left_out"]
     everything = {test for part in PARTS.values() for test in part.tests}
-    assert set(left_out(["tests/theory/test_formulas.py"])) == everything
+    assert set(left_out(["tests/labs/theory/test_formulas.py"])) == everything
     for shared in (None, ["tests/conftest.py"], ["README.md", "setup.py"]):
         assert left_out(shared) == []
     kept = everything - set(left_out(["spec_t5x/contrib/cpu/calls.py"]))

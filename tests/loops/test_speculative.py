@@ -12,6 +12,7 @@ from scipy import stats
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.labs.theory.formulas import conditional_acceptance
 from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -26,7 +27,6 @@ from spec_t5x.testing.toy_models import (
     TableTarget,
     conditionals,
 )
-from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.verifiers import TokenVerifier
 from tests.loops.stubs import drain, no_prompts, teacher_forced, texts, writes_the_source
 from tests.toy_drafts import ConstantDraft

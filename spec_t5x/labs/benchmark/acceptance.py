@@ -26,7 +26,7 @@ from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.text_scores import score_texts
 from spec_t5x.labs.estimates import Bootstrap, Estimate
 from spec_t5x.labs.list_options import as_lists
-from spec_t5x.theory.formulas import conditional_acceptance
+from spec_t5x.labs.theory.formulas import conditional_acceptance
 from spec_t5x.types import PAD_ID, Int
 
 # ``report(done, total, what)``: the tokens scored so far and in all, and the current work.

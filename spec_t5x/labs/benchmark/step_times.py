@@ -9,10 +9,10 @@ import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, Outcome, Target
+from spec_t5x.labs.theory import formulas
 from spec_t5x.loops import decode_state
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeState, Loop
 from spec_t5x.sampling.distributions import Sampling
-from spec_t5x.theory import formulas
 from spec_t5x.tuning.interleaving import Calls, interleaved
 from spec_t5x.tuning.timed_calls import Timed, with_last
 from spec_t5x.types import Array, Int, PyTree

@@ -15,12 +15,12 @@ from jax import lax
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, DraftState, DraftTraits, Outcome, Target
+from spec_t5x.labs.theory import formulas
 from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.decode_state import DecodeState, Loop, done, with_states
 from spec_t5x.sampling.distributions import Sampling, values_at
 from spec_t5x.sampling.draws import RowStream
-from spec_t5x.theory import formulas
 from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
 
 

@@ -15,7 +15,7 @@ from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.benchmark.paper_tables import AcceptanceRate, Lenient, SpeedUp
 from spec_t5x.labs.reproduction import contents
 from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable
-from spec_t5x.theory import formulas
+from spec_t5x.labs.theory import formulas
 
 # The paper prints alpha and c with two decimals.
 _ROUNDING = 0.005

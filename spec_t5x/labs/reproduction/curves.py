@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from spec_t5x.labs.reproduction.contents import Exhibit, Origin, ReportFigure
 from spec_t5x.labs.reproduction.plots import new_figure
-from spec_t5x.theory import formulas
+from spec_t5x.labs.theory import formulas
 
 # Values of gamma for which the paper draws its curves, and values of c of Figure 3.
 GAMMAS = (1, 3, 5, 7, 10)

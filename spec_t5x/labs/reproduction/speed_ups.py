@@ -18,7 +18,7 @@ from spec_t5x.labs.reproduction import compiled_steps, contents, pairs
 from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.pairs import ENDE, SUMMARIES, Pair
-from spec_t5x.theory import formulas
+from spec_t5x.labs.theory import formulas
 
 # Table 2 has no row of n-gram drafts and copying; section 3.6 and Table 3 have them.
 RUNS = [

@@ -25,6 +25,7 @@ from spec_t5x.errors import InputError, is_out_of_memory
 from spec_t5x.labs.benchmark import paper_tables, results
 from spec_t5x.labs.benchmark.paper_tables import SpeedUp
 from spec_t5x.labs.benchmark.step_times import StepTimes
+from spec_t5x.labs.theory import formulas
 from spec_t5x.labs.tpu import programs
 from spec_t5x.labs.tpu.chips import Chip, StepCost, bytes_per_device, step_cost, topology
 from spec_t5x.labs.tpu.options import ALPHAS, Options, head_width, is_head
@@ -34,7 +35,6 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.weights import BITS
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.theory import formulas
 from spec_t5x.verifiers import TreeVerifier, Verifier
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ import numpy as np
 from spec_t5x.errors import InputError
 from spec_t5x.labs import estimates
 from spec_t5x.labs.estimates import Bootstrap, Estimate
+from spec_t5x.labs.theory import formulas
 from spec_t5x.labs.training.batching import PairBatch
 from spec_t5x.labs.training.losses import LossSums
-from spec_t5x.theory import formulas
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from spec_t5x.labs.reproduction.closed_forms import (
     expected_range,
     same_digits,
 )
-from spec_t5x.theory import formulas
+from spec_t5x.labs.theory import formulas
 
 # Typed from the paper's pages, independently of the package's data.
 TABLE_1_PRINTED = [

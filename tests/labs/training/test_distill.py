@@ -15,6 +15,7 @@ from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.generation import Generator
 from spec_t5x.labs.benchmark.text_scores import score_texts
+from spec_t5x.labs.theory.formulas import expected_tokens
 from spec_t5x.labs.training.batching import Batches, join_pairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student, sample_outputs
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
@@ -26,7 +27,6 @@ from spec_t5x.models.eagle import EagleNetwork, first_head, head_config
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.theory.formulas import expected_tokens
 from tests.labs.training.toys import a_minute_a_step, assert_identical
 from tests.toy_drafts import tiny_head
 from tests.toy_t5 import tiny_t5

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_t5x.errors import InputError
-from spec_t5x.sampling.verification import rejection_acceptance
-from spec_t5x.theory import formulas
-from spec_t5x.theory.formulas import (
+from spec_t5x.labs.theory import formulas
+from spec_t5x.labs.theory.formulas import (
     beta,
     d_lk,
     expected_tokens,
@@ -23,6 +22,7 @@ from spec_t5x.theory.formulas import (
     oracle_improvement,
     wall_time_improvement,
 )
+from spec_t5x.sampling.verification import rejection_acceptance
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 rates = st.floats(0, 1)
