@@ -104,7 +104,8 @@ class Context:
     sequences: Int[Array, "batch width"]
     # Number of tokens after the start token: proposals follow ``sequences[b, :lengths[b] + 1]``.
     lengths: Int[Array, "batch"]
-    # Mask of rows that have not ended; proposals of other rows are ignored.
+    # Mask of rows that have not ended; proposals of other rows are ignored. In a cascade a row may
+    # be live again: what it then proposes must not depend on the calls in between.
     live: Bool[Array, "batch"]
     # The source of random numbers.
     draws: Draws

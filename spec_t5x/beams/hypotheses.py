@@ -76,6 +76,8 @@ class Ranking:
 
     # Exponent of the penalty on short texts (alpha).
     exponent: Float[Array, ""] | float = 0.6
+    # Length that each row's longest text has with its start token; None takes that of the arrays.
+    longest: Int[Array, "batch"] | None = None
 
     def penalty(
         self, lengths: Int[Array, "batch"], starts: Int[Array, "batch"]
@@ -92,7 +94,8 @@ class Ranking:
     def is_settled(self, beams: Beams) -> Bool[Array, "batch"]:
         """Returns the mask of rows whose worst finished hypothesis no live one can displace."""
         # T5X takes the penalty of the longest sequence, in which it counts the start token.
-        longest = jnp.asarray(beams.live_sequences.shape[2])
+        width = beams.live_sequences.shape[2]
+        longest = jnp.asarray(width if self.longest is None else self.longest)
         within_reach = beams.live_log_probs[:, -1] / brevity_penalty(self.exponent, longest)
         # False while a finished entry is empty.
         return jnp.min(beams.finished_scores, axis=1) > within_reach
@@ -238,15 +241,15 @@ def continuations(
     probabilities of allowed tokens do not sum to 1. ``places`` are the nodes' (for ``rules``).
     """
     if rules is not None:
-        log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-        top, tokens = lax.top_k(rules(log_probs, places), num)
+        ruled = rules(jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1), places)
+        top, tokens = lax.top_k(jnp.where(jnp.isnan(ruled), jnp.nan, ruled), num)
         return Continuations(tokens=tokens, log_probs=top)
     top, tokens = lax.top_k(logits, num)
     # Not top[..., :1]: with a slice of it, XLA's CPU backend sorts the whole vocabulary.
     largest = jnp.max(logits, axis=-1, keepdims=True)
     log_norm = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
     log_probs = top - largest - log_norm
-    # Makes each NaN positive: top-k puts a positive NaN first, and a negative one last.
+    # Makes each NaN positive, as above: top-k puts a positive one first, and a negative one last.
     log_probs = jnp.where(jnp.isnan(log_probs), jnp.nan, log_probs)
     return Continuations(tokens=tokens, log_probs=log_probs)
 

@@ -33,7 +33,7 @@ class CopyState:
     # those before it, and the number of consecutive proposals without an accepted token.
     mean: Float32[Array, "*batch"]
     misses: Int[Array, "*batch"]
-    # Number of tokens of the last proposal.
+    # Number of tokens of the last proposal; 0 once it is verified.
     proposed: Int[Array, "*batch"]
 
 
@@ -89,8 +89,9 @@ class CopyDraft(Draft):
         tokens, counts, pointer = of_row(state, context.sequences, context.lengths, limit)
         # The first mean is infinite, and no proposal can have more than gamma accepted tokens.
         mean = jnp.minimum(state.mean, gamma)
-        state = state.replace(pointer=pointer, length=context.lengths, mean=mean, proposed=counts)
-        return Proposal(tokens, counts=counts), state
+        new = {"pointer": pointer, "length": context.lengths, "mean": mean, "proposed": counts}
+        kept = {n: jnp.where(context.live, value, getattr(state, n)) for n, value in new.items()}
+        return Proposal(tokens, counts=counts), state.replace(**kept)
 
     def commit(self, state: CopyState, outcome: Outcome) -> CopyState:
         """Records the accepted tokens of the rows that proposed something."""
@@ -99,6 +100,7 @@ class CopyDraft(Draft):
         return state.replace(
             mean=jnp.where(asked, (state.mean + accepted) / 2, state.mean),
             misses=jnp.where(asked, missed, state.misses),
+            proposed=jnp.zeros_like(state.proposed),
         )
 
     def _propose_row(

@@ -106,13 +106,16 @@ class MixedDraft(Draft):
             counts=jnp.where(copied, copies.num_proposed, counts),
             target_cache=target_cache,
         )
-        return proposal, MixedState(first_state, second_state, copied, context.lengths)
+        # Rows that are not live keep what they took last, which an outer draft may commit later.
+        took = jnp.where(context.live, copied, state.copied)
+        lengths = jnp.where(context.live, context.lengths, state.lengths)
+        return proposal, MixedState(first_state, second_state, took, lengths)
 
     def commit(self, state: MixedState, outcome: Outcome) -> MixedState:
         """Commits both drafts' states, each with the outcome of the rows that took its proposal."""
         # The second draft's state keeps its length in rows that copied; it catches up later.
         accepted, copied = outcome.num_accepted, state.copied
-        lengths = jnp.where(copied, state.lengths, outcome.lengths)
+        lengths = jnp.where(copied, jnp.minimum(state.lengths, outcome.lengths), outcome.lengths)
         for_first = outcome.replace(num_accepted=jnp.where(copied, accepted, 0))
         for_second = Outcome(lengths=lengths, num_accepted=jnp.where(copied, 0, accepted))
         return state.replace(

@@ -152,7 +152,7 @@ def block_thresholds(
     mass = excess(carried, target_probs, draft_probs)[1:]
     denominator = mass + 1 - carried[1:]
     # The denominator is 0 if draft and target agree so far and in the next row.
-    thresholds = jnp.where(denominator > 0, _divide(mass, denominator), 1.0)
+    thresholds = jnp.where(denominator <= 0, 1.0, _divide(mass, denominator))
     return jnp.where(proposed, thresholds, 0.0), carried
 
 

@@ -13,6 +13,7 @@ from spec_t5x.beams import cache_slots, hypotheses
 from spec_t5x.beams.search import beam_search
 from spec_t5x.errors import InputError
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.sampling.rules import Places, rules
 from spec_t5x.testing.toy_models import TableTarget
 from tests.loops.stubs import teacher_forced
 from tests.toy_t5 import tiny_t5
@@ -125,11 +126,17 @@ def test_an_empty_place_has_no_candidates():
     np.testing.assert_allclose(found.log_probs, [[-1.5, -2.5]])
 
 
+@pytest.mark.parametrize("excluded", [(), (0, 3)])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_logits_that_are_not_finite_come_first_whatever_their_sign(sign):
+def test_logits_that_are_not_finite_come_first_whatever_their_sign(sign, excluded):
     nan = np.copysign(np.float32(np.nan), np.float32(sign))
+    places = jnp.zeros((1, 2), jnp.int32)
+    places = Places(
+        tokens=places[..., None], lengths=places, starts=places[:, 0], limits=places[:, 0] + 9
+    )
+    ruled = rules(5, (4,), suppress_tokens=excluded)
     for logits in (np.full(5, nan), np.float32([1, 0, nan, 2, 3])):
-        following = hypotheses.continuations(jnp.asarray([[logits] * 2]), 4)
+        following = hypotheses.continuations(jnp.asarray([[logits] * 2]), 4, ruled, places)
         # The first hypothesis is an empty place.
         found = hypotheses.candidates(jnp.array([[-jnp.inf, -0.5]]), following)
         assert np.isnan(hypotheses.going_on(found, 2, eos_id=4).log_probs[0, -1])

@@ -254,6 +254,18 @@ def test_a_row_proposes_the_same_whatever_is_beside_it():
 WORDS = [5, 6, 7, 8, 9, 10, 11, 4, 1]
 
 
+def test_a_proposal_is_counted_once():
+    """A cascade commits what the middle model accepted, and then what the target did."""
+    draft, nothing = CopyDraft(VOCAB), jnp.zeros(1, jnp.int32)
+    state = draft.prefill(jnp.asarray([WORDS]), nothing[:, None], WIDTH)
+    _, state = call(draft, state, np.zeros((1, WIDTH), np.int32), nothing, GAMMA, nothing)
+    once = draft.commit(state, Outcome(lengths=nothing + 3, num_accepted=nothing + 2))
+    twice = draft.commit(once, Outcome(lengths=nothing + 1, num_accepted=nothing))
+    for found, expected in zip(jax.tree.leaves(twice), jax.tree.leaves(once), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert once.mean == (GAMMA + 2) / 2
+
+
 def decode(target, draft, source, gamma):
     """Decodes one row, as many tokens as its source has."""
     prompts, options = jnp.zeros((1, 1), jnp.int32), {"gamma": gamma, "max_decode_len": len(source)}

@@ -10,12 +10,12 @@ import pytest
 
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.eagle import EagleDraft
-from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.mixed import MixedDraft, MixedState
 from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
-from spec_t5x.interfaces import Draft, DraftTraits, Proposal
+from spec_t5x.interfaces import Draft, DraftTraits, Outcome, Proposal
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -214,6 +214,49 @@ def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(
             compared += count
     assert compared > 0
     assert np.any(np.asarray(state.stats.accepted) < np.asarray(state.stats.proposed))
+
+
+@drafts("transformer", "copy", "mixed", "mixed, doubting")
+def test_calls_for_other_rows_change_no_proposal_of_a_row(name):
+    """In a cascade the rows that have what they need wait for the others."""
+    draft, settings = T5_DRAFTS[name](), sampling(1.0)
+    gamma, stream = LOOP.gamma, RowStream(outputs_lib.row_keys(KEY, 4))
+    step = jax.jit(functools.partial(speculative.step, loop=LOOP))
+    init = jax.jit(functools.partial(speculative.init, loop=LOOP))
+
+    @jax.jit
+    def call(draft, state, context):
+        state = draft.catch_up(state, context, gamma + 1)
+        proposal, state = draft.propose(state, context, gamma)
+        nothing = jnp.zeros_like(context.lengths)
+        return proposal, draft.commit(state, Outcome(lengths=context.lengths, num_accepted=nothing))
+
+    state, compared = init(target(), draft, SOURCES, PROMPTS, stream), 0
+    for _ in range(4):
+        context = make_context(state, settings, coupled=False)
+        waited, waits = state.draft_state, context.replace(live=jnp.zeros(4, bool))
+        for _ in range(3):
+            _, waited = call(draft, waited, waits)
+        expected, found = (call(draft, each, context)[0] for each in (state.draft_state, waited))
+        live = ~np.asarray(state.outputs.ended)
+        np.testing.assert_array_equal(found.num_proposed[live], expected.num_proposed[live])
+        np.testing.assert_array_equal(found.tokens[live], expected.tokens[live])
+        compared += int(np.sum(expected.num_proposed[live]))
+        state, _ = step(target(), draft, state, settings)
+    assert compared > 0
+
+
+def test_what_an_outer_model_refuses_is_refused_in_rows_that_copied_too():
+    class Noting(Parrot):
+        def commit(self, state, outcome):
+            return outcome.lengths
+
+    first, second = (kind(jnp.array([8, 6]), VOCAB) for kind in (Doubting, Noting))
+    lengths, copied = jnp.array([5, 5, 5]), jnp.array([True, True, False])
+    state = MixedState(first=(), second=lengths, copied=copied, lengths=lengths)
+    outcome = Outcome(lengths=jnp.array([3, 7, 3]), num_accepted=jnp.array([0, 1, 0]))
+    state = MixedDraft(first, second).commit(state, outcome)
+    np.testing.assert_array_equal(state.second, [3, 5, 3])
 
 
 def go_plainly(draft, state, settings, num_steps):

@@ -133,6 +133,13 @@ def rejection_cuts(tokens, draft, target):
     return quotient(at_tokens(tokens, target[:-1]) / largest, at_tokens(tokens, draft))
 
 
+def test_block_verification_accepts_no_draft_before_a_row_that_is_not_finite():
+    draft, target = (np.full((rows, 2), 0.5, np.float32) for rows in (2, 3))
+    target[1] = np.nan
+    thresholds, _ = block_thresholds(np.array([0, 1]), draft, target)
+    assert count_block_accepted(np.zeros(2), thresholds) == 0
+
+
 def count_block(uniforms, tokens, draft, target):
     return count_block_accepted(uniforms, block_thresholds(tokens, draft, target)[0])
 

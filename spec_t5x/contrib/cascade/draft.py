@@ -13,6 +13,8 @@ from jax import lax
 
 from spec_t5x.checkpoints.make_draft import model_draft
 from spec_t5x.drafts.kinds import DraftKind, Request
+from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.sequential import catch_up, slices
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.errors import InputError
@@ -188,10 +190,14 @@ def _make(request: Request, argument: str) -> CascadeDraft:
         middle = model_draft(request, directory).model
     inner = inner or "bigram"
     cheapest = request.make(inner, dataclasses.replace(request.options, settings=None))
-    if isinstance(cheapest, SharedEncoderDraft):
+    drafting = cheapest
+    while isinstance(drafting, MixedDraft):
+        drafting = drafting.second
+    own_cache = isinstance(drafting, SelfDraft) and directory not in BITS
+    if own_cache or isinstance(drafting, SharedEncoderDraft):
         raise InputError(
-            f"draft {inner} shares the target's encoder, but in a cascade it would draft for "
-            f"{directory or 'another model'}: give an inner draft without a shared encoder"
+            f"draft {inner} reads the target's cache, but in a cascade it would draft for "
+            f"{directory or 'another model'}: give another inner draft, such as copy"
         )
     return CascadeDraft(middle, cheapest, settings=request.options.settings)
 

@@ -308,7 +308,8 @@ def _of_layer(
 
 def _num_used(inputs: Array, num: Int[Array, ""] | None) -> Int[Array, ""]:
     """Returns ``num``, or if None the number of tokens of ``inputs [..., new, width]``."""
-    return jnp.int32(inputs.shape[-2] if inputs.ndim > 1 else 1) if num is None else num
+    whole = inputs.shape[-2] if inputs.ndim > 1 else 1
+    return jnp.asarray(whole if num is None else num, jnp.int32)
 
 
 def _is_suitable(leaf) -> bool:

@@ -913,7 +913,12 @@ BlockSummary SummarizeBlock(const float* values, int64_t begin, int64_t end, boo
   int64_t where = begin;
   while (where < end && values[where] != largest) ++where;
   BlockSummary summary{largest, where, 0.0f};
-  if (!with_sum || largest == kLowest) return summary;
+  if (!with_sum) return summary;
+  if (largest == kLowest) {
+    // Nothing is larger than NaN, so all may be NaN, which a sum shows.
+    for (i = begin; i < end; ++i) summary.sum += values[i] == kLowest ? 0.0f : values[i];
+    return summary;
+  }
   Lanes sums = {};
   for (i = begin; i + kLanes <= end; i += kLanes) sums += Exp(Load(values + i) - largest);
   if (i < end) {

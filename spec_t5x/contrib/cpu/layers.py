@@ -70,11 +70,14 @@ def _attend_to_source(
     plain: Callable, layer: DecoderLayer, states: Array, cache: LayerCache, cross_bias: Array
 ) -> Array:
     attention = layer.encoder_decoder_attention
-    if not _is_plain(attention.traits) or isinstance(cache.cross_keys, RoundedHeads):
+    if not _is_plain(attention.traits):
         return plain(states, cache, cross_bias)
     maps = _matrix(attention.query), _matrix(attention.out)
+    heads = cache.cross_keys, cache.cross_values
+    # XLA's products of int8 would depend on the number of tokens in a call, in the last digits.
+    heads = (each.widened if isinstance(each, RoundedHeads) else each for each in heads)
     # The bias masks the source's padding, so it is the same for all heads and queries.
-    source = cache.cross_keys, cache.cross_values, cross_bias[:, 0, 0]
+    source = *heads, cross_bias[:, 0, 0]
     norm = _norm(layer.pre_cross_attention_layer_norm)
     return calls.source_attention(states, norm, maps, *source, attention.traits.scale)
 

@@ -33,6 +33,11 @@ def of_a_cascade():
     return CascadeDraft(every_draft.near(), inner, inner_gamma=3)
 
 
+def of_a_mixture():
+    inner = MixedDraft(CopyDraft(every_draft.VOCAB), TransformerDraft(every_draft.tiny_t5(2)))
+    return CascadeDraft(every_draft.near(), inner, inner_gamma=3)
+
+
 def mixed_with_a_cascade():
     return MixedDraft(CopyDraft(every_draft.VOCAB, min_match=2), cascade())
 
@@ -45,6 +50,7 @@ def doubting():
 DRAFTS = {
     "cascade": cascade,
     "cascade of a cascade": of_a_cascade,
+    "cascade of a mixture": of_a_mixture,
     "mixed with a cascade": mixed_with_a_cascade,
     "mixed with a cascade, second": doubting,
 }
@@ -70,6 +76,11 @@ def test_mixed_with_another_draft_it_is_as_every_draft_is():
     every_draft.test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(
         f"{name}, second"
     )
+
+
+@pytest.mark.parametrize("name", ["cascade", "cascade of a mixture"])
+def test_calls_for_other_rows_change_no_proposal_of_a_row(name):
+    every_draft.test_calls_for_other_rows_change_no_proposal_of_a_row(name)
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -116,6 +127,9 @@ def test_its_cheap_draft_shares_nothing_with_the_target(tiny_pair, tmp_path):
     encoder = range(loaded.config.num_encoder_layers)
     params, config = keep_layers(loaded.params, loaded.config, encoder=encoder, decoder=layers)
     save_shared_draft(tmp_path / "shared", own_params(params), config, layers, loaded)
-    text = f"cascade:{tiny_pair / 'draft'},{tmp_path / 'shared'}"
-    with pytest.raises(InputError, match="in a cascade it would draft for"):
-        make_draft(text, loaded, loaded.bind())
+    model, shared = loaded.bind(), tmp_path / "shared"
+    for inner in (shared, f"mixed:{shared}", "int8", "mixed:int4", "early_exit:1"):
+        with pytest.raises(InputError, match="in a cascade it would draft for"):
+            make_draft(f"cascade:{tiny_pair / 'draft'},{inner}", loaded, model)
+    # A rounded target has the target's cache.
+    assert type(make_draft("cascade:int8,early_exit:1", loaded, model)) is CascadeDraft

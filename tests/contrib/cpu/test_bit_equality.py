@@ -66,7 +66,10 @@ def blocks(batch, new):
 # 360 rows in one product, and 4.
 @pytest.mark.parametrize(
     ("name", "batch", "new"),
-    [("t5", 40, 9), ("t5", 1, 4), ("t5 tied", 40, 9), ("umt5", 40, 9)],
+    [
+        *[("t5", 40, 9), ("t5", 1, 4), ("t5 tied", 40, 9), ("umt5", 40, 9)],
+        *[("t5, source in int8", 40, 9), ("t5, source in int8", 1, 4)],
+    ],
 )
 def test_a_block(name, batch, new):
     model = make(name)

@@ -172,6 +172,15 @@ def test_summaries_of_rows(width):
     np.testing.assert_array_equal(calls.summarize(values, with_sums=False)[0], best)
 
 
+def test_a_block_of_values_that_are_no_numbers_is_not_lost():
+    values = np.zeros((2, 5000), np.float32)
+    values[0, 2048:4096] = np.nan
+    values[1, 2048:4096] = -np.inf
+    log_sums = calls.summarize(values)[1]
+    assert np.isnan(log_sums[0])
+    np.testing.assert_allclose(log_sums[1], np.log(5000 - 2048), rtol=1e-6)
+
+
 WIDTHS = [1, 37, 5000]
 
 
