@@ -4,6 +4,7 @@ import atexit
 import os
 import resource
 import shutil
+import signal
 import tempfile
 import types
 from pathlib import Path
@@ -35,6 +36,10 @@ from spec_t5x.tuning import costs
 from spec_t5x.types import EOS_ID, PAD_ID, PyTree
 from tests import named_drafts, older_jax
 from tests import quick_compilation as quick
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell starts jobs in the background so, and programs then leave the signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / "shared"

@@ -55,15 +55,18 @@ class Tally:
         return self.target_calls / self.row_calls if self.row_calls else 1.0
 
 
-def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
-    """Counts ``answers``, except ``row_calls``; ``searched`` if a beam search has made them."""
+def tally_of(answers: Iterable[Answer], *, searched: bool = False, given: int = 0) -> Tally:
+    """Counts ``answers``, except ``row_calls``; ``searched`` if a beam search has made them.
+
+    The first ``given`` ids of an output are its prefix.
+    """
     tally = Tally()
     for answer in answers:
         tally.inputs += 1
         if answer.error is not None:
             tally.errors += 1
             continue
-        tally.tokens += sum(len(generation.output_ids) for generation in answer)
+        tally.tokens += sum(len(generation.output_ids) - given for generation in answer)
         # All hypotheses of a search share its calls, which are counted once.
         for generation in list(answer)[: 1 if searched else None]:
             tally.target_calls += generation.target_calls
@@ -145,7 +148,8 @@ class Answerer:
             for index, answer in zip(indices, answers, strict=True):
                 shard, item = left.pop(index)
                 begun[shard][1][index] = line_of(item, answer)
-            tally = tally_of(answers, searched=self.options.beams > 0)
+            given = len(self.generator.prefix_ids(self.options))
+            tally = tally_of(answers, searched=self.options.beams > 0, given=given)
             tally.row_calls, counted = engine.row_calls - counted, engine.row_calls
             progress(tally)
 
@@ -180,7 +184,10 @@ class Answerer:
         """Sets the costs, and gamma if it is fixed; gamma 0 also removes the draft."""
         self.generator.assume(self.options, learned.costs)
         if learned.gamma is not None:
-            self.options = dataclasses.replace(self.options, gamma=learned.gamma)
+            # A pace's limit may exceed an output, and be less than a tree's widths.
+            gamma = min(learned.gamma, self.generator.max_decode_len(self.options))
+            widths = self.options.widths[: gamma or None]
+            self.options = dataclasses.replace(self.options, gamma=gamma, widths=widths)
         if learned.gamma == 0:
             self.generator = self.generator.plain()
 

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-# Most lines that are read ahead, and seconds to wait for lines that were written together.
+# Most lines of a group, and read ahead of it; seconds to wait for lines that were written together.
 _READ_AHEAD = 4096
 _TOGETHER = 0.02
 
@@ -29,7 +29,9 @@ def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
         # Waits, because lines that are written together may arrive one by one.
         time.sleep(_TOGETHER)
         part = [line]
-        while not waiting.empty() and isinstance(line := waiting.get(), bytes):
+        while len(part) < _READ_AHEAD and not waiting.empty():
+            if not isinstance(line := waiting.get(), bytes):
+                break
             part.append(line)
         yield part
         if isinstance(line, bytes):

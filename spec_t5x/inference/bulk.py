@@ -195,7 +195,7 @@ class _Run:
         answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
         auto = self.decoding.gamma == AUTO and not self.decoding.beams
         if auto and generator.draft is not None:
-            self._share_costs(answerer, shards, unfinished[0])
+            self._share_costs(answerer, shards)
         left = sum(len(shards.indices(shard)) for shard in unfinished)
         self.progress.decoding(sum(len(shards.indices(s)) for s in mine), shards.total - left)
         for shard, lines in answerer.shards(self._read(shards, mine), self.progress.count):
@@ -213,13 +213,14 @@ class _Run:
                 )
             yield shard, list(map(self.source.item, shards.indices(shard), raws))
 
-    def _share_costs(self, answerer: Answerer, shards: Shards, shard: int) -> None:
-        """Sets the costs that the run's first worker measures on ``shard``: they decide bytes."""
+    def _share_costs(self, answerer: Answerer, shards: Shards) -> None:
+        """Sets the costs that the run's first worker measures: they decide the bytes of answers."""
         path = self.directory / COSTS
         with processes.one_at_a_time(self.directory):
             if not path.exists():
-                ((_, items),) = self._read(shards, [shard])
-                learned = answerer.learned(items)
+                # Of the first shard with an input that can be decoded, whichever are missing.
+                read = (items for _, items in self._read(shards, list(range(shards.count))))
+                learned = next(filter(None, map(answerer.learned, read)), None)
                 if learned is None:
                     return
                 content = json.dumps(dataclasses.asdict(learned)).encode() + b"\n"
@@ -237,9 +238,10 @@ class _Run:
             return "before anything was written"
         shards = _shards(self.directory, manifest)
         done = shards.count - len(shards.unfinished())
+        how = "without --overwrite" if self.options.overwrite else "again"
         return (
             f"with {done} of {shards.count} shards finished in {self.directory}: give the same "
-            "command again to resume"
+            f"command {how} to resume"
         )
 
 
@@ -250,6 +252,8 @@ def _shards(directory: Path, manifest: Manifest) -> Shards:
 
 def _merge_once(shards: Shards) -> None:
     """Joins the shards, unless another worker has done so."""
+    if shards.merged.exists():
+        return
     with processes.one_at_a_time(shards.directory):
         if not shards.merged.exists():
             atomic.remove_unfinished(shards.directory)

@@ -61,10 +61,7 @@ def locked(directory: Path, process: int = 0) -> Iterator[None]:
             f"{directory} is in use by {holder}: wait for it, stop it, or give another --output_dir"
         ) from error
     except (OSError, NotImplementedError) as error:
-        raise InputError(
-            f"cannot lock {path} ({getattr(error, 'strerror', None) or error}): give an "
-            "--output_dir that can be written, on a file system with locks such as a local disk"
-        ) from error
+        raise _no_lock(path, error) from error
     try:
         with contextlib.suppress(OSError):
             # The text is only for the message above: a full disk does not matter.
@@ -85,5 +82,20 @@ def check_alone(directory: Path) -> None:
 @contextlib.contextmanager
 def one_at_a_time(directory: Path) -> Iterator[None]:
     """Waits for a lock that one worker of the run has at a time; holds it within the ``with``."""
-    with filelock.FileLock(directory / ".lock-step"):
+    path = directory / ".lock-step"
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire()
+    except (OSError, NotImplementedError) as error:
+        raise _no_lock(path, error) from error
+    try:
         yield
+    finally:
+        lock.release()
+
+
+def _no_lock(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"cannot lock {path} ({getattr(error, 'strerror', None) or error}): give an --output_dir "
+        "that can be written, on a file system with locks such as a local disk"
+    )

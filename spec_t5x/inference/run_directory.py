@@ -87,7 +87,8 @@ def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:
         for name in (*sorted(_answers(directory)), COSTS, MANIFEST):
             (directory / name).unlink(missing_ok=True)
     if not _answers(directory):
-        # A run that wrote no shard may start again with other settings.
+        # A run that wrote no shard may start again with other settings, and other costs.
+        (directory / COSTS).unlink(missing_ok=True)
         values = _HEADER | dataclasses.asdict(now)
         write(directory / MANIFEST, [json.dumps(values, indent=1).encode() + b"\n"], MANIFEST)
         return
@@ -163,7 +164,7 @@ def write(path: Path, lines: Iterable[bytes], what: str) -> None:
         remedy = "free some space" if error.errno in _FULL else "check the directory"
         raise InputError(
             f"cannot write {what} to {path.parent} ({error.strerror}): {remedy} and give the same "
-            "command again, which resumes after the finished shards"
+            "command again (without --overwrite), which resumes after the finished shards"
         ) from error
 
 

@@ -33,7 +33,8 @@ def stopping() -> Iterator[None]:
         raise Interrupted(number)
 
     received = []
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    heard = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     except Exception as error:

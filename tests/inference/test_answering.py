@@ -8,7 +8,7 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator
-from spec_t5x.inference.answering import Answerer, Tally
+from spec_t5x.inference.answering import Answerer, Learned, Tally
 from spec_t5x.inference.sources import Item
 from spec_t5x.loops import refill
 from spec_t5x.loops.pace import Costs
@@ -87,6 +87,23 @@ def test_with_auto_a_sampled_text_depends_on_nothing_beside_it(generator, c):
         answerer.assume(learned)
         found.append(lines_of(answerer.generator, answerer.options, items()))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "gamma"),
+    [
+        ({"max_decode_len": 4}, 8),
+        ({"verifier": "tree", "widths": (4, 4, 4)}, 2),
+        ({"verifier": "tree", "widths": (4, 4, 4)}, 0),
+    ],
+)
+def test_a_learned_gamma_fits_all_options(generator, change, gamma):
+    options = dataclasses.replace(OPTIONS, gamma="auto", temperature=1.0, **change)
+    answerer = Answerer(generator=generator, options=options)
+    answerer.assume(Learned(costs=Costs.by_formula(c=0.1), gamma=gamma))
+    assert answerer.options.gamma == min(gamma, options.max_decode_len)
+    lines = lines_of(answerer.generator, answerer.options, items())
+    assert all(json.loads(line)["output_ids"] for line in lines)
 
 
 def test_an_input_that_comes_to_no_text_is_a_line_with_the_reason(generator, monkeypatch):

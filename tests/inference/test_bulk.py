@@ -7,6 +7,8 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.inference import processes
+from spec_t5x.inference.bulk import merge
+from spec_t5x.inference.signals import Interrupted
 from spec_t5x.loops.pace import Costs
 from tests.inference.echo import OPTIONS, Echo
 
@@ -100,9 +102,11 @@ def test_a_checkpoint_is_known_by_its_content(runner):
         runner(settings={"target": {"name": "here", "content": "bbbb"}})
 
 
-def test_costs_are_measured_once_for_all_of_a_run(runner):
-    """Sampled texts depend on gamma, and gamma on the costs."""
-    measured, assumed = [], []
+AUTO = dataclasses.replace(OPTIONS, gamma="auto")
+
+
+def costly(measured: list[Costs], assumed: list[Costs]):
+    """Makes a generator with a draft, which notes the costs that it measures and assumes."""
 
     class Costly(Echo):
         def __init__(self):
@@ -116,7 +120,35 @@ def test_costs_are_measured_once_for_all_of_a_run(runner):
         def assume(self, options, costs):
             assumed.append(costs)
 
-    auto = dataclasses.replace(OPTIONS, gamma="auto")
+    return Costly
+
+
+def test_costs_are_those_of_the_first_input_that_can_be_decoded(runner):
+    lines = runner.source.read_bytes().splitlines()
+    runner.source.write_bytes(b"\n".join([b""] * 4 + lines[4:]))
+    measured, assumed = [], []
+    runner(decoding=AUTO, load=costly(measured, assumed))
+    # The first missing shard is another one when the run is resumed.
+    for name in ("predictions.jsonl", "predictions-00003-of-00004.jsonl"):
+        (runner.output / name).unlink()
+    runner(decoding=AUTO, load=costly(measured, assumed))
+    assert len(measured) == 1 and assumed == [*measured, *measured]
+
+
+def test_a_run_that_starts_anew_measures_anew(runner):
+    measured, assumed = [], []
+    runner(decoding=AUTO, load=costly(measured, assumed))
+    for path in runner.output.glob("predictions*"):
+        path.unlink()
+    other = dataclasses.replace(AUTO, verifier="token")
+    runner(decoding=other, load=costly(measured, assumed))
+    assert len(measured) == 2 and assumed == measured
+
+
+def test_costs_are_measured_once_for_all_of_a_run(runner):
+    """Sampled texts depend on gamma, and gamma on the costs."""
+    measured, assumed = [], []
+    auto, Costly = AUTO, costly(measured, assumed)  # noqa: N806
     runner(decoding=auto, load=Costly)
     (runner.output / "predictions.jsonl").unlink()
     (runner.output / "predictions-00002-of-00004.jsonl").unlink()
@@ -127,6 +159,32 @@ def test_costs_are_measured_once_for_all_of_a_run(runner):
     (runner.output / "predictions.jsonl").unlink()
     with pytest.raises(InputError, match="costs.json cannot be read .*: give --overwrite"):
         runner(decoding=auto, load=Costly)
+
+
+def test_a_stopped_run_says_how_to_resume_it(runner):
+    def stop(signal_number=15):
+        raise Interrupted(signal_number)
+
+    for overwrite, again in (
+        (False, "command again to resume"),
+        (True, "command without --overwrite"),
+    ):
+        with pytest.raises(Interrupted) as stopped:
+            runner(load=stop, overwrite=overwrite)
+        assert again in stopped.value.how_far
+
+
+def test_a_finished_run_is_joined_without_a_lock(runner, monkeypatch):
+    runner()
+
+    def acquire(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(processes.filelock.FileLock, "acquire", acquire)
+    assert merge(runner.output).inputs == 11
+    (runner.output / "predictions.jsonl").unlink()
+    with pytest.raises(InputError, match=r"cannot lock .* \(Permission denied\): give an"):
+        merge(runner.output)
 
 
 def test_other_inputs_are_refused(runner):
