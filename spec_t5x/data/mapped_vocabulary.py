@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary
+from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary, type_of_model
 from spec_t5x.data.vocabulary import SPIECE_NAME, ids_before_eos, is_sentinel
 from spec_t5x.errors import InputError
 from spec_t5x.machine.git_lfs import check_fetched
@@ -99,6 +99,11 @@ class MappedVocabulary(TokenizerVocabulary):
         return self.cleaned(self._original.decode(theirs, skip_special_tokens=True))
 
     @property
+    def model_type(self) -> str:
+        """Type of the tokenizer's model, such as "BPE"."""
+        return type(self._original.model).__name__
+
+    @property
     def special(self) -> dict[int, str]:
         """Names of the tokenizer's special tokens, by their ids."""
         added = self._original.get_added_tokens_decoder()
@@ -120,7 +125,10 @@ def frame_of(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the (before, after) ids that a tokenizer adds to a source, mapped by ``ours``."""
     around = tokenizer.encode("a")
-    ids, mask = ours(around.ids), around.special_tokens_mask
+    # Without padding, which a file may ask for.
+    marked = zip(around.ids, around.special_tokens_mask, around.attention_mask, strict=True)
+    kept = [(token, mark) for token, mark, attended in marked if attended]
+    ids, mask = ours([token for token, _ in kept]), [mark for _, mark in kept]
     if all(mask):
         return (), tuple(ids)
     return tuple(ids[: mask.index(0)]), tuple(ids[len(ids) - mask[::-1].index(0) :])
@@ -131,7 +139,7 @@ def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Toke
     others = [token for token in values["added_tokens"] if token["id"] not in special]
     # Callers truncate and pad, each to a limit that the file does not know.
     changed, model = {"added_tokens": others, "truncation": None, "padding": None}, values["model"]
-    if model["type"] == "Unigram":
+    if type_of_model(values) == "Unigram":
         # No word contains a space, so that no text matches these pieces.
         pieces = [
             (f" {name}" if token in special else name, score)
@@ -139,6 +147,19 @@ def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Toke
         ]
         changed["model"] = model | {"vocab": pieces}
     return tokenizers.Tokenizer.from_str(json.dumps(values | changed))
+
+
+def tokenizer_of(values: dict[str, Any], source: object) -> tokenizers.Tokenizer:
+    """Makes a tokenizer of a ``tokenizer.json``; ``InputError`` names ``source`` if it cannot."""
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(values))
+    except Exception as error:  # the library raises nothing more definite
+        raise _unreadable(source, error) from error
+
+
+def _unreadable(source: object, error: Exception) -> InputError:
+    reason = " ".join(str(error).split())[:200]
+    return InputError(f"cannot read the tokenizer in {source} ({reason}): copy its files again")
 
 
 def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
@@ -156,10 +177,7 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
         tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     except Exception as error:  # the library raises nothing more definite
         check_fetched(whole)
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"cannot read the tokenizer in {path} ({reason}): copy its files again"
-        ) from error
+        raise _unreadable(path, error) from error
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -55,6 +56,17 @@ class TokenizerVocabulary(Vocabulary):
         self._tokenizer.save(str(directory / TOKENIZER_NAME))
 
 
+def type_of_model(values: dict[str, Any]) -> str:
+    """Returns the type of model in the values of a ``tokenizer.json``; old files leave it out."""
+    model = values["model"]
+    if model.get("type") is not None:
+        return model["type"]
+    if isinstance(model["vocab"], list):
+        return "Unigram"
+    is_word_piece = "continuing_subword_prefix" in model
+    return "BPE" if "merges" in model else "WordPiece" if is_word_piece else "WordLevel"
+
+
 def kind_of_tokenizer(path: Path) -> str:
     """Returns the type of model in a ``tokenizer.json``, in lower case (``unigram``).
 
@@ -64,7 +76,7 @@ def kind_of_tokenizer(path: Path) -> str:
     if not path.is_file():
         raise InputError(f"no vocabulary at {path}: give a {TOKENIZER_NAME}")
     try:
-        return json.loads(path.read_bytes())["model"]["type"].lower()
+        return type_of_model(json.loads(path.read_bytes())).lower()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         check_fetched(path)
         raise InputError(

@@ -20,7 +20,7 @@ from typing import Any
 import tokenizers
 
 from spec_t5x.data.mapped_vocabulary import of_text
-from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary
+from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary, type_of_model
 from spec_t5x.data.vocabulary import ids_before_eos, is_sentinel
 from spec_t5x.errors import InputError
 from spec_t5x.machine.git_lfs import check_fetched
@@ -53,7 +53,7 @@ class UnigramVocabulary(TokenizerVocabulary):
         try:
             values = json.loads(self._content)
             names, foreign = _names(values)
-            if fault := _fault(values["model"], names):
+            if fault := _fault(values, names):
                 raise InputError(f"{path} {fault}")
             # Decoding uses the unchanged tokenizer if tokens were added, as transformers does.
             self._added = tokenizers.Tokenizer.from_str(json.dumps(values)) if foreign else None
@@ -107,9 +107,7 @@ def pieces_of(values: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 def is_t5s(values: dict[str, Any]) -> bool:
     """Tells whether a ``tokenizer.json`` is a Unigram model with T5's special ids."""
-    model = values["model"]
-    is_unigram = model.get("type", "Unigram") == "Unigram"
-    return is_unigram and _fault(model, _names(values)[0]) is None
+    return type_of_model(values) == "Unigram" and _fault(values, _names(values)[0]) is None
 
 
 def _names(values: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -119,26 +117,29 @@ def _names(values: dict[str, Any]) -> tuple[list[str], list[str]]:
     # Older releases of transformers store the sentinels outside of the model.
     added = {token["id"]: token["content"] for token in values["added_tokens"]}
     names += [added[token] for token in sorted(added) if added[token] not in known]
-    wrong = [token for token, name in added.items() if names[token] != name]
-    if wrong:
-        raise ValueError(f"id {wrong[0]} is {names[wrong[0]]!r} and {added[wrong[0]]!r}")
+    for token, name in added.items():
+        if token >= len(names):
+            raise ValueError(f"id {token} is {name!r}, beyond the {len(names)} tokens")
+        if names[token] != name:
+            raise ValueError(f"id {token} is {names[token]!r} and {name!r}")
     usual = set(names[: len(SPECIAL_PIECES)])
     return names, [name for name in added.values() if name not in usual and not is_sentinel(name)]
 
 
-def _fault(model: dict[str, Any], names: list[str]) -> str | None:
+def _fault(values: dict[str, Any], names: list[str]) -> str | None:
     """Returns the difference of a model to T5's, with a remedy; None if there is none."""
-    if model["type"] != "Unigram" or model.get("byte_fallback"):
+    model, kind = values["model"], type_of_model(values)
+    if kind != "Unigram" or model.get("byte_fallback"):
         return (
-            f"has a model of type {model['type']!r} (byte_fallback "
+            f"has a model of type {kind!r} (byte_fallback "
             f"{model.get('byte_fallback', False)}): give T5's Unigram model, without byte_fallback"
         )
-    unknown = model["unk_id"]
-    if (*names[:UNK_ID], names[unknown]) == SPECIAL_PIECES and unknown == UNK_ID:
+    unknown = model.get("unk_id")
+    if tuple(names[: len(SPECIAL_PIECES)]) == SPECIAL_PIECES and unknown == UNK_ID:
         return None
     return (
-        f"begins with {', '.join(names[: UNK_ID + 1])} and its unknown piece is "
-        f"{names[unknown]}, T5's begins with {', '.join(SPECIAL_PIECES)}: give a model with "
+        f"begins with {', '.join(names[: UNK_ID + 1])} and its unknown piece has "
+        f"id {unknown}, T5's begins with {', '.join(SPECIAL_PIECES)}: give a model with "
         "T5's special ids"
     )
 

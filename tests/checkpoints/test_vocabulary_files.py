@@ -160,6 +160,16 @@ def of_version_4_41(values):
     of_version_4_40(values, {"type": "Strip", "strip_left": False, "strip_right": True})
 
 
+def without_type(values):
+    """Leaves out the model's type, as the published T5 1.0 does."""
+    del values["model"]["type"]
+
+
+def pad(values):
+    length = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None}
+    values["padding"] = length | {"pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
+
+
 def no_frame(values):
     values["post_processor"] = None
 
@@ -184,6 +194,14 @@ PLAIN = {
     "json and spiece": (SPIECE, {"spiece": "t5"}),
     "json and another spiece": (UNIGRAM, {"spiece": "other"}),
     "json without settings": (UNIGRAM, {"without": [SETTINGS]}),
+    "json of 2020": (UNIGRAM, {"change": without_type}),
+    "json of 2020, as it is": (UNIGRAM, {"change": without_type, "settings": AS_IT_IS}),
+    "padded": (UNIGRAM, {"change": pad, "settings": AS_IT_IS}),
+    "padded, own ids": (
+        MAPPED,
+        {"name": "own", "ids": OWN_IDS, "extra_ids": 0, "change": pad, "settings": AS_IT_IS},
+    ),
+    "other steps and spiece": (UNIGRAM, {"change": lower, "settings": AS_IT_IS, "spiece": "t5"}),
     "json of 4.40": (UNIGRAM, {"change": of_version_4_40}),
     "json of 4.41": (UNIGRAM, {"change": of_version_4_41}),
     "no end of sources": (MAPPED, {"change": no_frame, "settings": AS_IT_IS}),
@@ -313,6 +331,14 @@ def test_ids_and_texts_are_those_of_transformers(tmp_path, spieces, layout, monk
             "describes no added tokens",
         ),
         (
+            {"change": lambda values: values["model"].update(unk_id=7.5), "settings": AS_IT_IS},
+            "cannot read the tokenizer in",
+        ),
+        (
+            {"change": lambda values: values["added_tokens"][-1].update(id=NEW + 3)},
+            "beyond the",
+        ),
+        (
             {"by_5": False, "kind": "umt5", "files": {ADDED: {"<sep>": NEW}}},
             "transformers cannot read the tokenizer of",
         ),
@@ -339,6 +365,8 @@ ROBERTA = {"tokenizer_class": "RobertaTokenizer", "cls_token": "<s>", "sep_token
 ROBERTA |= NAMED | {"mask_token": MASK, "additional_special_tokens": NAMES}
 CLASSES = {
     "BPE": (T5_IDS, AS_IT_IS | NAMED),
+    "BPE that adds": (T5_IDS, AS_IT_IS | NAMED | {"additional_special_tokens": ["<hl>"]}),
+    "BPE that cleans up": (T5_IDS, AS_IT_IS | NAMED | {"clean_up_tokenization_spaces": True}),
     "WordPiece": (T5_IDS, AS_IT_IS | NAMED),
     "CodeT5": ({**T5_IDS, "eos_token_id": 1}, ROBERTA),
     "CodeT5 of other ids": (OTHER_ENDS, ROBERTA),
@@ -362,7 +390,7 @@ def write_tokenizer(directory, layout):
         made = tokenizers.ByteLevelBPETokenizer()
         options = {"special_tokens": BPE_TOKENS}
     made.train_from_iterator(lines, vocab_size=400, show_progress=False, **options)
-    if layout in ("BPE", "WordPiece"):
+    if layout.startswith(("BPE", "WordPiece")):
         made._tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
             single="$A </s>", special_tokens=[("</s>", 1)]
         )
@@ -386,6 +414,9 @@ def test_tokenizers_that_are_not_unigram(tmp_path, layout, capfd, caplog):
         assert found == theirs(text).input_ids, text
         expected = theirs.decode(found, skip_special_tokens=True)
         assert ours.decode(ours.encode(text)) == expected or layout in ("BERT", "WordPiece")
+    for text in ("x = [ 1 , 2 ] .", "do n't"):
+        ids = ours.encode(text)
+        assert ours.decode(ids) == theirs.decode(ours.to_theirs(ids)) or "BPE" not in layout
     has_no_end = any("adds no special tokens to a source" in line for line in caplog.messages)
     assert has_no_end == (layout == "FRED-T5")
 

@@ -174,8 +174,8 @@ def added(values):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (swapped, "begins with </s>, <pad>, <unk> and its unknown piece is <unk>, T5's begins"),
-        (lambda values: values["model"].update(unk_id=3), "its unknown piece is"),
+        (swapped, "begins with </s>, <pad>, <unk> and its unknown piece has id 2, T5's beg"),
+        (lambda values: values["model"].update(unk_id=3), "its unknown piece has id 3"),
         (lambda values: values["model"].update(byte_fallback=True), "byte_fallback True"),
         (lambda values: values["model"].update(vocab=None), "is no Unigram model"),
         (lambda values: values["model"]["vocab"].pop(40), "is no Unigram model"),

@@ -97,7 +97,9 @@ class LeftOut:
         # It moves all scores of a step alike, and so changes the ranking of beams only.
         if not options.beams:
             given.append("renormalize_logits")
-        if named := [self.texts.pop(name) for name in list(self.texts) if name not in given]:
+        # Another thread may take one first.
+        taken = [self.texts.pop(name, None) for name in list(self.texts) if name not in given]
+        if named := list(filter(None, taken)):
             log.warning("%s sets options that are left out: %s", self.where, ", ".join(named))
 
 

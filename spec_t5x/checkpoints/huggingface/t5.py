@@ -149,12 +149,6 @@ def renumbered_model(
     """Returns tensors and config with the rows of ``tables`` by our ids; see ``special_ids``."""
     theirs = their_ids(config.vocab_size, ids[START], ids[EOS])
     found = {name: tensors[name] for name in tables if name in tensors}
-    for tensor in found.values():
-        if tensor.shape[:1] != (config.vocab_size,):
-            raise InputError(
-                f"{tensor.name} is {list(tensor.shape)} and the configuration has vocab_size "
-                f"{config.vocab_size}: give the configuration that it was saved with"
-            )
     added = -len(theirs) % _ROWS
     rows = np.pad(theirs, (0, added))
     config = dataclasses.replace(config, vocab_size=len(rows), added_rows=1 + added)
@@ -174,9 +168,11 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     if len(vocabulary.eos_ids) > 1:
         ids = ids | {EOS: list(vocabulary.eos_ids)}
     if isinstance(vocabulary, MappedVocabulary):
+        # A draft for a renumbered target has no metadata of it; EOS pads, as in ``special_ids``.
+        pad = stored.metadata.get(PAD, vocabulary.eos_id)
         eos = [vocabulary.eos_id, *vocabulary.more_eos_ids]
         eos = eos if vocabulary.more_eos_ids else vocabulary.eos_id
-        ids = {START: vocabulary.start_id, EOS: eos, PAD: stored.metadata[PAD]}
+        ids = {START: vocabulary.start_id, EOS: eos, PAD: pad}
         ours = vocabulary.from_theirs(range(vocabulary.num_ids))
         config = dataclasses.replace(config, vocab_size=vocabulary.num_ids, added_rows=0)
     generation = dict(stored.metadata.get(GENERATION, {}))

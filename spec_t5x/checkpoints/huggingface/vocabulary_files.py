@@ -20,8 +20,14 @@ from typing import Any
 import tokenizers
 
 from spec_t5x.checkpoints.storage.files import describing, one_line, read_if_there
-from spec_t5x.data.mapped_vocabulary import SUFFICIENT, MappedVocabulary, frame_of, read_tokenizer
-from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
+from spec_t5x.data.mapped_vocabulary import (
+    SUFFICIENT,
+    MappedVocabulary,
+    frame_of,
+    read_tokenizer,
+    tokenizer_of,
+)
+from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, type_of_model
 from spec_t5x.data.unigram import UnigramVocabulary, is_t5s, pieces_of
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
@@ -105,10 +111,7 @@ def mapped_vocabulary(
     All ids are the tokenizer's, whose number replaces None for ``num_ids``. ``values`` of a
     tokenizer.json, if given, replace the directory's.
     """
-    if values is None:
-        tokenizer = read_tokenizer(directory)
-    else:
-        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(values))
+    tokenizer = read_tokenizer(directory) if values is None else tokenizer_of(values, directory)
     if tokenizer is None:
         return None
     num_ids, (eos_id, *more) = num_ids or tokenizer.get_vocab_size(), eos_ids
@@ -160,12 +163,15 @@ class _Files:
         if tokenizer is None:
             of_bytes = ByteVocabulary(reads_sentinels=True)
             return of_bytes if num_rows == of_bytes.vocab_size else None
-        made = _without_model(tokenizer)
+        made = _without_model(tokenizer, self.directory)
         is_framed = self.is_t5 and made.post_processor is None
-        if not is_t5s(tokenizer) or not (is_framed or frame_of(made, list) == ((), (EOS_ID,))):
+        with describing(f"tokenizer of {self.directory}", "tokens"):
+            is_own = is_t5s(tokenizer) and (is_framed or frame_of(made, list) == ((), (EOS_ID,)))
+            pieces, foreign = pieces_of(tokenizer) if is_own else ([], [])
+        if not is_own:
             return mapped_vocabulary(self.directory, num_rows, PAD_ID, eos_ids, tokenizer)
-        pieces, foreign = pieces_of(tokenizer)
-        if spiece.is_file() and not foreign:
+        # ``spiece.model`` has T5's steps.
+        if spiece.is_file() and not foreign and (self.is_t5 or _has_steps_of_t5(tokenizer)):
             vocabulary = SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
             if [vocabulary.piece(token) for token in range(vocabulary.vocab_size)] == pieces:
                 return vocabulary
@@ -182,8 +188,8 @@ class _Files:
             return None
         with describing(f"tokenizer of {self.directory}", "added tokens"):
             given, special = self._named()
-            is_other = bool(own) and own["model"].get("type", "Unigram") != "Unigram"
-            if is_other:
+            is_other = bool(own) and type_of_model(own) != "Unigram"
+            if is_other and (self.is_t5 or self._is_whole(own, given, special)):
                 found = own
             elif own and self._is_whole(own, given, special):
                 found = _of_t5(own) if self.is_t5 else own
@@ -210,8 +216,7 @@ class _Files:
         tokens = {token["id"]: token for token in own["added_tokens"]}
         names = {number: token["content"] for number, token in tokens.items()}
         if self.is_t5:
-            steps = [*_steps(own.get("normalizer")), *_steps(own.get("pre_tokenizer"))]
-            if not {step["type"] for step in steps} <= _STEPS:
+            if not _has_steps_of_t5(own):
                 return False
             # The added tokens' flags in the settings override those in the file.
             if pieces_of(own)[1] and "added_tokens_decoder" in self.settings:
@@ -260,7 +265,7 @@ class _Files:
 
     def _check_distinct(self, values: dict[str, Any]) -> None:
         """Raises ``InputError`` if normalisation makes added tokens equal: either might match."""
-        normalizer = _without_model(values).normalizer
+        normalizer = _without_model(values, self.directory).normalizer
         found = {}
         for token in values["added_tokens"] if normalizer else ():
             if not token["normalized"]:
@@ -318,10 +323,15 @@ def _of_t5(values: dict[str, Any]) -> dict[str, Any]:
     return values | steps | {"model": model}
 
 
-def _without_model(values: dict[str, Any]) -> tokenizers.Tokenizer:
+def _without_model(values: dict[str, Any], directory: Path) -> tokenizers.Tokenizer:
     """Returns a tokenizer.json's steps with one unknown piece: its own take seconds to load."""
     model = {"type": "WordLevel", "vocab": {"<unk>": UNK_ID}, "unk_token": "<unk>"}
-    return tokenizers.Tokenizer.from_str(json.dumps(values | {"added_tokens": [], "model": model}))
+    return tokenizer_of(values | {"added_tokens": [], "model": model}, directory)
+
+
+def _has_steps_of_t5(values: dict[str, Any]) -> bool:
+    steps = [*_steps(values.get("normalizer")), *_steps(values.get("pre_tokenizer"))]
+    return {step["type"] for step in steps} <= _STEPS
 
 
 def _steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
