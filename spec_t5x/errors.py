@@ -6,8 +6,9 @@ status 2; library users can catch ``ValueError``, the base class.
 """
 
 import difflib
+import math
 import numbers
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 
@@ -27,6 +28,23 @@ def check_unused(settings: Any, why: str, *names: str) -> None:
         # The class's attribute is the field's default.
         if (value := getattr(settings, name)) != getattr(type(settings), name):
             raise InputError(f"{name} is {value!r} and {why}: leave it out")
+
+
+def check_unicode(what: str, text: str) -> None:
+    """Raises ``InputError`` for bytes that Python could not decode, from a pipe or a command."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what} {text[:40]!r} is not UTF-8: give UTF-8 text") from error
+
+
+def check_rules(repetition_penalty: float, **phrases: Sequence[Sequence[int]]) -> None:
+    """Raises ``InputError`` for an option of the rules of decoding that no text could follow."""
+    if not 0 < repetition_penalty < math.inf:
+        raise InputError(f"repetition_penalty is {repetition_penalty}: give a number above 0")
+    for name, texts in phrases.items():
+        if not all(map(len, texts)):
+            raise InputError(f"{name} has a text of no tokens: leave it out")
 
 
 def check_numbers(least: int, **values: Any) -> None:

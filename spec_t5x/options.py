@@ -7,7 +7,14 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from spec_t5x.errors import InputError, check_at_least, check_unused, did_you_mean
+from spec_t5x.errors import (
+    InputError,
+    check_at_least,
+    check_rules,
+    check_unicode,
+    check_unused,
+    did_you_mean,
+)
 from spec_t5x.names import AUTO, VERIFIERS, ours
 
 if TYPE_CHECKING:
@@ -57,7 +64,7 @@ _NO_RULES = ("max_decode_len", "length_penalty", "early_stopping")
 _LISTS = ("widths", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id")
 # Options that only a beam search has, and those that it does without.
 _OF_SEARCH = ("beam_alpha", "length_penalty", "early_stopping")
-_OF_SAMPLING = ("verifier", "lenience", "widths", "stop", "rescale_log_probs")
+_OF_SAMPLING = ("temperature", "verifier", "lenience", "widths", "stop", "rescale_log_probs")
 
 
 def _says_ours(cls: type) -> type:
@@ -174,7 +181,7 @@ class GenerateOptions:
             object.__setattr__(self, "stop", (self.stop,))
         for field in dataclasses.fields(self):
             # gin passes any value that a file binds, and lists for tuples.
-            value = _tuples(getattr(self, field.name))
+            value = _plain(getattr(self, field.name))
             object.__setattr__(self, field.name, value)
             if not isinstance(value, _NUMBERS.get(field.type, field.type)):
                 wanted = getattr(field.type, "__name__", field.type)
@@ -184,28 +191,31 @@ class GenerateOptions:
     def _check(self) -> None:
         gamma, beams = self.gamma, self.beams
         length = self.settled({})["max_decode_len"]
-        at_least = {"num_decodes": 1, "max_decode_len": 1, "batch_size": 1, "max_source_len": 2}
-        at_least |= {"min_decode_len": 0, "no_repeat_ngram_size": 0, "forced_bos_token_id": -1}
-        check_at_least(self, **at_least)
+        ones = dict.fromkeys(("num_decodes", "max_decode_len", "batch_size"), 1)
+        zeros = dict.fromkeys(("beams", "min_decode_len", "no_repeat_ngram_size"), 0)
+        check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **ones, **zeros)
         self._check_ids()
+        penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
+        biased = [ids for ids, _ in self.sequence_bias or ()]
+        check_rules(penalty, bad_words_ids=self.bad_words_ids or (), sequence_bias=biased)
         is_whole = isinstance(gamma, numbers.Integral) and not isinstance(gamma, bool)
         if gamma != AUTO and not (is_whole and 0 <= gamma <= length):
             raise InputError(
                 f"gamma is {gamma!r} and max_decode_len {length}: give a whole number from 0 "
                 f"(plain decoding) to max_decode_len, or {AUTO} for the fastest"
             )
+        if self.max_decode_len is not None and (self.min_decode_len or 0) > length:
+            raise InputError(
+                f"min_decode_len is {self.min_decode_len} and max_decode_len {length}: raise "
+                "max_decode_len"
+            )
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
         # Called because they check their arguments.
         self.sampling()
         self.make_verifier()
-        for name in ("top_k", "top_p"):
-            value = getattr(self, name)
-            if value > 0 and not self.temperature:
-                raise InputError(
-                    f"{name} is {value} and temperature 0, which takes the likeliest token: give "
-                    f"a temperature, or leave {name} out"
-                )
+        if not self.temperature:
+            check_unused(self, "temperature 0, which takes the likeliest token", "top_k", "top_p")
         if not 0 <= self.beam_alpha < math.inf:
             raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
         if not math.isfinite(self.length_penalty or 0):
@@ -217,17 +227,14 @@ class GenerateOptions:
         for string in self.stop:
             if not isinstance(string, str) or not string:
                 raise InputError(f"stop has {string!r}: give texts of at least one character")
-        if beams < 0:
-            raise InputError(f"beams is {beams}: give at least 0 (0 does not search)")
+        for name in ("stop", "output_prefix"):
+            check_unicode(name, "".join(getattr(self, name)))
         if beams:
             check_unused(self, f"beams {beams}: a search does without", *_OF_SAMPLING)
         else:
             check_unused(self, "beams 0: only a search has one", *_OF_SEARCH)
-        if beams and self.temperature > 0:
-            raise InputError(
-                f"beams is {beams} and temperature {self.temperature}: a beam search does not "
-                "sample; set one of them to 0"
-            )
+        if self.length_penalty is not None:
+            check_unused(self, "a length_penalty replaces it", "beam_alpha")
         if beams and self.num_decodes > beams:
             raise InputError(
                 f"num_decodes is {self.num_decodes} and beams {beams}: lower num_decodes, or "
@@ -254,8 +261,8 @@ class GenerateOptions:
         lists |= {"bad_words_ids": self.bad_words_ids or (), "sequence_bias": [p[0] for p in pairs]}
         for name, ids in ((name, ids) for name, some in lists.items() for ids in some):
             is_list = isinstance(ids, tuple)
-            if not (is_list and all(isinstance(one, numbers.Integral) for one in ids)):
-                raise InputError(f"{name} has {ids!r}: give a list of whole numbers")
+            if not (is_list and all(isinstance(one, numbers.Integral) and one >= 0 for one in ids)):
+                raise InputError(f"{name} has {ids!r}: give a list of whole numbers from 0")
 
     @property
     def repeats(self) -> bool:
@@ -273,6 +280,8 @@ class GenerateOptions:
     def without_open(self, of_checkpoint: Mapping[str, Any]) -> "GenerateOptions":
         """Returns these options with the values of ``settled`` that they use in place of None."""
         settled, unused = self.settled(of_checkpoint), () if self.beams else _OF_SEARCH
+        # A checkpoint's minimum may be above these options' maximum.
+        settled["min_decode_len"] = min(settled["min_decode_len"], settled["max_decode_len"])
         return dataclasses.replace(self, **{n: v for n, v in settled.items() if n not in unused})
 
     def rules(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,11 +304,11 @@ class GenerateOptions:
         return _sampling(self.temperature, self.top_k, self.top_p)
 
 
-def _tuples(value):
-    """Converts lists to tuples, at all depths."""
+def _plain(value):
+    """Converts lists to tuples, at all depths, and NumPy's numbers to Python's."""
     if isinstance(value, list | tuple):
-        return tuple(_tuples(each) for each in value)
-    return value
+        return tuple(_plain(each) for each in value)
+    return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
 
 
 # Cached, because making the device array in it takes longer than decoding a token.

@@ -28,6 +28,7 @@ from spec_t5x.generation import (
     engine,
     streaming,
 )
+from spec_t5x.generation.answers import Answers
 from spec_t5x.labs.benchmark import comparison as comparison_lib
 from spec_t5x.labs.benchmark.comparison import compare
 from spec_t5x.labs.benchmark.evaluation import evaluate
@@ -128,8 +129,16 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
         ({"lenience": 0.5}, "lenience is 0.5 and verifier 'block'"),
         ({"widths": (2,)}, "widths are (2,) and verifier 'block'"),
         ({"beams": -1}, "beams is -1"),
+        ({"beams": 2, "beam_alpha": 1.0, "length_penalty": 1.0}, "beam_alpha is 1.0 and a length"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: give a number above 0"),
+        ({"suppress_tokens": (-1,)}, "suppress_tokens has (-1,): give a list of whole numbers"),
+        ({"bad_words_ids": ((),)}, "bad_words_ids has a text of no tokens: leave it out"),
+        ({"sequence_bias": (((), 1.0),)}, "sequence_bias has a text of no tokens: leave it out"),
+        ({"min_decode_len": 9, "max_decode_len": 8}, "min_decode_len is 9 and max_decode_len 8"),
+        ({"output_prefix": "\udce4"}, "output_prefix '\\udce4' is not UTF-8"),
+        ({"stop": "\udce4"}, "stop '\\udce4' is not UTF-8"),
         ({"beam_alpha": float("nan")}, "beam_alpha is nan"),
-        ({"beams": 4, "temperature": 1.0}, "beams is 4 and temperature 1.0"),
+        ({"beams": 4, "temperature": 1.0}, "temperature is 1.0 and beams 4"),
         ({"beams": 2, "num_decodes": 3}, "num_decodes is 3 and beams 2"),
         ({"weights": "int3"}, "weights is 'int3': choose one of auto, int8, int4"),
         ({"kv": "int4"}, "kv is 'int4': choose one of auto, int8"),
@@ -686,11 +695,47 @@ def test_ids_are_decoded_as_the_texts_they_are_of(generator, greedy_alone):
         ]
 
 
+def test_numbers_of_numpy_are_options_too(generator, greedy_alone):
+    given = {"gamma": "auto", "batch_size": np.int64(2), "max_decode_len": np.int32(16)}
+    given |= {"top_p": np.float32(0), "widths": (), "suppress_tokens": [np.int64(3)]}
+    made = GenerateOptions(**given)
+    assert [type(getattr(made, name)) for name in ("batch_size", "top_p")] == [int, float]
+    assert type(made.suppress_tokens[0]) is int
+    answers = generator.generate(TEXTS, made, suppress_tokens=None)
+    assert texts_of(answers) == [greedy_alone[text][0].output for text in TEXTS]
+
+
+def test_a_failure_is_raised_at_every_index():
+    def failing():
+        raise InputError("no memory")
+        yield
+
+    answers = Answers(failing())
+    for _ in range(2):
+        assert message_of(answers.__getitem__, 0) == "no memory"
+
+
+def test_a_length_penalty_of_the_checkpoint_leaves_beam_alpha_without_effect(generator):
+    own = dataclasses.replace(generator.plain(), defaults={"length_penalty": 1.0})
+    answers = own.generate(TEXTS[0], beams=2, beam_alpha=1.0, max_decode_len=8)
+    assert message_of(lambda: list(answers)).startswith("beam_alpha is 1.0 and the ranking by len")
+
+
+def test_assumed_costs_replace_those_of_earlier_calls(generator):
+    own, options = dataclasses.replace(generator), dataclasses.replace(GREEDY, gamma="auto")
+    proposed = []
+    for c in (0.01, 3.0):
+        own.assume(options, Costs.by_formula(c=c))
+        proposed.append(sum(answer[0].proposed or 0 for answer in own.generate(TEXTS, options)))
+    assert proposed[0] > 0 and proposed[1] == 0
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_ids_that_the_target_does_not_have_are_their_inputs_error(generator):
     cases = [
         ([], "has no ids"),
-        ([5, 128, 1], "has the id 128: give numbers from 0 to 127"),
+        ([5, 128, 1], "has the id 128: give numbers from 1 to 127"),
+        ([5, 0, 1], "has the id 0: give"),
         ([2.0], "has the id 2.0"),
         ("My sister", "has the id 'M'"),
         (7, "an input is 7: give a list of ids"),

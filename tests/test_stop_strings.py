@@ -29,6 +29,22 @@ def generator(tiny_pair) -> Generator:
     return Generator.load(tiny_pair / "target", tiny_pair / "draft")
 
 
+def test_a_stop_string_in_the_prefix_ends_nothing(generator):
+    plain, given = generator.plain(), dataclasses.replace(OPTIONS, gamma=0, output_prefix="a. b")
+    ((whole,),) = plain.generate(TEXTS[0], given)
+    stopping = dataclasses.replace(given, stop=(". ",))
+    ((found,),) = plain.generate(TEXTS[0], stopping)
+    *_, last = plain.stream(TEXTS[0], stopping)
+    assert found.output == last.text == whole.output and whole.output.startswith("a. b")
+
+
+def test_a_stop_string_may_begin_in_the_prefix():
+    decode, ids = BYTES.decode, BYTES.encode("a. b. c. d")
+    for given, kept in ((0, "a"), (3, "a. b"), (2, "a"), (6, "a. b. c")):
+        stopped = first_stop(decode, ids[:given], ids[given:], (". ",), given)
+        assert stopped.text == kept
+
+
 # --- where a text ends ---------------------------------------------------------
 
 

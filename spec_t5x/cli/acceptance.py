@@ -47,9 +47,6 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.labs.benchmark.text_source import TextSource
 
     models, source, options = settings.configured(args, Models, TextSource, AcceptanceOptions)
-    # Checked before anything is loaded.
-    if args.json and args.json.is_dir():
-        raise InputError(f"--json {args.json} is a folder: give a file")
     if models.draft == NO_DRAFT and not options.drafts:
         raise InputError(f"the draft is {NO_DRAFT}: give a draft to measure")
     if args.text and source.name:

@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     models, options = settings.read(args)
     if models.draft == NO_DRAFT:
         raise InputError(f"the page compares with a draft and --draft is {NO_DRAFT}: give one")
+    demo.check_installed()
     check_unused(options, "the page streams one text of each", "num_decodes", "beams")
     if options.gamma == AUTO and args.gamma is None:
         # A fixed gamma proposes tokens in every iteration, so the page shows the draft at work.

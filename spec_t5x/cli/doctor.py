@@ -107,7 +107,9 @@ def _machine() -> dict[str, Any]:
         "machine": machine | {"free_memory": description.free_memory()},
         "host_memory": {"free": memory.available, "total": memory.total},
         "accelerator": accelerators.unused(),
-        "cpu_kernels": registered()[0].state() if machine["platform"] == "cpu" else None,
+        "cpu_kernels": next((o.state() for o in registered() if o.platform == "cpu"), None)
+        if machine["platform"] == "cpu"
+        else None,
         "caches": {name: str(path) for name, path in caches.items()},
         "packaged_models": packaged_names(),
     }

@@ -2,9 +2,11 @@
 
 import argparse
 import dataclasses
+import io
 import itertools
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_text(parser)
     settings.add_flags(parser, _INPUTS)
     shown = parser.add_argument_group("output").add_mutually_exclusive_group()
-    shown.add_argument("--json", action="store_true", help="print one JSON object for each input")
+    shown.add_argument("--json", action="store_true", help="print one JSON object for each output")
     text = "print a line for each iteration, coloured as in the paper's Figure 1"
     shown.add_argument("--trace", action="store_true", help=text)
     text = "also decode without the draft; print rates, speed-up and whether the texts are equal"
@@ -91,13 +93,21 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
             log.info("enter a text per line; Ctrl-D ends")
         name = "standard input"
         read = FileSource(path=Path(name), jsonl=args.field is not None, field=args.field)
-        return _lines(read, arriving(stream_lines(sys.stdin.buffer, name)))
+        return _lines(read, arriving(stream_lines(_standard_input(), name)))
     read = file_source(args.input, field=args.field)
     if next(read.raw(), None) is None:
         # Raised here, before anything is loaded.
         raise no_inputs(read.name)
     # One group, whose lines are read while others are decoded.
     return _lines(read, iter([read.raw()]))
+
+
+def _standard_input() -> io.BufferedIOBase:
+    """Returns the bytes of standard input; Python need not wait for a thread that reads them."""
+    try:
+        return open(os.dup(sys.stdin.fileno()), "rb")
+    except OSError:
+        return sys.stdin.buffer
 
 
 def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
@@ -144,9 +154,7 @@ class _Command:
         args, options = self.args, self.options
         single = options.batch_size == options.num_decodes == 1 and not options.beams
         streams = sys.stdout.isatty() and not args.json and single
-        if args.text == ["-"]:
-            source = ([self._checked(line) for line in part] for part in source)
-        elif args.text:
+        if args.text and args.text != ["-"]:
             # All arguments are checked before the first is decoded.
             source = iter([[self._checked(line) for part in source for line in part]])
         if not (args.compare or args.trace or streams):
@@ -212,7 +220,7 @@ class _Command:
         try:
             self.generator.tokenize(text, self.options)
         except InputError as error:
-            if self.args.text:
+            if self.args.text and self.args.text != ["-"]:
                 raise
             return self._refused(line, error)
         return line
@@ -224,10 +232,11 @@ class _Command:
         return dataclasses.replace(line, error=str(error))
 
     def _print(self, line: Item, outputs: Iterable[Any]) -> None:
-        """Prints each output as a line or JSON; an error as an empty line or as JSON."""
+        """Prints each output as a line or JSON; an error as empty lines or as JSON."""
         if line.error is not None:
             values = {"line": line.index + 1, "input": line.text, "error": line.error}
-            print(json_line(values) if self.args.json else "", flush=True)
+            empty = "\n" * (self.options.num_decodes - 1)
+            print(json_line(values) if self.args.json else empty, flush=True)
             return
         for output in outputs:
             values = dataclasses.asdict(output)

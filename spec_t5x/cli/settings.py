@@ -6,6 +6,7 @@ An option's value is its flag's, else gin's, else the default.
 import argparse
 import ast
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import standard_streams
 from spec_t5x.data.task_options import TaskOptions
+from spec_t5x.errors import InputError
+from spec_t5x.machine.atomic import check_can_be_made
 from spec_t5x.options import GenerateOptions
 
 # Gamma of commands that need a number, if no gamma was given.
@@ -147,7 +150,21 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds ``--json FILE``, to which a command writes its figures."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    parser.add_argument(
+        "--json", type=_file_to_write, metavar="FILE", help="write all figures to this file"
+    )
+
+
+def _file_to_write(text: str) -> Path:
+    path = Path(text)
+    if os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{path} is a folder: give a file")
+    if os.path.isfile(path) or not os.path.exists(path):
+        try:
+            check_can_be_made(path.parent)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return path
 
 
 def configured(args: argparse.Namespace, *classes: type) -> list[Any]:

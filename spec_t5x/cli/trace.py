@@ -14,10 +14,10 @@ def print_trace(
 ) -> None:
     """Decodes ``text``, the input at ``place``; prints a line for each iteration, then a legend.
 
-    Tokens are coloured on a terminal or in a notebook, else marked (``labs.benchmark.traces``).
+    Tokens are coloured where there are colours, else marked (``labs.benchmark.traces``).
     """
     console = console or Console(highlight=False)
-    coloured, lines = console.is_terminal or console.is_jupyter, []
+    coloured, lines = bool(console.color_system) and not console.no_color, []
     for line in traces.iterations(generator, text, options, place):
         lines.append(line)
         shown = traces.styled(line) if coloured else Text(traces.marked(line))
@@ -61,7 +61,9 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(
             f"differs at token {divergence.position}: plain {divergence.plain_token}, "
             f"speculative {divergence.speculative_token}, margin {divergence.margin:.2e}: "
-            f"{divergence.input!r}"
+            f"{divergence.input!r}",
+            markup=False,
+            soft_wrap=True,
         )
     if doubts := caution([comparison.to_dict()]):
         console.print(doubts, markup=False, soft_wrap=True)

@@ -88,9 +88,18 @@ class Answers(Iterator[Answer]):
         if self._kept is None:
             if self._begun:
                 raise _not_kept(f"answer {index!r} is indexed while iterating, which keeps none")
-            self._kept = list(self._coming)
+            try:
+                self._kept = list(self._coming)
+            except Exception as error:
+                self._coming = _raising(error)
+                raise
             self._coming = iter(self._kept)
         return self._kept[index]
+
+
+def _raising(error: Exception) -> Iterator[Answer]:
+    raise error
+    yield
 
 
 def _not_kept(reason: str) -> InputError:

@@ -14,7 +14,7 @@ from spec_t5x.beams.search import beam_search
 from spec_t5x.checkpoints.huggingface.generation_config import LeftOut
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_unicode, check_unused
 from spec_t5x.generation.answers import Answer, Generation
 from spec_t5x.generation.batches import Batch, Input, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.stop_strings import first_stop
@@ -82,23 +82,20 @@ class BatchDecoder:
             raise text
         if not isinstance(text, str):
             raise InputError(f"a text is {text!r}: give a string")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            # Bytes that Python could not decode, from a pipe or the command line.
-            raise InputError(f"the text {text[:40]!r} is not UTF-8: give UTF-8 text") from error
-        if self.is_decoder_only:
-            return self.fit_prompt(self.vocabulary.encode(text), text, options)
-        if not text.strip():
+        check_unicode("the text", text)
+        if not self.is_decoder_only and not text.strip():
             raise InputError("the text is empty: give at least one word")
-        return self.fit(self.vocabulary.framed(self.vocabulary.encode(text)), text, options)
+        ids = self.vocabulary.encode(text)
+        return self.fit(ids if self.is_decoder_only else self.vocabulary.framed(ids), text, options)
 
     def fit(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
-        """Returns a source's ids; ``options.truncate`` cuts long ones to the limit and keeps EOS.
+        """Returns an input's ids; ``options.truncate`` cuts them to the limit.
 
-        Raises:
-          InputError: there are too many ids, and ``options.truncate`` is off.
+        A source keeps its EOS, and a prompt is cut at its beginning. Raises ``InputError`` if there
+        are too many ids and ``options.truncate`` is off.
         """
+        if self.is_decoder_only:
+            return self._fit_prompt(ids, text, options)
         limit = options.max_source_len or self.max_source_len
         if len(ids) <= limit:
             return ids
@@ -110,8 +107,9 @@ class BatchDecoder:
             "shorten it, raise max_source_len, or pass truncate"
         )
 
-    def fit_prompt(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
-        """Returns a prompt's ids, as ``fit``; a long one is cut at its beginning."""
+    def _fit_prompt(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
+        # Refuses a prefix of outputs.
+        self.prefix_ids(options)
         limit = self._longest_prompt(options)
         if len(ids) > limit and not options.truncate:
             given = options.max_source_len == limit
@@ -174,6 +172,7 @@ class BatchDecoder:
         if self.left_out is not None and self.left_out.texts:
             self.left_out.warn(texts, options)
         rows, longest = options.batch_size, max(map(len, ids))
+        prefix = self.prefix_ids(options)
         if self.is_decoder_only:
             # The target ignores its source.
             tokens = np.full((rows, 1), EOS_ID, np.int32)
@@ -185,7 +184,7 @@ class BatchDecoder:
             tokens = padded(ids, rows, bucket(longest, limit))
             # A padding row needs something to attend to.
             tokens[:, 0] = np.where(tokens[:, 0] == PAD_ID, EOS_ID, tokens[:, 0])
-            prompts = np.asarray([[PAD_ID, *self.prefix_ids(options)]] * rows, np.int32)
+            prompts = np.asarray([[PAD_ID, *prefix]] * rows, np.int32)
         steps = np.zeros(rows, np.int32)
         steps[: len(ids)] = self.max_decode_len(options)
         # Keys for padding rows too: their number is part of the compiled program.
@@ -322,7 +321,7 @@ class BatchDecoder:
           InputError: gamma is neither 0 nor "auto", and the draft is no transformer; or
             ``early_stopping`` was given without a ``length_penalty``.
         """
-        settled, ranking = options.settled(self.defaults), Ranking(exponent=options.beam_alpha)
+        settled, longest = options.settled(self.defaults), None
         if options.early_stopping is not None and settled["length_penalty"] is None:
             raise InputError(
                 f"early_stopping is {options.early_stopping!r}, which T5X's ranking does not know: "
@@ -330,7 +329,13 @@ class BatchDecoder:
             )
         # The end of a search by T5X's rules depends on the longest text that it has room for.
         room = self.longest(batch, options)
+        if self.is_decoder_only:
+            # Not on the prompts beside a row's own.
+            prompts = np.asarray(prompt_lengths(batch), np.int32)
+            longest = prompts + self.max_decode_len(options) + 1
+        ranking = Ranking(exponent=options.beam_alpha, longest=longest)
         if settled["length_penalty"] is not None:
+            check_unused(options, "the ranking by length_penalty has none", "beam_alpha")
             ranking = TransformersRanking(
                 exponent=settled["length_penalty"], early_stopping=settled["early_stopping"]
             )
@@ -430,9 +435,10 @@ class BatchDecoder:
         # The prefix of an encoder-decoder's output is part of it.
         first = skipped if self.is_decoder_only else 0
         ids = decoded.tokens[at][first : decoded.lengths[at]].tolist()
-        stopped = first_stop(decode, [], ids, stop)
+        given = skipped - first
+        stopped = first_stop(decode, ids[:given], ids[given:], stop, given)
         if stopped is not None:
-            ids = ids[: stopped.count]
+            ids = ids[: given + stopped.count]
         return Generation(
             input=text,
             output=decode(ids) if stopped is None else stopped.text,

@@ -167,8 +167,8 @@ class Generator(BatchDecoder):
     ) -> Answers:
         """Generates as ``generate`` for inputs that are ids: sources with EOS, prompts without.
 
-        The other arguments are those of ``generate``. If an input is empty or too long, or the
-        target lacks an id, the answer has an ``error``.
+        The other arguments are those of ``generate``. If an input is empty or too long, or an id is
+        0 (padding) or the target lacks it, the answer has an ``error``.
         """
         options = options_with(options, changes)
         encode = functools.partial(self._checked_ids, options=options)
@@ -180,12 +180,12 @@ class Generator(BatchDecoder):
         if not isinstance(ids, Sequence):
             raise InputError(f"an input is {ids!r}: give a list of ids")
         for one in ids:
-            if not (isinstance(one, numbers.Integral) and 0 <= one < size):
-                raise InputError(f"an input has the id {one!r}: give numbers from 0 to {size - 1}")
+            # Id 0 is padding, which ends a prompt and is masked in a source.
+            if not (isinstance(one, numbers.Integral) and 1 <= one < size):
+                raise InputError(f"an input has the id {one!r}: give numbers from 1 to {size - 1}")
         if not ids and not self.is_decoder_only:
             raise InputError("an input has no ids: give at least the end of sequence")
-        fit = self.fit_prompt if self.is_decoder_only else self.fit
-        return fit([int(one) for one in ids], str(ids[:8]), options)
+        return self.fit([int(one) for one in ids], str(ids[:8]), options)
 
     def _answers(
         self, inputs: Iterable, encode: Callable, options: GenerateOptions, first: int
@@ -255,6 +255,7 @@ class Generator(BatchDecoder):
     def assume(self, options: GenerateOptions, costs: Costs) -> None:
         """Stores the costs of these options as known, so that none are measured."""
         self._costs[options] = costs
+        self._paces.pop(options, None)
 
 
 def _settings(target: LoadedModel, task: str | None) -> dict[str, Any]:

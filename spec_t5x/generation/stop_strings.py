@@ -21,11 +21,17 @@ def first_stop(
     ids: Sequence[int],
     new: Sequence[int],
     stop: Sequence[str],
+    given: int = 0,
 ) -> Stopped | None:
-    """Returns where ``new`` ids, added to ``ids`` one by one, complete a stop string, or None."""
+    """Returns where ``new`` ids, added to ``ids`` one by one, complete a stop string, or None.
+
+    The first ``given`` ids are a prefix, in which a stop string may begin, but not end.
+    """
+    start = len(decode(list(ids[:given]))) if stop and given else 0
     for count in range(1, len(new) + 1 if stop else 0):
         text = decode([*ids, *new[:count]])
-        if places := [text.index(string) for string in stop if string in text]:
+        found = [text.find(string, max(start - len(string) + 1, 0)) for string in stop]
+        if places := [place for place in found if place >= 0]:
             return Stopped(count, text[: min(places)])
     return None
 

@@ -57,13 +57,14 @@ def stream(engine: Engine, batch: Batch, ended: Callable[[], None]) -> Iterator[
     steps = engine.steps(batch)
     prefill = seconds = time.perf_counter() - began
     ids, calls, generation = engine.decoder.prefix_ids(engine.options), 0, None
+    given = len(ids)
     while generation is None:
         began = time.perf_counter()
         iteration = next(steps)
         seconds += time.perf_counter() - began
         calls += 1
         new = iteration.appended[0, : iteration.num_appended[0]].tolist()
-        stopped = first_stop(decode, ids, new, stop)
+        stopped = first_stop(decode, ids, new, stop, given)
         if stopped is not None:
             new = new[: stopped.count]
         ids.extend(new)

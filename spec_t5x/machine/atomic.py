@@ -1,6 +1,7 @@
 """Atomic writing: a file is complete or does not exist, even if the machine stops."""
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -41,15 +42,23 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def reported(path: Path) -> Iterator[None]:
+def reported(
+    path: Path, remedy: str = "free some space and run the same command again to resume"
+) -> Iterator[None]:
     """Turns an ``OSError`` of the code inside, which writes ``path``, into an ``InputError``."""
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror or error}: free some space and run the same "
-            "command again to resume"
-        ) from error
+        raise InputError(f"cannot write {path}: {error.strerror or error}: {remedy}") from error
+
+
+def check_can_be_made(path: Path) -> None:
+    """Raises ``InputError`` unless a file or folder can be made at ``path``; makes nothing."""
+    there = next(
+        each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each)
+    )
+    if not (os.path.isdir(there) and os.access(there, os.W_OK)):
+        raise InputError(f"{there} cannot be written to: give another folder")
 
 
 def remove_unfinished(directory: Path) -> None:
@@ -62,5 +71,9 @@ def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems, of networks and of containers, cannot sync a directory.
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.errors import InputError, check_numbers
+from spec_t5x.errors import InputError, check_numbers, check_rules
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 
 # Pads phrases shorter than the longest one on the left, where it matches any token.
@@ -196,11 +196,9 @@ def rules(
                 raise InputError(
                     f"{name} has token {token} and the model {vocab_size} tokens: give lower ids"
                 )
-    if not (np.isfinite(repetition_penalty) and repetition_penalty > 0):
-        raise InputError(f"repetition_penalty is {repetition_penalty}: give a number above 0")
+    biased = [text for text, _ in phrases]
+    check_rules(repetition_penalty, bad_words_ids=words, sequence_bias=biased)
     check_numbers(0, min_length=min_length, no_repeat_ngram_size=no_repeat_ngram_size)
-    if not all(words) or not all(text for text, _ in phrases):
-        raise InputError("bad_words_ids or sequence_bias has a text of no tokens: leave it out")
 
     def mask(tokens: Sequence[int]) -> Array | None:
         return jnp.asarray(np.isin(np.arange(vocab_size), list(tokens))) if len(tokens) else None

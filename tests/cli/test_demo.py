@@ -100,6 +100,14 @@ def test_a_replay_shows_both_sides_by_one_clock(generator, monkeypatch):
     assert shown == sides
 
 
+def test_both_sides_begin_with_the_prefix_of_outputs(generator):
+    options = dataclasses.replace(OPTIONS, output_prefix="Der")
+    plain, drafted = demo.race(generator, TEXT, options)
+    prefix = generator.prefix_ids(options)
+    shown = demo._coloured(drafted, lambda ids: generator.vocabulary.decode(prefix + ids))
+    assert re.sub("<[^>]*>", "", shown) == plain[-1].text and plain[-1].text.startswith("Der")
+
+
 def test_the_verdict_says_what_the_texts_are(generator):
     plain, drafted = demo.race(generator, TEXT, OPTIONS)
     slow = [dataclasses.replace(event, seconds=2.0) for event in plain]

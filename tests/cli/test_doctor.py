@@ -55,6 +55,7 @@ def test_a_problem_and_what_makes_it_slow_are_the_verdict(doctor, monkeypatch):
         raise RuntimeError("Unable to initialize\nbackend 'tpu'")
 
     kernels = Operations()
+    kernels.platform = "cpu"
     kernels.state = lambda: (False, "switched off")
     with monkeypatch.context() as patch:
         patch.setattr(operations, "registered", lambda: (kernels,))

@@ -11,7 +11,8 @@ from spec_t5x.cli.main import main
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.labs.benchmark.text_source import TextSource, read_sets
+from spec_t5x.labs.benchmark.evaluation import evaluate
+from spec_t5x.labs.benchmark.text_source import TextSource, read_sets, read_texts
 
 seqio = pytest.importorskip("seqio")
 from spec_t5x.data.tasks import register_jsonl_task, register_tsv_task  # noqa: E402
@@ -123,6 +124,28 @@ def test_each_task_of_a_mixture(run, task, jsonl, spiece):
     assert (first["task"], second["task"]) == (task, other)
     assert (first["num_pairs"], second["num_pairs"]) == (2, 2)
     assert "bleu" in first and "rouge1" in second
+
+
+def test_tasks_of_a_mixture_take_turns(tiny_pair, task, jsonl, spiece):
+    other, both = next(_names), next(_names)
+    register_jsonl_task(other, str(jsonl), str(jsonl), spiece, prefix="other: ")
+    seqio.MixtureRegistry.add(both, [task, other], default_rate=1.0)
+    try:
+        source = TextSource(mixture_or_task=both)
+        texts = read_texts(source, Generator.load(tiny_pair / "target"), GenerateOptions(), 3)
+    finally:
+        seqio.MixtureRegistry.remove(both)
+        seqio.TaskRegistry.remove(other)
+    assert [text.partition(": ")[0] for text in texts] == ["translate", "other", "translate"]
+
+
+def test_generated_tokens_are_those_after_the_prefix(tiny_pair):
+    generator = Generator.load(tiny_pair / "target")
+    for prefix in ("", "Das ist"):
+        options = GenerateOptions(max_decode_len=8, output_prefix=prefix)
+        found = evaluate(generator, PAIRS, options)
+        # Plain decoding calls the target once for each.
+        assert found.num_tokens == found.target_calls
 
 
 def test_lengths_of_a_task_cut_as_seqio_does(tiny_pair, task):

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator
+from spec_t5x.inference.arriving import arriving
 from spec_t5x.types import EOS_ID
 from tests.cli.results import Result, assert_refused
 
@@ -302,6 +304,41 @@ def test_bindings_that_cannot_be_are_refused(run, unchecked, binding, expected):
 )
 def test_arguments_that_cannot_be_are_refused_in_one_line(generate, arguments, expected):
     assert_refused(generate(*arguments), expected)
+
+
+def test_a_bad_line_of_standard_input_costs_the_others_nothing(generate, greedy, monkeypatch):
+    for flags in ((), ("-",), ("--input", "-")):
+        with_stdin(monkeypatch, f"{TEXTS[0]}\n\n{TEXTS[1]}".encode())
+        found = generate(*flags)
+        assert found.status == 2 and found.lines == [greedy[0].output, "", greedy[1].output]
+        assert found.errors == ["spec-t5x: line 2: the text is empty: give at least one word"]
+
+
+def test_a_bad_line_takes_as_many_lines_as_a_good_one(generate, monkeypatch):
+    with_stdin(monkeypatch, f"\n{TEXTS[1]}".encode())
+    found = generate("--num_decodes", "3", "--temperature", "1")
+    assert found.lines[:3] == [""] * 3 and len(found.lines) == 6
+
+
+def test_a_flood_of_lines_is_answered_in_parts():
+    first = next(arriving(itertools.repeat(b"a line\n")))
+    assert 0 < len(first) <= 4096
+
+
+def test_an_interruption_while_it_waits_for_a_line(tiny_pair):
+    command = [sys.executable, "-m", "spec_t5x.cli.main", "generate", "--gamma", "0"]
+    command += ["--target", str(tiny_pair / "target"), "--draft", "none", "--max_decode_len", "4"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, text=True, **pipes
+    ) as process:
+        process.stdin.write("a\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        # With standard input still open.
+        assert process.wait(60) == 130
+        assert "Fatal" not in process.stderr.read()
 
 
 def test_lines_are_answered_before_standard_input_ends(greedy, tiny_pair, kept_programs):
