@@ -74,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--ctranslate2", action="store_true", help="time CTranslate2, too")
     add("--json", type=Path, metavar="FILE", help="file for all figures")
     args = parser.parse_args(arguments)
+    if args.repeats < 1:
+        parser.error(f"--repeats is {args.repeats}: give at least 1")
     try:
         values = measure(args)
     except InputError as error:

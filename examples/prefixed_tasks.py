@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for prefix, file, times in args.task:
             if not times.isdecimal() or int(times) < 1:
                 raise InputError(f"TIMES of {file} is {times!r}: give a number from 1")
-            pairs = [f"{prefix}{source}\t{text}\n" for source, text in read_pairs(file)]
+            read = (pair for pair in read_pairs(file) if all(map(str.strip, pair)))
+            pairs = [f"{prefix}{source}\t{text}\n" for source, text in read]
             shuffle.shuffle(pairs)
             lines += pairs[: args.first] * int(times)
         shuffle.shuffle(lines)

@@ -83,7 +83,7 @@ while [ $# -gt 0 ]; do
       ;;
     *)
       # Not grep -q, which exits at the first match, so that the writer of the pipe fails.
-      if ! all_names | grep -x -- "$1" > /dev/null; then
+      if ! all_names | grep -Fx -- "$1" > /dev/null; then
         die "no checkpoint '$1': --list shows the names"
       fi
       names+=("$1")

@@ -117,7 +117,8 @@ def changed_files() -> list[str] | None:
     try:
         seconds = int(git("log", "-1", "--format=%ct")) - 24 * 60 * 60
         base = os.environ.get("CI_BASE") or git("rev-list", "-1", f"--before={seconds}", "HEAD")
-        return git("diff", "--name-only", base).splitlines() if base else None
+        untracked = git("ls-files", "--others", "--exclude-standard").splitlines()
+        return git("diff", "--name-only", base).splitlines() + untracked if base else None
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -119,26 +119,27 @@ step_tests() {
   (cd "$place/copy" && ../env/bin/python -m pytest -q -p no:cacheprovider "${TESTS[@]}")
 }
 
-# timed LOG COMMAND: sets "took" to the seconds of COMMAND; returns its status.
+# timed LOG COMMAND: sets "took" to the seconds of COMMAND, which ends at its first error, and
+# "status". Bash ignores errors in what "if", "||" and "&&" call, so these call neither this nor cell.
 timed() {
-  local log=$1 start=$SECONDS status=0
+  local log=$1 start=$SECONDS
   shift
-  # In a subshell, which exits at the first error.
-  (set -e; "$@") > "$log" 2>&1 || status=$?
+  set +e
+  (set -e; "$@") > "$log" 2>&1
+  status=$?
+  set -e
   took=$((SECONDS - start))
-  return "$status"
 }
 
 # Prints the cell of a step: the result (for tests, the counts of their last line) and the time.
 cell() {
-  local step=$1 status=0 result=ok
-  timed "$place/$step.log" "step_$step" || status=$?
+  local step=$1 result=ok
+  timed "$place/$step.log" "step_$step"
   [ "$status" = 0 ] || result="failed, see $place/$step.log"
   if [ "$step" = tests ] && summary=$(tail -n 1 "$place/tests.log" | grep ' in '); then
     result=${summary% in *}
   fi
   printf '%s, %s s' "$result" "$took"
-  return "$status"
 }
 
 worst=0
@@ -153,8 +154,11 @@ for name in "${chosen[@]}"; do
   rm -rf "$place/copy"
   mkdir -p "$place/copy"
   git ls-files -z | xargs -0 cp --parents -t "$place/copy"
-  if ! timed "$place/prepare.log" prepare "$name" ||
-    ! timed "$place/install.log" install_package; then
+  timed "$place/prepare.log" prepare "$name"
+  if [ "$status" = 0 ]; then
+    timed "$place/install.log" install_package
+  fi
+  if [ "$status" != 0 ]; then
     echo "| $name | | failed, see $place/*.log | |"
     worst=1
     continue
@@ -166,7 +170,8 @@ for name in "${chosen[@]}"; do
     "$(version_of flax)" "$took" "${replaced:-nothing}"
   for step in "${steps[@]}"; do
     printf ' '
-    cell "$step" || worst=1
+    cell "$step"
+    [ "$status" = 0 ] || worst=1
     printf ' |'
   done
   printf '\n'

@@ -120,7 +120,8 @@ setup_env() {
     run "${install[@]}" ".${extra:+[$extra]}"
     return
   fi
-  [ -x "$ENV_PYTHON" ] || create_env || return 1
+  # Without pip if its creation was interrupted.
+  "$ENV_PYTHON" -m pip --version >/dev/null 2>&1 || create_env || return 1
   # One stamp for each extra, holding what was installed: an edit of setup.py
   # installs again, anything else reuses the environment.
   stamp=.venv/.installed-${extra:-base}

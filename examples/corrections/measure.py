@@ -42,10 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--draft", default="copy", help="draft, as for spec-t5x generate (copy)")
     add("--data", nargs="+", required=True, metavar="FILE", help=".tsv or .tsv.gz")
     add("--prefix", default="correct: ", metavar="TEXT", help="text before each source (correct: )")
-    add("--gamma", nargs="+", type=int, default=[4, 8, 15], help="drafts per iteration")
+    add("--gamma", nargs="+", type=int, default=[4, 8, 15], help="drafts per iteration, from 1")
     add("--batch_size", type=int, default=32, help="texts decoded together (32)")
     add("--json", type=Path, metavar="FILE", help="file for all figures")
     args = parser.parse_args(arguments)
+    if min(args.gamma) < 1:
+        parser.error(f"--gamma is {min(args.gamma)}: give at least 1")
     try:
         generator, rows = Generator.load(args.target, args.draft), []
         scored = {"metric": figures, "intervals": intervals}
@@ -97,8 +99,8 @@ def verification_cost(positions: int) -> float:
 
 
 def _cell(row: Mapping[str, Any]) -> str:
-    low, high = row["intervals"]["block_efficiency"]
-    return f"{row['block_efficiency']:.2f} ({low:.2f}–{high:.2f})"
+    ends = row["intervals"].get("block_efficiency")
+    return f"{row['block_efficiency']:.2f}" + (f" ({ends[0]:.2f}–{ends[1]:.2f})" if ends else "")
 
 
 if __name__ == "__main__":

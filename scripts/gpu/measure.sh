@@ -48,7 +48,7 @@ done
 [ ${#chosen[@]} -gt 0 ] || chosen=("${STAGES[@]}")
 go_to_repository
 python=${PYTHON:-python3}
-deadline=$((SECONDS + 60 * minutes))
+deadline=$((SECONDS + 60 * 10#$minutes))
 if [ -z "$tiny" ]; then
   export JAX_PLATFORMS=${JAX_PLATFORMS:-${ACCELERATOR:-cuda},cpu}
   need_accelerator "$python"

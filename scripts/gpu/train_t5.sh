@@ -66,8 +66,11 @@ trained train target mixture "--gin.VOCABULARY='$data/spiece.model'" ${growing[@
 # The drafts share the GPU.
 export XLA_PYTHON_CLIENT_MEM_FRACTION=0.45
 trained distill draft once "--gin.CHECKPOINT_PATH='$output/target/model'" &
+draft=$! status=0
 # Its gin file is for a CPU, on which small batches are as fast.
 trained distill eagle once "--gin.CHECKPOINT_PATH='$output/target/model'" \
   --gin.DataOptions.tokens_per_batch=32768 --gin.TRAIN_STEPS=2600 \
-  --gin.OptimizerOptions.learning_rate=2e-3 --gin.OptimizerOptions.cooldown_steps=1820
-wait $!
+  --gin.OptimizerOptions.learning_rate=2e-3 --gin.OptimizerOptions.cooldown_steps=1820 || status=$?
+# Also if the head's training failed or ran out of time: a second run must not meet the first.
+wait "$draft" || status=$?
+exit "$status"

@@ -10,6 +10,7 @@ verdict compares their speeds, and those of ``generate``, which decodes in one p
 import dataclasses
 import functools
 import html
+import importlib
 import os
 import threading
 import time
@@ -166,7 +167,8 @@ def _parts(event: StreamEvent) -> list[tuple[list[int], str]]:
 
 def _coloured(events: list[StreamEvent], decode: Callable[[list[int]], str] | None) -> str:
     """Returns the text so far as HTML, coloured by the keys of ``_MARKS``."""
-    ids, shown = [], ""
+    # The text begins with the prefix of outputs, if there is one.
+    ids, shown = [], html.escape(decode([])) if events else ""
     for event in events:
         for new, mark in _parts(event):
             start, why = len(decode(ids)), _MARKS[mark]
@@ -213,6 +215,13 @@ def _screen(status: str, sides: Sides = ([], []), decode=None, role: str = "stat
     )
 
 
+def check_installed() -> None:
+    """Raises ``InputError`` if gradio is not installed."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Read by the import.
+    with needed("gradio"):
+        importlib.import_module("gradio")
+
+
 def page(
     generators: Mapping[str, Generator] | None = None, options: GenerateOptions | None = None
 ) -> Any:
@@ -225,9 +234,9 @@ def page(
     Raises:
       InputError: gradio is not installed.
     """
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Read by the import.
-    with needed("gradio"):
-        import gradio as gr
+    check_installed()
+    import gradio as gr
+
     generators, options = generators or {}, options or GenerateOptions(gamma=4)
     drafts = dict.fromkeys(generators, ["its own"])
     drafts |= {name: [*kinds, "copy", "int8", "uniform"] for name, kinds in PACKAGED_DRAFTS.items()}
@@ -243,8 +252,12 @@ def page(
             chosen = dataclasses.replace(options, temperature=float(temperature), **values)
             yield _screen("Loading, compiling and decoding …")
             generator, others = load(target, draft), OtherPrograms()
-            decode = generator.vocabulary.decode
+            prefix = generator.prefix_ids(chosen)
             sides = race(generator, text, chosen)
+
+            def decode(ids):
+                return generator.vocabulary.decode(prefix + ids)
+
             seconds = whole(generator, text, chosen)
             found = verdict(sides, seconds, chosen, beside=others.share)
             for shown in replay(sides):
@@ -262,10 +275,11 @@ def page(
             verifier = gr.Dropdown([*VERIFIERS], value=options.verifier, label="Verifier")
         with gr.Row():
             number = 4 if options.gamma == AUTO else options.gamma
-            gamma = gr.Slider(0, 16, number, step=1, label="Gamma", elem_id="gamma")
+            gamma = gr.Slider(0, max(16, number), number, step=1, label="Gamma", elem_id="gamma")
             auto = gr.Checkbox(options.gamma == AUTO, label="Gamma auto: as many drafts as pay")
-            temperature = gr.Slider(0, 2, options.temperature, step=0.1, label="Temperature")
-            top_k = gr.Slider(0, 100, options.top_k, step=1, label="Top-k (0: of all tokens)")
+            high, k = max(2, options.temperature), max(100, options.top_k)
+            temperature = gr.Slider(0, high, options.temperature, step=0.1, label="Temperature")
+            top_k = gr.Slider(0, k, options.top_k, step=1, label="Top-k (0: of all tokens)")
         gr.Examples(_EXAMPLES, [text, target, gamma])
         start = gr.Button("Race", variant="primary", elem_id="start")
         screen = gr.HTML(_screen(""))

@@ -36,7 +36,11 @@ GPU = Accelerator(
 
 def present() -> Accelerator | None:
     """Returns the accelerator whose device files exist, a TPU before a GPU; None if none do."""
-    return next((each for each in (TPU, GPU) if any(map(glob.glob, each.files))), None)
+    return next(_all_present(), None)
+
+
+def _all_present() -> Iterator[Accelerator]:
+    return (each for each in (TPU, GPU) if any(map(glob.glob, each.files)))
 
 
 def unused() -> str | None:
@@ -48,9 +52,11 @@ def unused() -> str | None:
         ours, jaxlib = version(plugin), version("jaxlib")
         if _NUMBERS.match(ours)[0] != _NUMBERS.match(jaxlib)[0]:
             return f"{plugin} is {ours} and jaxlib {jaxlib}: {_install(extra)}"
-    found = present()
-    if found is None or _platform() in found.platforms:
+    # A virtual machine's host may have a TPU's files, of VFIO, beside its GPU.
+    all_found = list(_all_present())
+    if not all_found or any(_platform() in each.platforms for each in all_found):
         return None
+    found = all_found[0]
     return f"JAX does not see the {found.name}: {_remedy(found)}"
 
 

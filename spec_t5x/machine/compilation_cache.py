@@ -122,7 +122,8 @@ def _bounded(directory: Path) -> Path | None:
                 used.write_bytes(bytes(8))
     except OSError:
         return None
-    if jax.config.jax_compilation_cache_max_size == -1:
+    is_set = "JAX_COMPILATION_CACHE_MAX_SIZE" in os.environ
+    if jax.config.jax_compilation_cache_max_size == -1 and not is_set:
         jax.config.update("jax_compilation_cache_max_size", MAX_SIZE)
     return directory if os.access(directory, os.W_OK) else None
 

@@ -55,10 +55,11 @@ def combined(given: str) -> str:
     >>> combined("--xla_gpu_enable_command_buffer=")
     '--xla_gpu_enable_command_buffer='
     """
-    flags = given.split()
     name = GPU_FLAG.partition("=")[0]
-    is_named = any(flag.partition("=")[0] == name for flag in flags)
-    return " ".join(flags if is_named else [*flags, GPU_FLAG])
+    is_named = any(flag.partition("=")[0] == name for flag in given.split())
+    # XLA reads a value without a dash as the name of a file, which nothing can be added to.
+    is_file = given.strip() and not given.lstrip().startswith("-")
+    return given if is_named or is_file else f"{given} {GPU_FLAG}".lstrip()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 
 import flax.linen.partitioning as flax_partitioning
 import jax
+import numpy as np
 from flax.core import unfreeze
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from spec_t5x.errors import InputError
@@ -79,6 +81,14 @@ def param_shardings(config: ModelConfig, mesh: Mesh) -> PyTree:
     """Returns the ``NamedSharding`` of each parameter of a network, without allocating any."""
     variables = abstract_variables(config)
     return declared_shardings(variables["params"], variables["params_axes"], mesh)
+
+
+def gathered(leaf: jax.Array | np.ndarray) -> np.ndarray:
+    """Returns the whole of an array on the host, gathered from all processes if it is sharded."""
+    is_sharded = isinstance(leaf, jax.Array) and not leaf.is_fully_replicated
+    if is_sharded and not leaf.is_fully_addressable:
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)
 
 
 def declared_shardings(params: PyTree, params_axes: PyTree, mesh: Mesh) -> PyTree:

@@ -18,6 +18,7 @@ from t5x import checkpoints, partitioning, train_state
 from tensorflow.io import gfile
 
 from spec_t5x.errors import InputError
+from spec_t5x.models.partitioning import gathered
 from spec_t5x.t5x_plugin.drafts import DraftSource
 from spec_t5x.t5x_plugin.speculative_model import DRAFT, SpeculativeModel, split_params
 from spec_t5x.types import PyTree
@@ -124,7 +125,8 @@ class SpeculativeCheckpointManager:
     def _read_draft(self, params: PyTree) -> PyTree:
         on_every_device = NamedSharding(self._partitioner.mesh, PartitionSpec())
         draft = self._model.read_draft(flax.core.unfreeze(params))
-        return jax.device_put(jax.device_get(draft), on_every_device)
+        # A draft of the target's weights is as sharded as they are, over hosts too.
+        return jax.device_put(jax.tree.map(gathered, draft), on_every_device)
 
 
 def _not_restored(path: str, why: str) -> InputError:

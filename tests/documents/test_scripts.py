@@ -187,6 +187,7 @@ def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
             "TPU_NAME is 'x' and ZONE '': set both",
         ),
         ("fetch_checkpoints.sh", ["--dry-run", "t5_9"], {}, "no checkpoint 't5_9'"),
+        ("fetch_checkpoints.sh", ["--dry-run", "t5_1_1_.*"], {}, "no checkpoint 't5_1_1_.*'"),
         ("tpu/reproduce.sh", ["--dry-run"], {}, "no output: give a folder for the report"),
         ("tpu/reproduce.sh", ["out", "--quick"], {}, "unknown argument '--quick': see --help"),
         (

@@ -42,6 +42,12 @@ def test_equal_seeds_make_equal_files_and_others_another_order(mixed):
     assert any(mixed("--seed", str(seed))[1] != lines for seed in range(1, 5))
 
 
+def test_pairs_without_a_source_are_left_out(mixed, tmp_path):
+    with (tmp_path / "pairs.tsv").open("a") as file:
+        file.write("\tnothing\n")
+    assert len(mixed()[1]) == 7
+
+
 def test_the_first_pairs_of_each_task(mixed):
     assert len(mixed("--first", "1")[1]) == 3
 

@@ -86,6 +86,13 @@ def test_reasons_not_to_use_an_accelerator(machine, settings, line):
     assert accelerators.unused() == line
 
 
+def test_a_file_of_another_accelerator_beside_the_one_in_use(machine, monkeypatch):
+    machine(**AT_GPU)
+    monkeypatch.setattr(accelerators.glob, "glob", lambda pattern: [pattern])
+    monkeypatch.setattr(accelerators, "_platform", lambda: "gpu")
+    assert accelerators.unused() is None
+
+
 def test_the_accelerator_by_its_device_files(machine):
     for files, found in ((AT_TPU, TPU), (AT_GPU, GPU), ({}, None)):
         machine(**files)

@@ -84,6 +84,17 @@ def test_the_users_cache_is_bounded(tmp_path):
     assert sum(path.stat().st_size for path in kept) <= 6000
 
 
+def test_a_cache_without_a_bound_stays_so(tmp_path):
+    program = (
+        "import jax, sys; from spec_t5x.machine import compilation_cache; "
+        "compilation_cache.enable(); "
+        "sys.stderr.write(str(jax.config.jax_compilation_cache_max_size))"
+    )
+    where = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert run(program, JAX_COMPILATION_CACHE_MAX_SIZE="-1", **where) == "-1"
+    assert int(run(program, **where)) > 0
+
+
 def test_a_compilation_is_logged_once(tmp_path):
     said = run(COMPILE, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).splitlines()
     line = "compiling for these models and shapes, which is done once"

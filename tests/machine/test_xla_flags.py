@@ -28,6 +28,9 @@ def test_the_users_own_come_first():
     assert xla_flags.combined(f"{name}= --xla_dump_to=x") == f"{name}= --xla_dump_to=x"
     assert xla_flags.combined("--xla_dump_to=x") == f"--xla_dump_to=x {ours}"
     assert xla_flags.combined(xla_flags.combined("")) == ours
+    # A file, and a value with blanks that mean something.
+    assert xla_flags.combined("/etc/flags.txt") == "/etc/flags.txt"
+    assert xla_flags.combined("--a='b  c'") == f"--a='b  c' {ours}"
 
 
 def test_a_launch_on_a_gpu_sets_the_same():

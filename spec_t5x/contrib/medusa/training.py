@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.contrib.medusa.checkpoints import save_heads
 from spec_t5x.contrib.medusa.network import Heads, HeadsConfig, T5Heads
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_unused
 from spec_t5x.labs.training.learners import read_target
 from spec_t5x.labs.training.losses import LossSums, token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
@@ -63,6 +63,11 @@ def train_heads(
         InputError: the target is not a T5, files or settings are invalid, or the run diverges.
     """
     data.check_inherits_vocabulary()
+    if getattr(data, "packed", False):
+        raise InputError("DataOptions.packed is True: leave it out, heads learn from a pair a row")
+    check_unused(options, "heads learn without", "label_smoothing")
+    if options.z_loss not in (0.0, TrainOptions.z_loss):
+        raise InputError(f"z_loss is {options.z_loss} and heads learn without: leave it out")
     directory = Path(output_dir)
     check_settings(optimizer, options, export_dtype, directory / "heads")
     loaded = load(target, vocabulary=vocabulary)

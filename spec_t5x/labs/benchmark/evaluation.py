@@ -84,6 +84,8 @@ def evaluate(
         outputs.append(output)
         progress(len(outputs), len(usable))
     texts, targets = [each.output for each in outputs], [target for _, target in usable]
+    # The outputs begin with the prefix, which is not generated.
+    given = len(generator.prefix_ids(options))
     ends = (intervals or functools.partial(metric_intervals, metric))(targets, texts)
     figures = dict.fromkeys(("block_efficiency", "alpha", "acceptance_by_position"))
     if drafted := [each for each in outputs if each.proposed is not None]:
@@ -99,7 +101,7 @@ def evaluate(
         num_skipped=len(pairs) - len(usable),
         metrics=metric(targets, texts),
         bleu_signature=signature(metric),
-        num_tokens=sum(len(each.output_ids) for each in outputs),
+        num_tokens=sum(len(each.output_ids) - given for each in outputs),
         target_calls=sum(each.target_calls for each in outputs),
         intervals=ends,
         **figures,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import jax
 from tabulate import tabulate
 
+from spec_t5x.machine.atomic import reported, write_whole
 from spec_t5x.machine.description import machine
 
 Row = TypeVar("Row")
@@ -74,9 +75,16 @@ def peak_memory() -> int | None:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes values to a JSON file, and makes its folder if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    """Writes values to a JSON file, whole or not at all, and makes its folder if there is none."""
+    content = json.dumps(values, indent=1) + "\n"
+    with reported(path, "free some space, or give another file"):
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            # Such as /dev/null, which no file may replace.
+            path.write_text(content, encoding="utf-8")
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, [content.encode()])
 
 
 def without_folder(draft: str) -> str:

@@ -100,6 +100,8 @@ class BenchmarkOptions:
         if self.table_2:
             lists = "alpha", "gammas", "temperatures", "batch_sizes"
             check_unused(self, "the rows of table_2 have their own", *lists)
+            if self.max_decode_lens[1:]:
+                raise InputError(f"max_decode_lens are {self.max_decode_lens}: table_2 takes one")
         if self.alpha is not None:
             DrawnVerifier(alpha=self.alpha)
         if self.drawn:
@@ -155,14 +157,13 @@ class BenchmarkOptions:
         return settings
 
     def _rows_of_table_2(self, length: int | None, seed: int) -> list[Setting]:
-        """Returns Table 2's rows for the drafts ``random:SIZE`` in ``pairs``; without any, all."""
+        """Returns Table 2's rows for the drafts ``random:SIZE`` in ``pairs``, by default all."""
         names = {row: RANDOM + paper_tables.DRAFTS[row.draft] for row in paper_tables.TABLE_2}
-        given = [str(pair) for pair in self.pairs if str(pair).startswith(RANDOM)]
-        if given and not {*given} & {*names.values()}:
+        given = [str(pair) for pair in self.pairs if pair != OWN_DRAFT]
+        if others := {*given} - {*names.values()}:
             known = ", ".join(dict.fromkeys(names.values()))
             raise InputError(
-                f"drafts are {', '.join(given)}: Table 2 has {known}; give one of these, or an "
-                "alpha"
+                f"draft {min(others)} is not in Table 2: give some of {known}, or an alpha"
             )
         shared = {"max_decode_len": length, "seed": seed, "verifier": "token"}
         return [
@@ -262,6 +263,10 @@ def _check(
         rules = (name for name in NEUTRAL if name != "max_decode_len")
         check_unused(decoding, "verdicts are drawn without rules of decoding", *rules)
         source.check_no_file("verdicts are drawn without texts")
+    verifiers = {_draft_and_verifier(pair)[1] for pair in options.pairs}
+    verifiers = {decoding.verifier if each == OWN_VERIFIER else each for each in verifiers}
+    if options.parts and not options.drawn and (trees := verifiers & {"multi", "tree"}):
+        raise InputError(f"the verifier is {min(trees)}: parts are those of chains, choose another")
     if options.drawn and source.name:
         raise InputError(
             f"verdicts are drawn for random sources and data is {source.name!r}: leave out data, "

@@ -136,7 +136,8 @@ def read_texts(
 ) -> list[str]:
     """Reads the first ``limit`` sources that the target takes, or all if ``limit`` is None.
 
-    Of a task, which may be endless, ``limit`` examples are read. A warning counts skipped sources.
+    Of a task, which may be endless, ``limit`` examples are read; a mixture's tasks take turns. A
+    warning counts skipped sources.
 
     Raises:
       InputError: the file or task cannot be read, or has no input that the target takes.
@@ -151,7 +152,8 @@ def read_texts(
         source = dataclasses.replace(source, target_column=source.source_column)
     sets = read_sets(source, generator.vocabulary)
     texts, num_skipped = [], 0
-    for text, _ in itertools.chain.from_iterable(part.pairs for part in sets):
+    turns = itertools.zip_longest(*(part.pairs for part in sets))
+    for text, _ in filter(None, itertools.chain.from_iterable(turns)):
         if len(texts) == limit:
             break
         if fits(generator, text, decoding):

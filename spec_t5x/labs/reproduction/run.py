@@ -21,7 +21,7 @@ from spec_t5x.labs.reproduction import (
 )
 from spec_t5x.labs.reproduction.contents import Exhibit, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Results, one_line
-from spec_t5x.machine.atomic import remove_unfinished
+from spec_t5x.machine.atomic import check_can_be_made, remove_unfinished
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,8 @@ def reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path
     given = ["pairs"] if options.pairs else options.built_in
     if given and public.PUBLIC not in items.values():
         raise InputError(f"--{given[0]} is for the item {PUBLIC}: name it, or leave it out")
+    # Before the items' models are downloaded.
+    check_can_be_made(output)
     for item in items.values():
         item.check(options)
     try:

@@ -13,8 +13,6 @@ from pathlib import Path
 import flax.core
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import multihost_utils
 from t5x import models
 
 from spec_t5x.checkpoints.native.target_drafts import save_shared_draft
@@ -27,6 +25,7 @@ from spec_t5x.labs.training.run_distill import KeptLayers
 from spec_t5x.models.binding import abstract_variables
 from spec_t5x.models.eagle import first_head
 from spec_t5x.models.kept_layers import own_params
+from spec_t5x.models.partitioning import gathered
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.t5x_plugin.drafts import as_vocabulary
 from spec_t5x.types import PyTree
@@ -131,8 +130,8 @@ class HeadDistillationModel(DistillationModel):
           target_params: the norm of its decoder is stored, to recognize the target.
           step: stored with the head.
         """
-        params = jax.tree.map(_whole, params)
-        marks = jax.tree.map(_whole, {"decoder_norm": target_params["decoder"]["decoder_norm"]})
+        params = jax.tree.map(gathered, params)
+        marks = jax.tree.map(gathered, {"decoder_norm": target_params["decoder"]["decoder_norm"]})
         if jax.process_index() == 0:
             target = self.target.loaded({"decoder": marks}, as_vocabulary(self.output_vocabulary))
             of_head = params, self._student.config, self._student.shared_layers, target
@@ -161,10 +160,3 @@ def saving_head(
 def _typed(key: jax.Array) -> jax.Array:
     """Converts a raw key of T5X's (uint32) to a typed key of JAX's."""
     return jax.random.wrap_key_data(key)
-
-
-def _whole(leaf: jax.Array) -> np.ndarray:
-    """Returns the whole of an array on the host, gathered from all processes if it is sharded."""
-    if not leaf.is_fully_addressable and not leaf.is_fully_replicated:
-        leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    return np.asarray(leaf)

@@ -5,15 +5,15 @@ them, so that ``spec-t5x evaluate`` computes the same figures for the exported m
 """
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gin
 import jax
-import jax.numpy as jnp
 
+from spec_t5x.checkpoints.native import rounded
+from spec_t5x.checkpoints.storage.tensors import array_tensors, read_params, read_tensors
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import check_at_least
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
@@ -22,6 +22,7 @@ from spec_t5x.machine.atomic import reported, write_whole
 from spec_t5x.machine.dtypes import AUTO, resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.names import INT8
 from spec_t5x.types import EOS_ID, PyTree
 
 
@@ -109,7 +110,11 @@ class TextMetrics:
             write_whole(path, (json.dumps(line).encode() + b"\n" for line in lines))
 
 
-@functools.partial(jax.jit, static_argnames=("stored", "computed"))
 def _rounded(params: PyTree, stored: str, computed: str) -> PyTree:
     """Rounds parameters to dtype ``stored``, as an export does, and converts to ``computed``."""
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(stored)).astype(computed), params)
+    if stored != INT8:
+        return jax.tree.map(lambda leaf: leaf.astype(stored).astype(computed), params)
+    arrays = read_tensors(array_tensors(params), "the parameters", "float32")
+    split = array_tensors(dict(rounded.split_exactly(arrays)))
+    joined = rounded.join(split, "the parameters", "bfloat16")
+    return read_params(joined, "the parameters", dtype=computed)

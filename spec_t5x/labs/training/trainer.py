@@ -71,12 +71,15 @@ class TrainOptions:
     data_parallel: int | None = None
     # Says whether to write curves to OUTPUT_DIR/tensorboard as well, which needs TensorFlow.
     tensorboard: bool = False
-    # Minutes after which this process stops and exports the current parameters; None is no limit.
+    # Minutes of training after which this process stops and exports the current parameters; texts
+    # are read, and written by a target, before. None is no limit.
     max_minutes: float | None = None
 
     def __post_init__(self):
         counts = ("steps", "accumulation_steps", "model_parallel", "data_parallel")
         check_at_least(self, **dict.fromkeys((*counts, "keep_checkpoints"), 1), seed=0)
+        if self.max_minutes is not None and not self.max_minutes > 0:
+            raise InputError(f"max_minutes is {self.max_minutes}: give a number above 0, or None")
         if not 0.0 <= self.distillation_weight <= 1.0:
             raise InputError(f"distillation_weight is {self.distillation_weight}: give 0..1")
         check_choice("objective", self.objective, OBJECTIVES)

@@ -101,14 +101,15 @@ def run(tiny_pair, tmp_path):
     lines = [f"{source[:20]}\t{target[:20]}\n" for source, target in pairs]
     (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
 
-    def run(steps, vocabulary=None):
+    def run(steps, vocabulary=None, packed=False, **options):
         data = {"directory": str(tmp_path), "train_file": "train.tsv", "buckets": (32, 96)}
+        data["packed"] = packed
         train_heads(
             output_dir=str(tmp_path),
             target=str(tiny_pair / "target"),
             data=DataOptions(**data, vocabulary=vocabulary, tokens_per_batch=256),
             optimizer=OptimizerOptions(warmup_steps=1),
-            options=TrainOptions(steps=steps),
+            options=TrainOptions(steps=steps, **options),
             num_heads=2,
             hidden_dim=24,
             export_dtype="float32",
@@ -128,6 +129,19 @@ def test_heads_are_exported_and_resumed(run, caplog):
     assert "resumed at step 2" in caplog.text
     assert metadata["step"] == 3
     assert np.any(later["wo"] != first["wo"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"packed": True}, "packed is True: leave it out, heads learn from a pair a row"),
+        ({"label_smoothing": 0.1}, "label_smoothing is 0.1 and heads learn without"),
+        ({"z_loss": 0.1}, "z_loss is 0.1 and heads learn without"),
+    ],
+)
+def test_settings_that_heads_do_not_have(run, changes, message):
+    with pytest.raises(InputError, match=message):
+        run(1, **changes)
 
 
 def test_a_target_brings_its_vocabulary(run):

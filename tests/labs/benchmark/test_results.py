@@ -1,12 +1,17 @@
 """Tables and records of results."""
 
 import dataclasses
+import errno
 import json
+import os
+import stat
 import sys
 
 import pytest
 
+from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import results
+from spec_t5x.machine import atomic
 from spec_t5x.machine.description import free_memory, machine
 
 
@@ -16,6 +21,32 @@ class Settings:
     # The rows name them.
     drafts: tuple = ("ngram:/home/me/tables",)
     repeats: int = 3
+
+
+def test_a_file_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    path = tmp_path / "rows.json"
+    results.write_json(path, {"rows": [1]})
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(atomic.os, "fsync", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        results.write_json(path, {"rows": [1, 2]})
+    assert json.loads(path.read_text()) == {"rows": [1]}
+
+
+def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path, monkeypatch):
+    sync = os.fsync
+
+    def of_files(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(atomic.os, "fsync", of_files)
+    results.write_json(tmp_path / "rows.json", {"rows": []})
+    assert json.loads((tmp_path / "rows.json").read_text()) == {"rows": []}
 
 
 def test_a_table_leaves_out_columns_without_values(capsys):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 
 import gin
@@ -257,12 +258,24 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
         ("--target random:t5_1_1_xl", "reads no text: give an alpha"),
         ("--target random:t5_9 --draft random:t5_9 --alpha 0.5", "no T5 size is called 't5_9'"),
         ("--target random:t5_1_1_xl --draft random:byt5_small --alpha 0.5", "has 384 tokens"),
-        ("--target random:t5_1_1_xl --draft random:byt5_small --table_2", "Table 2 has random:"),
+        (
+            "--target random:t5_1_1_xl --draft random:byt5_small --table_2",
+            "random:byt5_small is not in Table 2",
+        ),
         (
             "--target random:t5_1_1_xxl --table_2 --gamma 3",
             "--gamma is (3,) and the rows of --table_2 have their own",
         ),
         ("--table_2", "Table 2 is timed with random:t5_1_1_xxl"),
+        (
+            "--target random:t5_1_1_xxl --table_2 --draft random:t5_1_1_small --draft int8",
+            "draft int8 is not in Table 2: give some of random:",
+        ),
+        (
+            "--target random:t5_1_1_xxl --table_2 --max_decode_len 8 --max_decode_len 9",
+            "max_decode_lens are (8, 9): --table_2 takes one",
+        ),
+        ("--data x.tsv --parts --draft copy/tree", "the verifier is tree: parts are those of chai"),
         ("--alpha 0.5 --draft copy/tree", "copy/tree: verdicts are drawn, give the draft alone"),
         ("--alpha 0.5 --prefix a", "--prefix is 'a' and verdicts are drawn without texts"),
         ("--data x.tsv --source_len 3", "--source_len is 3 and sources are texts"),
@@ -283,3 +296,23 @@ def test_mistakes_are_one_line_before_anything_is_measured(flags, message, monke
     assert main(["benchmark", *flags.split()]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (".", "argument --json: . is a folder: give a file"),
+        ("setup.py/x", "setup.py cannot be written to: give another folder"),
+    ],
+)
+def test_a_file_for_the_figures_is_checked_first(path, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["benchmark", "--alpha", "0.5", "--json", path])
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_device_takes_the_figures(monkeypatch):
+    monkeypatch.setattr(sweep, "run", lambda *_, **__: iter([a_row("copy", 1.5)]))
+    assert main(["benchmark", "--alpha", "0.5", "--json", os.devnull]) == 0
+    assert not os.path.isfile(os.devnull)

@@ -13,6 +13,7 @@ import pytest
 from spec_t5x.cli.main import main
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import paper_tables
+from spec_t5x.labs.theory.formulas import wall_time_improvement
 from spec_t5x.labs.tpu import chips as tpu_chips
 from spec_t5x.labs.tpu import programs
 from spec_t5x.labs.tpu.chips import CHIPS, Collective, StepCost, collectives, step_cost
@@ -24,7 +25,6 @@ from spec_t5x.models import sizes
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.theory.formulas import wall_time_improvement
 from spec_t5x.verifiers import TokenVerifier
 
 if reason := tpu_chips.no_compiler():
@@ -352,7 +352,7 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
         ("--block_efficiency 3", "block efficiency is 3 and verifier 'block': give tree"),
         ("--verifier tree --block_efficiency 9", "block efficiency is 9: give 1 to 8, the most"),
         ("--verifier coupled", "there is no 'coupled': choose from token, block, multi, tree"),
-        ("--json /no/such/folder/file.json", "no such folder: make it first"),
+        ("--json .", "argument --json: . is a folder: give a file"),
     ],
 )
 def test_mistakes_are_a_line_before_anything_is_compiled(arguments, message, capsys, monkeypatch):

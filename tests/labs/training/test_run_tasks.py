@@ -2,15 +2,21 @@
 
 import json
 
+import jax
+import numpy as np
 import pytest
 import sacrebleu
 
 from spec_t5x.checkpoints.loading import load, load_vocabulary
+from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.cli.main import main
 from spec_t5x.data.metrics import METRICS
+from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.labs.training import text_metrics
 from spec_t5x.labs.training.run_data import DataOptions
 from tests.conftest import ENGLISH, GERMAN
 from tests.labs.training.toys import a_minute_a_step, assert_identical, run_command
+from tests.toy_t5 import tiny_t5
 
 seqio = pytest.importorskip("seqio")
 import tensorflow as tf  # noqa: E402
@@ -134,6 +140,15 @@ def test_a_file_is_scored_with_its_metric(tiny_pair, tmp_path):
     assert scored.name == "dev" and scored.sources == [f"We see {each}" for each in sources]
     assert scored.ids == [[*vocabulary.encode(each)[:8], 1] for each in scored.sources]
     assert scored.score(targets) == dict.fromkeys(("rouge1", "rouge2", "rougeLsum"), 100.0)
+
+
+def test_texts_are_scored_with_the_weights_that_an_export_stores(tmp_path):
+    model = tiny_t5(0, vocab_size=384)
+    for stored in ("int8", "bfloat16"):
+        save_model(tmp_path / stored, model.params, model.config, ByteVocabulary(), dtype=stored)
+        expected = load(tmp_path / stored).params
+        found = text_metrics._rounded(model.params, stored=stored, computed="float32")
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_distill_on_a_mixture(tiny_pair, tmp_path, capfd):

@@ -42,6 +42,11 @@ def test_a_run_that_is_cut_or_finished_resumes_where_it_was(tmp_path):
     assert_identical(resumed.state, train_toy(tmp_path / "undisturbed", 6, **periods).state)
 
 
+def test_a_limit_of_no_time_is_refused():
+    with pytest.raises(InputError, match="max_minutes is 0.0: give a number above 0, or None"):
+        TrainOptions(steps=1, max_minutes=0.0)
+
+
 def test_another_run_cannot_resume_it(tmp_path):
     train_toy(tmp_path, 2)
     others = "step 2 is of other pairs, another seed or batches"
