@@ -26,29 +26,25 @@ def walk(rows: Rows, axis: str) -> Rows:
 
 
 def draw(rows: Rows) -> Figure:
-    """Returns a figure of speed-ups, with a row of panels per target and a panel per axis."""
-    targets = list(dict.fromkeys(row.get("target") for row in rows))
-    figure = Figure(figsize=(11, 0.6 + 2.8 * len(targets)), layout="constrained")
-    panels = figure.subplots(len(targets), len(AXES), squeeze=False, sharey=True)
+    """Returns a figure of speed-ups with a panel per axis."""
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(AXES), sharey=True)
     highest = max(max(row["loop_speed_up"], row["predicted"]) for row in rows)
-    for target, panels_of_target in zip(targets, panels, strict=True):
-        of_target = [row for row in rows if row.get("target") == target]
-        for (axis, title), panel in zip(AXES.items(), panels_of_target, strict=True):
-            plots.style(panel)
-            along = walk(of_target, axis)
-            values = [row[axis] for row in along]
-            panel.plot(values, [row["loop_speed_up"] for row in along], "o-", label="measured")
-            panel.plot(values, [row["predicted"] for row in along], "s--", label="predicted")
-            panel.axhline(1, color="grey", linewidth=0.8)
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(values, map(str, values))
-            panel.minorticks_off()
-            # The same scale in all panels, with room for the highest marker.
-            panel.set_ylim(0, 1.06 * highest)
-            panel.set_xlabel(title)
-        panels_of_target[0].set_ylabel("speed-up")
-        panels_of_target[0].set_title(target or "")
-        panels_of_target[0].legend()
+    for (axis, title), panel in zip(AXES.items(), panels, strict=True):
+        plots.style(panel)
+        along = walk(rows, axis)
+        values = [row[axis] for row in along]
+        panel.plot(values, [row["loop_speed_up"] for row in along], "o-", label="measured")
+        panel.plot(values, [row["predicted"] for row in along], "s--", label="predicted")
+        panel.axhline(1, color="grey", linewidth=0.8)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(values, map(str, values))
+        panel.minorticks_off()
+        # The same scale in all panels, with room for the highest marker.
+        panel.set_ylim(0, 1.06 * highest)
+        panel.set_xlabel(title)
+    panels[0].set_ylabel("speed-up")
+    panels[0].legend()
     return figure
 
 
