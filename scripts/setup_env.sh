@@ -121,7 +121,7 @@ setup_env() {
     return
   fi
   # Without pip if its creation was interrupted.
-  "$ENV_PYTHON" -m pip --version >/dev/null 2>&1 || create_env || return 1
+  "$ENV_PYTHON" -c 'import pip' 2>/dev/null || create_env || return 1
   # One stamp for each extra, holding what was installed: an edit of setup.py
   # installs again, anything else reuses the environment.
   stamp=.venv/.installed-${extra:-base}

@@ -242,16 +242,18 @@ def continuations(
     """
     if rules is not None:
         ruled = rules(jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1), places)
-        top, tokens = lax.top_k(jnp.where(jnp.isnan(ruled), jnp.nan, ruled), num)
+        top, tokens = lax.top_k(_with_nan_first(ruled), num)
         return Continuations(tokens=tokens, log_probs=top)
     top, tokens = lax.top_k(logits, num)
     # Not top[..., :1]: with a slice of it, XLA's CPU backend sorts the whole vocabulary.
     largest = jnp.max(logits, axis=-1, keepdims=True)
     log_norm = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
-    log_probs = top - largest - log_norm
-    # Makes each NaN positive, as above: top-k puts a positive one first, and a negative one last.
-    log_probs = jnp.where(jnp.isnan(log_probs), jnp.nan, log_probs)
-    return Continuations(tokens=tokens, log_probs=log_probs)
+    return Continuations(tokens=tokens, log_probs=_with_nan_first(top - largest - log_norm))
+
+
+def _with_nan_first(log_probs: Float32[Array, "..."]) -> Float32[Array, "..."]:
+    """Makes each NaN positive: top-k puts a positive one first, and a negative one last."""
+    return jnp.where(jnp.isnan(log_probs), jnp.nan, log_probs)
 
 
 def candidates(log_probs: Float32[Array, "batch nodes"], following: Continuations) -> Candidates:

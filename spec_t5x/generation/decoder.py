@@ -172,7 +172,6 @@ class BatchDecoder:
         if self.left_out is not None and self.left_out.texts:
             self.left_out.warn(texts, options)
         rows, longest = options.batch_size, max(map(len, ids))
-        prefix = self.prefix_ids(options)
         if self.is_decoder_only:
             # The target ignores its source.
             tokens = np.full((rows, 1), EOS_ID, np.int32)
@@ -184,7 +183,7 @@ class BatchDecoder:
             tokens = padded(ids, rows, bucket(longest, limit))
             # A padding row needs something to attend to.
             tokens[:, 0] = np.where(tokens[:, 0] == PAD_ID, EOS_ID, tokens[:, 0])
-            prompts = np.asarray([[PAD_ID, *prefix]] * rows, np.int32)
+            prompts = np.asarray([[PAD_ID, *self.prefix_ids(options)]] * rows, np.int32)
         steps = np.zeros(rows, np.int32)
         steps[: len(ids)] = self.max_decode_len(options)
         # Keys for padding rows too: their number is part of the compiled program.
@@ -321,7 +320,7 @@ class BatchDecoder:
           InputError: gamma is neither 0 nor "auto", and the draft is no transformer; or
             ``early_stopping`` was given without a ``length_penalty``.
         """
-        settled, longest = options.settled(self.defaults), None
+        settled = options.settled(self.defaults)
         if options.early_stopping is not None and settled["length_penalty"] is None:
             raise InputError(
                 f"early_stopping is {options.early_stopping!r}, which T5X's ranking does not know: "
@@ -329,12 +328,12 @@ class BatchDecoder:
             )
         # The end of a search by T5X's rules depends on the longest text that it has room for.
         room = self.longest(batch, options)
-        if self.is_decoder_only:
-            # Not on the prompts beside a row's own.
+        if settled["length_penalty"] is None:
+            # That of each row, whatever prompts are beside it.
             prompts = np.asarray(prompt_lengths(batch), np.int32)
             longest = prompts + self.max_decode_len(options) + 1
-        ranking = Ranking(exponent=options.beam_alpha, longest=longest)
-        if settled["length_penalty"] is not None:
+            ranking = Ranking(exponent=options.beam_alpha, longest=longest)
+        else:
             check_unused(options, "the ranking by length_penalty has none", "beam_alpha")
             ranking = TransformersRanking(
                 exponent=settled["length_penalty"], early_stopping=settled["early_stopping"]

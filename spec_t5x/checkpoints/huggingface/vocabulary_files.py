@@ -189,10 +189,8 @@ class _Files:
         with describing(f"tokenizer of {self.directory}", "added tokens"):
             given, special = self._named()
             is_other = bool(own) and type_of_model(own) != "Unigram"
-            if is_other and (self.is_t5 or self._is_whole(own, given, special)):
-                found = own
-            elif own and self._is_whole(own, given, special):
-                found = _of_t5(own) if self.is_t5 else own
+            if own and (is_other and self.is_t5 or self._is_whole(own, given, special)):
+                found = _of_t5(own) if self.is_t5 and not is_other else own
             elif not own and spiece.is_file() and self._is_plain(given, special) and not is_needed:
                 return None
             else:
