@@ -30,8 +30,8 @@ import jax.numpy as jnp
 from jax.stages import Compiled, Lowered
 
 from benchmarks import command, random_pair
-from benchmarks.gpu_launches import BY, computed_by
-from spec_t5x.contrib.gpu.kernels import MOST_INNER
+from benchmarks.gpu_launches import BY, all_kernels, computed_by
+from spec_t5x.contrib.gpu.operations import MOST_INNER
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import check_numbers
 from spec_t5x.labs.benchmark import results
@@ -127,7 +127,8 @@ class _Call:
                 return speculative_decode(target, draft, *given, **drafting, **how)
             return autoregressive_decode(target, *given, **how)
 
-        return jax.jit(decode).lower(self.target, self.draft, *self._inputs(0, 0))
+        with all_kernels(self.by != "XLA"):
+            return jax.jit(decode).lower(self.target, self.draft, *self._inputs(0, 0))
 
     def time(self, program: Compiled) -> None:
         """Runs the program, and then the prefill alone: with no token to generate."""

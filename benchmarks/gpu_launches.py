@@ -14,6 +14,7 @@ A count is no measurement of time.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -31,8 +32,8 @@ from jax.experimental import topologies
 from jax.stages import Compiled
 
 from benchmarks import command
-from spec_t5x.contrib.gpu.kernels import MOST_INNER
-from spec_t5x.contrib.gpu.operations import GPU, GpuOperations, is_small
+from spec_t5x.contrib.gpu.kernels import SWITCH
+from spec_t5x.contrib.gpu.operations import GPU, MOST_INNER, GpuOperations, is_small
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import results
@@ -213,8 +214,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 for loop in LOOPS if args.loops else ["chain"]:
                     start = time.perf_counter()
                     # Where the draft's kernels run, so does their argmax.
-                    used = draft.operations is GPU
-                    with mock.patch.object(GpuOperations, "state", return_value=(used, "")):
+                    with all_kernels(draft.operations is GPU):
                         compiled = LOOPS[loop](args, target, TransformerDraft(draft), work, mesh)
                     (dump,) = Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt")
                     program = thunks(dump.read_text(encoding="utf-8").splitlines())
@@ -228,6 +228,14 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         "launches": program.launches,
                         **(counts(program, args.gamma) if loop == "chain" else {}),
                     }
+
+
+@contextlib.contextmanager
+def all_kernels(used: bool) -> Iterator[None]:
+    """Lets programs be lowered with all kernels of ``contrib/gpu``, or with none of them."""
+    switched = mock.patch.dict(os.environ, {SWITCH: os.environ.get(SWITCH) or "1"})
+    with switched, mock.patch.object(GpuOperations, "state", return_value=(used, "")):
+        yield
 
 
 def computed_by(operations: Operations, model: T5Model, most_inner: int = MOST_INNER) -> T5Model:

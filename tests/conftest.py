@@ -223,6 +223,12 @@ def tiny_pair(tmp_path_factory) -> Path:
     their source, and some reach EOS early. ``other`` has another vocabulary of the same size.
     """
     directory = tmp_path_factory.mktemp("tiny_pair")
+    write_tiny_pair(directory)
+    return directory
+
+
+def write_tiny_pair(directory: Path, head_dim: int = 8) -> None:
+    """Writes ``tiny_pair``, or one with other sizes of a head."""
     ours = train_sentencepiece(ENGLISH + GERMAN, directory / "vocabularies" / "ours", 120)
     other = train_sentencepiece(GERMAN, directory / "vocabularies" / "other", 120)
     # With seed 71 the target ends some texts early, but few at the first token.
@@ -234,7 +240,7 @@ def tiny_pair(tmp_path_factory) -> Path:
         config = T5Config(
             vocab_size=128,
             num_heads=2,
-            head_dim=8,
+            head_dim=head_dim,
             mlp_dim=48,
             mlp_activations=("gelu", "linear"),
             logits_via_embedding=False,
@@ -248,7 +254,6 @@ def tiny_pair(tmp_path_factory) -> Path:
             dtype="float32",
             extra={"max_source_length": 48},
         )
-    return directory
 
 
 @pytest.fixture(scope="session")

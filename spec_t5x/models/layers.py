@@ -46,6 +46,7 @@ class Dense(nn.Module):
     def __call__(self, inputs: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
         shape = inputs.shape[-1], self.features
         kernel = param_with_axes(self, "kernel", self.kernel_init, shape, self.kernel_axes)
+        kernel = kernel.unpacked() if getattr(kernel, "is_for_kernels", False) else kernel
         if isinstance(kernel, Form):
             outputs = kernel.times(inputs.astype(self.dtype))
         elif self.dtype == "float32":

@@ -5,7 +5,7 @@ in int8 or int4 takes a half or a quarter of the bytes of bfloat16; rounding cha
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.struct
 import jax
@@ -35,6 +35,8 @@ class Form:
     embeddings ``[vocab, embed]`` has ``rows(tokens)``, ``scores(states)`` (float32 logits) and
     ``output_layer(bits)``, which returns a rounded matrix.
     """
+
+    is_for_kernels: ClassVar[bool] = False  # Whether XLA multiplies with `unpacked()`.
 
     def unpacked(self) -> "Array | Form":
         """Returns the parameter as it was before packing, by default itself."""

@@ -1,8 +1,8 @@
 """Blocks of the core's layers by kernels, eight in a decoder layer of T5.
 
 ``intercept`` replaces the methods in ``BLOCKS`` (see ``flax.linen.intercept_methods``). The network
-itself computes what the kernels cannot: batches of more rows than ``kernels.MOST_ROWS``, more new
-tokens of a row than ``kernels.MOST_TOKENS``, matrices in int4, and traits that T5 lacks.
+itself computes what the kernels cannot: more rows and new tokens than ``_is_few`` allows, matrices
+in int4, and traits that T5 lacks.
 """
 
 import math
@@ -10,12 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax.linen.module import InterceptorContext
 
 from spec_t5x.contrib.gpu import kernels
-from spec_t5x.contrib.gpu.kernels import Contexts
+from spec_t5x.contrib.gpu.attention import Contexts, attend_to_source, attend_to_text
+from spec_t5x.contrib.gpu.products import Norm, fits, multiply
 from spec_t5x.contrib.gpu.transposed import Transposed
 from spec_t5x.interfaces import Nodes
+from spec_t5x.machine.operations import switch
 from spec_t5x.models.attention import Attention, NewTokens, Traits
 from spec_t5x.models.cache import KeysValues, LayerCache, RoundedHeads
 from spec_t5x.models.layers import Dense, RMSNorm
@@ -35,9 +38,9 @@ def intercept(plain: Callable, args: tuple, kwargs: dict, context: InterceptorCo
 def _multiply(plain: Callable, dense: Dense, inputs: Array) -> Array:
     """Computes one map: the output layer, or one outside of the blocks below."""
     matrix = dense.get_variable("params", "kernel")
-    if dense.use_bias or not _suits(inputs, matrix):
-        return plain(inputs)
-    return _products(inputs, [matrix], dtype=dense.dtype)[0]
+    if not dense.use_bias and _suits(inputs, matrix):
+        return _products(inputs, [matrix], dtype=dense.dtype)[0]
+    return plain(inputs)
 
 
 def _attend_to_cache(
@@ -52,7 +55,7 @@ def _attend_to_cache(
         return plain(states, cache, tokens, *rest)
     new = _maps(norm, attention, (attention.query, attention.key, attention.value), states)
     given = cache.keys, cache.values, tokens.places, tokens.by_distance(layer.relpos_bias)
-    contexts, keys, values = kernels.attend_to_text(new, *given)
+    contexts, keys, values = attend_to_text(new, *given, in_tiles=_in_tiles(states))
     return _added(states, contexts, attention), cache.replace(keys=keys, values=values)
 
 
@@ -68,7 +71,8 @@ def _attend_to_source(
     (queries,) = _maps(norm, attention, (attention.query,), states)
     # The bias masks the source's padding, so it is the same for all heads and queries.
     given = *source, cross_bias[:, 0, 0], scales
-    return _added(states, kernels.attend_to_source(queries, *given), attention)
+    contexts = attend_to_source(queries, *given, in_tiles=_in_tiles(states))
+    return _added(states, contexts, attention)
 
 
 def _feed_forward(
@@ -100,7 +104,8 @@ def _attends(layer: Layer, attention: Attention, norm: RMSNorm, states: Array) -
     is_t5s &= not (config.has_post_norms or config.merges_source)
     # Triton computes blocks of a power of two.
     whole = attention.head_dim in (16, 32, 64, 128, 256)
-    return is_t5s and whole and _is_few(states)
+    # In tiles, any number of rows: products of more rows are XLA's.
+    return is_t5s and whole and _is_few(states, most_in_tiles=len(states))
 
 
 def _is_rms(norm: RMSNorm) -> bool:
@@ -134,31 +139,46 @@ def _added(states: Array, contexts: Array | Contexts, attention: Attention) -> A
 def _products(
     inputs: Array | Contexts,
     matrices: Sequence[Transposed],
-    norm: kernels.Norm | None = None,
+    norm: Norm | None = None,
     *,
     residual: Array | None = None,
     **options,
 ) -> list[Array]:
-    """Calls ``kernels.multiply`` for the tokens of all rows."""
-    tokens = inputs.logs.shape[:-2] if isinstance(inputs, Contexts) else inputs.shape[:-1]
+    """Calls ``products.multiply`` for the tokens of all rows."""
+    given = inputs if residual is None else residual
+    tokens, in_tiles = given.shape[:-1], _in_tiles(given)
+    in_tiles &= all(matrix.values.dtype != jnp.float32 for matrix in matrices)
     inputs, residual = jax.tree.map(
         lambda array: array.reshape(-1, *array.shape[len(tokens) :]), (inputs, residual)
     )
-    products = kernels.multiply(inputs, matrices, norm, residual=residual, **options)
+    options |= {"residual": residual, "in_tiles": in_tiles}
+    products = multiply(inputs, matrices, norm, **options)
     return [product.reshape(*tokens, -1) for product in products]
 
 
 def _suits(inputs: Array, *matrices: Array | Form) -> bool:
     """Returns True if one program can multiply the inputs of all rows with all matrices."""
     readable = all(isinstance(matrix, Transposed) for matrix in matrices)
-    return _is_few(inputs) and readable and kernels.fits(*matrices)
+    return _is_few(inputs) and readable and fits(*matrices)
 
 
-def _is_few(inputs: Array) -> bool:
+def _in_tiles(states: Array) -> bool:
+    """Returns True if tensor cores compute tokens in tiles: the same for any number of tokens."""
+    return states.dtype == jnp.bfloat16 and states.ndim > 2 and len(states) > 1
+
+
+def _is_few(inputs: Array, most_in_tiles: int = kernels.MOST_ROWS_IN_TILES) -> bool:
+    """Returns True if the kernels compute so many tokens: of one row, with the switch of more."""
     *leading, _ = inputs.shape
     rows, tokens = math.prod(leading[:1]), math.prod(leading[1:])
-    return rows <= kernels.MOST_ROWS and tokens <= kernels.MOST_TOKENS
+    # Sizes that are no numbers are those of an export for other devices.
+    if jax.config.jax_default_device is not None or not isinstance(rows * tokens, int):
+        return False
+    in_tiles, most_rows = _in_tiles(inputs), 1
+    if switch(kernels.SWITCH) == "1":
+        most_rows = most_in_tiles if in_tiles else kernels.MOST_ROWS
+    return rows <= most_rows and tokens <= (kernels.TILE if in_tiles else kernels.MOST_TOKENS)
 
 
-def _norm(norm: RMSNorm) -> kernels.Norm:
-    return kernels.Norm(norm.get_variable("params", "scale"), norm.epsilon)
+def _norm(norm: RMSNorm) -> Norm:
+    return Norm(norm.get_variable("params", "scale"), norm.epsilon)

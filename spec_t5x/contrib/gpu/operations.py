@@ -2,14 +2,18 @@
 
 import functools
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+from jax import lax
 
-from spec_t5x.contrib.gpu import kernels, layers, transposed
+from spec_t5x.contrib.gpu import layers, transposed
+from spec_t5x.contrib.gpu.kernels import SWITCH
 from spec_t5x.machine.accelerators import capability
 from spec_t5x.machine.operations import FULL_PRECISION, XLA, Operations, Shapes, switch
 from spec_t5x.models.weights import Form
@@ -17,12 +21,23 @@ from spec_t5x.types import Array, PyTree
 
 log = logging.getLogger(__name__)
 
-# Environment variable that enables the kernels if it is "1".
-SWITCH = "SPEC_T5X_GPU_KERNELS"
+# Ends of the paths of a layer's maps: queries, keys, values, outputs, and the feed-forward block.
+_MAPS = ("/query/kernel", "/key/kernel", "/value/kernel", "/out/kernel")
+_MAPS += ("/wi/kernel", "/wi_0/kernel", "/wi_1/kernel", "/wo/kernel")
+
+# Most elements of a layer's matrix by default, those of T5-small and the packaged T5: of T5 1.1
+# base no step was compared, and of large eight tokens one by one took more time than by XLA.
+MOST_ELEMENTS = 1 << 20
+# Most rows of a matrix with `SWITCH`, those of T5 1.1 large. XL was not compared.
+MOST_INNER = 3072
 
 
 class GpuOperations(Operations):
-    """Operations by kernels, for models on an NVIDIA GPU that is the only device."""
+    """Operations by kernels, for models on an NVIDIA GPU that is the only device.
+
+    Without ``SWITCH``, what was tested on one is enabled: one row of a T5 in bfloat16 with matrices
+    of at most ``MOST_ELEMENTS``, on an H100 or H200.
+    """
 
     platform = "cuda"
 
@@ -32,9 +47,26 @@ class GpuOperations(Operations):
         Logs once why the kernels are not used if they should be.
         """
         used, reason = self.state()
-        if not used and switch(SWITCH) == "1":
-            _say_unused(reason)
-        return used and is_small(shapes)
+        if switch(SWITCH) == "1":
+            if not used:
+                _say_unused(reason)
+            return used and is_small(shapes, MOST_INNER)
+        is_t5 = any(path.endswith("relpos_bias/rel_embedding") for path in shapes)
+        maps = (math.prod(shape) for path, shape in shapes.items() if path.endswith(_MAPS))
+        fits = max(maps, default=0) <= MOST_ELEMENTS
+        return used and is_t5 and fits and dtype == "bfloat16"
+
+    def suit(self, params: PyTree, dtype: str) -> bool:
+        """Tells whether a model of ``dtype`` with these parameters can use the operations."""
+        flat = flatten_dict(params, sep="/")
+        shapes, dtypes = {}, set()
+        for path, leaf in flat.items():
+            values = getattr(leaf, "values", leaf)
+            # A rounded matrix has the shape of its values; a tied table has none.
+            shapes[path] = getattr(leaf, "shape", getattr(values, "shape", ()))
+            dtypes |= {values.dtype} if path.endswith(_MAPS) else set()
+        # Maps of a training are in float32.
+        return self.usable(shapes, "float32" if jnp.dtype("float32") in dtypes else dtype)
 
     def pack(self, params: PyTree) -> PyTree:
         """Transposes the parameters' matrices."""
@@ -52,23 +84,38 @@ class GpuOperations(Operations):
             return others.apply(module, weights, *args, method=method)
 
     def kernel(self, name: str, *arrays: Array) -> Callable | None:
-        """Returns ``jnp.argmax`` for ``argmax``: half as many kernels as two reductions."""
+        """Returns XLA's argmax for ``argmax``: half as many kernels as two reductions."""
         is_argmax = name == "argmax" and self.state()[0]
-        return functools.partial(jnp.argmax, axis=-1) if is_argmax else None
+        return _argmax if is_argmax else None
 
     def state(self) -> tuple[bool, str]:
         """Returns True if the kernels are used, and the reason; compiles nothing."""
-        if switch(SWITCH) != "1":
-            return False, f"{SWITCH} is not 1"
+        if switch(SWITCH) == "0":
+            return False, f"{SWITCH} is 0"
         devices = jax.devices()
         if len(devices) > 1:
             return False, f"there are {len(devices)} devices"
-        if (capability(devices[0]) or 0) < 8:
-            return False, f"{devices[0].device_kind} is no NVIDIA GPU of compute capability 8.0"
-        return True, f"{SWITCH} is 1"
+        if jax.config.jax_default_device is not None:
+            return False, f"jax_default_device is {jax.config.jax_default_device}"
+        found, kind = capability(devices[0]) or 0, devices[0].device_kind
+        if found < 8:
+            return False, f"{kind} is no NVIDIA GPU of compute capability 8.0"
+        if switch(SWITCH) == "1":
+            return True, f"{SWITCH} is 1"
+        if found != 9:
+            return False, f"they were tested on an H100 and an H200; try {SWITCH}=1"
+        return True, f"for one row; for more, try {SWITCH}=1"
+
+    def __repr__(self) -> str:
+        # Costs and outputs of one setting are not those of another.
+        return f"{super().__repr__()}({switch(SWITCH) or ''})"
 
 
-def is_small(shapes: Shapes, most_inner: int = kernels.MOST_INNER) -> bool:
+def _argmax(values: Array) -> Array:
+    return lax.argmax(values, values.ndim - 1, jnp.int32)
+
+
+def is_small(shapes: Shapes, most_inner: int = MOST_INNER) -> bool:
     """Returns True if no matrix of the parameters has more than ``most_inner`` rows."""
     inner = (shape[0] for path, shape in shapes.items() if path.endswith("/kernel"))
     return max(inner, default=0) <= most_inner

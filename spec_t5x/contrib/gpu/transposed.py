@@ -5,7 +5,7 @@ memory, and the number of lines decides the time of a small product: some four c
 H100.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.struct
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from spec_t5x.types import Array, Float, Float32, PyTree, Shaped
 @flax.struct.dataclass
 class Transposed(Form):
     """Matrix ``[inner, features]``, transposed: bfloat16, float32, or int8 with scales."""
+
+    # XLA transposes without a copy.
+    is_for_kernels: ClassVar[bool] = True
 
     values: Shaped[Array, "features inner"]
     scales: Float32[Array, "1 features"] | None = None

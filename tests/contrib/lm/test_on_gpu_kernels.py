@@ -8,9 +8,9 @@ from spec_t5x.machine.operations import XLA
 from tests.contrib.lm.toys import tiny_gpt
 
 pytest.importorskip("spec_t5x.contrib.gpu")
-from tests.contrib.gpu.test_layers import by_kernels, logits  # noqa: E402
+from tests.contrib.gpu.test_layers import all_kernels, by_kernels, logits  # noqa: E402, F401
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "all_kernels")
 
 
 def test_logits_are_those_of_xla():

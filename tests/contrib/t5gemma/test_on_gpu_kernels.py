@@ -8,9 +8,9 @@ from spec_t5x.machine.operations import XLA
 from tests.contrib.t5gemma.toys import T5GEMMA2, tiny_t5gemma
 
 pytest.importorskip("spec_t5x.contrib.gpu")
-from tests.contrib.gpu.test_layers import by_kernels, logits  # noqa: E402
+from tests.contrib.gpu.test_layers import all_kernels, by_kernels, logits  # noqa: E402, F401
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "all_kernels")
 
 
 @pytest.mark.parametrize("sizes", [{}, T5GEMMA2], ids=["t5gemma", "t5gemma2"])
