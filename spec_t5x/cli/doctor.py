@@ -97,6 +97,7 @@ def _machine() -> dict[str, Any]:
     from spec_t5x.machine.operations import registered
 
     machine, memory = description.machine(), psutil.virtual_memory()
+    computes = machine["platform"].replace("gpu", "cuda")
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface", "hub")
     caches = {
         "compiled programs": os.environ.get("JAX_COMPILATION_CACHE_DIR", user_cache() / "compiled"),
@@ -107,9 +108,7 @@ def _machine() -> dict[str, Any]:
         "machine": machine | {"free_memory": description.free_memory()},
         "host_memory": {"free": memory.available, "total": memory.total},
         "accelerator": accelerators.unused(),
-        "cpu_kernels": next((o.state() for o in registered() if o.platform == "cpu"), None)
-        if machine["platform"] == "cpu"
-        else None,
+        "kernels": next((o.state() for o in registered() if o.platform == computes), None),
         "caches": {name: str(path) for name, path in caches.items()},
         "packaged_models": packaged_names(),
     }
@@ -149,6 +148,6 @@ def _verdict(found: dict[str, Any]) -> str:
     if found["accelerator"]:
         device = found["machine"]["platform"].upper()
         return f"generate works here, but on the {device} only: {found['accelerator']}."
-    if found["cpu_kernels"] and not found["cpu_kernels"][0]:
-        return f"generate works here, but slowly: {found['cpu_kernels'][1]}."
+    if found["machine"]["platform"] == "cpu" and not (found["kernels"] or [True])[0]:
+        return f"generate works here, but slowly: {found['kernels'][1]}."
     return "generate works here." if "tried" in found else "generate would work here."
