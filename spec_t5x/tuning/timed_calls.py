@@ -1,5 +1,6 @@
 """Decoding half way through its output, and programs that repeat an iteration of it, to time."""
 
+import copy
 import dataclasses
 import functools
 
@@ -69,19 +70,17 @@ class Timed:
         return state
 
 
-class _Full:
-    """A draft that proposes exactly ``context.limit`` tokens after any text."""
-
-    def __init__(self, draft: Draft):
-        self._draft = draft
-
-    def __getattr__(self, name: str):
-        return getattr(self._draft, name)
+def _full(draft: Draft) -> Draft:
+    """Returns a draft like this one that proposes exactly ``context.limit`` tokens."""
 
     def propose(self, state, context, gamma: int):
-        """Proposes as the draft does, and counts ``context.limit`` tokens in each row."""
-        proposal, state = self._draft.propose(state, context, gamma)
+        proposal, state = draft.propose(state, context, gamma)
         return proposal.replace(counts=jnp.full_like(context.lengths, context.limit)), state
+
+    full = copy.copy(draft)
+    changed = type(type(draft).__name__, (type(draft),), {"propose": propose, "__slots__": ()})
+    object.__setattr__(full, "__class__", changed)
+    return full
 
 
 @functools.partial(jax.jit, static_argnames="loop")
@@ -107,7 +106,7 @@ def _half_way(target, draft, inputs, stream, settings, *, loop: Loop) -> DecodeS
 def _iterate(target, draft, state, settings, limit, calls, *, loop: Loop) -> DecodeState:
     """Runs ``calls`` iterations, each from the state's lengths."""
     if limit is not None and draft.traits.varies:
-        draft = _Full(draft)
+        draft = _full(draft)
     lengths = state.outputs.lengths
 
     def call(_, state):
