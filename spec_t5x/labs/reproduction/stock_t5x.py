@@ -87,7 +87,8 @@ def _stock_decode(
 
         from spec_t5x.t5x_plugin import networks
     target, eos_id = generator.target, generator.eos_id
-    leaves = jax.tree.leaves(target.weights, is_leaf=lambda leaf: isinstance(leaf, _ROUNDED))
+    given = target.weights, target.params
+    leaves = jax.tree.leaves(given, is_leaf=lambda leaf: isinstance(leaf, _ROUNDED))
     rounded = any(isinstance(leaf, _ROUNDED) for leaf in leaves)
     if rounded or target.config.added_rows or not isinstance(eos_id, int):
         return None

@@ -111,7 +111,8 @@ def _sample_part(
 
 def _key(target: Generator, pairs: TokenisedPairs, options: SampleOptions) -> str:
     model = target.target
-    digest = hashlib.sha256(repr((OUTPUTS_FORMAT, model.config, options)).encode())
+    given = OUTPUTS_FORMAT, model.config, model.operations, options
+    digest = hashlib.sha256(repr(given).encode())
     for array in (*jax.tree.leaves(model.params), pairs.source.ids, pairs.source.ends):
         # One array at a time, so that the host holds no second copy of a large model.
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
