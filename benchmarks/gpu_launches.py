@@ -233,7 +233,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 @contextlib.contextmanager
 def all_kernels(used: bool) -> Iterator[None]:
     """Lets programs be lowered with all kernels of ``contrib/gpu``, or with none of them."""
-    switched = mock.patch.dict(os.environ, {SWITCH: os.environ.get(SWITCH) or "1"})
+    switched = mock.patch.dict(os.environ, {SWITCH: "1" if used else "0"})
     with switched, mock.patch.object(GpuOperations, "state", return_value=(used, "")):
         yield
 

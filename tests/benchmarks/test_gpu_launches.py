@@ -4,6 +4,9 @@ import jax
 import pytest
 
 from benchmarks import gpu_launches
+from spec_t5x.contrib.gpu.kernels import SWITCH
+from spec_t5x.contrib.gpu.operations import GPU
+from spec_t5x.machine.operations import switch
 
 # A loop that the host runs: its condition, a graph, two rounds of a loop of a graph and a copy.
 BY_HOST = """\
@@ -73,3 +76,12 @@ def test_a_mistake_is_told_in_a_line(flags, message, capsys, monkeypatch):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gpu_launches: error: ") and message in line
     assert jax.default_backend() == "cpu"
+
+
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("given", ["", "0", "1"])
+def test_a_program_has_the_kernels_of_its_name_whatever_is_set(given, used, monkeypatch):
+    monkeypatch.setenv(SWITCH, given)
+    with gpu_launches.all_kernels(used):
+        assert (switch(SWITCH) == "1", GPU.state()[0]) == (used, used)
+    assert switch(SWITCH) == (given or None)
