@@ -16,7 +16,7 @@ from spec_t5x.contrib.gpu import layers, transposed
 from spec_t5x.contrib.gpu.kernels import SWITCH
 from spec_t5x.machine.accelerators import capability
 from spec_t5x.machine.operations import FULL_PRECISION, XLA, Operations, Shapes, switch
-from spec_t5x.models.weights import Form
+from spec_t5x.models.weights import Form, Rounded, map_forms
 from spec_t5x.types import Array, PyTree
 
 log = logging.getLogger(__name__)
@@ -58,15 +58,13 @@ class GpuOperations(Operations):
 
     def suit(self, params: PyTree, dtype: str) -> bool:
         """Tells whether a model of ``dtype`` with these parameters can use the operations."""
-        flat = flatten_dict(params, sep="/")
-        shapes, dtypes = {}, set()
-        for path, leaf in flat.items():
-            values = getattr(leaf, "values", leaf)
-            # A rounded matrix has the shape of its values; a tied table has none.
-            shapes[path] = getattr(leaf, "shape", getattr(values, "shape", ()))
-            dtypes |= {values.dtype} if path.endswith(_MAPS) else set()
+        # A rounded matrix has the shape of its values.
+        params = map_forms(lambda form: form.values if isinstance(form, Rounded) else form, params)
+        flat = flatten_dict(params, sep="/").items()
+        maps = [getattr(leaf, "values", leaf) for path, leaf in flat if path.endswith(_MAPS)]
         # Maps of a training are in float32.
-        return self.usable(shapes, "float32" if jnp.dtype("float32") in dtypes else dtype)
+        is_training = any(values.dtype == jnp.float32 for values in maps)
+        return super().suit(params, "float32" if is_training else dtype)
 
     def pack(self, params: PyTree) -> PyTree:
         """Transposes the parameters' matrices."""
@@ -115,7 +113,7 @@ def _argmax(values: Array) -> Array:
     return lax.argmax(values, values.ndim - 1, jnp.int32)
 
 
-def is_small(shapes: Shapes, most_inner: int = MOST_INNER) -> bool:
+def is_small(shapes: Shapes, most_inner: int) -> bool:
     """Returns True if no matrix of the parameters has more than ``most_inner`` rows."""
     inner = (shape[0] for path, shape in shapes.items() if path.endswith("/kernel"))
     return max(inner, default=0) <= most_inner

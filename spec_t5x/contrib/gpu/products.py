@@ -175,9 +175,9 @@ def _multiply_tiles(
         sums = lax.fori_loop(
             0, inner // step, functools.partial(add, group), [tuple(zeros)] * len(tiles)
         )
+        diagonal = jnp.arange(TILE)[:, None] == jnp.arange(TILE)[None]
         for rows, (squares, *results) in zip(tiles, sums, strict=True):
             if norm_scale is not None:
-                diagonal = jnp.arange(TILE)[:, None] == jnp.arange(TILE)[None]
                 mean = jnp.sum(jnp.where(diagonal, squares, 0.0), axis=1, keepdims=True) / inner
                 results = [each * lax.rsqrt(mean + epsilon) for each in results]
             factors = [1.0 if scales is None else scales[:, own] for _, scales in group]

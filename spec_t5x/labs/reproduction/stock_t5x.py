@@ -87,7 +87,10 @@ def _stock_decode(
 
         from spec_t5x.t5x_plugin import networks
     target, eos_id = generator.target, generator.eos_id
-    given = target.weights, target.params
+    # Their names and types are T5X's.
+    params = target.params
+    # A CPU's rounded weights are unpacked to arrays, a GPU's to rounded ones.
+    given = target.weights, params
     leaves = jax.tree.leaves(given, is_leaf=lambda leaf: isinstance(leaf, _ROUNDED))
     rounded = any(isinstance(leaf, _ROUNDED) for leaf in leaves)
     if rounded or target.config.added_rows or not isinstance(eos_id, int):
@@ -99,8 +102,6 @@ def _stock_decode(
     sample = functools.partial(decoding.temperature_sample, temperature=options.temperature, topk=0)
     # The id that ends a text is all that decoding takes of a vocabulary.
     model = models.EncoderDecoderModel(network, None, None, None, decode_fn=sample)
-    # Their names and types are T5X's.
-    params = target.params
 
     @jax.jit
     def predict(params, inputs, keys, steps):

@@ -7,15 +7,12 @@ import pytest
 
 from spec_t5x.contrib.gpu import attention, kernels
 from spec_t5x.models.attention import MASKED
+from tests.contrib.gpu.test_products import drawn
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 # Weights and contexts in tiles are in bfloat16.
 TOLERANCE = {False: 1e-4, True: 4e-2}
-
-
-def drawn(seed, *shape, dtype="float32"):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def text_attention(queries, new, cache, starts, table):
