@@ -13,9 +13,10 @@ import pytest
 from spec_t5x import registry
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native import ngram_tables, target_drafts
+from spec_t5x.labs.training.kept_layers import keep_layers, narrowed_params
 from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
-from spec_t5x.models.kept_layers import keep_layers, own_params
-from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
+from spec_t5x.models.narrow_head import NarrowHead
+from spec_t5x.models.shared_params import own_params
 from spec_t5x.types import EOS_ID
 from tests.toy_drafts import tiny_head
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x.interfaces import Cache, Context, Draft, Proposal
-from spec_t5x.models.eagle import EagleConfig, first_head, head_config
+from spec_t5x.labs.training.first_head import first_head, head_config
+from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.types import Array, Int, PyTree
 

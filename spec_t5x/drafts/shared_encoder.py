@@ -1,8 +1,8 @@
 """A draft that has a decoder alone, and uses the target's encoding of the source.
 
 An encoder takes most of a small draft's time if sources are long and outputs short. A draft whose
-decoder was made of the target's layers (``models.kept_layers``) attends to the keys and values of
-the source that the target's cache has for those layers.
+decoder was made of the target's layers (``labs.training.kept_layers``) attends to the keys and
+values of the source that the target's cache has for those layers.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class SharedEncoderDraft(TransformerDraft):
         """Binds a draft's parameters to its target.
 
         Args:
-          own: the draft's own parameters, as of ``models.kept_layers.own_params``.
+          own: the draft's own parameters, as of ``models.shared_params.own_params``.
           config: sizes of the draft.
           layers: the target's decoder layer that each of the draft's layers was made of.
           target: the target, whose embedding the draft shares.

@@ -14,8 +14,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.models import weights
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
-from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
+from spec_t5x.types import Array, Bool, Float, Float32, Int
 
 
 @flax.struct.dataclass
@@ -79,21 +78,3 @@ class NarrowT5(T5Model):
     def logits(self, states: Float[Array, "batch new embed"]) -> Float32[Array, "batch new vocab"]:
         """Returns the narrow head's logits for normed decoder states."""
         return self.head.logits(self.kernel, states)
-
-
-def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTree:
-    """Returns a draft's own parameters with a narrow head of the tokens ``ids``.
-
-    A ``narrow_head``, whose ``kernel [embed, known]`` has columns of the output layer, replaces
-    that layer in ``own`` (``kept_layers.own_params``). ``params`` are all of the draft's.
-    """
-    kernel = output_kernel(params, config)[:, ids]
-    decoder = {name: each for name, each in own["decoder"].items() if name != "logits_dense"}
-    return {**own, "decoder": decoder, "narrow_head": {"kernel": kernel}}
-
-
-def output_kernel(params: PyTree, config: T5Config) -> Float[Array, "embed vocab"]:
-    """Returns a T5's output layer: its ``logits_dense``, or its scaled embedding if tied."""
-    if config.logits_via_embedding:
-        return params["token_embedder"]["embedding"].T * config.output_scale
-    return params["decoder"]["logits_dense"]["kernel"]

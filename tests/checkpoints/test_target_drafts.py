@@ -15,9 +15,10 @@ from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
+from spec_t5x.labs.training.kept_layers import keep_layers, narrowed_params, with_shared
 from spec_t5x.models.binding import bind
-from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
-from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
+from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
+from spec_t5x.models.shared_params import own_params
 from spec_t5x.sampling.distributions import sampling
 from tests.checkpoints.faults import edit_config, message_of
 

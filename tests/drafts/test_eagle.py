@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from spec_t5x.drafts.eagle import EagleDraft
+from spec_t5x.labs.training.kept_layers import with_shared
 from spec_t5x.loops import speculative
 from spec_t5x.loops.decode_state import make_context
 from spec_t5x.models.eagle import EagleNetwork
-from spec_t5x.models.kept_layers import with_shared
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import RowStream

@@ -16,6 +16,7 @@ from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.interfaces import Draft, DraftTraits, Outcome, Proposal
+from spec_t5x.labs.training.kept_layers import keep_layers, narrowed_params
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -23,8 +24,8 @@ from spec_t5x.loops.decode_state import make_context
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.binding import bind
-from spec_t5x.models.kept_layers import keep_layers, own_params
-from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
+from spec_t5x.models.narrow_head import NarrowHead
+from spec_t5x.models.shared_params import own_params
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.types import Array, Int

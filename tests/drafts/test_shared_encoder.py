@@ -10,9 +10,10 @@ import pytest
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.kept_layers import keep_layers, with_shared
 from spec_t5x.loops.speculative import speculative_decode
-from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.shared_params import own_params
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.verifiers import verifier
 from tests.toy_t5 import disturbed, tiny_t5

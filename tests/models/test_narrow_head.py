@@ -9,10 +9,11 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import NodeTarget
+from spec_t5x.labs.training.kept_layers import narrowed_params
 from spec_t5x.loops.tree_nodes import tree_nodes
-from spec_t5x.models.kept_layers import own_params
-from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
+from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.shared_params import own_params
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.tree_shapes import Tree
 from tests.toy_t5 import tiny_t5

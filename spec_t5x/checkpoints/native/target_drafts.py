@@ -35,8 +35,8 @@ from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.eagle import EagleConfig
-from spec_t5x.models.kept_layers import own_params
 from spec_t5x.models.narrow_head import NarrowHead
+from spec_t5x.models.shared_params import own_params
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO, STORED_DTYPES
@@ -70,7 +70,7 @@ EAGLE = DraftFormat("spec_t5x_eagle", _FILE, "a head that spec-t5x distill, with
 class LoadedSharedDraft:
     """A draft without its target's parameters, read from disk and checked against the target."""
 
-    # Parameters that are not the target's (``models.kept_layers.own_params``), in its dtype.
+    # Parameters that are not the target's (``models.shared_params.own_params``), in its dtype.
     params: PyTree
     # ``config.dtype`` is the target's.
     config: T5Config
@@ -96,8 +96,8 @@ def save_shared_draft(
 
     Args:
         directory: the directory to write.
-        params: parameters that are not the target's (``models.kept_layers.own_params``, or
-            ``models.narrow_head.narrowed_params`` with ``head``).
+        params: parameters that are not the target's (``models.shared_params.own_params``, or
+            ``labs.training.kept_layers.narrowed_params`` with ``head``).
         config: the draft's sizes.
         layers: for each layer of the draft, the target's decoder layer that it was made of.
         target: the model that the draft was trained for.

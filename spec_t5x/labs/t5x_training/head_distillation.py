@@ -20,13 +20,13 @@ from spec_t5x.errors import InputError
 from spec_t5x.labs.t5x_training.distillation import DistillationModel, encoder_decoder_as
 from spec_t5x.labs.t5x_training.frozen_target import COLLECTION, FrozenTarget, without_target
 from spec_t5x.labs.training.distill import Student
+from spec_t5x.labs.training.first_head import first_head
 from spec_t5x.labs.training.learners import read_target
 from spec_t5x.labs.training.run_distill import KeptLayers
 from spec_t5x.models.binding import abstract_variables
-from spec_t5x.models.eagle import first_head
-from spec_t5x.models.kept_layers import own_params
 from spec_t5x.models.partitioning import gathered
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.shared_params import own_params
 from spec_t5x.t5x_plugin.drafts import as_vocabulary
 from spec_t5x.types import PyTree
 
@@ -95,7 +95,7 @@ class HeadDistillationModel(DistillationModel):
         return flax.core.freeze(own)
 
     def first_params(self, params, key, restore_target):
-        """Returns a head made from the target (``eagle.first_head``), sharded as ``params``."""
+        """Returns a head made from the target (``first_head``), sharded as ``params``."""
 
         def first(key, target_params):
             of_head = self._student.config, self._student.shared_layers

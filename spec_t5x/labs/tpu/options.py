@@ -6,7 +6,7 @@ from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.benchmark.random_models import check_vocabulary
 from spec_t5x.labs.tpu.programs import Workload
-from spec_t5x.models.eagle import head_config
+from spec_t5x.labs.training.first_head import head_config
 from spec_t5x.models.sizes import size
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO, KV, WEIGHTS

@@ -19,6 +19,7 @@ from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.sequential import draft_tree
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.interfaces import Draft, Proposal, TreeDraft, TreeProposal
+from spec_t5x.labs.training.first_head import head_config
 from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeState, Loop, NoDraft
@@ -26,8 +27,7 @@ from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.cache import DecoderCache, LayerCache
-from spec_t5x.models.eagle import DraftingCache, EagleNetwork, head_config
-from spec_t5x.models.kept_layers import own_params
+from spec_t5x.models.eagle import DraftingCache, EagleNetwork
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.partitioning import (
     RULES,
@@ -37,6 +37,7 @@ from spec_t5x.models.partitioning import (
     replicated,
 )
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.shared_params import own_params
 from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO

@@ -23,6 +23,8 @@ from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.generation import Generator
 from spec_t5x.labs.training.batching import Batches, TokenisedPairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
+from spec_t5x.labs.training.first_head import first_head, head_config
+from spec_t5x.labs.training.kept_layers import keep_layers, kept_layers
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.likeliest_tokens import check_number, likeliest_ids
 from spec_t5x.labs.training.optimizers import OptimizerOptions
@@ -32,8 +34,8 @@ from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.labs.training.trainer import Best, TrainOptions, TrainResult, fit
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import ModelConfig
-from spec_t5x.models.eagle import EagleConfig, first_head, head_config
-from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
+from spec_t5x.models.eagle import EagleConfig
+from spec_t5x.models.shared_params import own_params
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.names import STORED_DTYPES
 

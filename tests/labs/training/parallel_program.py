@@ -13,12 +13,13 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
+from spec_t5x.labs.training.kept_layers import keep_layers
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.text_metrics import MetricsOptions, ScoredTexts, TextMetrics
 from spec_t5x.labs.training.trainer import TrainOptions, fit
-from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.shared_params import own_params
 from tests.labs.training.toys import copy_batches, toy_config
 
 CONFIG = toy_config(384, 16, logits_via_embedding=False, dropout_rate=0.0)

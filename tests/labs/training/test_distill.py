@@ -18,14 +18,16 @@ from spec_t5x.labs.benchmark.text_scores import score_texts
 from spec_t5x.labs.theory.formulas import expected_tokens
 from spec_t5x.labs.training.batching import Batches, join_pairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student, sample_outputs
+from spec_t5x.labs.training.first_head import first_head, head_config
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
+from spec_t5x.labs.training.kept_layers import keep_layers
 from spec_t5x.labs.training.learners import network_logits, read_target
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.labs.training.trainer import TrainOptions, fit, model_inputs
 from spec_t5x.loops.autoregressive import autoregressive_decode
-from spec_t5x.models.eagle import EagleNetwork, first_head, head_config
-from spec_t5x.models.kept_layers import keep_layers, own_params
+from spec_t5x.models.eagle import EagleNetwork
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.shared_params import own_params
 from spec_t5x.sampling.distributions import sampling
 from tests.labs.training.toys import a_minute_a_step, assert_identical
 from tests.toy_drafts import tiny_head

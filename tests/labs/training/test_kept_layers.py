@@ -6,7 +6,8 @@ import pytest
 
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.errors import InputError
-from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params, with_shared
+from spec_t5x.labs.training.kept_layers import keep_layers, kept_layers, with_shared
+from spec_t5x.models.shared_params import own_params
 from tests.toy_t5 import disturbed, tiny_t5
 
 

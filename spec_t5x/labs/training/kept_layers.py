@@ -4,20 +4,17 @@ DistilBERT starts from every k-th layer (Sanh et al. 2019, arXiv 1910.01108). Th
 predict poorly before training, but learn far faster than random parameters: embedding, output
 layer and widths are the larger model's.
 
-A draft may also *share* parameters with its target: embedding, encoder, and the maps
-to keys and values of the source in each kept decoder layer. Shared parameters are not trained,
-and the draft uses the target's keys and values of a source. Other parameters are its *own*.
+A draft may also share parameters with its target (``models.shared_params``), and keep only the
+columns of the output layer that score likely tokens (``models.narrow_head``).
 """
 
 from collections.abc import Sequence
 
 from spec_t5x.errors import InputError
+from spec_t5x.models.shared_params import CROSS, SHARED_MAPS
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.types import PyTree
+from spec_t5x.types import Array, Float, PyTree
 
-_CROSS = "encoder_decoder_attention"
-_SHARED_MAPS = ("key", "value")
-_SHARED = ("token_embedder", "encoder")
 _RULES = {
     "first": lambda layers, number: layers[:number],
     "last": lambda layers, number: layers[-number:],
@@ -55,13 +52,6 @@ def keep_layers(
     return {**params, **smaller}, config.with_layers(**kept)
 
 
-def own_params(params: PyTree) -> PyTree:
-    """Returns the parameters that a draft does not share with its target."""
-    decoder = {name: _without_shared(module) for name, module in params["decoder"].items()}
-    own = {name: module for name, module in params.items() if name not in _SHARED}
-    return {**own, "decoder": decoder}
-
-
 def with_shared(own: PyTree, target_params: PyTree, layers: Sequence[int]) -> PyTree:
     """Returns all parameters of a draft: ``own``, and those that it shares with its target.
 
@@ -71,18 +61,29 @@ def with_shared(own: PyTree, target_params: PyTree, layers: Sequence[int]) -> Py
     for number, layer in enumerate(layers):
         module = decoder[f"layers_{number}"]
         # Layers of an EAGLE head may have no attention to the source.
-        if _CROSS in module:
-            theirs = target_params["decoder"][f"layers_{layer}"][_CROSS]
-            shared = {name: theirs[name] for name in _SHARED_MAPS}
-            decoder[f"layers_{number}"] = {**module, _CROSS: {**module[_CROSS], **shared}}
+        if CROSS in module:
+            theirs = target_params["decoder"][f"layers_{layer}"][CROSS]
+            shared = {name: theirs[name] for name in SHARED_MAPS}
+            decoder[f"layers_{number}"] = {**module, CROSS: {**module[CROSS], **shared}}
     return {**target_params, **own, "decoder": decoder}
 
 
-def _without_shared(module: PyTree) -> PyTree:
-    if _CROSS not in module:
-        return module
-    cross = {name: map_ for name, map_ in module[_CROSS].items() if name not in _SHARED_MAPS}
-    return {**module, _CROSS: cross}
+def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTree:
+    """Returns a draft's own parameters with a narrow head of the tokens ``ids``.
+
+    A ``narrow_head``, whose ``kernel [embed, known]`` has columns of the output layer, replaces
+    that layer in ``own`` (``shared_params.own_params``). ``params`` are all of the draft's.
+    """
+    kernel = output_kernel(params, config)[:, ids]
+    decoder = {name: each for name, each in own["decoder"].items() if name != "logits_dense"}
+    return {**own, "decoder": decoder, "narrow_head": {"kernel": kernel}}
+
+
+def output_kernel(params: PyTree, config: T5Config) -> Float[Array, "embed vocab"]:
+    """Returns a T5's output layer: its ``logits_dense``, or its scaled embedding if tied."""
+    if config.logits_via_embedding:
+        return params["token_embedder"]["embedding"].T * config.output_scale
+    return params["decoder"]["logits_dense"]["kernel"]
 
 
 def _with_layers(stack: PyTree, layers: Sequence[int]) -> PyTree:
