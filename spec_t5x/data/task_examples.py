@@ -1,18 +1,16 @@
-"""Examples of a seqio task by name, and scores of texts with the task's metrics.
+"""Seqio tasks by name, and their examples, with the ids of a model.
 
-The texts are the task's, after its preprocessors. The ids are the model's: its vocabulary replaces
-the task's, so that an mT5 can read a T5 task and the task's vocabulary file is never fetched.
+A task's texts are its own, after its preprocessors. The model's vocabulary replaces the task's, so
+that an mT5 can read a T5 task and the task's vocabulary file is never fetched.
 """
 
 import contextlib
 import dataclasses
 import difflib
 import importlib
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from spec_t5x.data.metrics import check_installed, metric_intervals
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import needed
@@ -31,86 +29,6 @@ _EVALUATION_SEED = 42
 # TensorFlow before, the call raises RuntimeError and the devices stay as they are.
 with contextlib.suppress(RuntimeError):
     tf.config.set_visible_devices([], "GPU")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskExample:
-    """One example of a task."""
-
-    # The model's input text, prefix included.
-    source: str
-    # The reference text, before the task's postprocessor.
-    target: str
-    # All features as numpy arrays, which the task's postprocessor may read.
-    features: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskExamples:
-    """The examples of a task's split, and the task that scores outputs for them."""
-
-    name: str
-    examples: list[TaskExample]
-    task: seqio.Task
-
-    def score(self, targets: Sequence[TaskExample], predictions: Sequence[str]) -> dict[str, float]:
-        """Computes the task's metrics by name, as T5X does, of one prediction for each target.
-
-        The task's postprocessor is applied to both. Metrics of log-likelihoods are left out.
-        """
-        references, outputs = self._postprocessed(targets, predictions)
-        values: dict[str, Any] = {}
-        for metric in self.task.predict_metric_fns:
-            values |= metric(targets=references, predictions=outputs)
-        # seqio's texts and histograms are no figures, and are left out.
-        plain = {
-            name: value.value if isinstance(value, seqio.metrics.Scalar) else value
-            for name, value in values.items()
-        }
-        return {k: float(value) for k, value in plain.items() if isinstance(value, numbers.Real)}
-
-    def intervals(
-        self, targets: Sequence[TaskExample], predictions: Sequence[str]
-    ) -> dict[str, tuple[float, float]]:
-        """Computes the 95 % interval (low, high) of each of ``score``'s BLEU and ROUGE figures."""
-        given = self._postprocessed(targets, predictions)
-        values = {}
-        for metric in self.task.predict_metric_fns:
-            values |= metric_intervals(metric, *given)
-        return values
-
-    def _postprocessed(
-        self, targets: Sequence[TaskExample], predictions: Sequence[str]
-    ) -> tuple[list[Any], list[Any]]:
-        def processed(texts, is_target: bool) -> list[Any]:
-            pairs = zip(targets, texts, strict=True)
-            process = self.task.postprocess_fn
-            return [process(text, example=e.features, is_target=is_target) for e, text in pairs]
-
-        return processed([e.target for e in targets], True), processed(predictions, False)
-
-
-def read_task(
-    name: str,
-    split: str,
-    vocabulary: Vocabulary,
-    *,
-    lengths: Mapping[str, int] | None = None,
-    limit: int | None = None,
-    modules: Sequence[str] = (),
-    caches: Sequence[str] | None = None,
-) -> list[TaskExamples]:
-    """Reads a split of a task, or of each task of a mixture, with ``task_or_mixture``'s arguments.
-
-    ``lengths`` is the maximal number of tokens by feature, for preprocessors that use it. ``limit``
-    is the number of examples to read of each task, from the first; None reads all.
-
-    Raises:
-        InputError: ``task_or_mixture`` fails, the split cannot be read or is empty, or a task
-            has no texts or no metric of texts.
-    """
-    tasks = seqio.get_subtasks(task_or_mixture(name, vocabulary, modules, caches))
-    return [read_examples(task, split, lengths, limit, caches is not None) for task in tasks]
 
 
 def seqio_vocabulary(vocabulary: Vocabulary) -> seqio.Vocabulary:
@@ -250,33 +168,3 @@ def reading(name: str, split: str) -> Iterator[None]:
             f"cannot read split {split!r} of task {name} ({reason}): check the split and, "
             "for a TFDS task, that its data can be downloaded or are in TFDS_DATA_DIR"
         ) from error
-
-
-def read_examples(
-    task: seqio.Task,
-    split: str,
-    lengths: Mapping[str, int] | None,
-    limit: int | None,
-    cached: bool = False,
-) -> TaskExamples:
-    """Reads a split of one task; arguments and errors are those of ``read_task``."""
-    if not task.predict_metric_fns:
-        raise InputError(
-            f"task {task.name} has no metric of texts: give another task, or in training leave "
-            "train.metrics out"
-        )
-    check_installed(task.predict_metric_fns)
-    examples = []
-    for features in read_features(task, split, lengths, limit, cached):
-        texts = []
-        for key in ("inputs_pretokenized", "targets_pretokenized"):
-            if not isinstance(features.get(key), bytes):
-                raise InputError(
-                    f"task {task.name} has no feature {key}, its text: give a task that keeps it "
-                    "(seqio.preprocessors.tokenize does)"
-                )
-            texts.append(features[key].decode())
-        examples.append(TaskExample(source=texts[0], target=texts[1], features=features))
-    if not examples:
-        raise InputError(f"split {split!r} of task {task.name} is empty: give another")
-    return TaskExamples(name=task.name, examples=examples, task=task)

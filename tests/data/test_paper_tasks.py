@@ -16,7 +16,7 @@ from spec_t5x.data.paper_tasks import (  # noqa: E402
     WMT_ENDE,
     register_paper_tasks,
 )
-from spec_t5x.data.task_examples import read_task  # noqa: E402
+from spec_t5x.labs.task_scores import read_task  # noqa: E402
 
 # As TFDS has them.
 SOURCES = {

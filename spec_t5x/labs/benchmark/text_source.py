@@ -109,7 +109,7 @@ def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
     if source.data is not None:
         return [_read_file(source)]
     # Imported here, since seqio imports TensorFlow for seconds, which a file does not need.
-    from spec_t5x.data.task_examples import read_task
+    from spec_t5x.labs.task_scores import read_task
 
     tasks = read_task(
         source.mixture_or_task,

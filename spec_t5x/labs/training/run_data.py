@@ -328,7 +328,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
 
     def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
         """Reads the first examples of each task's dev split, with the task's metrics."""
-        from spec_t5x.data.task_examples import read_examples
+        from spec_t5x.labs.task_scores import read_examples
 
         found, given = [], (self.task_feature_lengths, examples, self.use_cached_tasks)
         for each in self.task(vocabulary).tasks_with(self.dev_split):
