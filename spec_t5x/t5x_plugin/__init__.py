@@ -4,7 +4,7 @@
   to it. ``speculative_model`` has the classes, ``remaking`` makes them of T5X's;
 * ``drafts`` describes drafts, ``placing`` shards their parameters, and ``restoring`` restores
   target and draft from two checkpoints;
-* ``networks`` converts T5X's networks to the package's and back;
+* ``networks`` reads the configurations of T5X's networks;
 * ``initial_weights`` starts a training from weights alone;
 * ``acceptance`` writes the statistics to the log and to the output files.
 """

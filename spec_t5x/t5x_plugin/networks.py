@@ -1,4 +1,4 @@
-"""Conversion between configurations of T5X's example networks and the package's.
+"""The package's configurations of T5X's example networks.
 
 Parameter trees and logical axes are the same by construction, so that either network runs a T5X
 checkpoint and T5X's partitioner shards both alike.
@@ -8,11 +8,9 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from t5x.examples.t5 import network
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
-from spec_t5x.models.sizes import size as config_of_size
 from spec_t5x.models.t5 import T5Config
 
 _COMMON = (
@@ -25,16 +23,10 @@ _COMMON = (
     "logits_via_embedding",
     "dropout_rate",
 )
-_OF_ENCODER_DECODERS = (*_COMMON, "num_encoder_layers", "num_decoder_layers")
+# Fields that an encoder-decoder's configuration has in T5X and here.
+ENCODER_DECODER_FIELDS = (*_COMMON, "num_encoder_layers", "num_decoder_layers")
 # Attention logits: the package always computes them in float32, the more precise of the two.
 _IGNORED = ("dtype", "scan_layers", "float32_attention_logits")
-# Fields of ``T5Config`` that are constants in T5X's network, with the values of the defaults.
-_CONSTANTS = (
-    "relpos_num_buckets",
-    "relpos_max_distance",
-    "relpos_per_layer",
-    "layer_norm_epsilon",
-)
 
 
 def t5_config(module: Any) -> T5Config:
@@ -46,35 +38,7 @@ def t5_config(module: Any) -> T5Config:
     Raises:
       InputError: scanned layers, or a config that lacks a size or has unknown settings.
     """
-    return T5Config(**_sizes(module, _OF_ENCODER_DECODERS))
-
-
-def t5x_network(config: T5Config) -> network.Transformer:
-    """Returns T5X's encoder-decoder (``t5x.examples.t5.network``) of this configuration.
-
-    Raises:
-      InputError: no configuration of a T5, or a value other than a constant of T5X's network.
-    """
-    if not isinstance(config, T5Config):
-        kind = type(config).__name__.removesuffix("Config")
-        raise InputError(f"T5X has no network of a {kind}: use spec-t5x, or give a size of T5")
-    for name in _CONSTANTS:
-        value, constant = getattr(config, name), getattr(T5Config, name)
-        if value != constant:
-            raise InputError(
-                f"{name} is {value} and T5X's network has {constant}: use spec-t5x, whose "
-                "networks have it as a setting"
-            )
-    sizes = {name: getattr(config, name) for name in _OF_ENCODER_DECODERS}
-    return network.Transformer(network.T5Config(**sizes, dtype=config.dtype))
-
-
-def t5x_network_of_size(
-    size: str, *, dropout_rate: float, dtype: str = "bfloat16"
-) -> network.Transformer:
-    """Returns ``t5x_network`` of a size, a name of ``models.sizes``; gin calls this function."""
-    config = config_of_size(size)
-    return t5x_network(dataclasses.replace(config, dropout_rate=dropout_rate, dtype=dtype))
+    return T5Config(**_sizes(module, ENCODER_DECODER_FIELDS))
 
 
 def decoder_only_config(module: Any) -> DecoderOnlyConfig:

@@ -23,10 +23,10 @@ from spec_t5x.labs.t5x_training.frozen_target import (
     trainer_with_target,
     without_target,
 )
+from spec_t5x.labs.t5x_training.stock_network import t5x_network
 from spec_t5x.labs.training.losses import token_losses
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import overlap, sampling, standardize
-from spec_t5x.t5x_plugin.networks import t5x_network
 from tests.t5x_plugin.toy_models import make_decoder_only_pair, run_program
 from tests.t5x_plugin.toy_models import t5x_network as toy_network
 

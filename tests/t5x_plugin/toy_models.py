@@ -15,9 +15,10 @@ from t5x import decoding, models
 from t5x.examples.decoder_only import network as decoder_only_network
 from t5x.examples.t5 import network as t5_network
 
+from spec_t5x.labs.t5x_training import stock_network
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.t5x_plugin import networks
 from spec_t5x.t5x_plugin.drafts import ModelDraft
+from spec_t5x.t5x_plugin.networks import decoder_only_config
 from spec_t5x.t5x_plugin.speculation import speculate
 from spec_t5x.t5x_plugin.speculative_model import DRAFT
 from spec_t5x.types import PyTree
@@ -66,7 +67,7 @@ BUCKETS = {"relpos_num_buckets": 32, "relpos_max_distance": 128}
 
 def t5x_network(config: T5Config) -> t5_network.Transformer:
     """Returns T5X's own network of these sizes, without dropout."""
-    return networks.t5x_network(dataclasses.replace(config, dropout_rate=0.0))
+    return stock_network.t5x_network(dataclasses.replace(config, dropout_rate=0.0))
 
 
 def environment(devices: int) -> dict[str, str]:
@@ -165,6 +166,4 @@ def make_decoder_only_pair(bidirectional: bool, tied: bool) -> Pair:
             name: value for name, value in target_params["decoder"].items() if name != "layers_1"
         }
     }
-    return Pair(
-        model, target_params, ModelDraft(config=networks.decoder_only_config(small)), draft_params
-    )
+    return Pair(model, target_params, ModelDraft(config=decoder_only_config(small)), draft_params)

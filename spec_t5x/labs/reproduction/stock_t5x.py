@@ -85,7 +85,7 @@ def _stock_decode(
     with needed("t5x"):
         from t5x import decoding, models
 
-        from spec_t5x.t5x_plugin import networks
+        from spec_t5x.labs.t5x_training.stock_network import t5x_network
     target, eos_id = generator.target, generator.eos_id
     # Their names and types are T5X's.
     params = target.params
@@ -96,7 +96,7 @@ def _stock_decode(
     if rounded or target.config.added_rows or not isinstance(eos_id, int):
         return None
     try:
-        network = networks.t5x_network(target.config)
+        network = t5x_network(target.config)
     except InputError:
         return None
     sample = functools.partial(decoding.temperature_sample, temperature=options.temperature, topk=0)

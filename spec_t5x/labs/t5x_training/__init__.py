@@ -1,1 +1,1 @@
-"""Distillation of drafts and draft heads by T5X's trainer."""
+"""Training and distillation of drafts and draft heads by T5X's trainer."""

@@ -25,10 +25,10 @@ from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import choose_vocabulary
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.labs.t5x_training.stock_network import t5x_network
 from spec_t5x.models.binding import abstract_variables
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.t5x_plugin.drafts import as_vocabulary
-from spec_t5x.t5x_plugin.networks import t5x_network
 from spec_t5x.types import PyTree
 
 # Name of the target's parameters among the train state's ``flax_mutables``.
