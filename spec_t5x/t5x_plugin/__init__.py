@@ -5,6 +5,5 @@
 * ``drafts`` describes drafts, ``placing`` shards their parameters, and ``restoring`` restores
   target and draft from two checkpoints;
 * ``networks`` reads the configurations of T5X's networks;
-* ``initial_weights`` starts a training from weights alone;
 * ``acceptance`` writes the statistics to the log and to the output files.
 """

@@ -7,7 +7,7 @@ pytest.importorskip("t5x.state_utils", reason="needs T5X")
 import numpy as np
 
 from spec_t5x.errors import InputError
-from spec_t5x.t5x_plugin.initial_weights import weights_alone
+from spec_t5x.labs.t5x_training.initial_weights import weights_alone
 
 ARRAY = {"driver": "zarr", "kvstore": {}, "metadata": {"shape": [2, 3]}}
 CHECKPOINT = {"target": {"a": {"kernel": ARRAY}, "b": np.ones(4)}, "state": {"step": 7}}
