@@ -158,13 +158,6 @@ class RMSNorm(nn.Module):
         return normed + _along_last_axis(bias.astype(self.dtype), inputs.ndim)
 
 
-class LayerNorm(RMSNorm):
-    """GPT-2's layer norm, with mean and bias; its statistics are computed in float32."""
-
-    epsilon: float = 1e-5
-    centred: ClassVar[bool] = True
-
-
 class GemmaNorm(RMSNorm):
     """Gemma's RMS norm, which multiplies by 1 + ``scale``, in float32 for any ``dtype``."""
 

@@ -20,7 +20,7 @@ from spec_t5x.models.attention import NewTokens, Traits, after_texts, in_slots, 
 from spec_t5x.models.binding import Family
 from spec_t5x.models.cache import DecoderOnlyCache
 from spec_t5x.models.cached_model import TextModel
-from spec_t5x.models.layers import Dense, LayerNorm, RMSNorm, dropout, times_table
+from spec_t5x.models.layers import Dense, RMSNorm, dropout, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.t5 import NetworkConfig, SelfAttentionLayer, without_added
 from spec_t5x.models.weights import rows
@@ -28,6 +28,13 @@ from spec_t5x.types import Array, Float, Float32, Int
 
 # Standard deviation of new embeddings, as in GPT-2.
 _INIT_STDDEV = 0.02
+
+
+class LayerNorm(RMSNorm):
+    """GPT-2's layer norm, with mean and bias; its statistics are computed in float32."""
+
+    epsilon: float = 1e-5
+    centred: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)

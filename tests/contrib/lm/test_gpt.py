@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.beams.search import beam_search
-from spec_t5x.contrib.lm.gpt import GPTConfig, GPTModel
+from spec_t5x.contrib.lm.gpt import GPTConfig, GPTModel, LayerNorm
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -22,7 +22,7 @@ from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import PrefixTarget
 from spec_t5x.verifiers import BlockVerifier, TokenVerifier, TreeVerifier
 from tests.contrib.lm.toys import tiny_gpt
-from tests.models import test_sizes
+from tests.models import test_layers, test_sizes
 from tests.toy_t5 import disturbed
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -155,3 +155,7 @@ def test_wrong_sizes_are_one_line(changes, message):
 def test_shapes_are_those_of_the_whole_network_in_its_order(changes):
     config = GPTConfig(vocab_size=32, **changes)
     test_sizes.test_shapes_are_those_of_the_whole_network_in_its_order(config)
+
+
+def test_its_norms_take_plain_means_away_from_a_cpu(monkeypatch):
+    test_layers.test_norms_take_plain_means_away_from_a_cpu(LayerNorm(), monkeypatch)
