@@ -5,7 +5,7 @@ The rules are those of T5X's simplest layout (activations and parameters sharded
 dimension), so that a checkpoint is sharded as by T5X.
 
     mesh = make_mesh(model=4)
-    params = shard_params(params, config, mesh)
+    params = jax.device_put(params, param_shardings(config, mesh))
     with partitioned(mesh):
         decoded = speculative_decode(T5Model.create(params, config), draft, ...)
 """
@@ -102,11 +102,6 @@ def declared_shardings(params: PyTree, params_axes: PyTree, mesh: Mesh) -> PyTre
         return NamedSharding(mesh, partition_spec(leaf.shape, tuple(names), RULES, mesh))
 
     return jax.tree.map(sharding, unfreeze(params), axes)
-
-
-def shard_params(params: PyTree, config: ModelConfig, mesh: Mesh) -> PyTree:
-    """Returns the parameters on the devices of a mesh, sharded by ``param_shardings``."""
-    return jax.device_put(params, param_shardings(config, mesh))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -97,8 +97,9 @@ def main(big: ModelConfig, small: ModelConfig, speculate: bool, kv: str = "auto"
 
     mesh = partitioning.make_mesh(data=2, model=4)
     with partitioning.partitioned(mesh):
-        target = T5Model.create(partitioning.shard_params(params, big, mesh), big).with_kv(kv)
-        draft_params = partitioning.shard_params(draft_params, small, mesh)
+        params = jax.device_put(params, partitioning.param_shardings(big, mesh))
+        target = T5Model.create(params, big).with_kv(kv)
+        draft_params = jax.device_put(draft_params, partitioning.param_shardings(small, mesh))
         if speculate:
             draft = TransformerDraft(T5Model.create(draft_params, small))
         spread = tuple(partitioning.shard_batch(row, mesh) for row in rows)
