@@ -27,6 +27,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native.model_files import save_model
+from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine import progress
@@ -250,7 +251,7 @@ def write_tiny_pair(directory: Path, head_dim: int = 8) -> None:
             directory / name,
             _babbling_params(config, seed),
             config,
-            spiece,
+            SentencePieceVocabulary(spiece),
             dtype="float32",
             extra={"max_source_length": 48},
         )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.native.model_files import save_model
+from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.models.t5 import T5Config
 from tests.conftest import ENGLISH, GERMAN
@@ -33,7 +34,7 @@ def write(root: Path) -> Path:
         )
         params = random_params(config, seed, lambda path, draws: 0.3 * draws)
         native = root / "native" / name
-        save_model(native, params, config, spiece, dtype="float32")
+        save_model(native, params, config, SentencePieceVocabulary(spiece), dtype="float32")
         convert(native, root / name, to="huggingface")
     lines = [f"{source}\t{target}\n" for source, target in zip(ENGLISH, GERMAN, strict=False)]
     (root / "ende.tsv").write_text("".join(lines[:4]), encoding="utf-8")

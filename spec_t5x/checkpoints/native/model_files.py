@@ -52,7 +52,7 @@ def save_model(
     directory: str | Path,
     params: PyTree,
     config: ModelConfig,
-    vocabulary_or_path: Vocabulary | str | Path,
+    vocabulary: Vocabulary,
     *,
     dtype: str = "bfloat16",
     extra: dict[str, Any] | None = None,
@@ -64,7 +64,7 @@ def save_model(
         directory: directory of the checkpoint; missing parents are created.
         params: the network's parameters, as of ``LoadedModel``, without an outer "params".
         config: the network's configuration.
-        vocabulary_or_path: a vocabulary, or the path of a SentencePiece file without extra ids.
+        vocabulary: the vocabulary, which is stored beside the parameters.
         dtype: type of the stored weights, "bfloat16" or "float32"; or "int8": a matrix takes a byte
             a weight, and is read back as bfloat16 (``rounded``).
         extra: further entries of config.json (training steps, scores, ...).
@@ -73,9 +73,6 @@ def save_model(
     Raises ``InputError`` if the directory is taken, the parameters do not fit ``config`` or are not
     finite, ``dtype`` is another, or ``extra`` has names of the format's entries.
     """
-    vocabulary = vocabulary_or_path
-    if isinstance(vocabulary, str | Path):
-        vocabulary = SentencePieceVocabulary(vocabulary)
     stored = StoredModel.of_params(directory, params, config, vocabulary, extra)
     stored.write(directory, write_model, dtype=dtype, overwrite=overwrite)
 
