@@ -267,7 +267,7 @@ class GenerateOptions:
     @property
     def repeats(self) -> bool:
         """True if outputs do not depend on how many tokens are proposed in each iteration."""
-        return self.sampling().greedy or self.make_verifier().coupled
+        return self.sampling().greedy and self.lenience == 1 or self.make_verifier().coupled
 
     def settled(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options in ``NEUTRAL``: as set here, else by the checkpoint, else neutral."""

@@ -24,6 +24,9 @@ from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.sources import Item
 from spec_t5x.loops.pace import Costs
 
+# Folded into the keys of the inputs that ``learned`` decodes; no length of a text is as large.
+_LEARNING = 0x6C656172
+
 
 @dataclasses.dataclass(kw_only=True)
 class Tally:
@@ -166,7 +169,8 @@ class Answerer:
         """Measures the costs of speculation on these inputs; None if none can be decoded.
 
         If outputs depend on the number of proposed tokens, also decodes a batch to find the fastest
-        number, which the whole run then keeps.
+        number, which the whole run then keeps. It decodes with other random numbers than the run:
+        a number that depended on the run's would change the law of its outputs.
         """
         good, _ = self._prepared(items)
         with self._on_devices():
@@ -176,7 +180,8 @@ class Answerer:
                 costs = engine.costs(batch)
                 if self.options.repeats:
                     return Learned(costs=costs)
-                pace = engine.decode(batch).pace
+                keys = jax.vmap(jax.random.fold_in, (0, None))(batch.keys, _LEARNING)
+                pace = engine.decode(dataclasses.replace(batch, keys=keys)).pace
                 return Learned(costs=costs, gamma=0 if pace is None else pace.best_limit)
         return None
 
@@ -199,6 +204,11 @@ class Answerer:
             return self.generator.tokenize(item.text, self.options)
         if not item.ids:
             raise InputError("the example has no ids: give at least one word")
+        if (largest := max(item.ids)) >= (size := self.generator.target.vocab_size):
+            raise InputError(
+                f"the example has the id {largest} and the model {size} ids: give a task with the "
+                "model's vocabulary"
+            )
         return self.generator.fit(item.ids, item.text, self.options)
 
     def _prepared(self, items: Sequence[Item]) -> tuple[list[Input], dict[int, Answer]]:

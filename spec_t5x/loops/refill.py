@@ -322,7 +322,9 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     group, slots, is_there = carry.group, carry.slots, carry.is_waiting
     num_sources, num_slots = group.places.shape[0], slots.places.shape[0]
     source = jnp.minimum(carry.taken, num_sources - 1)
-    state = _cleared(slots.state.replace(pace=None), slot, num_slots)
+    # A free slot has the caches of the last input that it was offered.
+    is_free = ~slots.is_used[slot]
+    state = _cleared(slots.state.replace(pace=None), slot, num_slots, is_free)
     state, sources, prompts, places = Move(source=source, to=slot, num_sources=num_sources).of_all(
         (state, slots.sources, slots.prompts, slots.places),
         (group.state, group.sources, group.prompts, group.places),
@@ -340,10 +342,12 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     return carry.replace(slots=slots, taken=carry.taken + is_there)
 
 
-def _cleared(state: DecodeState, slot: Int[Array, ""], num_slots: int) -> DecodeState:
-    """Zeroes a slot's states and caches if its scores are not finite: weight 0 times infinity."""
+def _cleared(
+    state: DecodeState, slot: Int[Array, ""], num_slots: int, is_free: Bool[Array, ""]
+) -> DecodeState:
+    """Zeroes a slot's states and caches if they may not be finite: weight 0 times infinity."""
     computed = state.outputs.scores + state.stats.beta_sum
-    is_bad = ~jnp.all(jnp.isfinite(computed.reshape(num_slots, -1)[slot]))
+    is_bad = is_free | ~jnp.all(jnp.isfinite(computed.reshape(num_slots, -1)[slot]))
 
     def clear(leaf):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):

@@ -54,7 +54,7 @@ from spec_t5x.loops.decode_state import (
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Pace
 from spec_t5x.sampling.distributions import Sampling, standardize
-from spec_t5x.sampling.draws import RowStream, Stream, sample_next
+from spec_t5x.sampling.draws import Stream, sample_next
 from spec_t5x.sampling.log_probs import token_log_probs
 from spec_t5x.sampling.verification import Verdict
 from spec_t5x.types import Array, Bool, Int, Key, PyTree
@@ -406,8 +406,6 @@ def _checked(
     stream = outputs_lib.row_stream(
         rng, prompts.shape[0], loop.num_decodes, coupled, loop.max_decode_len
     )
-    if loop.verifier.tree(gamma) is not None and not isinstance(stream, RowStream):
-        raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
     settings = settings.repeat(loop.num_decodes)
     return stream, settings.keep_ties() if coupled else settings
 

@@ -3,7 +3,7 @@
 The output layer takes most of the time of a small draft with a large vocabulary, and most tokens
 that it scores never occur. A draft may leave tokens out, since the target generates these itself,
 at the cost of a rejection (Zhao et al. 2025, FR-Spec, arXiv 2502.14856). Tokens that are left out
-have the logit minus infinity, so that the logits still cover the whole vocabulary.
+have a logit of probability 0, so that the logits still cover the whole vocabulary.
 """
 
 import flax.struct
@@ -15,6 +15,10 @@ from spec_t5x.models import weights
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.types import Array, Bool, Float, Float32, Int
+
+# Logit of a token that is left out. It is finite, so that there is a distribution even if rules of
+# decoding exclude all known tokens.
+UNKNOWN = -1e30
 
 
 @flax.struct.dataclass
@@ -48,11 +52,11 @@ class NarrowHead:
         kernel: weights.Form | Float[Array, "embed known"],
         states: Float[Array, "batch length embed"],
     ) -> Float32[Array, "batch length vocab"]:
-        """Returns ``states @ kernel`` as logits of all tokens, minus infinity for unknown ones."""
+        """Returns ``states @ kernel`` as logits of all tokens, ``UNKNOWN`` for unknown ones."""
         dense = Dense(self.ids.shape[0], ("embed", "vocab"), parent=None)
         known = dense.apply({"params": {"kernel": kernel}}, states)
         # A scatter of known logits: on a CPU it is three times as fast as a gather for all tokens.
-        unknown = jnp.full((*states.shape[:2], self.knows.shape[0]), -jnp.inf)
+        unknown = jnp.full((*states.shape[:2], self.knows.shape[0]), UNKNOWN)
         where = {"unique_indices": True, "indices_are_sorted": True, "mode": "promise_in_bounds"}
         return unknown.at[..., self.ids].set(known, **where)
 

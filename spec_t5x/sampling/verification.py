@@ -136,7 +136,7 @@ def block_thresholds(
     """
     of_draft = values_at(draft_probs, draft_tokens)
     of_target = values_at(target_probs[:-1], draft_tokens)
-    # Only tokens that were not proposed have probability 0.
+    # Only tokens that were not proposed have probability 0, or a row that is not finite.
     proposed = of_draft > 0
 
     def carry(ratio, probabilities):
@@ -149,7 +149,9 @@ def block_thresholds(
     # Unrolled, since a loop inside the iteration would split its CUDA graph.
     _, carried = lax.scan(carry, one, (of_target, of_draft, proposed), unroll=True)
     carried = jnp.concatenate([one[None], carried])
-    mass = excess(carried, target_probs, draft_probs)[1:]
+    # Where nothing was proposed, d is 0 and t has mass 1.
+    follows = jnp.append(proposed[1:], True)
+    mass = jnp.where(follows, excess(carried, target_probs, draft_probs)[1:], carried[1:])
     denominator = mass + 1 - carried[1:]
     # The denominator is 0 if draft and target agree so far and in the next row.
     thresholds = jnp.where(denominator <= 0, 1.0, _divide(mass, denominator))

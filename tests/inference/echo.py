@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 from pathlib import Path
 
 from spec_t5x.errors import InputError
@@ -19,8 +20,10 @@ class Echo(Generator):
     """Generator stub: each of two outputs is the text, the batch's width and an index."""
 
     def __init__(self):
-        # Without a model, because no method that needs one is called.
-        fields = {"max_source_len": 32, "target": None, "draft": None, "defaults": {}, "_costs": {}}
+        # Without a model, because no method that needs more than its number of ids is called.
+        target = types.SimpleNamespace(vocab_size=1 << 20)
+        fields = {"max_source_len": 32, "target": target, "draft": None, "defaults": {}}
+        fields["_costs"] = {}
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 

@@ -4,10 +4,13 @@ import dataclasses
 import json
 
 import jax
+import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator
+from spec_t5x.generation.batches import random_keys
+from spec_t5x.generation.engine import Engine
 from spec_t5x.inference.answering import Answerer, Learned, Tally
 from spec_t5x.inference.sources import Item
 from spec_t5x.loops import refill
@@ -87,6 +90,31 @@ def test_with_auto_a_sampled_text_depends_on_nothing_beside_it(generator, c):
         answerer.assume(learned)
         found.append(lines_of(answerer.generator, answerer.options, items()))
     assert found[0] == found[1]
+
+
+def test_the_decoding_that_gamma_is_learned_by_shares_no_random_number_with_the_run(
+    generator, monkeypatch
+):
+    """With the run's, a draft that is accepted in both would be likelier than it is by its law."""
+    options = dataclasses.replace(OPTIONS, gamma="auto", temperature=1.0)
+    generator.assume(options, Costs.by_formula(c=0.1))
+    decode, used = Engine.decode, []
+
+    def recorded(self, batch):
+        used.append(jax.random.key_data(batch.keys))
+        return decode(self, batch)
+
+    monkeypatch.setattr(Engine, "decode", recorded)
+    Answerer(generator=generator, options=options).learned(items())
+    ((*keys,),) = used
+    of_run = jax.random.key_data(random_keys(options.seed, np.arange(len(TEXTS))))
+    assert not {tuple(each.tolist()) for each in keys} & {tuple(each.tolist()) for each in of_run}
+
+
+def test_an_example_with_an_id_that_the_model_lacks(generator):
+    item = Item(index=0, place=("example", 0), text="x", ids=[3, generator.target.vocab_size])
+    with pytest.raises(InputError, match="give a task with the model's vocabulary"):
+        Answerer(generator=generator, options=OPTIONS).ids(item)
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,11 @@ def test_after_refusals_both_caches_are_those_of_a_fresh_prefill():
     assert np.any(np.asarray(state.stats.accepted) < np.asarray(state.stats.verified))
 
 
+def test_without_drafts_a_tree_is_plain_decoding():
+    found = decode(TransformerDraft(near()), TreeVerifier(), gamma=0)
+    np.testing.assert_array_equal(found.tokens, plain().tokens)
+
+
 def test_what_trees_cannot_be_used_with_is_refused():
     class Bare:
         vocab_size, state_size, max_positions = 4, 0, None
@@ -196,7 +201,5 @@ def test_what_trees_cannot_be_used_with_is_refused():
         check_tree(Bare(), draft)
     with pytest.raises(InputError, match="coupled"):
         decode(draft, tree, rng=t5x_stream(KEY, jnp.zeros(3, jnp.int32), 9))
-    with pytest.raises(InputError, match="gamma is 0"):
-        decode(draft, tree, gamma=0)
     with pytest.raises(InputError, match="at most 256"):
         decode(draft, TreeVerifier((9, 9, 9)), gamma=3)

@@ -11,7 +11,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import NodeTarget
 from spec_t5x.labs.training.kept_layers import narrowed_params
 from spec_t5x.loops.tree_nodes import tree_nodes
-from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
+from spec_t5x.models.narrow_head import UNKNOWN, NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.shared_params import own_params
 from spec_t5x.sampling.distributions import sampling, standardize
@@ -55,7 +55,10 @@ def test_known_tokens_have_the_logits_of_the_whole_layer(tied):
     for method in ("score", "score_nodes"):
         ours, theirs = logits_of(narrow, method), logits_of(whole, method)
         np.testing.assert_allclose(ours[..., IDS], theirs[..., IDS], rtol=1e-5, atol=1e-5)
-        assert np.all(np.isneginf(ours[..., ~KNOWN]))
+        assert np.all(ours[..., ~KNOWN] == UNKNOWN)
+        # With no known token left, it is a distribution still.
+        probs = standardize(ours.at[..., IDS].set(-np.inf), sampling(1e-3))
+        np.testing.assert_allclose(probs.sum(-1), 1.0, rtol=1e-5)
         # Sampled, by any settings, are known tokens alone.
         for settings in (sampling(1.0, 9), sampling(0.7, 0, 0.99)):
             probs = standardize(ours, settings)

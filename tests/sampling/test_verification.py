@@ -140,6 +140,16 @@ def test_block_verification_accepts_no_draft_before_a_row_that_is_not_finite():
     assert count_block_accepted(np.zeros(2), thresholds) == 0
 
 
+def test_block_verification_counts_a_draft_that_is_not_finite_as_not_proposed():
+    draft, target = (np.full((rows, 2), 0.5, np.float32) for rows in (2, 3))
+    draft[0], target[0] = (0.9, 0.1), (0.6, 0.4)
+    expected = block_thresholds(np.array([0, 1]), np.stack([draft[0], np.zeros(2)]), target)
+    draft[1] = np.nan
+    found = block_thresholds(np.array([0, 1]), draft, target)
+    np.testing.assert_array_equal(found[0], expected[0])
+    assert 0 < found[0][0] < 1 and found[0][1] == 0
+
+
 def count_block(uniforms, tokens, draft, target):
     return count_block_accepted(uniforms, block_thresholds(tokens, draft, target)[0])
 
