@@ -27,6 +27,8 @@ _COMMON = (
 ENCODER_DECODER_FIELDS = (*_COMMON, "num_encoder_layers", "num_decoder_layers")
 # Attention logits: the package always computes them in float32, the more precise of the two.
 _IGNORED = ("dtype", "scan_layers", "float32_attention_logits")
+# Settings of T5X's networks for GPUs (``t5x.contrib.gpu.t5``), which must be off.
+_OFF = ("scale_attn_logits",)
 
 
 def t5_config(module: Any) -> T5Config:
@@ -59,11 +61,14 @@ def _sizes(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
             f"module {kind} has no config.{missing[0]}: speculate with a network whose config has "
             "the names of T5X's examples"
         )
-    known = {*names, *_IGNORED}
-    unknown = [field.name for field in dataclasses.fields(config) if field.name not in known]
-    if unknown:
-        raise InputError(
-            f"config.{unknown[0]} of {kind} is unknown: speculate with t5x.examples.t5.network, "
-            "or decode the checkpoint (of scalable_t5, for example) with spec-t5x infer"
-        )
+    for name in (field.name for field in dataclasses.fields(config)):
+        value = getattr(config, name)
+        if name not in (*names, *_IGNORED) and not (name in _OFF and value is False):
+            remedy = (
+                "speculate with a model that has it False"
+                if name in _OFF
+                else "speculate with t5x.examples.t5.network, or decode the checkpoint (of "
+                "scalable_t5, for example) with spec-t5x infer"
+            )
+            raise InputError(f"config.{name} of {kind} is {value!r}, which is unknown: {remedy}")
     return {name: getattr(config, name) for name in names} | {"dtype": jnp.dtype(config.dtype).name}

@@ -23,16 +23,31 @@ def launch_model() -> models.EncoderDecoderModel:
     If a gin file named the class instead, gin would refuse a subclass's bindings of its methods.
 
     Raises:
-      InputError: the launch binds nothing to the class.
+      InputError: the launch binds no module to the class, or binds a model of another class or in
+        a scope, which may be the one that ``MODEL`` was before.
     """
-    try:
-        make = gin.get_configurable(models.EncoderDecoderModel)
-    except ValueError as error:
+    remedy = "bind speculation.speculate.model = @CLASS() after speculate.gin"
+    if "module" not in bindings_of(models.EncoderDecoderModel, resolve_references=False):
         raise InputError(
-            "the launch's files bind no models.EncoderDecoderModel: give the model's file; for a "
-            "model of another class bind speculation.speculate.model = @CLASS() after speculate.gin"
-        ) from error
-    return make()
+            "the launch's files bind no models.EncoderDecoderModel.module: give the model's file; "
+            f"for a model of another class {remedy}"
+        )
+    stock = models.EncoderDecoderModel
+    # gin has no public list of what is bound.
+    for scope, selector in gin.config._CONFIG:
+        made = gin.get_configurable(selector)
+        if not (isinstance(made, type) and issubclass(made, models.BaseTransformerModel)):
+            continue
+        # gin's classes have the names of those that they wrap.
+        is_stock = (made.__module__, made.__qualname__) == (stock.__module__, stock.__qualname__)
+        if made.__module__.startswith(__package__) or (is_stock and not scope):
+            continue
+        name = "/".join(filter(None, (scope, selector)))
+        raise InputError(
+            f"the launch's files bind models.EncoderDecoderModel and {name}: name the model, "
+            f"{remedy}"
+        )
+    return gin.get_configurable(stock)()
 
 
 def remade(

@@ -160,6 +160,11 @@ def checked_path(path: Any, has_draft: bool, by_name: bool) -> str | None:
         )
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"DRAFT_CHECKPOINT_PATH is {path!r}: give the path of one checkpoint")
+    if gfile.exists(f"{path}.index"):
+        raise InputError(
+            f"the draft's checkpoint {path} is Mesh TensorFlow's: convert it with T5X's "
+            "scripts/convert_tf_checkpoint.py"
+        )
     if not gfile.exists(path):
         raise InputError(f"there is no draft's checkpoint {path}: set DRAFT_CHECKPOINT_PATH")
     return path

@@ -1,7 +1,8 @@
 """Function ``speculate`` for T5X models; a gin include binds ``MODEL`` to it."""
 
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from t5x import models, partitioning
 
@@ -73,6 +74,8 @@ def speculate(
             f"model is a {type(model).__name__}: give a t5x.models.EncoderDecoderModel or "
             "DecoderOnlyModel"
         )
+    if exported := bindings_of("export_lib.save", resolve_references=False):
+        _check_export(exported, stock, statistics)
     made = remade(model, stock, _SPECULATIVE[stock], _UNUSED)
     if not isinstance(widths, tuple | list):
         raise InputError(f"widths is {widths!r}: give a list, as in ({widths!r},)")
@@ -81,3 +84,18 @@ def speculate(
     chosen = make_verifier(verifier, lenience=lenience, widths=widths)
     made.set_up(draft, gamma, chosen, c, position, partitioner, kv, statistics)
     return made
+
+
+def _check_export(bound: Mapping[str, Any], stock: type, statistics: bool) -> None:
+    """Raises ``InputError`` for arguments of ``t5x.export`` that end it without a message."""
+    if stock is models.DecoderOnlyModel:
+        raise InputError("t5x.export takes encoder-decoders alone here: leave speculate.gin out")
+    if "partitioner" in bound and bound["partitioner"] is None:
+        raise InputError(
+            "export_lib.save.partitioner is None, with which T5X restores no draft: leave it out"
+        )
+    if statistics and bound.get("inference_mode") == "predict":
+        raise InputError(
+            "STATISTICS is True and t5x.export takes tokens and scores alone: give "
+            "--gin_file=gin_configs/t5x/export.gin after speculate.gin"
+        )

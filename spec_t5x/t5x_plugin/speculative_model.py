@@ -192,7 +192,8 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         if self._gamma and not self._draft.searches:
             raise InputError(
                 f"decode_fn is beam_search and draft {self._draft} cannot search: add --gin_file="
-                "gin_configs/t5x/greedy.gin, or give a draft model (speculate.gin alone) or GAMMA 0"
+                "gin_configs/t5x/greedy.gin (for a model of your own class bind its decode_fn), "
+                "or give a draft model (speculate.gin alone) or GAMMA 0"
             )
 
     def predict_batch_with_aux(

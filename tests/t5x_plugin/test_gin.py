@@ -8,13 +8,18 @@ pytest.importorskip("t5x.models", reason="needs T5X")
 
 import gin
 import seqio
+from t5x.contrib.gpu.t5 import network as gpu
 from t5x.examples.scalable_t5 import network as scalable
+from t5x.examples.t5 import network as examples
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
 from spec_t5x.models.sizes import size
 from spec_t5x.t5x_plugin.networks import t5_config
-from spec_t5x.t5x_plugin.speculative_model import SpeculativeDecoderOnlyModel
+from spec_t5x.t5x_plugin.speculative_model import (
+    SpeculativeDecoderOnlyModel,
+    SpeculativeEncoderDecoderModel,
+)
 from tests.t5x_plugin.toy_models import REPOSITORY
 
 DECODER_ONLY_LAUNCH = """
@@ -35,6 +40,21 @@ network.TransformerConfig:
 decoder_only.DecoderOnlyConfig:
   vocab_size = 384
   num_layers = 1
+"""
+LAUNCH = """
+from __gin__ import dynamic_registration
+import seqio
+from t5x import export_lib
+from t5x import models
+from t5x.examples.t5 import network as t5_network
+
+models.EncoderDecoderModel:
+  module = @t5_network.Transformer()
+  input_vocabulary = @seqio.ByteVocabulary()
+  output_vocabulary = @seqio.ByteVocabulary()
+  optimizer_def = None
+t5_network.Transformer.config = @t5_network.T5Config()
+t5_network.T5Config.vocab_size = 384
 """
 SIZED_LAUNCH = """
 from __gin__ import dynamic_registration
@@ -67,6 +87,7 @@ def test_decoder_only_gin_makes_the_twin(made):
     assert isinstance(model, SpeculativeDecoderOnlyModel)
     assert isinstance(draft.config, DecoderOnlyConfig)
     assert (draft.config.num_layers, model._network.config.num_layers) == (1, 2)
+    assert draft.config.dtype == "bfloat16"
 
 
 def test_a_decoder_alone_has_no_source_to_round(made):
@@ -82,13 +103,39 @@ def test_a_decoder_alone_has_no_source_to_round(made):
             True,
             "Transformer scans its layers: decode its checkpoint with spec-t5x infer, or",
         ),
-        (False, "config.remat_policy of Transformer is unknown: .*of scalable_t5.* spec-t5x infer"),
+        (False, "config.remat_policy of Transformer is .*unknown: .*scalable_t5.* spec-t5x infer"),
     ],
 )
 def test_a_network_of_scalable_t5_is_refused_with_what_decodes_it(scan_layers, message):
     config = scalable.T5Config(vocab_size=8, scan_layers=scan_layers)
     with pytest.raises(InputError, match=message):
         t5_config(scalable.Transformer(config))
+
+
+def test_t5xs_network_for_gpus():
+    """It is that of ``t5x.examples.t5`` unless it divides attention logits."""
+    config = gpu.T5Config(vocab_size=8)
+    assert t5_config(gpu.Transformer(config)) == t5_config(examples.Transformer(config))
+    with pytest.raises(InputError, match="config.scale_attn_logits of Transformer is True"):
+        t5_config(gpu.Transformer(config.replace(scale_attn_logits=True)))
+
+
+@pytest.mark.parametrize(
+    ("files", "bound", "message"),
+    [
+        (["speculate"], "partitioner = None", "partitioner is None, with which T5X restores no"),
+        (["speculate"], "inference_mode = 'predict'", "STATISTICS is True and t5x.export takes"),
+        (["speculate", "export"], "inference_mode = 'predict'", None),
+        (["speculate", "decoder_only", "export"], "batch_size = 1", "encoder-decoders alone here"),
+    ],
+)
+def test_exports_that_would_fail_without_a_message(made, files, bound, message):
+    value = made(files, f"{LAUNCH}{DECODER_ONLY_LAUNCH}export_lib.save.{bound}")
+    if message is None:
+        assert isinstance(value("MODEL"), SpeculativeEncoderDecoderModel)
+        return
+    with pytest.raises(InputError, match=message):
+        value("MODEL")
 
 
 def test_a_model_of_a_published_size(made):
