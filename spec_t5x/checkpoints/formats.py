@@ -34,9 +34,9 @@ class Format:
     # Configurations of the models that can be written, and writers by the names of ``convert``.
     config: type[ModelConfig] = ModelConfig
     writers: Mapping[str, Writer] = dataclasses.field(default_factory=dict)
-    # For models on the Hugging Face Hub. The first raises ``InputError`` if config.json is of an
-    # unsupported model; the second reads the vocabulary without weights, None if no file has one.
+    # Raises ``InputError`` if config.json, of a model on the Hugging Face Hub, is not supported.
     check_supported: Callable[[dict[str, Any], Location], object] | None = None
+    # Reads the vocabulary without weights; None if no file has one.
     read_vocabulary: Callable[[Location, dict[str, Any]], Vocabulary | None] | None = None
 
 
@@ -78,4 +78,5 @@ NATIVE = Format(
     recognizes=lambda directory, values: (values or {}).get("format") == model_files.FORMAT,
     open_model=model_files.open_model,
     writers={"native": model_files.write_model},
+    read_vocabulary=model_files.read_vocabulary,
 )

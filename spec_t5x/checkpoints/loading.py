@@ -9,7 +9,6 @@ from spec_t5x.checkpoints.formats import NATIVE, Format, format_of
 from spec_t5x.checkpoints.huggingface import generation_config, hub
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.huggingface.vocabulary_files import has_tokenizer
-from spec_t5x.checkpoints.packaged import PACKAGED_MODELS, packaged_names
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
@@ -27,6 +26,7 @@ from spec_t5x.names import AUTO
 
 log = logging.getLogger(__name__)
 
+PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
 # What config.json has of a model that tokenizer files alone do not tell.
 _OF_T5 = {"model_type": "t5"}
 
@@ -93,12 +93,29 @@ def open_model(
 
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
     """Reads a model's vocabulary, from the Hub without the weights if its files suffice."""
-    if is_on_hub(directory_or_name):
-        directory, values, format = _recognized(find(directory_or_name))
-        vocabulary = format.read_vocabulary and format.read_vocabulary(directory, values)
-        if vocabulary is not None:
-            return vocabulary
+    if is_on_hub(directory_or_name) and (vocabulary := _vocabulary_of_files(directory_or_name)):
+        return vocabulary
     return open_model(directory_or_name).known_vocabulary()
+
+
+def check_task(directory: Location, task: str | None) -> None:
+    """Raises ``InputError`` if ``task`` is not None and config.json has no settings for it."""
+    if task is not None:
+        values = _recognized(directory)[1] or {}
+        settings = values.get(generation_config.GENERATION, values)
+        generation_config.check_task(settings, str(directory), task)
+
+
+def check_vocabularies(target: str | Path | GcsPath, draft: str | Path | GcsPath) -> None:
+    """Checks as ``check_same_vocabulary``, before weights are downloaded, if files suffice."""
+    ours, theirs = map(_vocabulary_of_files, (target, draft))
+    if ours and theirs:
+        _check_same(ours, theirs, f"target {target} and draft {draft}")
+
+
+def _vocabulary_of_files(directory_or_name: str | Path | GcsPath) -> Vocabulary | None:
+    directory, values, format = _recognized(find(directory_or_name))
+    return format.read_vocabulary and format.read_vocabulary(directory, values)
 
 
 def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) -> Vocabulary:
@@ -108,10 +125,14 @@ def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) ->
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel) -> None:
     """Raises ``InputError``, naming the first difference, if the draft's ids mean other tokens."""
-    if not _same_ids(target.vocabulary, draft.vocabulary):
+    names = f"target {target.directory} and draft {draft.directory}"
+    _check_same(target.vocabulary, draft.vocabulary, names)
+
+
+def _check_same(target: Vocabulary, draft: Vocabulary, names: str) -> None:
+    if not _same_ids(target, draft):
         raise InputError(
-            f"target {target.directory} and draft {draft.directory} have different "
-            f"vocabularies ({_first_difference(target.vocabulary, draft.vocabulary)}): "
+            f"{names} have different vocabularies ({_first_difference(target, draft)}): "
             "give a draft trained with the target's vocabulary"
         )
 
@@ -138,6 +159,11 @@ def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:
         if ours != theirs:
             return f"id {index} is {ours!r} and {theirs!r}"
     return f"{target.vocab_size} and {draft.vocab_size} ids"
+
+
+def packaged_names() -> list[str]:
+    """Lists the names of the packaged models, sorted: directories of ``PACKAGED_MODELS``."""
+    return sorted(path.parent.name for path in PACKAGED_MODELS.glob(f"*/{CONFIG_NAME}"))
 
 
 def find(directory_or_name: str | Path | GcsPath) -> Location:

@@ -16,6 +16,7 @@ of this kind is packaged with the target. A T5X checkpoint without a vocabulary 
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,13 +25,15 @@ from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.huggingface import hub
 from spec_t5x.checkpoints.loading import (
     PACKAGED_MODELS,
+    check_task,
+    check_vocabularies,
     find,
     find_directory,
     is_on_hub,
     open_model,
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_if_there
-from spec_t5x.checkpoints.storage.locations import GcsPath, locate
+from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request, one_checkpoint
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -64,41 +67,70 @@ def make_draft(
         target lacks the encoder that it needs, or their vocabularies differ.
     """
     options, text = options or DraftOptions(), str(text)
-    kind = registry.find("draft", kind_of(text))
-    if options.settings is not None and not kind.has_temperature:
-        raise InputError(f"draft {text!r} takes no temperature: leave draft_temperature out")
-    if options.weights != AUTO and not _has_weights(text):
-        raise InputError(f"draft {text!r} has no weights of a model: leave draft_weights out")
+    kind = _checked_kind(text, options)
     if kind.needs_encoder and not target.config.has_source:
         raise InputError(
             f"draft {text!r} is for encoder-decoder targets and {target.directory} is "
             "decoder-only: use transformer, an n-gram draft or copy"
         )
 
-    def packaged(name: str) -> str:
-        directory = target.directory
-        drafts = PACKAGED_DRAFTS.get(directory.name, {})
-        if directory != PACKAGED_MODELS / directory.name or name not in drafts:
-            raise InputError(
-                f"draft {name!r} is not packaged for {directory}: give a directory, {name}:DIR"
-            )
-        return drafts[name]
-
     def make(other: str, options: DraftOptions) -> Draft:
         # The weights may be those of the draft that takes the other one.
         weights = options.weights if _has_weights(other) else AUTO
         return make_draft(other, target, model, dataclasses.replace(options, weights=weights))
 
+    packaged = functools.partial(_packaged, target.directory)
     request = Request(target=target, model=model, options=options, make=make, packaged=packaged)
     return kind.make(request, _argument(text))
 
 
-def find_models(target: str | Path | GcsPath, drafts: Iterable[str | Path]) -> None:
-    """Checks that a target and its drafts' models exist, then downloads weights from the Hub."""
-    names = [target, *(name for draft in drafts for name in _checkpoints_of(str(draft)))]
-    for name in names:
+def _checked_kind(text: str, options: DraftOptions) -> DraftKind:
+    """Returns the draft's kind; raises ``InputError`` for options that it does not have."""
+    kind = registry.find("draft", kind_of(text))
+    if options.settings is not None and not kind.has_temperature:
+        raise InputError(f"draft {text!r} takes no temperature: leave draft_temperature out")
+    if options.weights != AUTO and not _has_weights(text):
+        raise InputError(f"draft {text!r} has no weights of a model: leave draft_weights out")
+    return kind
+
+
+def _packaged(target: Location, name: str) -> str:
+    """Returns the name of a target's packaged draft of the kind ``name``."""
+    drafts = PACKAGED_DRAFTS.get(target.name, {})
+    if target != PACKAGED_MODELS / target.name or name not in drafts:
+        raise InputError(
+            f"draft {name!r} is not packaged for {target}: give a directory, {name}:DIR"
+        )
+    return drafts[name]
+
+
+def find_models(
+    target: str | Path | GcsPath,
+    drafts: Iterable[str | Path],
+    options: DraftOptions | None = None,
+    task: str | None = None,
+) -> None:
+    """Checks that a target and its drafts' models exist, then downloads weights from the Hub.
+
+    Before a download, which may take an hour, vocabularies are compared, and what can be checked
+    of the drafts, their ``options`` and the target's ``task`` is.
+    """
+    drafts = list(map(str, drafts))
+    directory = find(target)
+    check_task(directory, task)
+    for draft in drafts:
+        _checked_kind(draft, options or DraftOptions())
+        for name in _without_argument(draft):
+            _packaged(directory, name)
+    models = [name for draft in drafts for name in _checkpoints_of(draft)]
+    names = [target, *models]
+    for name in models:
         find(name)
-    for name in filter(is_on_hub, names):
+    absent = [name for name in names if is_on_hub(name) and not hub.has_weights(name)]
+    for name in models if absent else ():
+        if kind_of(name) == TRANSFORMER:
+            check_vocabularies(target, name)
+    for name in absent:
         hub.download_weights(name)
 
 
@@ -110,6 +142,14 @@ def _checkpoints_of(text: str) -> list[str]:
     kind = registry.find("draft", name)
     inner = (found for draft in kind.drafts(argument) for found in _checkpoints_of(draft))
     return [*kind.checkpoints(argument), *inner]
+
+
+def _without_argument(text: str) -> list[str]:
+    """Lists the packaged drafts, by kind, that a draft or a draft in its argument needs."""
+    name, argument = kind_of(text), _argument(text)
+    kind = registry.find("draft", name)
+    own = [] if argument or kind.packaged is None else [kind.packaged]
+    return [*own, *(found for draft in kind.drafts(argument) for found in _without_argument(draft))]
 
 
 def _has_weights(text: str) -> bool:
@@ -175,4 +215,4 @@ def model_draft(request: Request, argument: str) -> TransformerDraft:
     return TransformerDraft(loaded.bind(), settings=options.settings)
 
 
-KIND = DraftKind(make=model_draft, checkpoints=one_checkpoint)
+KIND = DraftKind(make=model_draft, checkpoints=one_checkpoint, packaged=TRANSFORMER)

@@ -47,12 +47,14 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.labs.benchmark.text_source import TextSource
 
     models, source, options = settings.configured(args, Models, TextSource, AcceptanceOptions)
-    if models.draft == NO_DRAFT and not options.drafts:
+    if NO_DRAFT in (models.draft, *options.drafts):
         raise InputError(f"the draft is {NO_DRAFT}: give a draft to measure")
     if args.text and source.name:
         raise InputError(f"both TEXT and {source.name} were given: give one of them")
     if args.text:
         source.check_no_file("TEXT is given")
+    elif source.name:
+        source.check_readable()
     if models.draft and options.drafts:
         raise InputError(f"Models.draft is {models.draft} beside --draft: give one of them")
     names = options.drafts or (models.draft_name(),)
@@ -65,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.machine.progress import Progress
 
     enable()
-    find_models(models.target, names)
     draft_options = models.draft_options()
+    find_models(models.target, names, draft_options, models.task)
     named = models.target, draft_options.dtype, models.task, models.kv
     stored = {"vocabulary": models.vocabulary, "weights": models.weights}
     target, generator = Generator.load_target(*named, **stored)

@@ -24,12 +24,13 @@ def run(args: argparse.Namespace) -> int:
     models, options, source = settings.read(args, TextSource)
     # Checked before anything is loaded.
     models.draft_name()
+    source.check_readable()
     source.check_scored()
     options = source.decoding(options)
 
     from spec_t5x.generation import Generator
     from spec_t5x.labs.benchmark.evaluation import check_options, evaluate
-    from spec_t5x.labs.benchmark.text_source import read_sets
+    from spec_t5x.labs.benchmark.text_source import read_sets, warn_of_skipped
     from spec_t5x.machine.compilation_cache import enable
     from spec_t5x.machine.progress import Progress
 
@@ -47,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
                 metric=texts.metric,
                 intervals=texts.intervals,
             )
+        skipped = evaluation.num_skipped
+        warn_of_skipped(skipped, evaluation.num_pairs + skipped, texts.name)
         task = {} if source.data else {"task": texts.name, "split": source.split}
         print(json.dumps(task | evaluation.to_dict(), indent=2))
     return 0

@@ -58,21 +58,8 @@ def task_or_mixture(
         InputError: a module cannot be imported, the name is unknown, seqio lacks the
             vocabulary, or a task's cache is needed and absent or has other ids.
     """
+    check_registered(name, modules)
     seqio.add_global_cache_dirs(caches or ())
-    for module in (*modules, PAPER_TASKS):
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise InputError(
-                f"cannot import the task module {module} ({error}): install it, or name another"
-            ) from error
-    known = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=3) or sorted(known)[:6]
-        raise InputError(
-            f"no task or mixture {name!r}: name the module that registers it, or give one of "
-            f"the known ({', '.join(near)})"
-        )
     found, ids = seqio.get_mixture_or_task(name), seqio_vocabulary(vocabulary)
 
     def with_ids(task: seqio.Task) -> seqio.Task:
@@ -88,6 +75,24 @@ def task_or_mixture(
     rates = [(with_ids(task), found.get_rate(task)) for task in found.tasks]
     # seqio has no public name for the function that draws a mixture's examples.
     return seqio.Mixture(name, rates, sample_fn=found._sample_fn)
+
+
+def check_registered(name: str, modules: Sequence[str] = ()) -> None:
+    """Raises ``InputError`` for a module that cannot be imported, or a name none registers."""
+    for module in (*modules, PAPER_TASKS):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise InputError(
+                f"cannot import the task module {module} ({error}): install it, or name another"
+            ) from error
+    known = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3) or sorted(known)[:6]
+        raise InputError(
+            f"no task or mixture {name!r}: name the module that registers it, or give one of "
+            f"the known ({', '.join(near)})"
+        )
 
 
 def _check_cache(task: seqio.Task, caches: Sequence[str] | None, ids: seqio.Vocabulary) -> None:

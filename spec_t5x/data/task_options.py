@@ -40,7 +40,7 @@ class TaskOptions:
         return _names(self.seqio_additional_cache_dirs) if self.use_cached_tasks else None
 
     def check_task(self) -> None:
-        """Raises ``InputError`` for invalid lengths, unused caches, or if seqio is missing."""
+        """Raises ``InputError`` for an unknown task, invalid lengths, or if seqio is missing."""
         folders = _names(self.seqio_additional_cache_dirs)
         if folders and not self.use_cached_tasks:
             raise InputError(
@@ -50,7 +50,8 @@ class TaskOptions:
         if self.mixture_or_task is not None:
             # Checked here, before a model is downloaded or loaded.
             with needed("seqio"):
-                import seqio  # noqa: F401
+                from spec_t5x.data.task_examples import check_registered
+            check_registered(self.mixture_or_task, self.modules)
         lengths = {} if self.task_feature_lengths is None else self.task_feature_lengths
         if not isinstance(lengths, dict) or set(lengths) - {"inputs", "targets"}:
             raise InputError(

@@ -58,6 +58,8 @@ class DraftKind:
     # The checkpoints, and the ``NAME:ARGUMENT`` of other drafts, that the argument names.
     checkpoints: Callable[[str], Sequence[str]] = lambda argument: ()
     drafts: Callable[[str], Sequence[str]] = lambda argument: ()
+    # The kind of packaged draft that is taken if there is no argument; None if none is needed.
+    packaged: str | None = None
     # Whether the draft needs more of a target than its vocabulary, and whether an encoder.
     needs_network: bool = True
     needs_encoder: bool = False

@@ -88,7 +88,7 @@ class Generator(BatchDecoder):
                 )
         options = options or DraftOptions()
         drafts = () if draft in (None, NO_DRAFT) else (draft,)
-        find_models(target, drafts)
+        find_models(target, drafts, options, task)
         stored = {"vocabulary": vocabulary, "shardings": shardings, "weights": weights}
         loaded, generator = cls.load_target(target, options.dtype, task, kv, **stored)
         if not drafts:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints import loading, packaged
+from spec_t5x.checkpoints import loading
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load, open_model
 from spec_t5x.checkpoints.storage import stored_model
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
@@ -25,8 +25,7 @@ def test_directories_that_hold_no_model(saved, tmp_path):
 
 
 def test_packaged_names_are_found_and_listed(saved, monkeypatch):
-    for module in (loading, packaged):
-        monkeypatch.setattr(module, "PACKAGED_MODELS", saved.parent)
+    monkeypatch.setattr(loading, "PACKAGED_MODELS", saved.parent)
     assert load("sound").directory == saved
     assert "one of the packaged sound" in message_of(load, "absent")
 

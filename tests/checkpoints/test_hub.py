@@ -248,6 +248,17 @@ def test_download(online, directories, monkeypatch, caplog):
     assert sorted(online.sent) == sorted(needed)
 
 
+def test_vocabularies_are_compared_before_a_download(online, directories, tiny_pair):
+    file = online.repositories[DRAFT] / "tokenizer.json"
+    values = json.loads(file.read_text())
+    values["model"]["vocab"][20][0] = "otherwise"
+    file.write_text(json.dumps(values))
+    for target in (TARGET, str(directories / "target"), str(tiny_pair / "target")):
+        message = message_of(find_models, target, [f"mixed:{DRAFT}"])
+        assert f"target {target} and draft {DRAFT} have different vocabularies (" in message
+    assert not [name for name in online.sent if name.endswith(".safetensors")]
+
+
 def test_bars_are_for_a_terminal(online, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):

@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 
-from spec_t5x.checkpoints import named_models, packaged
+from spec_t5x.checkpoints import loading, named_models
 from spec_t5x.cli import doctor as command
 from spec_t5x.machine import accelerators, description, operations, versions
 from spec_t5x.machine.extras import EXTRAS, Extra
@@ -35,7 +35,7 @@ def test_a_machine_that_is_well(doctor, monkeypatch):
     assert (status, found["problems"], verdict) == (0, [], "generate would work here.")
     assert found["versions"]["jax"] == jax.__version__
     assert found["machine"]["platform"] == jax.devices()[0].platform
-    assert found["packaged_models"] == packaged.packaged_names()
+    assert found["packaged_models"] == loading.packaged_names()
     assert found["missing"] == ["reading this (pip install 'spec_t5x[hf]')"]
 
 

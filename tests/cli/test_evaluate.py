@@ -8,6 +8,7 @@ import gin
 import pytest
 
 from spec_t5x.cli.main import main
+from spec_t5x.data.task_options import WMT_ENDE
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
@@ -209,7 +210,7 @@ def test_what_cannot_be_evaluated_is_refused(changes, message):
     ],
 )
 def test_a_limit_beside_another_one_of_the_task_is_refused(name, value, message):
-    source = TextSource(mixture_or_task="x", task_feature_lengths={"inputs": 12, "targets": 6})
+    source = TextSource(mixture_or_task=WMT_ENDE, task_feature_lengths={"inputs": 12, "targets": 6})
     given = GenerateOptions(**{name: value})
     if message is None:
         found = source.decoding(given)

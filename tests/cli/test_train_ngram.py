@@ -79,7 +79,7 @@ def test_a_column_of_several_files(count, tmp_path, text_file, tiny_pair):
 
 def test_overwrites_only_when_told(count, text_file, tmp_path):
     assert count(text_file, order=2).status == 0
-    message = "ngrams exists: choose another directory or pass --overwrite"
+    message = "ngrams exists: choose another directory or give --overwrite"
     assert_refused(count(text_file, order=1), message)
     assert load_ngram(tmp_path / "ngrams").order == 2
     assert count(text_file, order=1, overwrite=True).status == 0

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from spec_t5x.data.task_options import TaskOptions
+from spec_t5x.data.task_options import WMT_ENDE, TaskOptions
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.inference.infer_options import InferOptions
@@ -162,8 +162,8 @@ def test_a_cache_of_other_ids_is_refused(tmp_path):
     ("options", "other"),
     [
         (TextSource, {}),
-        (InferOptions, {"output_dir": "out", "mixture_or_task": "x"}),
-        (TaskDataOptions, {"mixture_or_task": "x", "task_feature_lengths": LENGTHS}),
+        (InferOptions, {"output_dir": "out", "mixture_or_task": WMT_ENDE}),
+        (TaskDataOptions, {"mixture_or_task": WMT_ENDE, "task_feature_lengths": LENGTHS}),
     ],
 )
 def test_the_options_by_t5xs_names(options, other, given):

@@ -15,6 +15,7 @@ from gin import resource_reader
 from spec_t5x.cli import settings
 from spec_t5x.cli.gin_files import read_all
 from spec_t5x.cli.main import _parser
+from spec_t5x.data.task_options import WMT_ENDE
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.models.binding import abstract_params
@@ -77,6 +78,10 @@ def bound_names(code: str) -> set[str]:
     return set(re.findall(r"^([\w.]+)\.\w+ *=", code, re.MULTILINE))
 
 
+# Values of macros that are checked as the file is read.
+VALUES = {"MIXTURE_OR_TASK_NAME": WMT_ENDE}
+
+
 def build(name: str):
     """Builds a configurable from a file's bindings."""
     return gin.get_configurable(name)()
@@ -135,7 +140,11 @@ def test_a_part_has_a_description_and_can_be_built(path, parse):
     code = code_of(path)
     left_open = set(re.findall(r"%(\w+)", code)) - set(re.findall(r"^(\w+) *=", code, re.MULTILINE))
     command = "train-lm" if path.name.startswith("gpt_") else "train"
-    parse(command, f"--gin_file={path}", *(f"--gin.{macro}=dummy" for macro in left_open))
+    parse(
+        command,
+        f"--gin_file={path}",
+        *(f"--gin.{macro}={VALUES.get(macro, 'dummy')}" for macro in left_open),
+    )
     for name in bound_names(code) - {"DataOptions"}:
         build(name)
 

@@ -146,15 +146,11 @@ def understood(
       to_ours: maps ids of the checkpoint's tokenizer to those of the package's vocabulary.
       is_decoder_only: whether max_length and min_length count the prompt, and so are left out.
     """
+    if task is not None:
+        check_task(settings, where, task)
     settings, tasks = dict(settings), settings.get(TASKS, {})
     settings.pop(TASKS, None)
-    if task is not None:
-        if task not in tasks:
-            raise InputError(
-                f"{where} has no settings of a task {task!r}: it has "
-                f"{', '.join(tasks) or 'no tasks'}; leave --task out, or name one"
-            )
-        settings |= _present(tasks[task])
+    settings |= _present(tasks.get(task, {}))
     left_out = dict(_left_out(settings))
     options = {
         name: _number(settings, name, kind, where)
@@ -177,6 +173,16 @@ def understood(
     if tasks and task is None:
         left_out[TASKS] = f"settings of the tasks {', '.join(tasks)} (--task NAME)"
     return options, LeftOut(where, left_out, settings.get("prefix", ""))
+
+
+def check_task(values: Mapping[str, Any], where: str, task: str) -> None:
+    """Raises ``InputError`` unless ``values`` of config.json have settings of ``task``."""
+    tasks = values.get(TASKS)
+    if not (isinstance(tasks, Mapping) and task in tasks):
+        raise InputError(
+            f"{where} has no settings of a task {task!r}: it has "
+            f"{', '.join(tasks or ()) or 'no tasks'}; leave --task out, or name one"
+        )
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:

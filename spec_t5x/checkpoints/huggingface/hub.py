@@ -63,15 +63,23 @@ def snapshot(name: str) -> Path:
     return directory
 
 
+def has_weights(name: str) -> bool:
+    """Tells whether all weights are in ``snapshot``'s directory."""
+    try:
+        weight_files(snapshot(name))
+    except InputError:
+        return False
+    return True
+
+
 def download_weights(name: str) -> None:
     """Downloads the weights to ``snapshot``'s directory: safetensors, else pytorch_model.bin."""
     from huggingface_hub import HfApi
 
-    directory = snapshot(name)
-    with contextlib.suppress(InputError):
-        # Raises ``InputError`` if a file is missing; otherwise the Hub need not be asked.
-        weight_files(directory)
+    if has_weights(name):
+        # The Hub need not be asked.
         return
+    directory = snapshot(name)
     # The commit of config.json, even if the branch has moved since.
     commit = directory.name
     with _explained(name):

@@ -156,6 +156,7 @@ def _of_order(order: int | None) -> DraftKind:
     return DraftKind(
         make=make,
         checkpoints=one_checkpoint,
+        packaged="ngram",
         format=FORMAT if order is None else None,
         needs_network=False,
         has_weights=False,

@@ -257,7 +257,13 @@ def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) ->
         made = draft.create(*own, request.model, settings=settings, head=loaded.head)
         return made if weights == AUTO else made.replace(model=made.model.rounded(BITS[weights]))
 
-    return DraftKind(make=make, format=kind.name, checkpoints=one_checkpoint, needs_encoder=True)
+    return DraftKind(
+        make=make,
+        format=kind.name,
+        checkpoints=one_checkpoint,
+        packaged=name,
+        needs_encoder=True,
+    )
 
 
 SHARED_KIND = _of_format(SHARED, SharedEncoderDraft, "shared_encoder")

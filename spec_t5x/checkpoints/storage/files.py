@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from spec_t5x.errors import InputError
+from spec_t5x.machine.atomic import check_can_be_made
 from spec_t5x.machine.git_lfs import check_fetched
 
 CONFIG_NAME = "config.json"
@@ -156,6 +157,7 @@ def recover(directory: Path) -> None:
 def check_destination(directory: Path, overwrite: bool) -> None:
     """Raises ``InputError`` for a directory that ``staged_directory`` would refuse."""
     if not directory.exists():
+        check_can_be_made(directory)
         return
     if not directory.is_dir():
         raise InputError(f"{directory} is a file: choose another directory")

@@ -11,7 +11,7 @@ import flax.struct
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.checkpoints.make_draft import model_draft
+from spec_t5x.checkpoints.make_draft import TRANSFORMER, model_draft
 from spec_t5x.drafts.kinds import DraftKind, Request
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.self_draft import SelfDraft
@@ -37,6 +37,9 @@ from spec_t5x.sampling.distributions import Sampling, write_rows
 from spec_t5x.sampling.draws import draft_draws
 from spec_t5x.types import Array, Bool, Float32, Int, PyTree
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
+
+# The inner draft, if none is named.
+_INNER = "bigram"
 
 
 @flax.struct.dataclass
@@ -188,7 +191,7 @@ def _make(request: Request, argument: str) -> CascadeDraft:
         middle = request.model.rounded(BITS[directory])
     else:
         middle = model_draft(request, directory).model
-    inner = inner or "bigram"
+    inner = inner or _INNER
     cheapest = request.make(inner, dataclasses.replace(request.options, settings=None))
     drafting = cheapest
     while isinstance(drafting, MixedDraft):
@@ -210,5 +213,6 @@ def _middle(argument: str) -> list[str]:
 KIND = DraftKind(
     make=_make,
     checkpoints=_middle,
-    drafts=lambda argument: [inner for inner in argument.split(",", 1)[1:] if inner],
+    drafts=lambda argument: [argument.partition(",")[2] or _INNER],
+    packaged=TRANSFORMER,
 )

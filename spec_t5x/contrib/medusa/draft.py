@@ -79,6 +79,7 @@ KIND = DraftKind(
     make=_make,
     format=FORMAT,
     checkpoints=one_checkpoint,
+    packaged="medusa",
     needs_encoder=True,
     has_weights=False,
 )

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.contrib.medusa.checkpoints import save_heads
 from spec_t5x.contrib.medusa.network import Heads, HeadsConfig, T5Heads
-from spec_t5x.errors import InputError, check_unused
+from spec_t5x.errors import InputError, check_choice, check_unused
 from spec_t5x.labs.training.learners import read_target
 from spec_t5x.labs.training.losses import LossSums, token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
@@ -31,6 +31,7 @@ from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions, TrainR
 from spec_t5x.models.partitioning import declared_shardings
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.names import STORED_DTYPES
 from spec_t5x.types import Array, Key, PyTree
 
 
@@ -69,6 +70,7 @@ def train_heads(
     if options.z_loss not in (0.0, TrainOptions.z_loss):
         raise InputError(f"z_loss is {options.z_loss} and heads learn without: leave it out")
     directory = Path(output_dir)
+    check_choice("stored dtype", export_dtype, STORED_DTYPES)
     check_settings(optimizer, options, export_dtype, directory / "heads")
     loaded = load(target, vocabulary=vocabulary)
     if not isinstance(loaded.config, T5Config):

@@ -40,6 +40,7 @@ from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
 from spec_t5x.labs.list_options import as_lists
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models.sizes import size
+from spec_t5x.names import NO_DRAFT
 from spec_t5x.options import NEUTRAL
 from spec_t5x.verifiers import VERIFIERS
 
@@ -215,6 +216,8 @@ def run(
     decoding, source = decoding or GenerateOptions(), source or TextSource()
     _check(options, models, decoding, source)
     settings = options.settings(decoding)
+    if not options.drawn:
+        source.check_readable()
     target, generator, make = _load(models, decoding.seed, {each.draft for each in settings})
     texts, defaults = [], {}
     if not options.drawn:
@@ -258,6 +261,8 @@ def _check(
 ) -> None:
     """Raises ``InputError`` for arguments that do not fit together, before anything is loaded."""
     is_random = models.target.startswith(RANDOM)
+    if NO_DRAFT in (models.draft, *options.pairs):
+        raise InputError(f"the draft is {NO_DRAFT}, which has no speed-up: give one to measure")
     check_unused(decoding, "a benchmark has no beam search", "beams")
     if options.drawn:
         rules = (name for name in NEUTRAL if name != "max_decode_len")
@@ -278,6 +283,8 @@ def _check(
         raise InputError(
             f"target {models.target} has random weights and reads no text: give an alpha"
         )
+    if is_random and models.draft is None and OWN_DRAFT in options.pairs and not options.table_2:
+        raise InputError(f"target {models.target} has no draft: give random:SIZE or {COPY}")
     if not options.drawn:
         source.check_given()
 
@@ -290,7 +297,7 @@ def _load(
     The generator is None for a target of random weights. ``names`` are the drafts to be made.
     """
     options = models.draft_options()
-    own = models.draft_name() or "transformer" if OWN_DRAFT in names else None
+    own = models.draft_name() if OWN_DRAFT in names else None
     names = {own if name == OWN_DRAFT else name for name in names}
     if models.target.startswith(RANDOM):
         loaded = generator = None
@@ -298,7 +305,8 @@ def _load(
         given = options.dtype, seed, models.weights, models.kv
         target = random_model(_size(models.target), *given)
     else:
-        find_models(models.target, [name for name in names if not name.startswith(RANDOM)])
+        stored_ones = [name for name in names if not name.startswith(RANDOM)]
+        find_models(models.target, stored_ones, options, models.task)
         named = models.target, options.dtype, models.task, models.kv
         stored = {"vocabulary": models.vocabulary, "weights": models.weights}
         loaded, generator = Generator.load_target(*named, **stored)

@@ -8,7 +8,7 @@ from typing import Any
 
 from spec_t5x.data.metrics import check_installed, metric_by_name
 from spec_t5x.data.task_options import TaskOptions
-from spec_t5x.data.text_files import is_jsonl
+from spec_t5x.data.text_files import is_gzip, is_jsonl
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_at_least, check_unused
@@ -79,6 +79,12 @@ class TextSource(TaskOptions):
         """Raises ``InputError`` unless there is a file or a task."""
         if self.name is None:
             raise InputError("data is None: give a file of pairs, or mixture_or_task")
+
+    def check_readable(self) -> None:
+        """Raises ``InputError`` unless there is a task, or a file that can be opened."""
+        self.check_given()
+        if self.data is not None:
+            is_gzip(self.data)
 
     def check_scored(self) -> None:
         """Raises ``InputError`` unless there is a task, or a file and its metric is installed."""
@@ -164,14 +170,15 @@ def read_texts(
         raise InputError(
             f"{source.name} has no input that the target takes: give another or set truncate"
         )
-    if num_skipped:
-        logging.getLogger(__name__).warning(
-            "skipped %d of %d inputs of %s, empty or too long: set truncate to cut long ones",
-            num_skipped,
-            len(texts) + num_skipped,
-            source.name,
-        )
+    warn_of_skipped(num_skipped, len(texts) + num_skipped, source.name)
     return texts
+
+
+def warn_of_skipped(number: int, total: int, name: str) -> None:
+    """Warns if a ``number`` of the ``total`` of inputs of a file or task were left out."""
+    if number:
+        text = "skipped %d of %d inputs of %s, empty or too long: set truncate to cut long ones"
+        logging.getLogger(__name__).warning(text, number, total, name)
 
 
 def fits(generator: Generator, text: str, options: GenerateOptions) -> bool:
