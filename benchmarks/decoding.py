@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,11 @@ import jax.numpy as jnp
 from jax.stages import Compiled, Lowered
 
 from benchmarks import command, random_pair
-from benchmarks.gpu_launches import BY, all_kernels, computed_by
+from benchmarks.gpu_launches import BY, MOST_INNER_HELP, all_kernels, computed_by
+from spec_t5x.checkpoints.storage.files import one_line
 from spec_t5x.contrib.gpu.operations import MOST_INNER
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import check_numbers
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
 from spec_t5x.labs.benchmark.random_models import random_sources
@@ -56,8 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--draft", default="t5_1_1_small", help="published size of the draft (t5_1_1_small)")
     add("--batch", nargs="+", type=int, default=[1], help="rows of a batch (1)")
     add("--by", nargs="+", choices=BY, default=list(BY), help="what computes layers (both)")
-    most_inner = "most rows of a matrix for contrib/gpu (3072: up to T5-large; 5120: XL)"
-    add("--most_inner", type=int, default=MOST_INNER, help=most_inner)
+    add("--most_inner", type=int, default=MOST_INNER, help=MOST_INNER_HELP)
     add("--temperature", type=float, default=0.0, help="temperature of sampling (0)")
     add("--source_len", type=int, default=512, help="tokens of a source (512)")
     add("--max_decode_len", type=int, default=128, help="tokens of a text (128)")
@@ -73,7 +73,8 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     ``contrib/gpu`` is left out where it suits neither model: its program would be XLA's.
 
     Raises:
-      InputError: a number below its least, an unknown size, or too little memory.
+      InputError: a number below its least, an unknown size, or too little memory; after all other
+        rows, programs that cannot be compiled.
     """
     check_numbers(0, gamma=min(args.gamma))
     numbers = {"source_len": args.source_len, "max_decode_len": args.max_decode_len}
@@ -88,14 +89,34 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             if by == "XLA" or any(model.operations is not XLA for model in used):
                 target, draft = models[0], TransformerDraft(models[1])
                 calls.append(_Call(args, verifier, batch, gamma, by, target, draft))
-    with ThreadPoolExecutor() as pool:
-        compiling = [pool.submit(call.lower().compile) for call in calls]
-        programs = [each.result() for each in compiling]
+    found = list(zip(calls, _programs(calls), strict=True))
+    programs = [(call, each) for call, each in found if not isinstance(each, Exception)]
     for _ in range(args.repeats + 1):
-        for call, program in zip(calls, programs, strict=True):
+        for call, program in programs:
             call.time(program)
-    for call, program in zip(calls, programs, strict=True):
+    for call, program in programs:
         yield call.row() | ({"kernels": call.kernels(program)} if args.profile else {})
+    for call, each in found:
+        if isinstance(each, Exception):
+            what = f"batch {call.batch}, gamma {call.gamma} by {call.by}"
+            raise InputError(f"{what} cannot be compiled ({one_line(each)}): leave it out")
+
+
+def _programs(calls: Sequence["_Call"]) -> list[Compiled | Exception]:
+    """Compiles all programs at once; returns an exception in place of one that fails."""
+
+    def tried(make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except Exception as error:  # XLA and Triton raise unrelated types
+            return error
+
+    # Lowered one by one, because the choice of kernels holds for all threads.
+    lowered = [tried(call.lower) for call in calls]
+    with ThreadPoolExecutor() as pool:
+        return list(
+            pool.map(lambda e: e if isinstance(e, Exception) else tried(e.compile), lowered)
+        )
 
 
 @dataclasses.dataclass

@@ -70,6 +70,7 @@ gpu_device_info {
 _THUNK = re.compile(r"^(?P<indent> *)\d+: (?P<kind>k\w+)")
 BY = {"XLA": XLA, "contrib/gpu": GPU}
 _LOOPS = ("kWhile", "kConditional")
+MOST_INNER_HELP = "most rows of a matrix for contrib/gpu (3072: up to T5-large; 5120: XL)"
 
 
 @dataclasses.dataclass
@@ -179,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--source_len", type=int, default=512, help="length of the source in tokens (512)")
     add("--loops", action="store_true", help="count the launches of all kinds of loops")
     add("--flags", default=GPU_FLAG, help=f"XLA's flags ({GPU_FLAG})")
+    add("--most_inner", type=int, default=MOST_INNER, help=MOST_INNER_HELP)
     add("--json", type=Path, metavar="FILE", help="file for all counts")
     args = parser.parse_args(arguments)
     settings = {"jax": jax.__version__, "options": command.options(args)}
@@ -207,7 +209,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             choices = itertools.product(args.batch, (True, False), BY)
             for batch, greedy, by in choices:
                 target, draft = (
-                    computed_by(BY[by], programs.abstract_model(size(name), mesh))
+                    computed_by(BY[by], programs.abstract_model(size(name), mesh), args.most_inner)
                     for name in (args.target, args.draft)
                 )
                 work = programs.Workload(batch=batch, source_len=args.source_len, greedy=greedy)

@@ -201,6 +201,14 @@ install_browser() {
   fi
 }
 
+environment() { # Prints PYTHON, the interpreter of .venv if there is one, or python3.
+  if [ -z "${PYTHON:-}" ] && [ -x "$ENV_PYTHON" ]; then
+    echo "$PWD/$ENV_PYTHON"
+  else
+    echo "${PYTHON:-python3}"
+  fi
+}
+
 need_accelerator() { # PYTHON: JAX would compute on the CPU without a word if a GPU fails
   local found
   [ -z "${DRY_RUN:-}" ] || return 0

@@ -243,17 +243,21 @@ _MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 def with_columns(text: str, names: Sequence[str]) -> str:
     """Returns Markdown with only the first and the named columns of its tables.
 
-    Footnotes without a reference in the remaining cells are removed, the others renumbered.
+    Footnotes without a reference in the remaining cells are removed, the others renumbered. Raises
+    ``ValueError`` for a name that no table has.
     """
-    lines, places = [], [0]
+    lines, places, unknown = [], [0], set(names)
     for line in text.splitlines():
         if line.startswith("|"):
             cells = line.strip("|").split("|")
             if not (lines and lines[-1].startswith("|")):
                 titles = [cell.strip().rstrip(_MARKS) for cell in cells]
+                unknown -= set(titles)
                 places = [0, *(titles.index(name) for name in names if name in titles[1:])]
             line = f"|{'|'.join(cells[place] for place in places)}|"
         lines.append(line)
+    if unknown:
+        raise ValueError(f"no table has the columns {sorted(unknown)}: name others")
     used = {mark for line in lines if line.startswith("|") for mark in line if mark in _MARKS}
     numbers = str.maketrans(dict(zip(sorted(used, key=_MARKS.index), _MARKS, strict=False)))
     kept = []

@@ -12,7 +12,7 @@
 #   --tiny       every stage at small sizes, also on a CPU: a test of the script
 #
 # A stage that fails does not stop the others; the status is then 1. All models but the packaged
-# ones have random weights; acceptances are simulated. PYTHON names the interpreter (python3).
+# ones have random weights; acceptances are simulated. PYTHON names the interpreter (.venv's, or python3).
 # Tested: the dry run, --tiny on a CPU, and four stages on an H200: steps_small took 35 seconds,
 # xl_plain and xl_drafted together 165, laws_kernels 60; steps_large took 76 on an H100. Stages
 # beside each other took several times as long. Not tested: the other stages.
@@ -50,11 +50,15 @@ done
 go_to_repository
 # XLA computes the stages without a suffix.
 export SPEC_T5X_GPU_KERNELS=${SPEC_T5X_GPU_KERNELS:-0}
-python=${PYTHON:-python3}
+python=$(environment)
 deadline=$((SECONDS + 60 * 10#$minutes))
 if [ -z "$tiny" ]; then
   export JAX_PLATFORMS=${JAX_PLATFORMS:-${ACCELERATOR:-cuda},cpu}
   need_accelerator "$python"
+fi
+if [[ " ${chosen[*]}" == *" laws_"* && -z "${DRY_RUN:-}" ]]; then
+  "$python" -c 'import pytest, beartype' 2>/dev/null ||
+    die "no pytest for the laws: $python -m pip install pytest beartype, or name other stages"
 fi
 run mkdir -p "$output"
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}
@@ -109,7 +113,9 @@ laws() { # FOLDER
 # The packaged T5 on example texts of its three tasks: the same texts as plain decoding, or the
 # margin where not.
 pairs() {
-  local draft dtype texts number=16 length=64
+  local draft run texts number=16 length=64 runs=("float32 1" "bfloat16 1")
+  # One row one by one, and several in tiles.
+  [ "$SPEC_T5X_GPU_KERNELS" = 0 ] || runs=("bfloat16 1" "bfloat16 8")
   [ -z "$tiny" ] || number=1 length=8
   mapfile -t texts < <("$python" -c "
 from spec_t5x.data.task_options import SUMMARIZE_PREFIX, TRANSLATE_PREFIX
@@ -119,10 +125,10 @@ for prefix, texts in (
 ):
     print(*(prefix + text for text in texts[:$number]), sep='\n')")
   for draft in transformer copy; do
-    for dtype in float32 bfloat16; do
+    for run in "${runs[@]}"; do
       within "$python" -m spec_t5x.cli.main generate -q --json --compare --target t5-target \
-        --draft $draft --gamma 4 --dtype $dtype --truncate --max_decode_len $length \
-        "${texts[@]}" || return
+        --draft $draft --gamma 4 --dtype "${run% *}" --batch_size "${run#* }" --truncate \
+        --max_decode_len $length "${texts[@]}" || return
     done
   done | keep
 }
@@ -166,7 +172,7 @@ measure() { # STAGE
     steps_*) steps "${1#steps_}" ;;
     table_2_*) table_2 "${1#table_2_}" ;;
     xl_plain) xl "32 64 128" --gamma 0 ;;
-    xl_drafted) xl "1 8" --gamma 0 4 --most_inner 5120 ;;
+    xl_drafted) xl 8 --gamma 0 4 --most_inner 5120 ;;
     xl_int8) xl "1 32 128" --gamma 0 --weights int8 ;;
     xl_kv8) xl "1 32 128" --gamma 0 --kv int8 ;;
     closed_*) closed "${1#closed_}" ;;

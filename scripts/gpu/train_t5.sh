@@ -8,7 +8,7 @@
 #   --grow DIR  the target starts from the smaller T5 in DIR
 #   --gin.…     for every training
 #
-# PYTHON names the interpreter (python3). To carry the result away in small parts:
+# PYTHON names the interpreter (.venv's, or python3). To carry the result away in small parts:
 #   tar -cf - -C OUTPUT target/model draft/draft eagle/draft | split -b 15m - part.
 #
 # Tested: the dry run; and on an H100, each in a call of ten minutes, 5,457 steps of the target in
@@ -31,10 +31,11 @@ while :; do
   shift
 done
 [ $# -ge 2 ] || die "$# arguments: give DATA and OUTPUT, see --help"
-data=$(realpath -m "$1") output=$(realpath -m "$2") python=${PYTHON:-python3}
+data=$(realpath -m "$1") output=$(realpath -m "$2")
 shift 2
 flags=("$@")
 go_to_repository
+python=$(environment)
 
 # With JAX 0.11.2, autotuned programs of large batches ended with illegal instructions.
 export XLA_FLAGS="--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false \

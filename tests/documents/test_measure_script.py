@@ -19,7 +19,7 @@ OF_KERNELS = ["laws_kernels", "pairs_by_kernels", "table_2_small_by_kernels"]
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
   *machine.accelerators) echo "${DEVICES:-jax.devices() is [CudaDevice(id=0)]}"; exit ;;
-  "-c import xdist") exit ;;
+  "-c import xdist" | "-c import pytest, beartype") exit ;;
 esac
 echo "$* KERNELS=${SPEC_T5X_GPU_KERNELS:-} XLA_FLAGS=${XLA_FLAGS:-}" >> "$NOTES"
 case "$*" in *"${FAILING:-no such stage}"*) echo "error: too little memory" >&2; exit 1 ;; esac

@@ -17,8 +17,8 @@ from spec_t5x.types import Array, Float, Float32, Int, Shaped
 # Elements of keys that a round reads (of 64 in a head: 128 keys), warps of a program, and most
 # programs of a head and token that attend to a source one by one.
 _BLOCK_ELEMENTS, _WARPS, _MOST_PARTS = 8 << 10, 8, 4
-# Rounds in tiles whose reads are under way.
-_STAGES = 2
+# Stages of the loops in tiles over text and source: buffers of rounds, and the round computed.
+_TEXT_STAGES, _SOURCE_STAGES = 2, 3
 
 
 class Contexts(NamedTuple):
@@ -70,7 +70,7 @@ def attend_to_text(
         results=tuple(shapes),
         aliases=((0, 1), (1, 2)),
         warps=_WARPS,
-        stages=_STAGES if in_tiles else 1,
+        stages=_TEXT_STAGES if in_tiles else 1,
     )
     return tuple(kernel(keys, values, list(new), places, by_distance))
 
@@ -148,7 +148,7 @@ def attend_to_source(
         grid=(batch, heads, 1 if in_tiles else num, parts),
         results=(whole,) if in_tiles else (part, part),
         warps=_WARPS,
-        stages=_STAGES if in_tiles else 1,
+        stages=_SOURCE_STAGES if in_tiles else 1,
     )
     contexts = kernel(queries, keys, values, bias, list(scales))
     return contexts[0] if in_tiles else Contexts(*contexts)

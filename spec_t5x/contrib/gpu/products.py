@@ -19,17 +19,20 @@ from spec_t5x.contrib.gpu.transposed import Transposed
 from spec_t5x.models.layers import activated
 from spec_t5x.types import Array, Float, Float32
 
-# Most tokens of a program one by one, and in tiles.
-_TOKENS, _MOST_IN_TILES = 2, 64
+# Most tokens of a program one by one, and tiles of a program.
+_TOKENS, _MOST_TILES = 2, 4
 # Elements of matrices in a program's registers, and the most if there would be more programs.
 _ELEMENTS, _MOST_ELEMENTS, _PROGRAMS = 1 << 10, 8 << 10, 4 << 10
 # Elements of a row that are one array: eight for each thread.
 _STEP = 256
+# Bytes of reads under way of a program in tiles, so that two programs fit a processor, and stages.
+_AHEAD, _STAGES = 96 << 10, (3, 8)
 
 
 class _Sizes(NamedTuple):
-    """Sizes of a product: columns of a program, elements of a step, warps, stages."""
+    """Sizes of a product: tokens and columns of a program, elements of a step, warps, stages."""
 
+    tokens: int
     columns: int
     step: int
     warps: int
@@ -77,17 +80,16 @@ def multiply(
     pairs = [(matrix.values, matrix.scales) for matrix in matrices]
     groups = [pairs] if activations else [[pair] for pair in pairs]
     if in_tiles:
-        function, tokens = _multiply_tiles, _MOST_IN_TILES
-        sizes = _sizes_in_tiles(inner, features, len(pairs))
+        function = _multiply_tiles
+        sizes = _sizes_in_tiles(given.shape[0], inner, features, groups, norm is not None)
     else:
-        function, tokens = _multiply, _TOKENS
-        columns = _num_columns(features, inner * len(groups[0]))
-        sizes = _Sizes(columns, min(inner & -inner, _STEP), warps=1, stages=1)
+        function, columns = _multiply, _num_columns(features, inner * len(groups[0]))
+        sizes = _Sizes(_TOKENS, columns, min(inner & -inner, _STEP), warps=1, stages=1)
     kernel = Kernel(
         function,
         (sizes, norm and norm.epsilon, tuple(activations)),
         # Programs of the same columns follow each other, and find them in the processors' cache.
-        grid=(-(-given.shape[0] // tokens), features // sizes.columns, len(groups)),
+        grid=(-(-given.shape[0] // sizes.tokens), features // sizes.columns, len(groups)),
         results=(shape,) * len(groups),
         warps=sizes.warps,
         stages=sizes.stages,
@@ -97,12 +99,12 @@ def multiply(
 
 
 def _multiply(sizes, epsilon, activations, states, groups, norm_scale, residual, *outputs) -> None:
-    first_row = pl.program_id(0) * _TOKENS
+    first_row = pl.program_id(0) * sizes.tokens
     own = pl.ds(pl.program_id(1) * sizes.columns, sizes.columns)
     num_rows, inner = outputs[0].shape[0], groups[0][0][0].shape[1]
     parts = [pl.ds(start, sizes.step) for start in range(0, inner, sizes.step)]
     # Missing rows repeat the last one.
-    rows = [jnp.minimum(first_row + i, num_rows - 1) for i in range(min(_TOKENS, num_rows))]
+    rows = [jnp.minimum(first_row + i, num_rows - 1) for i in range(min(sizes.tokens, num_rows))]
 
     def read_row(row) -> list[Float[Array, "1 step"]]:
         if isinstance(states, Contexts):
@@ -147,13 +149,13 @@ def _multiply(sizes, epsilon, activations, states, groups, norm_scale, residual,
 def _multiply_tiles(
     sizes, epsilon, activations, states, groups, norm_scale, residual, *outputs
 ) -> None:
-    first_row = pl.program_id(0) * _MOST_IN_TILES
+    first_row = pl.program_id(0) * sizes.tokens
     columns, step = sizes.columns, sizes.step
     own = pl.ds(pl.program_id(1) * columns, columns)
     num_rows, inner = outputs[0].shape[0], groups[0][0][0].shape[1]
-    starts = range(0, min(num_rows, _MOST_IN_TILES), TILE)
+    starts = first_row + jnp.arange(TILE)
     # Missing rows repeat the last one.
-    tiles = [jnp.minimum(first_row + start + jnp.arange(TILE), num_rows - 1) for start in starts]
+    tiles = [jnp.minimum(starts + i, num_rows - 1) for i in range(0, sizes.tokens, TILE)]
 
     def add(group, index, earlier):
         part = pl.ds(index * step, step)
@@ -171,20 +173,21 @@ def _multiply_tiles(
         return found
 
     def compute(group, output) -> None:
+        # Read before the loop, so that no token waits after it.
+        added = [0.0 if residual is None else residual[rows, own] for rows in tiles]
         zeros = [jnp.zeros((TILE, TILE))] + [jnp.zeros((TILE, columns))] * len(group)
         sums = lax.fori_loop(
             0, inner // step, functools.partial(add, group), [tuple(zeros)] * len(tiles)
         )
         diagonal = jnp.arange(TILE)[:, None] == jnp.arange(TILE)[None]
-        for rows, (squares, *results) in zip(tiles, sums, strict=True):
+        for rows, start, (squares, *results) in zip(tiles, added, sums, strict=True):
             if norm_scale is not None:
                 mean = jnp.sum(jnp.where(diagonal, squares, 0.0), axis=1, keepdims=True) / inner
                 results = [each * lax.rsqrt(mean + epsilon) for each in results]
             factors = [1.0 if scales is None else scales[:, own] for _, scales in group]
             results = [a * b for a, b in zip(results, factors, strict=True)]
             result = activated(activations, results) if activations else results[0]
-            added = 0.0 if residual is None else residual[rows, own]
-            output[rows, own] = (result + added).astype(output.dtype)
+            output[rows, own] = (result + start).astype(output.dtype)
 
     _for_each(groups, outputs, compute)
 
@@ -209,8 +212,24 @@ def _num_columns(features: int, held: int) -> int:
     return columns
 
 
-def _sizes_in_tiles(inner: int, features: int, num_matrices: int) -> _Sizes:
-    """Returns sizes that fit any GPU's shared memory; none has compared others yet."""
-    many = features % 32 == 0 and features * num_matrices >= 32 * 128
-    columns = 32 if many else 16
-    return _Sizes(columns, min(inner & -inner, 128), warps=columns // 8, stages=3)
+def _sizes_in_tiles(
+    rows: int, inner: int, features: int, groups: Sequence[Sequence], is_normed: bool
+) -> _Sizes:
+    """Returns the sizes of a product in tiles, on whose tokens and stages no bits depend.
+
+    The columns of a program are a share of those of 128 and more programs; no GPU has timed them.
+    """
+    programs = -(-rows // (TILE * _MOST_TILES))
+    tiles = -(-rows // (TILE * programs))
+    total = features * sum(map(len, groups))
+    wider = (n for n in ((32,) if is_normed else (32, 64)) if features % n == 0)
+    columns = max((n for n in wider if total >= 128 * n), default=16)
+    step = min(inner & -inner, 128)
+    warps = max(2, columns // 16)
+    if is_normed:
+        # With fewer elements for each warp, Triton stores the states once more to scale them.
+        warps = min(warps, max(1, step // 64))
+    ahead = 2 * step * (columns * len(groups[0]) + TILE * tiles)
+    least, largest = _STAGES
+    stages = max(least, min(largest, 1 + _AHEAD // ahead))
+    return _Sizes(TILE * tiles, columns, step, warps, stages)

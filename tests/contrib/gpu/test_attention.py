@@ -39,8 +39,10 @@ def text_attention(queries, new, cache, starts, table):
 
 @pytest.mark.parametrize("in_tiles", [False, True])
 @pytest.mark.parametrize("num", [1, 3, kernels.TILE])
-def test_attention_to_text(num, in_tiles):
-    batch, heads, length, width = 4, 2, 150, 16
+# One round of all slots, and two.
+@pytest.mark.parametrize("width", [16, 64])
+def test_attention_to_text(width, num, in_tiles):
+    batch, heads, length = 4, 2, 150
     dtype = "bfloat16" if in_tiles else "float32"
     queries, *new = (drawn(i, batch, num, heads * width, dtype=dtype) for i in range(3))
     cache = [drawn(i, batch, heads, length, width, dtype=dtype) for i in (3, 4)]

@@ -60,6 +60,19 @@ def test_products(dtype, in_tiles, rows, num, normed, activations, added):
         assert float(difference.max()) <= TOLERANCE[dtype] * scale
 
 
+@pytest.mark.parametrize(("features", "normed"), [(4096, True), (8192, False)])
+def test_wide_programs_in_tiles(features, normed):
+    """Programs of 32 and 64 columns, of 80 tokens in two programs."""
+    states, matrix = drawn(0, 80, 64, dtype="bfloat16"), drawn(1, 64, features, dtype="bfloat16")
+    norm = products.Norm(drawn(8, 64, dtype="bfloat16"), 1e-6) if normed else None
+    given = [Transposed.of(matrix)], norm
+    (found,) = products.multiply(states, *given, in_tiles=True, dtype="float32")
+    (one,) = products.multiply(states[77:78], *given, in_tiles=True, dtype="float32")
+    np.testing.assert_array_equal(found[77:78], one)
+    (wanted,) = expected(states.astype("float32"), [matrix], norm, (), None)
+    np.testing.assert_allclose(found, wanted, atol=2e-2 * float(jnp.abs(wanted).max()))
+
+
 @pytest.mark.parametrize("in_tiles", [False, True])
 @pytest.mark.parametrize("inner", [48, 640])
 def test_products_of_matrices_in_int8(inner, in_tiles):
