@@ -877,6 +877,16 @@ def rooms(monkeypatch):
     return found
 
 
+def test_a_minimum_above_the_usual_limit_needs_a_limit(generator):
+    with pytest.raises(InputError, match="min_decode_len is 200 and outputs have at most 128"):
+        list(generator.generate(TEXTS[:1], min_decode_len=200))
+
+
+def test_outputs_of_lenient_verification_depend_on_gamma_even_at_temperature_0():
+    assert GenerateOptions(verifier="token").repeats
+    assert not GenerateOptions(verifier="token", lenience=0.5).repeats
+
+
 @pytest.mark.parametrize("which", _MANY)
 def test_near_limits_share_a_program_and_change_no_text(generator, which, rooms, monkeypatch):
     """A limit cuts the longest text, and the room of a program changes nothing else."""

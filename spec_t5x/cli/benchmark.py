@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures speed-ups, prints a table, and writes ``--json``; returns 0."""
+    from spec_t5x.errors import InputError
     from spec_t5x.labs.benchmark import results, sweep
     from spec_t5x.labs.benchmark.reliability import caution
     from spec_t5x.labs.benchmark.text_source import TextSource
@@ -52,14 +53,20 @@ def run(args: argparse.Namespace) -> int:
     models, decoding, source, options = settings.read(args, TextSource, sweep.BenchmarkOptions)
     shown = {"models": models, "source": source, "options": options, "decoding": decoding}
     rows = []
-    with Progress("rows", every=0) as progress:
-        for row in sweep.run(
-            options, progress.update, models=models, decoding=decoding, source=source
-        ):
-            rows.append(row)
-            # Written after every row, so that an interrupted run leaves its results.
-            if args.json:
-                results.save(args.json, rows, **shown)
+    try:
+        with Progress("rows", every=0) as progress:
+            for row in sweep.run(
+                options, progress.update, models=models, decoding=decoding, source=source
+            ):
+                rows.append(row)
+                # Written after every row, so that an interrupted run leaves its results.
+                if args.json:
+                    results.save(args.json, rows, **shown)
+    except InputError:
+        # Of a later row.
+        if rows:
+            results.show(sweep.table(rows))
+        raise
     table = sweep.table(rows) if rows else None
     parts = table, sweep.best(rows), caution(rows)
     results.show(*filter(None, parts))

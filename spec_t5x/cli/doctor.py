@@ -28,7 +28,7 @@ _VARIABLES = (
     *("SPEC_T5X_CPU_KERNELS", "SPEC_T5X_GPU_KERNELS", "CXX", "CUDA_VISIBLE_DEVICES"),
     *("OMP_NUM_THREADS", "TPU_NAME"),
 )
-_TEXT = "Where is the station?"
+_TEXT = "translate English to German: Where is the station?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -264,8 +264,14 @@ class BatchDecoder:
         """Returns the rules of decoding by the options or the checkpoint; None if there are none.
 
         Raises:
-          InputError: a rule has tokens that the model does not have.
+          InputError: a rule has tokens that the model does not have, or ``min_decode_len`` is above
+            the limit.
         """
+        if (options.min_decode_len or 0) > (limit := self.max_decode_len(options)):
+            raise InputError(
+                f"min_decode_len is {options.min_decode_len} and outputs have at most {limit} "
+                "tokens: give max_decode_len"
+            )
         return _rules(
             self.target.vocab_size,
             self.vocabulary.eos_ids,

@@ -6,6 +6,7 @@ interpolated. Timing takes a few seconds beside compilation. The costs are store
 the models and the settings. The kernels for CPUs multiply six rows at once, hence the limit 5.
 """
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -41,17 +42,23 @@ _MAX_NODES = 64
 
 
 def largest_limit(draft: Draft, verifier: Verifier) -> int:
-    """Returns the most drafts of an iteration with gamma "auto"; with trees, the largest depth."""
+    """Returns the most drafts of an iteration with gamma "auto"; with trees, the largest depth.
+
+    Raises:
+      InputError: a tree of all of the verifier's widths is too deep or has too many nodes.
+    """
     if verifier.tree(1) is None:
         return draft.traits.max_worthwhile
-    for depth in range(_MAX_DEPTH, 1, -1):
-        try:
+    widths = getattr(verifier, "widths", ())
+    for depth in range(_MAX_DEPTH, max(len(widths), 1) - 1, -1):
+        # A tree of too many nodes for any target has no number.
+        with contextlib.suppress(InputError):
             if verifier.num_nodes(depth) <= _MAX_NODES:
                 return depth
-        except InputError:
-            # A tree of this depth has too many nodes for any target.
-            continue
-    return 1
+    raise InputError(
+        f"widths are {widths} and gamma is auto, which takes trees of up to {_MAX_DEPTH} "
+        f"widths and {_MAX_NODES} nodes: give gamma a number, or fewer widths"
+    )
 
 
 def remembered(key: Mapping[str, Any], measure: Callable[[], Costs], store: Store) -> Costs:

@@ -109,4 +109,8 @@ def test_the_most_that_may_be_drafted():
     assert costs_lib.largest_limit(model, verifier("block")) == 8
     # Its tokens cost nothing.
     assert costs_lib.largest_limit(CopyDraft(30), verifier("coupled")) == 16
-    assert 1 <= costs_lib.largest_limit(model, verifier("tree", widths=(3, 2))) <= 4
+    assert costs_lib.largest_limit(model, verifier("tree", widths=(3, 2))) == 4
+    assert costs_lib.largest_limit(model, verifier("tree", widths=(4, 3, 2))) == 3
+    for widths in ((4, 3, 2, 2), (1, 1, 1, 1, 1), (200, 9)):
+        with pytest.raises(InputError, match="give gamma a number, or fewer widths"):
+            costs_lib.largest_limit(model, verifier("tree", widths=widths))

@@ -219,6 +219,11 @@ def _check(
             "have all tokens",
         ),
         (
+            options.label_smoothing and options.uses_target and options.distillation_weight == 1,
+            f"label_smoothing is {options.label_smoothing} and distillation_weight 1, which leaves "
+            "the cross-entropy out: leave one of them out",
+        ),
+        (
             kept.unrolled_steps and distillation.on_policy,
             f"on_policy is {distillation.on_policy} and unrolled_steps {kept.unrolled_steps}: a "
             "draft that continues from the target's states samples no texts, set one of them to 0",
