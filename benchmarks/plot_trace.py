@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 
-from spec_t5x.cli.trace import print_trace
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.benchmark.console import print_trace
 
 SOURCE = (
     "correct: Tom said that he was going to by a new car as soon as he have enough money to pay "

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import Sampling, check_float32, values_at, write_rows
 from spec_t5x.sampling.draws import Draws
-from spec_t5x.sampling.rules import Places, apply
+from spec_t5x.sampling.rules import Places
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
@@ -152,7 +152,7 @@ class Context:
             starts=self.starts,
             limits=self.limits,
         )
-        return apply(self.settings.rules, logits, places)
+        return self.settings.rules(logits, places)
 
     def num_drafts(self, gamma: int) -> Int[Array, ""] | int:
         """Returns the number of tokens to propose: ``gamma``, or ``limit`` if it is smaller."""

@@ -185,7 +185,7 @@ class _Command:
 
     def _show(self, lines: Iterator[Item]) -> None:
         """Prints each output while it is decoded, as text or as a trace."""
-        from spec_t5x.cli.trace import print_trace
+        from spec_t5x.labs.benchmark.console import print_trace
 
         for line in lines:
             if line.error is None:
@@ -198,8 +198,8 @@ class _Command:
                 print(flush=True)
 
     def _compare(self, lines: list[Item]) -> None:
-        from spec_t5x.cli.trace import print_comparison
         from spec_t5x.labs.benchmark.comparison import compare
+        from spec_t5x.labs.benchmark.console import print_comparison
 
         texts = [line.text for line in lines if line.error is None]
         if not texts:

@@ -25,6 +25,7 @@ from spec_t5x.loops import refill
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import OPTIMISM, Costs, Pace
 from spec_t5x.loops.speculative import Iteration
+from spec_t5x.machine.compilation_cache import user_cache
 from spec_t5x.names import AUTO
 from spec_t5x.options import GenerateOptions
 from spec_t5x.tuning import costs as costs_lib
@@ -186,7 +187,8 @@ class Engine:
                 draft=params_digest(decoder.draft),
                 settings={**costly(options), "max_source_len": decoder.max_source_len},
             )
-            self._costs[options] = costs_lib.remembered(key, measure, Store.of_user())
+            store = Store(user_cache() / "costs")
+            self._costs[options] = costs_lib.remembered(key, measure, store)
         return self._costs[options]
 
     def first_pace(self, batch: Batch) -> Pace | None:

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import gin
-
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.options import option
@@ -99,6 +97,3 @@ class InferOptions(TaskOptions):
             raise InputError(f"field is {self.field!r}, which only JSON lines have: leave it out")
         check_at_least(self, shard_size=1, model_parallel=1)
         self.check_task()
-
-
-gin.external_configurable(InferOptions, module="spec_t5x")

@@ -189,11 +189,6 @@ class Pace:
         return tokens / (self.costs[0] + share * (self.costs[1:] - self.costs[0]))
 
     @property
-    def typical_limit(self) -> int:
-        """Mean length of the iterations' longest proposals, rounded, at least 1; a host number."""
-        return max(round(int(self.drafted) / max(int(self.iterations), 1)), 1)
-
-    @property
     def best_limit(self) -> int:
         """Limit that pays best at the current rates, 0 if none pays; a host number."""
         return _best(np.asarray(self.factors))

@@ -139,13 +139,6 @@ class Rules:
         return none.at[:, :, self.phrases[:, -1]].add(added)
 
 
-def apply(
-    rules: Rules | None, logits: Float[Array, "batch places vocab"], places: Places
-) -> Float[Array, "batch places vocab"]:
-    """Returns the logits changed by the rules; unchanged ones if ``rules`` is None."""
-    return logits if rules is None else rules(logits, places)
-
-
 def rules(
     vocab_size: int,
     eos_ids: Sequence[int],

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spec_t5x.machine.atomic import write_whole
-from spec_t5x.machine.compilation_cache import user_cache
 
 # Raised whenever an entry's meaning changes: older entries are then ignored.
 _FORMAT = 6
@@ -26,11 +25,6 @@ class Store:
     """Values of JSON in a directory, which is made when the first value is saved."""
 
     directory: Path
-
-    @classmethod
-    def of_user(cls) -> "Store":
-        """Returns the store in the user's cache, beside the compiled programs."""
-        return cls(user_cache() / "costs")
 
     def load(self, key: Mapping[str, Any], parse: Callable[[Any], T]) -> T | None:
         """Returns the parsed value for ``key``; None if it is missing or cannot be parsed."""

@@ -25,7 +25,6 @@ from spec_t5x.labs.benchmark.acceptance import achieved
 from spec_t5x.labs.benchmark.reliability import OtherPrograms
 from spec_t5x.labs.benchmark.step_times import StepTimes, measure_step_times
 from spec_t5x.loops.outputs import Decoded
-from spec_t5x.sampling import rules
 from spec_t5x.sampling.rules import Places
 from spec_t5x.tuning.interleaving import elapsed
 from spec_t5x.types import PAD_ID, PyTree
@@ -255,7 +254,7 @@ def compare(
     divergences = _divergences(plain, plain_outputs, outputs, options) if greedy else []
     gamma, pace = options.gamma, decoded[-1]["speculative"][-1].pace
     if left_out or pace is not None:
-        gamma = 0 if left_out else pace.typical_limit
+        gamma = 0 if left_out else max(round(int(pace.drafted) / max(int(pace.iterations), 1)), 1)
     # If the pace took plain steps alone, nothing was verified and alpha is None.
     alpha = None if left_out else achieved(list(itertools.chain(*outputs))).alpha
     return comparison_of(
@@ -373,7 +372,9 @@ def _divergence(
         starts=jnp.asarray([len(prompt)]),
         limits=jnp.asarray([len(prompt) + generator.max_decode_len(options)]),
     )
-    logits = rules.apply(generator.rules(options), logits[:, -1:], place)
+    logits = logits[:, -1:]
+    if (rules := generator.rules(options)) is not None:
+        logits = rules(logits, place)
     return Divergence(
         input=plain.input,
         position=position,

@@ -7,8 +7,8 @@ import types
 import psutil
 import pytest
 
-from spec_t5x.cli.trace import print_comparison
 from spec_t5x.labs.benchmark import comparison, sweep
+from spec_t5x.labs.benchmark.console import print_comparison
 from spec_t5x.labs.benchmark.reliability import MUCH, OtherPrograms, caution, doubt
 from tests.labs.benchmark.test_sweep import a_row, drawn_row, made_up, tiny_sizes  # noqa: F401
 

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from spec_t5x.cli.trace import print_trace
 from spec_t5x.generation import StreamEvent
 from spec_t5x.labs.benchmark import traces
+from spec_t5x.labs.benchmark.console import print_trace
 from spec_t5x.labs.benchmark.traces import TraceLine
 from spec_t5x.types import EOS_ID
 
