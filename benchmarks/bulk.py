@@ -279,8 +279,8 @@ def table(values: Mapping[str, Any]) -> results.Table:
     columns = {
         "gamma": lambda row: str(row["gamma"]) if row["gamma"] else "plain",
         "batch": lambda row: str(row["batch_size"]),
-        "tokens/s, batches → slots": both("tokens_per_second", "{:,.0f}"),
-        "ratio": lambda row: f"{row['ratio']:.2f}",
+        "tokens/s (batches → slots)": both("tokens_per_second", "{:,.0f}"),
+        "slots / batches": lambda row: f"{row['ratio']:.2f}",
         "occupancy": both("occupancy"),
         "simulated": both("simulated"),
         "host": lambda row: f"{row['host_share']:.1%}",

@@ -65,7 +65,7 @@ def _cells(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, str]:
     if row.get("compile_seconds") is not None:
         cells["compile, s"] = f"{row['compile_seconds']:.1f}"
     if row.get("peak_bytes") is not None:
-        cells["memory, MiB"] = f"{row['peak_bytes'] / 2**20:.0f}"
+        cells["memory (MiB)"] = f"{row['peak_bytes'] / 2**20:.0f}"
     same = "—" if different is None else f"{different} differ" if different else "yes"
     return cells | {"same ids": same}
 

@@ -84,10 +84,10 @@ def read_settings(
     defaults = {name: signature[name].default for name in signature if name not in _OF_THE_MODEL}
     for name in (*bound, *params):
         if name not in defaults:
-            remedy = f"it takes {', '.join(defaults)} here"
+            remedy = f"{function.__name__} takes {', '.join(defaults)} here"
             if name == "num_decodes":
                 remedy = "bind predict_batch_with_aux.num_decodes"
-            raise InputError(f"decoder parameter {name!r} of {function.__name__}: {remedy}")
+            raise InputError(f"decoder parameter {name!r}: {remedy}")
     values = defaults | bound | params
     if values["initial_index"] is not None:
         raise InputError(

@@ -265,6 +265,7 @@ def test_losses_and_scores_are_the_stock_models():
     [
         ({"logit_callback_fn": lambda logits, state: logits}, "logit_callback_fn"),
         ({"beam": 3}, "'beam'.*temperature_sample takes"),
+        ({"num_decodes": 3}, "'num_decodes': bind predict_batch_with_aux.num_decodes"),
         ({"topk": np.array([1, 2])}, "topk is an array"),
         ({"max_decode_steps": TARGET + 1}, "max_decode_steps is 17"),
         ({"initial_index": np.zeros(3)}, "initial_index"),
