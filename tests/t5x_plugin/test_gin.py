@@ -67,7 +67,7 @@ VOCABULARY_FILE = None
 
 @gin.configurable(module="export_lib")
 def save(**_):
-    """Function with the name of T5X's, which needs TensorFlow Serving."""
+    """Has the name of T5X's function, whose module needs TensorFlow Serving."""
 
 
 @pytest.fixture
