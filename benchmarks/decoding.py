@@ -96,10 +96,11 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             call.time(program)
     for call, program in programs:
         yield call.row() | ({"kernels": call.kernels(program)} if args.profile else {})
-    for call, each in found:
-        if isinstance(each, Exception):
-            what = f"batch {call.batch}, gamma {call.gamma} by {call.by}"
-            raise InputError(f"{what} cannot be compiled ({one_line(each)}): leave it out")
+    failed = [(call, each) for call, each in found if isinstance(each, Exception)]
+    if failed:
+        names = (f"batch {call.batch}, gamma {call.gamma} by {call.by}" for call, _ in failed)
+        reason = one_line(failed[0][1])
+        raise InputError(f"{'; '.join(names)} cannot be compiled ({reason}): leave them out")
 
 
 def _programs(calls: Sequence["_Call"]) -> list[Compiled | Exception]:

@@ -280,8 +280,9 @@ class GenerateOptions:
     def without_open(self, of_checkpoint: Mapping[str, Any]) -> "GenerateOptions":
         """Returns these options with the values of ``settled`` that they use in place of None."""
         settled, unused = self.settled(of_checkpoint), () if self.beams else _OF_SEARCH
-        # A checkpoint's minimum may be above these options' maximum.
-        settled["min_decode_len"] = min(settled["min_decode_len"], settled["max_decode_len"])
+        if self.min_decode_len is None:
+            # A checkpoint's minimum may be above these options' maximum.
+            settled["min_decode_len"] = min(settled["min_decode_len"], settled["max_decode_len"])
         return dataclasses.replace(self, **{n: v for n, v in settled.items() if n not in unused})
 
     def rules(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@
 #   --tiny       every stage at small sizes, also on a CPU: a test of the script
 #
 # A stage that fails does not stop the others; the status is then 1. All models but the packaged
-# ones have random weights; acceptances are simulated. PYTHON names the interpreter (.venv's, or python3).
+# ones have random weights; acceptances are simulated. PYTHON names the interpreter (default: that
+# of .venv, or python3).
 # Tested: the dry run, --tiny on a CPU, and four stages on an H200: steps_small took 35 seconds,
 # xl_plain and xl_drafted together 165, laws_kernels 60; steps_large took 76 on an H100. Stages
 # beside each other took several times as long. Not tested: the other stages.

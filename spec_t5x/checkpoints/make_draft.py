@@ -112,8 +112,8 @@ def find_models(
 ) -> None:
     """Checks that a target and its drafts' models exist, then downloads weights from the Hub.
 
-    Before a download, which may take an hour, vocabularies are compared, and what can be checked
-    of the drafts, their ``options`` and the target's ``task`` is.
+    First checks the drafts, their ``options`` and the target's ``task``. Vocabularies are compared
+    before a download, which may take an hour.
     """
     drafts = list(map(str, drafts))
     directory = find(target)
@@ -145,10 +145,14 @@ def _checkpoints_of(text: str) -> list[str]:
 
 
 def _without_argument(text: str) -> list[str]:
-    """Lists the packaged drafts, by kind, that a draft or a draft in its argument needs."""
+    """Lists the packaged drafts, by kind, that a draft or a draft in its argument needs.
+
+    Those that need an encoder, which a target may lack, are left to ``make_draft``.
+    """
     name, argument = kind_of(text), _argument(text)
     kind = registry.find("draft", name)
-    own = [] if argument or kind.packaged is None else [kind.packaged]
+    has_own = bool(argument) or kind.packaged is None or kind.needs_encoder
+    own = [] if has_own else [kind.packaged]
     return [*own, *(found for draft in kind.drafts(argument) for found in _without_argument(draft))]
 
 

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
                 if args.json:
                     results.save(args.json, rows, **shown)
     except InputError:
-        # Of a later row.
+        # A later row failed: the earlier ones are shown.
         if rows:
             results.show(sweep.table(rows))
         raise

@@ -149,7 +149,7 @@ def block_thresholds(
     # Unrolled, since a loop inside the iteration would split its CUDA graph.
     _, carried = lax.scan(carry, one, (of_target, of_draft, proposed), unroll=True)
     carried = jnp.concatenate([one[None], carried])
-    # Where nothing was proposed, d is 0 and t has mass 1.
+    # Where nothing was proposed, d is 0 and t has mass 1 (or is not finite, as its token will be).
     follows = jnp.append(proposed[1:], True)
     mass = jnp.where(follows, excess(carried, target_probs, draft_probs)[1:], carried[1:])
     denominator = mass + 1 - carried[1:]

@@ -64,11 +64,13 @@ def _sizes(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
     for name in (field.name for field in dataclasses.fields(config)):
         value = getattr(config, name)
         if name not in (*names, *_IGNORED) and not (name in _OFF and value is False):
-            remedy = (
-                "speculate with a model that has it False"
-                if name in _OFF
-                else "speculate with t5x.examples.t5.network, or decode the checkpoint (of "
-                "scalable_t5, for example) with spec-t5x infer"
+            if name in _OFF:
+                raise InputError(
+                    f"config.{name} of {kind} is {value!r}, which no network here computes: "
+                    "speculate with a model that has it False"
+                )
+            raise InputError(
+                f"config.{name} of {kind} is unknown: speculate with t5x.examples.t5.network, "
+                "or decode the checkpoint (of scalable_t5, for example) with spec-t5x infer"
             )
-            raise InputError(f"config.{name} of {kind} is {value!r}, which is unknown: {remedy}")
     return {name: getattr(config, name) for name in names} | {"dtype": jnp.dtype(config.dtype).name}

@@ -352,13 +352,15 @@ def test_values_that_cannot_be(with_settings, settings):
         next(Generator.load(directory).generate("The cat."))[0]
 
 
-@pytest.mark.parametrize("to", ["huggingface", "native"])
+@pytest.mark.parametrize("to", ["huggingface", "native", "t5x"])
 def test_a_converted_model_has_the_settings(with_settings, pair, tmp_path, to):
     settings = LENGTH | {"no_repeat_ngram_size": 2, "num_beams": 4, "made_up": [1]}
     directory = with_settings(settings, tasks={"summarization": SUMMARIES})
-    converted = tmp_path / "converted"
+    converted = tmp_path / "checkpoint_0"
     convert(directory, converted, to=to)
     assert ours(converted, pair / "draft")[0] == ours(directory, pair / "draft")[0]
+    of_task = (Generator.load(each, task="summarization") for each in (directory, converted))
+    assert len({str(generator.defaults) for generator in of_task}) == 1
     back = converted if to == "huggingface" else tmp_path / "back"
     if back != converted:
         convert(converted, back, to="huggingface")

@@ -122,8 +122,8 @@ def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path
     removed once the new one is complete. If the process is killed, ``recover``, which readers call,
     restores the earlier checkpoint unless the new one is there; the next write removes leftovers.
 
-    Raises ``InputError`` if ``directory`` is a file, or if it has files and ``overwrite`` is False
-    or the files are no checkpoint.
+    Raises ``InputError`` if ``directory`` is a file or cannot be made, or if it has files and
+    ``overwrite`` is False or the files are no checkpoint.
     """
     directory = Path(directory).resolve()
     recover(directory)

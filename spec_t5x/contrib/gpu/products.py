@@ -217,7 +217,7 @@ def _sizes_in_tiles(
 ) -> _Sizes:
     """Returns the sizes of a product in tiles, on whose tokens and stages no bits depend.
 
-    The columns of a program are a share of those of 128 and more programs; no GPU has timed them.
+    A program has as many columns, up to 64, as leave 128 programs, or 16. No GPU has timed them.
     """
     programs = -(-rows // (TILE * _MOST_TILES))
     tiles = -(-rows // (TILE * programs))

@@ -261,7 +261,9 @@ def _check(
 ) -> None:
     """Raises ``InputError`` for arguments that do not fit together, before anything is loaded."""
     is_random = models.target.startswith(RANDOM)
-    if NO_DRAFT in (models.draft, *options.pairs):
+    drafts = {_draft_and_verifier(pair)[0] for pair in options.pairs}
+    has_own = OWN_DRAFT in drafts and not options.table_2
+    if NO_DRAFT in drafts or (has_own and models.draft == NO_DRAFT):
         raise InputError(f"the draft is {NO_DRAFT}, which has no speed-up: give one to measure")
     check_unused(decoding, "a benchmark has no beam search", "beams")
     if options.drawn:
@@ -283,10 +285,8 @@ def _check(
         raise InputError(
             f"target {models.target} has random weights and reads no text: give an alpha"
         )
-    if is_random and models.draft is None and OWN_DRAFT in options.pairs and not options.table_2:
+    if is_random and models.draft is None and has_own:
         raise InputError(f"target {models.target} has no draft: give random:SIZE or {COPY}")
-    if not options.drawn:
-        source.check_given()
 
 
 def _load(

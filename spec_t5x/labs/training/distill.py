@@ -226,11 +226,11 @@ class DraftLearner(Learner):
         options, head = self.options, self.student.head
         if head is not None:
             if options.objective in ("forward_kl", "jeffreys") and target_logits is not None:
-                # Tokens that the draft lacks would make the divergence infinite: the draft learns
+                # Tokens that the draft lacks would dominate the divergence: the draft learns
                 # the target's distribution, normalized over the head's tokens.
                 target_logits = jnp.where(head.knows[None, None], target_logits, -jnp.inf)
             if options.distillation_weight < 1 or not options.uses_target:
-                # Their cross-entropy would be infinite as well, so their positions are skipped.
+                # Their cross-entropy would be huge as well, so their positions are skipped.
                 text = jnp.where(head.knows[text], text, PAD_ID)
         return token_losses(
             logits,

@@ -12,8 +12,8 @@ With p the target's distribution at a position and q the draft's, in nats except
 DistillSpec (Zhou et al. 2023, arXiv 2310.08461) compares these divergences for drafts.
 
 Each is a sum over the vocabulary. Logits may be any float32 numbers: log-probabilities are
-differences of logits, never logarithms of probabilities, which may be 0. A token whose logit is
-minus infinity in both models contributes 0. ``jax.checkpoint`` recomputes the terms for the
+differences of logits, never logarithms of probabilities, which may be 0. A token of probability
+0 in both models contributes 0. ``jax.checkpoint`` recomputes the terms for the
 derivative, so that no array of the logits' size is stored for it.
 """
 

@@ -126,8 +126,8 @@ def test_a_mistake_is_one_line(data, tmp_path, capsys, bindings, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["the", "--draft", "medusa"], "draft 'medusa' is not packaged for "),
-        (["the", "--draft", "eagle:t5-eagle"], "'eagle:t5-eagle' is for encoder-decoder targets"),
+        (["the", "--draft", "medusa"], "draft 'medusa' is for encoder-decoder targets"),
+        (["the", "--draft", "ngram"], "draft 'ngram' is not packaged for "),
         (["the", "--max_decode_len", "49"], "max_decode_len is 49 and the target has 48 positions"),
         (
             ["the " * 45, "--max_decode_len", "8"],
