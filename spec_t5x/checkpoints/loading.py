@@ -100,8 +100,8 @@ def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
 
 def check_task(directory: Location, task: str | None) -> None:
     """Raises ``InputError`` if there is a config.json and it has no settings of a ``task``."""
-    values = _recognized(directory)[1]
-    if task is not None and values is not None:
+    values = None if task is None else _recognized(directory)[1]
+    if values is not None:
         settings = values.get(generation_config.GENERATION, values)
         generation_config.check_task(settings, str(directory), task)
 

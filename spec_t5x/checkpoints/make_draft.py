@@ -16,8 +16,7 @@ of this kind is packaged with the target. A T5X checkpoint without a vocabulary 
 """
 
 import dataclasses
-import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from spec_t5x import registry
@@ -79,9 +78,10 @@ def make_draft(
         weights = options.weights if _has_weights(other) else AUTO
         return make_draft(other, target, model, dataclasses.replace(options, weights=weights))
 
-    packaged = functools.partial(_packaged, target.directory)
-    request = Request(target=target, model=model, options=options, make=make, packaged=packaged)
-    return kind.make(request, _argument(text))
+    argument = _argument(text)
+    if not argument and kind.packaged is not None:
+        argument = _packaged(target.directory, kind.packaged)
+    return kind.make(Request(target=target, model=model, options=options, make=make), argument)
 
 
 def _checked_kind(text: str, options: DraftOptions) -> DraftKind:
@@ -134,33 +134,35 @@ def find_models(
         hub.download_weights(name)
 
 
+def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:
+    """Yields kind and argument of a draft, and of the drafts named in its argument."""
+    kind, argument = registry.find("draft", kind_of(text)), _argument(text)
+    yield kind, argument
+    for inner in kind.drafts(argument):
+        yield from _parts(inner)
+
+
 def _checkpoints_of(text: str) -> list[str]:
     """Lists the checkpoints that a draft and the drafts named in its argument load."""
-    name, argument = kind_of(text), _argument(text)
-    if not _is_named(text):
-        return [text]
-    kind = registry.find("draft", name)
-    inner = (found for draft in kind.drafts(argument) for found in _checkpoints_of(draft))
-    return [*kind.checkpoints(argument), *inner]
+    return [name for kind, argument in _parts(text) for name in kind.checkpoints(argument)]
 
 
 def _without_argument(text: str) -> list[str]:
-    """Lists the packaged drafts, by kind, that a draft or a draft in its argument needs.
-
-    Those that need an encoder, which a target may lack, are left to ``make_draft``.
-    """
-    name, argument = kind_of(text), _argument(text)
-    kind = registry.find("draft", name)
-    has_own = bool(argument) or kind.packaged is None or kind.needs_encoder
-    own = [] if has_own else [kind.packaged]
-    return [*own, *(found for draft in kind.drafts(argument) for found in _without_argument(draft))]
+    """Lists the packaged drafts, by kind, that a draft or a draft in its argument needs."""
+    # Those for an encoder, which a target may lack, are left to ``make_draft``.
+    return [
+        kind.packaged
+        for kind, argument in _parts(text)
+        if not (argument or kind.packaged is None or kind.needs_encoder)
+    ]
 
 
 def _has_weights(text: str) -> bool:
     """Tells whether ``DraftOptions.weights`` apply to a draft or one named in its argument."""
-    kind, argument = registry.find("draft", kind_of(text)), _argument(text)
-    has_own = kind.has_weights and (not argument or kind.checkpoints(argument))
-    return bool(has_own) or any(map(_has_weights, kind.drafts(argument)))
+    return any(
+        kind.has_weights and (not argument or kind.checkpoints(argument))
+        for kind, argument in _parts(text)
+    )
 
 
 def kind_of(text: str) -> str:
@@ -195,9 +197,8 @@ def _is_named(text: str) -> bool:
 
 
 def model_draft(request: Request, argument: str) -> TransformerDraft:
-    """Loads the model ``argument`` ("": the packaged one), resized to the target's ids."""
-    target, name = request.target, argument or request.packaged(TRANSFORMER)
-    stored = open_model(name)
+    """Loads the model ``argument``, resized to the target's ids."""
+    target, stored = request.target, open_model(argument)
     rows, own_rows = target.config.vocab_size, stored.config.vocab_size
     if stored.vocabulary is None and own_rows != rows:
         raise InputError(

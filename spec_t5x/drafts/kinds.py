@@ -43,8 +43,6 @@ class Request:
     options: DraftOptions
     # Makes another draft, from its ``NAME:ARGUMENT``, for the same target.
     make: Callable[[str, DraftOptions], Draft]
-    # Returns the name of the target's packaged draft of a kind; raises ``InputError`` if none.
-    packaged: Callable[[str], str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,7 @@ class DraftKind:
     # The checkpoints, and the ``NAME:ARGUMENT`` of other drafts, that the argument names.
     checkpoints: Callable[[str], Sequence[str]] = lambda argument: ()
     drafts: Callable[[str], Sequence[str]] = lambda argument: ()
-    # The kind of packaged draft that is taken if there is no argument; None if none is needed.
+    # The kind of the target's packaged draft whose name replaces an empty argument; None for none.
     packaged: str | None = None
     # Whether the draft needs more of a target than its vocabulary, and whether an encoder.
     needs_network: bool = True

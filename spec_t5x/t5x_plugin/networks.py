@@ -61,16 +61,17 @@ def _sizes(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
             f"module {kind} has no config.{missing[0]}: speculate with a network whose config has "
             "the names of T5X's examples"
         )
-    for name in (field.name for field in dataclasses.fields(config)):
-        value = getattr(config, name)
-        if name not in (*names, *_IGNORED) and not (name in _OFF and value is False):
-            if name in _OFF:
-                raise InputError(
-                    f"config.{name} of {kind} is {value!r}, which no network here computes: "
-                    "speculate with a model that has it False"
-                )
+    for name in _OFF:
+        if (value := getattr(config, name, False)) is not False:
             raise InputError(
-                f"config.{name} of {kind} is unknown: speculate with t5x.examples.t5.network, "
-                "or decode the checkpoint (of scalable_t5, for example) with spec-t5x infer"
+                f"config.{name} of {kind} is {value!r}, which no network here computes: "
+                "speculate with a model that has it False"
             )
+    known = {*names, *_IGNORED, *_OFF}
+    unknown = [field.name for field in dataclasses.fields(config) if field.name not in known]
+    if unknown:
+        raise InputError(
+            f"config.{unknown[0]} of {kind} is unknown: speculate with t5x.examples.t5.network, "
+            "or decode the checkpoint (of scalable_t5, for example) with spec-t5x infer"
+        )
     return {name: getattr(config, name) for name in names} | {"dtype": jnp.dtype(config.dtype).name}

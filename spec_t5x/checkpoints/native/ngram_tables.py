@@ -149,8 +149,7 @@ def _read_tables(path: Path, order: int, vocab_size: int) -> NgramDraft:
 
 def _of_order(order: int | None) -> DraftKind:
     def make(request: Request, argument: str) -> NgramDraft:
-        directory = argument or request.packaged("ngram")
-        draft = load_ngram(directory, request.target, order=order)
+        draft = load_ngram(argument, request.target, order=order)
         return draft.replace(settings=request.options.settings)
 
     return DraftKind(

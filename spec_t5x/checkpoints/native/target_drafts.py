@@ -251,7 +251,7 @@ def _is_known(values: Any) -> bool:
 
 def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) -> DraftKind:
     def make(request: Request, argument: str) -> SharedEncoderDraft:
-        loaded = load_shared_draft(argument or request.packaged(name), request.target, kind)
+        loaded = load_shared_draft(argument, request.target, kind)
         own, weights = (loaded.params, loaded.config, loaded.layers), request.options.weights
         settings = request.options.settings
         made = draft.create(*own, request.model, settings=settings, head=loaded.head)

@@ -11,7 +11,7 @@ import flax.struct
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.checkpoints.make_draft import TRANSFORMER, model_draft
+from spec_t5x.checkpoints.make_draft import TRANSFORMER
 from spec_t5x.drafts.kinds import DraftKind, Request
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.self_draft import SelfDraft
@@ -190,7 +190,8 @@ def _make(request: Request, argument: str) -> CascadeDraft:
     if directory in BITS:
         middle = request.model.rounded(BITS[directory])
     else:
-        middle = model_draft(request, directory).model
+        name = f"{TRANSFORMER}:{directory}" if directory else TRANSFORMER
+        middle = request.make(name, request.options).model
     inner = inner or _INNER
     cheapest = request.make(inner, dataclasses.replace(request.options, settings=None))
     drafting = cheapest

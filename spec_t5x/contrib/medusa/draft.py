@@ -71,7 +71,7 @@ class MedusaDraft(Draft):
 
 
 def _make(request: Request, argument: str) -> MedusaDraft:
-    params = load_heads(argument or request.packaged("medusa"), request.target)
+    params = load_heads(argument, request.target)
     return MedusaDraft(T5Heads.create(params, request.model), request.options.settings)
 
 
