@@ -85,7 +85,9 @@ def make_draft(
 
 
 def _checked_kind(text: str, options: DraftOptions) -> DraftKind:
-    """Returns the draft's kind; raises ``InputError`` for options that it does not have."""
+    """Returns the draft's kind; raises ``InputError`` for arguments and options it has not."""
+    for part, kind, argument in _parts(text):
+        kind.check(part, argument)
     kind = registry.find("draft", kind_of(text))
     if options.settings is not None and not kind.has_temperature:
         raise InputError(f"draft {text!r} takes no temperature: leave draft_temperature out")
@@ -134,17 +136,17 @@ def find_models(
         hub.download_weights(name)
 
 
-def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:
-    """Yields kind and argument of a draft, and of the drafts named in its argument."""
+def _parts(text: str) -> Iterator[tuple[str, DraftKind, str]]:
+    """Yields text, kind and argument of a draft, and of the drafts named in its argument."""
     kind, argument = registry.find("draft", kind_of(text)), _argument(text)
-    yield kind, argument
+    yield text, kind, argument
     for inner in kind.drafts(argument):
         yield from _parts(inner)
 
 
 def _checkpoints_of(text: str) -> list[str]:
     """Lists the checkpoints that a draft and the drafts named in its argument load."""
-    return [name for kind, argument in _parts(text) for name in kind.checkpoints(argument)]
+    return [name for _, kind, argument in _parts(text) for name in kind.checkpoints(argument)]
 
 
 def _without_argument(text: str) -> list[str]:
@@ -152,7 +154,7 @@ def _without_argument(text: str) -> list[str]:
     # Those for an encoder, which a target may lack, are left to ``make_draft``.
     return [
         kind.packaged
-        for kind, argument in _parts(text)
+        for _, kind, argument in _parts(text)
         if not (argument or kind.packaged is None or kind.needs_encoder)
     ]
 
@@ -161,7 +163,7 @@ def _has_weights(text: str) -> bool:
     """Tells whether ``DraftOptions.weights`` apply to a draft or one named in its argument."""
     return any(
         kind.has_weights and (not argument or kind.checkpoints(argument))
-        for kind, argument in _parts(text)
+        for _, kind, argument in _parts(text)
     )
 
 

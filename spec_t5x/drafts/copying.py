@@ -186,7 +186,7 @@ class CopyDraft(Draft):
 
 def copy_draft(request: Request, argument: str = "") -> CopyDraft:
     """Makes a ``CopyDraft`` whose ``min_match`` is the argument, by default 1."""
-    min_match = whole_number("copy", argument) if argument else CopyDraft.min_match
+    min_match = int(argument or CopyDraft.min_match)
     vocabulary = request.target.vocabulary
     return CopyDraft(
         request.model.vocab_size,
@@ -196,4 +196,10 @@ def copy_draft(request: Request, argument: str = "") -> CopyDraft:
     )
 
 
-KIND = DraftKind(make=copy_draft, needs_network=False, has_temperature=False, has_weights=False)
+KIND = DraftKind(
+    make=copy_draft,
+    check=whole_number,
+    needs_network=False,
+    has_temperature=False,
+    has_weights=False,
+)

@@ -56,6 +56,8 @@ class DraftKind:
     # The checkpoints, and the ``NAME:ARGUMENT`` of other drafts, that the argument names.
     checkpoints: Callable[[str], Sequence[str]] = lambda argument: ()
     drafts: Callable[[str], Sequence[str]] = lambda argument: ()
+    # Raises ``InputError`` for an argument that is none of this kind's; gets the whole text, too.
+    check: Callable[[str, str], object] = lambda text, argument: None
     # The kind of the target's packaged draft whose name replaces an empty argument; None for none.
     packaged: str | None = None
     # Whether the draft needs more of a target than its vocabulary, and whether an encoder.
@@ -72,14 +74,13 @@ def one_checkpoint(argument: str) -> Sequence[str]:
     return [argument] if argument else []
 
 
-def refuse_argument(name: str, argument: str) -> None:
-    """Raises ``InputError`` if the draft ``name`` was given an argument."""
+def no_argument(text: str, argument: str) -> None:
+    """Raises ``InputError`` if the draft ``text`` has an argument."""
     if argument:
-        raise InputError(f"draft {name}:{argument}: {name} takes no argument")
+        raise InputError(f"draft {text}: {text.removesuffix(f':{argument}')} takes no argument")
 
 
-def whole_number(name: str, argument: str) -> int:
-    """Returns the argument of draft ``name`` as an ``int``; raises ``InputError`` if it is none."""
-    if not argument.isdigit():
-        raise InputError(f"draft {name}:{argument}: give a whole number after the colon")
-    return int(argument)
+def whole_number(text: str, argument: str) -> None:
+    """Raises ``InputError`` if the argument of the draft ``text`` is given and no whole number."""
+    if argument and not argument.isdecimal():
+        raise InputError(f"draft {text}: give a whole number after the colon")

@@ -8,7 +8,7 @@ import dataclasses
 
 import flax.struct
 
-from spec_t5x.drafts.kinds import DraftKind, Request, refuse_argument, whole_number
+from spec_t5x.drafts.kinds import DraftKind, Request, no_argument, whole_number
 from spec_t5x.drafts.sequential import draft_tokens
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
@@ -92,17 +92,16 @@ def _without_encoder(params: dict) -> dict[str, Array | dict]:
 
 def _early_exit(request: Request, argument: str) -> SelfDraft:
     half = (request.model.config.num_decoder_layers + 1) // 2
-    layers = whole_number("early_exit", argument) if argument else half
+    layers = int(argument or half)
     return SelfDraft.early_exit(request.model, layers, request.options.settings)
 
 
 def _rounded(weights: str) -> DraftKind:
     def make(request: Request, argument: str) -> SelfDraft:
-        refuse_argument(weights, argument)
         return SelfDraft.rounded(request.model, BITS[weights], request.options.settings)
 
-    return DraftKind(make=make, has_weights=False)
+    return DraftKind(make=make, check=no_argument, has_weights=False)
 
 
-EARLY_EXIT = DraftKind(make=_early_exit, needs_encoder=True, has_weights=False)
+EARLY_EXIT = DraftKind(make=_early_exit, check=whole_number, needs_encoder=True, has_weights=False)
 IN_INT8, IN_INT4 = _rounded(INT8), _rounded(INT4)

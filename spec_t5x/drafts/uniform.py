@@ -3,7 +3,7 @@
 import flax.struct
 import jax.numpy as jnp
 
-from spec_t5x.drafts.kinds import DraftKind, Request, refuse_argument
+from spec_t5x.drafts.kinds import DraftKind, Request, no_argument
 from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
 
 
@@ -29,8 +29,13 @@ class UniformDraft(Draft):
 
 
 def _make(request: Request, argument: str) -> UniformDraft:
-    refuse_argument("uniform", argument)
     return UniformDraft(request.model.vocab_size)
 
 
-KIND = DraftKind(make=_make, needs_network=False, has_temperature=False, has_weights=False)
+KIND = DraftKind(
+    make=_make,
+    check=no_argument,
+    needs_network=False,
+    has_temperature=False,
+    has_weights=False,
+)

@@ -3,7 +3,7 @@
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.kinds import DraftOptions
@@ -90,9 +90,26 @@ def test_drafts_of_another_vocabulary_are_refused(tiny, name):
         ("copy:x", "copy:x: give a whole number"),
         ("copy:0", "min_match is 0"),
         ("early_exit:8", "early exit after 8 of 8"),
-        ("uniform:3", "uniform takes no argument"),
+        ("uniform:3", "uniform:3: uniform takes no argument"),
     ],
 )
 def test_what_cannot_be_made_is_refused(packaged, name, message):
     with pytest.raises(InputError, match=message):
         make_draft(name, *packaged)
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ("copy:x", "draft copy:x: give a whole number after the colon"),
+        ("early_exit:half", "draft early_exit:half: give a whole number"),
+        ("int8:4", "draft int8:4: int8 takes no argument"),
+        ("mixed:uniform:3", "draft uniform:3: uniform takes no argument"),
+        ("cascade:int8,copy:x", "draft copy:x: give a whole number"),
+        ("cascade:,copy", "draft 'transformer' is not packaged"),
+    ],
+)
+def test_arguments_are_refused_before_a_target_is_loaded(tmp_path, draft, message):
+    # The folder is empty: nothing of a checkpoint is read.
+    with pytest.raises(InputError, match=message):
+        find_models(tmp_path, [draft])

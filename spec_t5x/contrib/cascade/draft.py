@@ -186,34 +186,29 @@ class CascadeDraft(Draft):
 
 
 def _make(request: Request, argument: str) -> CascadeDraft:
-    directory, _, inner = argument.partition(",")
-    if directory in BITS:
-        middle = request.model.rounded(BITS[directory])
+    name, inner = _drafts(argument)
+    if name in BITS:
+        middle = request.model.rounded(BITS[name])
     else:
-        name = f"{TRANSFORMER}:{directory}" if directory else TRANSFORMER
         middle = request.make(name, request.options).model
-    inner = inner or _INNER
     cheapest = request.make(inner, dataclasses.replace(request.options, settings=None))
     drafting = cheapest
     while isinstance(drafting, MixedDraft):
         drafting = drafting.second
-    own_cache = isinstance(drafting, SelfDraft) and directory not in BITS
+    own_cache = isinstance(drafting, SelfDraft) and name not in BITS
     if own_cache or isinstance(drafting, SharedEncoderDraft):
         raise InputError(
             f"draft {inner} reads the target's cache, but in a cascade it would draft for "
-            f"{directory or 'another model'}: give another inner draft, such as copy"
+            f"{name}: give another inner draft, such as copy"
         )
     return CascadeDraft(middle, cheapest, settings=request.options.settings)
 
 
-def _middle(argument: str) -> list[str]:
-    directory = argument.partition(",")[0]
-    return [directory] if directory and directory not in BITS else []
+def _drafts(argument: str) -> tuple[str, str]:
+    """Returns the drafts that the middle and the cheapest model are."""
+    directory, _, inner = argument.partition(",")
+    named = f"{TRANSFORMER}:{directory}" if directory else TRANSFORMER
+    return directory if directory in BITS else named, inner or _INNER
 
 
-KIND = DraftKind(
-    make=_make,
-    checkpoints=_middle,
-    drafts=lambda argument: [argument.partition(",")[2] or _INNER],
-    packaged=TRANSFORMER,
-)
+KIND = DraftKind(make=_make, drafts=_drafts, has_weights=False)
