@@ -1,10 +1,11 @@
-"""BLEU and ROUGE as metrics by name, with 95 % intervals and signatures.
+"""BLEU and ROUGE as metrics by name.
 
 A metric is ``metric(targets, predictions) -> {figure: value in 0..100}``, seqio's signature:
 ``targets`` are the references and ``predictions`` the model's outputs, one for each reference.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
 
 # The figures that T5 reports for summaries.
 ROUGE_KEYS = ("rouge1", "rouge2", "rougeLsum")
-_RESAMPLINGS = 1000
 
 
 def bleu_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
@@ -25,12 +25,12 @@ def bleu_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str,
     Raises:
         InputError: there are no targets, or not one prediction for each.
     """
-    return {"bleu": _bleu(targets, predictions, "13a").score}
+    return {"bleu": bleu_score(targets, predictions, "13a").score}
 
 
 def bleu_intl_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
     """Computes BLEU as T5 reports it: ``bleu_metric`` with sacreBLEU's ``intl`` tokenisation."""
-    return {"bleu": _bleu(targets, predictions, "intl").score}
+    return {"bleu": bleu_score(targets, predictions, "intl").score}
 
 
 def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
@@ -43,7 +43,7 @@ def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str
     Raises:
         InputError: there are no targets, or not one prediction for each.
     """
-    return {name: mid for name, (_, mid, _) in _rouge(targets, predictions).items()}
+    return {name: mid for name, (_, mid, _) in rouge_scores(targets, predictions).items()}
 
 
 METRICS: dict[str, Metric] = {
@@ -51,7 +51,7 @@ METRICS: dict[str, Metric] = {
     "bleu_intl": bleu_intl_metric,
     "rouge": rouge_metric,
 }
-_TOKENIZERS = {bleu_metric: "13a", bleu_intl_metric: "intl"}
+BLEU_TOKENIZERS = {bleu_metric: "13a", bleu_intl_metric: "intl"}
 
 
 def metric_by_name(name: str) -> Metric:
@@ -64,67 +64,36 @@ def metric_by_name(name: str) -> Metric:
     return METRICS[name]
 
 
-def check_installed(metrics: Iterable[Callable]) -> None:
-    """Raises ``InputError`` if a package that one of this module's metrics needs is missing."""
-    for metric in metrics:
-        if metric in _TOKENIZERS:
-            _sacrebleu()
-        elif metric is rouge_metric:
-            _rouge_score()
-
-
-def metric_intervals(
-    metric: Callable, targets: Sequence[Any], predictions: Sequence[str]
-) -> dict[str, tuple[float, float]]:
-    """Computes the 95 % interval (low, high) of each of a metric's figures, in 0..100.
-
-    sacreBLEU and rouge-score resample the texts 1000 times. The result is empty for fewer than two
-    targets, and for a metric that is not in ``METRICS``.
-    """
-    if len(targets) < 2:
-        return {}
-    if metric is rouge_metric:
-        return {name: (low, high) for name, (low, _, high) in _rouge(targets, predictions).items()}
-    if metric in _TOKENIZERS:
-        score = _bleu(targets, predictions, _TOKENIZERS[metric], n_bootstrap=_RESAMPLINGS)
-        # sacreBLEU has no public name for these: it only prints them.
-        return {"bleu": (score._mean - score._ci, score._mean + score._ci)}
-    return {}
-
-
-def signature(metric: Callable) -> str | None:
-    """Returns sacreBLEU's signature, which makes a figure reproducible; None for other metrics."""
-    if metric not in _TOKENIZERS:
-        return None
-    scorer = _sacrebleu().metrics.BLEU(tokenize=_TOKENIZERS[metric])
-    # A scorer has no signature before its first score.
-    scorer.corpus_score(["x"], [["x"]])
-    return str(scorer.get_signature())
-
-
-def _sacrebleu():
+def import_sacrebleu() -> ModuleType:
+    """Imports sacrebleu; raises ``InputError`` if it is not installed."""
     with needed("sacrebleu"):
         import sacrebleu
     return sacrebleu
 
 
-def _rouge_score():
+def import_rouge_score() -> tuple[ModuleType, ModuleType]:
+    """Imports rouge-score's scorer and scoring; raises ``InputError`` if it is not installed."""
     # The import loads NLTK, which takes half a second and which only ROUGE needs.
     with needed("rouge_score"):
         from rouge_score import rouge_scorer, scoring
     return rouge_scorer, scoring
 
 
-def _bleu(targets, predictions, tokenize: str, **options):
+def bleu_score(
+    targets: Sequence[str], predictions: Sequence[str], tokenize: str, **options: Any
+) -> Any:
+    """Returns sacreBLEU's ``BLEUScore``; ``options`` are those of its ``corpus_score``."""
     _check_numbers(targets, predictions)
-    scorer = _sacrebleu().metrics.BLEU(tokenize=tokenize)
+    scorer = import_sacrebleu().metrics.BLEU(tokenize=tokenize)
     return scorer.corpus_score(list(predictions), [list(targets)], **options)
 
 
-def _rouge(targets, predictions) -> dict[str, tuple[float, float, float]]:
+def rouge_scores(
+    targets: Sequence[str], predictions: Sequence[str]
+) -> dict[str, tuple[float, float, float]]:
     """Returns (low, median, high) of each of ``ROUGE_KEYS``, in 0..100."""
     _check_numbers(targets, predictions)
-    rouge_scorer, scoring = _rouge_score()
+    rouge_scorer, scoring = import_rouge_score()
     scorer = rouge_scorer.RougeScorer(list(ROUGE_KEYS))
     aggregator = scoring.BootstrapAggregator()
     for pair in zip(targets, predictions, strict=True):

@@ -5,10 +5,10 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spec_t5x.data.metrics import check_installed, metric_intervals
 from spec_t5x.data.task_examples import read_features, task_or_mixture
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.labs.metric_intervals import check_installed, metric_intervals
 from spec_t5x.machine.extras import needed
 
 with needed("seqio"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from spec_t5x.data.metrics import METRICS, metric_by_name, metric_intervals, signature
+from spec_t5x.data.metrics import METRICS, metric_by_name
 from spec_t5x.errors import InputError
 
 # "intl" parts every symbol from its word, "13a" does not.
@@ -27,7 +27,6 @@ def test_bleu_is_sacrebleus_with_that_tokenisation(name, tokenize):
     ).score
     metric = metric_by_name(name)
     assert metric(REFERENCES, HYPOTHESES) == {"bleu": pytest.approx(expected)}
-    assert f"tok:{tokenize}" in signature(metric)
     assert 0 < expected < 100
 
 
@@ -40,7 +39,6 @@ def test_rouge_by_hand():
     scores = rouge(["the cat sat still"], ["the cat sat down"])
     expected = {"rouge1": 100 * 3 / 4, "rouge2": 100 * 2 / 3, "rougeLsum": 100 * 3 / 4}
     assert scores == pytest.approx(expected)
-    assert signature(METRICS["rouge"]) is None
     # Sentences in another order share all their words in order, each by itself.
     swapped = ["a b c . d e f ."], ["d e f . a b c ."]
     assert rouge(*swapped)["rougeLsum"] == pytest.approx(100.0)
@@ -57,20 +55,6 @@ def test_rouge_is_the_mean_of_the_texts_and_the_same_each_time():
     assert scores["rouge1"] == pytest.approx(87.5)
     assert rouge(*given) == scores
     np.testing.assert_array_equal(np.random.get_state()[1], before)
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_intervals_hold_the_figures_and_narrow_with_more_texts(name):
-    metric = METRICS[name]
-    references = ["the old cat sat still on a red mat", "a dog barks at the man", "it rains"] * 3
-    texts = ["the old cat sat down on a red mat", "a cat barks at the men", "it rains"] * 3
-    few, many = (metric_intervals(metric, references * n, texts * n) for n in (1, 9))
-    scores = metric(references, texts)
-    assert few.keys() == many.keys() == scores.keys()
-    for key, (low, high) in few.items():
-        assert 0 <= low < scores[key] < high <= 100
-        assert many[key][1] - many[key][0] < 0.6 * (high - low)
-    assert metric_intervals(metric, references, texts) == few
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)

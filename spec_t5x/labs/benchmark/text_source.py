@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spec_t5x.data.metrics import check_installed, metric_by_name
+from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_gzip, is_jsonl
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.metric_intervals import check_installed
 
 # ``metric(targets, predictions)``: scores by name; targets are the second of each pair.
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
@@ -101,7 +102,7 @@ class TextPairs:
     # (source, target); a target is what ``metric`` takes.
     pairs: list[tuple[str, Any]]
     metric: Metric
-    # None takes ``data.metrics.metric_intervals`` of the metric.
+    # None takes those of ``labs.metric_intervals``.
     intervals: Intervals | None = None
 
 

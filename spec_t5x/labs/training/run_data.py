@@ -18,7 +18,7 @@ import gin
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.loading import named_vocabulary
-from spec_t5x.data.metrics import check_installed, metric_by_name
+from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import (
@@ -27,6 +27,7 @@ from spec_t5x.data.vocabulary import (
     Vocabulary,
 )
 from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.labs.metric_intervals import check_installed
 from spec_t5x.labs.training.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.labs.training.packing import PackedBatches
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
