@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, TypeVar
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_unused
 from spec_t5x.machine.extras import needed
 from spec_t5x.options import option
 
@@ -47,7 +47,9 @@ class TaskOptions:
                 f"seqio_additional_cache_dirs is {','.join(folders)}, which nothing reads: set "
                 "use_cached_tasks=True"
             )
-        if self.mixture_or_task is not None:
+        if self.mixture_or_task is None:
+            check_unused(self, "there is no mixture_or_task", "use_cached_tasks")
+        else:
             # Checked here, before a model is downloaded or loaded.
             with needed("seqio"):
                 from spec_t5x.data.task_examples import check_registered

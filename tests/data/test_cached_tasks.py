@@ -161,7 +161,7 @@ def test_a_cache_of_other_ids_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "other"),
     [
-        (TextSource, {}),
+        (TextSource, {"mixture_or_task": WMT_ENDE}),
         (InferOptions, {"output_dir": "out", "mixture_or_task": WMT_ENDE}),
         (TaskDataOptions, {"mixture_or_task": WMT_ENDE, "task_feature_lengths": LENGTHS}),
     ],
