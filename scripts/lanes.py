@@ -28,14 +28,19 @@ class Part(NamedTuple):
     sources: tuple[str, ...]
 
 
-# Files that belong to every part: set-up, and the fixtures and helpers directly in tests/.
+# Files that belong to every part: set-up, the tests' fixtures and helpers, and a module of tests
+# whose drafts others decode with.
 _SHARED = re.compile(
-    r"pytest\.ini|setup\.py|pyproject\.toml|scripts/lanes\.py|tests/(?!test_)\w+\.py"
+    r"pytest\.ini|setup\.py|pyproject\.toml|scripts/lanes\.py|tests/(.+/)?(?!test_)\w+\.py"
+    r"|tests/drafts/test_every_draft\.py"
 )
-# Packages that every decoding program depends on.
+# Packages and modules that every decoding program depends on.
 _DECODING = tuple(
     f"spec_t5x/{name}"
-    for name in ("drafts", "interfaces", "loops", "machine", "models", "sampling", "verifiers")
+    for name in (
+        *("beams", "drafts", "generation", "interfaces", "loops", "machine", "models", "options"),
+        *("sampling", "tuning", "verifiers"),
+    )
 )
 PARTS: Mapping[str, Part] = {
     "notebooks": Part(
@@ -64,7 +69,7 @@ PARTS: Mapping[str, Part] = {
     ),
     "laws beside transformers": Part(
         ("tests/loops/test_laws_against_transformers.py", "tests/loops/test_ruled.py"),
-        (*_DECODING, "spec_t5x/generation/"),
+        (*_DECODING, "tests/drafts/test_ngram.py"),
     ),
     "checkpoints beside transformers and T5X": Part(
         (
@@ -73,11 +78,21 @@ PARTS: Mapping[str, Part] = {
             "tests/checkpoints/test_special_ids.py",
             "tests/checkpoints/test_t5x_itself.py",
         ),
-        ("spec_t5x/checkpoints/", "spec_t5x/data/", "spec_t5x/models/"),
+        (
+            *_DECODING,
+            "spec_t5x/checkpoints/",
+            "spec_t5x/data/",
+            "tests/checkpoints/test_huggingface.py",
+        ),
     ),
     "contrib": Part(
         ("tests/contrib/", "tests/test_removal.py"),
-        (*_DECODING, "spec_t5x/contrib/", "spec_t5x/registry"),
+        (
+            *(*_DECODING, "spec_t5x/contrib/", "spec_t5x/registry"),
+            # Tests that contrib's repeat with its own drafts and models.
+            *("tests/checkpoints/", "tests/drafts/", "tests/end_to_end/", "tests/loops/"),
+            *("tests/labs/benchmark/", "tests/labs/training/", "tests/models/", "tests/testing/"),
+        ),
     ),
     "several devices": Part(
         ("tests/labs/training/test_layout.py", "tests/models/test_partitioning.py"),
@@ -85,7 +100,7 @@ PARTS: Mapping[str, Part] = {
     ),
     "every draft by its name": Part(
         ("tests/end_to_end/", "tests/inference/test_processes.py"),
-        (*_DECODING, "spec_t5x/checkpoints/", "spec_t5x/inference/", "spec_t5x/generation/"),
+        (*_DECODING, "spec_t5x/checkpoints/", "spec_t5x/inference/"),
     ),
     "trainings": Part(
         (
@@ -101,7 +116,7 @@ PARTS: Mapping[str, Part] = {
         ("tests/benchmarks/", "tests/labs/reproduction/test_measured.py"),
         (
             *("benchmarks/", "spec_t5x/labs/benchmark/", "spec_t5x/labs/reproduction/"),
-            "scripts/gpu/measure.sh",
+            *("scripts/gpu/measure.sh", "tests/labs/benchmark/test_drawn_verdicts.py"),
         ),
     ),
 }

@@ -105,8 +105,6 @@ def test_what_cannot_be_made_is_refused(packaged, name, message):
         ("early_exit:half", "draft early_exit:half: give a whole number"),
         ("int8:4", "draft int8:4: int8 takes no argument"),
         ("mixed:uniform:3", "draft uniform:3: uniform takes no argument"),
-        ("cascade:int8,copy:x", "draft copy:x: give a whole number"),
-        ("cascade:,copy", "draft 'transformer' is not packaged"),
     ],
 )
 def test_arguments_are_refused_before_a_target_is_loaded(tmp_path, draft, message):

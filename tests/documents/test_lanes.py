@@ -1,5 +1,6 @@
 """The parts of the second lane: their files exist, and changed files select them."""
 
+import re
 import runpy
 import subprocess
 from pathlib import Path
@@ -16,6 +17,25 @@ def test_the_files_of_a_part_exist(name):
     for path in (*PARTS[name].tests, *PARTS[name].sources):
         found = (REPOSITORY / path).parent.glob(f"{Path(path).name}*")
         assert any(found), f"{name}: there is no {path}"
+
+
+def imported(path):
+    """Yields the modules of tests, as paths, that a file of tests imports."""
+    for package, names in re.findall(r"^from (tests\S*) import (.+)$", path.read_text(), re.M):
+        for name in (package, *(f"{package}.{name}" for name in re.findall(r"\w+", names))):
+            module = f"{name.replace('.', '/')}.py"
+            if (REPOSITORY / module).is_file():
+                yield module
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_tests_that_a_part_imports_select_it(name):
+    left_out, missing = SCRIPT["left_out"], set()
+    for test in PARTS[name].tests:
+        given = REPOSITORY / test
+        for path in given.rglob("*.py") if given.is_dir() else (given,):
+            missing |= {one for one in imported(path) if test in left_out([one])}
+    assert sorted(missing) == []
 
 
 def test_changed_files_select_parts():

@@ -21,6 +21,7 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier, TokenVerifier, TreeVerifier
+from tests.drafts import test_every_draft as every_draft
 from tests.simulated_devices import printed_by
 from tests.toy_t5 import disturbed, tiny_t5
 
@@ -153,6 +154,24 @@ def test_an_input_gets_what_it_gets_in_a_batch(options):
     expected = in_a_batch(draft(), **options)
     check(in_slots(draft(), GROUPS, **options).found, expected)
     assert np.ptp(expected.lengths) > 0 and np.sum(expected.stats.accepted) > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["eagle", "eagle, narrower", "shared encoder", "mixed", "mixed, doubting", "early exit"]
+)
+def test_the_state_of_a_draft_moves_with_its_input(name):
+    """The statistics show it: a draft with another input's state would be rejected."""
+    proposer, options = every_draft.T5_DRAFTS[name](), {"temperature": 1.0}
+    options["model"] = every_draft.target()
+    expected = in_a_batch(proposer, **options)
+    check(in_slots(proposer, GROUPS, **options).found, expected)
+    assert np.sum(expected.stats.accepted) > 0
+
+
+def test_a_head_in_slots_with_several_decodes():
+    proposer, options = every_draft.eagle(), {"temperature": 1.0, "num_decodes": 2}
+    options["model"] = every_draft.target()
+    check(in_slots(proposer, GROUPS, **options).found, in_a_batch(proposer, **options))
 
 
 @pytest.mark.parametrize("decodes", [1, 2])

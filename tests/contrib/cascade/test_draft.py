@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.native.target_drafts import save_shared_draft
 from spec_t5x.contrib.cascade.draft import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
@@ -121,6 +121,19 @@ def test_it_is_made_by_its_name():
     # The weights are those of the model, not of the draft after it.
     rounded = make_draft("cascade:t5-draft,copy", *packaged(), DraftOptions(weights="int8"))
     assert isinstance(rounded.draft, CopyDraft)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cascade:int8,copy:x", "draft copy:x: give a whole number"),
+        ("cascade:,copy", "draft 'transformer' is not packaged"),
+    ],
+)
+def test_its_drafts_are_checked_before_a_target_is_loaded(tmp_path, name, message):
+    # The folder is empty: nothing of a checkpoint is read.
+    with pytest.raises(InputError, match=message):
+        find_models(tmp_path, [name])
 
 
 def test_its_cheap_draft_shares_nothing_with_the_target(tiny_pair, tmp_path):
