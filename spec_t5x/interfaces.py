@@ -67,14 +67,18 @@ class Proposal:
             return jax.nn.one_hot(self.tokens, vocab_size, dtype=jnp.float32)
         return self.probs
 
-    def checked(self) -> "Proposal":
+    def checked(self, gamma: int) -> "Proposal":
         """Returns the proposal without the tokens beyond ``drawn``; unchanged without ``probs``.
 
         Raises:
-          InputError: ``probs`` are not float32 or come without ``drawn``; or ``drawn`` is an int
-            below gamma and there are no ``counts``.
+          InputError: there are more than ``gamma`` tokens; ``probs`` are not float32 or come
+            without ``drawn``; or an int ``drawn`` is less than the tokens, without ``counts``.
         """
-        gamma = self.tokens.shape[1]
+        num = self.tokens.shape[1]
+        if num > gamma:
+            raise InputError(
+                f"a draft proposes {num} tokens and gamma is {gamma}: propose at most that"
+            )
         if self.probs is None:
             return self
         check_float32(self.probs, "a proposal's probs")
@@ -85,14 +89,14 @@ class Proposal:
                 "probability 1"
             )
         is_known = isinstance(self.drawn, int)
-        if is_known and self.counts is None and self.drawn < gamma:
+        if is_known and self.counts is None and self.drawn < num:
             raise InputError(
-                f"a draft proposes {gamma} tokens and drew {self.drawn}: draw each with the draws "
+                f"a draft proposes {num} tokens and drew {self.drawn}: draw each with the draws "
                 "that the previous `next` returned, and give the last draws' drawn"
             )
-        if is_known and self.drawn >= gamma:
+        if is_known and self.drawn >= num:
             return self
-        bound = self.drawn if is_known else jnp.minimum(self.drawn, gamma)
+        bound = self.drawn if is_known else jnp.minimum(self.drawn, num)
         return self.replace(counts=jnp.minimum(self.num_proposed, bound))
 
 

@@ -271,6 +271,9 @@ def test_sampled_outputs_depend_on_place_and_seed_alone(generator):
     # Two places are two draws, and so are two seeds.
     assert others[0][0].output_ids != others[2][0].output_ids
     assert texts_of(generator.generate(TEXTS, SAMPLED, seed=4)) != texts_of(alone)
+    # Nor on JAX's default generator, which may draw the same for all rows.
+    with jax.default_prng_impl("unsafe_rbg"):
+        assert_same(generator.generate(TEXTS[:2], SAMPLED, batch_size=2), alone[:2])
 
 
 def token_logits(model: T5Model, source: list[int], output: list[int]) -> np.ndarray:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_t5x.sampling.random_bits import THREEFRY
 from spec_t5x.types import PAD_ID
 
 # Place (the index among all inputs, on which random numbers depend), text and ids.
@@ -41,7 +42,9 @@ def bucket(length: int, limit: int) -> int:
 @jax.jit
 def random_keys(seed, places):
     """Returns a random key for each input, from the seed and its place."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.asarray(places))
+    return jax.vmap(jax.random.fold_in, (None, 0))(
+        jax.random.key(seed, impl=THREEFRY), jnp.asarray(places)
+    )
 
 
 def padded(ids: Sequence[list[int]], rows: int, width: int) -> np.ndarray:

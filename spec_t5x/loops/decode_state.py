@@ -39,6 +39,22 @@ class Loop:
     # scores 0) or, if False, under the softmax of the model's logits.
     rescale_log_probs: bool = True
 
+    def __post_init__(self):
+        if not isinstance(self.verifier, Verifier):
+            raise InputError(
+                f"verifier is {self.verifier!r}: give a Verifier (verifiers.verifier makes one by "
+                "its name)"
+            )
+        # A compiled loop is looked up by its verifier's fields.
+        fields = {field.name for field in dataclasses.fields(self.verifier)}
+        if hidden := sorted(vars(self.verifier).keys() - fields):
+            raise InputError(
+                f"{type(self.verifier).__name__} has {', '.join(hidden)} and no such field: make "
+                "it a dataclasses.dataclass(frozen=True)"
+            )
+        if self.num_decodes < 1:
+            raise InputError(f"num_decodes is {self.num_decodes}: give at least 1")
+
     @property
     def plain(self) -> "Loop":
         """Loop at gamma 0: an iteration is one target call, without a draft."""

@@ -15,6 +15,7 @@ from jax import lax
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import write_rows
 from spec_t5x.sampling.draws import RowStream, Stream, T5XStream
+from spec_t5x.sampling.random_bits import THREEFRY, threefry
 from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
 
 # The remedy for logits that are not finite.
@@ -172,17 +173,37 @@ def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key
     return jax.vmap(fold_decodes, (0, None))(rng, jnp.arange(num_decodes)).reshape(-1)
 
 
+def checked_keys(rng: Any, batch: int) -> Key[Array, "*batch"]:
+    """Returns a Threefry key, or one for each input; raises ``InputError`` for another ``rng``."""
+    is_key = isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
+    if not is_key or rng.shape not in ((), (batch,)):
+        # Inside of a compiled function, other numbers are arrays of unknown values.
+        given = f"{rng.dtype} {list(rng.shape)}" if isinstance(rng, jax.Array) else repr(rng)
+        raise InputError(
+            f"rng is {given}: give jax.random.key(seed), or one key for each of {batch} inputs"
+        )
+    if rng.ndim == 0:
+        return threefry(rng)
+    if (kind := str(jax.random.key_impl(rng))) != THREEFRY:
+        raise InputError(
+            f"the inputs' keys are of JAX's {kind}, which draws the same numbers for all: make "
+            f"them with impl={THREEFRY!r}"
+        )
+    return rng
+
+
 def row_stream(
     rng: Key[Array, "*batch"] | Stream, batch: int, num_decodes: int, coupled: bool, num_steps: int
 ) -> Stream:
     """Returns the stream of ``batch * num_decodes`` rows, ``rng`` itself if that is a stream.
 
-    Raises ``InputError`` for T5X's stream if not ``coupled``, or of other rows or too few steps.
+    Raises ``InputError`` as ``checked_keys``, and for T5X's stream if not ``coupled``, or of other
+    rows or too few steps.
     """
     if isinstance(rng, RowStream):
         return rng
     if not isinstance(rng, T5XStream):
-        return RowStream(row_keys(rng, batch, num_decodes))
+        return RowStream(row_keys(checked_keys(rng, batch), batch, num_decodes))
     if not coupled:
         raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
     rows, steps = rng.starts.shape[0], rng.steps.shape[0]

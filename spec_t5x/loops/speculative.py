@@ -161,7 +161,7 @@ def verify(
     """Proposes, scores and verifies one chain of tokens for each row."""
     settings = context.settings
     proposal, draft_state = draft.propose(draft_state, context, gamma)
-    proposal = proposal.checked()
+    proposal = proposal.checked(gamma)
     if context.limit is not None:
         counts = jnp.minimum(proposal.num_proposed, context.limit)
         proposal = proposal.replace(counts=counts)

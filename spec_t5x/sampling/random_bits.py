@@ -11,10 +11,22 @@ from jax import lax
 from spec_t5x.machine.operations import by_kernel
 from spec_t5x.types import Array, Float32, Int, Key, UInt32
 
+THREEFRY = "threefry2x32"
+
+
+def threefry(key: Key[Array, ""]) -> Key[Array, ""]:
+    """Returns a Threefry key: ``key`` itself, or one drawn from a key of another kind.
+
+    JAX's other generators draw the same numbers for all keys in a ``vmap``.
+    """
+    if str(jax.random.key_impl(key)) == THREEFRY:
+        return key
+    return jax.random.key(jax.random.bits(key, dtype=jnp.uint32), impl=THREEFRY)
+
 
 def is_threefry(key: Key[Array, "*batch"]) -> bool:
     """Returns whether JAX draws each number from a Threefry key and the number's index alone."""
-    return str(jax.random.key_impl(key)) == "threefry2x32" and jax.config.jax_threefry_partitionable
+    return str(jax.random.key_impl(key)) == THREEFRY and jax.config.jax_threefry_partitionable
 
 
 def fold_in(key: Key[Array, ""], number: Int[Array, ""] | int) -> Key[Array, ""]:
@@ -53,4 +65,4 @@ def fractions(
 
 
 def _wrap(words: Array) -> Key[Array, ""]:
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    return jax.random.wrap_key_data(words, impl=THREEFRY)

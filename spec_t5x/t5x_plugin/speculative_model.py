@@ -30,6 +30,7 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.names import AUTO
 from spec_t5x.sampling.draws import Stream, t5x_stream
+from spec_t5x.sampling.random_bits import THREEFRY, threefry
 from spec_t5x.t5x_plugin.decode_settings import (
     BeamSettings,
     SampleSettings,
@@ -371,19 +372,15 @@ def random_stream(
     rng = settings.rng
     if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
         rng = jax.random.wrap_key_data(rng)
-    is_threefry = str(jax.random.key_impl(rng)) == "threefry2x32"
     if verifier.coupled:
-        if not is_threefry:
+        if str(jax.random.key_impl(rng)) != THREEFRY:
             raise InputError(
                 f"the key is of JAX's {jax.random.key_impl(rng)}: the coupled verifier follows "
                 "T5X's threefry keys; leave set_hardware_rng_ops out, or take another verifier"
             )
         own_temperatures = settings.sampling.temperature.ndim == 1
         return t5x_stream(rng, starts, num_steps, same_for_rows=own_temperatures)
-    if is_threefry:
-        return rng
-    # Keys of rows are made in a vmap, in which the hardware's generators draw the same for all.
-    return jax.random.key(jax.random.bits(rng, dtype=jnp.uint32), impl="threefry2x32")
+    return threefry(rng)
 
 
 def pick_decodes(

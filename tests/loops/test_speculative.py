@@ -27,7 +27,7 @@ from spec_t5x.testing.toy_models import (
     TableTarget,
     conditionals,
 )
-from spec_t5x.verifiers import TokenVerifier
+from spec_t5x.verifiers import TokenVerifier, Verifier
 from tests.loops.stubs import drain, no_prompts, teacher_forced, texts, writes_the_source
 from tests.toy_drafts import ConstantDraft
 from tests.toy_t5 import tiny_t5
@@ -540,6 +540,43 @@ def test_unusable_arguments_are_refused_before_anything_is_compiled(
     with pytest.raises(InputError, match=message):
         entry(*models, *rows, KEY, GREEDY, gamma=gamma, max_decode_len=6)
     assert not compiled
+
+
+RBG = jax.random.key(0, impl="rbg")
+
+
+class Hidden(Verifier):
+    """A verifier with an attribute that is no field, so that equal ones may differ."""
+
+    def __init__(self, share):
+        self.share = share
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rng": 7}, r"rng is int32 \[\]: give jax.random.key"),
+        ({"rng": jax.random.PRNGKey(0)}, r"rng is uint32 \[2\]: give jax.random.key"),
+        ({"rng": jax.random.split(KEY, 99)}, f"one key for each of {len(TABLE_SOURCES)}"),
+        ({"rng": jax.random.split(RBG, len(TABLE_SOURCES))}, "draws the same numbers"),
+        ({"verifier": "block"}, "verifier is 'block': give a Verifier"),
+        ({"verifier": Hidden(0.5)}, "Hidden has share and no such field"),
+        ({"num_decodes": 0}, "num_decodes is 0"),
+    ],
+)
+def test_keys_and_verifiers_that_would_give_other_texts_are_refused(unchecked, changes, message):
+    with pytest.raises(InputError, match=message):
+        decode(WRITER, ConstantDraft(jnp.int32(1), 16), 2, **changes)
+
+
+def test_a_draft_that_proposes_more_than_gamma_tokens_is_refused():
+    @flax.struct.dataclass
+    class Wide(ConstantDraft):
+        def propose(self, state, context, gamma):
+            return ConstantDraft.propose(self, state, context, gamma + 2)
+
+    with pytest.raises(InputError, match="a draft proposes 3 tokens and gamma is 1"):
+        decode(WRITER, Wide(jnp.int32(1), 16), 1)
 
 
 def test_a_model_that_lacks_what_the_loops_call_is_refused(unchecked):

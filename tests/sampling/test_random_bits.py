@@ -40,3 +40,11 @@ def test_keys_of_another_kind_are_left_to_jax():
     key = jax.random.key(0, impl="rbg")
     same_keys(random_bits.fold_in(key, 3), jax.random.fold_in(key, 3))
     np.testing.assert_array_equal(random_bits.uniform(key, 4), jax.random.uniform(key, (4,)))
+
+
+def test_a_threefry_key_is_made_of_a_key_of_another_kind():
+    key = random_bits.threefry(jax.random.key(0, impl="unsafe_rbg"))
+    assert random_bits.is_threefry(key) and random_bits.threefry(key) is key
+    # The other kind would draw the same number for all.
+    drawn = jax.vmap(lambda n: random_bits.uniform(random_bits.fold_in(key, n), 1))(jnp.arange(8))
+    assert len(set(drawn[:, 0].tolist())) == 8
