@@ -15,10 +15,10 @@ import sacrebleu
 from flax.traverse_util import flatten_dict
 
 from spec_t5x import names
-from spec_t5x.checkpoints.make_draft import DraftOptions
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError
 from spec_t5x.generation import (
     GenerateOptions,
@@ -677,6 +677,8 @@ def test_an_answer_that_is_an_error_is_never_empty_in_silence(generator):
 def test_what_is_no_text_and_no_list_is_refused_at_the_call(generator):
     for texts in (3, None, b"My sister", {"text": "My sister"}):
         assert "give a string, or a list" in message_of(generator.generate, texts)
+    for ids in (5, None, b"My sister", "My sister"):
+        assert "a list with the ids of each" in message_of(generator.generate_ids, ids)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -687,11 +689,28 @@ def test_a_model_in_place_of_its_name_is_refused(generator, tiny_pair):
         assert message.startswith(
             f"{name} is a {type(generator.target).__name__}: give a directory"
         )
+    assert "give a name to Generator.load" in message_of(generator.with_draft, "copy")
+    assert "object has no" in message_of(generator.with_draft, object())
+    assert "the draft has 9 tokens" in message_of(generator.with_draft, CopyDraft(9))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": "int16"}, "weights is 'int16'"),
+        ({"kv": "fp8"}, "kv is 'fp8'"),
+        ({"options": GREEDY}, "options is GenerateOptions: give DraftOptions"),
+    ],
+)
+def test_arguments_are_checked_before_a_model_is_looked_for(arguments, message):
+    assert message in message_of(Generator.load, "no/model", **arguments)
+    assert "give sampling" in message_of(DraftOptions, settings=0.7)
 
 
 def test_ids_are_decoded_as_the_texts_they_are_of(generator, greedy_alone):
     ids = [generator.tokenize(text, GREEDY) for text in TEXTS]
-    for rows in (ids, map(np.asarray, ids), iter(ids)):
+    for rows in (ids, map(np.asarray, ids), map(jnp.asarray, ids), iter(ids)):
         answers = generator.generate_ids(rows, gamma=3, max_decode_len=16)
         assert [answer[0].output for answer in answers] == [
             greedy_alone[text][0].output for text in TEXTS
@@ -708,14 +727,24 @@ def test_numbers_of_numpy_are_options_too(generator, greedy_alone):
     assert texts_of(answers) == [greedy_alone[text][0].output for text in TEXTS]
 
 
-def test_a_failure_is_raised_at_every_index():
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(InputError("no memory"), "no memory"), (KeyboardInterrupt(), "decoding was interrupted")],
+    ids=["error", "interrupt"],
+)
+@pytest.mark.parametrize("ask", [lambda answers: answers[0], list], ids=["index", "iteration"])
+def test_a_failure_is_raised_again(error, message, ask):
+    """A notebook's cell that is run again would else see no answers, and no error."""
+
     def failing():
-        raise InputError("no memory")
+        raise error
         yield
 
     answers = Answers(failing())
+    with pytest.raises(type(error)):
+        ask(answers)
     for _ in range(2):
-        assert message_of(answers.__getitem__, 0) == "no memory"
+        assert message_of(ask, answers).startswith(message)
 
 
 def test_a_length_penalty_of_the_checkpoint_leaves_beam_alpha_without_effect(generator):
@@ -742,6 +771,8 @@ def test_ids_that_the_target_does_not_have_are_their_inputs_error(generator):
         ([2.0], "has the id 2.0"),
         ("My sister", "has the id 'M'"),
         (7, "an input is 7: give a list of ids"),
+        (b"My sister", "an input is b'My sister': give"),
+        ([True, False], "has the id True"),
         ([5] * 600, "the text has 600 tokens and the encoder takes"),
     ]
     *bad, good = generator.generate_ids([*(row for row, _ in cases), [5, 1]], GREEDY)

@@ -30,6 +30,8 @@ class DraftOptions:
 
     def __post_init__(self):
         check_choice("weights", self.weights, WEIGHTS)
+        if not isinstance(self.settings, Sampling | None):
+            raise InputError(f"settings is {self.settings!r}: give sampling(temperature)")
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
 
 

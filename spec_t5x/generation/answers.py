@@ -1,5 +1,6 @@
 """Answers to inputs: outputs with their scores and counts, or an error."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
 
@@ -79,8 +80,9 @@ class Answers(Iterator[Answer]):
 
     def __next__(self) -> Answer:
         self._begun = True
-        for answer in self._coming:
-            return answer
+        with self._kept_error():
+            for answer in self._coming:
+                return answer
         self._over = True
         raise StopIteration
 
@@ -88,13 +90,21 @@ class Answers(Iterator[Answer]):
         if self._kept is None:
             if self._begun:
                 raise _not_kept(f"answer {index!r} is indexed while iterating, which keeps none")
-            try:
+            with self._kept_error():
                 self._kept = list(self._coming)
-            except Exception as error:
-                self._coming = _raising(error)
-                raise
             self._coming = iter(self._kept)
         return self._kept[index]
+
+    @contextlib.contextmanager
+    def _kept_error(self) -> Iterator[None]:
+        """Raises an error of the decoding again later, in place of the answers that it ended."""
+        try:
+            yield
+        except BaseException as error:
+            is_error = isinstance(error, Exception)
+            stopped = InputError("decoding was interrupted: call generate again")
+            self._coming = _raising(error if is_error else stopped)
+            raise
 
 
 def _raising(error: Exception) -> Iterator[Answer]:

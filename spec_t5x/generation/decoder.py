@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from spec_t5x.errors import InputError, check_unicode, check_unused
 from spec_t5x.generation.answers import Answer, Generation
 from spec_t5x.generation.batches import Batch, Input, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.stop_strings import first_stop
-from spec_t5x.interfaces import Draft, check_positions
+from spec_t5x.interfaces import Draft, check_parts, check_positions, check_vocabularies
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop, NoDraft
 from spec_t5x.loops.outputs import UNSOUND, Decoded
@@ -57,7 +58,16 @@ class BatchDecoder:
         return f"{type(self).__name__}({', '.join(shown)}, {self.vocabulary.vocab_size} ids)"
 
     def with_draft(self: Kind, draft: Draft | None) -> Kind:
-        """Returns a copy of this decoder with another draft, or none for None."""
+        """Returns a copy of this decoder with another draft, or none for None.
+
+        Raises:
+          InputError: ``draft`` is no ``Draft``, or has another vocabulary.
+        """
+        if isinstance(draft, str | os.PathLike):
+            raise InputError(f"draft is {str(draft)!r}: give a name to Generator.load")
+        if draft is not None:
+            check_parts(draft, Draft)
+            check_vocabularies(draft, self.target)
         return dataclasses.replace(self, draft=draft)
 
     def plain(self: Kind) -> Kind:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from spec_t5x.checkpoints.huggingface import generation_config
@@ -25,7 +26,7 @@ from spec_t5x.generation.decoder import BatchDecoder
 from spec_t5x.generation.engine import Engine
 from spec_t5x.generation.streaming import StreamEvent, stream
 from spec_t5x.loops.pace import Costs, Pace
-from spec_t5x.names import AUTO, KV, NO_DRAFT
+from spec_t5x.names import AUTO, KV, NO_DRAFT, WEIGHTS
 from spec_t5x.options import GenerateOptions, options_with
 
 # Tokens of a source, for checkpoints that do not say how long sources were in training.
@@ -86,7 +87,11 @@ class Generator(BatchDecoder):
                     "one of a model of transformers) or a name; a draft made here goes to "
                     "with_draft"
                 )
+        check_choice("weights", weights, WEIGHTS)
+        check_choice("kv", kv, KV)
         options = options or DraftOptions()
+        if not isinstance(options, DraftOptions):
+            raise InputError(f"options is {type(options).__name__}: give DraftOptions")
         drafts = () if draft in (None, NO_DRAFT) else (draft,)
         find_models(target, drafts, options, task)
         stored = {"vocabulary": vocabulary, "shardings": shardings, "weights": weights}
@@ -103,7 +108,6 @@ class Generator(BatchDecoder):
 
         The arguments are as in ``load``; ``stored`` are ``vocabulary``, ``shardings``, ``weights``.
         """
-        check_choice("kv", kv, KV)
         loaded = load(target, dtype=dtype, for_decoding=True, **stored)
         generator = cls.of(loaded, task=task, kv=kv)
         # The parameters are held once, as the model has them.
@@ -152,14 +156,13 @@ class Generator(BatchDecoder):
         """
         options = options_with(options, changes)
         texts = [texts] if isinstance(texts, str) else texts
-        if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping):
-            raise InputError(f"texts are {repr(texts)[:40]}: give a string, or a list of strings")
+        _check_several("texts", texts, "a string, or a list of strings")
         encode = functools.partial(self.tokenize, options=options)
         return Answers(self._answers(texts, encode, options, first))
 
     def generate_ids(
         self,
-        ids: Iterable[Sequence[int] | np.ndarray],
+        ids: Iterable[Sequence[int] | np.ndarray | jax.Array],
         options: GenerateOptions | None = None,
         *,
         first: int = 0,
@@ -171,17 +174,21 @@ class Generator(BatchDecoder):
         0 (padding) or the target lacks it, the answer has an ``error``.
         """
         options = options_with(options, changes)
+        _check_several("ids", ids, "a list with the ids of each input")
         encode = functools.partial(self._checked_ids, options=options)
         return Answers(self._answers(ids, encode, options, first))
 
-    def _checked_ids(self, ids: Sequence[int] | np.ndarray, options: GenerateOptions) -> list[int]:
+    def _checked_ids(
+        self, ids: Sequence[int] | np.ndarray | jax.Array, options: GenerateOptions
+    ) -> list[int]:
         size = self.target.vocab_size
-        ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
-        if not isinstance(ids, Sequence):
+        ids = ids.tolist() if isinstance(ids, np.ndarray | jax.Array) else ids
+        if not isinstance(ids, Sequence) or isinstance(ids, bytes):
             raise InputError(f"an input is {ids!r}: give a list of ids")
         for one in ids:
             # Id 0 is padding, which ends a prompt and is masked in a source.
-            if not (isinstance(one, numbers.Integral) and 1 <= one < size):
+            is_id = isinstance(one, numbers.Integral) and not isinstance(one, bool)
+            if not (is_id and 1 <= one < size):
                 raise InputError(f"an input has the id {one!r}: give numbers from 1 to {size - 1}")
         if not ids and not self.is_decoder_only:
             raise InputError("an input has no ids: give at least the end of sequence")
@@ -256,6 +263,11 @@ class Generator(BatchDecoder):
         """Stores the costs of these options as known, so that none are measured."""
         self._costs[options] = costs
         self._paces.pop(options, None)
+
+
+def _check_several(name: str, inputs: Any, wanted: str) -> None:
+    if not isinstance(inputs, Iterable) or isinstance(inputs, str | bytes | Mapping):
+        raise InputError(f"{name} are {repr(inputs)[:40]}: give {wanted}")
 
 
 def _settings(target: LoadedModel, task: str | None) -> dict[str, Any]:
