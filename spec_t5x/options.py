@@ -315,9 +315,13 @@ def _plain(value):
 # Cached, because making the device array in it takes longer than decoding a token.
 @functools.lru_cache
 def _sampling(*settings) -> "Sampling":
+    import jax
+
     from spec_t5x.sampling.distributions import sampling
 
-    return sampling(*settings)
+    # Options may be made where a function is traced, but other calls use the arrays, too.
+    with jax.ensure_compile_time_eval():
+        return sampling(*settings)
 
 
 def options_with(options: GenerateOptions | None, changes: dict) -> GenerateOptions:

@@ -470,5 +470,8 @@ def _unsound(model: str, text: str, values: np.ndarray) -> InputError | None:
     return InputError(f"the {model}'s logits are not finite for {text[:40]!r}: {UNSOUND}")
 
 
-# Cached, because rules hold device arrays.
-_rules = functools.lru_cache(rules)
+@functools.lru_cache
+def _rules(*args: Any, **values: Any) -> Rules | None:
+    """Returns cached ``rules``, which hold device arrays, also where a function is traced."""
+    with jax.ensure_compile_time_eval():
+        return rules(*args, **values)

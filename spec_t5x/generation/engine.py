@@ -29,7 +29,7 @@ from spec_t5x.machine.compilation_cache import user_cache
 from spec_t5x.names import AUTO
 from spec_t5x.options import GenerateOptions
 from spec_t5x.tuning import costs as costs_lib
-from spec_t5x.tuning.identity import identity, params_digest
+from spec_t5x.tuning.identity import code_digest, identity, params_digest
 from spec_t5x.tuning.store import Store
 
 # Places (indices among all inputs) of inputs that have ended, and their answers.
@@ -50,14 +50,14 @@ class Engine:
         self,
         decoder: BatchDecoder,
         options: GenerateOptions,
-        costs: dict[GenerateOptions, Costs],
+        costs: dict[tuple, Costs],
         pace: Pace | None = None,
     ):
         """Makes an engine without batches.
 
         Args:
           decoder: the models.
-          costs: costs of speculation by options; the method ``costs`` adds measured ones.
+          costs: costs of speculation by ``costly`` options; method ``costs`` adds measured ones.
           pace: with gamma "auto" that of earlier batches; None starts a new one.
         """
         self.decoder, self.options, self.pace = decoder, options, pace
@@ -172,7 +172,8 @@ class Engine:
         decoder, options = self.decoder, self.options
         if decoder.draft is None:
             raise InputError("there is no draft whose costs could be measured: give one")
-        if options not in self._costs:
+        name = costly(options)
+        if name not in self._costs:
             largest = costs_lib.largest_limit(decoder.draft, options.make_verifier())
             measure = functools.partial(
                 costs_lib.measure,
@@ -185,11 +186,12 @@ class Engine:
             key = identity(
                 target=params_digest(decoder.target),
                 draft=params_digest(decoder.draft),
-                settings={**costly(options), "max_source_len": decoder.max_source_len},
+                code=code_digest(decoder.target, decoder.draft, options.make_verifier()),
+                settings={**dict(name), "max_source_len": decoder.max_source_len},
             )
             store = Store(user_cache() / "costs")
-            self._costs[options] = costs_lib.remembered(key, measure, store)
-        return self._costs[options]
+            self._costs[name] = costs_lib.remembered(key, measure, store)
+        return self._costs[name]
 
     def first_pace(self, batch: Batch) -> Pace | None:
         """Returns the pace of a first batch with gamma "auto"; None if the draft cannot pay."""
@@ -209,7 +211,7 @@ class Engine:
         """The reason why most steps had no draft, for a message; None if they had one."""
         if self.options.beams and self.options.gamma == AUTO and self.decoder.draft is not None:
             return "the draft was left out: a beam search drafts if gamma is a number"
-        costs = self._costs.get(self.options)
+        costs = self._costs.get(costly(self.options))
         if costs is None:
             return None
         if costs.needed > OPTIMISM:
@@ -231,12 +233,13 @@ class Engine:
         return f"{message}, and {accepted / reached:.0%} of its first tokens were accepted"
 
 
-def costly(options: GenerateOptions) -> dict:
-    """Returns the options that the time of a step depends on, as values of JSON."""
+def costly(options: GenerateOptions) -> tuple[tuple[str, object], ...]:
+    """Returns names and values of the options that the time of a step depends on."""
     values = {name: getattr(options, name) for name in _COSTLY}
     # Rounded as in ``BatchDecoder.room``: similar limits share a program.
     room = options.max_decode_len and bucket(options.max_decode_len, sys.maxsize)
-    return values | {"greedy": options.sampling().greedy, "max_decode_len": room}
+    values |= {"greedy": options.sampling().greedy, "max_decode_len": room}
+    return tuple(values.items())
 
 
 class _Slots:

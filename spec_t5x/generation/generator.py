@@ -23,7 +23,7 @@ from spec_t5x.errors import InputError, check_choice, check_unused
 from spec_t5x.generation.answers import Answer, Answers
 from spec_t5x.generation.batches import Batch
 from spec_t5x.generation.decoder import BatchDecoder
-from spec_t5x.generation.engine import Engine
+from spec_t5x.generation.engine import Engine, costly
 from spec_t5x.generation.streaming import StreamEvent, stream
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.names import AUTO, KV, NO_DRAFT, WEIGHTS
@@ -39,8 +39,8 @@ _SORTED = 16
 class Generator(BatchDecoder):
     """A target, an optional draft and their vocabulary, which decode texts or ids."""
 
-    # By options: the costs of speculation, and the pace after the last texts.
-    _costs: dict[GenerateOptions, Costs] = dataclasses.field(default_factory=dict, init=False)
+    # The costs of speculation by ``costly`` options; the pace after the last texts by options.
+    _costs: dict[tuple, Costs] = dataclasses.field(default_factory=dict, init=False)
     _paces: dict[GenerateOptions, Pace] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
@@ -261,7 +261,7 @@ class Generator(BatchDecoder):
 
     def assume(self, options: GenerateOptions, costs: Costs) -> None:
         """Stores the costs of these options as known, so that none are measured."""
-        self._costs[options] = costs
+        self._costs[costly(options)] = costs
         self._paces.pop(options, None)
 
 

@@ -50,12 +50,18 @@ class StreamEvent:
 
 
 def stream(engine: Engine, batch: Batch, ended: Callable[[], None]) -> Iterator[StreamEvent]:
-    """Yields ``Generator.stream``'s events for one input; calls ``ended`` before the last event."""
-    stop, vocabulary = engine.options.stop, engine.decoder.vocabulary
-    decode = vocabulary.decode
+    """Yields ``Generator.stream``'s events for one input; calls ``ended`` before the last event.
+
+    The prefill has run when the call returns.
+    """
     began = time.perf_counter()
     steps = engine.steps(batch)
-    prefill = seconds = time.perf_counter() - began
+    return _events(engine, steps, time.perf_counter() - began, ended)
+
+
+def _events(engine: Engine, steps, prefill: float, ended) -> Iterator[StreamEvent]:
+    stop, vocabulary = engine.options.stop, engine.decoder.vocabulary
+    decode, seconds = vocabulary.decode, prefill
     ids, calls, generation = engine.decoder.prefix_ids(engine.options), 0, None
     given = len(ids)
     while generation is None:

@@ -1,7 +1,10 @@
 """Key under which measured costs are stored: machine, program, models and settings."""
 
+import dataclasses
 import functools
 import hashlib
+import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,24 @@ def _source() -> str:
     for path in sorted((*package.rglob("*.py"), *package.rglob("*.cc"))):
         total.update(path.read_bytes())
     return total.hexdigest()
+
+
+def code_digest(*objects: Any) -> str:
+    """Returns a hash (hex) of the modules outside of the package that define models and drafts.
+
+    A class of a notebook, which may be defined again, has another one in each call.
+    """
+    files, given = set(), list(objects)
+    while given:
+        one = given.pop()
+        module = type(one).__module__
+        if not module.startswith("spec_t5x."):
+            file = getattr(sys.modules[module], "__file__", None)
+            files.add(Path(file).read_bytes() if file else uuid.uuid4().bytes)
+        if dataclasses.is_dataclass(one):
+            values = [getattr(one, field.name) for field in dataclasses.fields(one)]
+            given += filter(dataclasses.is_dataclass, values)
+    return hashlib.sha256(b"".join(sorted(files))).hexdigest()
 
 
 def params_digest(model: PyTree) -> str:

@@ -9,11 +9,14 @@ import pytest
 
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.tuning import costs, identity
-from spec_t5x.tuning.identity import params_digest
+from spec_t5x.tuning.identity import code_digest, params_digest
+from spec_t5x.verifiers import TokenVerifier
+from tests.drafts import test_every_draft as every_draft
 from tests.toy_t5 import disturbed, tiny_t5
 
 
@@ -71,7 +74,37 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
         key(dataclasses.replace(generator, target=tiny_t5(2))),
     ]
     before = key()
+    # Options that no step's time depends on find the same costs without another digest.
+    costed = dataclasses.replace(generator)
+    batch, asked = costed.batches(["ab"], GenerateOptions())[0], len(keys)
+    for seed in range(3):
+        costed.engine(GenerateOptions(temperature=1.0, seed=seed)).costs(batch)
+    assert len(keys) == asked + 1
     assert len({before, *different}) == 1 + len(different)
     # Another program, as of another version of the package.
     monkeypatch.setattr(identity, "_source", lambda: "changed")
     assert key() not in (before, *different)
+
+
+def test_code_outside_of_the_package_is_part_of_the_key(monkeypatch):
+    """A changed draft of the same shapes is measured again, and a notebook's always."""
+    ours, theirs = CopyDraft(30), every_draft.Parrot(jnp.array([3]), 30)
+    inside = MixedDraft(ours, theirs)
+    assert code_digest(ours) == code_digest(tiny_t5(0), ours, TokenVerifier())
+    assert len({code_digest(ours), code_digest(theirs), code_digest(inside)}) == 2
+    assert code_digest(theirs) == code_digest(theirs)
+    # A class of a notebook has no file.
+    monkeypatch.setattr(every_draft, "__file__", None)
+    assert code_digest(inside) != code_digest(inside)
+
+
+def test_settings_that_are_made_while_tracing_serve_later_calls():
+    @jax.jit
+    def traced(number):
+        # No other test has this temperature.
+        return number + GenerateOptions(temperature=0.7125).sampling().temperature
+
+    traced(1.0)
+    assert float(GenerateOptions(temperature=0.7125).sampling().temperature) == pytest.approx(
+        0.7125
+    )
