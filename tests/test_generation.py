@@ -15,6 +15,7 @@ import sacrebleu
 from flax.traverse_util import flatten_dict
 
 from spec_t5x import names
+from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.drafts.copying import CopyDraft
@@ -708,6 +709,13 @@ def test_arguments_are_checked_before_a_model_is_looked_for(arguments, message):
     assert "give sampling" in message_of(DraftOptions, settings=0.7)
 
 
+def test_models_are_shown_without_their_weights(generator, tiny_pair):
+    loaded = load(tiny_pair / "target")
+    assert "weights is 'int16'" in message_of(loaded.bind, "int16")
+    for model in (loaded, loaded.bind(), generator.target, generator.draft, generator):
+        assert len(repr(model)) < 200
+
+
 def test_ids_are_decoded_as_the_texts_they_are_of(generator, greedy_alone):
     ids = [generator.tokenize(text, GREEDY) for text in TEXTS]
     for rows in (ids, map(np.asarray, ids), map(jnp.asarray, ids), iter(ids)):
@@ -827,14 +835,9 @@ def test_values_within_options_are_checked(name, value):
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_a_draft_that_does_not_fit_is_refused_with_and_without_slots(generator, batch_size):
-    size = generator.target.vocab_size
-    for draft, verifier, message in (
-        (CopyDraft(size), "tree", "CopyDraft proposes no trees"),
-        (CopyDraft(size + 1), "block", f"the draft has {size + 1} tokens and the target {size}"),
-    ):
-        ask = options(batch_size=batch_size, verifier=verifier)
-        answers = generator.with_draft(draft).generate(TEXTS, ask)
-        assert message in message_of(list, answers)
+    ask = options(batch_size=batch_size, verifier="tree")
+    answers = generator.with_draft(CopyDraft(generator.target.vocab_size)).generate(TEXTS, ask)
+    assert "CopyDraft proposes no trees" in message_of(list, answers)
 
 
 def test_what_a_search_leaves_out_is_said(generator):

@@ -263,6 +263,8 @@ def check_sound(scores: Float32[np.ndarray, "rows"]) -> None:
 
 def check_prompts(prompts: Any, max_decode_len: int) -> None:
     """Raises ``InputError`` unless prompts are ``[batch, width]`` and fit ``max_decode_len``."""
+    if jax.config.jax_enable_x64:
+        raise InputError("jax_enable_x64 is True and texts are decoded in 32 bits: set it to False")
     if prompts.ndim != 2 or prompts.shape[1] < 1:
         raise InputError(f"prompts have shape {prompts.shape}: give [batch, 1 + prompt length]")
     if prompts.shape[1] > 1 + max_decode_len:

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x import registry
+from spec_t5x.errors import check_choice
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.eagle import EagleConfig, EagleNetwork
 from spec_t5x.models.t5 import NetworkConfig
 from spec_t5x.models.weights import BITS
-from spec_t5x.names import AUTO
+from spec_t5x.names import AUTO, WEIGHTS
 from spec_t5x.types import PyTree
 
 ModelConfig = NetworkConfig
@@ -70,6 +71,7 @@ def bind(params: PyTree, config: ModelConfig, weights: str = AUTO, kv: str = AUT
       weights: "auto" keeps the parameters' precision, "int8" and "int4" round the matrices.
       kv: as in ``CachedModel.with_kv``.
     """
+    check_choice("weights", weights, WEIGHTS)
     model = family_of(config).model.create(params, config).with_kv(kv)
     return model if weights == AUTO else model.rounded(BITS[weights])
 

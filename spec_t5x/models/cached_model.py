@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import flax.struct
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -41,6 +42,15 @@ class CachedModel:
     network: ClassVar[type[nn.Module]]
     # Number of learnt positions; None for relative or rotary ones.
     max_positions: ClassVar[int | None] = None
+
+    def __init_subclass__(cls):
+        # A dataclass keeps a method of the class itself. A notebook shows a cell's last value: the
+        # weights would be copied to the host.
+        cls.__repr__ = CachedModel.__repr__
+
+    def __repr__(self) -> str:
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.weights))
+        return f"{type(self).__name__}({size / 1e6:.1f}M parameters)"
 
     @classmethod
     def create(cls, params: PyTree, config: Any) -> "CachedModel":

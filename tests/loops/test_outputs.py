@@ -14,6 +14,7 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.log_probs import token_log_probs
+from tests.older_jax import enable_x64
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -137,6 +138,11 @@ def test_prompts_that_cannot_be_forced_are_refused(shape, value):
         outputs_lib.check_prompts(np.zeros(shape, np.int32), 5)
     assert value in str(error.value)
     outputs_lib.check_prompts(np.zeros((2, 6), np.int32), 5)
+
+
+def test_64_bits_are_refused():
+    with enable_x64(True), pytest.raises(InputError, match="jax_enable_x64 is True"):
+        outputs_lib.check_prompts(np.zeros((2, 2), np.int32), 5)
 
 
 HOLE = np.array([[0, 3, 4, 0], [0, 5, 0, 7]], np.int32)

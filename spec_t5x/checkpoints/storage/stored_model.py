@@ -50,6 +50,9 @@ class LoadedModel:
     weights: str = AUTO
     is_rounded: bool = False
 
+    def __repr__(self) -> str:
+        return f"LoadedModel({self.directory})"
+
     def bind(self, weights: str = AUTO, kv: str = AUTO) -> Model:
         """Returns the network with its parameters; arguments as for ``models.binding.bind``."""
         chosen = self.weights if weights == AUTO else weights
