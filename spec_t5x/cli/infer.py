@@ -76,6 +76,11 @@ def run(args: argparse.Namespace) -> int:
         shardings = placement.target if placement.mesh else None
         return Generator.load_named(models, shardings=shardings)
 
+    from spec_t5x.checkpoints.make_draft import find_models
+
+    drafts = [name for name in (models.draft_name(),) if name]
+    # Before anything is written: what other workers read must be a run that can start.
+    find_models(models.target, drafts, models.draft_options(), models.task)
     source, of_models = _source(options, models), _settings(models, options)
     try:
         report = infer(options, decoding, source, load, settings=of_models)
@@ -156,7 +161,8 @@ def _tell(report, who: str) -> int:
         log.info(report.verdict)
     if report.errors and report.merged:
         log.error(
-            f"{report.errors} inputs have an error in place of an answer: fix them and run again"
+            f"{report.errors} inputs have an error in place of an answer: give them, corrected, "
+            "to another --output_dir"
         )
     figures = dataclasses.asdict(report) | {"tokens_per_second": rate}
     figures["merged"] = report.merged and str(report.merged)

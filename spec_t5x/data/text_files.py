@@ -17,7 +17,7 @@ from typing import Any
 from spec_t5x.errors import InputError
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+_JSON_SUFFIXES = (".jsonl", ".jsonlines", ".json", ".ndjson")
 
 
 def is_gzip(path: str | Path) -> bool:
@@ -31,8 +31,8 @@ def is_gzip(path: str | Path) -> bool:
 
 
 def is_jsonl(path: str | Path) -> bool:
-    """Says whether the name ends in ``.jsonl``, ``.json`` or ``.ndjson``, before any ``.gz``."""
-    return str(path).removesuffix(".gz").endswith(_JSON_SUFFIXES)
+    """Says whether a file's name, without ``.gz`` and in lower case, is that of JSON lines."""
+    return str(path).lower().removesuffix(".gz").endswith(_JSON_SUFFIXES)
 
 
 def raw_lines(path: str | Path) -> Iterator[bytes]:

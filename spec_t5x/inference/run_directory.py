@@ -12,6 +12,7 @@ import dataclasses
 import errno
 import itertools
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,8 @@ from typing import Any
 
 from spec_t5x.errors import InputError
 from spec_t5x.machine import atomic
+
+log = logging.getLogger(__name__)
 
 MANIFEST, COSTS, MERGED = "manifest.json", "costs.json", "predictions.jsonl"
 _HEADER = {"format": "spec_t5x predictions", "version": 1}
@@ -47,8 +50,14 @@ class Manifest:
             was, now_is = (each.settings.get(name) for each in (self, now))
             # A checkpoint may be moved.
             both = _is_checkpoint(was) and _is_checkpoint(now_is)
-            if (was["content"] != now_is["content"]) if both else (was != now_is):
-                differences.append(f"{name} was {_shown(was)} and is {_shown(now_is)}")
+            if (was["content"] == now_is["content"]) if both else (was == now_is):
+                continue
+            difference = f"{name} was {_shown(was)} and is {_shown(now_is)}"
+            if name == "batch_size":
+                # After too large a batch has exhausted the memory, finished shards are kept.
+                log.warning(f"{difference}: last digits of scores may differ between shards")
+                continue
+            differences.append(difference)
         if not differences and self.digests != now.digests:
             others = f"{now.count} others of {now.source}"
             differences = [f"the {self.count} inputs of {self.source} are now {others}"]

@@ -94,6 +94,7 @@ class FileSource:
         if not line.strip():
             raise InputError("the line is empty: give at least one word")
         if not self.jsonl:
+            _check_text(line)
             return line, {PRETOKENIZED: line}
         values = json_object(line)
         names = TEXT_FIELDS if self.field is None else (self.field,)
@@ -108,6 +109,16 @@ class FileSource:
             raise InputError(f"field {name!r} is {repr(text)[:40]}, not a text: fix the line")
         # The text is the first field, and replaces a field that has its name.
         return text, {PRETOKENIZED: text} | values | {PRETOKENIZED: text}
+
+
+def _check_text(line: str) -> None:
+    """Raises ``InputError`` for a line of text that is a JSON object with a text in it."""
+    try:
+        values = json_object(line) if line.startswith("{") else {}
+    except InputError:
+        return
+    if name := next((name for name in TEXT_FIELDS if name in values), None):
+        raise InputError(f"the line is a JSON object: give --field {name}")
 
 
 def file_source(path: str, field: str | None = None) -> FileSource:
@@ -130,15 +141,33 @@ def no_inputs(name: str) -> InputError:
 def survey(
     source: Source, shard_size: int, progress: Callable[[int], None] = lambda count: None
 ) -> tuple[int, list[str]]:
-    """Returns the number of inputs and the shards' digests; raises ``InputError`` if it is 0."""
-    count, digests, raws = 0, [], source.raw()
+    """Returns the number of inputs and the shards' digests.
+
+    Raises ``InputError`` if there are no inputs, or if all have an error.
+    """
+    count, digests, raws, first, usable = 0, [], source.raw(), None, False
     while shard := list(itertools.islice(raws, shard_size)):
+        if not usable:
+            items = (source.item(count + place, raw) for place, raw in enumerate(shard))
+            first, usable = _first_error(items, first)
         count += len(shard)
         digests.append(digest(shard))
         progress(count)
     if not count:
         raise no_inputs(source.name)
+    if not usable:
+        place = " ".join(map(str, first.place))
+        raise InputError(f"{source.name}, {place} of {count} unusable inputs: {first.error}")
     return count, digests
+
+
+def _first_error(items: Iterable[Item], first: Item | None) -> tuple[Item | None, bool]:
+    """Returns the first item with an error, and whether one before the end has none."""
+    for item in items:
+        if item.error is None:
+            return first, True
+        first = first or item
+    return first, False
 
 
 def digest(raws: Iterable[bytes]) -> str:

@@ -36,7 +36,7 @@ class Machine:
 
 def write(directory, content, overwrite=True):
     with files.staged_directory(directory, overwrite=overwrite) as stage:
-        files.write_json(stage / files.CONFIG_NAME, {"content": content})
+        files.write_json(stage / files.CONFIG_NAME, {"format": "any", "content": content})
         (stage / "params").mkdir()
         (stage / "params" / "d").write_text(content)
 
@@ -86,11 +86,11 @@ def test_a_checkpoint_that_was_moved_aside_counts_as_there(tmp_path, machine):
 def test_what_another_process_is_writing_stays(tmp_path):
     write(tmp_path / "model", "old")
     with files.staged_directory(tmp_path / "model", overwrite=True) as stage:
-        (stage / files.CONFIG_NAME).write_text("{}")
+        files.write_json(stage / files.CONFIG_NAME, {"format": "any"})
         write(tmp_path / "model", "new")
         assert stage.is_dir()
     assert os.listdir(tmp_path) == ["model"]
-    assert json.loads((tmp_path / "model" / files.CONFIG_NAME).read_text()) == {}
+    assert json.loads((tmp_path / "model" / files.CONFIG_NAME).read_text()) == {"format": "any"}
 
 
 def test_where_there_are_no_locks_nothing_of_others_is_removed(tmp_path, monkeypatch):

@@ -230,6 +230,11 @@ def test_a_file_without_tensors(directory):
     assert_refused(directory, "missing")
 
 
+def test_weights_beside_an_adapter_are_refused(directory):
+    (directory / "adapter_config.json").write_text("{}")
+    assert_refused(directory, "holds weights and an adapter, adapter_config.json, which is not")
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_truncated_weights(made, directory, file):
     if file == "pytorch_model.bin":

@@ -100,4 +100,12 @@ def test_overwrites_no_directory_that_is_not_a_checkpoint(
     config = configs["1.0"]
     with pytest.raises(InputError, match="no checkpoint"):
         save_model(precious, random_params(config), config, vocabulary, overwrite=True)
+    # Nor a project with a file of this name, or a training with its checkpoints.
+    (precious / "config.json").write_text('{"port": 80}')
+    with pytest.raises(InputError, match="no config.json of a model"):
+        save_model(precious, random_params(config), config, vocabulary, overwrite=True)
+    (precious / "config.json").write_text('{"model_type": "t5"}')
+    (precious / "checkpoint-500").mkdir()
+    with pytest.raises(InputError, match="holds checkpoint-500, too"):
+        save_model(precious, random_params(config), config, vocabulary, overwrite=True)
     assert (precious / "thesis.tex").is_file()

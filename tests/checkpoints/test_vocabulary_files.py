@@ -16,6 +16,7 @@ from spec_t5x.checkpoints.huggingface.t5 import read_vocabulary
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
+from spec_t5x.errors import InputError
 from tests.checkpoints.faults import message_of
 from tests.conftest import ENGLISH, GERMAN
 
@@ -429,6 +430,10 @@ def test_a_tokenizer_in_the_directory_above(tmp_path, spieces):
     ours = read_vocabulary(inner, values_of(inner))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert all(ours.framed(ours.encode(text)) == theirs(text).input_ids for text in texts(20))
+    # A model with another name is not of that run.
+    other = inner.rename(tmp_path / "my-t5")
+    with pytest.raises(InputError, match="tokenizer"):
+        read_vocabulary(other, values_of(other))
 
 
 def test_special_tokens_that_are_to_be_split(tmp_path, spieces, caplog):

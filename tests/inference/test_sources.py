@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from spec_t5x.data.text_files import is_jsonl
 from spec_t5x.errors import InputError
 from spec_t5x.inference.sources import digest, file_source, read_shards, survey
 
@@ -45,7 +46,25 @@ def test_a_field_can_be_named_and_makes_the_file_json(tmp_path):
     (item,) = items(tmp_path / "in.data", line, field="article")
     assert (item.text, item.fields["text"]) == ("long", "other")
     (item,) = items(tmp_path / "in.data", line)
-    assert item.text == line.decode().rstrip()
+    assert item.error == "the line is a JSON object: give --field text"
+    for text in (b'{"other": 1}', b"{no JSON}", b"[1]"):
+        (item,) = items(tmp_path / "in.data", text)
+        assert item.text == text.decode()
+
+
+def test_a_name_of_json_lines_in_any_case(tmp_path):
+    for name in ("in.JSONL", "in.jsonlines", "in.Json.GZ"):
+        assert is_jsonl(name)
+
+
+def test_inputs_that_are_all_errors_are_refused_before_a_model_is_loaded(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"txt": "a"}\n' * 5)
+    source = file_source(str(path))
+    with pytest.raises(InputError, match="line 1 of 5 unusable inputs: no field 'inputs'"):
+        survey(source, 2)
+    path.write_bytes(b'{"txt": "a"}\n' * 5 + b'{"text": "a"}\n')
+    assert survey(source, 2)[0] == 6
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from typing import Any
 import tokenizers
 
 from spec_t5x.checkpoints.storage.files import describing, one_line, read_if_there
+from spec_t5x.checkpoints.storage.vocabularies import vocabulary_folders
 from spec_t5x.data.mapped_vocabulary import (
     SUFFICIENT,
     MappedVocabulary,
@@ -289,8 +290,8 @@ def _special(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def _place(directory: Path) -> Path:
-    """Returns the directory with tokenizer files: the given one, the one above it, or neither."""
-    places = (directory, directory.resolve().parent)
+    """Returns the first of ``vocabulary_folders`` with tokenizer files, or the directory itself."""
+    places = vocabulary_folders(directory)
     has_any = (each for each in places if has_tokenizer(each) or (each / SETTINGS_NAME).is_file())
     return next(has_any, directory)
 

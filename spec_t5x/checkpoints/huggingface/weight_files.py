@@ -170,6 +170,11 @@ def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
 def weight_files(directory: Path) -> list[Path]:
     """Returns a directory's files of weights; raises ``InputError`` if any are missing."""
     present = [directory / name for name in WEIGHTS if (directory / name).is_file()]
+    if present and (directory / ADAPTER_NAME).is_file():
+        raise InputError(
+            f"{directory} holds weights and an adapter, {ADAPTER_NAME}, which is not read: delete "
+            "the file if the weights are merged, or give a folder of merged ones"
+        )
     if not present:
         remedy = "holds no weights: copy model.safetensors or pytorch_model.bin, or shards, there"
         raise InputError(f"{directory} {unread(directory) or remedy}")

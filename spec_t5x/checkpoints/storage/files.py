@@ -165,12 +165,15 @@ def check_destination(directory: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise InputError(f"{directory} exists: choose another directory or set overwrite=True")
-    # A wrong path must not delete other files of the user.
-    if not any((directory / name).is_file() for name in (CONFIG_NAME, SIDECAR_NAME)):
+    # A wrong path must not delete other files of the user, such as checkpoints of a training.
+    is_model = {"format", "model_type"} & read_if_there(directory / CONFIG_NAME).keys()
+    if not (is_model or (directory / SIDECAR_NAME).is_file()):
         raise InputError(
-            f"{directory} holds no {CONFIG_NAME} and no {SIDECAR_NAME}, so it is no checkpoint to "
-            "overwrite: choose another directory"
+            f"{directory} holds no {SIDECAR_NAME} and no {CONFIG_NAME} of a model, so it is no "
+            "checkpoint to overwrite: choose another directory"
         )
+    if steps := sorted(path.name for path in directory.glob("checkpoint*") if path.is_dir()):
+        raise InputError(f"{directory} holds {steps[-1]}, too: choose another directory")
 
 
 def _remove_left(directory: Path) -> None:

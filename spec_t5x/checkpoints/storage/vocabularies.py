@@ -12,6 +12,7 @@ files), and is otherwise inferred from the rows of the embedding, which T5 pads 
 """
 
 import hashlib
+import re
 from pathlib import Path
 
 from spec_t5x import registry
@@ -29,6 +30,8 @@ from spec_t5x.machine.compilation_cache import user_cache
 
 # Numbers of extra ids that T5 and ByT5 were trained with.
 _T5_EXTRA_IDS, _BYTE_EXTRA_IDS = 100, 125
+# A training's checkpoint, beside which trainers write the vocabulary.
+_STEP = re.compile(r"checkpoint[-_]\d+")
 # Rows of an embedding are padded to a multiple of this number.
 _PADDING = 128
 
@@ -66,11 +69,10 @@ def choose_vocabulary(
 ) -> Vocabulary | None:
     """Returns a checkpoint's ``own`` vocabulary, or the ``given`` one; refuses two that differ.
 
-    If both are None, a ``spiece.model`` in a local ``directory`` or its parent is used, if any.
+    If both are None, a ``spiece.model`` in ``vocabulary_folders`` is used, if any.
     """
     if given is None and own is None and isinstance(directory, Path):
-        # Resolved: the directory above "." is its parent.
-        files = (path / SPIECE_NAME for path in (directory, directory.resolve().parent))
+        files = (path / SPIECE_NAME for path in vocabulary_folders(directory))
         given = next((file for file in files if file.is_file()), None)
     other = None if given is None else make_vocabulary(given, num_rows)
     if own is None or other is None:
@@ -82,6 +84,13 @@ def choose_vocabulary(
             f"{named} ({other.vocab_size} ids): leave vocabulary out"
         )
     return own
+
+
+def vocabulary_folders(directory: Path) -> list[Path]:
+    """Returns the folders that may hold a model's vocabulary: its own and its training's."""
+    # Resolved: the directory above "." is its parent.
+    own = directory.resolve()
+    return [directory, own.parent] if _STEP.fullmatch(own.name) else [directory]
 
 
 def local_file(location: Location) -> Path:
