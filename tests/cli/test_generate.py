@@ -180,6 +180,14 @@ def test_an_input_that_comes_to_no_text_costs_the_others_nothing(
     assert line == {"line": 2, "input": TEXTS[1], "error": "not finite"}
 
 
+@pytest.mark.parametrize("terminal", [True, False], ids=["streamed", "whole"])
+def test_a_draft_that_was_left_out_is_reported_after_several_texts(generate, monkeypatch, terminal):
+    monkeypatch.setattr(Generator, "verdict", lambda self, options: "the draft was left out")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert generate(*TEXTS).errors == ["spec-t5x: the draft was left out"]
+    assert generate(TEXTS[0]).errors == generate("--trace", *TEXTS).errors == []
+
+
 # --- traces and comparisons --------------------------------------------------
 
 
