@@ -191,7 +191,8 @@ class _Command:
         from spec_t5x.labs.benchmark.console import print_trace
 
         number = 0
-        for number, line in enumerate(lines, 1):
+        for line in lines:
+            number += 1
             if line.error is None:
                 show = print_trace if self.args.trace else _print_stream
                 try:

@@ -65,7 +65,7 @@ def test_a_format_of_contrib(run, tiny_pair, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "destination", "to", "expected"),
     [
-        ("draft", "a", "onnx", "--to is 'onnx': choose one of t5x, t5x_scanned, huggingface, native"),
+        ("draft", "a", "onnx", "--to is 'onnx': choose one of t5x, t5x_scanned, huggingface"),
         ("absent", "a", "onnx", "--to is 'onnx'"),
         ("absent", "a", "native", "no directory"),
         ("draft", "a", "t5x", "checkpoint_STEP"),

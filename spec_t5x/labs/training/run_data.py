@@ -74,7 +74,7 @@ class TrainingData(abc.ABC):
 
     @property
     def stored(self) -> dict[str, int]:
-        """Entry of a trained model's config.json: the most tokens of a source, if it has sources."""
+        """Entry of a trained model's config.json: the most tokens of a source, if any."""
         return {"max_source_length": self.longest[0]} if self.has_source else {}
 
     @abc.abstractmethod
