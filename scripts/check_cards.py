@@ -7,8 +7,8 @@ A card is ``spec_t5x/pretrained/NAME/README.md``. Each row of its table has a ``
 command, in the same order, which runs in ``--data``. A rerun passes if each new figure is within
 the card's 95 % interval, as in ``0.712 (0.703–0.723)``.
 
-To package what a training exported, copy its folder there, add ``max_source_length`` and
-``training_steps`` to its ``config.json``, and edit the card.
+To package what a training exported, copy its folder there, add ``training_steps`` to its
+``config.json``, and edit the card.
 """
 
 import argparse

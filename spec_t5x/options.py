@@ -123,7 +123,7 @@ class GenerateOptions:
     max_source_len: int | None = option(
         None,
         "maximum length of a source in tokens, end of sequence included, or of a decoder-only "
-        "model's prompt (default: the checkpoint's)",
+        "model's prompt (default: the checkpoint's, or 512)",
     )
     verifier: str = option("block", "rule that accepts or rejects the proposed tokens", VERIFIERS)
     lenience: float = option(

@@ -48,6 +48,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$output" ] || die "no output: give a folder for the results"
 [ ${#chosen[@]} -gt 0 ] || chosen=("${STAGES[@]}")
+FOR_LAWS="pytest beartype hypothesis"
 go_to_repository
 # XLA computes the stages without a suffix.
 export SPEC_T5X_GPU_KERNELS=${SPEC_T5X_GPU_KERNELS:-0}
@@ -59,7 +60,9 @@ if [ -z "$tiny" ]; then
 fi
 if [[ " ${chosen[*]}" == *" laws_"* && -z "${DRY_RUN:-}" ]]; then
   "$python" -c 'import pytest, beartype' 2>/dev/null ||
-    die "no pytest for the laws: $python -m pip install pytest beartype, or name other stages"
+    die "no pytest for the laws: $python -m pip install $FOR_LAWS, or name other stages"
+  "$python" -c 'import hypothesis' 2>/dev/null ||
+    say "no hypothesis: files of tests that import it fail; $python -m pip install $FOR_LAWS"
 fi
 run mkdir -p "$output"
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}
@@ -108,7 +111,7 @@ laws() { # FOLDER
     local -x XLA_PYTHON_CLIENT_MEM_FRACTION=.08
   fi
   JAX_DEFAULT_MATMUL_PRECISION=highest within "$python" -m pytest "${tests[@]}" -q --tb=short \
-    "${several[@]}" -p no:cacheprovider --junitxml "$part"
+    "${several[@]}" --continue-on-collection-errors -p no:cacheprovider --junitxml "$part"
 }
 
 # The packaged T5 on example texts of its three tasks: the same texts as plain decoding, or the

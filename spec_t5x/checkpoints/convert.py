@@ -50,7 +50,7 @@ def convert(
         InputError: the source cannot be read, the destination is taken or in a bucket, or the
             format cannot store the model.
     """
-    check_choice("format", to, writers_of())
+    check_choice("to", to, writers_of())
     check_choice("weights", weights, WEIGHTS)
     for name, value in (("weights", weights), ("dtype", dtype)):
         if value in BITS and to != "native":

@@ -47,7 +47,7 @@ class Models:
     weights: str = option(
         AUTO,
         "precision of the target's weights; auto is the checkpoint's, int8 and int4 round all "
-        "matrices except embeddings, which changes the model",
+        "matrices but those for the look-up of embeddings, which changes the model",
         WEIGHTS,
     )
     kv: str = option(

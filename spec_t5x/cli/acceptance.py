@@ -20,7 +20,7 @@ _MEASUREMENT = {
     "lenience": ([float], "lenience l of section A.5; 1 is lossless; repeatable (default: 1)"),
     "num_tokens": (int, "tokens to generate with each sampling setting (default: 10000)"),
     "max_decode_len": (int, "maximum number of generated tokens in a text (default: 128)"),
-    "max_source_len": (int, "maximum length of a source in tokens (default: the checkpoint's)"),
+    "max_source_len": (int, "maximum tokens of a source (default: the checkpoint's, or 512)"),
     "batch_size": (int, "texts generated together (default: 16)"),
     "seed": (int, "random seed (default: 0)"),
     "confidence": (float, "confidence level of the intervals (default: 0.95)"),

@@ -10,9 +10,6 @@ from spec_t5x.names import AUTO, NATIVE_DTYPES, WEIGHTS
 
 HELP = "convert a checkpoint between the formats of T5X, Hugging Face and this package (native)"
 
-# The writers of ``checkpoints.formats``, repeated so that the parser does not import JAX.
-_FORMATS = ("t5x", "t5x_scanned", "huggingface", "native")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags."""
@@ -27,9 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DESTINATION",
         help="directory to write; with --to t5x its name ends in checkpoint_STEP",
     )
-    parser.add_argument("--to", required=True, choices=_FORMATS, help="format to write")
+    text = "format to write: t5x, t5x_scanned, huggingface, native, or one of contrib"
+    parser.add_argument("--to", required=True, metavar="FORMAT", help=text)
+    text = "type of the stored weights (default: bfloat16 if all of the source's are, else float32)"
     flags = {
-        "dtype": (NATIVE_DTYPES, "type of the stored weights (default: the source's)"),
+        "dtype": (NATIVE_DTYPES, text),
         "weights": (WEIGHTS, "int8 and int4 round the matrices (native only) (default: auto)"),
         **settings.flags_of(Models, "vocabulary"),
         "overwrite": (bool, "replace an existing checkpoint"),

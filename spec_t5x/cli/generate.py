@@ -178,16 +178,21 @@ class _Command:
                     line = self._refused(line, answer.error)
                 self._print(line, answer)
                 place += 1
+        self._log_verdict(place)
+
+    def _log_verdict(self, number: int) -> None:
         verdict = self.generator.verdict(self.options)
         # One text may end before drafting pays.
-        if verdict and (place > 1 or self.options.beams):
+        if verdict and (number > 1 or self.options.beams):
             log.info(verdict)
 
     def _show(self, lines: Iterator[Item]) -> None:
         """Prints each output while it is decoded, as text or as a trace."""
         from spec_t5x.labs.benchmark.console import print_trace
 
+        number = 0
         for line in lines:
+            number += 1
             if line.error is None:
                 show = print_trace if self.args.trace else _print_stream
                 try:
@@ -196,6 +201,8 @@ class _Command:
                     line = self._refused(line, error)
             if line.error is not None and not self.args.trace:
                 print(flush=True)
+        if not self.args.trace:
+            self._log_verdict(number)
 
     def _compare(self, lines: list[Item]) -> None:
         from spec_t5x.labs.benchmark.comparison import compare

@@ -67,6 +67,24 @@ def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
     assert "checkpoint_11 is the latest of 3" in message_of(load, legacy.parent)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        ("network.T5Config.mlp_activations = ('silu', 'linear')\n", True),
+        ("network.T5Config:\n  emb_dim = 8\n  mlp_activations = ('silu', 'linear')\n", True),
+        ("draft/network.T5Config.mlp_activations = ('silu', 'linear')\n", False),
+        ("network.T5Config.mlp_activations = %ACTIVATIONS\n", False),
+    ],
+)
+def test_activations_are_those_of_t5xs_gin_file(tmp_path, configs, random_params, text, is_read):
+    config = configs["1.1"]
+    save_t5x(tmp_path / "checkpoint_0", random_params(config), config)
+    (tmp_path / "checkpoint_0" / "spec_t5x.json").unlink()
+    (tmp_path / "config.gin").write_text(f"# network.T5Config\nx.T5Config.emb_dim = 8\n{text}")
+    found = open_model(tmp_path).config.mlp_activations
+    assert found == (("silu", "linear") if is_read else ("gelu", "linear"))
+
+
 def change_specs(tree, change, path=()):
     """Returns every TensorStore specification in a tree, changed."""
     if not isinstance(tree, dict):

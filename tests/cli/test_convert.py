@@ -4,11 +4,20 @@ import json
 
 import pytest
 
+from spec_t5x import registry
+from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.native.model_files import open_model, write_model
 from tests.cli.results import assert_refused
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
+# A format that only writes, as a folder of ``contrib`` may register it.
+OURS = Format(
+    recognizes=lambda directory, values: False,
+    open_model=open_model,
+    writers={"ours": write_model},
+)
 TEXTS = ("The cat sleeps under the table.", "He drinks two cups of coffee.", "It is raining.")
 
 
@@ -46,10 +55,18 @@ def test_types_and_overwriting(run, tiny_pair, tmp_path):
     assert load(tmp_path / "checkpoint_0").vocabulary.vocab_size == 120
 
 
+def test_a_format_of_contrib(run, tiny_pair, tmp_path, monkeypatch):
+    monkeypatch.setitem(registry._PLACES["format"], "ours", "tests.cli.test_convert:OURS")
+    result = run("convert", tiny_pair / "draft", tmp_path / "a", "--to", "ours")
+    assert result.status == 0, result.errors
+    assert load(tmp_path / "a").config == load(tiny_pair / "draft").config
+
+
 @pytest.mark.parametrize(
     ("source", "destination", "to", "expected"),
     [
-        ("draft", "a", "onnx", "there is no 'onnx': choose from"),
+        ("draft", "a", "onnx", "--to is 'onnx': choose one of t5x, t5x_scanned, huggingface"),
+        ("absent", "a", "onnx", "--to is 'onnx'"),
         ("absent", "a", "native", "no directory"),
         ("draft", "a", "t5x", "checkpoint_STEP"),
         ("draft", "/dev/null/a", "native", "/dev/null"),

@@ -180,6 +180,14 @@ def test_an_input_that_comes_to_no_text_costs_the_others_nothing(
     assert line == {"line": 2, "input": TEXTS[1], "error": "not finite"}
 
 
+@pytest.mark.parametrize("terminal", [True, False], ids=["streamed", "whole"])
+def test_a_draft_that_was_left_out_is_reported_after_several_texts(generate, monkeypatch, terminal):
+    monkeypatch.setattr(Generator, "verdict", lambda self, options: "the draft was left out")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert generate(*TEXTS).errors == ["spec-t5x: the draft was left out"]
+    assert generate(TEXTS[0]).errors == generate("--trace", *TEXTS).errors == []
+
+
 # --- traces and comparisons --------------------------------------------------
 
 
@@ -404,7 +412,8 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         ((), "COMMAND"),
         (("translate", "x"), "'translate'"),
         (("genrate", "x"), "there is no 'genrate', did you mean 'generate'?"),
-        (("convert", "a", "b", "--to", "nativ"), "there is no 'nativ', did you mean 'native'?"),
+        (("generate", "--verifier", "blok"), "there is no 'blok', did you mean 'block'?"),
+        (("convert", "a", "b", "--to", "nativ"), "--to is 'nativ': choose one of t5x, "),
         (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
         (("generate", "--num_beams", "4"), "'--num_beams': it is '--beams' here"),
         (("infer", "--max-new-tokens=4"), "'--max-new-tokens=4': it is '--max_decode_len' here"),

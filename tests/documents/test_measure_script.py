@@ -19,7 +19,7 @@ OF_KERNELS = ["laws_kernels", "pairs_by_kernels", "table_2_small_by_kernels"]
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
   *machine.accelerators) echo "${DEVICES:-jax.devices() is [CudaDevice(id=0)]}"; exit ;;
-  "-c import xdist" | "-c import pytest, beartype") exit ;;
+  "-c import "*) case "$*" in *"${ABSENT:-no such module}"*) exit 1 ;; *) exit ;; esac ;;
 esac
 echo "$* KERNELS=${SPEC_T5X_GPU_KERNELS:-} XLA_FLAGS=${XLA_FLAGS:-}" >> "$NOTES"
 case "$*" in *"${FAILING:-no such stage}"*) echo "error: too little memory" >&2; exit 1 ;; esac
@@ -100,6 +100,17 @@ def test_after_its_minutes_it_stops_and_continues_later(measure, tmp_path):
     assert (status, ran) == (75, [])
     assert "0 minutes are over: the same command continues with xl_plain" in error
     assert len(measure(*given)[1]) == 2
+
+
+def test_packages_of_the_laws_that_are_absent(measure, tmp_path):
+    remedy = "-m pip install pytest beartype hypothesis"
+    given = str(tmp_path / "output"), "laws_models"
+    status, ran, error = measure(*given, ABSENT="beartype")
+    assert (status, ran) == (2, []) and remedy in error
+    # Only some files of tests import it.
+    status, ran, error = measure(*given, ABSENT="hypothesis")
+    assert (status, len(ran)) == (0, 1) and remedy in error
+    assert "no hypothesis" not in measure(*given)[2]
 
 
 @pytest.mark.parametrize(

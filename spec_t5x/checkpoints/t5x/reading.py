@@ -1,11 +1,13 @@
 """Opening of T5X checkpoints, in T5X's legacy or Orbax format, without T5X.
 
 T5X keeps a model's configuration in gin files, apart from the checkpoint. Here it is inferred from
-the shapes of the parameters, except for two values that are assumed to be T5's: the activation of
-the feed-forward layers (ReLU if there is ``wi``, as in 1.0; gated GELU if there are ``wi_0`` and
-``wi_1``, as in 1.1, Flan, mT5, umT5 and ByT5), and the largest relative distance, 128.
+the shapes of the parameters, except for the largest relative distance, 128, and the activation of
+the feed-forward layers: that of ``config.gin``, which T5X writes beside its checkpoints, or if it
+is not there ReLU (if there is ``wi``, as in 1.0) or gated GELU (``wi_0`` and ``wi_1``, as in 1.1).
 """
 
+import ast
+import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -20,6 +22,7 @@ from spec_t5x.checkpoints.t5x.scanned import ours
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 
+_ACTIVATIONS = re.compile(r"(?m)^\s*(?:[\w.]*T5Config\.)?mlp_activations = (\([\w', ]+\))")
 _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
 
 
@@ -50,6 +53,9 @@ def open_model(location: Location, values: None = None) -> StoredModel:
     else:
         shapes = {path: tensor.shape for path, tensor in tensors.items()}
         config = infer_config(shapes, str(directory))
+        settings = directory.parent / "config.gin"
+        if settings.is_file() and (found := _ACTIVATIONS.search(settings.read_text("utf-8"))):
+            config = dataclasses.replace(config, mlp_activations=ast.literal_eval(found[1]))
     metadata = model_files.extra_entries(sidecar)
     if step is not None:
         metadata["step"] = int(open_tensors({"step": step}, str(found))["step"].read(()))

@@ -29,8 +29,13 @@ def head_config(
       depths, reads_source: fields of ``EagleConfig``.
 
     Raises:
-      InputError: a width that is not from 1 to below the target's.
+      InputError: a target that is no T5, or a width that is not from 1 to below the target's.
     """
+    if not isinstance(target, T5Config):
+        raise InputError(
+            f"the target is a {type(target).__name__} and EAGLE heads need a T5: give another "
+            "target, or a draft of its family"
+        )
     target_dim, sizes = target.emb_dim, {}
     if width is not None:
         if not 1 <= width < target_dim:

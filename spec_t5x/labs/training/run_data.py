@@ -72,6 +72,11 @@ class TrainingData(abc.ABC):
     def longest(self) -> tuple[int, int]:
         """Maximal numbers of tokens of a source and of a target, EOS included."""
 
+    @property
+    def stored(self) -> dict[str, int]:
+        """Entry of a trained model's config.json: the most tokens of a source, if any."""
+        return {"max_source_length": self.longest[0]} if self.has_source else {}
+
     @abc.abstractmethod
     def read(
         self, part: str, vocabulary: Vocabulary, seed: int, first: int | None

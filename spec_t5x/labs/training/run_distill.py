@@ -164,16 +164,24 @@ def distill(
         directory,
         initial_params=student.params,
     )
-    _export(draft, result.best, student, loaded, export_dtype)
+    _export(draft, result.best, student, loaded, data, export_dtype)
     log_exported(result, f"draft in {draft}")
     return result
 
 
-def _export(directory: Path, best: Best, student: Student, target: LoadedModel, dtype: str) -> None:
+def _export(
+    directory: Path,
+    best: Best,
+    student: Student,
+    target: LoadedModel,
+    data: TrainingData,
+    dtype: str,
+) -> None:
     """Writes the best draft to ``directory``, in place of the export of an earlier run."""
     figures = {"step": best.step, "held_out": [each.record()["held_out"] for each in best.dev]}
     export = {"dtype": dtype, "extra": figures, "overwrite": True}
     if student.shared_layers is None:
+        export["extra"] = figures | data.stored
         save_model(directory, best.params, student.config, target.vocabulary, **export)
     else:
         shared = (student.config, student.shared_layers, target)

@@ -115,7 +115,7 @@ def train(
         initial_params=initial and initial.params,
         scorer=scorer,
     )
-    figures = figures_of(result, with_perplexity=not model.has_source)
+    figures = figures_of(result, with_perplexity=not model.has_source) | data.stored
     # Replaces the export of an earlier, shorter run.
     export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
     save_model(exported, result.state.params, model, vocabulary, **export)

@@ -339,6 +339,7 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
         ("--topology v6e-8", "topology 'v6e-8': give a chip (v4, v5e, v5p, v6e) and a layout"),
         ("--draft mt5_small", "draft mt5_small has 250112 tokens and t5_1_1_xxl 32128"),
         ("--draft eagle:4096", "width is 4096 and the target's 4096: give less"),
+        ("--target t5gemma_2b_2b --draft eagle", "the target is a T5GemmaConfig and EAGLE heads"),
         ("--draft eagle:wide", "draft 'eagle:wide': give eagle, or eagle:WIDTH"),
         ("--mesh 1,8", "mesh 1,8 needs 8 chips and v4:2x2x1 has 4"),
         ("--mesh 2,1", "batch 1 does not divide over 2 replicas: give a multiple of 2"),

@@ -7,6 +7,7 @@ import pytest
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
+from spec_t5x.generation import Generator
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from tests.labs.training.toys import a_minute_a_step, assert_identical, run_command
 
@@ -53,6 +54,8 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
     assert "resumed at step 2" in capfd.readouterr().err
     loaded = load(output / "model")
     assert (loaded.config.emb_dim, loaded.metadata["step"]) == (8, 3)
+    # Sources may be as long as those of the training.
+    assert Generator.of(loaded).max_source_len == 64
     vocabulary = SentencePieceVocabulary(output / "vocabulary" / "spiece.model")
     assert loaded.vocabulary.fingerprint() == vocabulary.fingerprint()
 

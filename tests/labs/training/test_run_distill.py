@@ -100,6 +100,7 @@ def test_a_draft_with_separate_layers_on_references(distill, tiny_pair, output, 
     check_same_vocabulary(loaded, draft)
     assert (draft.config.num_encoder_layers, draft.config.num_decoder_layers) == (1, 1)
     assert draft.config.mlp_activations == loaded.config.mlp_activations
+    assert draft.metadata["max_source_length"] == 16
 
 
 @pytest.mark.parametrize(
