@@ -62,17 +62,12 @@ def find(kind: str, name: str) -> Any:
     if name not in names(kind):
         known = ", ".join(names(kind)) or "none"
         raise InputError(f"no {kind} is called {name!r}: give one of those registered, {known}")
-    return _at(_PLACES[kind][name])
+    return pkgutil.resolve_name(_PLACES[kind][name])
 
 
 def find_all(kind: str) -> dict[str, Any]:
     """Imports and returns all objects of a kind, by name."""
-    return {name: _at(_PLACES[kind][name]) for name in names(kind)}
-
-
-@functools.cache
-def _at(place: str) -> Any:
-    return pkgutil.resolve_name(place)
+    return {name: pkgutil.resolve_name(_PLACES[kind][name]) for name in names(kind)}
 
 
 @functools.cache

@@ -27,6 +27,12 @@ def test_a_name_that_is_not_registered_lists_those_that_are(kind):
     assert registry.names("no such kind") == ()
 
 
+def test_a_name_of_a_notebook_may_get_another_object(kind, monkeypatch):
+    for value in (1.0, 2.0):
+        monkeypatch.setattr("math.pi", value)
+        assert registry.find(kind, "apple") == value
+
+
 def test_a_name_is_given_once(kind):
     registry.register(kind, apple="math:pi")
     with pytest.raises(ValueError, match="fruit 'apple' is math:pi already, not math:e"):

@@ -16,7 +16,6 @@ from spec_t5x.checkpoints.huggingface.t5 import read_vocabulary
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
-from spec_t5x.errors import InputError
 from tests.checkpoints.faults import message_of
 from tests.conftest import ENGLISH, GERMAN
 
@@ -432,8 +431,7 @@ def test_a_tokenizer_in_the_directory_above(tmp_path, spieces):
     assert all(ours.framed(ours.encode(text)) == theirs(text).input_ids for text in texts(20))
     # A model with another name is not of that run.
     other = inner.rename(tmp_path / "my-t5")
-    with pytest.raises(InputError, match="tokenizer"):
-        read_vocabulary(other, values_of(other))
+    assert read_vocabulary(other, values_of(other)) is None
 
 
 def test_special_tokens_that_are_to_be_split(tmp_path, spieces, caplog):
