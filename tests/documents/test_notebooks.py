@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, and are stored with the outputs of one run."""
 
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -8,10 +9,12 @@ import runpy
 import sys
 from pathlib import Path
 
+import jax
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
+from jax._src import xla_bridge
 from nbclient import NotebookClient
 
 from spec_t5x.labs.reproduction.public_pairs import PUBLIC
@@ -157,27 +160,42 @@ class Shell:
         self.ran.append(line.format_map(self.names))
         if line.startswith("git clone") and self.clone:
             # As git leaves it.
-            self.clone.mkdir()
-            (self.clone / "setup.py").touch()
+            as_cloned(self.clone)
+
+
+def as_cloned(folder):
+    for name in ("spec_t5x/__init__.py", "setup.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def ran_in_a_shell(clone):
+    """Runs the first cell; returns the shell that it ran its commands in."""
+    shell = Shell(names := {}, clone)
+    names["get_ipython"] = lambda: shell
+    exec(TransformerManager().transform_cell(SCRIPT["FIRST_CELL"]), names)
+    return shell
 
 
 @pytest.fixture
 def first_cell(monkeypatch):
     """Provides ``first_cell(folder, absent, clone)``: what it runs where these modules are absent.
 
-    ``clone`` is the folder that ``git clone`` makes, if it succeeds.
+    ``clone`` is the folder that ``git clone`` makes, if it succeeds; ``found`` are specs in place
+    of absent modules' None. JAX has not started.
     """
     find_spec = importlib.util.find_spec
-    source = TransformerManager().transform_cell(SCRIPT["FIRST_CELL"])
+    monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
 
-    def run(folder, absent=("spec_t5x",), clone=None):
+    def run(folder, absent=("spec_t5x",), clone=None, **found):
         monkeypatch.chdir(folder)
         monkeypatch.setenv("XLA_FLAGS", "")
         monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name: None if name in absent else find_spec(name)
+            importlib.util,
+            "find_spec",
+            lambda name: found.get(name) if name in absent else find_spec(name),
         )
-        shell = Shell(names := {}, clone)
-        exec(source, names | {"get_ipython": lambda: shell}, names)
+        shell = ran_in_a_shell(clone)
         *ran, devices = shell.ran
         assert devices == f'"{sys.executable}" -m spec_t5x.machine.accelerators'
         assert os.environ["XLA_FLAGS"] == GPU_FLAG
@@ -192,15 +210,52 @@ def pip(folder):
 
 def test_a_notebook_in_or_beside_a_clone_installs_that(first_cell, tmp_path):
     # In the clone the package alone is found without its requirements.
-    for absent in ("spec_t5x", "jaxtyping"):
+    for absent in ("spec_t5x", "jaxtyping", "matplotlib"):
         for folder in (REPOSITORY / "notebooks", REPOSITORY):
             assert first_cell(folder, absent=[absent]) == [pip(REPOSITORY)]
-    clone = tmp_path / "a clone"
-    (clone / "spec_t5x").mkdir(parents=True)
-    for name in ("spec_t5x/__init__.py", "setup.py"):
-        (clone / name).touch()
+    as_cloned(clone := tmp_path / "a clone")
     assert first_cell(tmp_path) == [pip(clone)]
     assert first_cell(tmp_path, absent=[]) == []
+
+
+def test_a_clone_of_the_packages_name_is_not_the_package(first_cell, tmp_path):
+    as_cloned(clone := tmp_path / "spec_t5x")
+    namespace = importlib.machinery.PathFinder.find_spec("spec_t5x", [str(tmp_path)])
+    assert first_cell(tmp_path, spec_t5x=namespace) == [pip(clone)]
+
+
+def test_folders_that_may_not_be_read_are_passed_over(first_cell, tmp_path, monkeypatch):
+    as_cloned(clone := tmp_path / "a clone")
+    stat = os.stat
+
+    def guarded(path, *args, **options):
+        # Root may read every folder.
+        if str(path).endswith("spec_t5x/__init__.py") and clone not in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", guarded)
+    assert first_cell(tmp_path) == [pip(clone)]
+
+
+def test_an_installed_package_gets_a_clone_too(first_cell, tmp_path, monkeypatch):
+    """Notebooks need the clone's examples and scripts."""
+    monkeypatch.delenv("REPOSITORY", raising=False)
+    assert first_cell(tmp_path, absent=[]) == []
+    address, clone = "https://host.example/spec_t5x", tmp_path / "spec_t5x_repository"
+    monkeypatch.setenv("REPOSITORY", address)
+    cloned = [f'git clone --quiet --depth=1 "{address}" "{clone}"']
+    assert first_cell(tmp_path, absent=[], clone=clone) == cloned
+    # The second run finds it.
+    assert first_cell(tmp_path, absent=[]) == []
+
+
+def test_a_second_run_asks_for_the_devices_that_the_kernel_holds(monkeypatch, capsys):
+    jax.devices()
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert ran_in_a_shell(clone=None).ran == []
+    assert capsys.readouterr().out.startswith("jax.devices() is [")
 
 
 def test_a_notebook_alone_installs_from_a_clone(first_cell, tmp_path, monkeypatch):
@@ -219,5 +274,5 @@ def test_a_notebook_alone_names_in_a_line_what_it_needs(tmp_path, monkeypatch, c
     monkeypatch.delenv("REPOSITORY", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not InteractiveShell().run_cell(SCRIPT["FIRST_CELL"]).success
-    message = "spec_t5x is not here: set REPOSITORY above to what git clones"
+    message = "spec_t5x[plots] is not here: set REPOSITORY above to what git clones"
     assert capsys.readouterr().out.splitlines() == [message]
