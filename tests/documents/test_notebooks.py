@@ -96,6 +96,44 @@ def test_the_tour_shows_samples_that_differ_and_a_line_that_is_well_formed():
     assert re.fullmatch(r"[\w ,.-]+", summary)
 
 
+def cell_with(name, text):
+    (cell,) = (cell for cell in NOTEBOOKS[name].cells if text in cell.source)
+    return cell.source
+
+
+def test_models_of_ones_own_are_not_written_over(monkeypatch):
+    ran, source = [], cell_with("own_checkpoints", "T5X = None")
+    monkeypatch.setattr("spec_t5x.cli.main.main", lambda arguments: ran.append(arguments[:2]) or 2)
+    with pytest.raises(RuntimeError, match="spec-t5x convert ended with status 2"):
+        exec(source, {"NotebookError": RuntimeError})
+    assert ran == [["convert", "t5-target"]]
+    for name, given in {
+        "HUGGING_FACE": "google/flan-t5-small",
+        "T5X": "gs://b/checkpoint_1",
+    }.items():
+        source = source.replace(f"{name} = None", f"{name} = {given!r}")
+    exec(source, names := {})
+    assert len(ran) == 1 and names["HUGGING_FACE"] == "google/flan-t5-small"
+
+
+def test_the_first_answers_of_a_t5x_launch_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    name, launched = "wmt_t2t_ende_v003-predict_with_aux.jsonl-00000-of-00001", []
+
+    def shell(script, *arguments):
+        launched.extend(arguments)
+        (tmp_path / "answers").mkdir()
+        line = json.dumps({"inputs": {"inputs_pretokenized": "Hi"}, "prediction": "Hallo"})
+        (tmp_path / "answers" / name).write_text(f"{line}\n" * 5)
+        (tmp_path / "answers" / f"{name}.COMPLETED").touch()
+
+    exec(cell_with("t5x_on_tpu", "t5x.infer"), {"shell": shell, "Path": Path, "json": json})
+    assert capsys.readouterr().out == "Hi -> Hallo\n" * 3
+    # T5X has no default mesh for chips after v4.
+    given = {"num_partitions=None", "model_parallel_submesh=(1, 1, 1, 1)"}
+    assert {f"--gin.partitioning.PjitPartitioner.{each}" for each in given} < set(launched)
+
+
 def test_all_replacements_are_used():
     text = "".join(cell.source for notebook in NOTEBOOKS.values() for cell in notebook.cells)
     assert [long for long in SHORTER if long not in text] == []
