@@ -13,11 +13,14 @@ class BuildWithGinFiles(build_py):
     """Puts ``gin_configs``, which lies beside the package, inside an installed one."""
 
     def run(self):
+        package = Path(self.build_lib, "spec_t5x")
+        if not self.editable_mode:
+            # pip builds in the clone, where the last build's files would be in the wheel, too.
+            shutil.rmtree(package, ignore_errors=True)
         super().run()
         if not self.editable_mode:
-            inside = Path(self.build_lib, "spec_t5x", "gin_configs")
             ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(HERE / "gin_configs", inside, ignore=ignored, dirs_exist_ok=True)
+            shutil.copytree(HERE / "gin_configs", package / "gin_configs", ignore=ignored)
 
 
 setup(

@@ -19,7 +19,7 @@ NOTEBOOKS = REPOSITORY / "notebooks"
 VARIABLES = {"paper_on_colab": {"PAIR": "t5-target t5-draft"}}
 FIRST_CELL = """\
 # Installs spec_t5x where it is missing: from the clone that this notebook lies in or beside, else
-# from a clone of REPOSITORY.
+# from a clone of REPOSITORY, whose examples and scripts some notebooks run.
 import importlib.util
 import os
 import sys
@@ -37,24 +37,30 @@ class NotebookError(Exception):
 
 here = Path.cwd()
 places = (here, *here.parents, *here.glob("*/"))
-checkout = next((path for path in places if (path / "spec_t5x/__init__.py").exists()), None)
-# The package itself is also found in the current folder, without what it needs.
-if not all(map(importlib.util.find_spec, ("spec_t5x", "jaxtyping"))):
-    address = REPOSITORY or os.environ.get("REPOSITORY")
-    if checkout is None and not address:
-        raise NotebookError("spec_t5x is not here: set REPOSITORY above to what git clones")
-    if checkout is None:
-        checkout = here / "spec_t5x_repository"
-        !git clone --quiet --depth=1 "{address}" "{checkout}"
+# Unlike a path's own exists, this one passes over folders that may not be read.
+checkout = next((path for path in places if os.path.exists(path / "spec_t5x/__init__.py")), None)
+address = REPOSITORY or os.environ.get("REPOSITORY")
+if checkout is None and address:
+    checkout = here / "spec_t5x_repository"
+    !git clone --quiet --depth=1 "{address}" "{checkout}"
     if not (checkout / "setup.py").exists():
         raise NotebookError(f"nothing was cloned: REPOSITORY is {address}, give another")
+# The package itself is also found in the current folder, without what it needs. A folder of its
+# name, such as a clone, is found as a package without origin.
+found = map(importlib.util.find_spec, ("spec_t5x", "jaxtyping", "matplotlib"))
+if not all(spec and spec.origin for spec in found):
+    if checkout is None:
+        raise NotebookError("spec_t5x[plots] is not here: set REPOSITORY above to what git clones")
     %pip install --quiet "{checkout}[plots]"
 # On a GPU each loop becomes one launch, if JAX has not made an array yet.
 importlib.import_module("spec_t5x.machine.xla_flags").apply()
-# Shows jax.devices(), in a process of its own, since a TPU serves one at a time, and what to do
-# where the machine has a GPU or TPU that is not among them.
-python = sys.executable
-!"{python}" -m spec_t5x.machine.accelerators"""
+# Shows jax.devices(), and what to do where the machine has a GPU or TPU that is not among them: in
+# another process, since a TPU serves one at a time, unless JAX has started in this one.
+python, module = sys.executable, "spec_t5x.machine.accelerators"
+if importlib.import_module("jax._src.xla_bridge").backends_are_initialized():
+    importlib.import_module(module).main()
+else:
+    !"{python}" -m {module}"""
 
 
 def first_code_cell(notebook):

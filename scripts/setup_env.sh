@@ -5,7 +5,8 @@
 #   set_up MACHINE ARGUMENTS   creates the environment of scripts/MACHINE/setup.sh (tpu or gpu)
 #   install_browser       installs Debian's Chromium if there is none: tests open pages in it
 #   launch ARGUMENTS      runs a command of spec-t5x or a program of T5X (t5x.infer …) in the
-#                         repository, which paths are relative to
+#                         repository, which paths are relative to; with SEVERAL_HOSTS=1 T5X's
+#                         programs first connect to those of the other hosts
 #   run COMMAND           runs it; with DRY_RUN=1 prints it instead, as the above do
 # PYTHON is the interpreter (default: the first of python3.11, python3.12, python3.13 and
 # python3 that is recent enough and has venv; without one, uv downloads Python 3.11).
@@ -17,6 +18,9 @@ AIRIO_COMMIT=69897df7d9a427b947a9f7bb4164c7782b43e601
 JESTIMATOR_COMMIT=326824a477feef6d92e6f44175000907a72899ca
 # The environment's interpreter.
 ENV_PYTHON=.venv/bin/python
+# Connects the hosts, as Orbax requires and t5x.infer and t5x.eval do not, then runs T5X's program.
+CONNECTED='import jax, runpy, sys; jax.distributed.initialize(); del sys.argv[0]; '
+CONNECTED+='runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)'
 
 say() { printf '\n== %s\n' "$*" >&2; }
 
@@ -111,13 +115,21 @@ create_env_with_uv() {
   run "$uv" venv --quiet --seed --python 3.11 .venv
 }
 
+# Prints what keeps pip from replacing the installed JAX: its packages as requirements.
+installed_jax() {
+  "$ENV_PYTHON" -m pip list --format=freeze --disable-pip-version-check 2>/dev/null |
+    grep -E '^(jax|jaxlib|jax[-_]cuda[^=]*|libtpu)==' || true
+}
+
 setup_env() {
   local extra=$1 stamp wanted
+  local -a kept
   local -a install=("$ENV_PYTHON" -m pip install --quiet --disable-pip-version-check)
   go_to_repository || return 1
   if [ -n "${HERE:-}" ]; then
     say "installing spec_t5x${extra:+[$extra]} beside $("$ENV_PYTHON" --version 2>&1)"
-    run "${install[@]}" ".${extra:+[$extra]}"
+    mapfile -t kept < <(installed_jax)
+    run "${install[@]}" ".${extra:+[$extra]}" "${kept[@]}"
     return
   fi
   # Without pip if its creation was interrupted.
@@ -229,7 +241,13 @@ launch() {
   fi
   [ -z "${NEEDS_GPU:-}" ] || need_accelerator "$ENV_PYTHON"
   case $1 in
-    t5x.*) set -- -m "$@" ;;
+    t5x.*)
+      if [ -n "${SEVERAL_HOSTS:-}" ]; then
+        set -- -c "$CONNECTED" "$@"
+      else
+        set -- -m "$@"
+      fi
+      ;;
     *) set -- -m spec_t5x.cli.main "$@" ;;
   esac
   run "$ENV_PYTHON" "$@"

@@ -4,7 +4,7 @@
 #   bash scripts/tpu/launch.sh [--dry-run] [--here] t5x.infer --gin_file=…
 #
 # --here is needed after setup.sh --here. The default dtype is bfloat16. launch_pod.sh runs this
-# script on every host of a pod slice; the hosts find one another without further flags.
+# script on every host of a pod slice, with SEVERAL_HOSTS=1, by which T5X's programs connect.
 #
 # Tested: the dry run, and the commands on a CPU machine. Not tested: a TPU VM.
 set -euo pipefail

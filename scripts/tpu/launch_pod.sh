@@ -6,11 +6,12 @@
 #
 # "setup" copies the committed files of this checkout to ~/spec_t5x of every host and runs
 # scripts/tpu/setup.sh there. On TPUs jax.distributed needs no addresses: spec-t5x infer
-# needs --multiprocess, T5X's programs need no flag. All hosts must see the paths:
-# gs:// for checkpoints, vocabularies and T5X; a shared file system with locks (Filestore, NFS)
-# for the inputs and outputs of spec-t5x infer.
+# needs --multiprocess, and T5X's programs need no flag, since they are launched connected. All
+# hosts must see the paths: gs:// for checkpoints, vocabularies and T5X; a shared file system with
+# locks (Filestore, NFS) for the inputs and outputs of spec-t5x infer.
 #
-# Tested: the dry run. Not tested: a pod slice.
+# Tested: the dry run; and on a CPU machine t5x.infer in two connected processes.
+# Not tested: a pod slice.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"
@@ -32,8 +33,10 @@ if [ "${REST[0]}" = setup ]; then
   archive=$(mktemp -d)/spec_t5x.tar.gz
   run git archive --prefix=spec_t5x/ -o "$archive" HEAD
   run gcloud compute tpus tpu-vm scp "$archive" "$TPU_NAME:spec_t5x.tar.gz" "${where[@]:1}"
-  on_all "tar xzf spec_t5x.tar.gz && bash spec_t5x/scripts/tpu/setup.sh"
+  # Parts of contrib that were removed since the last setup would still be registered.
+  on_all "rm -rf spec_t5x/spec_t5x spec_t5x/gin_configs && tar xzf spec_t5x.tar.gz && \
+bash spec_t5x/scripts/tpu/setup.sh"
   rm -rf "$(dirname "$archive")"
 else
-  on_all "cd spec_t5x && bash scripts/tpu/launch.sh$(printf ' %q' "${REST[@]}")"
+  on_all "cd spec_t5x && SEVERAL_HOSTS=1 bash scripts/tpu/launch.sh$(printf ' %q' "${REST[@]}")"
 fi

@@ -1,5 +1,6 @@
 """Checkpoints by name: huggingface_hub's own code, with a cache and a Hub on this machine."""
 
+import builtins
 import hashlib
 import io
 import json
@@ -273,6 +274,16 @@ def test_bars_are_for_a_terminal(online, monkeypatch):
         monkeypatch.setattr(sys, "stderr", stream)
         find_models(name, ())
         assert ("%|" in stream.getvalue()) == shown
+
+
+def test_bars_are_for_notebooks_too(online, monkeypatch):
+    class ZMQInteractiveShell:
+        """Stand-in for the shell of a kernel, whose streams are no terminals."""
+
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    find_models(TARGET, ())
+    assert "%|" in stream.getvalue()
 
 
 def test_the_network_fails(online, monkeypatch):

@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, and are stored with the outputs of one run."""
 
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -8,10 +9,12 @@ import runpy
 import sys
 from pathlib import Path
 
+import jax
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
+from jax._src import xla_bridge
 from nbclient import NotebookClient
 
 from spec_t5x.labs.reproduction.public_pairs import PUBLIC
@@ -93,6 +96,44 @@ def test_the_tour_shows_samples_that_differ_and_a_line_that_is_well_formed():
     assert re.fullmatch(r"[\w ,.-]+", summary)
 
 
+def cell_with(name, text):
+    (cell,) = (cell for cell in NOTEBOOKS[name].cells if text in cell.source)
+    return cell.source
+
+
+def test_models_of_ones_own_are_not_written_over(monkeypatch):
+    ran, source = [], cell_with("own_checkpoints", "T5X = None")
+    monkeypatch.setattr("spec_t5x.cli.main.main", lambda arguments: ran.append(arguments[:2]) or 2)
+    with pytest.raises(RuntimeError, match="spec-t5x convert ended with status 2"):
+        exec(source, {"NotebookError": RuntimeError})
+    assert ran == [["convert", "t5-target"]]
+    for name, given in {
+        "HUGGING_FACE": "google/flan-t5-small",
+        "T5X": "gs://b/checkpoint_1",
+    }.items():
+        source = source.replace(f"{name} = None", f"{name} = {given!r}")
+    exec(source, names := {})
+    assert len(ran) == 1 and names["HUGGING_FACE"] == "google/flan-t5-small"
+
+
+def test_the_first_answers_of_a_t5x_launch_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    name, launched = "wmt_t2t_ende_v003-predict_with_aux.jsonl-00000-of-00001", []
+
+    def shell(script, *arguments):
+        launched.extend(arguments)
+        (tmp_path / "answers").mkdir()
+        line = json.dumps({"inputs": {"inputs_pretokenized": "Hi"}, "prediction": "Hallo"})
+        (tmp_path / "answers" / name).write_text(f"{line}\n" * 5)
+        (tmp_path / "answers" / f"{name}.COMPLETED").touch()
+
+    exec(cell_with("t5x_on_tpu", "t5x.infer"), {"shell": shell, "Path": Path, "json": json})
+    assert capsys.readouterr().out == "Hi -> Hallo\n" * 3
+    # T5X has no default mesh for chips after v4.
+    given = {"num_partitions=None", "model_parallel_submesh=(1, 1, 1, 1)"}
+    assert {f"--gin.partitioning.PjitPartitioner.{each}" for each in given} < set(launched)
+
+
 def test_all_replacements_are_used():
     text = "".join(cell.source for notebook in NOTEBOOKS.values() for cell in notebook.cells)
     assert [long for long in SHORTER if long not in text] == []
@@ -157,27 +198,42 @@ class Shell:
         self.ran.append(line.format_map(self.names))
         if line.startswith("git clone") and self.clone:
             # As git leaves it.
-            self.clone.mkdir()
-            (self.clone / "setup.py").touch()
+            as_cloned(self.clone)
+
+
+def as_cloned(folder):
+    for name in ("spec_t5x/__init__.py", "setup.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def ran_in_a_shell(clone):
+    """Runs the first cell; returns the shell that it ran its commands in."""
+    shell = Shell(names := {}, clone)
+    names["get_ipython"] = lambda: shell
+    exec(TransformerManager().transform_cell(SCRIPT["FIRST_CELL"]), names)
+    return shell
 
 
 @pytest.fixture
 def first_cell(monkeypatch):
     """Provides ``first_cell(folder, absent, clone)``: what it runs where these modules are absent.
 
-    ``clone`` is the folder that ``git clone`` makes, if it succeeds.
+    ``clone`` is the folder that ``git clone`` makes, if it succeeds; ``found`` are specs in place
+    of absent modules' None. JAX has not started.
     """
     find_spec = importlib.util.find_spec
-    source = TransformerManager().transform_cell(SCRIPT["FIRST_CELL"])
+    monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
 
-    def run(folder, absent=("spec_t5x",), clone=None):
+    def run(folder, absent=("spec_t5x",), clone=None, **found):
         monkeypatch.chdir(folder)
         monkeypatch.setenv("XLA_FLAGS", "")
         monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name: None if name in absent else find_spec(name)
+            importlib.util,
+            "find_spec",
+            lambda name: found.get(name) if name in absent else find_spec(name),
         )
-        shell = Shell(names := {}, clone)
-        exec(source, names | {"get_ipython": lambda: shell}, names)
+        shell = ran_in_a_shell(clone)
         *ran, devices = shell.ran
         assert devices == f'"{sys.executable}" -m spec_t5x.machine.accelerators'
         assert os.environ["XLA_FLAGS"] == GPU_FLAG
@@ -192,15 +248,52 @@ def pip(folder):
 
 def test_a_notebook_in_or_beside_a_clone_installs_that(first_cell, tmp_path):
     # In the clone the package alone is found without its requirements.
-    for absent in ("spec_t5x", "jaxtyping"):
+    for absent in ("spec_t5x", "jaxtyping", "matplotlib"):
         for folder in (REPOSITORY / "notebooks", REPOSITORY):
             assert first_cell(folder, absent=[absent]) == [pip(REPOSITORY)]
-    clone = tmp_path / "a clone"
-    (clone / "spec_t5x").mkdir(parents=True)
-    for name in ("spec_t5x/__init__.py", "setup.py"):
-        (clone / name).touch()
+    as_cloned(clone := tmp_path / "a clone")
     assert first_cell(tmp_path) == [pip(clone)]
     assert first_cell(tmp_path, absent=[]) == []
+
+
+def test_a_clone_of_the_packages_name_is_not_the_package(first_cell, tmp_path):
+    as_cloned(clone := tmp_path / "spec_t5x")
+    namespace = importlib.machinery.PathFinder.find_spec("spec_t5x", [str(tmp_path)])
+    assert first_cell(tmp_path, spec_t5x=namespace) == [pip(clone)]
+
+
+def test_folders_that_may_not_be_read_are_passed_over(first_cell, tmp_path, monkeypatch):
+    as_cloned(clone := tmp_path / "a clone")
+    stat = os.stat
+
+    def guarded(path, *args, **options):
+        # Root may read every folder.
+        if str(path).endswith("spec_t5x/__init__.py") and clone not in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", guarded)
+    assert first_cell(tmp_path) == [pip(clone)]
+
+
+def test_an_installed_package_gets_a_clone_too(first_cell, tmp_path, monkeypatch):
+    """Notebooks need the clone's examples and scripts."""
+    monkeypatch.delenv("REPOSITORY", raising=False)
+    assert first_cell(tmp_path, absent=[]) == []
+    address, clone = "https://host.example/spec_t5x", tmp_path / "spec_t5x_repository"
+    monkeypatch.setenv("REPOSITORY", address)
+    cloned = [f'git clone --quiet --depth=1 "{address}" "{clone}"']
+    assert first_cell(tmp_path, absent=[], clone=clone) == cloned
+    # The second run finds it.
+    assert first_cell(tmp_path, absent=[]) == []
+
+
+def test_a_second_run_asks_for_the_devices_that_the_kernel_holds(monkeypatch, capsys):
+    jax.devices()
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert ran_in_a_shell(clone=None).ran == []
+    assert capsys.readouterr().out.startswith("jax.devices() is [")
 
 
 def test_a_notebook_alone_installs_from_a_clone(first_cell, tmp_path, monkeypatch):
@@ -219,5 +312,5 @@ def test_a_notebook_alone_names_in_a_line_what_it_needs(tmp_path, monkeypatch, c
     monkeypatch.delenv("REPOSITORY", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not InteractiveShell().run_cell(SCRIPT["FIRST_CELL"]).success
-    message = "spec_t5x is not here: set REPOSITORY above to what git clones"
+    message = "spec_t5x[plots] is not here: set REPOSITORY above to what git clones"
     assert capsys.readouterr().out.splitlines() == [message]

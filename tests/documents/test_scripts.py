@@ -122,9 +122,22 @@ def test_set_up_installs_pinned_versions(dry_run, machine):
     _, (package,) = installs("--no-t5x")
     assert package[-1] == f".[{machine}]"
     commands, (package, t5x) = installs("--here", PYTHON="python3")
-    # JAX and all else stay as they are, and no environment is made.
-    assert "-c" not in package and package[-1] == ".[t5x]"
+    # No environment is made.
+    assert "-c" not in package and ".[t5x]" in package
     assert {command[0] for command in commands} == {"python3"}
+
+
+def test_into_pythons_environment_nothing_replaces_its_jax(dry_run, tmp_path):
+    jax = ["jax==0.7.2", "jax-cuda12-pjrt==0.7.2", "jax-cuda12-plugin==0.7.2", "jaxlib==0.7.2"]
+    jax.append("libtpu==0.0.20")
+    lines = "\n".join(["flax==0.11.2", *jax, "jaxtyping==0.3.3"])
+    python = tmp_path / "python"
+    python.write_text(f"#!/usr/bin/env bash\ncat <<END\n{lines}\nEND\n")
+    python.chmod(0o755)
+    flags = ("--dry-run", "--no-t5x", "--here")
+    status, (package, _), _ = dry_run("tpu/setup.sh", *flags, PYTHON=str(python))
+    assert status == 0
+    assert package[-6:] == [".", *jax]
 
 
 @pytest.mark.parametrize("uv", [True, False])
@@ -278,13 +291,32 @@ def test_a_pod_runs_the_same_on_every_host(dry_run):
     assert {"--zone=us-central2-b", "--worker=all"} <= set(ssh)
     remote = shlex.split(ssh[-1].removeprefix("--command="))
     expected = ["bash", "scripts/tpu/launch.sh", "infer", "--multiprocess", binding]
-    assert remote == ["cd", "spec_t5x", "&&", *expected]
+    assert remote == ["cd", "spec_t5x", "&&", "SEVERAL_HOSTS=1", *expected]
 
     _, (archive, copy, ssh), _ = dry_run(script, "--dry-run", "setup", **TPU, PROJECT="p")
     assert archive[:2] == ["git", "archive"]
     assert copy[4] == "scp" and copy[-3:] == [*ssh[6:8], "--worker=all"]
     assert "--project=p" in copy
-    assert ssh[-1].endswith("bash spec_t5x/scripts/tpu/setup.sh")
+    # Modules of contrib that are gone would be registered.
+    clean, unpack, set_up = ssh[-1].removeprefix("--command=").split(" && ")
+    assert clean == "rm -rf spec_t5x/spec_t5x spec_t5x/gin_configs"
+    assert unpack == "tar xzf spec_t5x.tar.gz" and set_up == "bash spec_t5x/scripts/tpu/setup.sh"
+
+
+def test_on_a_pod_t5xs_programs_run_connected(dry_run, tmp_path):
+    flags = ("--dry-run", "t5x.infer", "--gin.X='a b'")
+    _, (command,), _ = dry_run("tpu/launch.sh", *flags, SEVERAL_HOSTS="1")
+    assert command[:2] == [".venv/bin/python", "-c"] and command[3:] == list(flags[1:])
+    (tmp_path / "jax.py").write_text("class distributed:\n    initialize = lambda: print('on')")
+    (tmp_path / "t5x").mkdir()
+    # gin files of T5X import __main__.
+    (tmp_path / "t5x" / "infer.py").write_text(
+        "import __main__, sys\nname = 3\nprint(__name__, __main__.name, sys.argv[1:])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout == f"on\n__main__ 3 {command[4:]}\n", done.stderr
 
 
 def test_checkpoints_are_fetched_from_where_they_are(dry_run):

@@ -16,7 +16,7 @@ LARGEST = 100e6
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Builds the wheel without a network, from a copy, which has no files of an earlier build."""
+    """Builds the wheel without a network, from a copy that holds an earlier build."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
@@ -25,6 +25,9 @@ def wheel(tmp_path_factory):
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("spec_t5x", "gin_configs", "tests"):
         shutil.copytree(REPOSITORY / name, source / name, ignore=ignored)
+    removed = source / "build" / "lib" / "spec_t5x" / "contrib" / "removed"
+    removed.mkdir(parents=True)
+    (removed / "__init__.py").touch()
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
     built = subprocess.run([*command, source], capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr

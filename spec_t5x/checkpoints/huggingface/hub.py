@@ -75,6 +75,7 @@ def has_weights(name: str) -> bool:
 def download_weights(name: str) -> None:
     """Downloads the weights to ``snapshot``'s directory: safetensors, else pytorch_model.bin."""
     from huggingface_hub import HfApi
+    from huggingface_hub.utils import is_notebook
 
     if has_weights(name):
         # The Hub need not be asked.
@@ -99,7 +100,7 @@ def download_weights(name: str) -> None:
     if first.endswith(INDEX_ENDING):
         _download(name, commit, files)
         files = set(map(str, read_json(directory / first).get("weight_map", {}).values()))
-    _download(name, commit, files, shown=sys.stderr.isatty())
+    _download(name, commit, files, shown=sys.stderr.isatty() or is_notebook())
 
 
 def command(name: str) -> str:
