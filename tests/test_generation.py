@@ -795,7 +795,7 @@ def test_values_within_options_are_checked(name, value):
 def test_a_draft_that_does_not_fit_is_refused_with_and_without_slots(generator, batch_size):
     size = generator.target.vocab_size
     for draft, verifier, message in (
-        (CopyDraft(size), "tree", "CopyDraft proposes no trees"),
+        (CopyDraft(size), "tree", "CopyDraft has no propose_tree"),
         (CopyDraft(size + 1), "block", f"the draft has {size + 1} tokens and the target {size}"),
     ):
         ask = options(batch_size=batch_size, verifier=verifier)
