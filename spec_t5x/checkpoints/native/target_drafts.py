@@ -20,7 +20,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.loading import find_directory
-from spec_t5x.checkpoints.native.directory import check_format, read_arrays, write_draft
+from spec_t5x.checkpoints.native.directory import (
+    DraftFormat,
+    check_format,
+    read_arrays,
+    write_draft,
+)
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.tensors import (
@@ -42,23 +47,10 @@ from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO, STORED_DTYPES
 from spec_t5x.types import PyTree
 
-VERSION = 1
 _IDS = "narrow_head/ids"
 # Fields of a configuration that may differ from the target's; the second line for heads alone.
 _OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
 _OF_HEADS = ("emb_dim", "mlp_dim", "logits_via_embedding")
-
-
-@dataclasses.dataclass(frozen=True)
-class DraftFormat:
-    """A format of drafts that belong to one target."""
-
-    # The value of "format" in config.json.
-    name: str
-    # The file with the arrays.
-    file: str
-    # The draft and the command that writes it, for messages: "give {made_by} wrote".
-    made_by: str
 
 
 _FILE = "draft.safetensors"
@@ -169,9 +161,7 @@ def write_for_target(
     target's marks, and ``extra``.
     """
     check_choice("stored dtype", dtype, STORED_DTYPES)
-    metadata = {
-        "format": kind.name,
-        "version": VERSION,
+    entries = {
         **entries,
         "target": {
             "vocabulary": target.vocabulary.fingerprint(),
@@ -182,7 +172,7 @@ def write_for_target(
     tensors = array_tensors(params)
     check_tensors(tensors, shapes, str(directory))
     arrays = dict(read_tensors(tensors, str(directory), dtype)) | dict(exact or {})
-    write_draft(directory, metadata, kind.file, arrays, extra=extra, overwrite=overwrite)
+    write_draft(directory, kind, entries, arrays, extra=extra, overwrite=overwrite)
 
 
 def read_config(directory_or_name: str | Path, kind: DraftFormat) -> tuple[Path, dict[str, Any]]:
@@ -190,7 +180,7 @@ def read_config(directory_or_name: str | Path, kind: DraftFormat) -> tuple[Path,
     directory = find_directory(directory_or_name)
     path = directory / CONFIG_NAME
     metadata = read_json(path)
-    check_format(metadata, path, kind.name, VERSION, f"give {kind.made_by} wrote")
+    check_format(metadata, path, kind.name, kind.version, f"give {kind.made_by} wrote")
     return directory, metadata
 
 

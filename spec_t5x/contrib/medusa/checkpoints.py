@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.native.directory import read_arrays
+from spec_t5x.checkpoints.native.directory import DraftFormat, read_arrays
 from spec_t5x.checkpoints.native.target_drafts import (
-    DraftFormat,
     check_belongs,
     checked_params,
     read_config,
