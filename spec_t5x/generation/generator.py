@@ -235,7 +235,7 @@ class Generator(BatchDecoder):
         """
         options = dataclasses.replace(options_with(options, changes), batch_size=1)
         check_unused(options, "a stream decodes one text at once", "num_decodes", "beams")
-        (batch,) = self.batches([text], options, place)
+        batch = self.make_batch([text], [self.tokenize(text, options)], [place], options)
         engine = self.engine(options, self._paces.get(options))
         return stream(engine, batch, lambda: self._remember(engine))
 

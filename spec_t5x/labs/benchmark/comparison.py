@@ -24,6 +24,7 @@ from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark.acceptance import achieved
 from spec_t5x.labs.benchmark.reliability import OtherPrograms
 from spec_t5x.labs.benchmark.step_times import StepTimes, measure_step_times
+from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.sampling.rules import Places
 from spec_t5x.tuning.interleaving import elapsed
@@ -233,7 +234,7 @@ def compare(
     if generator.draft is None or options.gamma == 0:
         raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
     check_unused(options, "a beam search is not compared", "beams")
-    batches, plain, left_out = generator.batches(texts, options), generator.plain(), None
+    batches, plain, left_out = text_batches(generator, texts, options), generator.plain(), None
     if not pays(generator, batches[0], options):
         left_out = generator.engine(options).costs(batches[0]).where_it_pays
     drafted = plain if left_out else generator
@@ -358,7 +359,7 @@ def _divergence(
     position, (first, second) = next(
         (position, pair) for position, pair in enumerate(tokens) if pair[0] != pair[1]
     )
-    (batch,) = generator.batches([plain.input], dataclasses.replace(options, batch_size=1))
+    (batch,) = text_batches(generator, [plain.input], dataclasses.replace(options, batch_size=1))
     prompt = batch.prompts[0, 1:]
     prompt = prompt[prompt != PAD_ID]
     # The output ids of an encoder-decoder include the forced prefix already.

@@ -36,6 +36,7 @@ from spec_t5x.labs.benchmark.random_models import (
     random_sources,
 )
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, doubt
+from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
 from spec_t5x.labs.list_options import as_lists
 from spec_t5x.loops.decode_state import Loop
@@ -241,7 +242,7 @@ def run(
             comparison = compare_drawn(target, draft, row, alpha=setting.alpha, **how)
         else:
             pair = generator.with_draft(draft)
-            if not pays(pair, pair.batches(texts[: row.batch_size], row)[0], row):
+            if not pays(pair, text_batches(pair, texts[: row.batch_size], row)[0], row):
                 log.info("%s: no row, the draft pays at no likely acceptance rate", what)
                 continue
             comparison = compare(pair, texts, row, options.repeats)
