@@ -179,13 +179,7 @@ class GenerateOptions:
     def __post_init__(self):
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for field in dataclasses.fields(self):
-            # gin passes any value that a file binds, and lists for tuples.
-            value = _plain(getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
-            if not isinstance(value, _NUMBERS.get(field.type, field.type)):
-                wanted = getattr(field.type, "__name__", field.type)
-                raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
+        check_types(self)
         self._check()
 
     def _check(self) -> None:
@@ -305,6 +299,17 @@ class GenerateOptions:
         return _sampling(self.temperature, self.top_k, self.top_p)
 
 
+def check_types(options: Any) -> None:
+    """Raises ``InputError`` if a field has another type; makes tuples and numbers of Python's."""
+    for field in dataclasses.fields(options):
+        # gin passes any value that a file binds, and lists for tuples.
+        value = _plain(getattr(options, field.name))
+        object.__setattr__(options, field.name, value)
+        if not isinstance(value, _NUMBERS.get(field.type, field.type)):
+            wanted = getattr(field.type, "__name__", field.type)
+            raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
+
+
 def _plain(value):
     """Converts lists to tuples, at all depths, and NumPy's numbers to Python's."""
     if isinstance(value, list | tuple):
@@ -325,7 +330,6 @@ def options_with(options: GenerateOptions | None, changes: dict) -> GenerateOpti
     options = GenerateOptions() if options is None else options
     if not isinstance(options, GenerateOptions):
         raise InputError(f"options are {options!r}: give GenerateOptions(…), or options by name")
-    _check_names(changes)
     return dataclasses.replace(options, **changes)
 
 

@@ -15,10 +15,10 @@ import sacrebleu
 from flax.traverse_util import flatten_dict
 
 from spec_t5x import names
-from spec_t5x.checkpoints.make_draft import DraftOptions
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError
 from spec_t5x.generation import (
     GenerateOptions,

@@ -13,11 +13,12 @@ import numpy as np
 
 from spec_t5x.checkpoints.huggingface import generation_config
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import DraftOptions, find_models, make_draft
+from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
+from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError, check_choice, check_unused
 from spec_t5x.generation.answers import Answer, Answers
 from spec_t5x.generation.batches import Batch
