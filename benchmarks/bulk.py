@@ -30,12 +30,14 @@ from benchmarks.other_implementations import implementations
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.cli.settings import gamma
 from spec_t5x.errors import InputError
-from spec_t5x.generation import AUTO, Answer, Engine, GenerateOptions, Generator
+from spec_t5x.generation import Answer, GenerateOptions, Generator
+from spec_t5x.generation.engine import Engine
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution, doubt
 from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.description import machine
+from spec_t5x.names import AUTO
 
 # (index, text, token ids) of each input.
 Inputs = list[tuple[int, str, list[int]]]

@@ -20,15 +20,9 @@ from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError
-from spec_t5x.generation import (
-    GenerateOptions,
-    Generator,
-    bucket,
-    decoder,
-    engine,
-    streaming,
-)
+from spec_t5x.generation import GenerateOptions, Generator, decoder, engine, streaming
 from spec_t5x.generation.answers import Answers
+from spec_t5x.generation.batches import bucket
 from spec_t5x.labs.benchmark import comparison as comparison_lib
 from spec_t5x.labs.benchmark.comparison import compare
 from spec_t5x.labs.benchmark.evaluation import evaluate

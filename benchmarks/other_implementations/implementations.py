@@ -20,7 +20,8 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.generation import GenerateOptions, Generator, bucket
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.generation.batches import bucket
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
 from spec_t5x.names import AUTO
 from spec_t5x.types import EOS_ID, PAD_ID

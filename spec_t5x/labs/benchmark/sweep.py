@@ -23,7 +23,7 @@ from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError, check_at_least, check_unused
-from spec_t5x.generation import AUTO, GenerateOptions, Generator
+from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark import paper_tables, results
 from spec_t5x.labs.benchmark.comparison import Comparison, compare, pays
@@ -41,7 +41,7 @@ from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
 from spec_t5x.labs.list_options import as_lists
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models.sizes import size
-from spec_t5x.names import NO_DRAFT
+from spec_t5x.names import AUTO, NO_DRAFT
 from spec_t5x.options import NEUTRAL
 from spec_t5x.verifiers import VERIFIERS
 
