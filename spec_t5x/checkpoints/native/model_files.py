@@ -44,8 +44,6 @@ _OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_d
 # Entries of "vocabulary" that some vocabularies have.
 _MAPPED_IDS = ("num_ids", "start_id", "eos_id")
 _READS_SENTINELS, _CLEANS_UP, _MORE_EOS = "reads_sentinels", "cleans_up", "more_eos_ids"
-# Family of a config.json without "network", written when there was one family.
-_FIRST = "t5"
 
 
 def save_model(
@@ -164,7 +162,7 @@ def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
     is_whole = metadata.get("weights", AUTO) == AUTO and metadata.get("stored_dtype") != INT8
     version = VERSION if is_whole else _ROUNDED_VERSION
     check_format(metadata, path, FORMAT, version, "load it with spec_t5x.checkpoints.loading.load")
-    network = metadata.get("network", _FIRST)
+    network = metadata.get("network")
     check_known(path, "network", network, registry.names("family"))
     with describing(path, f"{network.upper()} under 'model'"):
         return registry.find("family", network).config.from_dict(metadata["model"])
