@@ -63,7 +63,7 @@ _NO_RULES = ("max_decode_len", "length_penalty", "early_stopping")
 # Options that are lists of whole numbers.
 _LISTS = ("widths", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id")
 # Options that only a beam search has, and those that it does without.
-_OF_SEARCH = ("beam_alpha", "length_penalty", "early_stopping")
+OF_SEARCH = ("beam_alpha", "length_penalty", "early_stopping")
 _OF_SAMPLING = ("temperature", "verifier", "lenience", "widths", "stop", "rescale_log_probs")
 
 
@@ -226,7 +226,7 @@ class GenerateOptions:
         if beams:
             check_unused(self, f"beams {beams}: a search does without", *_OF_SAMPLING)
         else:
-            check_unused(self, "beams 0: only a search has one", *_OF_SEARCH)
+            check_unused(self, "beams 0: only a search has one", *OF_SEARCH)
         if self.length_penalty is not None:
             check_unused(self, "a length_penalty replaces it", "beam_alpha")
         if beams and self.num_decodes > beams:
@@ -270,14 +270,6 @@ class GenerateOptions:
             name: of_checkpoint.get(name, NEUTRAL[name]) if value is None else value
             for name, value in given.items()
         }
-
-    def without_open(self, of_checkpoint: Mapping[str, Any]) -> "GenerateOptions":
-        """Returns these options with the values of ``settled`` that they use in place of None."""
-        settled, unused = self.settled(of_checkpoint), () if self.beams else _OF_SEARCH
-        if self.min_decode_len is None:
-            # A checkpoint's minimum may be above these options' maximum.
-            settled["min_decode_len"] = min(settled["min_decode_len"], settled["max_decode_len"])
-        return dataclasses.replace(self, **{n: v for n, v in settled.items() if n not in unused})
 
     def rules(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Returns named arguments of ``sampling.rules.rules`` for these options, all hashable."""

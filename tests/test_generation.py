@@ -24,7 +24,7 @@ from spec_t5x.generation import GenerateOptions, Generator, decoder, engine, str
 from spec_t5x.generation.answers import Answers
 from spec_t5x.generation.batches import bucket
 from spec_t5x.labs.benchmark import comparison as comparison_lib
-from spec_t5x.labs.benchmark.comparison import compare
+from spec_t5x.labs.benchmark.comparison import compare, without_open
 from spec_t5x.labs.benchmark.evaluation import evaluate
 from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.labs.benchmark.text_batches import text_batches
@@ -212,7 +212,7 @@ def test_with_auto_texts_are_the_same_and_acceptance_is_remembered(generator, gr
 
 def test_where_no_acceptance_pays_the_draft_is_left_out(generator):
     which = dataclasses.replace(generator)
-    auto = options(gamma="auto", batch_size=2).without_open(which.defaults)
+    auto = without_open(options(gamma="auto", batch_size=2), which.defaults)
     which.assume(auto, Costs.by_formula(c=1.0, position=0.1))
     comparison = compare(which, TEXTS[:3], auto, repeats=1)
     assert (comparison.gamma, comparison.alpha, comparison.acceptance_rate) == (0, 0.0, None)
@@ -812,8 +812,8 @@ def test_what_a_search_leaves_out_is_said(generator):
         options(beams=2, gamma="auto")
     )
     # A checkpoint's settings of searches are no options of other decoding.
-    assert options().without_open({"length_penalty": 2.0}).length_penalty is None
-    assert options(beams=2).without_open({"length_penalty": 2.0}).length_penalty == 2.0
+    assert without_open(options(), {"length_penalty": 2.0}).length_penalty is None
+    assert without_open(options(beams=2), {"length_penalty": 2.0}).length_penalty == 2.0
 
 
 # --- names that other programs have ----------------------------------------------

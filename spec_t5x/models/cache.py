@@ -56,11 +56,6 @@ class RoundedHeads:
         """Shape of the values."""
         return self.values.shape
 
-    @property
-    def widened(self) -> Float[Array, "inputs heads source head_dim"]:
-        """The keys or values as numbers of the scales' type."""
-        return self.values.astype(self.scales.dtype) * self.scales.swapaxes(2, 3)
-
 
 @flax.struct.dataclass
 class LayerCache(KeysValues):

@@ -40,7 +40,7 @@ def save_ngram(
 ) -> None:
     """Writes n-gram tables and their vocabulary's fingerprint, completely or not at all.
 
-    ``extra`` and ``overwrite`` are those of ``native.model_files.save_model``.
+    ``extra`` has further entries of config.json; ``overwrite`` allows to replace a directory.
     """
     if draft.vocab_size != vocabulary.vocab_size:
         raise InputError(

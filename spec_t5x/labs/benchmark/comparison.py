@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from spec_t5x.labs.benchmark.step_times import StepTimes, measure_step_times
 from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.names import AUTO
+from spec_t5x.options import OF_SEARCH
 from spec_t5x.sampling.rules import Places
 from spec_t5x.tuning.interleaving import elapsed
 from spec_t5x.types import PAD_ID, PyTree
@@ -258,7 +259,7 @@ def compare(
         generator.target,
         generator.draft,
         jnp.asarray(batches[0].tokens),
-        options.without_open(generator.defaults),
+        without_open(options, generator.defaults),
         num_inputs=len(texts),
         gamma=gamma,
         left_out=left_out,
@@ -269,6 +270,15 @@ def compare(
         divergences=divergences,
         outputs=outputs,
     )
+
+
+def without_open(options: GenerateOptions, of_checkpoint: Mapping[str, Any]) -> GenerateOptions:
+    """Returns the options with the values of ``settled`` that they use in place of None."""
+    settled, unused = options.settled(of_checkpoint), () if options.beams else OF_SEARCH
+    if options.min_decode_len is None:
+        # A checkpoint's minimum may be above these options' maximum.
+        settled["min_decode_len"] = min(settled["min_decode_len"], settled["max_decode_len"])
+    return dataclasses.replace(options, **{n: v for n, v in settled.items() if n not in unused})
 
 
 def pays(generator: Generator, batch: Batch, options: GenerateOptions) -> bool:

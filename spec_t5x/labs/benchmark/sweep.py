@@ -26,7 +26,7 @@ from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark import paper_tables, results
-from spec_t5x.labs.benchmark.comparison import Comparison, compare, pays
+from spec_t5x.labs.benchmark.comparison import Comparison, compare, pays, without_open
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier, compare_drawn
 from spec_t5x.labs.benchmark.iteration_parts import measure_parts, overhead
 from spec_t5x.labs.benchmark.random_models import (
@@ -230,7 +230,7 @@ def run(
         texts.sort(key=lambda text: len(generator.tokenize(text, decoding)))
     made, draft, pair = None, None, None
     for done, setting in enumerate(settings):
-        row, name = setting.decoding.without_open(defaults), setting.draft
+        row, name = without_open(setting.decoding, defaults), setting.draft
         what = f"{name}/{row.verifier}, gamma {row.gamma}, temperature {row.temperature:g}"
         report(done, len(settings), f"{what}, batch {row.batch_size}, {row.max_decode_len} tokens")
         if name != made:
