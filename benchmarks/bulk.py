@@ -30,12 +30,15 @@ from benchmarks.other_implementations import implementations
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.cli.settings import gamma
 from spec_t5x.errors import InputError
-from spec_t5x.generation import AUTO, Answer, Engine, GenerateOptions, Generator
+from spec_t5x.generation import Answer, GenerateOptions, Generator
+from spec_t5x.generation.engine import Engine
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution, doubt
 from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.description import machine
+from spec_t5x.names import AUTO
+from spec_t5x.options import NEUTRAL
 
 # (index, text, token ids) of each input.
 Inputs = list[tuple[int, str, list[int]]]
@@ -234,7 +237,7 @@ class _CTranslate2:
         self._outputs: list[list[int]] = []
 
     def time(self, *, keep: bool = False) -> None:
-        length = GenerateOptions().without_open({}).max_decode_len
+        length = NEUTRAL["max_decode_len"]
         for size, times in self.seconds.items():
             seconds, self._outputs = self._pool.submit(_translate, self._ids, length, size).result()
             if keep:

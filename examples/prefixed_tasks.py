@@ -19,7 +19,8 @@ from pathlib import Path
 
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
-from spec_t5x.machine.atomic import reported, write_whole
+from spec_t5x.labs.writing import reported
+from spec_t5x.machine.atomic import write_whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

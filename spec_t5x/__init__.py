@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 # Module of each public name, imported at first use: importing JAX takes a second.
 _LAZY = {
-    "DraftOptions": "spec_t5x.checkpoints.make_draft",
+    "DraftOptions": "spec_t5x.drafts.kinds",
     "GenerateOptions": "spec_t5x.generation",
     "Generation": "spec_t5x.generation",
     "Generator": "spec_t5x.generation",

@@ -58,6 +58,12 @@ def check_numbers(least: int, **values: Any) -> None:
             raise InputError(f"{name} is {value}: give at least {least}")
 
 
+def one_line(error: BaseException, most: int = 200) -> str:
+    """Returns an error's text (or type, if empty) as one line of at most ``most`` characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Tells whether an error of JAX says that a device's memory is exhausted."""
     return "RESOURCE_EXHAUSTED" in str(error)

@@ -388,13 +388,11 @@ def shown_to(draft: Draft, target: Target) -> Target:
     return target.showing(depths) if depths else target
 
 
-def check_parts(model: Target | Draft, interface: type = Target) -> None:
+def check_parts(model: Target | Draft, interface: type = Target, remedy: str = "") -> None:
     """Raises ``InputError`` if ``model`` lacks a member that the Protocol ``interface`` has."""
-    names = dict.fromkeys([*interface.__annotations__, *vars(interface)])
-    missing = [name for name in names if name[0] != "_" and not hasattr(model, name)]
-    if missing:
-        raise InputError(
-            f"{type(model).__name__} has no {', '.join(missing)}: see interfaces."
-            f"{interface.__name__}"
-            + (", from which drafts are derived" if interface is Draft else "")
-        )
+    # The last three are Protocol and its bases.
+    names = [name for cls in interface.__mro__[:-3] for name in (*cls.__annotations__, *vars(cls))]
+    names = dict.fromkeys(name for name in names if name[0] != "_" and not hasattr(model, name))
+    if names:
+        remedy = remedy or f"see interfaces.{interface.__name__}"
+        raise InputError(f"{type(model).__name__} has no {', '.join(names)}: {remedy}")

@@ -15,6 +15,8 @@ KV = (AUTO, INT8)
 # Types in which weights are stored on disk; "int8" only in this package's format.
 STORED_DTYPES = ("bfloat16", "float32")
 NATIVE_DTYPES = (*STORED_DTYPES, INT8)
+# Types that networks compute in; "auto" is the device's fast one.
+DTYPES = (AUTO, *STORED_DTYPES)
 
 # A line has an option of this package, then its names in transformers, vLLM, CTranslate2, T5X.
 _ELSEWHERE = """

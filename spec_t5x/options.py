@@ -63,7 +63,7 @@ _NO_RULES = ("max_decode_len", "length_penalty", "early_stopping")
 # Options that are lists of whole numbers.
 _LISTS = ("widths", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id")
 # Options that only a beam search has, and those that it does without.
-_OF_SEARCH = ("beam_alpha", "length_penalty", "early_stopping")
+OF_SEARCH = ("beam_alpha", "length_penalty", "early_stopping")
 _OF_SAMPLING = ("temperature", "verifier", "lenience", "widths", "stop", "rescale_log_probs")
 
 
@@ -179,13 +179,7 @@ class GenerateOptions:
     def __post_init__(self):
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for field in dataclasses.fields(self):
-            # gin passes any value that a file binds, and lists for tuples.
-            value = _plain(getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
-            if not isinstance(value, _NUMBERS.get(field.type, field.type)):
-                wanted = getattr(field.type, "__name__", field.type)
-                raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
+        check_types(self)
         self._check()
 
     def _check(self) -> None:
@@ -232,7 +226,7 @@ class GenerateOptions:
         if beams:
             check_unused(self, f"beams {beams}: a search does without", *_OF_SAMPLING)
         else:
-            check_unused(self, "beams 0: only a search has one", *_OF_SEARCH)
+            check_unused(self, "beams 0: only a search has one", *OF_SEARCH)
         if self.length_penalty is not None:
             check_unused(self, "a length_penalty replaces it", "beam_alpha")
         if beams and self.num_decodes > beams:
@@ -277,14 +271,6 @@ class GenerateOptions:
             for name, value in given.items()
         }
 
-    def without_open(self, of_checkpoint: Mapping[str, Any]) -> "GenerateOptions":
-        """Returns these options with the values of ``settled`` that they use in place of None."""
-        settled, unused = self.settled(of_checkpoint), () if self.beams else _OF_SEARCH
-        if self.min_decode_len is None:
-            # A checkpoint's minimum may be above these options' maximum.
-            settled["min_decode_len"] = min(settled["min_decode_len"], settled["max_decode_len"])
-        return dataclasses.replace(self, **{n: v for n, v in settled.items() if n not in unused})
-
     def rules(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Returns named arguments of ``sampling.rules.rules`` for these options, all hashable."""
         settled = self.settled(of_checkpoint)
@@ -303,6 +289,17 @@ class GenerateOptions:
     def sampling(self) -> "Sampling":
         """Returns temperature, top-k and top-p as the loops' settings, without rules."""
         return _sampling(self.temperature, self.top_k, self.top_p)
+
+
+def check_types(options: Any) -> None:
+    """Raises ``InputError`` if a field has another type; makes tuples and numbers of Python's."""
+    for field in dataclasses.fields(options):
+        # gin passes any value that a file binds, and lists for tuples.
+        value = _plain(getattr(options, field.name))
+        object.__setattr__(options, field.name, value)
+        if not isinstance(value, _NUMBERS.get(field.type, field.type)):
+            wanted = getattr(field.type, "__name__", field.type)
+            raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
 
 
 def _plain(value):
@@ -329,7 +326,6 @@ def options_with(options: GenerateOptions | None, changes: dict) -> GenerateOpti
     options = GenerateOptions() if options is None else options
     if not isinstance(options, GenerateOptions):
         raise InputError(f"options are {options!r}: give GenerateOptions(…), or options by name")
-    _check_names(changes)
     return dataclasses.replace(options, **changes)
 
 

@@ -216,14 +216,14 @@ class TokenVerifier(Verifier):
 class BlockVerifier(Verifier):
     """Joint verification of all drafts: accepts at least ``TokenVerifier``'s number on average."""
 
-    def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
-        """Calls ``verification.block_verification``."""
-        return block_verification(key, emit_key, draft_tokens, draft_probs, target_probs)
+    verify_row = staticmethod(block_verification)
 
 
 @dataclasses.dataclass(frozen=True)
 class RejectionVerifier(Verifier):
     """Rejection sampling, with which the paper compares (section A.2)."""
+
+    verify_row = staticmethod(rejection_verification)
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
         """Returns ``1 / M`` at each draft, where M is the largest ``p / q`` (section A.2)."""
@@ -232,10 +232,6 @@ class RejectionVerifier(Verifier):
             return overlap_chances(proposal, target_logits, target_probs, settings)
         draft_probs = proposal.distributions(target_probs.shape[-1])
         return rejection_acceptance(target_probs[:, :-1], draft_probs)
-
-    def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
-        """Calls ``verification.rejection_verification``."""
-        return rejection_verification(key, emit_key, draft_tokens, draft_probs, target_probs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,8 +26,8 @@ from jax._src import compiler
 from jax.experimental.compilation_cache import compilation_cache
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
+from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine import progress

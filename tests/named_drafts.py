@@ -12,7 +12,8 @@ import pytest
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.native import ngram_tables, target_drafts
+from spec_t5x.checkpoints.native import ngram_tables
+from spec_t5x.labs.training.exports import save_shared_draft
 from spec_t5x.labs.training.kept_layers import keep_layers, narrowed_params
 from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.models.narrow_head import NarrowHead
@@ -77,6 +78,6 @@ def write(directory: Path) -> None:
         ("narrow", narrow, config, {"head": head}),
         ("eagle", narrowed_params(eagle, eagle, its_config, head.ids), its_config, {"head": head}),
     ):
-        target_drafts.save_shared_draft(directory / name, tree, sizes, _LAYERS, target, **options)
+        save_shared_draft(directory / name, tree, sizes, _LAYERS, target, **options)
     for other in _OTHERS.values():
         other.write(directory, target)

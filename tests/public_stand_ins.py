@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from spec_t5x.checkpoints.convert import convert
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
+from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.models.t5 import T5Config
 from tests.conftest import ENGLISH, GERMAN

@@ -17,26 +17,22 @@ from flax.traverse_util import flatten_dict
 from spec_t5x import names
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.named_models import Models
-from spec_t5x.data.vocabulary import SentencePieceVocabulary
+from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError
-from spec_t5x.generation import (
-    GenerateOptions,
-    Generator,
-    bucket,
-    decoder,
-    engine,
-    streaming,
-)
+from spec_t5x.generation import GenerateOptions, Generator, decoder, engine, streaming
 from spec_t5x.generation.answers import Answers
+from spec_t5x.generation.batches import bucket
 from spec_t5x.labs.benchmark import comparison as comparison_lib
-from spec_t5x.labs.benchmark.comparison import compare
+from spec_t5x.labs.benchmark.comparison import compare, without_open
 from spec_t5x.labs.benchmark.evaluation import evaluate
 from spec_t5x.labs.benchmark.step_times import StepTimes
+from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.loops import refill
 from spec_t5x.loops.pace import Costs
 from spec_t5x.models.binding import Model
+from spec_t5x.models.decoder_only import DecoderOnlyConfig, DecoderOnlyModel, DecoderOnlyTransformer
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.types import EOS_ID, PAD_ID
 from tests.loops.stubs import teacher_forced
@@ -217,7 +213,7 @@ def test_with_auto_texts_are_the_same_and_acceptance_is_remembered(generator, gr
 
 def test_where_no_acceptance_pays_the_draft_is_left_out(generator):
     which = dataclasses.replace(generator)
-    auto = options(gamma="auto", batch_size=2).without_open(which.defaults)
+    auto = without_open(options(gamma="auto", batch_size=2), which.defaults)
     which.assume(auto, Costs.by_formula(c=1.0, position=0.1))
     comparison = compare(which, TEXTS[:3], auto, repeats=1)
     assert (comparison.gamma, comparison.alpha, comparison.acceptance_rate) == (0, 0.0, None)
@@ -231,7 +227,7 @@ def test_where_no_acceptance_pays_the_draft_is_left_out(generator):
 
 
 def test_batches_hold_the_inputs_in_order_and_padding_rows_that_end_at_once(generator):
-    batches = generator.batches(TEXTS, options(batch_size=2))
+    batches = text_batches(generator, TEXTS, options(batch_size=2))
     assert [batch.texts for batch in batches] == [TEXTS[:2], TEXTS[2:4], TEXTS[4:]]
     for batch in batches:
         assert batch.tokens.shape == (2, 16)
@@ -241,6 +237,14 @@ def test_batches_hold_the_inputs_in_order_and_padding_rows_that_end_at_once(gene
     assert [batch.max_decode_steps.tolist() for batch in batches] == [[16, 16], [16, 16], [16, 0]]
     # Something to attend to, or the softmax would average over padding.
     assert batches[-1].tokens[1].tolist() == [EOS_ID] + [PAD_ID] * 15
+
+
+def test_a_decoder_alone_without_a_limit_of_positions_takes_a_prompt_of_any_length():
+    target = DecoderOnlyModel({}, DecoderOnlyTransformer(DecoderOnlyConfig()))
+    decodes = decoder.BatchDecoder(target=target, vocabulary=ByteVocabulary(), max_source_len=16)
+    assert len(decodes.tokenize("a" * 900, GREEDY)) == 900
+    with pytest.raises(InputError, match="the prompt has 9 tokens and there is room for 5"):
+        decodes.tokenize("a" * 9, options(max_source_len=5))
 
 
 # --- outputs -----------------------------------------------------------------
@@ -837,7 +841,7 @@ def test_values_within_options_are_checked(name, value):
 def test_a_draft_that_does_not_fit_is_refused_with_and_without_slots(generator, batch_size):
     ask = options(batch_size=batch_size, verifier="tree")
     answers = generator.with_draft(CopyDraft(generator.target.vocab_size)).generate(TEXTS, ask)
-    assert "CopyDraft proposes no trees" in message_of(list, answers)
+    assert "CopyDraft has no propose_tree" in message_of(list, answers)
 
 
 def test_what_a_search_leaves_out_is_said(generator):
@@ -845,8 +849,8 @@ def test_what_a_search_leaves_out_is_said(generator):
         options(beams=2, gamma="auto")
     )
     # A checkpoint's settings of searches are no options of other decoding.
-    assert options().without_open({"length_penalty": 2.0}).length_penalty is None
-    assert options(beams=2).without_open({"length_penalty": 2.0}).length_penalty == 2.0
+    assert without_open(options(), {"length_penalty": 2.0}).length_penalty is None
+    assert without_open(options(beams=2), {"length_penalty": 2.0}).length_penalty == 2.0
 
 
 # --- names that other programs have ----------------------------------------------
@@ -952,7 +956,7 @@ def test_near_limits_share_a_program_and_change_no_text(generator, which, rooms,
 def test_limits_share_what_speculation_costs_and_searches_are_exact(generator, rooms):
     costs = [engine.costly(options(max_decode_len=length)) for length in (9, 16, 17, 32)]
     assert costs[0] == costs[1] != costs[2] == costs[3]
-    (batch,) = generator.batches(TEXTS[:1], GREEDY)
+    (batch,) = text_batches(generator, TEXTS[:1], GREEDY)
     assert generator.room(batch, options(max_decode_len=17)) == 32
     assert generator.room(batch, options(max_decode_len=np.int64(17))) == 32
     # A limit below the smallest bucket.

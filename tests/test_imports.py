@@ -38,7 +38,14 @@ CORE = (
 )
 # What trains and measures.
 LABS = (
-    ("labs", "labs.list_options", "labs.estimates", "labs.metric_intervals", "labs.theory"),
+    (
+        "labs",
+        "labs.list_options",
+        "labs.estimates",
+        "labs.metric_intervals",
+        "labs.theory",
+        "labs.writing",
+    ),
     ("labs.task_scores",),
     ("labs.training", "labs.benchmark"),
     ("labs.tpu", "labs.t5x_training"),

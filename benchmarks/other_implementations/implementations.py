@@ -17,9 +17,11 @@ import numpy as np
 import spec_t5x
 from benchmarks.other_implementations.workload import RANDOM, Workload
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.generation import GenerateOptions, Generator, bucket
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.generation.batches import bucket
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
 from spec_t5x.names import AUTO
 from spec_t5x.types import EOS_ID, PAD_ID

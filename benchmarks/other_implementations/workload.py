@@ -12,7 +12,7 @@ from spec_t5x.checkpoints.huggingface.t5 import config_values
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
-from spec_t5x.generation import DEFAULT_MAX_SOURCE_LENGTH
+from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID

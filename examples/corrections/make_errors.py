@@ -16,7 +16,8 @@ from english_errors import KINDS, RIGHT, pairs
 
 from spec_t5x.data.tsv import read_lines
 from spec_t5x.errors import InputError, check_at_least
-from spec_t5x.machine.atomic import reported, write_whole
+from spec_t5x.labs.writing import reported
+from spec_t5x.machine.atomic import write_whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

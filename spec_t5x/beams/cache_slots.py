@@ -15,8 +15,7 @@ search usually reorders its whole cache in every step. No slot is ever freed: a 
 
 import jax.numpy as jnp
 
-from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Nodes, NodeTarget, Target
+from spec_t5x.interfaces import Cache, Nodes, Target
 from spec_t5x.types import Array, Int, PyTree
 
 
@@ -75,12 +74,3 @@ def prefill(
         fed = nodes(prompts[:, :-1], positions, all_first[:, :, 0], all_first, width)
         *_, cache = target.score_nodes(cache, fed)
     return cache
-
-
-def check_scores_nodes(model: Target) -> None:
-    """Raises ``InputError`` unless the model has the members of a ``NodeTarget``."""
-    if not isinstance(model, NodeTarget):
-        raise InputError(
-            f"{type(model).__name__} has no score_nodes, which beam search needs: "
-            "use a model that has it, such as T5Model"
-        )

@@ -34,13 +34,22 @@ from spec_t5x.beams.hypotheses import (
     Ranking,
 )
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Nodes, Target, check_positions, check_vocabularies
+from spec_t5x.interfaces import (
+    Cache,
+    Nodes,
+    NodeTarget,
+    Target,
+    check_parts,
+    check_positions,
+    check_vocabularies,
+)
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float32, Int, PyTree
 
 # Parent of nodes that continue no other node: live hypotheses and empty entries.
 _NO_NODE = -1
+_REMEDY = "use a model that has them, such as T5Model"
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -91,7 +100,6 @@ def beam_search(
     prompts: Int[Array, "batch prompt"],
     *,
     beams: int,
-    alpha: float | Float[Array, ""] = 0.6,
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     eos_id: EndOfSequence = EOS_ID,
@@ -112,13 +120,12 @@ def beam_search(
       prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0 on the right;
         ``zeros([batch, 1])`` where nothing is forced.
       beams: hypotheses kept, and returned, for each input.
-      alpha: exponent of the brevity penalty: 0 ranks texts by log-probability alone, larger
-        values prefer longer texts. Another value needs no compilation.
       max_decode_len: room for tokens, the prompt's included.
       max_decode_steps: tokens to generate at most, after the prompt: one number, or one for each
         input.
       eos_id: the token that ends a hypothesis, or a tuple of several; in a prompt none does.
-      ranking: rules of scores and ends; None takes T5X's, ``Ranking`` with exponent ``alpha``.
+      ranking: rules of scores and ends; None takes T5X's, ``Ranking()``. Another exponent needs no
+        compilation.
       rules: which tokens may follow a text (``sampling.rules.rules``).
       draft_model: a smaller model with the same vocabulary; its own search keeps the same rules.
       gamma: levels that the draft proposes in each iteration; 0 is plain beam search.
@@ -131,16 +138,16 @@ def beam_search(
         over ``max_decode_len``, different vocabularies, no ``score_nodes``, too few positions.
     """
     width = beams if draft_beams is None or not gamma else draft_beams
-    _check_arguments(target, draft_model, prompts, beams, gamma, width, max_decode_len, eos_id)
     search = _Search(
         target=target,
         draft_model=draft_model,
         gamma=gamma,
         width=width,
-        ranking=ranking or Ranking(exponent=alpha),
+        ranking=ranking or Ranking(),
         rules=rules,
         eos_id=eos_id,
     )
+    search.check(prompts, beams, max_decode_len)
     hypotheses = beams_lib.start(prompts, beams, max_decode_len, max_decode_steps)
     state = search.init(inputs, prompts, hypotheses, max_decode_len)
     state = lax.while_loop(lambda state: ~jnp.all(state.beams.ended), search.step, state)
@@ -159,6 +166,27 @@ class _Search:
     ranking: Ranking
     rules: Rules | None
     eos_id: EndOfSequence
+
+    def check(self, prompts: Array, beams: int, max_decode_len: int) -> None:
+        """Raises ``InputError`` for arguments that cannot be searched with."""
+        target, draft_model, gamma = self.target, self.draft_model, self.gamma
+        check_parts(target, NodeTarget, _REMEDY)
+        beams_lib.check_beams("beams", beams, target.vocab_size, self.eos_id)
+        outputs_lib.check_prompts(prompts, max_decode_len)
+        check_positions(target, max_decode_len)
+        if gamma < 0:
+            raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain beam search)")
+        if not gamma:
+            return
+        if draft_model is None:
+            raise InputError(f"gamma is {gamma} and there is no draft_model: give one, or gamma 0")
+        check_parts(draft_model, NodeTarget, _REMEDY)
+        if self.width < beams:
+            raise InputError(
+                f"draft_beams is {self.width} and beams is {beams}: give at least as many"
+            )
+        check_vocabularies(draft_model, target)
+        beams_lib.check_beams("draft_beams", self.width, draft_model.vocab_size, self.eos_id)
 
     def init(self, inputs: PyTree, prompts: Array, beams: Beams, max_decode_len: int):
         """Encodes inputs and feeds prompts, if gamma > 0 for the draft too; returns the state."""
@@ -338,33 +366,3 @@ def _find(
         tree.tokens[:, None, :] == tokens[:, :, None]
     )
     return jnp.argmax(is_it, axis=2).astype(jnp.int32), jnp.any(is_it, axis=2)
-
-
-def _check_arguments(
-    target: Target,
-    draft_model: Target | None,
-    prompts: Array,
-    beams: int,
-    gamma: int,
-    draft_beams: int,
-    max_decode_len: int,
-    eos_id: EndOfSequence,
-) -> None:
-    """Raises ``InputError`` for arguments that cannot be searched with."""
-    cache_slots.check_scores_nodes(target)
-    beams_lib.check_beams("beams", beams, target.vocab_size, eos_id)
-    outputs_lib.check_prompts(prompts, max_decode_len)
-    check_positions(target, max_decode_len)
-    if gamma < 0:
-        raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain beam search)")
-    if not gamma:
-        return
-    if draft_model is None:
-        raise InputError(f"gamma is {gamma} and there is no draft_model: give one, or gamma 0")
-    cache_slots.check_scores_nodes(draft_model)
-    if draft_beams < beams:
-        raise InputError(
-            f"draft_beams is {draft_beams} and beams is {beams}: give at least as many"
-        )
-    check_vocabularies(draft_model, target)
-    beams_lib.check_beams("draft_beams", draft_beams, draft_model.vocab_size, eos_id)

@@ -66,7 +66,7 @@ def make_draft(
         target lacks the encoder that it needs, or their vocabularies differ.
     """
     options, text = options or DraftOptions(), str(text)
-    kind = _checked_kind(text, options)
+    _, kind, argument = _checked_parts(text, options)[0]
     if kind.needs_encoder and not target.config.has_source:
         raise InputError(
             f"draft {text!r} is for encoder-decoder targets and {target.directory} is "
@@ -78,22 +78,19 @@ def make_draft(
         weights = options.weights if _has_weights(other) else AUTO
         return make_draft(other, target, model, dataclasses.replace(options, weights=weights))
 
-    argument = _argument(text)
     if not argument and kind.packaged is not None:
         argument = _packaged(target.directory, kind.packaged)
     return kind.make(Request(target=target, model=model, options=options, make=make), argument)
 
 
-def _checked_kind(text: str, options: DraftOptions) -> DraftKind:
-    """Returns the draft's kind; raises ``InputError`` for arguments and options it has not."""
-    for part, kind, argument in _parts(text):
-        kind.check(part, argument)
-    kind = registry.find("draft", kind_of(text))
-    if options.settings is not None and not kind.has_temperature:
+def _checked_parts(text: str, options: DraftOptions) -> list[tuple[str, DraftKind, str]]:
+    """Lists a draft's ``_parts``; raises ``InputError`` for options that it does not take."""
+    parts = list(_parts(text))
+    if options.settings is not None and not parts[0][1].has_temperature:
         raise InputError(f"draft {text!r} takes no temperature: leave draft_temperature out")
     if options.weights != AUTO and not _has_weights(text):
         raise InputError(f"draft {text!r} has no weights of a model: leave draft_weights out")
-    return kind
+    return parts
 
 
 def _packaged(target: Location, name: str) -> str:
@@ -117,14 +114,14 @@ def find_models(
     First checks the drafts, their ``options`` and the target's ``task``. Vocabularies are compared
     before a download, which may take an hour.
     """
-    drafts = list(map(str, drafts))
-    directory = find(target)
+    directory, models = find(target), []
     check_task(directory, task)
     for draft in drafts:
-        _checked_kind(draft, options or DraftOptions())
-        for name in _without_argument(draft):
-            _packaged(directory, name)
-    models = [name for draft in drafts for name in _checkpoints_of(draft)]
+        for _, kind, argument in _checked_parts(str(draft), options or DraftOptions()):
+            models += kind.checkpoints(argument)
+            # Those for an encoder, which a target may lack, are left to ``make_draft``.
+            if not (argument or kind.packaged is None or kind.needs_encoder):
+                _packaged(directory, kind.packaged)
     names = [target, *models]
     for name in models:
         find(name)
@@ -137,26 +134,12 @@ def find_models(
 
 
 def _parts(text: str) -> Iterator[tuple[str, DraftKind, str]]:
-    """Yields text, kind and argument of a draft, and of the drafts named in its argument."""
+    """Yields text, kind and checked argument of a draft and of the drafts that it names."""
     kind, argument = registry.find("draft", kind_of(text)), _argument(text)
+    kind.check(text, argument)
     yield text, kind, argument
     for inner in kind.drafts(argument):
         yield from _parts(inner)
-
-
-def _checkpoints_of(text: str) -> list[str]:
-    """Lists the checkpoints that a draft and the drafts named in its argument load."""
-    return [name for _, kind, argument in _parts(text) for name in kind.checkpoints(argument)]
-
-
-def _without_argument(text: str) -> list[str]:
-    """Lists the packaged drafts, by kind, that a draft or a draft in its argument needs."""
-    # Those for an encoder, which a target may lack, are left to ``make_draft``.
-    return [
-        kind.packaged
-        for _, kind, argument in _parts(text)
-        if not (argument or kind.packaged is None or kind.needs_encoder)
-    ]
 
 
 def _has_weights(text: str) -> bool:

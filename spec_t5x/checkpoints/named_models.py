@@ -4,8 +4,8 @@ import dataclasses
 
 from spec_t5x import registry
 from spec_t5x.errors import InputError, check_choice, check_unused
-from spec_t5x.names import AUTO, INT8, KV, NO_DRAFT, WEIGHTS
-from spec_t5x.options import option
+from spec_t5x.names import AUTO, DTYPES, INT8, KV, NO_DRAFT, WEIGHTS
+from spec_t5x.options import check_types, option
 
 DEFAULT_TARGET = "t5-target"
 
@@ -42,7 +42,7 @@ class Models:
         AUTO,
         "type that the networks compute in; auto is float32 on a CPU or a GPU before Ampere, else "
         "bfloat16",
-        (AUTO, "float32", "bfloat16"),
+        DTYPES,
     )
     weights: str = option(
         AUTO,
@@ -64,11 +64,7 @@ class Models:
     draft_top_p: float = option(0.0, "top_p of the draft, with draft_temperature")
 
     def __post_init__(self):
-        # gin does not check the types of what it binds.
-        texts = {"target": str, "draft": str | None, "vocabulary": str | None, "task": str | None}
-        for name, kind in texts.items():
-            if not isinstance(value := getattr(self, name), kind):
-                raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
+        check_types(self)
         for name, known in {"weights": WEIGHTS, "draft_weights": WEIGHTS, "kv": KV}.items():
             check_choice(name, getattr(self, name), known)
         if not self.draft_temperature and (self.draft_top_k or self.draft_top_p):
@@ -81,7 +77,7 @@ class Models:
 
     def draft_options(self):
         """Returns the draft's ``DraftOptions``: sampling settings, dtype and weights."""
-        from spec_t5x.checkpoints.make_draft import DraftOptions
+        from spec_t5x.drafts.kinds import DraftOptions
         from spec_t5x.sampling.distributions import sampling
 
         settings = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import spec_t5x
+from spec_t5x.errors import one_line
 from spec_t5x.machine import accelerators
 from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.versions import requirements, unmet, version
@@ -77,9 +78,8 @@ def inspect(decode: bool = False) -> dict[str, Any]:
             try:
                 found |= step()
             except Exception as error:
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
                 remedy = _remedy(error) if step is _machine else "see spec-t5x generate --debug"
-                problems.append(f"{name} fails ({reason}): {remedy}")
+                problems.append(f"{name} fails ({one_line(error)}): {remedy}")
     return found
 
 

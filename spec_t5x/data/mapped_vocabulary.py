@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary, type_of_model
 from spec_t5x.data.vocabulary import SPIECE_NAME, ids_before_eos, is_sentinel
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, Array, Int
 
@@ -158,8 +158,8 @@ def tokenizer_of(values: dict[str, Any], source: object) -> tokenizers.Tokenizer
 
 
 def _unreadable(source: object, error: Exception) -> InputError:
-    reason = " ".join(str(error).split())[:200]
-    return InputError(f"cannot read the tokenizer in {source} ({reason}): copy its files again")
+    why = one_line(error)
+    return InputError(f"cannot read the tokenizer in {source} ({why}): copy its files again")
 
 
 def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:

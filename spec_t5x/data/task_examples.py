@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.machine.extras import needed
 
 with needed("seqio"):
@@ -168,8 +168,7 @@ def reading(name: str, split: str) -> Iterator[None]:
     except (GeneratorExit, KeyboardInterrupt, InputError):
         raise
     except Exception as error:  # seqio, TFDS and TensorFlow raise assorted types
-        reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"cannot read split {split!r} of task {name} ({reason}): check the split and, "
+            f"cannot read split {split!r} of task {name} ({one_line(error)}): check the split and, "
             "for a TFDS task, that its data can be downloaded or are in TFDS_DATA_DIR"
         ) from error

@@ -1,13 +1,12 @@
 """Options of a seqio task, shared by training, evaluation and bulk inference."""
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 from spec_t5x.errors import InputError, check_unused
 from spec_t5x.machine.extras import needed
-from spec_t5x.options import option
+from spec_t5x.options import GenerateOptions, option
 
-Decoding = TypeVar("Decoding")
 # The paper's tasks (``paper_tasks``), and the prefixes that T5's mixture has for them.
 TRANSLATE_PREFIX, SUMMARIZE_PREFIX = "translate English to German: ", "summarize: "
 WMT_ENDE, CNN_DAILYMAIL = "wmt_t2t_ende_v003", "cnn_dailymail_v002"
@@ -63,8 +62,8 @@ class TaskOptions:
             if not isinstance(value, int) or value < 2:
                 raise InputError(f"task_feature_lengths has {name} {value!r}: give at least 2")
 
-    def decoding(self, options: Decoding) -> Decoding:
-        """Returns ``options`` (``GenerateOptions``) with ``task_feature_lengths`` as limits.
+    def decoding(self, options: GenerateOptions) -> GenerateOptions:
+        """Returns ``options`` with ``task_feature_lengths`` as limits.
 
         Raises:
           InputError: the options have another limit.

@@ -74,6 +74,7 @@ def register_tsv_task(
             "targets": tf.strings.strip(texts[target_column]),
         }
 
+    # By TensorFlow, not ``read``: T5X's save_dataset cannot save the position of a generator.
     def dataset(path: str) -> tf.data.Dataset:
         lines = tf.data.TextLineDataset(str(path), compression_type="GZIP" if is_gzip(path) else "")
         return lines.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)

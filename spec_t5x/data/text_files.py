@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _JSON_SUFFIXES = (".jsonl", ".jsonlines", ".json", ".ndjson")
@@ -120,8 +120,7 @@ def json_object(line: str) -> dict[str, Any]:
     try:
         values = json.loads(line, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise InputError(f"not JSON ({reason}): fix the line") from error
+        raise InputError(f"not JSON ({one_line(error)}): fix the line") from error
     if not isinstance(values, dict):
         raise InputError(f"{line.strip()[:40]!r} is not a JSON object: fix the line")
     return values

@@ -22,7 +22,7 @@ import tokenizers
 from spec_t5x.data.mapped_vocabulary import of_text
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary, type_of_model
 from spec_t5x.data.vocabulary import ids_before_eos, is_sentinel
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import UNK_ID
 
@@ -62,10 +62,9 @@ class UnigramVocabulary(TokenizerVocabulary):
             raise
         except Exception as error:  # the library raises nothing more definite
             check_fetched(path)
-            reason = " ".join(str(error).split())[:200]
             raise InputError(
-                f"{path} is no Unigram model of the tokenizers library ({reason}): give T5's "
-                f"{TOKENIZER_NAME}"
+                f"{path} is no Unigram model of the tokenizers library ({one_line(error)}): give "
+                f"T5's {TOKENIZER_NAME}"
             ) from error
         super().__init__(text)
         # Those of mT5, after a space, are pieces as any other.

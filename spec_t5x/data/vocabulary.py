@@ -4,6 +4,7 @@ Both reserve pad 0, eos 1 and unk 2, encode without EOS, and decode up to the fi
 and its draft must have the same ids, which equal ``fingerprint``s show.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -124,15 +125,10 @@ class SentencePieceVocabulary(Vocabulary):
         if not self.path.is_file():
             raise InputError(f"no vocabulary at {self.path}: give a SentencePiece model file")
         content = self.path.read_bytes()
-        try:
+        with _reading(self.path):
             if extra_ids:
                 content = _append_sentinels(content, extra_ids)
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=content)
-        except Exception as error:  # the parsers raise assorted types
-            check_fetched(self.path)
-            raise InputError(
-                f"{self.path} is not a SentencePiece model: give a spiece.model file"
-            ) from error
         found = self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id()
         if found != (PAD_ID, EOS_ID, UNK_ID):
             raise InputError(
@@ -261,16 +257,23 @@ def read_spiece(path: Path) -> tuple[list[str], set[str]]:
     Raises:
         InputError: the file is no SentencePiece model.
     """
-    try:
+    with _reading(path):
         model = model_proto().FromString(path.read_bytes())
-    except Exception as error:  # protobuf's releases raise different types
+    kinds = model_proto().SentencePiece.CONTROL, model_proto().SentencePiece.USER_DEFINED
+    symbols = {piece.piece for piece in model.pieces if piece.type in kinds}
+    return [piece.piece for piece in model.pieces], symbols
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Converts errors of the ``with`` block to an ``InputError`` that names the model's file."""
+    try:
+        yield
+    except Exception as error:  # the parsers raise assorted types
         check_fetched(path)
         raise InputError(
             f"{path} is not a SentencePiece model: give a spiece.model file"
         ) from error
-    kinds = model_proto().SentencePiece.CONTROL, model_proto().SentencePiece.USER_DEFINED
-    symbols = {piece.piece for piece in model.pieces if piece.type in kinds}
-    return [piece.piece for piece in model.pieces], symbols
 
 
 def _append_sentinels(content: bytes, extra_ids: int) -> bytes:

@@ -7,26 +7,18 @@ To an encoder-decoder a text is the source. To a decoder alone it is the prompt,
 empty, and the output is its continuation, without the prompt.
 """
 
-from spec_t5x.generation.answers import Answer, Answers, Generation, all_answered
-from spec_t5x.generation.batches import Batch, bucket
-from spec_t5x.generation.engine import Engine
-from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH, Generator
+from spec_t5x.generation.answers import Answer, Generation, all_answered
+from spec_t5x.generation.batches import Batch
+from spec_t5x.generation.generator import Generator
 from spec_t5x.generation.streaming import StreamEvent
-from spec_t5x.names import AUTO, NO_DRAFT
 from spec_t5x.options import GenerateOptions
 
 __all__ = [
-    "AUTO",
-    "DEFAULT_MAX_SOURCE_LENGTH",
-    "NO_DRAFT",
     "Answer",
-    "Answers",
     "Batch",
-    "Engine",
     "GenerateOptions",
     "Generation",
     "Generator",
     "StreamEvent",
     "all_answered",
-    "bucket",
 ]

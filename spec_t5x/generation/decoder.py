@@ -131,29 +131,10 @@ class BatchDecoder:
         return ids[max(len(ids) - limit, 0) :]
 
     def _longest_prompt(self, options: GenerateOptions) -> int:
-        max_decode_len = self.max_decode_len(options)
-        room = self.target.max_positions - max_decode_len
-        if room < 0:
-            raise InputError(
-                f"max_decode_len is {max_decode_len} and the target has "
-                f"{self.target.max_positions} positions: lower max_decode_len"
-            )
+        max_decode_len, positions = self.max_decode_len(options), self.target.max_positions
+        check_positions(self.target, max_decode_len)
+        room = sys.maxsize if positions is None else positions - max_decode_len
         return room if options.max_source_len is None else min(room, options.max_source_len)
-
-    def batches(
-        self, texts: Sequence[str], options: GenerateOptions, first: int = 0
-    ) -> list[Batch]:
-        """Returns batches of ``options.batch_size`` inputs, in order.
-
-        An input's random key is that of its place, ``first`` plus its index in ``texts``, so that
-        a sampled text does not depend on its batch.
-        """
-        ids = [self.tokenize(text, options) for text in texts]
-        places, size = range(first, first + len(texts)), options.batch_size
-        return [
-            self.make_batch(texts[i : i + size], ids[i : i + size], places[i : i + size], options)
-            for i in range(0, len(texts), size)
-        ]
 
     def by_length(
         self, inputs: Iterable[Input], options: GenerateOptions

@@ -14,11 +14,12 @@ import numpy as np
 
 from spec_t5x.checkpoints.huggingface import generation_config
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import DraftOptions, find_models, make_draft
+from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
+from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError, check_choice, check_unused
 from spec_t5x.generation.answers import Answer, Answers
 from spec_t5x.generation.batches import Batch
@@ -242,7 +243,7 @@ class Generator(BatchDecoder):
         """
         options = dataclasses.replace(options_with(options, changes), batch_size=1)
         check_unused(options, "a stream decodes one text at once", "num_decodes", "beams")
-        (batch,) = self.batches([text], options, place)
+        batch = self.make_batch([text], [self.tokenize(text, options)], [place], options)
         engine = self.engine(options, self._paces.get(options))
         return stream(engine, batch, lambda: self._remember(engine))
 

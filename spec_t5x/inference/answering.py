@@ -17,12 +17,13 @@ import jax
 
 from spec_t5x.data.text_files import json_line
 from spec_t5x.errors import InputError, is_out_of_memory
-from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generator
+from spec_t5x.generation import Answer, GenerateOptions, Generator
 from spec_t5x.generation.batches import Batch, Input
 from spec_t5x.generation.engine import Engine
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.sources import Item
 from spec_t5x.loops.pace import Costs
+from spec_t5x.names import AUTO
 
 # Folded into the keys of the inputs that ``learned`` decodes; no length of a text is as large.
 _LEARNING = 0x6C656172

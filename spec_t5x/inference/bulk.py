@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import AUTO, GenerateOptions, Generator
+from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.inference import processes, run_directory
 from spec_t5x.inference.answering import Answerer, Learned, Tally, error_of
 from spec_t5x.inference.decoding_progress import DecodingProgress
@@ -30,6 +30,7 @@ from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.inference.sources import Item, Source, digest, read_shards, survey
 from spec_t5x.machine import atomic
 from spec_t5x.machine.operations import registered
+from spec_t5x.names import AUTO
 
 # Most errors that a report lists.
 _NAMED = 10

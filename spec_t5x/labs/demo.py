@@ -20,9 +20,10 @@ from typing import Any
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.data.task_options import TRANSLATE_PREFIX
 from spec_t5x.errors import InputError
-from spec_t5x.generation import AUTO, GenerateOptions, Generator, StreamEvent
+from spec_t5x.generation import GenerateOptions, Generator, StreamEvent
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution
 from spec_t5x.machine.extras import needed
+from spec_t5x.names import AUTO
 from spec_t5x.verifiers import VERIFIERS
 
 # Characters of the longest text; the target may take less.

@@ -95,11 +95,6 @@ class DecodeStats:
     beta_sum: Float32[Array, "*rows"]
 
     @property
-    def iterations(self) -> Array:
-        """Target calls that verified proposals; at gamma 0, all target calls."""
-        return self.target_calls - self.plain_steps
-
-    @property
     def verified(self) -> Array:
         """Draft tokens that were accepted or rejected, over all iterations."""
         return self.verified_by_position.sum(axis=-1)

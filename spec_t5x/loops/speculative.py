@@ -30,8 +30,10 @@ from spec_t5x.interfaces import (
     Context,
     Draft,
     DraftState,
+    NodeTarget,
     Outcome,
     Target,
+    TreeDraft,
     check_parts,
     check_positions,
     check_vocabularies,
@@ -278,7 +280,7 @@ def speculative_decode(
         from, or a pace with the costs of another gamma.
     """
     loop = Loop(**options)
-    stream, settings = _checked(target, draft, prompts, rng, settings, loop, pace)
+    stream, settings = checked(target, draft, prompts, rng, settings, loop, pace)
     state = init(
         target, draft, inputs, prompts, stream, loop, max_decode_steps=max_decode_steps, pace=pace
     )
@@ -345,7 +347,7 @@ def speculative_steps(
     """
     outputs_lib.check_whole(prompts)
     loop = Loop(**options)
-    stream, settings = _checked(target, draft, prompts, rng, settings, loop, pace)
+    stream, settings = checked(target, draft, prompts, rng, settings, loop, pace)
     begin = _compiled(init, loop, donate=())
     go_plainly, iterate = _compiled(step, loop.plain), _compiled(step, loop)
     make_ready = _compiled(prepare, loop)
@@ -389,14 +391,14 @@ def _finish(state: DecodeState, loop: Loop) -> Decoded:
     )
 
 
-def _checked(
+def checked(
     target: Target,
     draft: Draft,
     prompts: Int[Array, "batch width"],
     rng: Key[Array, "*batch"] | Stream,
     settings: Sampling,
     loop: Loop,
-    pace: Pace | None,
+    pace: Pace | None = None,
 ) -> tuple[Stream, Sampling]:
     """Checks the loop's arguments; returns the stream and the settings of all rows."""
     gamma, coupled = loop.gamma, loop.verifier.coupled
@@ -414,8 +416,8 @@ def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
     """Raises ``InputError`` unless models, prompts and the loop's settings fit together."""
     if loop.gamma < 0:
         raise InputError(f"gamma is {loop.gamma}: give at least 0 (0 is plain decoding)")
-    check_parts(target)
-    check_parts(draft, Draft)
+    check_positions(target, loop.max_decode_len)
+    check_parts(draft, Draft, "derive it from interfaces.Draft")
     check_vocabularies(draft, target)
     depths = draft.traits.depths
     if draft.traits.uses_target_states and not target.state_size:
@@ -429,7 +431,7 @@ def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
             f"and {type(target).__name__} has no method showing: use another draft"
         )
     if loop.gamma and loop.verifier.tree(loop.gamma) is not None:
-        tree_lib.check_tree(target, draft)
+        check_parts(target, NodeTarget, "use a verifier of chains")
+        check_parts(draft, TreeDraft, "give a draft that proposes trees, or a verifier of chains")
     outputs_lib.check_prompts(prompts, loop.max_decode_len)
-    check_positions(target, loop.max_decode_len)
     draft.check(target, loop.max_decode_len)

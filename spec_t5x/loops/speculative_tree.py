@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Context,
     DraftState,
@@ -186,17 +185,6 @@ def _walk(tree: Tree, at_leaf: Array, children_verdict):
         path.append(node)
         going = moves
     return jnp.stack(path), accepted, jnp.where(going, at_leaf[node], emit_from)
-
-
-def check_tree(target, draft) -> None:
-    """Raises ``InputError`` unless target and draft support trees."""
-    if not isinstance(target, NodeTarget):
-        raise InputError(f"{type(target).__name__} has no score_nodes: use a verifier of chains")
-    if not isinstance(draft, TreeDraft):
-        raise InputError(
-            f"{type(draft).__name__} proposes no trees (it has no propose_tree): use another "
-            "draft, or a verifier of chains"
-        )
 
 
 def _along(values: Array, indices: Int[Array, "batch levels"]) -> Array:

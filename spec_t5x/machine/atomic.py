@@ -41,17 +41,6 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
             file.write(chunk)
 
 
-@contextlib.contextmanager
-def reported(
-    path: Path, remedy: str = "free some space and run the same command again to resume"
-) -> Iterator[None]:
-    """Turns an ``OSError`` of the code inside, which writes ``path``, into an ``InputError``."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}: {remedy}") from error
-
-
 def check_can_be_made(path: Path) -> None:
     """Raises ``InputError`` unless a file or folder can be made at ``path``; makes nothing."""
     there = next(

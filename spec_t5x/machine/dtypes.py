@@ -13,11 +13,9 @@ from typing import Any
 
 from spec_t5x.errors import check_choice
 from spec_t5x.machine.accelerators import is_old_gpu
-from spec_t5x.names import AUTO
+from spec_t5x.names import AUTO, DTYPES
 
 log = logging.getLogger(__name__)
-
-DTYPES = (AUTO, "float32", "bfloat16")
 
 
 def resolve_dtype(dtype: str, device: Any = None) -> str:

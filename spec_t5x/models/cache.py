@@ -56,11 +56,6 @@ class RoundedHeads:
         """Shape of the values."""
         return self.values.shape
 
-    @property
-    def widened(self) -> Float[Array, "inputs heads source head_dim"]:
-        """The keys or values as numbers of the scales' type."""
-        return self.values.astype(self.scales.dtype) * self.scales.swapaxes(2, 3)
-
 
 @flax.struct.dataclass
 class LayerCache(KeysValues):
@@ -177,9 +172,14 @@ class DecoderOnlyCache(Cache):
     @classmethod
     def empty(cls, config: Any, layers: int, batch: int, max_length: int) -> "DecoderOnlyCache":
         """Returns an empty cache of ``layers`` layers, ``batch`` rows of ``max_length`` tokens."""
-        shape = (batch, config.num_heads, max_length, config.head_dim)
-        room = constrain(jnp.zeros(shape, config.dtype), AXES)
-        return cls((KeysValues(room, room),) * layers, jnp.zeros(batch, jnp.int32))
+        empty = room(config, batch, max_length)
+        return cls((KeysValues(empty, empty),) * layers, jnp.zeros(batch, jnp.int32))
+
+
+def room(config: Any, batch: int, max_length: int) -> Float[Array, "batch heads length head_dim"]:
+    """Returns zeros, the keys or values of a layer in an empty cache."""
+    shape = batch, config.num_kv_heads, max_length, config.head_dim
+    return constrain(jnp.zeros(shape, config.dtype), AXES)
 
 
 def write(

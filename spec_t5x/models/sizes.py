@@ -7,7 +7,7 @@ T5 1.0 (Raffel et al. 2020), 1.1 (whose sizes Flan-T5 has too), mT5 (Xue et al. 
 """
 
 from spec_t5x import registry
-from spec_t5x.errors import InputError
+from spec_t5x.errors import check_choice
 from spec_t5x.models.binding import Family, ModelConfig
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
@@ -80,6 +80,5 @@ def size(name: str) -> ModelConfig:
     """
     families = registry.find_all("family").values()
     known = dict(pair for family in families for pair in family.sizes.items())
-    if name not in known:
-        raise InputError(f"no T5 size is called {name!r}: the known ones are {', '.join(known)}")
+    check_choice("size", name, known)
     return known[name]

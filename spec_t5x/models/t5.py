@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import (
@@ -32,7 +32,7 @@ from spec_t5x.models.attention import (
 )
 from spec_t5x.models.cache import Cache, DecoderCache, KeysValues, LayerCache
 from spec_t5x.models.layers import ACTIVATIONS, Dense, Embed, Mlp, RMSNorm, dropout
-from spec_t5x.models.logical_axes import constrain
+from spec_t5x.names import STORED_DTYPES
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 
 
@@ -103,11 +103,9 @@ class NetworkConfig:
             # gin and JSON give lists, which are not hashable, as a configuration must be.
             if isinstance(getattr(self, field.name), list):
                 object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
-        for activation in set(self.mlp_activations) - set(ACTIVATIONS):
-            known = ", ".join(ACTIVATIONS)
-            raise InputError(f"{name}.mlp_activations has {activation!r}: choose from {known}")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise InputError(f"{name}.dtype is {self.dtype!r}: choose float32 or bfloat16")
+        for activation in self.mlp_activations:
+            check_choice(f"{name}.mlp_activations", activation, ACTIVATIONS)
+        check_choice(f"{name}.dtype", self.dtype, STORED_DTYPES)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the configuration as a dict of values that JSON can store."""
@@ -252,11 +250,8 @@ class DecoderLayer(Layer):
 
     def empty_cache(self, encoded, max_length: int) -> LayerCache:
         """Returns an empty cache of ``max_length`` positions, with the source's keys and values."""
-        cfg = self.config
-        cross_keys, cross_values = self.source_attention.keys_values(encoded)
-        shape = encoded.shape[0], cfg.num_kv_heads, max_length, cfg.head_dim
-        room = constrain(jnp.zeros(shape, cfg.dtype), cache_lib.AXES)
-        return LayerCache(room, room, cross_keys, cross_values)
+        empty = cache_lib.room(self.config, encoded.shape[0], max_length)
+        return LayerCache(empty, empty, *self.source_attention.keys_values(encoded))
 
     def extend(self, states, cache: KeysValues, tokens: NewTokens, cross_bias):
         """Computes the layer for new tokens; returns the tokens' states and the layer's cache."""

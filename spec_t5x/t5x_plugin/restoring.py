@@ -17,14 +17,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from t5x import checkpoints, partitioning, train_state
 from tensorflow.io import gfile
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.models.partitioning import gathered
 from spec_t5x.t5x_plugin.drafts import DraftSource
 from spec_t5x.t5x_plugin.speculative_model import DRAFT, SpeculativeModel, split_params
 from spec_t5x.types import PyTree
-
-# Characters quoted of an error of T5X at most, since an error may list a tree of parameters.
-_LONGEST = 400
 
 
 class SpeculativeCheckpointManager:
@@ -111,8 +108,8 @@ class SpeculativeCheckpointManager:
         try:
             params = self._manager(directory=path, train_state=part).restore(path=path).params
         except Exception as error:
-            # T5X's readers call any model ``target`` and raise errors of many kinds.
-            why = " ".join(str(error).split()).replace("target/", "draft/")[:_LONGEST]
+            # T5X's readers call any model ``target``; their errors may list a tree of parameters.
+            why = one_line(error, most=400).replace("target/", "draft/")
             raise _not_restored(path, why) from error
         # T5X's reader of Orbax returns arrays of any shape that is stored.
         expected = flatten_dict(flax.core.unfreeze(part.params), sep="/")

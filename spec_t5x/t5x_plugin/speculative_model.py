@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from absl import logging
 from t5x import models, partitioning
 
-from spec_t5x.beams.hypotheses import BeamResult
+from spec_t5x.beams.hypotheses import BeamResult, Ranking
 from spec_t5x.beams.search import beam_search
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
@@ -260,7 +260,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
             prompts = prompts[:, : 1 + room]
         common = {
             "beams": num_decodes,
-            "alpha": settings.alpha,
+            "ranking": Ranking(exponent=settings.alpha),
             "max_decode_len": room,
             "eos_id": settings.eos_id,
         }

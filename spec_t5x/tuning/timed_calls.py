@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops.decode_state import DecodeState, Loop
-from spec_t5x.loops.outputs import Outputs, row_keys, row_stream
+from spec_t5x.loops.outputs import Outputs
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.tuning.interleaving import Calls
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
@@ -39,13 +39,9 @@ class Timed:
         The tokens are not fed to the target, since a call's time does not depend on what its cache
         holds; the draft has been fed them. Errors are those of ``speculative.check_arguments``.
         """
-        batch, coupled = jax.tree.leaves(inputs)[0].shape[0], loop.verifier.coupled
-        speculative.check_arguments(target, draft, jnp.zeros((batch, 1), jnp.int32), loop)
-        keys = row_keys(jax.random.key(0), batch)
-        stream = row_stream(keys, batch, loop.num_decodes, coupled, loop.max_decode_len)
-        settings = settings.repeat(loop.num_decodes)
-        if coupled:
-            settings = settings.keep_ties()
+        prompts = jnp.zeros((jax.tree.leaves(inputs)[0].shape[0], 1), jnp.int32)
+        key = jax.random.key(0)
+        stream, settings = speculative.checked(target, draft, prompts, key, settings, loop)
         loop = dataclasses.replace(loop, eos_id=NO_EOS)
         state = _half_way(target, draft, inputs, stream, settings, loop=loop)
         return cls(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.beams import cache_slots, hypotheses
+from spec_t5x.beams.hypotheses import Ranking
 from spec_t5x.beams.search import beam_search
 from spec_t5x.errors import InputError
 from spec_t5x.models.seq2seq import T5Model
@@ -178,7 +179,7 @@ def rows():
 def search_tables(target, width, alpha=0.6, draft=None, **options):
     sources, prompts, steps = rows()
     common = {"max_decode_len": MAX_LEN, "max_decode_steps": steps, "draft_model": draft}
-    common |= {"beams": width, "alpha": alpha} | options
+    common |= {"beams": width, "ranking": Ranking(exponent=alpha)} | options
     return jax.device_get(beam_search(target, sources, prompts, **common))
 
 
@@ -221,11 +222,17 @@ def test_results_equal_those_of_t5x():
             logits = target.next_logits(repeated, state.sequences)
             return logits[:, state.cur_index], state.cache
 
-        options = {"alpha": alpha, "max_decode_len": MAX_LEN}
         padded = jnp.pad(prompts, ((0, 0), (0, MAX_LEN + 1 - prompts.shape[1])))
         expected_tokens, expected_scores = t5x_decoding.beam_search(
-            padded, {}, tokens_to_logits, EOS, num_decodes=width, **options
+            padded,
+            {},
+            tokens_to_logits,
+            EOS,
+            num_decodes=width,
+            alpha=alpha,
+            max_decode_len=MAX_LEN,
         )
+        options = {"ranking": Ranking(exponent=alpha), "max_decode_len": MAX_LEN}
         found = beam_search(target, sources, prompts, beams=width, **options)
         np.testing.assert_array_equal(found.tokens, expected_tokens)
         np.testing.assert_allclose(found.scores, expected_scores, rtol=1e-6, atol=1e-4)
@@ -373,8 +380,11 @@ jax.tree_util.register_pytree_node(
         ({"draft_beams": 1}, "draft_beams is 1 and beams is 2"),
         ({"draft_beams": 9}, "draft_beams is 9 and the vocabulary has 17 tokens"),
         ({"max_decode_len": 2}, "prompts hold 3 tokens and max_decode_len is 2"),
-        ({"target": CannotScoreNodes()}, "CannotScoreNodes has no score_nodes"),
-        ({"draft_model": CannotScoreNodes()}, "CannotScoreNodes has no score_nodes"),
+        ({"target": CannotScoreNodes()}, "CannotScoreNodes has no num_slots, score_nodes, move"),
+        (
+            {"draft_model": CannotScoreNodes()},
+            "CannotScoreNodes has no num_slots, score_nodes, move",
+        ),
         ({"draft_model": TableTarget.create(0, 18)}, "the draft has 18 tokens and the target 17"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
 
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
+from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config

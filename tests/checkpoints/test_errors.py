@@ -11,6 +11,7 @@ import pytest
 
 from spec_t5x.checkpoints import loading
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load, open_model
+from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage import stored_model
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.models.binding import expected_shapes
@@ -51,7 +52,7 @@ def test_corrupt_config(saved, content, expected):
         ({"model": {"vocab_size": "many"}}, "describes no T5"),
         (
             {"model": {"mlp_activations": ["relu6x", "linear"]}},
-            "mlp_activations has 'relu6x': choose from linear, relu",
+            "mlp_activations is 'relu6x': choose one of linear, relu",
         ),
     ],
 )
@@ -167,3 +168,8 @@ def test_a_model_larger_than_the_devices_memory(saved, platform, free, dtype, re
     # The host may have room.
     with jax.default_device(cpu):
         assert opened.load(dtype=dtype).params == {}
+
+
+def test_names_of_models_of_another_type_are_refused(unchecked):
+    assert message_of(Models, draft=5) == "draft is 5: give a value of type str | None"
+    assert message_of(Models, draft_top_k="4") == "draft_top_k is '4': give a value of type int"

@@ -8,8 +8,8 @@ import pytest
 
 from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.loading import load, open_model
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.training.exports import save_model
 from spec_t5x.models.t5 import T5Config
 from tests.checkpoints.faults import message_of
 from tests.toy_t5 import tiny_t5

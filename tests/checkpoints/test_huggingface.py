@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.huggingface import weight_files
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load, load_vocabulary
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.unigram import UnigramVocabulary
+from spec_t5x.labs.training.exports import save_model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID
 from tests.checkpoints.faults import edit_config, message_of

@@ -8,8 +8,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.exports import save_model
 from spec_t5x.models.t5 import T5Config
 from tests.checkpoints.faults import assert_trees_equal
 

@@ -16,8 +16,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, load_vocabulary, open_model
 from spec_t5x.checkpoints.make_draft import make_draft
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.checkpoints.t5x import scanned
+from spec_t5x.labs.training.exports import save_model
 from spec_t5x.models.seq2seq import T5Model
 from tests.checkpoints.faults import assert_trees_equal, message_of, save_t5x
 

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
-from spec_t5x.checkpoints.native.target_drafts import load_shared_draft, save_shared_draft
+from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.checkpoints.native.target_drafts import load_shared_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
+from spec_t5x.labs.training.exports import save_shared_draft
 from spec_t5x.labs.training.kept_layers import keep_layers, narrowed_params, with_shared
 from spec_t5x.models.binding import bind
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5

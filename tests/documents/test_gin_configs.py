@@ -196,7 +196,7 @@ def test_a_size_is_bound_by_its_name_and_single_values_override_it(name, parse):
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
-        ("size=t5_1_1_tiny", "no T5 size is called 't5_1_1_tiny'"),
+        ("size=t5_1_1_tiny", "size is 't5_1_1_tiny'"),
         ("embed_dim=3", "unknown T5 setting 'embed_dim'"),
     ],
 )

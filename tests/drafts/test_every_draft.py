@@ -151,7 +151,7 @@ def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace(name):
     np.testing.assert_array_equal(decoded.tokens, plain_text().tokens)
     stats = decoded.stats
     assert np.any(stats.plain_steps > 0)
-    assert np.any(stats.iterations > 1)
+    assert np.any(stats.target_calls - stats.plain_steps > 1)
 
 
 @drafts("mixed")

@@ -57,7 +57,7 @@ def test_a_draft_that_becomes_good_is_asked_again():
     assert int(stats.plain_steps[0, 0]) > 0
     assert int(stats.accepted[0, 0]) >= 4
     assert int(after.plain_steps) == int(stats.plain_steps[0, 0])
-    assert int(after.iterations) == int(stats.iterations[0, 0])
+    assert int(after.iterations) == int((stats.target_calls - stats.plain_steps)[0, 0])
     # All proposals were as long as they might be.
     assert int(after.drafted) == int(stats.proposed[0, 0])
     assert float(after.written) == 17
@@ -78,7 +78,8 @@ def test_a_draft_that_failed_in_one_batch_is_not_tried_in_the_next():
     now, iterations = Pace.start(Costs.by_formula(c=0.5, largest=3), rest=40), []
     for _ in range(2):
         decoded = decode(draft, now)
-        iterations.append(int(decoded.stats.iterations[0, 0]))
+        stats = decoded.stats
+        iterations.append(int((stats.target_calls - stats.plain_steps)[0, 0]))
         now = decoded.pace
     assert iterations[0] > 0 == iterations[1]
 

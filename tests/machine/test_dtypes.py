@@ -43,7 +43,7 @@ def test_a_slow_choice_is_followed_with_one_warning(device, caplog):
 
 
 def test_another_type_is_refused():
-    with pytest.raises(InputError, match="dtype is 'int8': choose one of auto, float32, bfloat16"):
+    with pytest.raises(InputError, match="dtype is 'int8': choose one of auto, bfloat16, float32"):
         resolve_dtype("int8")
 
 

@@ -1,5 +1,6 @@
 """The static cache: writes, rollback, and the logits of the training path."""
 
+import dataclasses
 import functools
 import operator
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.models import cache as cache_lib
+from spec_t5x.models.decoder_only import DecoderOnlyConfig
 from spec_t5x.testing.laws import check_target
 from tests.toy_t5 import tiny_t5
 
@@ -142,3 +144,14 @@ def test_a_source_in_int8_is_read_as_its_numbers_times_their_scales():
     )
     np.testing.assert_allclose(found, wide, atol=5e-5)
     assert 1e-3 < np.median(np.abs(found - exact)) < 0.1
+
+
+def test_an_empty_cache_has_as_many_heads_as_there_are_of_keys():
+    """A decoder that shares a target's encoder may have fewer heads of keys than of queries."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Grouped(DecoderOnlyConfig):
+        num_kv_heads: int = 2
+
+    layers = cache_lib.DecoderOnlyCache.empty(Grouped(), 1, BATCH, LENGTH).layers
+    assert layers[0].keys.shape == layers[0].values.shape == (BATCH, 2, LENGTH, 64)

@@ -439,8 +439,11 @@ def test_settings_of_a_wrong_type_or_size(name, value, message):
     [
         (ModelDraft, "ModelDraft has size None and config None"),
         (lambda: ModelDraft(size=5), "DRAFT_SIZE is 5: give a name"),
-        (lambda: ModelDraft(size="t5_small"), "no T5 size is called 't5_small'"),
-        (lambda: ModelDraft(size="t5_1_1_small", dtype="float16"), "choose float32 or bfloat16"),
+        (lambda: ModelDraft(size="t5_small"), "size is 't5_small'"),
+        (
+            lambda: ModelDraft(size="t5_1_1_small", dtype="float16"),
+            "choose one of bfloat16, float32",
+        ),
         (lambda: ModelDraft(config={"emb_dim": 16}), "ModelDraft is of .*emb_dim.*give the size"),
         (lambda: ModelDraft(size="t5_small", config=1), "give one of them, a gin file of a config"),
         (lambda: NamedDraft(name=None), "DRAFT_NAME is None: give a name"),

@@ -82,7 +82,7 @@ def test_what_is_timed_is_what_decodes(monkeypatch, make, name):
 def test_a_draft_without_trees_is_refused_before_anything_is_timed():
     target = tiny_t5(0)
     loop = Loop(gamma=2, max_decode_len=16, verifier=verifier("tree", widths=(2, 1)))
-    with pytest.raises(InputError, match="CopyDraft proposes no trees"):
+    with pytest.raises(InputError, match="CopyDraft has no propose_tree"):
         measure(target, CopyDraft(30), jnp.ones((1, 5), jnp.int32), sampling(0.0), loop)
 
 

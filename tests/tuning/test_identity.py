@@ -12,6 +12,7 @@ from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.tuning import costs, identity
 from spec_t5x.tuning.identity import code_digest, params_digest
@@ -56,7 +57,7 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
     def key(which=generator, **changes):
         options = dataclasses.replace(GenerateOptions(), **changes)
         which = dataclasses.replace(which)
-        which.engine(options).costs(which.batches(["ab"], options)[0])
+        which.engine(options).costs(text_batches(which, ["ab"], options)[0])
         return keys[-1]
 
     assert key(seed=3, truncate=True, temperature=0.0) == key()

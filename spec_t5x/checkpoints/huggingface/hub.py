@@ -24,11 +24,11 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
     unread,
     weight_files,
 )
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, one_line, read_json
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
 from spec_t5x.data.mapped_vocabulary import MERGES_NAME, VOCAB_NAME, WORDPIECE_NAME
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.vocabulary import SPIECE_NAME
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 
 # Files that are read besides the weights.
 _SMALL_FILES = (

@@ -19,7 +19,7 @@ from typing import Any
 
 import tokenizers
 
-from spec_t5x.checkpoints.storage.files import describing, one_line, read_if_there
+from spec_t5x.checkpoints.storage.files import describing, read_if_there
 from spec_t5x.checkpoints.storage.vocabularies import vocabulary_folders
 from spec_t5x.data.mapped_vocabulary import (
     SUFFICIENT,
@@ -38,7 +38,7 @@ from spec_t5x.data.vocabulary import (
     is_sentinel,
     read_spiece,
 )
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.machine.extras import needed
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
 

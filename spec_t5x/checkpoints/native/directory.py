@@ -1,5 +1,6 @@
 """Functions that the native formats share: config.json, and a draft's safetensors file."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,19 @@ from spec_t5x.checkpoints.storage.files import (
 )
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftFormat:
+    """A format of drafts that belong to one target."""
+
+    # The value of "format" in config.json.
+    name: str
+    # The file with the arrays.
+    file: str
+    # The draft and the command that writes it, for messages: "give {made_by} wrote".
+    made_by: str
+    version: int = 1
 
 
 def with_extra(metadata: dict[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -45,18 +59,18 @@ def check_known(path: Location, name: str, value: Any, known: Collection) -> Non
 
 def write_draft(
     directory: str | Path,
-    metadata: dict[str, Any],
-    file: str,
+    kind: DraftFormat,
+    entries: dict[str, Any],
     arrays: Mapping[str, np.ndarray],
     *,
     extra: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes config.json (``metadata``, ``extra``) and arrays to ``file``, all or nothing."""
-    metadata = with_extra(metadata, extra)
+    """Writes config.json (``entries``, ``extra``) and arrays to ``kind.file``, all or nothing."""
+    metadata = with_extra({"format": kind.name, "version": kind.version, **entries}, extra)
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, metadata)
-        save_arrays(stage / file, arrays)
+        save_arrays(stage / kind.file, arrays)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -33,7 +33,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO, INT8, WEIGHTS
-from spec_t5x.types import EOS_ID, PyTree
+from spec_t5x.types import EOS_ID
 
 FORMAT = "spec_t5x"
 VERSION = 1
@@ -44,37 +44,6 @@ _OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_d
 # Entries of "vocabulary" that some vocabularies have.
 _MAPPED_IDS = ("num_ids", "start_id", "eos_id")
 _READS_SENTINELS, _CLEANS_UP, _MORE_EOS = "reads_sentinels", "cleans_up", "more_eos_ids"
-# Family of a config.json without "network", written when there was one family.
-_FIRST = "t5"
-
-
-def save_model(
-    directory: str | Path,
-    params: PyTree,
-    config: ModelConfig,
-    vocabulary: Vocabulary,
-    *,
-    dtype: str = "bfloat16",
-    extra: dict[str, Any] | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Writes a checkpoint, completely or not at all.
-
-    Args:
-        directory: directory of the checkpoint; missing parents are created.
-        params: the network's parameters, as of ``LoadedModel``, without an outer "params".
-        config: the network's configuration.
-        vocabulary: the vocabulary, which is stored beside the parameters.
-        dtype: type of the stored weights, "bfloat16" or "float32"; or "int8": a matrix takes a byte
-            a weight, and is read back as bfloat16 (``rounded``).
-        extra: further entries of config.json (training steps, scores, ...).
-        overwrite: whether an earlier checkpoint may be replaced.
-
-    Raises ``InputError`` if the directory is taken, the parameters do not fit ``config`` or are not
-    finite, ``dtype`` is another, or ``extra`` has names of the format's entries.
-    """
-    stored = StoredModel.of_params(directory, params, config, vocabulary, extra)
-    stored.write(directory, write_model, dtype=dtype, overwrite=overwrite)
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
@@ -94,7 +63,7 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a checkpoint that ``save_model`` wrote; ``values`` is its config.json."""
+    """Opens a checkpoint that ``write_model`` wrote; ``values`` is its config.json."""
     path = directory / PARAMS_NAME
     if not path.is_dir():
         raise InputError(f"no directory {path}: copy the whole checkpoint")
@@ -164,7 +133,7 @@ def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
     is_whole = metadata.get("weights", AUTO) == AUTO and metadata.get("stored_dtype") != INT8
     version = VERSION if is_whole else _ROUNDED_VERSION
     check_format(metadata, path, FORMAT, version, "load it with spec_t5x.checkpoints.loading.load")
-    network = metadata.get("network", _FIRST)
+    network = metadata.get("network")
     check_known(path, "network", network, registry.names("family"))
     with describing(path, f"{network.upper()} under 'model'"):
         return registry.find("family", network).config.from_dict(metadata["model"])

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from spec_t5x.checkpoints.loading import find_directory
-from spec_t5x.checkpoints.native.directory import check_format, read_arrays, write_draft
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
+from spec_t5x.checkpoints.native.directory import DraftFormat, read_arrays, write_draft
+from spec_t5x.checkpoints.native.target_drafts import read_config
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.kinds import DraftKind, Request, one_checkpoint
@@ -26,10 +26,7 @@ from spec_t5x.drafts.ngram import ContextLevel, NgramDraft
 from spec_t5x.errors import InputError
 from spec_t5x.types import Array, Int, Integer
 
-FORMAT = "spec_t5x_ngram"
-VERSION = 1
-TABLES_NAME = "ngrams.safetensors"
-
+_FORMAT = DraftFormat("spec_t5x_ngram", "ngrams.safetensors", "n-grams that spec-t5x train-ngram")
 _TABLES = ("children", "tokens", "num_successors", "successors", "masses")
 
 
@@ -43,16 +40,14 @@ def save_ngram(
 ) -> None:
     """Writes n-gram tables and their vocabulary's fingerprint, completely or not at all.
 
-    ``extra`` and ``overwrite`` are those of ``native.model_files.save_model``.
+    ``extra`` has further entries of config.json; ``overwrite`` allows to replace a directory.
     """
     if draft.vocab_size != vocabulary.vocab_size:
         raise InputError(
             f"the n-grams have {draft.vocab_size} tokens and the vocabulary "
             f"{vocabulary.vocab_size}: give the vocabulary that the texts were tokenised with"
         )
-    metadata = {
-        "format": FORMAT,
-        "version": VERSION,
+    entries = {
         "order": draft.order,
         "vocab_size": draft.vocab_size,
         "vocabulary": vocabulary.fingerprint(),
@@ -63,7 +58,7 @@ def save_ngram(
         tables = (children, level.tokens, num_successors, level.successors, level.masses)
         for name, table in zip(_TABLES, tables, strict=True):
             arrays[f"{order}.{name}"] = np.asarray(table)
-    write_draft(directory, metadata, TABLES_NAME, arrays, extra=extra, overwrite=overwrite)
+    write_draft(directory, _FORMAT, entries, arrays, extra=extra, overwrite=overwrite)
 
 
 def load_ngram(
@@ -84,11 +79,8 @@ def load_ngram(
         InputError: the directory holds no n-grams or damaged ones, their vocabulary is not the
             target's, or ``order`` is not from 1 to the stored order.
     """
-    directory = find_directory(directory_or_name)
-    path = directory / CONFIG_NAME
-    metadata = read_json(path)
-    check_format(metadata, path, FORMAT, VERSION, "give n-grams that spec-t5x train-ngram wrote")
-    with describing(path, "n-grams"):
+    directory, metadata = read_config(directory_or_name, _FORMAT)
+    with describing(directory / CONFIG_NAME, "n-grams"):
         stored_order, vocab_size = int(metadata["order"]), int(metadata["vocab_size"])
     if target is not None and metadata.get("vocabulary") != target.vocabulary.fingerprint():
         raise InputError(
@@ -96,7 +88,7 @@ def load_ngram(
             f"({vocab_size} and {target.vocabulary.vocab_size} ids): count n-grams with the "
             "target's vocabulary (spec-t5x train-ngram)"
         )
-    draft = _read_tables(directory / TABLES_NAME, stored_order, vocab_size)
+    draft = _read_tables(directory / _FORMAT.file, stored_order, vocab_size)
     if target is not None:
         draft = draft.with_vocab_size(target.config.vocab_size)
     return jax.device_put(draft if order is None else draft.with_order(order))
@@ -156,7 +148,7 @@ def _of_order(order: int | None) -> DraftKind:
         make=make,
         checkpoints=one_checkpoint,
         packaged="ngram",
-        format=FORMAT if order is None else None,
+        format=_FORMAT.name if order is None else None,
         needs_network=False,
         has_weights=False,
     )

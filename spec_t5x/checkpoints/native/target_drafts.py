@@ -10,7 +10,7 @@ refuses a draft of another target. Layers are counted from 0.
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,45 +20,36 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.loading import find_directory
-from spec_t5x.checkpoints.native.directory import check_format, read_arrays, write_draft
+from spec_t5x.checkpoints.native.directory import (
+    DraftFormat,
+    check_format,
+    read_arrays,
+)
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.tensors import (
     array_tensors,
     check_tensors,
     read_params,
-    read_tensors,
 )
 from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.kinds import DraftKind, Request, one_checkpoint
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.narrow_head import NarrowHead
 from spec_t5x.models.shared_params import own_params
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.models.weights import BITS
-from spec_t5x.names import AUTO, STORED_DTYPES
+from spec_t5x.names import AUTO
 from spec_t5x.types import PyTree
 
-VERSION = 1
-_IDS = "narrow_head/ids"
+# Name of the array with the tokens of a narrow output layer.
+IDS = "narrow_head/ids"
 # Fields of a configuration that may differ from the target's; the second line for heads alone.
 _OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
 _OF_HEADS = ("emb_dim", "mlp_dim", "logits_via_embedding")
-
-
-@dataclasses.dataclass(frozen=True)
-class DraftFormat:
-    """A format of drafts that belong to one target."""
-
-    # The value of "format" in config.json.
-    name: str
-    # The file with the arrays.
-    file: str
-    # The draft and the command that writes it, for messages: "give {made_by} wrote".
-    made_by: str
 
 
 _FILE = "draft.safetensors"
@@ -80,38 +71,6 @@ class LoadedSharedDraft:
     head: NarrowHead | None
 
 
-def save_shared_draft(
-    directory: str | Path,
-    params: PyTree,
-    config: T5Config,
-    layers: Sequence[int],
-    target: LoadedModel,
-    *,
-    head: NarrowHead | None = None,
-    **options: Any,
-) -> None:
-    """Writes a draft that shares its target's encoder, completely or not at all.
-
-    The format is ``EAGLE`` if ``config`` is an ``EagleConfig``, else ``SHARED``.
-
-    Args:
-        directory: the directory to write.
-        params: parameters that are not the target's (``models.shared_params.own_params``, or
-            ``labs.training.kept_layers.narrowed_params`` with ``head``).
-        config: the draft's sizes.
-        layers: for each layer of the draft, the target's decoder layer that it was made of.
-        target: the model that the draft was trained for.
-        head: tokens of a narrow output layer; None if the output layer scores all tokens.
-        **options: ``dtype``, ``extra`` and ``overwrite`` of ``model_files.save_model``.
-    """
-    num_known = None if head is None else head.ids.shape[0]
-    entries = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}
-    ids = {} if head is None else {_IDS: np.asarray(head.ids, np.int32)}
-    kind = EAGLE if isinstance(config, EagleConfig) else SHARED
-    shapes = _shapes_of_layers(config, num_known)
-    write_for_target(directory, kind, entries, params, shapes, target, exact=ids, **options)
-
-
 def load_shared_draft(
     directory_or_name: str | Path, target: LoadedModel, kind: DraftFormat = SHARED
 ) -> LoadedSharedDraft:
@@ -131,9 +90,9 @@ def load_shared_draft(
         sizes["target_dim"] = (config.target_dim, target.config.emb_dim)
     check_belongs("draft layers", directory, metadata, target, sizes)
     flat = read_arrays(directory / kind.file)
-    ids, dtype = flat.pop(_IDS, None), target.config.dtype
+    ids, dtype = flat.pop(IDS, None), target.config.dtype
     return LoadedSharedDraft(
-        params=checked_params(flat, _shapes_of_layers(config, num_known), directory, dtype),
+        params=checked_params(flat, shapes_of_layers(config, num_known), directory, dtype),
         config=dataclasses.replace(config, dtype=dtype),
         layers=layers,
         head=None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size),
@@ -150,47 +109,12 @@ def target_fingerprint(target: LoadedModel) -> str:
     return hashlib.sha256(scale.astype(jnp.bfloat16).tobytes()).hexdigest()
 
 
-def write_for_target(
-    directory: str | Path,
-    kind: DraftFormat,
-    entries: dict[str, Any],
-    params: PyTree,
-    shapes: Mapping[str, tuple[int, ...]],
-    target: LoadedModel,
-    *,
-    dtype: str = "bfloat16",
-    exact: Mapping[str, np.ndarray] | None = None,
-    extra: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Writes a draft for ``target``: ``params`` stored as ``dtype``, ``exact`` arrays as they are.
-
-    ``shapes`` are those that ``params`` must have, by path. config.json gets ``entries``, the
-    target's marks, and ``extra``.
-    """
-    check_choice("stored dtype", dtype, STORED_DTYPES)
-    metadata = {
-        "format": kind.name,
-        "version": VERSION,
-        **entries,
-        "target": {
-            "vocabulary": target.vocabulary.fingerprint(),
-            "fingerprint": target_fingerprint(target),
-        },
-        "stored_dtype": dtype,
-    }
-    tensors = array_tensors(params)
-    check_tensors(tensors, shapes, str(directory))
-    arrays = dict(read_tensors(tensors, str(directory), dtype)) | dict(exact or {})
-    write_draft(directory, metadata, kind.file, arrays, extra=extra, overwrite=overwrite)
-
-
 def read_config(directory_or_name: str | Path, kind: DraftFormat) -> tuple[Path, dict[str, Any]]:
     """Returns a draft's directory and config.json; raises ``InputError`` if not of ``kind``."""
     directory = find_directory(directory_or_name)
     path = directory / CONFIG_NAME
     metadata = read_json(path)
-    check_format(metadata, path, kind.name, VERSION, f"give {kind.made_by} wrote")
+    check_format(metadata, path, kind.name, kind.version, f"give {kind.made_by} wrote")
     return directory, metadata
 
 
@@ -206,7 +130,7 @@ def checked_params(
     return read_params(tensors, str(directory), dtype=dtype)
 
 
-def _shapes_of_layers(config: T5Config, num_known: int | None) -> dict[str, tuple[int, ...]]:
+def shapes_of_layers(config: T5Config, num_known: int | None) -> dict[str, tuple[int, ...]]:
     own = own_params(abstract_params(config))
     shapes = {path: leaf.shape for path, leaf in flatten_dict(own, sep="/").items()}
     if num_known is not None:

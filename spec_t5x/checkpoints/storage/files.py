@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.machine.atomic import check_can_be_made
 from spec_t5x.machine.git_lfs import check_fetched
 
@@ -106,12 +106,6 @@ def check_inside(name: str, source: object) -> str:
             f"{source} names {name!r}, which is outside of the checkpoint: give one that you trust"
         )
     return name
-
-
-def one_line(error: BaseException) -> str:
-    """Returns an error's text (or type, if empty) as one line of at most 160 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
 
 
 @contextlib.contextmanager

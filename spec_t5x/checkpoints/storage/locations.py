@@ -10,8 +10,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.storage.files import one_line
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 
 _SCHEME = "gs://"
 

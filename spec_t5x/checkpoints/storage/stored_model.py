@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.checkpoints.storage.files import one_line, staged_directory
+from spec_t5x.checkpoints.storage.files import staged_directory
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.tensors import (
     Report,
@@ -20,7 +20,7 @@ from spec_t5x.checkpoints.storage.tensors import (
     read_params,
 )
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError, check_choice, one_line
 from spec_t5x.machine.description import free_memory
 from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.storage.files import one_line
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.tensorstore_arrays import (
     COPY_AGAIN,
@@ -27,7 +26,7 @@ from spec_t5x.checkpoints.storage.tensorstore_arrays import (
     orbax_entries,
     zarr_spec,
 )
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 
 # Versions of the legacy format that are read. Version 2 differs only in bfloat16, which is stored
 # as uint16 and refused.

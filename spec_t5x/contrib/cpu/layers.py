@@ -75,11 +75,16 @@ def _attend_to_source(
     maps = _matrix(attention.query), _matrix(attention.out)
     heads = cache.cross_keys, cache.cross_values
     # XLA's products of int8 would depend on the number of tokens in a call, in the last digits.
-    heads = (each.widened if isinstance(each, RoundedHeads) else each for each in heads)
+    heads = (_widened(each) if isinstance(each, RoundedHeads) else each for each in heads)
     # The bias masks the source's padding, so it is the same for all heads and queries.
     source = *heads, cross_bias[:, 0, 0]
     norm = _norm(layer.pre_cross_attention_layer_norm)
     return calls.source_attention(states, norm, maps, *source, attention.traits.scale)
+
+
+def _widened(heads: RoundedHeads) -> Array:
+    """Returns keys or values as numbers of the scales' type."""
+    return heads.values.astype(heads.scales.dtype) * heads.scales.swapaxes(2, 3)
 
 
 def _empty_cache(plain: Callable, layer: DecoderLayer, encoded: Array, max_length: int):

@@ -10,17 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.native.directory import read_arrays
-from spec_t5x.checkpoints.native.target_drafts import (
-    DraftFormat,
-    check_belongs,
-    checked_params,
-    read_config,
-    write_for_target,
-)
+from spec_t5x.checkpoints.native.directory import DraftFormat, read_arrays
+from spec_t5x.checkpoints.native.target_drafts import check_belongs, checked_params, read_config
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.contrib.medusa.network import HeadsConfig
+from spec_t5x.labs.training.exports import write_for_target
 from spec_t5x.types import PyTree
 
 FORMAT = "spec_t5x_heads"
@@ -30,7 +25,7 @@ _HEADS = DraftFormat(FORMAT, "heads.safetensors", "heads that spec-t5x train-hea
 def save_heads(directory: str | Path, params: PyTree, target: LoadedModel, **options: Any) -> None:
     """Writes heads (parameters of ``network.Heads``) for a target, completely or not at all.
 
-    ``options`` are ``dtype``, ``extra`` and ``overwrite`` of ``native.model_files.save_model``.
+    ``options`` are ``dtype``, ``extra`` and ``overwrite`` of ``exports.save_model``.
     """
     num_heads, _, hidden_dim = np.shape(params["wi"])
     config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)

@@ -23,6 +23,7 @@ from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, a
 from spec_t5x.interfaces import Draft
 from spec_t5x.labs import estimates
 from spec_t5x.labs.benchmark import results
+from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.labs.benchmark.text_scores import score_texts
 from spec_t5x.labs.estimates import Bootstrap, Estimate
 from spec_t5x.labs.list_options import as_lists
@@ -251,7 +252,7 @@ class _Repeated:
         self.generator, self.texts = generator, list(texts)
         # Batches are padded to the longest text, so that one program serves all of them.
         longest = max(texts, key=lambda text: len(generator.tokenize(text, decoding)))
-        (self._widest,) = generator.batches([longest], decoding)
+        (self._widest,) = text_batches(generator, [longest], decoding)
 
     def batches(
         self, decoding: GenerateOptions, first: int, limit: int | None = None
@@ -267,7 +268,7 @@ class _Repeated:
             if start >= end:
                 return
             texts = [self.texts[place % len(self.texts)] for place in range(start, end)]
-            for batch in self.generator.batches(texts, decoding, first + start):
+            for batch in text_batches(self.generator, texts, decoding, first + start):
                 yield dataclasses.replace(
                     batch,
                     tokens=_widened(batch.tokens, self._widest.tokens),

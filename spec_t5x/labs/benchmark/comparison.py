@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,19 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.errors import InputError, check_unused
-from spec_t5x.generation import (
-    AUTO,
-    Batch,
-    GenerateOptions,
-    Generation,
-    Generator,
-    all_answered,
-)
+from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark.acceptance import achieved
 from spec_t5x.labs.benchmark.reliability import OtherPrograms
 from spec_t5x.labs.benchmark.step_times import StepTimes, measure_step_times
+from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.loops.outputs import Decoded
+from spec_t5x.names import AUTO
+from spec_t5x.options import OF_SEARCH
 from spec_t5x.sampling.rules import Places
 from spec_t5x.tuning.interleaving import elapsed
 from spec_t5x.types import PAD_ID, PyTree
@@ -233,7 +229,7 @@ def compare(
     if generator.draft is None or options.gamma == 0:
         raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
     check_unused(options, "a beam search is not compared", "beams")
-    batches, plain, left_out = generator.batches(texts, options), generator.plain(), None
+    batches, plain, left_out = text_batches(generator, texts, options), generator.plain(), None
     if not pays(generator, batches[0], options):
         left_out = generator.engine(options).costs(batches[0]).where_it_pays
     drafted = plain if left_out else generator
@@ -263,7 +259,7 @@ def compare(
         generator.target,
         generator.draft,
         jnp.asarray(batches[0].tokens),
-        options.without_open(generator.defaults),
+        without_open(options, generator.defaults),
         num_inputs=len(texts),
         gamma=gamma,
         left_out=left_out,
@@ -274,6 +270,15 @@ def compare(
         divergences=divergences,
         outputs=outputs,
     )
+
+
+def without_open(options: GenerateOptions, of_checkpoint: Mapping[str, Any]) -> GenerateOptions:
+    """Returns the options with the values of ``settled`` that they use in place of None."""
+    settled, unused = options.settled(of_checkpoint), () if options.beams else OF_SEARCH
+    if options.min_decode_len is None:
+        # A checkpoint's minimum may be above these options' maximum.
+        settled["min_decode_len"] = min(settled["min_decode_len"], settled["max_decode_len"])
+    return dataclasses.replace(options, **{n: v for n, v in settled.items() if n not in unused})
 
 
 def pays(generator: Generator, batch: Batch, options: GenerateOptions) -> bool:
@@ -358,7 +363,7 @@ def _divergence(
     position, (first, second) = next(
         (position, pair) for position, pair in enumerate(tokens) if pair[0] != pair[1]
     )
-    (batch,) = generator.batches([plain.input], dataclasses.replace(options, batch_size=1))
+    (batch,) = text_batches(generator, [plain.input], dataclasses.replace(options, batch_size=1))
     prompt = batch.prompts[0, 1:]
     prompt = prompt[prompt != PAD_ID]
     # The output ids of an encoder-decoder include the forced prefix already.

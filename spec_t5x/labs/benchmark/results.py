@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import jax
 from tabulate import tabulate
 
-from spec_t5x.machine.atomic import reported, write_whole
+from spec_t5x.labs.writing import reported
+from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.description import machine
 
 Row = TypeVar("Row")

@@ -23,10 +23,10 @@ from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError, check_at_least, check_unused
-from spec_t5x.generation import AUTO, GenerateOptions, Generator
+from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark import paper_tables, results
-from spec_t5x.labs.benchmark.comparison import Comparison, compare, pays
+from spec_t5x.labs.benchmark.comparison import Comparison, compare, pays, without_open
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier, compare_drawn
 from spec_t5x.labs.benchmark.iteration_parts import measure_parts, overhead
 from spec_t5x.labs.benchmark.random_models import (
@@ -36,11 +36,12 @@ from spec_t5x.labs.benchmark.random_models import (
     random_sources,
 )
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, doubt
+from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
 from spec_t5x.labs.list_options import as_lists
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models.sizes import size
-from spec_t5x.names import NO_DRAFT
+from spec_t5x.names import AUTO, NO_DRAFT
 from spec_t5x.options import NEUTRAL
 from spec_t5x.verifiers import VERIFIERS
 
@@ -229,7 +230,7 @@ def run(
         texts.sort(key=lambda text: len(generator.tokenize(text, decoding)))
     made, draft, pair = None, None, None
     for done, setting in enumerate(settings):
-        row, name = setting.decoding.without_open(defaults), setting.draft
+        row, name = without_open(setting.decoding, defaults), setting.draft
         what = f"{name}/{row.verifier}, gamma {row.gamma}, temperature {row.temperature:g}"
         report(done, len(settings), f"{what}, batch {row.batch_size}, {row.max_decode_len} tokens")
         if name != made:
@@ -241,7 +242,7 @@ def run(
             comparison = compare_drawn(target, draft, row, alpha=setting.alpha, **how)
         else:
             pair = generator.with_draft(draft)
-            if not pays(pair, pair.batches(texts[: row.batch_size], row)[0], row):
+            if not pays(pair, text_batches(pair, texts[: row.batch_size], row)[0], row):
                 log.info("%s: no row, the draft pays at no likely acceptance rate", what)
                 continue
             comparison = compare(pair, texts, row, options.repeats)

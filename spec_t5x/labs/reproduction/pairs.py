@@ -19,6 +19,7 @@ from spec_t5x.data.task_options import SUMMARIZE_PREFIX, TRANSLATE_PREFIX
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
 from spec_t5x.interfaces import Draft
+from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.labs.reproduction import example_texts
 from spec_t5x.labs.reproduction.contents import ReproduceOptions
 
@@ -129,7 +130,7 @@ def of_one_shape(generator, texts: Sequence[str], options, count: int) -> list[s
     """
     if not texts:
         raise InputError("no texts: give a data_dir that has some")
-    batches = generator.batches(texts, dataclasses.replace(options, batch_size=1))
+    batches = text_batches(generator, texts, dataclasses.replace(options, batch_size=1))
     shapes = [(batch.tokens.shape, batch.prompts.shape) for batch in batches]
     ((common, _),) = Counter(shapes).most_common(1)
     return [text for text, shape in zip(texts, shapes, strict=True) if shape == common][:count]

@@ -15,6 +15,7 @@ import numpy as np
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Batch, GenerateOptions, Generator
 from spec_t5x.labs.benchmark.comparison import TimedRounds, time_in_turn
+from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.machine.extras import needed
 from spec_t5x.models.weights import Rounded, TiedTable
 from spec_t5x.types import Array
@@ -51,7 +52,7 @@ def measure(
     stock = _stock_decode(generator, options)
     if stock is None:
         return []
-    rounds = [generator.batches(texts, options)] * repeats
+    rounds = [text_batches(generator, texts, options)] * repeats
     times, decoded = time_in_turn(lambda: generator.engine(options).decode, lambda: stock, rounds)
     limit, (ours, theirs) = generator.max_decode_len(options), decoded[-1].values()
     ours = [_ended(one.tokens[0, 0, :limit], generator.eos_id) for one in ours]

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from t5x import models
 
-from spec_t5x.checkpoints.native.target_drafts import save_shared_draft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.t5x_training.distillation import DistillationModel, encoder_decoder_as
 from spec_t5x.labs.t5x_training.frozen_target import COLLECTION, FrozenTarget, without_target
 from spec_t5x.labs.training.distill import Student
+from spec_t5x.labs.training.exports import save_shared_draft
 from spec_t5x.labs.training.first_head import first_head
 from spec_t5x.labs.training.learners import read_target
 from spec_t5x.labs.training.run_distill import KeptLayers

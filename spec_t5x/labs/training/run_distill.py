@@ -16,13 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
-from spec_t5x.checkpoints.native.model_files import save_model
-from spec_t5x.checkpoints.native.target_drafts import save_shared_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.generation import Generator
 from spec_t5x.labs.training.batching import Batches, TokenisedPairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
+from spec_t5x.labs.training.exports import save_model, save_shared_draft
 from spec_t5x.labs.training.first_head import first_head, head_config
 from spec_t5x.labs.training.kept_layers import keep_layers, kept_layers
 from spec_t5x.labs.training.learners import Network

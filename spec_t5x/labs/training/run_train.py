@@ -16,11 +16,11 @@ import gin
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.errors import InputError, check_choice
+from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.growth import GROWING, check_growth, grown
 from spec_t5x.labs.training.layout import count_replicas
 from spec_t5x.labs.training.learners import Network

@@ -17,7 +17,8 @@ import numpy as np
 
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
 from spec_t5x.labs.training.batching import Batches, Texts, TokenisedPairs, join_pairs
-from spec_t5x.machine.atomic import reported, whole_file
+from spec_t5x.labs.writing import reported
+from spec_t5x.machine.atomic import whole_file
 from spec_t5x.types import PAD_ID
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import check_at_least
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
 from spec_t5x.labs.training.training_log import TrainingProgress
-from spec_t5x.machine.atomic import reported, write_whole
+from spec_t5x.labs.writing import reported
+from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.dtypes import AUTO, resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config

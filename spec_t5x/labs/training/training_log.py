@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.machine.atomic import reported, write_whole
+from spec_t5x.labs.writing import reported
+from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.extras import needed
 from spec_t5x.machine.progress import Progress
 

@@ -6,13 +6,13 @@ import pytest
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import find_models, make_draft
-from spec_t5x.checkpoints.native.target_drafts import save_shared_draft
 from spec_t5x.contrib.cascade.draft import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.exports import save_shared_draft
 from spec_t5x.labs.training.kept_layers import keep_layers
 from spec_t5x.models.shared_params import own_params
 from spec_t5x.testing.toy_models import StubTarget

@@ -11,11 +11,11 @@ import tokenizers
 from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.loading import load, load_vocabulary
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.contrib.lm.gpt import GPTConfig
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.training.exports import save_model
 from spec_t5x.models.binding import bind
 
 torch = pytest.importorskip("torch")

@@ -121,7 +121,7 @@ def test_proposals_come_from_the_states_of_the_text_so_far(paced):
     ("model", "options", "message"),
     [
         (lambda: TableTarget.create(seed=0, vocab_size=30), {}, "needs the target's states"),
-        (target, {"verifier": TreeVerifier((2,))}, "MedusaDraft proposes no trees"),
+        (target, {"verifier": TreeVerifier((2,))}, "MedusaDraft has no propose_tree"),
     ],
     ids=["a target without states", "a tree"],
 )

@@ -10,9 +10,9 @@ import numpy as np
 import optax
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
+from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.kept_layers import keep_layers
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions

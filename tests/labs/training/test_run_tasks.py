@@ -8,11 +8,11 @@ import pytest
 import sacrebleu
 
 from spec_t5x.checkpoints.loading import load, load_vocabulary
-from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.cli.main import main
 from spec_t5x.data.metrics import METRICS
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.labs.training import text_metrics
+from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.run_data import DataOptions
 from tests.conftest import ENGLISH, GERMAN
 from tests.labs.training.toys import a_minute_a_step, assert_identical, run_command

@@ -1,0 +1,121 @@
+"""Checkpoints that trainings write: models, and drafts of one target."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spec_t5x.checkpoints.native.directory import DraftFormat, write_draft
+from spec_t5x.checkpoints.native.model_files import write_model
+from spec_t5x.checkpoints.native.target_drafts import (
+    EAGLE,
+    IDS,
+    SHARED,
+    shapes_of_layers,
+    target_fingerprint,
+)
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
+from spec_t5x.checkpoints.storage.tensors import array_tensors, check_tensors, read_tensors
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.errors import check_choice
+from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.eagle import EagleConfig
+from spec_t5x.models.narrow_head import NarrowHead
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.names import STORED_DTYPES
+from spec_t5x.types import PyTree
+
+
+def save_model(
+    directory: str | Path,
+    params: PyTree,
+    config: ModelConfig,
+    vocabulary: Vocabulary,
+    *,
+    dtype: str = "bfloat16",
+    extra: dict[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a checkpoint, completely or not at all.
+
+    Args:
+        directory: directory of the checkpoint; missing parents are created.
+        params: the network's parameters, as of ``LoadedModel``, without an outer "params".
+        config: the network's configuration.
+        vocabulary: the vocabulary, which is stored beside the parameters.
+        dtype: type of the stored weights, "bfloat16" or "float32"; or "int8": a matrix takes a byte
+            a weight, and is read back as bfloat16 (``rounded``).
+        extra: further entries of config.json (training steps, scores, ...).
+        overwrite: whether an earlier checkpoint may be replaced.
+
+    Raises ``InputError`` if the directory is taken, the parameters do not fit ``config`` or are not
+    finite, ``dtype`` is another, or ``extra`` has names of the format's entries.
+    """
+    stored = StoredModel.of_params(directory, params, config, vocabulary, extra)
+    stored.write(directory, write_model, dtype=dtype, overwrite=overwrite)
+
+
+def save_shared_draft(
+    directory: str | Path,
+    params: PyTree,
+    config: T5Config,
+    layers: Sequence[int],
+    target: LoadedModel,
+    *,
+    head: NarrowHead | None = None,
+    **options: Any,
+) -> None:
+    """Writes a draft that shares its target's encoder, completely or not at all.
+
+    The format is ``EAGLE`` if ``config`` is an ``EagleConfig``, else ``SHARED``.
+
+    Args:
+        directory: the directory to write.
+        params: parameters that are not the target's (``models.shared_params.own_params``, or
+            ``kept_layers.narrowed_params`` with ``head``).
+        config: the draft's sizes.
+        layers: for each layer of the draft, the target's decoder layer that it was made of.
+        target: the model that the draft was trained for.
+        head: tokens of a narrow output layer; None if the output layer scores all tokens.
+        **options: ``dtype``, ``extra`` and ``overwrite`` of ``save_model``.
+    """
+    num_known = None if head is None else head.ids.shape[0]
+    entries = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}
+    ids = {} if head is None else {IDS: np.asarray(head.ids, np.int32)}
+    kind = EAGLE if isinstance(config, EagleConfig) else SHARED
+    shapes = shapes_of_layers(config, num_known)
+    write_for_target(directory, kind, entries, params, shapes, target, exact=ids, **options)
+
+
+def write_for_target(
+    directory: str | Path,
+    kind: DraftFormat,
+    entries: dict[str, Any],
+    params: PyTree,
+    shapes: Mapping[str, tuple[int, ...]],
+    target: LoadedModel,
+    *,
+    dtype: str = "bfloat16",
+    exact: Mapping[str, np.ndarray] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a draft for ``target``: ``params`` stored as ``dtype``, ``exact`` arrays as they are.
+
+    ``shapes`` are those that ``params`` must have, by path. config.json gets ``entries``, the
+    target's marks, and ``extra``.
+    """
+    check_choice("stored dtype", dtype, STORED_DTYPES)
+    entries = {
+        **entries,
+        "target": {
+            "vocabulary": target.vocabulary.fingerprint(),
+            "fingerprint": target_fingerprint(target),
+        },
+        "stored_dtype": dtype,
+    }
+    tensors = array_tensors(params)
+    check_tensors(tensors, shapes, str(directory))
+    arrays = dict(read_tensors(tensors, str(directory), dtype)) | dict(exact or {})
+    write_draft(directory, kind, entries, arrays, extra=extra, overwrite=overwrite)
