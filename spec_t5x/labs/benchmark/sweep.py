@@ -106,6 +106,7 @@ class BenchmarkOptions:
         if self.alpha is not None:
             DrawnVerifier(alpha=self.alpha)
         if self.drawn:
+            check_unused(self, "verdicts are drawn for one random batch", "num_inputs")
             for pair in self.pairs:
                 if _draft_and_verifier(pair)[1] != OWN_VERIFIER:
                     raise InputError(f"pairs hold {pair}: verdicts are drawn, give the draft alone")

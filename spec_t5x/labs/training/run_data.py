@@ -26,7 +26,7 @@ from spec_t5x.data.vocabulary import (
     SentencePieceVocabulary,
     Vocabulary,
 )
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.labs.metric_intervals import check_installed
 from spec_t5x.labs.training.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.labs.training.packing import PackedBatches
@@ -141,7 +141,7 @@ class TrainingData(abc.ABC):
         options = {"tokens_per_batch": self.tokens_per_batch, "buckets": self.buckets}
         return Batches(pairs, seed=seed, **options)
 
-    def check_inherits_vocabulary(self) -> None:
+    def check_for_draft(self) -> None:
         """Raises ``InputError`` if ``vocabulary`` is set, because a draft has its target's."""
         if self.vocabulary is not None:
             raise InputError(
@@ -207,6 +207,12 @@ class DataOptions(TrainingData):
         batches = PackedBatches(self.pairs("train", vocabulary, seed), seed=seed, **options)
         log.info(f"{batches.batches_per_epoch:,} packed batches an epoch")
         return batches
+
+    def check_for_draft(self) -> None:
+        """Checks the vocabulary as the base class does, and options that drafts do not have."""
+        super().check_for_draft()
+        check_unused(self, "drafts learn from one pair a row", "packed")
+        check_unused(self, "no texts of a draft are scored", "metric")
 
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
         """Trains a SentencePiece vocabulary on sources and targets, or loads ``directory``'s."""

@@ -28,7 +28,7 @@ from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.labs.training.layout import Layout
 from spec_t5x.labs.training.losses import DevMetrics, LossSums
 from spec_t5x.labs.training.optimizers import Schedule
-from spec_t5x.labs.training.run_checkpoints import RunCheckpoints
+from spec_t5x.labs.training.run_checkpoints import FOLDER, RunCheckpoints
 from spec_t5x.labs.training.text_metrics import TextMetrics
 from spec_t5x.labs.training.training_log import TrainingProgress
 from spec_t5x.models.binding import Model
@@ -274,7 +274,7 @@ def fit(
     layout = Layout.create(options.data_parallel, options.model_parallel, learner.shardings)
     with (
         layout.within(),
-        RunCheckpoints(directory / "checkpoints", options.keep_checkpoints) as checkpoints,
+        RunCheckpoints(directory / FOLDER, options.keep_checkpoints) as checkpoints,
     ):
         state = init_state(learner, optimizer, layout, initial_params)
         window, position = _NO_SUMS, None

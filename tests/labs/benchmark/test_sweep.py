@@ -278,6 +278,7 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
         ("--data x.tsv --parts --draft copy/tree", "the verifier is tree: parts are those of chai"),
         ("--alpha 0.5 --draft copy/tree", "copy/tree: verdicts are drawn, give the draft alone"),
         ("--alpha 0.5 --prefix a", "--prefix is 'a' and verdicts are drawn without texts"),
+        ("--alpha 0.5 --num_inputs 9", "--num_inputs is 9 and verdicts are drawn for one random"),
         ("--data x.tsv --source_len 3", "--source_len is 3 and sources are texts"),
         (
             "--data x.tsv --gin.GenerateOptions.gamma=8",

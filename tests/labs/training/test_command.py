@@ -56,6 +56,9 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
     vocabulary = SentencePieceVocabulary(output / "vocabulary" / "spiece.model")
     assert loaded.vocabulary.fingerprint() == vocabulary.fingerprint()
 
+    assert train(T5Config__relpos_max_distance=16) == 2
+    assert "are of a run with another model: give the earlier one" in capfd.readouterr().err
+
     # A model that starts from this one, with its vocabulary and no other.
     started = tmp_path / "started"
     from_it = {"OUTPUT_DIR": str(started), "train__initial_checkpoint": str(output / "model")}
@@ -69,6 +72,7 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
         ({"T5Config__mlp_dim": 24}, "make T5Config.mlp_dim 16"),
         ({"T5Config__mlp_dim": 24, "train__grow": True}, "make T5Config.mlp_dim a multiple of 16"),
         ({"train__grow": True, "train__initial_checkpoint": None}, "has no model to grow: give"),
+        ({"train__initial_checkpoint": None}, "a run with another initial checkpoint: give"),
     ):
         assert train(**from_it | change) == 2
         assert message in capfd.readouterr().err
@@ -95,6 +99,14 @@ def test_a_training_grows_a_smaller_model(train, tmp_path, capfd):
         ({"TrainOptions__seed": -1}, "seed is -1: give at least 0"),
         ({"TrainOptions__objective": "kl"}, "objective is 'kl': choose one of cross_entropy, forw"),
         ({"OptimizerOptions__step": 3}, "step"),
+        ({"TrainOptions__objective": "jeffreys"}, "objective is 'jeffreys' and only drafts learn"),
+        ({"TrainOptions__distillation_weight": 1.0}, "distillation_weight is 1.0 and only drafts"),
+        ({"DataOptions__metric": "rouge"}, "metric is 'rouge' and train.metrics is None, which"),
+        (
+            {"TaskDataOptions__tokens_per_batch": 9},
+            "nothing uses --gin.TaskDataOptions.tokens_per_batch: leave it out, or bind @TaskData",
+        ),
+        ({"MetricsOptions__period": 2}, "nothing uses --gin.MetricsOptions.period: leave it out"),
     ],
 )
 def test_mistakes_are_found_before_any_data_is_read(train, tmp_path, change, message, capfd):
