@@ -29,7 +29,9 @@ def print_comparison(comparison: Comparison) -> None:
     """Prints the figures of ``--compare`` as a table."""
     console = Console(highlight=False)
     times, count = comparison.step_times, comparison.num_inputs
-    alpha = "alpha" if comparison.acceptance_by_position is None else "alpha of first children"
+    alpha, verified = "alpha", f"{comparison.gamma + 1}"
+    if comparison.acceptance_by_position is not None:
+        alpha, verified = "alpha of first children", "a tree"
     table = Table(
         title=f"{count} input{'s' * (count > 1)}, gamma {comparison.gamma}, "
         f"temperature {comparison.temperature:g}",
@@ -45,7 +47,7 @@ def print_comparison(comparison: Comparison) -> None:
         (alpha, f"{comparison.alpha:.3f}"),
         ("block efficiency", f"{comparison.block_efficiency:.2f}"),
         ("target, draft step", f"{times.target:.2f} ms, {times.draft:.2f} ms (c = {times.c:.2f})"),
-        (f"verification of {comparison.gamma + 1}", f"{times.verification_cost:.2f} target steps"),
+        (f"verification of {verified}", f"{times.verification_cost:.2f} target steps"),
         (
             "compilation",
             f"{comparison.plain_compile_seconds:.1f} s plain, "
