@@ -6,13 +6,14 @@ The checkpoints themselves refuse other training pairs, and parameters of other 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from spec_t5x.data.text_files import raw_lines
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.run_checkpoints import has_checkpoints
 from spec_t5x.machine.atomic import reported, write_whole
@@ -60,3 +61,29 @@ def check_same(directory: Path, values: Mapping[str, str | None]) -> None:
     with reported(path):
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(path, [json.dumps(values, indent=1).encode() + b"\n"])
+
+
+def train_once(
+    path: Path, files: Sequence[Path], settings: Any, train: Callable[[], object]
+) -> None:
+    """Calls ``train``, which writes a vocabulary to ``path``, unless it was trained there before.
+
+    ``path`` is in a folder of the run's directory. Files of other content, or other ``settings``,
+    give another vocabulary.
+
+    Raises:
+        InputError: a file cannot be read, or the run has checkpoints with another vocabulary.
+    """
+    found, record = hashlib.sha256(repr(settings).encode()), path.with_name("trained.sha256")
+    for file in files:
+        for line in raw_lines(file):
+            found.update(line)
+    if path.is_file() and record.is_file() and record.read_text() == found.hexdigest():
+        return
+    if has_checkpoints(path.parents[1]):
+        raise InputError(
+            f"{path} was trained on other texts, or for another vocab_size, and the run has "
+            "checkpoints: give the earlier ones, or another output directory"
+        )
+    train()
+    record.write_text(found.hexdigest())

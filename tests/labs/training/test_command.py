@@ -7,6 +7,7 @@ import pytest
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
+from spec_t5x.labs.training.run_data import DataOptions
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from tests.labs.training.toys import a_minute_a_step, assert_identical, run_command
 
@@ -56,6 +57,8 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
     vocabulary = SentencePieceVocabulary(output / "vocabulary" / "spiece.model")
     assert loaded.vocabulary.fingerprint() == vocabulary.fingerprint()
 
+    assert train(DataOptions__train_file="dev.tsv") == 2
+    assert "was trained on other texts, or for another vocab_size" in capfd.readouterr().err
     assert train(T5Config__relpos_max_distance=16) == 2
     assert "are of a run with another model: give the earlier one" in capfd.readouterr().err
 
@@ -76,6 +79,12 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
     ):
         assert train(**from_it | change) == 2
         assert message in capfd.readouterr().err
+
+
+def test_a_vocabulary_is_trained_again_before_the_first_checkpoint(data, tmp_path):
+    options = DataOptions(directory=str(data), train_file="train.tsv")
+    kept = [options.own_vocabulary(tmp_path, size) for size in (26, 26, 25)]
+    assert [each.vocab_size for each in kept] == [26, 26, 25]
 
 
 def test_a_training_grows_a_smaller_model(train, tmp_path, capfd):
