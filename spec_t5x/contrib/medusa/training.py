@@ -81,6 +81,7 @@ def train_heads(
         *optimizer.build(options.steps),
         *data.train_and_dev(loaded.vocabulary, options.seed),
         directory,
+        export_dtype=export_dtype,
     )
     export = {"dtype": export_dtype, "extra": figures_of(result), "overwrite": True}
     save_heads(directory / "heads", result.state.params, loaded, **export)

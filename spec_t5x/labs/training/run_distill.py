@@ -178,6 +178,7 @@ def distill(
         held_out,
         directory,
         initial_params=student.params,
+        export_dtype=export_dtype,
     )
     _export(draft, result.best, student, loaded, export_dtype)
     log_exported(result, f"draft in {draft}")

@@ -122,6 +122,7 @@ def train(
         directory,
         initial_params=initial and initial.params,
         scorer=scorer,
+        export_dtype=export_dtype,
     )
     figures = figures_of(result, with_perplexity=not model.has_source)
     # Replaces the export of an earlier, shorter run.
