@@ -178,10 +178,11 @@ def check_kind(config: ModelConfig, data: TrainingData, options: TrainOptions) -
             f"lines have up to {data.longest[1]} tokens and the model {most} positions: raise "
             f"{kind}.max_length or lower {given}.max_length"
         )
-    if options.label_smoothing and not config.has_source:
-        # Label smoothing averages all logits, and the start token's is masked.
+    if options.label_smoothing and (config.added_rows or not config.has_source):
+        # Label smoothing averages all logits, and those of ids that are never generated are masked.
         raise InputError(
-            f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model"
+            f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model, and "
+            "for a model with added rows, whose logits are masked"
         )
 
 

@@ -110,6 +110,10 @@ def test_a_training_grows_a_smaller_model(train, tmp_path, capfd):
         ({"OptimizerOptions__step": 3}, "step"),
         ({"TrainOptions__objective": "jeffreys"}, "objective is 'jeffreys' and only drafts learn"),
         ({"TrainOptions__distillation_weight": 1.0}, "distillation_weight is 1.0 and only drafts"),
+        (
+            {"TrainOptions__label_smoothing": 0.1, "T5Config__added_rows": 1},
+            "label_smoothing is 0.1: leave it 0 for a language model, and for a model with added",
+        ),
         ({"DataOptions__metric": "rouge"}, "metric is 'rouge' and train.metrics is None, which"),
         (
             {"TaskDataOptions__tokens_per_batch": 9},
