@@ -24,10 +24,10 @@ def run(args: argparse.Namespace) -> int:
     models, options, source = settings.read(args, TextSource)
     # Checked before anything is loaded.
     models.draft_name()
-    source.check_readable()
     source.check_scored()
     options = source.decoding(options)
 
+    from spec_t5x.checkpoints.loading import open_model
     from spec_t5x.generation import Generator
     from spec_t5x.labs.benchmark.evaluation import check_options, evaluate
     from spec_t5x.labs.benchmark.text_source import read_sets, warn_of_skipped
@@ -36,8 +36,11 @@ def run(args: argparse.Namespace) -> int:
 
     check_options(options)
     enable()
+    stored = open_model(models.target, vocabulary=models.vocabulary)
+    # Read before the target's weights are, which takes minutes for a large one.
+    sets = read_sets(source, stored.known_vocabulary())
     generator = Generator.load_named(models)
-    for texts in read_sets(source, generator.vocabulary):
+    for texts in sets:
         title = f"evaluating {texts.name}"
         with Progress("inputs") as progress:
             evaluation = evaluate(

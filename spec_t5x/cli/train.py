@@ -33,9 +33,10 @@ class Training:
 
         with needed("optax"):
             configurable = self.configurable()
+            from spec_t5x.labs.training.run_train import built_arguments
         parse_gin(args.gin_file, args.gin_bindings)
         try:
-            result = configurable()
+            result = configurable(**built_arguments(configurable, args.gin_bindings))
         except TypeError as error:
             reason = str(error).splitlines()[0]
             if "missing" not in reason:

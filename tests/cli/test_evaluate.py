@@ -1,5 +1,6 @@
 """``spec-t5x evaluate`` and ``benchmark`` over seqio tasks and files of all kinds."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -201,6 +202,47 @@ def test_a_row_of_table_2_measures_a_task(tiny_pair, task, tmp_path, capsys):
 def test_what_cannot_be_evaluated_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
         TextSource(**changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        ("a\tb\nc\n", "", "data.tsv, line 2: 1 columns, not 2"),
+        ("", "", "data.tsv"),
+        ("a\tb\n", "--source_column 2", "column 2 of 2"),
+    ],
+)
+@pytest.mark.parametrize("command", ["evaluate", "benchmark", "acceptance"])
+def test_a_file_is_read_before_the_target(command, text, flags, message, tmp_path, capsys):
+    data = tmp_path / "data.tsv"
+    data.write_text(text)
+    words = [command, "--target", "absent-target", "--draft", "copy", "--data", str(data)]
+    assert main([*words, *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_sources_are_not_scored_against_themselves(tmp_path):
+    data = tmp_path / "data.tsv"
+    data.write_text("one\ntwo\n")
+    source = TextSource(data=str(data))
+    with pytest.raises(InputError, match="data.tsv has one column: separate sources and targets"):
+        source.check_scored()
+    # Sources alone suffice to measure speed.
+    source.check_readable()
+    (texts,) = read_sets(dataclasses.replace(source, target_column=0), ByteVocabulary())
+    assert texts.pairs == [("one", "one"), ("two", "two")]
+
+
+def test_a_task_without_metrics_is_refused_before_the_target_is_loaded(
+    tiny_pair, task, monkeypatch, capsys
+):
+    unscored = seqio.TaskRegistry.get(task).replace(metric_fns=[])
+    monkeypatch.setattr(seqio, "get_mixture_or_task", lambda name: unscored)
+    monkeypatch.setattr(Generator, "load_named", None)
+    words = ["evaluate", "--target", str(tiny_pair / "target"), "--mixture_or_task", task]
+    assert main([*words, "--draft", "copy"]) == 2
+    assert "has no metric of texts: give another task" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

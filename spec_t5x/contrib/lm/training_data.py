@@ -15,6 +15,7 @@ from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.batching import TokenisedPairs, tokenise
 from spec_t5x.labs.training.run_data import TrainingData
+from spec_t5x.labs.training.same_run import train_once
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ class TextOptions(TrainingData):
     def _names(self, part: str) -> Sequence[str]:
         return self.train_files if part == "train" else self.dev_files
 
+    def _files(self, part: str) -> list[Path]:
+        return [Path(self.directory) / name for name in self._names(part)]
+
     def name(self, part: str) -> str | None:
         """Returns the file names of "train" or "dev", joined by commas; None if there are none."""
         return ", ".join(self._names(part)) or None
@@ -58,12 +62,16 @@ class TextOptions(TrainingData):
         return 0, self.max_length
 
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """Reads the WordPiece vocabulary in ``directory``; trains it first if it is absent."""
+        """Trains a WordPiece vocabulary on the training lines, or loads ``directory``'s."""
         path = directory / TOKENIZER_NAME
-        if not path.is_file():
+
+        def train() -> None:
             lines = _sampled(self._lines("train"), _SAMPLED_LINES)
             log.info(f"training a vocabulary of {vocab_size} pieces")
             train_wordpiece(lines, path, vocab_size)
+
+        settings = vocab_size, tuple(self.columns), self.num_columns
+        train_once(path, self._files("train"), settings, train)
         return WordPieceVocabulary(path)
 
     def read(
@@ -74,8 +82,7 @@ class TextOptions(TrainingData):
         return tokenise(lines, vocabulary, self.longest, name=self.name(part))
 
     def _lines(self, part: str) -> Iterator[str]:
-        files = [Path(self.directory) / name for name in self._names(part)]
-        return read_lines(files, self.columns, self.num_columns)
+        return read_lines(self._files(part), self.columns, self.num_columns)
 
 
 def _sampled(texts: Iterable[str], size: int) -> list[str]:

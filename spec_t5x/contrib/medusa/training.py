@@ -27,6 +27,7 @@ from spec_t5x.labs.training.losses import LossSums, token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_settings, figures_of, log_exported
+from spec_t5x.labs.training.same_run import check_same, digest
 from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions, TrainResult, fit
 from spec_t5x.models.partitioning import declared_shardings
 from spec_t5x.models.seq2seq import T5Model
@@ -63,9 +64,7 @@ def train_heads(
     Raises:
         InputError: the target is not a T5, files or settings are invalid, or the run diverges.
     """
-    data.check_inherits_vocabulary()
-    if getattr(data, "packed", False):
-        raise InputError("DataOptions.packed is True: leave it out, heads learn from a pair a row")
+    data.check_for_draft()
     check_unused(options, "heads learn without", "label_smoothing")
     if options.z_loss not in (0.0, TrainOptions.z_loss):
         raise InputError(f"z_loss is {options.z_loss} and heads learn without: leave it out")
@@ -76,12 +75,13 @@ def train_heads(
     if not isinstance(loaded.config, T5Config):
         raise InputError(f"{loaded.directory} is a {type(loaded.config).__name__}: give a T5")
     config = HeadsConfig(loaded.config.emb_dim, loaded.config.vocab_size, num_heads, hidden_dim)
-    directory.mkdir(parents=True, exist_ok=True)
+    check_same(directory, {"target": digest(loaded.params)})
     result = fit(
         HeadsLearner(config, options, T5Model.create(loaded.params, loaded.config)),
         *optimizer.build(options.steps),
         *data.train_and_dev(loaded.vocabulary, options.seed),
         directory,
+        export_dtype=export_dtype,
     )
     export = {"dtype": export_dtype, "extra": figures_of(result), "overwrite": True}
     save_heads(directory / "heads", result.state.params, loaded, **export)

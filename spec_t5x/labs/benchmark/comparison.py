@@ -18,6 +18,7 @@ from spec_t5x.labs.benchmark.acceptance import achieved
 from spec_t5x.labs.benchmark.reliability import OtherPrograms
 from spec_t5x.labs.benchmark.step_times import StepTimes, measure_step_times
 from spec_t5x.labs.benchmark.text_batches import text_batches
+from spec_t5x.labs.theory import formulas
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.names import AUTO
 from spec_t5x.options import OF_SEARCH
@@ -45,7 +46,8 @@ def time_in_turn(
       Fields of ``Comparison`` (seconds and ``beside``), and the results of each round.
     """
     ways = {"plain": plain, "speculative": speculative}
-    shapes = {batch.tokens.shape: batch for batches in rounds for batch in batches}
+    # Of a language model only the prompts differ.
+    shapes = {(b.tokens.shape, b.prompts.shape): b for batches in rounds for b in batches}
     times: dict[str, Any] = {}
     for name, way in ways.items():
         decode = way()
@@ -140,7 +142,8 @@ class Comparison(TimedRounds):
     plain_steps: float
     accepted: float
     verified: float
-    # Mean of beta over verified drafts, 0 without any; the given rate if verdicts are drawn.
+    # Mean of beta over verified drafts, 0 without any; the given rate if verdicts are drawn. In a
+    # tree, beta is the chance of a node's first child.
     alpha: float
     step_times: StepTimes
     # True if all outputs are equal; None when sampling, since outputs are then different draws.
@@ -150,6 +153,8 @@ class Comparison(TimedRounds):
     outputs: list[list[Generation]]
     # Why gamma "auto" left the draft out, so that both ways were plain; None if it did not.
     left_out: str | None = None
+    # Of a tree: the share of verified positions at which a child was accepted, by depth.
+    acceptance_by_position: list[float] | None = None
     # Inputs decoded together.
     batch_size: int = 1
     # The largest share of the processors that other programs used during a part of the timing.
@@ -189,12 +194,19 @@ class Comparison(TimedRounds):
     @property
     def predicted(self) -> float:
         """Speed-up by Theorem 3.8 from the measured alpha and c, if verification took one step."""
-        return self.step_times.speed_up(self.alpha, self.gamma, as_paper=True)
+        return self._predicted(1.0)
 
     @property
     def predicted_with_verification(self) -> float:
         """Speed-up by Theorem 3.8 from the measured alpha, c and time of a verification."""
-        return self.step_times.speed_up(self.alpha, self.gamma)
+        return self._predicted(self.step_times.verification_cost)
+
+    def _predicted(self, cost: float) -> float:
+        if self.acceptance_by_position is None:
+            tokens = formulas.expected_tokens(self.alpha, self.gamma)
+        else:
+            tokens = formulas.expected_tokens_by_position(np.asarray(self.acceptance_by_position))
+        return float(tokens / formulas.iteration_time(self.gamma, self.step_times.c, cost))
 
     def to_dict(self) -> dict:
         """Returns the fields but ``outputs``, and the figures derived from them, for JSON."""
@@ -252,7 +264,9 @@ def compare(
     if left_out or pace is not None:
         gamma = 0 if left_out else max(round(int(pace.drafted) / max(int(pace.iterations), 1)), 1)
     # If the pace took plain steps alone, nothing was verified and alpha is None.
-    alpha = None if left_out else achieved(list(itertools.chain(*outputs))).alpha
+    found = None if left_out else achieved(list(itertools.chain(*outputs)))
+    alpha = found and found.alpha
+    in_tree = found and options.make_verifier().tree(gamma) is not None
     return comparison_of(
         times,
         decoded,
@@ -266,6 +280,7 @@ def compare(
         # Each plain call gives a token.
         plain_tokens=sum(output.target_calls for output in itertools.chain(*plain_outputs)),
         alpha=alpha.value if alpha else 0.0,
+        acceptance_by_position=found.acceptance_by_position if in_tree else None,
         identical=not divergences if greedy else None,
         divergences=divergences,
         outputs=outputs,

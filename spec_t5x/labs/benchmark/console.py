@@ -29,6 +29,9 @@ def print_comparison(comparison: Comparison) -> None:
     """Prints the figures of ``--compare`` as a table."""
     console = Console(highlight=False)
     times, count = comparison.step_times, comparison.num_inputs
+    alpha, verified = "alpha", f"{comparison.gamma + 1}"
+    if comparison.acceptance_by_position is not None:
+        alpha, verified = "alpha of first children", "a tree"
     table = Table(
         title=f"{count} input{'s' * (count > 1)}, gamma {comparison.gamma}, "
         f"temperature {comparison.temperature:g}",
@@ -41,10 +44,10 @@ def print_comparison(comparison: Comparison) -> None:
         ("speed-up of the loop alone", f"{comparison.loop_speed_up:.2f}x"),
         ("predicted (Theorem 3.8)", f"{comparison.predicted:.2f}x"),
         ("predicted, verification counted", f"{comparison.predicted_with_verification:.2f}x"),
-        ("alpha", f"{comparison.alpha:.3f}"),
+        (alpha, f"{comparison.alpha:.3f}"),
         ("block efficiency", f"{comparison.block_efficiency:.2f}"),
         ("target, draft step", f"{times.target:.2f} ms, {times.draft:.2f} ms (c = {times.c:.2f})"),
-        (f"verification of {comparison.gamma + 1}", f"{times.verification_cost:.2f} target steps"),
+        (f"verification of {verified}", f"{times.verification_cost:.2f} target steps"),
         (
             "compilation",
             f"{comparison.plain_compile_seconds:.1f} s plain, "

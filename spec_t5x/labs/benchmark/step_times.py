@@ -40,10 +40,9 @@ class StepTimes:
         """Time of a verification in target steps; the paper assumes 1."""
         return self.verification / self.target
 
-    def speed_up(self, alpha: float, gamma: int, *, as_paper: bool = False) -> float:
-        """Returns Theorem 3.8's speed-up; if ``as_paper``, verification costs one target step."""
-        cost = 1.0 if as_paper else self.verification_cost
-        return formulas.wall_time_improvement(alpha, gamma, self.c, cost)
+    def speed_up(self, alpha: float, gamma: int) -> float:
+        """Returns Theorem 3.8's speed-up with the cost of verification."""
+        return formulas.wall_time_improvement(alpha, gamma, self.c, self.verification_cost)
 
     def batch_speed_up(self, alpha: float, gamma: int, *, rows: int, length: int) -> float:
         """Returns the expected speed-up of a batch of ``rows`` rows with ``length`` tokens each."""

@@ -107,6 +107,7 @@ class BenchmarkOptions:
         if self.alpha is not None:
             DrawnVerifier(alpha=self.alpha)
         if self.drawn:
+            check_unused(self, "verdicts are drawn for one random batch", "num_inputs")
             for pair in self.pairs:
                 if _draft_and_verifier(pair)[1] != OWN_VERIFIER:
                     raise InputError(f"pairs hold {pair}: verdicts are drawn, give the draft alone")
@@ -444,6 +445,8 @@ _NOTES = {
     "loop_speed_up": "¹ Without dispatch, encoder and prefill.",
     "predicted": "² Theorem 3.8 with the measured c and cost of verification T(verify), in target "
     "steps; for drawn verdicts, until the last row of the batch ends.",
+    "acceptance_by_position": "Of a tree, alpha is the acceptance rate of each node's first child; "
+    "the prediction takes the acceptance of all children, by depth.",
     "parts": "³ gamma draft steps, their sampling included, and the target call over gamma + 1 "
     "tokens, in alternation; each alone beside it.",
 }
@@ -451,7 +454,7 @@ _NOTES = {
 
 def table(rows: Sequence[Row]) -> results.Table:
     """Makes a table of the rows, without the columns that have no value in any row."""
-    notes = [note for name, note in _NOTES.items() if any(name in row for row in rows)]
+    notes = [note for name, note in _NOTES.items() if any(row.get(name) for row in rows)]
     return results.table(_COLUMNS, rows, *notes)
 
 

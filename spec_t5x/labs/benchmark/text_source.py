@@ -8,7 +8,7 @@ from typing import Any
 
 from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.task_options import TaskOptions
-from spec_t5x.data.text_files import is_gzip, is_jsonl
+from spec_t5x.data.text_files import is_jsonl, text_lines
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_at_least, check_unused
@@ -82,16 +82,23 @@ class TextSource(TaskOptions):
             raise InputError("data is None: give a file of pairs, or mixture_or_task")
 
     def check_readable(self) -> None:
-        """Raises ``InputError`` unless there is a task, or a file that can be opened."""
+        """Raises ``InputError`` unless there is a task, or a file whose sources can be read."""
         self.check_given()
         if self.data is not None:
-            is_gzip(self.data)
+            _read_file(self.without_targets())
+
+    def without_targets(self) -> "TextSource":
+        """Returns the source of a file with other targets, because the file may lack its own."""
+        if is_jsonl(self.data or ""):
+            return dataclasses.replace(self, target_field=self.source_field)
+        return dataclasses.replace(self, target_column=self.source_column or 0)
 
     def check_scored(self) -> None:
-        """Raises ``InputError`` unless there is a task, or a file and its metric is installed."""
+        """Raises ``InputError`` unless there is a task, or a file of pairs with a usable metric."""
         self.check_given()
         if self.data is not None:
             check_installed([metric_by_name(self.metric)])
+            _read_file(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,11 +159,8 @@ def read_texts(
     limits = [each for each in (limit, source.limit) if each is not None]
     if source.mixture_or_task:
         source = dataclasses.replace(source, limit=min(limits, default=None))
-    # The targets are not needed, and a file may lack them.
-    elif is_jsonl(source.data or ""):
-        source = dataclasses.replace(source, target_field=source.source_field)
     else:
-        source = dataclasses.replace(source, target_column=source.source_column)
+        source = source.without_targets()
     sets = read_sets(source, generator.vocabulary)
     texts, num_skipped = [], 0
     turns = itertools.zip_longest(*(part.pairs for part in sets))
@@ -195,8 +199,13 @@ def _read_file(source: TextSource) -> TextPairs:
     if is_jsonl(source.data):
         pairs = read_json_pairs(source.data, source.source_field, source.target_field)
     else:
-        columns = (source.source_column, source.target_column, source.num_columns)
-        pairs = read_pairs(source.data, *columns)
+        columns = source.num_columns or next(text_lines(source.data)).count("\t") + 1
+        if columns == 1 and source.target_column is None:
+            raise InputError(
+                f"{source.data} has one column: separate sources and targets by tabs, or give "
+                "target_column"
+            )
+        pairs = read_pairs(source.data, source.source_column, source.target_column, columns)
     # All lines are read, so that a bad one is found at any limit.
     pairs = list(pairs)[: source.limit]
     if source.source_words is not None:

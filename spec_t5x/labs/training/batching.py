@@ -228,7 +228,8 @@ class Batches:
         Raises:
             InputError: ``position``, where ``save_position`` wrote, has another fingerprint.
         """
-        file = position and position / _FINGERPRINT_NAME
+        # Before step 0 no batch was read: a run that found no memory for one takes smaller ones.
+        file = position and start_step and position / _FINGERPRINT_NAME
         if file and not (file.exists() and file.read_text() == self.fingerprint):
             raise InputError(
                 f"the checkpoint of step {start_step} is of other pairs, another seed or batches "

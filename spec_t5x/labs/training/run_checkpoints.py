@@ -23,6 +23,18 @@ from spec_t5x.types import PyTree
 
 # Names of a checkpoint's items.
 STATE, WINDOW, POSITION = "state", "window", "position"
+# Their folder in a run's directory.
+FOLDER = "checkpoints"
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Returns True if the run in ``directory`` has a complete checkpoint."""
+    return bool(_steps(directory / FOLDER))
+
+
+def _steps(directory: Path) -> list[int]:
+    """Returns the steps of the complete checkpoints; names of unfinished ones are no numbers."""
+    return [int(path.name) for path in directory.glob("*") if path.name.isdigit()]
 
 
 class RunCheckpoints:
@@ -82,8 +94,7 @@ class RunCheckpoints:
         return self._newest_there()
 
     def _newest_there(self) -> str:
-        # Unfinished checkpoints have names that are no numbers.
-        steps = [int(path.name) for path in self._directory.iterdir() if path.name.isdigit()]
+        steps = _steps(self._directory)
         if not steps:
             return "there is no checkpoint"
         return f"the latest checkpoint is of step {max(steps)}"

@@ -26,10 +26,11 @@ from spec_t5x.data.vocabulary import (
     SentencePieceVocabulary,
     Vocabulary,
 )
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.labs.metric_intervals import check_installed
 from spec_t5x.labs.training.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.labs.training.packing import PackedBatches
+from spec_t5x.labs.training.same_run import train_once
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.labs.training.text_metrics import ScoredTexts
 from spec_t5x.labs.training.trainer import Positioned
@@ -146,7 +147,7 @@ class TrainingData(abc.ABC):
         options = {"tokens_per_batch": self.tokens_per_batch, "buckets": self.buckets}
         return Batches(pairs, seed=seed, **options)
 
-    def check_inherits_vocabulary(self) -> None:
+    def check_for_draft(self) -> None:
         """Raises ``InputError`` if ``vocabulary`` is set, because a draft has its target's."""
         if self.vocabulary is not None:
             raise InputError(
@@ -213,12 +214,19 @@ class DataOptions(TrainingData):
         log.info(f"{batches.batches_per_epoch:,} packed batches an epoch")
         return batches
 
+    def check_for_draft(self) -> None:
+        """Checks the vocabulary as the base class does, and options that drafts do not have."""
+        super().check_for_draft()
+        check_unused(self, "drafts learn from one pair a row", "packed")
+        check_unused(self, "no texts of a draft are scored", "metric")
+
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
         """Trains a SentencePiece vocabulary on sources and targets, or loads ``directory``'s."""
-        path = directory / SPIECE_NAME
-        if not path.is_file():
+        path, file = directory / SPIECE_NAME, self._path("train")
+
+        def train() -> None:
             log.info(f"training a vocabulary of {vocab_size} pieces")
-            pairs = list(read_pairs(self._path("train"), *self._columns))
+            pairs = list(read_pairs(file, *self._columns))
             # A constant seed, so that the vocabulary does not depend on the training's.
             pairs = random.Random(0).sample(pairs, min(_VOCABULARY_PAIRS, len(pairs)))
             # Trained under another name and renamed, so that a kill leaves no incomplete file.
@@ -227,6 +235,8 @@ class DataOptions(TrainingData):
             )
             trained.with_suffix(".vocab").replace(path.with_suffix(".vocab"))
             trained.replace(path)
+
+        train_once(path, [file], (vocab_size, self._columns), train)
         return SentencePieceVocabulary(path)
 
     def read(

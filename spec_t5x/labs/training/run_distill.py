@@ -2,13 +2,13 @@
 
     spec-t5x distill --gin_file=FILE.gin --gin.NAME=VALUE ...
 
-The output directory gets ``cache/`` (the target's outputs), ``checkpoints/``,
+The output directory gets ``cache/`` (the target's outputs), ``checkpoints/``, ``run.json``,
 ``metrics.jsonl`` and, at the end, ``draft/``: the draft of the highest alpha on held-out data, for
 ``--draft``. The same command resumes a run that was interrupted.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gin
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
-from spec_t5x.errors import InputError, check_at_least, check_choice
+from spec_t5x.errors import InputError, check_at_least, check_choice, check_unused
 from spec_t5x.generation import Generator
 from spec_t5x.labs.training.batching import Batches, TokenisedPairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
@@ -29,6 +29,7 @@ from spec_t5x.labs.training.likeliest_tokens import check_number, likeliest_ids
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, log_exported
+from spec_t5x.labs.training.same_run import check_same, digest, network_settings
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.labs.training.trainer import Best, TrainOptions, TrainResult, fit
 from spec_t5x.machine.dtypes import resolve_dtype
@@ -146,12 +147,26 @@ def distill(
     bound = loaded.bind()
     if layers and layers.depths:
         bound = bound.showing(layers.depths)
-    directory.mkdir(parents=True, exist_ok=True)
     cache = Path(cache_dir) if cache_dir else directory / "cache"
     generator = Generator(
         target=bound, vocabulary=loaded.vocabulary, max_source_len=max(data.longest[0], 2)
     )
-    train_pairs, held_out = _texts(data, generator, cache, options, distillation)
+    pairs = {
+        part: data.pairs(part, loaded.vocabulary, options.seed, first)
+        for part, first in (("train", distillation.train_texts), ("dev", distillation.dev_texts))
+    }
+    shared = options.seed, data.longest
+    texts = distillation.outputs, distillation.temperature, distillation.on_policy < 1
+    # Refused here, before the target writes texts for hours.
+    started = {
+        "target": digest(network_settings(loaded.config), loaded.params),
+        "draft": f"{network_settings(student.config)}, layers {student.shared_layers}",
+        "initial checkpoint": initial_checkpoint and digest(student.params),
+        "training set or seed": digest(shared, texts, *_ids(pairs["train"])),
+        "held-out set": digest(shared, distillation.eval_temperatures, *_ids(pairs["dev"])),
+    }
+    check_same(directory, started)
+    train_pairs, held_out = _texts(data, pairs, generator, cache, options, distillation)
     if number := layers and layers.draft_vocab_size:
         ids = likeliest_ids(train_pairs.target.ids, number, loaded.config.vocab_size)
         student = student.narrowed(loaded.params, ids)
@@ -162,6 +177,7 @@ def distill(
         held_out,
         directory,
         initial_params=student.params,
+        export_dtype=export_dtype,
     )
     _export(draft, result.best, student, loaded, data, export_dtype)
     log_exported(result, f"draft in {draft}")
@@ -196,16 +212,15 @@ def _check(
     distillation: DistillOptions,
 ) -> None:
     """Raises ``InputError`` for settings that exclude each other, before a target is loaded."""
-    data.check_inherits_vocabulary()
+    data.check_for_draft()
+    if distillation.outputs == "references" and not distillation.on_policy:
+        check_unused(distillation, "no text is sampled to train on", "temperature")
+    without_text = options.uses_target and options.distillation_weight == 1
     kept, given = layers or KeptLayers(), "neither" if layers is None else "both"
     mistakes = (
         (
             data.name("dev") is None,
             f"{type(data).__name__} has no dev file or split: give held-out data to measure alpha",
-        ),
-        (
-            getattr(data, "packed", False),
-            "DataOptions.packed is True: leave it out, drafts learn from one pair a row",
         ),
         (
             (layers is None) == (model is None),
@@ -226,9 +241,14 @@ def _check(
             "have all tokens",
         ),
         (
-            options.label_smoothing and options.uses_target and options.distillation_weight == 1,
+            without_text and options.label_smoothing,
             f"label_smoothing is {options.label_smoothing} and distillation_weight 1, which leaves "
             "the cross-entropy out: leave one of them out",
+        ),
+        (
+            without_text and options.z_loss not in (0.0, TrainOptions.z_loss),
+            f"z_loss is {options.z_loss} and distillation_weight 1, which leaves the "
+            "cross-entropy out: leave one of them out",
         ),
         (
             kept.unrolled_steps and distillation.on_policy,
@@ -316,19 +336,24 @@ def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -
     )
 
 
+def _ids(pairs: TokenisedPairs) -> tuple:
+    return tuple(array for side in (pairs.source, pairs.target) for array in (side.ids, side.ends))
+
+
 def _texts(
     data: TrainingData,
+    pairs: Mapping[str, TokenisedPairs],
     target: Generator,
     cache: Path,
     options: TrainOptions,
     distillation: DistillOptions,
 ) -> tuple[TokenisedPairs, dict[float, Batches]]:
-    """Returns the training pairs, and the held-out batches by temperature of sampling."""
+    """Returns the training pairs, and the held-out batches by temperature of sampling.
 
-    def pairs(part: str, first: int | None) -> TokenisedPairs:
-        return data.pairs(part, target.vocabulary, options.seed, first)
+    ``pairs`` are the data's, by part; the target's outputs replace their targets.
+    """
 
-    def sampled(pairs: TokenisedPairs, part: str, temperature: float, seed: int) -> TokenisedPairs:
+    def sampled(part: str, temperature: float, seed: int) -> TokenisedPairs:
         settings = SampleOptions(
             temperature=temperature,
             max_length=data.longest[1],
@@ -336,18 +361,18 @@ def _texts(
             buckets=tuple(data.buckets),
             seed=seed,
         )
-        return sample_targets(target, pairs, settings, cache, data.name(part))
+        return sample_targets(target, pairs[part], settings, cache, data.name(part))
 
-    train, dev = pairs("train", distillation.train_texts), pairs("dev", distillation.dev_texts)
     # A language model has no sources to sample outputs for: alpha is measured on the held-out
     # lines. seed + 1 gives other random numbers than the training outputs'.
     held_out = {
-        temperature: dev
+        temperature: pairs["dev"]
         if target.is_decoder_only
-        else sampled(dev, "dev", temperature, options.seed + 1)
+        else sampled("dev", temperature, options.seed + 1)
         for temperature in distillation.eval_temperatures
     }
     # At on_policy 1 the draft samples all training texts itself, so the target samples none.
+    train = pairs["train"]
     if distillation.outputs == "target" and distillation.on_policy < 1:
-        train = sampled(train, "train", distillation.temperature, options.seed)
+        train = sampled("train", distillation.temperature, options.seed)
     return train, {t: data.batches(each, options.seed) for t, each in held_out.items()}

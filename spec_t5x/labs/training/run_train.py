@@ -2,13 +2,15 @@
 
     spec-t5x train --gin_file=FILE.gin --gin.NAME=VALUE ...
 
-The output directory gets ``vocabulary/`` (if one is trained), ``checkpoints/``, ``metrics.jsonl``,
-``predictions/`` (if outputs are scored) and, at the end, ``model/`` in this package's format
-(``checkpoints.native``). The same command resumes a run that was interrupted.
+The output directory gets ``vocabulary/`` (if one is trained), ``checkpoints/``, ``run.json``,
+``metrics.jsonl``, ``predictions/`` (if outputs are scored) and, at the end, ``model/`` in this
+package's format (``checkpoints.native``). The same command resumes a run that was interrupted.
 """
 
 import dataclasses
 import logging
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,14 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError, check_choice, check_unused
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.growth import GROWING, check_growth, grown
 from spec_t5x.labs.training.layout import count_replicas
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData, kinds_of_data
+from spec_t5x.labs.training.same_run import FREE, check_same, digest, network_settings
 from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
 from spec_t5x.models.binding import ModelConfig
@@ -93,10 +96,15 @@ def train(
             "train.metrics score held-out texts and there are none: give a dev file or split, or "
             "leave train.metrics out"
         )
+    if metrics is None and hasattr(data, "metric"):
+        check_unused(data, "train.metrics is None, which scores no texts", "metric")
+    check_unused(options, "only drafts learn from a target", "objective", "distillation_weight")
     if grow and initial_checkpoint is None:
         raise InputError("train.grow has no model to grow: give train.initial_checkpoint")
     directory.mkdir(parents=True, exist_ok=True)
     initial = load_initial(initial_checkpoint, data.vocabulary, model, grow=grow)
+    started = initial and digest(initial.params)
+    check_same(directory, {"model": network_settings(model), "initial checkpoint": started})
     vocabulary = initial.vocabulary if initial else data.own_vocabulary(directory, model.vocab_size)
     scorer = metrics and TextMetrics(
         sets=data.scored(vocabulary, metrics.examples),
@@ -114,6 +122,7 @@ def train(
         directory,
         initial_params=initial and initial.params,
         scorer=scorer,
+        export_dtype=export_dtype,
     )
     figures = figures_of(result, with_perplexity=not model.has_source) | data.stored
     # Replaces the export of an earlier, shorter run.
@@ -121,6 +130,24 @@ def train(
     save_model(exported, result.state.params, model, vocabulary, **export)
     log_exported(result, f"model in {exported}")
     return result
+
+
+def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
+    """Builds a training's arguments as gin binds them.
+
+    Raises:
+        InputError: a flag, ``--gin.CLASS.NAME=VALUE``, is of a class that no argument is made of.
+    """
+    arguments = gin.get_bindings(training)
+    built = re.findall(r"^# Parameters for (?:.*[./])?(\w+):$", gin.operative_config_str(), re.M)
+    for flag in flags:
+        # A name without a dot is a macro's.
+        owner = flag.partition("=")[0].removeprefix("--gin.").rpartition(".")[0]
+        name = re.split("[./]", owner)[-1]
+        if name not in ("", training.__name__, *built):
+            unused = flag.partition("=")[0]
+            raise InputError(f"nothing uses {unused}: leave it out, or bind @{name}()")
+    return arguments
 
 
 def check_settings(
@@ -151,10 +178,11 @@ def check_kind(config: ModelConfig, data: TrainingData, options: TrainOptions) -
             f"lines have up to {data.longest[1]} tokens and the model {most} positions: raise "
             f"{kind}.max_length or lower {given}.max_length"
         )
-    if options.label_smoothing and not config.has_source:
-        # Label smoothing averages all logits, and the start token's is masked.
+    if options.label_smoothing and (config.added_rows or not config.has_source):
+        # Label smoothing averages all logits, and those of ids that are never generated are masked.
         raise InputError(
-            f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model"
+            f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model, and "
+            "for a model with added rows, whose logits are masked"
         )
 
 
@@ -178,8 +206,7 @@ def load_initial(
             f"{name} is a {type(loaded.config).__name__}, and the model to train a "
             f"{type(model).__name__}: give a checkpoint of its kind"
         )
-    # The training chooses dropout and dtype; they do not change the parameters.
-    free = ("dropout_rate", "dtype", *(GROWING if grow else ()))
+    free = (*FREE, *(GROWING if grow else ()))
     for field in dataclasses.fields(model):
         ours, theirs = getattr(model, field.name), getattr(loaded.config, field.name)
         if ours != theirs and field.name not in free:

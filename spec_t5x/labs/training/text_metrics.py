@@ -76,7 +76,7 @@ class TextMetrics:
         """
         computed = resolve_dtype(AUTO)
         config = dataclasses.replace(self.config, dtype=computed, dropout_rate=0.0)
-        params = _rounded(params, stored=self.export_dtype, computed=computed)
+        params = rounded_params(params, stored=self.export_dtype, computed=computed)
         generator = Generator(
             target=T5Model.create(params, config),
             vocabulary=self.vocabulary,
@@ -111,7 +111,7 @@ class TextMetrics:
             write_whole(path, (json.dumps(line).encode() + b"\n" for line in lines))
 
 
-def _rounded(params: PyTree, stored: str, computed: str) -> PyTree:
+def rounded_params(params: PyTree, stored: str, computed: str) -> PyTree:
     """Rounds parameters to dtype ``stored``, as an export does, and converts to ``computed``."""
     if stored != INT8:
         return jax.tree.map(lambda leaf: leaf.astype(stored).astype(computed), params)

@@ -28,8 +28,8 @@ from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.labs.training.layout import Layout
 from spec_t5x.labs.training.losses import DevMetrics, LossSums
 from spec_t5x.labs.training.optimizers import Schedule
-from spec_t5x.labs.training.run_checkpoints import RunCheckpoints
-from spec_t5x.labs.training.text_metrics import TextMetrics
+from spec_t5x.labs.training.run_checkpoints import FOLDER, RunCheckpoints
+from spec_t5x.labs.training.text_metrics import TextMetrics, rounded_params
 from spec_t5x.labs.training.training_log import TrainingProgress
 from spec_t5x.models.binding import Model
 from spec_t5x.types import Array, Int, Key, PyTree
@@ -192,7 +192,8 @@ class TrainResult:
     """The final state of a run and its results."""
 
     state: TrainState
-    dev: Sequence[Measurement]  # of the last step; empty if that was not evaluated
+    # Of the last step, as an export rounds it; empty if the step was not evaluated.
+    dev: Sequence[Measurement]
     finished: bool  # False if ``max_minutes`` ran out
     # Scores of generated texts by task and metric; None if the last step was not scored.
     metrics: dict[str, dict[str, float]] | None = None
@@ -258,11 +259,13 @@ def fit(
     *,
     initial_params: PyTree | None = None,
     scorer: TextMetrics | None = None,
+    export_dtype: str = "float32",
 ) -> TrainResult:
     """Trains to step ``learner.options.steps``, from the newest checkpoint if there is one.
 
     Writes ``checkpoints/`` and ``metrics.jsonl`` to ``directory``. Logs the ``schedule``, evaluates
-    on ``dev`` and with ``scorer``, if given; ``initial_params`` replace the learner's.
+    on ``dev`` and with ``scorer``, if given; ``initial_params`` replace the learner's. The result's
+    measurements are of parameters rounded to ``export_dtype``.
 
     Raises:
         InputError: the checkpoint is of another model or data, or cannot be written, or the run
@@ -274,7 +277,7 @@ def fit(
     layout = Layout.create(options.data_parallel, options.model_parallel, learner.shardings)
     with (
         layout.within(),
-        RunCheckpoints(directory / "checkpoints", options.keep_checkpoints) as checkpoints,
+        RunCheckpoints(directory / FOLDER, options.keep_checkpoints) as checkpoints,
     ):
         state = init_state(learner, optimizer, layout, initial_params)
         window, position = _NO_SUMS, None
@@ -298,6 +301,7 @@ def fit(
                 target_params=learner.target and layout.frozen(learner.target),
                 layout=layout,
                 scorer=scorer,
+                export_dtype=export_dtype,
                 state=state,
                 window=window,
             )
@@ -325,6 +329,7 @@ class _Loop:
     target_params: PyTree | None
     layout: Layout
     scorer: TextMetrics | None
+    export_dtype: str
     state: TrainState
     # Sums over the steps since the last log line. Every checkpoint holds them, so that a run that
     # was killed between two log lines logs the same figures.
@@ -364,9 +369,12 @@ class _Loop:
             metrics[step] = self._score()
         # Raises here, before anything is exported, if the checkpoint cannot be written.
         self.checkpoints.finish()
+        found = dev.get(step, [])
+        if found and self.export_dtype != "float32":
+            found = self._measure_export(self.state.params)
         return TrainResult(
             state=self.state,
-            dev=dev.get(step, []),
+            dev=found,
             finished=finished,
             metrics=metrics.get(step),
             best=self._best() if self.learner.keeps_best else None,
@@ -443,6 +451,9 @@ class _Loop:
     def _measure(self, params: PyTree) -> Sequence[Measurement]:
         return self.learner.evaluate(params, self.target_params, self.dev, self.layout.rows)
 
+    def _measure_export(self, params: PyTree) -> Sequence[Measurement]:
+        return self._measure(rounded_params(params, stored=self.export_dtype, computed="float32"))
+
     def _save(self, score: float | None = None) -> None:
         self._wait()
         if self.checkpoints.latest_step == self.step and score is None:
@@ -455,7 +466,7 @@ class _Loop:
     def _best(self) -> Best:
         step = self.checkpoints.best_step
         params = self.checkpoints.restore(self.state, step)[0].params
-        return Best(step=step, params=params, dev=self._measure(params))
+        return Best(step=step, params=params, dev=self._measure_export(params))
 
 
 def _is_due(step: int, period: int) -> bool:

@@ -30,7 +30,7 @@ def train(output, data, *, run="train_lm_target", command="train-lm", **bindings
         "TextOptions.max_length": 32,
         **{"GPTConfig.vocab_size": 90, "GPTConfig.emb_dim": 16, "GPTConfig.num_heads": 2},
         **{"GPTConfig.num_layers": 1, "GPTConfig.mlp_dim": 16, "GPTConfig.max_length": 48},
-        "train.export_dtype": "float32",
+        f"{command.removesuffix('-lm')}.export_dtype": "float32",
     }
     return run_command(command, run, **settings | bindings)
 

@@ -134,7 +134,7 @@ def test_heads_are_exported_and_resumed(run, caplog):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"packed": True}, "packed is True: leave it out, heads learn from a pair a row"),
+        ({"packed": True}, "packed is True and drafts learn from one pair a row: leave it"),
         ({"label_smoothing": 0.1}, "label_smoothing is 0.1 and heads learn without"),
         ({"z_loss": 0.1}, "z_loss is 0.1 and heads learn without"),
     ],

@@ -238,6 +238,10 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
     tokens = 1 + 0.7 + 0.49 + 0.343
     assert made.predicted == pytest.approx(tokens / 1.3)
     assert made.predicted_with_verification == pytest.approx(tokens / 1.8)
+    # Of a tree, the tokens follow from the acceptance of all children, not from alpha.
+    of_tree = dataclasses.replace(made, acceptance_by_position=[0.9, 0.5, 0.0])
+    assert of_tree.predicted == pytest.approx((1 + 0.9 + 0.45) / 1.3)
+    assert of_tree.predicted_with_verification == pytest.approx((1 + 0.9 + 0.45) / 1.8)
     # A long text of one row takes what the theorem says, a batch its slowest row's time.
     alone = times.batch_speed_up(0.7, 3, rows=1, length=4096)
     assert alone == pytest.approx(tokens / 1.8, rel=2e-3)
@@ -278,6 +282,7 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
         ("--data x.tsv --parts --draft copy/tree", "the verifier is tree: parts are those of chai"),
         ("--alpha 0.5 --draft copy/tree", "copy/tree: verdicts are drawn, give the draft alone"),
         ("--alpha 0.5 --prefix a", "--prefix is 'a' and verdicts are drawn without texts"),
+        ("--alpha 0.5 --num_inputs 9", "--num_inputs is 9 and verdicts are drawn for one random"),
         ("--data x.tsv --source_len 3", "--source_len is 3 and sources are texts"),
         (
             "--data x.tsv --gin.GenerateOptions.gamma=8",

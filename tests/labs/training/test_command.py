@@ -8,6 +8,7 @@ import pytest
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.generation import Generator
+from spec_t5x.labs.training.run_data import DataOptions
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from tests.labs.training.toys import a_minute_a_step, assert_identical, run_command
 
@@ -59,6 +60,11 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
     vocabulary = SentencePieceVocabulary(output / "vocabulary" / "spiece.model")
     assert loaded.vocabulary.fingerprint() == vocabulary.fingerprint()
 
+    assert train(DataOptions__train_file="dev.tsv") == 2
+    assert "was trained on other texts, or for another vocab_size" in capfd.readouterr().err
+    assert train(T5Config__relpos_max_distance=16) == 2
+    assert "are of a run with another model: give the earlier one" in capfd.readouterr().err
+
     # A model that starts from this one, with its vocabulary and no other.
     started = tmp_path / "started"
     from_it = {"OUTPUT_DIR": str(started), "train__initial_checkpoint": str(output / "model")}
@@ -72,9 +78,16 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
         ({"T5Config__mlp_dim": 24}, "make T5Config.mlp_dim 16"),
         ({"T5Config__mlp_dim": 24, "train__grow": True}, "make T5Config.mlp_dim a multiple of 16"),
         ({"train__grow": True, "train__initial_checkpoint": None}, "has no model to grow: give"),
+        ({"train__initial_checkpoint": None}, "a run with another initial checkpoint: give"),
     ):
         assert train(**from_it | change) == 2
         assert message in capfd.readouterr().err
+
+
+def test_a_vocabulary_is_trained_again_before_the_first_checkpoint(data, tmp_path):
+    options = DataOptions(directory=str(data), train_file="train.tsv")
+    kept = [options.own_vocabulary(tmp_path, size) for size in (26, 26, 25)]
+    assert [each.vocab_size for each in kept] == [26, 26, 25]
 
 
 def test_a_training_grows_a_smaller_model(train, tmp_path, capfd):
@@ -98,6 +111,18 @@ def test_a_training_grows_a_smaller_model(train, tmp_path, capfd):
         ({"TrainOptions__seed": -1}, "seed is -1: give at least 0"),
         ({"TrainOptions__objective": "kl"}, "objective is 'kl': choose one of cross_entropy, forw"),
         ({"OptimizerOptions__step": 3}, "step"),
+        ({"TrainOptions__objective": "jeffreys"}, "objective is 'jeffreys' and only drafts learn"),
+        ({"TrainOptions__distillation_weight": 1.0}, "distillation_weight is 1.0 and only drafts"),
+        (
+            {"TrainOptions__label_smoothing": 0.1, "T5Config__added_rows": 1},
+            "label_smoothing is 0.1: leave it 0 for a language model, and for a model with added",
+        ),
+        ({"DataOptions__metric": "rouge"}, "metric is 'rouge' and train.metrics is None, which"),
+        (
+            {"TaskDataOptions__tokens_per_batch": 9},
+            "nothing uses --gin.TaskDataOptions.tokens_per_batch: leave it out, or bind @TaskData",
+        ),
+        ({"MetricsOptions__period": 2}, "nothing uses --gin.MetricsOptions.period: leave it out"),
     ],
 )
 def test_mistakes_are_found_before_any_data_is_read(train, tmp_path, change, message, capfd):

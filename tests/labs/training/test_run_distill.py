@@ -10,6 +10,7 @@ from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.training import run_distill
 from tests.labs.training.toys import assert_identical, run_command
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
@@ -91,6 +92,34 @@ def test_a_draft_in_the_targets_encoder_with_some_tokens(distill, tiny_pair, out
     assert json.loads((output / "draft" / "config.json").read_text()) == config
 
 
+def test_a_run_is_resumed_with_what_it_was_started_with_alone(
+    distill, tiny_pair, tmp_path, output, capfd, monkeypatch
+):
+    assert distill(OUTPUTS="references", **NO_STEP) == 75
+    capfd.readouterr()
+    (tmp_path / "other.tsv").write_text("a bird\tein Vogel\n")
+    # Refused before anything is sampled.
+    monkeypatch.setattr(run_distill, "sample_targets", None)
+    for changes, name in (
+        ({"CHECKPOINT_PATH": str(tiny_pair / "draft"), "DECODER_LAYERS": "all"}, "target"),
+        ({"DEV_FILE": "other.tsv"}, "held-out set"),
+        ({"DistillOptions__dev_texts": 2}, "held-out set"),
+        ({"DistillOptions__eval_temperatures": (1.0,)}, "held-out set"),
+        ({"DECODER_LAYERS": "last:1"}, "draft"),
+        ({"TRAIN_FILE": "other.tsv"}, "training set or seed"),
+        ({"TrainOptions__seed": 1}, "training set or seed"),
+        ({"OUTPUTS": "target"}, "training set or seed"),
+    ):
+        assert distill(**{"OUTPUTS": "references", **changes}) == 2
+        error = capfd.readouterr().err.splitlines()[-1]
+        assert f"{output} are of a run with another {name}: give the earlier one, or" in error
+    monkeypatch.undo()
+    # After step 0 no batch was read, so that smaller ones are a remedy for too little memory.
+    assert distill(OUTPUTS="references", DataOptions__tokens_per_batch=32) == 0
+    assert distill(OUTPUTS="references") == 2
+    assert "or batches of another size" in capfd.readouterr().err
+
+
 def test_a_draft_with_separate_layers_on_references(distill, tiny_pair, output, capfd):
     changes = {"ENCODER_LAYERS": "first:1", "OUTPUTS": "references"}
     assert distill(**changes, **NO_STEP, DistillOptions__train_texts=5) == 75
@@ -153,6 +182,17 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, output):
             "label_smoothing is 0.1: leave it 0 for a draft",
         ),
         ({"DistillOptions__patience": 1, "TrainOptions.eval_period": 0}, "patience is 1 and eval"),
+        ({"DataOptions__packed": True}, "packed is True and drafts learn from one pair a row"),
+        ({"DataOptions__metric": "rouge"}, "metric is 'rouge' and no texts of a draft are scored"),
+        ({"TrainOptions__z_loss": 0.1}, "z_loss is 0.1 and distillation_weight 1, which leaves"),
+        (
+            {"OUTPUTS": "references", "DistillOptions__temperature": 0.5},
+            "temperature is 0.5 and no text is sampled to train on",
+        ),
+        (
+            OF_SIZES | {"KeptLayers__dropout_rate": 0.1},
+            "nothing uses --gin.KeptLayers.dropout_rate: leave it out, or bind @KeptLayers()",
+        ),
         (OF_SIZES, "the target's vocab_size is 128, the draft's 32128: make them equal"),
     ],
 )

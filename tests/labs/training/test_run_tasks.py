@@ -147,7 +147,7 @@ def test_texts_are_scored_with_the_weights_that_an_export_stores(tmp_path):
     for stored in ("int8", "bfloat16"):
         save_model(tmp_path / stored, model.params, model.config, ByteVocabulary(), dtype=stored)
         expected = load(tmp_path / stored).params
-        found = text_metrics._rounded(model.params, stored=stored, computed="float32")
+        found = text_metrics.rounded_params(model.params, stored=stored, computed="float32")
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 

@@ -92,9 +92,12 @@ def test_a_run_that_was_killed_resumes_with_the_next_part(tmp_path, monkeypatch,
 def test_texts_of_another_target_or_setting_are_not_taken_for_these(tmp_path):
     another = dataclasses.replace(TARGET, target=disturbed(TARGET.target, 0.1))
     pairs, other_seed = make_pairs(), dataclasses.replace(OPTIONS, seed=1)
+    # Outputs do not depend on their batch.
+    other_batches = dataclasses.replace(OPTIONS, tokens_per_batch=8, buckets=(8,))
     for number, given in (
         (1, (TARGET, pairs, OPTIONS)),
         (1, (TARGET, pairs, OPTIONS)),
+        (1, (TARGET, pairs, other_batches)),
         (2, (another, pairs, OPTIONS)),
         (3, (TARGET, pairs, other_seed)),
         (4, (TARGET, make_pairs((3, 4)), OPTIONS)),

@@ -32,6 +32,18 @@ def test_loss_decreases_and_is_recorded(tmp_path, caplog):
     assert "40 of 40 steps, loss" in caplog.text
 
 
+def test_the_result_measures_the_parameters_that_are_exported(tmp_path):
+    batches = copy_batches()
+    result = train_toy(tmp_path, 2, dev=batches, export_dtype="bfloat16")
+    params = result.state.params
+    exported = jax.tree.map(lambda leaf: leaf.astype("bfloat16").astype("float32"), params)
+    unrounded, expected = (
+        Copier(TrainOptions(steps=2)).evaluate(each, None, batches, lambda inputs: inputs)
+        for each in (params, exported)
+    )
+    assert result.dev == expected != unrounded
+
+
 def test_a_run_that_is_cut_or_finished_resumes_where_it_was(tmp_path):
     run, periods = tmp_path / "run", {"checkpoint_period": 4}
     out_of_time = train_toy(run, 6, max_minutes=1e-9, **periods)

@@ -89,6 +89,7 @@ def train_toy(
     optimizer=optax.adam,
     schedule=lambda step: 1e-2,
     learner=Copier,
+    export_dtype: str = "float32",
     **options,
 ) -> TrainResult:
     """Trains ``learner``; logging, evaluation, checkpoints are off unless ``options`` set them."""
@@ -100,6 +101,7 @@ def train_toy(
         batches or copy_batches(),
         dev,
         directory,
+        export_dtype=export_dtype,
     )
 
 

@@ -1,0 +1,89 @@
+"""Record of what a run was started with: a resumed run continues with the same, or is refused.
+
+The checkpoints themselves refuse other training pairs, and parameters of other shapes.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from spec_t5x.data.text_files import raw_lines
+from spec_t5x.errors import InputError
+from spec_t5x.labs.training.run_checkpoints import has_checkpoints
+from spec_t5x.machine.atomic import reported, write_whole
+from spec_t5x.models.binding import ModelConfig
+
+# The file in a run's directory.
+RECORD = "run.json"
+# Fields of a network's configuration that a training chooses: they do not change its parameters.
+FREE = ("dropout_rate", "dtype")
+
+
+def digest(*values: Any) -> str:
+    """Returns the SHA-256 (hex) of the arrays in ``values``, trees, and of other leaves' repr."""
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(values):
+        if isinstance(leaf, jax.Array | np.ndarray):
+            # One array at a time, so that the host holds no second copy of a large model.
+            found.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+        else:
+            found.update(repr(leaf).encode())
+    return found.hexdigest()
+
+
+def network_settings(config: ModelConfig) -> str:
+    """Returns the fields of a network's configuration, but those that a training chooses."""
+    fields = dataclasses.asdict(config)
+    return repr({name: value for name, value in fields.items() if name not in FREE})
+
+
+def check_same(directory: Path, values: Mapping[str, str | None]) -> None:
+    """Records what the run in ``directory`` starts with, by name.
+
+    Raises:
+        InputError: the directory has checkpoints, and the record beside them has other values.
+    """
+    path = directory / RECORD
+    if has_checkpoints(directory):
+        recorded = json.loads(path.read_text()) if path.is_file() else {}
+        for name, value in values.items():
+            if recorded.get(name, "") != value:
+                raise InputError(
+                    f"the checkpoints in {directory} are of a run with another {name}: give the "
+                    "earlier one, or another output directory"
+                )
+    with reported(path):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_whole(path, [json.dumps(values, indent=1).encode() + b"\n"])
+
+
+def train_once(
+    path: Path, files: Sequence[Path], settings: Any, train: Callable[[], object]
+) -> None:
+    """Calls ``train``, which writes a vocabulary to ``path``, unless it was trained there before.
+
+    ``path`` is in a folder of the run's directory. Files of other content, or other ``settings``,
+    give another vocabulary.
+
+    Raises:
+        InputError: a file cannot be read, or the run has checkpoints with another vocabulary.
+    """
+    found, record = hashlib.sha256(repr(settings).encode()), path.with_name("trained.sha256")
+    for file in files:
+        for line in raw_lines(file):
+            found.update(line)
+    if path.is_file() and record.is_file() and record.read_text() == found.hexdigest():
+        return
+    if has_checkpoints(path.parents[1]):
+        raise InputError(
+            f"{path} was trained on other texts, or for another vocab_size, and the run has "
+            "checkpoints: give the earlier ones, or another output directory"
+        )
+    train()
+    record.write_text(found.hexdigest())
