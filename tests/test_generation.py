@@ -28,6 +28,7 @@ from spec_t5x.generation import (
     engine,
     streaming,
 )
+from spec_t5x.generation import generator as generator_lib
 from spec_t5x.generation.answers import Answers
 from spec_t5x.labs.benchmark import comparison as comparison_lib
 from spec_t5x.labs.benchmark.comparison import compare
@@ -212,6 +213,19 @@ def test_with_auto_texts_are_the_same_and_acceptance_is_remembered(generator, gr
     sampled = options(gamma="auto", batch_size=2, temperature=1.0)
     twice = [texts_of(generator.generate(TEXTS, sampled)) for _ in range(2)]
     assert twice[0] == twice[1]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_wider_batch_ends_the_slots_and_begins_new_ones(generator, greedy_alone, monkeypatch):
+    made, slots = [], engine._Slots
+    monkeypatch.setattr(generator_lib, "_SORTED", 1)
+    monkeypatch.setattr(engine, "_Slots", lambda *given: made.append(given) or slots(*given))
+    texts = [*TEXTS[:4], LONGER, TEXTS[4], ENDS]
+    expected = [greedy_alone[text] for text in texts]
+    assert_same(generator.generate(texts, GREEDY, batch_size=2), expected)
+    assert len(made) == 2
+    auto = generator.generate(texts, GREEDY, batch_size=2, gamma="auto")
+    assert texts_of(auto) == texts_of(expected) and len(made) == 4
 
 
 def test_where_no_acceptance_pays_the_draft_is_left_out(generator):
