@@ -47,8 +47,10 @@ TEMPERATURE = 2.0
 # Texts that are expected less often are counted together.
 LEAST_EXPECTED = 30
 
-# Drafts that differ from others in size alone, or are certain of their tokens as copying is.
-LEFT_OUT = ("mixed, doubting", "parrot", "int8", "shared encoder")
+# Drafts that differ from others in size alone, are certain of their tokens as copying is, or are
+# tested with coupled draws elsewhere.
+MIXED = ("mixed, doubting", "mixed, early exit", "mixed, eagle")
+LEFT_OUT = (*MIXED, "parrot", "int8", "shared encoder")
 DRAFTS = {n: d for n, d in every_draft.T5_DRAFTS.items() if n not in LEFT_OUT} | {
     "ngram": lambda: ngrams(VOCAB),
 }
