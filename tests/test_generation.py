@@ -449,6 +449,14 @@ def test_logits_that_are_not_finite_are_an_error_of_their_input(
     assert "not finite" in message_of(second.__getitem__, 0)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_stream_yields_no_event_of_logits_that_are_not_finite(with_poisoned_target):
+    for which in (with_poisoned_target, with_poisoned_target.plain()):
+        assert "the target's logits are not finite in row 0" in message_of(
+            next, which.stream(UNSOUND, GREEDY)
+        )
+
+
 def test_a_drafts_logits_that_are_not_finite_are_an_error_where_they_decide(generator):
     model = poisoned(generator, generator.draft.model)
     ill = generator.with_draft(generator.draft.replace(model=model))
