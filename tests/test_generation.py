@@ -22,6 +22,7 @@ from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator, decoder, engine, streaming
+from spec_t5x.generation import generator as generator_lib
 from spec_t5x.generation.answers import Answers
 from spec_t5x.generation.batches import bucket
 from spec_t5x.labs.benchmark import comparison as comparison_lib
@@ -209,6 +210,19 @@ def test_with_auto_texts_are_the_same_and_acceptance_is_remembered(generator, gr
     sampled = options(gamma="auto", batch_size=2, temperature=1.0)
     twice = [texts_of(generator.generate(TEXTS, sampled)) for _ in range(2)]
     assert twice[0] == twice[1]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_wider_batch_ends_the_slots_and_begins_new_ones(generator, greedy_alone, monkeypatch):
+    made, slots = [], engine._Slots
+    monkeypatch.setattr(generator_lib, "_SORTED", 1)
+    monkeypatch.setattr(engine, "_Slots", lambda *given: made.append(given) or slots(*given))
+    texts = [*TEXTS[:4], LONGER, TEXTS[4], ENDS]
+    expected = [greedy_alone[text] for text in texts]
+    assert_same(generator.generate(texts, GREEDY, batch_size=2), expected)
+    assert len(made) == 2
+    auto = generator.generate(texts, GREEDY, batch_size=2, gamma="auto")
+    assert texts_of(auto) == texts_of(expected) and len(made) == 4
 
 
 def test_where_no_acceptance_pays_the_draft_is_left_out(generator):
@@ -441,6 +455,14 @@ def test_logits_that_are_not_finite_are_an_error_of_their_input(
         "float32, or loosen rules that exclude every token"
     )
     assert "not finite" in message_of(second.__getitem__, 0)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_stream_yields_no_event_of_logits_that_are_not_finite(with_poisoned_target):
+    for which in (with_poisoned_target, with_poisoned_target.plain()):
+        assert "the target's logits are not finite in row 0" in message_of(
+            next, which.stream(UNSOUND, GREEDY)
+        )
 
 
 def test_a_drafts_logits_that_are_not_finite_are_an_error_where_they_decide(generator):
@@ -772,6 +794,9 @@ def test_assumed_costs_replace_those_of_earlier_calls(generator):
         own.assume(options, Costs.by_formula(c=c))
         proposed.append(sum(answer[0].proposed or 0 for answer in own.generate(TEXTS, options)))
     assert proposed[0] > 0 and proposed[1] == 0
+    (batch,) = own.batches(TEXTS[:1], options)
+    message = message_of(own.plain().engine(options).costs, batch)
+    assert message == "there is no draft whose costs could be measured: give one"
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -4,6 +4,7 @@ import pytest
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import find_models, make_draft
+from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.kinds import DraftOptions
@@ -63,6 +64,19 @@ def test_settings_reach_the_draft(packaged):
     draft = make_draft("transformer", *packaged, options)
     assert float(draft.settings.temperature) == 0.5
     assert float(make_draft("bigram", *packaged, options).settings.temperature) == 0.5
+
+
+def test_flags_give_the_drafts_settings(packaged):
+    for name, value in (("top_k", 5), ("top_p", 0.9)):
+        models = Models(draft_temperature=0.7, **{f"draft_{name}": value})
+        assert models.draft_options().settings == sampling(0.7, **{name: value})
+    assert Models().draft_options().settings is None
+    with pytest.raises(InputError, match="draft_top_k is 5 and draft_top_p 0.0 without a draft_te"):
+        Models(draft_top_k=5)
+    with pytest.raises(InputError, match=r"draft_temperature is 1.0 and there is no draft: leave"):
+        Models(draft="none", draft_temperature=1.0)
+    with pytest.raises(InputError, match="draft 'copy' takes no temperature: leave draft_temp"):
+        make_draft("copy", *packaged, DraftOptions(settings=sampling(0.5)))
 
 
 @pytest.mark.parametrize("name", ["int8", "early_exit", "copy", "uniform", "bigram", "mixed:ngram"])

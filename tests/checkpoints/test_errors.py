@@ -48,6 +48,7 @@ def test_corrupt_config(saved, content, expected):
     ("changes", "expected"),
     [
         ({"version": 2}, "version 2"),
+        ({"vocabulary": {"kind": "words"}}, "has vocabulary 'words': it must be sentencepiece, "),
         ({"model": {"vocab_size": 96, "n_layer": 3}}, "'n_layer'"),
         ({"model": {"vocab_size": "many"}}, "describes no T5"),
         (

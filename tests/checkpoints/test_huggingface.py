@@ -258,6 +258,19 @@ def test_a_torch_that_would_run_code_is_not_asked(directory, monkeypatch):
     assert_refused(directory, "whose code PyTorch 2.5.1+cpu would run: pip install 'torch>=2.6'")
 
 
+def test_an_index_that_names_no_files(directory):
+    (directory / "model.safetensors").rename(directory / "part.safetensors")
+    (directory / "model.safetensors.index.json").write_text("{}")
+    assert_refused(directory, "index.json has no weight_map: copy the file again")
+
+
+def test_activations_that_transformers_lacks(saved, tmp_path, configs):
+    config = dataclasses.replace(configs["1.1"], mlp_activations=("relu", "gelu"))
+    edit_config(saved, model=config.to_dict())
+    message = message_of(convert, saved, tmp_path / "there", to="huggingface")
+    assert "transformers has no T5 with activations ('relu', 'gelu'): it has relu" in message
+
+
 @pytest.mark.parametrize("name", ["shards/../../{name}", "{directory}/{name}"])
 def test_weights_outside_of_the_checkpoint_are_not_read(directory, name):
     # Where the name would lead to.

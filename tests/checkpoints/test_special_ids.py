@@ -277,6 +277,10 @@ def test_ids_that_cannot_be(made, tmp_path):
     for token in (NUM_IDS, -1, "</s>", [], [1, NUM_IDS]):
         edit_config(tmp_path, eos_token_id=token)
         assert f"eos_token_id {token!r}" in message_of(load, tmp_path)
+    target = shutil.copytree(root / "target", tmp_path / "target")
+    edit_config(target, vocab_size=NUM_IDS + 1)
+    expected = f"is [{NUM_IDS}, 32] and the configuration has vocab_size {NUM_IDS + 1}: give the"
+    assert expected in message_of(load, target)
 
 
 def test_a_tokenizer_that_ends_no_source(made, tmp_path, caplog):

@@ -310,6 +310,10 @@ def test_damaged_index(legacy, content, expected):
         (lambda t: t.pop("encoder"), "has no encoder"),
         (lambda t: t.pop("token_embedder"), "is not there"),
         (
+            lambda t: t["encoder"]["encoder_norm"].update(scale={"driver": "n5", "kvstore": {}}),
+            "encoder/encoder_norm/scale is stored with TensorStore's driver 'n5', T5X uses zarr",
+        ),
+        (
             lambda t: t["encoder"]["relpos_bias"].update(rel_embedding=np.zeros((3, 32), "f")),
             "does not divide into the 3 heads",
         ),
@@ -371,6 +375,14 @@ def test_scanned_layers_come_back(
     assert_trees_equal(again.params, loaded.params)
     # Entries beside the format's come along.
     assert again.metadata["max_source_length"] == loaded.metadata["max_source_length"] == 33
+
+    def lengthen(tree):
+        stack = tree["optimizer"]["target"]["encoder"]["encoder"]
+        stack["mlp"]["wo"]["kernel"] = np.zeros((24, 3, 16), np.float32)
+
+    edit_index(tmp_path / "checkpoint_5", lengthen)
+    message = message_of(load, tmp_path / "checkpoint_5")
+    assert "encoder/encoder/mlp/wo/kernel is [24, 3, 16] and the encoder has 2 layers" in message
 
 
 def spied(init, made):

@@ -479,6 +479,9 @@ def test_a_token_added_to_byt5(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     message = message_of(read_vocabulary, tmp_path, values_of(tmp_path))
     assert "adds token '<hl>' with id 384 to ByT5's" in message
+    values = values_of(tmp_path) | {"decoder_start_token_id": 2}
+    expected = "is a ByT5 whose texts start with 2 and end with [1]: give one with T5's ids"
+    assert expected in message_of(read_vocabulary, tmp_path, values)
 
 
 @pytest.mark.parametrize("layout", ["spiece", "json", "added", "own ids of the spiece"])

@@ -13,7 +13,8 @@ from tokenizers import (
     trainers,
 )
 
-from spec_t5x.data.mapped_vocabulary import MappedVocabulary
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary, their_ids
+from spec_t5x.errors import InputError
 from spec_t5x.generation.stop_strings import settled
 
 CORPUS = ["the quick brown fox jumps over the lazy dogs", "seven wizards box the quick dogs"]
@@ -88,6 +89,15 @@ def test_a_character_of_several_bytes_is_shown_when_it_is_whole(both):
     assert all(text.startswith(each) for each in shown)
     # Its four bytes are four tokens.
     assert len(ids) > 6 and sum("🦊" not in each for each in shown) >= 5
+
+
+def test_ids_that_the_model_has_not(both):
+    _, vocabulary = both
+    with pytest.raises(InputError, match="the eos token's id 5 is not below 5: lower it"):
+        their_ids(5, start_id=0, eos_id=5)
+    num = vocabulary.num_ids
+    with pytest.raises(InputError, match=f"the tokenizer gives id {num} and the model has {num}"):
+        vocabulary.from_theirs([num])
 
 
 def test_the_frame_of_a_source(both):

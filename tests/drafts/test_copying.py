@@ -28,7 +28,7 @@ from tests.toy_t5 import tiny_t5
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 GREEDY = sampling(0.0)
-VOCAB, SOURCE, WIDTH, GAMMA = 12, 10, 13, 4
+VOCAB, SOURCE, WIDTH, GAMMA = 12, 10, 31, 4
 
 
 @functools.partial(jax.jit, static_argnums=4)
@@ -59,8 +59,11 @@ def rows_of(texts, width, start=()):
     return jnp.asarray([[*start, *text, *[0] * (width - len(start) - len(text))] for text in texts])
 
 
-def calls(draft, sources, outputs, gamma=GAMMA):
-    """Returns each call's proposal and number accepted while a target writes these outputs."""
+def calls(draft, sources, outputs, gamma=GAMMA, plain_steps=0):
+    """Returns each call's proposal and number accepted while a target writes these outputs.
+
+    After every third call the target takes ``plain_steps``, without the draft.
+    """
     sources = rows_of(sources, SOURCE)
     state = draft.prefill(sources, jnp.zeros((len(outputs), 1), jnp.int32), WIDTH)
     lengths, accepted = [0] * len(outputs), [0] * len(outputs)
@@ -75,7 +78,8 @@ def calls(draft, sources, outputs, gamma=GAMMA):
             accepted[row] = num_equal(tokens, output[lengths[row] :])
             if lengths[row] < len(output):
                 found[row].append((tokens, accepted[row]))
-            lengths[row] = min(lengths[row] + accepted[row] + 1, len(output))
+            plain = plain_steps * (len(found[row]) % 3 == 0)
+            lengths[row] = min(lengths[row] + accepted[row] + 1 + plain, len(output))
     return found
 
 
@@ -141,14 +145,14 @@ class ByHand:
             self.misses = 0 if accepted else self.misses + 1
 
 
-def by_hand(source, output, starts, gamma=GAMMA, **options):
+def by_hand(source, output, starts, gamma=GAMMA, plain_steps=0, **options):
     row, found, length = ByHand(source, starts, **options), [], 0
     while length < len(output):
         tokens = row.propose(output[:length], gamma)
         accepted = num_equal(tokens, output[length:])
         row.commit(tokens, accepted)
         found.append((tokens, accepted))
-        length += accepted + 1
+        length += accepted + 1 + plain_steps * (len(found) % 3 == 0)
     return found
 
 
@@ -201,14 +205,22 @@ texts = st.lists(tokens, max_size=SOURCE - 1).map(lambda text: [*text, 1])
 
 
 @settings(max_examples=150, deadline=None)
-@given(texts, texts, st.booleans(), st.sampled_from([1, 2]))
-def test_any_output_is_copied_by_the_definition(source, output, words, min_match):
+@given(
+    texts,
+    st.lists(tokens, max_size=WIDTH - 2),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+    st.sampled_from([0, *range(5, 10)]),
+)
+def test_any_output_is_copied_by_the_definition(source, output, words, min_match, plain_steps):
     starts = STARTS if words else EACH_A_WORD
     draft = (with_words if words else functools.partial(CopyDraft, VOCAB))(
         min_match=min_match, max_match=3
     )
-    (found,) = calls(draft, [source], [output])
-    assert found == by_hand(source, output, starts, min_match=min_match, max_match=3)
+    output = [*output, 1]
+    (found,) = calls(draft, [source], [output], plain_steps=plain_steps)
+    options = {"plain_steps": plain_steps, "min_match": min_match, "max_match": 3}
+    assert found == by_hand(source, output, starts, **options)
     for proposed, _ in found:
         assert len(proposed) <= GAMMA and 0 not in proposed
         assert set(proposed) <= {*source, *output}

@@ -96,14 +96,20 @@ def eagle(width=None, depths=(), **settings):
     return EagleDraft.create(own, config, (1,), target(), **settings)
 
 
+def doubting(second):
+    """Makes a draft whose rows take ``second``'s proposals after odd tokens."""
+    return MixedDraft(Doubting(jnp.array([8, 6]), VOCAB), second)
+
+
 T5_DRAFTS = {
     "transformer": lambda: TransformerDraft(near()),
     "uniform": lambda: UniformDraft(VOCAB),
     "copy": lambda: CopyDraft(VOCAB),
     "mixed": lambda: MixedDraft(CopyDraft(VOCAB, min_match=2), TransformerDraft(near())),
-    "mixed, doubting": lambda: MixedDraft(
-        Doubting(jnp.array([8, 6]), VOCAB), TransformerDraft(near())
-    ),
+    "mixed, doubting": lambda: doubting(TransformerDraft(near())),
+    # The second draft writes the target's cache, or reads its states.
+    "mixed, early exit": lambda: doubting(SelfDraft.early_exit(target(), 1)),
+    "mixed, eagle": lambda: doubting(eagle()),
     "early exit": lambda: SelfDraft.early_exit(target(), 1),
     "int8": lambda: SelfDraft.rounded(target()),
     "int4": lambda: SelfDraft.rounded(target(), bits=4),
@@ -138,12 +144,12 @@ def plain_text():
 
 
 # ``tests/end_to_end/test_named_drafts.py`` has the drafts with names.
-@drafts("parrot")
+@drafts("parrot", "mixed, early exit")
 def test_the_greedy_text_is_that_of_plain_decoding(name):
     np.testing.assert_array_equal(decode(T5_DRAFTS[name]()).tokens, plain_text().tokens)
 
 
-@drafts("shared encoder", "eagle", "eagle, narrower", "early exit")
+@drafts("shared encoder", "eagle", "eagle, narrower", "early exit", "mixed, eagle")
 def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace(name):
     """Hardly any draft pays under these costs: it waits, and is used again."""
     costly = Pace.start(Costs.by_formula(c=0.5, largest=3), rest=2)
@@ -187,7 +193,7 @@ def test_several_decodes_share_the_sources_keys_and_values():
 
 
 # The drafts that have a state; ``test_copying`` tests copying, which depends on earlier acceptance.
-@drafts("transformer", "mixed, doubting", "shared encoder", "eagle")
+@drafts("transformer", "mixed, doubting", "shared encoder", "eagle", "mixed, eagle")
 def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(name):
     """A draft's state must have no effect on its proposals."""
     draft = T5_DRAFTS[name]()
@@ -281,7 +287,7 @@ LOOP = speculative.Loop(gamma=3, max_decode_len=LENGTH, verifier=TokenVerifier()
 _plain_step = jax.jit(functools.partial(speculative.step, loop=LOOP.plain))
 
 
-@drafts("mixed")
+@drafts("mixed", "mixed, early exit", "mixed, eagle")
 def test_coupled_the_text_depends_on_the_key_alone(name):
     draft, settings = T5_DRAFTS[name](), sampling(1.0)
     arguments = target(), SOURCES, PROMPTS, KEY, settings

@@ -238,6 +238,11 @@ def test_predictions_of_unknown_origin_are_left_alone(runner):
         runner()
 
 
+def test_a_directory_below_a_file_is_refused(runner):
+    with pytest.raises(InputError, match=r"cannot make .* \(Not a directory\): give another --out"):
+        runner(output_dir=str(runner.source / "out"))
+
+
 def test_damaged_files_are_found(runner):
     runner()
     whole = runner.files()["predictions.jsonl"]

@@ -12,6 +12,7 @@ from scipy import stats
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.interfaces import DraftTraits
 from spec_t5x.labs.theory.formulas import conditional_acceptance
 from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
@@ -591,3 +592,10 @@ def test_a_model_that_lacks_what_the_loops_call_is_refused(unchecked):
         decode(WRITER, Bare(), 2)
     with pytest.raises(InputError, match="Bare has no state_size, max_positions, prefill"):
         decode(Bare(), ConstantDraft(jnp.int32(1), VOCAB), 2)
+
+    @flax.struct.dataclass
+    class Deep(ConstantDraft):
+        traits = DraftTraits(depths=(0,))
+
+    with pytest.raises(InputError, match=r"layers \[0\] and StubTarget has no method showing: use"):
+        decode(WRITER, Deep(jnp.int32(1), 16), 2)

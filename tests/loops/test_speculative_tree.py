@@ -94,6 +94,51 @@ def test_sampled_texts_follow_the_targets_law(ends):
 
 
 @flax.struct.dataclass
+class OfAnyDepth(TransformerDraft):
+    """Proposes 0 levels of a tree, one, …, all of them; the others have a token it did not draw."""
+
+    def propose_tree(self, state, context, tree):
+        proposal, state = super().propose_tree(state, context, tree)
+        depths = context.lengths % (tree.depth + 1)
+        drawn = tree.depths[None, 1:] <= depths[:, None]
+        return proposal.replace(tokens=jnp.where(drawn, proposal.tokens, 2), depths=depths), state
+
+
+def test_levels_that_are_not_proposed_are_not_verified():
+    verifier, draft, keys = TreeVerifier((2, 2)), OfAnyDepth(near()), outputs_lib.row_keys(KEY, 3)
+    options = {"gamma": 3, "verifier": verifier, "max_decode_len": LENGTH}
+    steps = speculative_steps(target(), draft, SOURCES, PROMPTS, keys, GREEDY, **options)
+    iterations, decoded = drain(steps)
+    np.testing.assert_array_equal(decoded.tokens, plain().tokens)
+    lengths, seen = np.sum(np.asarray(PROMPTS) != 0, axis=1), set()
+    proposed, nodes = np.zeros(3, int), verifier.num_nodes(3) - 1
+    for iteration in iterations:
+        depths, live = lengths % 4, iteration.num_appended > 0
+        assert np.all(iteration.num_accepted <= depths)
+        expected = np.minimum(iteration.num_accepted + 1, depths)
+        np.testing.assert_array_equal(iteration.num_proposed[live], expected[live])
+        seen |= set(depths[live].tolist())
+        proposed += nodes * (live & (depths > 0))
+        lengths = lengths + iteration.num_appended
+    np.testing.assert_array_equal(decoded.stats.proposed[:, 0], proposed)
+    assert seen == {0, 1, 2, 3}
+    sampled = laws.decode_many(
+        OfAnyDepth(laws.other_model()), gamma=2, verifier=TreeVerifier((3, 2))
+    )
+    assert np.sum(sampled.stats.accepted) > 0
+    statistic, threshold = laws.chi_square(sampled, sampling(1.0))
+    assert statistic < threshold
+
+
+def test_rows_at_temperature_0_are_greedy_beside_sampled_ones():
+    mixed = decode(
+        TransformerDraft(near()), TreeVerifier((2, 2)), sampling(np.array([0.0, 1.0, 0.0]))
+    )
+    np.testing.assert_array_equal(mixed.tokens[[0, 2]], plain().tokens[[0, 2]])
+    assert not np.array_equal(mixed.tokens[1], plain().tokens[1])
+
+
+@flax.struct.dataclass
 class Misreporting(TransformerDraft):
     """Draws from one distribution and reports that of another temperature."""
 

@@ -162,3 +162,8 @@ def test_t5xs_chain_serves_coupled_draws_only():
         speculative_decode(TARGET, DRAFTS["good"], *arguments, gamma=2, max_decode_len=LENGTH)
     with pytest.raises(InputError, match="coupled"):
         autoregressive_decode(TARGET, *arguments, max_decode_len=LENGTH)
+    for rows, steps in ((4, LENGTH), (5, LENGTH - 1)):
+        other = t5x_stream(KEY, jnp.zeros(rows, jnp.int32), steps)
+        message = f"for {rows} rows and {steps} steps: make it for 5 rows and {LENGTH} steps"
+        with pytest.raises(InputError, match=message):
+            plain_decode(TARGET, SOURCES, PROMPTS, other, SAMPLED)

@@ -11,6 +11,7 @@ from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.sampling.distributions import sampling
@@ -39,6 +40,8 @@ def test_a_digest_is_of_content_and_settings():
         None,
     ]
     assert len({params_digest(other) for other in [model, *others]}) == 1 + len(others)
+    with pytest.raises(InputError, match="float among the parameters: give arrays"):
+        params_digest({"scale": 0.5})
 
 
 def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
@@ -65,6 +68,10 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
     different = [
         key(temperature=1.0),
         key(temperature=1.0, top_k=4),
+        key(temperature=1.0, top_p=0.5),
+        key(repetition_penalty=1.5),
+        key(no_repeat_ngram_size=2),
+        key(rescale_log_probs=True),
         key(batch_size=2),
         key(max_decode_len=64),
         key(temperature=1.0, num_decodes=2),

@@ -44,8 +44,7 @@ def mixed_with_a_cascade():
 
 
 def doubting():
-    first = every_draft.Doubting(every_draft.jnp.array([8, 6]), every_draft.VOCAB)
-    return MixedDraft(first, cascade())
+    return every_draft.doubting(cascade())
 
 
 DRAFTS = {
