@@ -79,7 +79,8 @@ def inspect(decode: bool = False) -> dict[str, Any]:
             except Exception as error:
                 reason = " ".join(str(error).split())[:200] or type(error).__name__
                 remedy = _remedy(error) if step is _machine else "see spec-t5x generate --debug"
-                problems.append(f"{name} fails ({reason}): {remedy}")
+                fault = accelerators.fault_of(error)
+                problems.append(fault or f"{name} fails ({reason}): {remedy}")
     return found
 
 
