@@ -56,9 +56,9 @@ def load(
             then reads only the slices that its devices hold. None puts all parameters on JAX's
             default device.
         for_decoding: packs each parameter as it is read, as ``LoadedModel.bind`` would later,
-            if this machine has kernels that need it; has no effect with ``shardings``.
+            if this machine has kernels that need it, and there are no ``shardings``.
         weights: "int8" and "int4" round the matrices, "auto" those of a rounded model: one by one
-            as they are read, if ``for_decoding`` without ``shardings``, else as they are bound.
+            as they are read, if ``for_decoding``, else as they are bound.
 
     Raises:
         InputError: the model is missing, damaged or not supported, has no vocabulary, or is larger

@@ -199,8 +199,9 @@ def model_draft(request: Request, argument: str) -> TransformerDraft:
             "target's kind"
         )
     options = request.options
+    given = {"shardings": options.shardings, "weights": options.weights}
     loaded = fitted(stored, target).load(
-        dtype=options.dtype, for_decoding=True, weights=options.weights
+        dtype=options.dtype, for_decoding=True, **given, option="draft_weights"
     )
     return TransformerDraft(loaded.bind(), settings=options.settings)
 

@@ -79,7 +79,8 @@ def inspect(decode: bool = False) -> dict[str, Any]:
                 found |= step()
             except Exception as error:
                 remedy = _remedy(error) if step is _machine else "see spec-t5x generate --debug"
-                problems.append(f"{name} fails ({one_line(error)}): {remedy}")
+                fault = accelerators.fault_of(error)
+                problems.append(fault or f"{name} fails ({one_line(error)}): {remedy}")
     return found
 
 

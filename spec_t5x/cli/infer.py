@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     enable()
 
     def load(placement):
-        shardings = placement.target if placement.mesh else None
+        shardings = placement.params if placement.mesh else None
         return Generator.load_named(models, shardings=shardings)
 
     from spec_t5x.checkpoints.make_draft import find_models

@@ -14,6 +14,7 @@ import spec_t5x
 from spec_t5x.cli import settings, standard_streams
 from spec_t5x.errors import InputError, did_you_mean, is_out_of_memory
 from spec_t5x.machine import xla_flags
+from spec_t5x.machine.accelerators import fault_of
 from spec_t5x.names import ours
 
 # Parent of the loggers of all modules.
@@ -72,13 +73,13 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         log.error(f"error: {_spoken(str(error).splitlines()[0], args)}")
         return 2
     except RuntimeError as error:
-        if args.debug or not is_out_of_memory(error):
+        fault = fault_of(error)
+        if args.debug or not (fault or is_out_of_memory(error)):
             raise
         narrower = ", or --dtype bfloat16" if "dtype" in args.flags else ""
-        log.error(
-            "error: the device's memory is full: give smaller batches, shorter texts or a smaller "
-            f"model{narrower}"
-        )
+        parallel = ", or a larger --model_parallel" if "model_parallel" in args.flags else ""
+        full = "the device's memory is full: give smaller batches, shorter texts or a smaller model"
+        log.error(f"error: {fault or f'{full}{narrower}{parallel}'}")
         return 2
     except KeyboardInterrupt:
         return 130

@@ -15,6 +15,7 @@ from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.names import AUTO, WEIGHTS
 from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class DraftOptions:
     dtype: str = "auto"
     # Precision of a draft model: "auto" is the checkpoint's; "int8" and "int4" round matrices.
     weights: str = AUTO
+    # Function from the configuration of a draft model to its parameters' shardings; None for none.
+    shardings: Callable[[Any], PyTree] | None = None
 
     def __post_init__(self):
         check_choice("weights", self.weights, WEIGHTS)

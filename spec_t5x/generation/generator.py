@@ -69,7 +69,8 @@ class Generator(BatchDecoder):
           draft: a draft's name, for ``checkpoints.make_draft``; None or "none" decodes plainly.
           options: settings of the draft; the target computes in their ``dtype`` too.
           vocabulary: for a checkpoint that holds none (``checkpoints.storage.vocabularies``).
-          shardings: those of the target's parameters (``checkpoints.loading``).
+          shardings: those of the parameters of the target and of a draft model
+            (``checkpoints.loading``).
           weights: "int8" and "int4" round the target's matrices, and outputs are those of the
             rounded model; "auto" reads the checkpoint's format.
           task: name of the decoding settings in the target's config.json
@@ -93,6 +94,7 @@ class Generator(BatchDecoder):
         options = options or DraftOptions()
         if not isinstance(options, DraftOptions):
             raise InputError(f"options is {type(options).__name__}: give DraftOptions")
+        options = dataclasses.replace(options, shardings=shardings)
         drafts = () if draft in (None, NO_DRAFT) else (draft,)
         find_models(target, drafts, options, task)
         stored = {"vocabulary": vocabulary, "shardings": shardings, "weights": weights}

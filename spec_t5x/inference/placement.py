@@ -55,8 +55,8 @@ class Placement:
         """Returns a context manager, within which computations run on these devices."""
         return contextlib.nullcontext() if self.mesh is None else partitioned(self.mesh)
 
-    def target(self, config: ModelConfig) -> PyTree:
-        """Returns the shardings, on the mesh, with which a target's parameters are to be loaded."""
+    def params(self, config: ModelConfig) -> PyTree:
+        """Returns the shardings, on the mesh, with which a model's parameters are to be loaded."""
         return param_shardings(config, self.mesh)
 
     def generator(self, generator: Generator) -> Generator:

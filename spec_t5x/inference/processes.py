@@ -6,16 +6,17 @@ end of one process does not stop the others.
 """
 
 import contextlib
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
 import jax
 
 from spec_t5x.errors import InputError
 from spec_t5x.inference.infer_options import HostOptions
+from spec_t5x.machine.accelerators import fault_of
 
 
 def join(options: HostOptions) -> tuple[int, int] | None:
@@ -38,9 +39,14 @@ def join(options: HostOptions) -> tuple[int, int] | None:
         jax.distributed.shutdown()
     except (RuntimeError, ValueError) as error:
         raise InputError(
-            f"cannot connect to the other processes ({str(error).splitlines()[0]}): give "
+            fault_of(error)
+            or f"cannot connect to the other processes ({str(error).splitlines()[0]}): give "
             "coordinator_address, process_count and process_index"
         ) from error
+    # JAX stores compiled programs in process 0 alone, and keeps the index after ``shutdown``. Each
+    # process here is on its own, and other hosts do not see the first one's cache.
+    with contextlib.suppress(AttributeError):
+        jax._src.distributed.global_state.process_id = 0
     return found
 
 
@@ -52,23 +58,11 @@ def locked(directory: Path, process: int = 0) -> Iterator[None]:
       InputError: another run holds the lock, or the directory cannot be written.
     """
     path = directory / f".lock-{process:05}"
-    lock = filelock.FileLock(path, blocking=False)
-    try:
-        lock.acquire()
-    except filelock.Timeout as error:
-        holder = path.read_text(encoding="utf-8", errors="replace") or "another run"
-        raise InputError(
-            f"{directory} is in use by {holder}: wait for it, stop it, or give another --output_dir"
-        ) from error
-    except (OSError, NotImplementedError) as error:
-        raise _no_lock(path, error) from error
-    try:
+    with _held(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
         with contextlib.suppress(OSError):
-            # The text is only for the message above: a full disk does not matter.
+            # The text is only for a message: a full disk does not matter.
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         yield
-    finally:
-        lock.release()
 
 
 def check_alone(directory: Path) -> None:
@@ -82,20 +76,26 @@ def check_alone(directory: Path) -> None:
 @contextlib.contextmanager
 def one_at_a_time(directory: Path) -> Iterator[None]:
     """Waits for a lock that one worker of the run has at a time; holds it within the ``with``."""
-    path = directory / ".lock-step"
-    lock = filelock.FileLock(path)
-    try:
-        lock.acquire()
-    except (OSError, NotImplementedError) as error:
-        raise _no_lock(path, error) from error
-    try:
+    with _held(directory / ".lock-step", fcntl.LOCK_EX):
         yield
-    finally:
-        lock.release()
 
 
-def _no_lock(path: Path, error: Exception) -> InputError:
-    return InputError(
-        f"cannot lock {path} ({getattr(error, 'strerror', None) or error}): give an --output_dir "
-        "that can be written, on a file system with locks such as a local disk"
-    )
+@contextlib.contextmanager
+def _held(path: Path, operation: int) -> Iterator[None]:
+    """Locks a file by ``flock`` within the ``with``; raises ``InputError`` if it cannot."""
+    with contextlib.ExitStack() as opened:
+        try:
+            # Opened for writing, as NFS needs it.
+            fcntl.flock(opened.enter_context(path.open("a")), operation)
+        except BlockingIOError as error:
+            holder = path.read_text(encoding="utf-8", errors="replace") or "another run"
+            raise InputError(
+                f"{path.parent} is in use by {holder}: wait for it, stop it, or give another "
+                "--output_dir"
+            ) from error
+        except OSError as error:
+            raise InputError(
+                f"cannot lock {path} ({error.strerror}): give an --output_dir that can be written, "
+                "on a file system with locks such as a local disk"
+            ) from error
+        yield

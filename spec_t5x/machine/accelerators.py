@@ -60,6 +60,16 @@ def unused() -> str | None:
     return f"JAX does not see the {found.name}: {_remedy(found)}"
 
 
+def fault_of(error: Exception) -> str | None:
+    """Returns the reason and remedy if JAX could not start a platform; None for other errors."""
+    if "Unable to initialize backend" not in str(error):
+        return None
+    # Without JAX's remedies, which lead to the CPU.
+    reason = re.sub(r"\.? \((set|you) .*", "", str(error).splitlines()[0])
+    found = present()
+    return f"{reason}: {_remedy(found) if found else 'set JAX_PLATFORMS=cpu'}"
+
+
 def capability(device: Any) -> int | None:
     """Returns the major number of an NVIDIA GPU's compute capability; None for other devices.
 

@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 from spec_t5x.errors import check_choice
-from spec_t5x.machine.accelerators import is_old_gpu
+from spec_t5x.machine.accelerators import is_old_gpu, unused
 from spec_t5x.names import AUTO, DTYPES
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ def resolve_dtype(dtype: str, device: Any = None) -> str:
         import jax
 
         device = jax.devices()[0]
+        if device.platform == "cpu" and not jax.config.jax_platforms:
+            _warn_of_unused()
     is_slow = device.platform == "cpu" or is_old_gpu(device)
     if dtype == AUTO:
         return "float32" if is_slow else "bfloat16"
@@ -40,6 +42,12 @@ def resolve_dtype(dtype: str, device: Any = None) -> str:
 
 
 @functools.cache  # once in a process
+def _warn_of_unused() -> None:
+    if why := unused():
+        log.warning("computing on the CPU: %s", why)
+
+
+@functools.cache
 def _warn_of_slowness(device_kind: str) -> None:
     log.warning(
         "bfloat16 is slower than float32 on this device (%s): leave --dtype out, or give float32",

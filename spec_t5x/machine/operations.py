@@ -49,7 +49,7 @@ class Operations:
 
     def packed(self, name: str, param: Array) -> Any:
         """Returns a host or device array as kernels need it; ``name`` ends the parameter's path."""
-        return jax.device_put(param)
+        return param if isinstance(param, jax.Array) else jax.device_put(param)
 
     def first(self, model: PyTree, num: Int[Array, ""]) -> PyTree:
         """Returns a model that may compute only the first ``num`` tokens of each row."""

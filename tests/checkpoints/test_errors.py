@@ -1,20 +1,24 @@
 """Every fault of a checkpoint is one line that names it and its remedy."""
 
 import dataclasses
+import functools
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
+from jax.sharding import AbstractMesh, AxisType
 
 from spec_t5x.checkpoints import loading
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load, open_model
 from spec_t5x.checkpoints.named_models import Models
-from spec_t5x.checkpoints.storage import stored_model
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.models.binding import expected_shapes
+from spec_t5x.models.partitioning import param_shardings
 from tests.checkpoints.faults import check_params, edit_config, message_of
 
 
@@ -133,11 +137,14 @@ def test_different_vocabularies_name_the_first_different_id(saved, spiece):
     assert "ByteVocabulary" in message_of(check_same_vocabulary, target, draft(ByteVocabulary()))
 
 
+MEM_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION=.95 before JAX starts"
+
+
 @pytest.mark.parametrize(
     ("platform", "free", "dtype", "remedy"),
     [
-        ("gpu", 100, "float32", "give weights int8, dtype bfloat16, a smaller model, or XLA_"),
-        ("tpu", 100, "bfloat16", "give weights int8, a smaller model, or XLA_PYTHON_"),
+        ("gpu", 100, "float32", f"weights int8, dtype bfloat16, {MEM_FRACTION} or a smaller"),
+        ("tpu", 100, "bfloat16", "weights int8 or a smaller model"),
         ("gpu", 1 << 30, "float32", None),
         # A host's memory is not reported exactly, and some devices report none.
         ("cpu", 100, "float32", None),
@@ -146,25 +153,24 @@ def test_different_vocabularies_name_the_first_different_id(saved, spiece):
 )
 def test_a_model_larger_than_the_devices_memory(saved, platform, free, dtype, remedy, monkeypatch):
     opened, (cpu,) = open_model(saved), jax.devices("cpu")[:1]
-    device = SimpleNamespace(platform=platform, device_kind="Tesla T4")
-    monkeypatch.setattr(jax, "local_devices", lambda: [device])
-    monkeypatch.setattr(stored_model, "free_memory", lambda: free)
+    free_of_device(monkeypatch, platform, free)
     # Nothing is read.
     monkeypatch.setattr(type(opened), "read_params", lambda *_, **__: {})
     if remedy is None:
         assert opened.load(dtype=dtype).params == {}
         return
     message = message_of(opened.load, dtype=dtype)
-    assert message.startswith(f"{saved} takes 0.0 GiB and the Tesla T4 has 0.0 free: {remedy}")
+    assert message.startswith(f"{saved} takes 0.0 GiB and the Tesla T4 has 0.0 free: give {remedy}")
     shapes = expected_shapes(opened.config).items()
     in_int8 = sum(
         math.prod(shape) * (1 if path.endswith("/kernel") else np.dtype(dtype).itemsize)
         for path, shape in shapes
     )
     rounding = {"dtype": dtype, "for_decoding": True, "weights": "int8"}
-    monkeypatch.setattr(stored_model, "free_memory", lambda: in_int8 - 1)
-    assert remedy.replace("weights int8, ", "") in message_of(opened.load, **rounding)
-    monkeypatch.setattr(stored_model, "free_memory", lambda: in_int8)
+    free_of_device(monkeypatch, platform, in_int8 - 1)
+    remedy = re.sub("weights int8(, | or )", "", remedy)
+    assert f": give {remedy}" in message_of(opened.load, **rounding)
+    free_of_device(monkeypatch, platform, in_int8)
     assert opened.load(**rounding).is_rounded
     # The host may have room.
     with jax.default_device(cpu):
@@ -174,3 +180,44 @@ def test_a_model_larger_than_the_devices_memory(saved, platform, free, dtype, re
 def test_names_of_models_of_another_type_are_refused(unchecked):
     assert message_of(Models, draft=5) == "draft is 5: give a value of type str | None"
     assert message_of(Models, draft_top_k="4") == "draft_top_k is '4': give a value of type int"
+
+
+def free_of_device(monkeypatch, platform, free, used=0):
+    """Replaces JAX's first device by one with this memory, in bytes; None reports none."""
+    stats = None if free is None else {"bytes_limit": free + used, "bytes_in_use": used}
+    kind = {"device_kind": "Tesla T4", "platform": platform}
+    device = SimpleNamespace(memory_stats=lambda: stats, **kind)
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+
+
+# An abstract mesh stands for a mesh.
+@pytest.mark.usefixtures("unchecked")
+def test_shards_larger_than_a_devices_memory(saved, monkeypatch):
+    opened, rounding = open_model(saved), {"for_decoding": True, "weights": "int8"}
+    monkeypatch.setattr(type(opened), "read_params", lambda *_, **__: {})
+    mesh = AbstractMesh((1, 2), ("data", "model"), (AxisType.Auto,) * 2)
+    shardings = functools.partial(param_shardings, mesh=mesh)
+    flat = flatten_dict(shardings(opened.config), sep="/")
+    shapes = expected_shapes(opened.config)
+    of_shard = sum(4 * math.prod(flat[path].shard_shape(shapes[path])) for path in shapes)
+    assert of_shard < 0.6 * sum(4 * math.prod(shape) for shape in shapes.values())
+    free_of_device(monkeypatch, "tpu", of_shard)
+    assert opened.load(dtype="float32", shardings=shardings).params == {}
+    free_of_device(monkeypatch, "tpu", of_shard - 1)
+    message = message_of(opened.load, dtype="float32", shardings=shardings)
+    ways = "weights int8, dtype bfloat16, a larger model_parallel or a smaller model"
+    assert message.endswith(f"0.0 GiB of each device and the Tesla T4 has 0.0 free: give {ways}")
+    assert opened.load(dtype="float32", shardings=shardings, **rounding).is_rounded
+
+
+def test_memory_that_is_in_use_and_a_draft_that_does_not_fit(saved, monkeypatch):
+    opened = open_model(saved)
+    monkeypatch.setattr(type(opened), "read_params", lambda *_, **__: {})
+    free_of_device(monkeypatch, "gpu", 100, used=1 << 30)
+    message = message_of(opened.load, dtype="bfloat16")
+    assert message.endswith(
+        "has 0.0 free, 1.0 are in use: delete the models loaded before, or restart Python"
+    )
+    # A draft's target is among them.
+    message = message_of(opened.load, dtype="bfloat16", option="draft_weights")
+    assert f": give draft_weights int8, {MEM_FRACTION} or a smaller model" in message

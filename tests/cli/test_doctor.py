@@ -52,7 +52,7 @@ def test_with_try_a_text_is_decoded(doctor, tiny_pair, monkeypatch):
 
 def test_a_problem_and_what_makes_it_slow_are_the_verdict(doctor, monkeypatch):
     def machine():
-        raise RuntimeError("Unable to initialize\nbackend 'tpu'")
+        raise RuntimeError(reason)
 
     kernels = Operations()
     kernels.platform = "cpu"
@@ -63,7 +63,12 @@ def test_a_problem_and_what_makes_it_slow_are_the_verdict(doctor, monkeypatch):
         patch.setattr(accelerators, "unused", lambda: "why")
         assert doctor()[::2] == (1, "generate works here, but on the CPU only: why.")
         patch.setattr(description, "machine", machine)
-        why = "JAX fails (Unable to initialize backend 'tpu'): set JAX_PLATFORMS=cpu"
+        patch.setattr(accelerators, "present", lambda: None)
+        reason = "no\ndevice"
+        why = "JAX fails (no device): set JAX_PLATFORMS=cpu"
+        assert doctor()[::2] == (1, f"generate would not work: {why}.")
+        reason = "Unable to initialize backend 'tpu': in use (set JAX_PLATFORMS='' to choose one)"
+        why = "Unable to initialize backend 'tpu': in use: set JAX_PLATFORMS=cpu"
         assert doctor()[::2] == (1, f"generate would not work: {why}.")
     monkeypatch.setattr(versions.importlib.metadata, "requires", lambda name: ["flax<0.1"])
     assert doctor()[2].startswith("generate would not work: flax is ")

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from spec_t5x.generation import Generator
+from spec_t5x.machine import accelerators
 
 pytestmark = pytest.mark.usefixtures("unchecked", "quick_compilation", "kept_programs")
 
@@ -103,8 +104,8 @@ def test_a_command_without_gin_refuses_bindings(run, command):
     )
 
 
-def test_a_full_device_is_a_line(run, monkeypatch):
-    def full(*_):
+def test_a_full_device_is_a_line(run, tmp_path, monkeypatch):
+    def full(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
 
     monkeypatch.setattr(Generator, "load_named", full)
@@ -114,3 +115,22 @@ def test_a_full_device_is_a_line(run, monkeypatch):
     assert "the device's memory is full: give smaller batches, shorter texts" in line
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         run("generate", "--debug", "text")
+    (tmp_path / "lines.txt").write_text("text\n")
+    given = "--input", tmp_path / "lines.txt", "--output_dir", tmp_path / "out"
+    (line,) = run("infer", "--quiet", *map(str, given)).errors
+    assert line.endswith("a smaller model, or --dtype bfloat16, or a larger --model_parallel")
+
+
+def test_a_tpu_of_another_process_is_a_line(run, monkeypatch):
+    why = "Unable to initialize backend 'tpu': ABORTED: The TPU is in use by process 7"
+
+    def taken(*_):
+        raise RuntimeError(f"{why}. (set JAX_PLATFORMS='' to choose an available backend)")
+
+    monkeypatch.setattr(jax, "devices", taken)
+    monkeypatch.setattr(accelerators, "present", lambda: accelerators.TPU)
+    monkeypatch.setattr(accelerators, "version", lambda name: "1.0")
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
+    result = run("generate", "text")
+    end = "libtpu does not start, end the other processes that hold the TPU, and restart Python"
+    assert (result.status, result.errors) == (2, [f"spec-t5x: error: {why}: {end}"])

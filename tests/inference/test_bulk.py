@@ -1,7 +1,10 @@
 """A run's answers, and what it refuses to mix or to continue."""
 
 import dataclasses
+import errno
+import fcntl
 import json
+import os
 
 import pytest
 
@@ -192,17 +195,21 @@ def test_a_stopped_run_says_how_to_resume_it(runner):
         assert again in stopped.value.how_far
 
 
-def test_a_finished_run_is_joined_without_a_lock(runner, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSYS])
+def test_a_finished_run_is_joined_without_a_lock(runner, number, monkeypatch):
     runner()
 
-    def acquire(*_, **__):
-        raise PermissionError(13, "Permission denied")
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(processes.filelock.FileLock, "acquire", acquire)
+    monkeypatch.setattr(fcntl, "flock", flock)
     assert merge(runner.output).inputs == 11
     (runner.output / "predictions.jsonl").unlink()
-    with pytest.raises(InputError, match=r"cannot lock .* \(Permission denied\): give an"):
+    refused = rf"cannot lock .* \({os.strerror(number)}\): give an"
+    with pytest.raises(InputError, match=refused):
         merge(runner.output)
+    with pytest.raises(InputError, match=refused):
+        runner()
 
 
 def test_other_inputs_are_refused(runner):

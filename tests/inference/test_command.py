@@ -258,6 +258,18 @@ def test_processes_that_cannot_meet_are_one_line(run, lines, monkeypatch):
     assert "cannot connect to the other processes (process_id must be given)" in said[0]
 
 
+def test_a_tpu_of_another_process_does_not_look_like_a_lost_one(run, lines, monkeypatch):
+    def taken():
+        raise RuntimeError("Unable to initialize backend 'tpu': it is in use (set JAX_PLATFORMS)")
+
+    monkeypatch.setattr(processes.jax.distributed, "initialize", lambda *_: None)
+    monkeypatch.setattr(processes.jax, "process_index", taken)
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
+    status, _, said = run("--input", lines, "--multiprocess")
+    assert status == 2
+    assert "error: Unable to initialize backend 'tpu': it is in use: " in said[0]
+
+
 def test_the_module_runs_as_t5x_programs_do(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["infer", "--help"])
     with pytest.raises(SystemExit) as ended:

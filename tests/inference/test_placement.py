@@ -10,6 +10,7 @@ from spec_t5x.generation import Generator
 from spec_t5x.inference.placement import Placement
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.partitioning import make_mesh
+from tests.simulated_devices import printed_by
 from tests.toy_t5 import tiny_t5
 
 
@@ -27,3 +28,13 @@ def test_tied_embeddings_are_split_by_tokens_in_both_forms(bits):
     np.testing.assert_array_equal(
         *(m.module.apply({"params": m.weights}, states, method="logits") for m in (model, placed))
     )
+
+
+def test_matrices_are_rounded_as_their_shards_are_read(tiny_pair):
+    found = printed_by("inference/rounded_program.py", tiny_pair, devices=2)
+    assert found.pop("draft") == {"query": [None, "model"], "same": True}
+    assert len(found) == 4
+    for name, each in found.items():
+        assert each["same"], name
+        # The scales of toys take much.
+        assert each["share"] < 0.5, name

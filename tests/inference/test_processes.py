@@ -26,8 +26,8 @@ class Command:
     pair: Path
     output: Path
 
-    def start(self, *flags, log="log"):
-        """Starts a process that runs it."""
+    def start(self, *flags, log="log", compiled="compiled"):
+        """Starts a process that runs it; ``compiled`` is the folder of compiled programs."""
         arguments = {
             "--input": self.folder / "lines.jsonl",
             "--output_dir": self.output,
@@ -43,7 +43,7 @@ class Command:
         given = [pair for pair in arguments.items() if pair[0] not in flags]
         arguments = [str(part) for pair in given for part in pair]
         arguments = ["infer", *arguments, *map(str, flags)]
-        cache = {"JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled")}
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(self.folder / compiled)}
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["spec_t5x.cli.main", "spec_t5x.generation"])
         process = context.Process(
@@ -147,13 +147,18 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(undisturbed):
 def test_two_processes_that_meet_are_workers(undisturbed):
     shared = undisturbed.into("shared")
     flags = (*coordinator(), "--process_index")
-    processes = [shared.start(*flags, n, log=f"log{n}") for n in range(2)]
+    caches = ["compiled", "compiled on another host"]
+    processes = [
+        shared.start(*flags, n, log=f"log{n}", compiled=cache) for n, cache in enumerate(caches)
+    ]
     for process in processes:
         process.join()
     said = [shared.said(f"log{n}")[-1] for n in range(2)]
     assert [process.exitcode for process in processes] == [0, 0], said
     assert shared.files() == undisturbed.files()
     assert any(f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in" in text for text in said)
+    # The second process compiles nothing again at its next start.
+    assert any(path.stat().st_size for path in (shared.folder / caches[1]).glob("*burst*-cache"))
 
 
 def test_independent_workers(undisturbed):

@@ -86,6 +86,26 @@ def test_reasons_not_to_use_an_accelerator(machine, settings, line):
     assert accelerators.unused() == line
 
 
+@pytest.mark.parametrize(
+    ("settings", "platform", "remedy"),
+    [
+        (
+            {**AT_TPU, "platforms": "tpu,cpu", "libtpu": "0.0.21"},
+            "tpu",
+            "libtpu does not start, end the other processes that hold the TPU, and restart Python",
+        ),
+        ({**AT_GPU, "platforms": "cuda,cpu"}, "cuda", CUDA12),
+        ({"platforms": "tpu,cpu"}, "tpu", "set JAX_PLATFORMS=cpu"),
+    ],
+)
+def test_a_platform_that_does_not_start(machine, settings, platform, remedy):
+    machine(**settings)
+    why = f"Unable to initialize backend '{platform}': ABORTED: it is in use"
+    jaxs = "(set JAX_PLATFORMS='' to automatically choose an available backend)"
+    assert accelerators.fault_of(RuntimeError(f"{why} {jaxs}")) == f"{why}: {remedy}"
+    assert accelerators.fault_of(RuntimeError("RESOURCE_EXHAUSTED")) is None
+
+
 def test_a_file_of_another_accelerator_beside_the_one_in_use(machine, monkeypatch):
     machine(**AT_GPU)
     monkeypatch.setattr(accelerators.glob, "glob", lambda pattern: [pattern])

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from spec_t5x.cli.settings import Models
@@ -40,6 +41,24 @@ def test_a_slow_choice_is_followed_with_one_warning(device, caplog):
     assert slow in line
     assert resolve_dtype("bfloat16", TPU) == "bfloat16"
     assert caplog.messages == [line]
+
+
+@pytest.mark.parametrize(("platforms", "warned"), [(None, True), ("cpu", False)])
+def test_an_accelerator_that_jax_leaves_unused_is_one_warning(
+    platforms, warned, monkeypatch, caplog
+):
+    dtypes._warn_of_unused.cache_clear()
+    monkeypatch.setattr(dtypes, "unused", lambda: "JAX does not see the TPU: end the others")
+    monkeypatch.setattr(jax, "devices", lambda: [CPU])
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", platforms)
+    try:
+        assert [resolve_dtype("auto") for _ in range(2)] == ["float32"] * 2
+    finally:
+        jax.config.update("jax_platforms", before)
+        dtypes._warn_of_unused.cache_clear()
+    line = "computing on the CPU: JAX does not see the TPU: end the others"
+    assert caplog.messages == [line] * warned
 
 
 def test_another_type_is_refused():

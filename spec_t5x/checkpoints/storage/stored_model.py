@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.storage.files import staged_directory
 from spec_t5x.checkpoints.storage.locations import Location
@@ -24,7 +25,7 @@ from spec_t5x.errors import InputError, check_choice, one_line
 from spec_t5x.machine.description import free_memory
 from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
-from spec_t5x.models.weights import BITS, rounded_weight
+from spec_t5x.models.weights import BITS, placed, rounded_weight
 from spec_t5x.names import AUTO, NATIVE_DTYPES, WEIGHTS
 from spec_t5x.types import PyTree
 
@@ -113,26 +114,31 @@ class StoredModel:
         shardings: Shardings | None = None,
         for_decoding: bool = False,
         weights: str = AUTO,
+        option: str = "weights",
     ) -> LoadedModel:
-        """Reads the weights; arguments as for ``loading.load``, with a required vocabulary."""
+        """Reads the weights; arguments as for ``loading.load``, with a required vocabulary.
+
+        ``option`` is the user's name of ``weights``, for messages.
+        """
         check_choice("weights", weights, WEIGHTS)
         vocabulary = self.known_vocabulary()
         config = dataclasses.replace(self.config, dtype=dtype)
         chosen = self.weights if weights == AUTO else weights
         tree = None if shardings is None else shardings(config)
+        flat = {} if tree is None else flatten_dict(tree, sep="/")
         is_packed = for_decoding and tree is None
         operations = usable(expected_shapes(config), dtype) if is_packed else XLA
-        bits = BITS[chosen] if is_packed and chosen != AUTO else None
-        if tree is None:
-            self._check_room(dtype, bits)
+        bits = BITS[chosen] if for_decoding and chosen != AUTO else None
+        self._check_room(dtype, bits, flat, option)
 
-        def packed(path: str, param: np.ndarray) -> Any:
+        def packed(path: str, param: np.ndarray | jax.Array) -> Any:
             names = path.split("/")
             weight = operations.packed(names[-1], param)
             if bits is None:
                 return weight
-            # One by one, so that the device holds one matrix that is not rounded.
-            return rounded_weight(names, weight, bits, tied=config.logits_via_embedding)
+            # One by one, so that a device holds one matrix that is not rounded.
+            weight = rounded_weight(names, weight, bits, tied=config.logits_via_embedding)
+            return placed(weight, flat[path], jax.device_put) if flat else weight
 
         return LoadedModel(
             params=self.read_params(dtype=dtype, shardings=tree, packed=packed),
@@ -144,7 +150,9 @@ class StoredModel:
             is_rounded=bits is not None,
         )
 
-    def _check_room(self, dtype: str, bits: int | None) -> None:
+    def _check_room(
+        self, dtype: str, bits: int | None, shardings: Mapping[str, Any], option: str
+    ) -> None:
         """Raises ``InputError`` if JAX's GPU or TPU has less free memory than the weights take."""
         device, free = jax.local_devices()[0], free_memory()
         # Weights may be read to the host, by ``jax.default_device``.
@@ -152,17 +160,31 @@ class StoredModel:
             return
         whole = 8 * jnp.dtype(dtype).itemsize
         needed = sum(
-            math.prod(shape) * (bits if bits and path.endswith("/kernel") else whole) // 8
+            math.prod(shardings[path].shard_shape(shape) if shardings else shape)
+            * (bits if bits and path.endswith("/kernel") else whole)
+            // 8
             for path, shape in expected_shapes(self.config).items()
         )
-        if needed > free:
-            fewer = "" if bits else "weights int8, "
-            fewer += "dtype bfloat16, " if dtype == "float32" else ""
+        if needed <= free:
+            return
+        each = " of each device" if shardings else ""
+        text = (
+            f"{self.directory} takes {needed / 2**30:.1f} GiB{each} and the {device.device_kind} "
+            f"has {free / 2**30:.1f} free"
+        )
+        used = device.memory_stats().get("bytes_in_use", 0)
+        # A target may use the memory that its draft needs.
+        if option == "weights" and needed <= free + used:
             raise InputError(
-                f"{self.directory} takes {needed / 2**30:.1f} GiB and the {device.device_kind} has "
-                f"{free / 2**30:.1f} free: give {fewer}a smaller model, or "
-                "XLA_PYTHON_CLIENT_MEM_FRACTION=.95 before JAX starts"
+                f"{text}, {used / 2**30:.1f} are in use: delete the models loaded before, or "
+                "restart Python"
             )
+        ways = [] if bits else [f"{option} int8"]
+        ways += ["dtype bfloat16"] if dtype == "float32" else []
+        ways += ["a larger model_parallel"] if shardings else []
+        if device.platform == "gpu":
+            ways.append("XLA_PYTHON_CLIENT_MEM_FRACTION=.95 before JAX starts")
+        raise InputError(f"{text}: give {', '.join(ways)}{' or ' * bool(ways)}a smaller model")
 
     def read_params(self, **options) -> PyTree:
         """Checks the model and reads its weights; ``options`` are of ``tensors.read_params``."""

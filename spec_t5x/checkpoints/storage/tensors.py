@@ -120,22 +120,23 @@ def read_params(
     *,
     dtype: str,
     shardings: PyTree | None = None,
-    packed: Callable[[str, np.ndarray], Any] = XLA.packed,
+    packed: Callable[[str, np.ndarray | jax.Array], Any] = XLA.packed,
 ) -> PyTree:
     """Returns the tree of parameters, read slice by slice and cast to ``dtype``.
 
     With ``shardings``, a tree like the parameters, only the slices that devices of this process
-    hold are read, each of them once. Otherwise ``packed`` gets each parameter's path and values,
-    and returns the leaf. Raises ``InputError``, which names ``source``, for NaN and infinity.
+    hold are read, each of them once. ``packed`` gets each parameter's path and values, sharded or
+    on the host, and returns the leaf. Raises ``InputError``, which names ``source``, for NaN and
+    infinity.
     """
     flat = None if shardings is None else flatten_dict(shardings, sep="/")
     params = {}
     for path, parts in _finite_parts(tensors, source, dtype, flat):
         if flat is None:
-            (whole,) = parts.values()
-            params[path] = packed(path, whole)
+            (values,) = parts.values()
         else:
-            params[path] = _on_devices(parts, tensors[path].shape, flat[path])
+            values = _on_devices(parts, tensors[path].shape, flat[path])
+        params[path] = packed(path, values)
     return unflatten_dict(params, sep="/")
 
 

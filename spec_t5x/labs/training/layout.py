@@ -6,11 +6,13 @@ The optimizer's averages of gradients are sharded as their parameters, a batch b
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
 
+from spec_t5x.checkpoints.storage.stored_model import Shardings
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.accumulation import padded_rows
 from spec_t5x.models.binding import Model
@@ -36,26 +38,31 @@ class Layout:
         cls,
         data_parallel: int | None,
         model_parallel: int,
-        param_shardings: Callable[[Mesh], PyTree],
+        of_trained: Callable[[Mesh], PyTree] = lambda mesh: None,
     ) -> "Layout":
         """Makes the layout of ``count_replicas`` replicas of ``model_parallel`` devices each.
 
-        ``param_shardings`` maps the mesh to a ``NamedSharding`` for each trained parameter.
+        ``of_trained`` maps the mesh to a ``NamedSharding`` for each trained parameter.
         """
         replicas = count_replicas(data_parallel, model_parallel)
         wanted = replicas * model_parallel
         if wanted == 1:
             return cls()
         mesh = make_mesh(replicas, model_parallel, jax.devices()[:wanted])
-        return cls(mesh=mesh, params=param_shardings(mesh))
+        return cls(mesh=mesh, params=of_trained(mesh))
 
     def within(self) -> contextlib.AbstractContextManager:
         """Returns a context in which jitted functions are partitioned over the mesh, if any."""
         return contextlib.nullcontext() if self.mesh is None else partitioned(self.mesh)
 
+    @property
+    def shardings(self) -> Shardings | None:
+        """Function from a configuration to its parameters' shardings; None on one device."""
+        return self.mesh and functools.partial(param_shardings, mesh=self.mesh)
+
     def frozen(self, model: Model) -> PyTree:
         """Returns the parameters of a model that is not trained, sharded over the mesh."""
-        shardings = None if self.mesh is None else param_shardings(model.config, self.mesh)
+        shardings = self.shardings and self.shardings(model.config)
         return jax.device_put(model.params, shardings)
 
     def rows(self, inputs: PyTree, parts: int = 1) -> PyTree:
@@ -111,8 +118,14 @@ def count_replicas(data_parallel: int | None, model_parallel: int) -> int:
     If ``data_parallel`` is None, there are as many replicas as the devices allow.
 
     Raises:
-        InputError: there are too few devices, or not a multiple of ``model_parallel``.
+        InputError: there are too few devices, not a multiple of ``model_parallel``, or those of
+            several processes.
     """
+    if (processes := jax.process_count()) > 1:
+        raise InputError(
+            f"the devices are of {processes} processes and a training has one: train on one host, "
+            "or by t5x.train (docs/t5x.md)"
+        )
     devices = jax.device_count()
     if data_parallel is None:
         if devices % model_parallel:

@@ -24,6 +24,7 @@ from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.labs.training.exports import save_model, save_shared_draft
 from spec_t5x.labs.training.first_head import first_head, head_config
 from spec_t5x.labs.training.kept_layers import keep_layers, kept_layers
+from spec_t5x.labs.training.layout import Layout
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.likeliest_tokens import check_number, likeliest_ids
 from spec_t5x.labs.training.optimizers import OptimizerOptions
@@ -140,7 +141,9 @@ def distill(
     _check(data, layers, model, initial_checkpoint, options, distillation)
     if layers and layers.encoder == SHARED:
         check_choice("stored dtype", export_dtype, STORED_DTYPES)
-    loaded = load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto"))
+    layout = Layout.create(options.data_parallel, options.model_parallel)
+    given = {"vocabulary": vocabulary, "shardings": layout.shardings}
+    loaded = load(target, dtype=resolve_dtype("auto"), **given)
     check_kind(loaded.config, data, options)
     _check_outputs(loaded, distillation)
     student = _student(loaded, layers, model, initial_checkpoint, options)
@@ -166,7 +169,8 @@ def distill(
         "held-out set": digest(shared, distillation.eval_temperatures, *_ids(pairs["dev"])),
     }
     check_same(directory, started)
-    train_pairs, held_out = _texts(data, pairs, generator, cache, options, distillation)
+    with layout.within():
+        train_pairs, held_out = _texts(data, pairs, generator, cache, options, distillation)
     if number := layers and layers.draft_vocab_size:
         ids = likeliest_ids(train_pairs.target.ids, number, loaded.config.vocab_size)
         student = student.narrowed(loaded.params, ids)
@@ -301,7 +305,7 @@ def _student(
         init = jax.jit(Network(model, options).init)
         return Student(config=model, params=init(jax.random.key(options.seed)))
     # If the checkpoint has no vocabulary, it is assumed to have the target's.
-    initial = load_initial(initial_checkpoint, target.vocabulary, model)
+    initial = load_initial(initial_checkpoint, target.vocabulary, model, options)
     check_same_vocabulary(target, initial)
     return Student(config=model, params=initial.params)
 

@@ -24,7 +24,7 @@ from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.errors import InputError, check_choice, check_unused
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.growth import GROWING, check_growth, grown
-from spec_t5x.labs.training.layout import count_replicas
+from spec_t5x.labs.training.layout import Layout, count_replicas
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData, kinds_of_data
@@ -102,7 +102,7 @@ def train(
     if grow and initial_checkpoint is None:
         raise InputError("train.grow has no model to grow: give train.initial_checkpoint")
     directory.mkdir(parents=True, exist_ok=True)
-    initial = load_initial(initial_checkpoint, data.vocabulary, model, grow=grow)
+    initial = load_initial(initial_checkpoint, data.vocabulary, model, options, grow=grow)
     started = initial and digest(initial.params)
     check_same(directory, {"model": network_settings(model), "initial checkpoint": started})
     vocabulary = initial.vocabulary if initial else data.own_vocabulary(directory, model.vocab_size)
@@ -156,7 +156,7 @@ def check_settings(
     """Checks the settings that do not depend on data, before data are read.
 
     Raises:
-        InputError: the schedule is longer than the training, there are too few devices, the
+        InputError: the schedule is longer than the training, the devices do not fit, the
             optimizer or dtype is unknown, or ``exported`` has files that are no export.
     """
     check_choice("stored dtype", export_dtype, NATIVE_DTYPES)
@@ -190,17 +190,21 @@ def load_initial(
     name: str | None,
     vocabulary: VocabularyLike | None,
     model: ModelConfig,
+    options: TrainOptions,
     *,
     grow: bool = False,
 ) -> LoadedModel | None:
     """Loads the checkpoint ``name``, if any, in float32, and grows it to ``model``'s sizes.
+
+    The parameters are sharded over the devices of ``options``; those that have grown are not.
 
     Raises:
         InputError: a setting of the checkpoint differs; with ``grow``, one that cannot grow.
     """
     if name is None:
         return None
-    loaded = load(name, vocabulary=vocabulary, dtype="float32")
+    shardings = Layout.create(options.data_parallel, options.model_parallel).shardings
+    loaded = load(name, vocabulary=vocabulary, dtype="float32", shardings=shardings)
     if type(loaded.config) is not type(model):
         raise InputError(
             f"{name} is a {type(loaded.config).__name__}, and the model to train a "

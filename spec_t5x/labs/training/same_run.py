@@ -16,7 +16,8 @@ import numpy as np
 from spec_t5x.data.text_files import raw_lines
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.run_checkpoints import has_checkpoints
-from spec_t5x.machine.atomic import reported, write_whole
+from spec_t5x.labs.writing import reported
+from spec_t5x.machine.atomic import write_whole
 from spec_t5x.models.binding import ModelConfig
 
 # The file in a run's directory.

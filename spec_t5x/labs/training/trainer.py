@@ -213,8 +213,11 @@ def init_state(
             params = learner.init(jax.random.key(learner.options.seed))
         return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
 
-    # Copied, because the first step donates the state's buffers.
-    return (layout or Layout()).initial(make, jax.tree.map(jnp.array, params))
+    layout = layout or Layout()
+    if params is not None:
+        # Copied, because the first step donates the state's buffers.
+        params = jax.tree.map(jnp.array, jax.device_put(params, layout.params))
+    return layout.initial(make, params)
 
 
 def make_train_step(

@@ -1,5 +1,6 @@
 """Training on meshes of simulated devices: the same losses, and every sharded array in parts."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -54,3 +55,21 @@ def test_parameters_and_averages_are_sharded_by_the_logical_axes(found):
 def test_too_few_devices(sizes, message):
     with pytest.raises(InputError, match=message):
         Layout.create(*sizes, lambda mesh: None)
+
+
+def test_devices_of_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(InputError, match="the devices are of 4 processes .* or by t5x.train"):
+        Layout.create(None, 1)
+
+
+def test_targets_and_checkpoints_are_loaded_in_shards(tiny_pair):
+    found = printed_by("labs/training/spread_models_program.py", tiny_pair, devices=2)
+    assert found.keys() == {"shared", "eagle", "checkpoint"}
+    for recipe, (alone, mesh) in found.items():
+        models = 1 + (recipe == "checkpoint")
+        assert (alone["status"], mesh["status"]) == (0, 0)
+        assert alone["loaded"] == [[1, []]] * models
+        assert mesh["loaded"] == [[2, ["model", None]]] * models
+        assert mesh["texts"] == alone["texts"] != []
+        np.testing.assert_allclose(mesh["losses"], alone["losses"], rtol=1e-5)
