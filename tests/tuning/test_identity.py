@@ -84,7 +84,7 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
     before = key()
     # Options that no step's time depends on find the same costs without another digest.
     costed = dataclasses.replace(generator)
-    batch, asked = costed.batches(["ab"], GenerateOptions())[0], len(keys)
+    batch, asked = text_batches(costed, ["ab"], GenerateOptions())[0], len(keys)
     for seed in range(3):
         costed.engine(GenerateOptions(temperature=1.0, seed=seed)).costs(batch)
     assert len(keys) == asked + 1
