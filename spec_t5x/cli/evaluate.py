@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
                 texts.pairs,
                 options,
                 functools.partial(progress.update, text=title),
+                ids=texts.ids,
                 metric=texts.metric,
                 intervals=texts.intervals,
             )

@@ -14,6 +14,7 @@ from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.metric_intervals import check_installed
+from spec_t5x.types import EOS_ID
 
 # ``metric(targets, predictions)``: scores by name; targets are the second of each pair.
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
@@ -109,6 +110,8 @@ class TextPairs:
     # (source, target); a target is what ``metric`` takes.
     pairs: list[tuple[str, Any]]
     metric: Metric
+    # Token ids of the sources, if a task's preprocessors made them; None tokenizes the texts.
+    ids: list[list[int]] | None = None
     # None takes those of ``labs.metric_intervals``.
     intervals: Intervals | None = None
 
@@ -139,6 +142,7 @@ def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
             name=task.name,
             pairs=[(example.source, example) for example in task.examples],
             metric=task.score,
+            ids=[example.features["inputs"].tolist() or [EOS_ID] for example in task.examples],
             intervals=task.intervals,
         )
         for task in tasks
@@ -186,10 +190,13 @@ def warn_of_skipped(number: int, total: int, name: str) -> None:
         logging.getLogger(__name__).warning(text, number, total, name)
 
 
-def fits(generator: Generator, text: str, options: GenerateOptions) -> bool:
-    """Returns True if the generator takes the text, False if it is empty or too long."""
+def fits(generator: Generator, source: str | list[int], options: GenerateOptions) -> bool:
+    """Returns True if the generator takes the text or ids, False if they are empty or too long."""
     try:
-        generator.tokenize(text, options)
+        if isinstance(source, str):
+            generator.tokenize(source, options)
+        else:
+            generator.fit(source, "", options)
     except InputError:
         return False
     return True
