@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
     models, options, source = settings.read(args, TextSource)
     # Checked before anything is loaded.
     models.draft_name()
+    source.check_readable(with_targets=True)
     source.check_scored()
     options = source.decoding(options)
 

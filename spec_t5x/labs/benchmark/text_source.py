@@ -82,11 +82,11 @@ class TextSource(TaskOptions):
         if self.name is None:
             raise InputError("data is None: give a file of pairs, or mixture_or_task")
 
-    def check_readable(self) -> None:
-        """Raises ``InputError`` unless there is a task, or a file whose sources can be read."""
+    def check_readable(self, *, with_targets: bool = False) -> None:
+        """Raises ``InputError`` unless there is a task, or a file of sources or pairs is read."""
         self.check_given()
         if self.data is not None:
-            _read_file(self.without_targets())
+            _read_file(self if with_targets else self.without_targets())
 
     def without_targets(self) -> "TextSource":
         """Returns the source of a file with other targets, because the file may lack its own."""
@@ -95,11 +95,10 @@ class TextSource(TaskOptions):
         return dataclasses.replace(self, target_column=self.source_column or 0)
 
     def check_scored(self) -> None:
-        """Raises ``InputError`` unless there is a task, or a file of pairs with a usable metric."""
+        """Raises ``InputError`` unless there is a task, or a file and its metric is installed."""
         self.check_given()
         if self.data is not None:
             check_installed([metric_by_name(self.metric)])
-            _read_file(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
