@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
     models, options, source = settings.read(args, TextSource)
     # Checked before anything is loaded.
     models.draft_name()
+    source.check_readable(with_targets=True)
     source.check_scored()
     options = source.decoding(options)
 
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
                 texts.pairs,
                 options,
                 functools.partial(progress.update, text=title),
+                ids=texts.ids,
                 metric=texts.metric,
                 intervals=texts.intervals,
             )

@@ -112,6 +112,8 @@ def read_examples(
     examples = []
     for features in read_features(task, split, lengths, limit, cached):
         texts = []
+        if "inputs" not in features:
+            raise InputError(f"task {task.name} has no feature inputs: give another task")
         for key in ("inputs_pretokenized", "targets_pretokenized"):
             if not isinstance(features.get(key), bytes):
                 raise InputError(

@@ -89,6 +89,25 @@ def test_a_task_is_the_file_with_its_prefix_and_metric(run, task, tsv):
     assert without["num_tokens"] != 0 and without["alpha"] != of_task["alpha"]
 
 
+def test_sources_are_those_that_a_tasks_preprocessors_made(run, task, tsv, spiece, tiny_pair):
+    def only_words(dataset):
+        return dataset.map(lambda each: each | {"inputs": each["inputs"][:3]})
+
+    name, given = next(_names), seqio.TaskRegistry.get(task)
+    preprocessors = [*given.preprocessors, only_words]
+    seqio.TaskRegistry.add_provider(name, given.replace(name=name, preprocessors=preprocessors))
+    try:
+        (of_task,) = run("--mixture_or_task", name)
+    finally:
+        seqio.TaskRegistry.remove(name)
+    generator = Generator.load(tiny_pair / "target", tiny_pair / "draft")
+    texts = [generator.vocabulary.encode(PREFIX + source)[:3] for source, _ in PAIRS]
+    options = GenerateOptions(gamma=2, max_decode_len=8, batch_size=3)
+    outputs = [output for (output,) in generator.generate_ids(texts, options)]
+    assert of_task["num_tokens"] == sum(len(output.output_ids) for output in outputs)
+    assert of_task["target_calls"] == sum(output.target_calls for output in outputs)
+
+
 def test_json_lines_and_rouge(run, jsonl, tsv):
     (values,) = run("--data", jsonl, "--metric", "rouge")
     assert {"rouge1", "rouge2", "rougeLsum"} <= set(values)
@@ -227,7 +246,7 @@ def test_sources_are_not_scored_against_themselves(tmp_path):
     data.write_text("one\ntwo\n")
     source = TextSource(data=str(data))
     with pytest.raises(InputError, match="data.tsv has one column: separate sources and targets"):
-        source.check_scored()
+        source.check_readable(with_targets=True)
     # Sources alone suffice to measure speed.
     source.check_readable()
     (texts,) = read_sets(dataclasses.replace(source, target_column=0), ByteVocabulary())

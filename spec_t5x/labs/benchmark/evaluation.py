@@ -56,6 +56,7 @@ def evaluate(
     options: GenerateOptions,
     progress: Callable[[int, int], None] = lambda done, total: None,
     *,
+    ids: Sequence[list[int]] | None = None,
     metric: Metric = bleu_metric,
     intervals: Intervals | None = None,
 ) -> Evaluation:
@@ -65,6 +66,7 @@ def evaluate(
       generator: decodes speculatively if it has a draft.
       pairs: ``(source, target)``; sources that are empty or too long are skipped.
       options: without beams, and ``num_decodes`` 1.
+      ids: token ids of the sources, such as a task's; None tokenizes the texts.
       progress: called with the number of inputs done and their total.
       metric: ``metric(targets, outputs)`` returns scores by name, pairs in their order.
       intervals: of the metric's scores; None takes those of ``labs.metric_intervals``.
@@ -76,15 +78,15 @@ def evaluate(
     check_options(options)
     if not pairs:
         raise InputError("there are no sources: give a file with text")
-    usable = [pair for pair in pairs if fits(generator, pair[0], options)]
-    if not usable:
-        # Raises the first source's own error.
-        generator.tokenize(pairs[0][0], options)
+    decode = generator.generate if ids is None else generator.generate_ids
+    sources = [source for source, _ in pairs] if ids is None else ids
+    usable = [i for i, source in enumerate(sources) if fits(generator, source, options)]
     outputs = []
-    for (output,) in all_answered(generator.generate([source for source, _ in usable], options)):
+    # If none is usable, raises the first source's own error.
+    for (output,) in all_answered(decode([sources[i] for i in usable or [0]], options)):
         outputs.append(output)
         progress(len(outputs), len(usable))
-    texts, targets = [each.output for each in outputs], [target for _, target in usable]
+    texts, targets = [each.output for each in outputs], [pairs[i][1] for i in usable]
     # The outputs begin with the prefix, which is not generated.
     given = len(generator.prefix_ids(options))
     ends = (intervals or functools.partial(metric_intervals, metric))(targets, texts)

@@ -14,6 +14,7 @@ from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.metric_intervals import check_installed
+from spec_t5x.types import EOS_ID
 
 # ``metric(targets, predictions)``: scores by name; targets are the second of each pair.
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
@@ -81,11 +82,11 @@ class TextSource(TaskOptions):
         if self.name is None:
             raise InputError("data is None: give a file of pairs, or mixture_or_task")
 
-    def check_readable(self) -> None:
-        """Raises ``InputError`` unless there is a task, or a file whose sources can be read."""
+    def check_readable(self, *, with_targets: bool = False) -> None:
+        """Raises ``InputError`` unless there is a task, or a file of sources or pairs is read."""
         self.check_given()
         if self.data is not None:
-            _read_file(self.without_targets())
+            _read_file(self if with_targets else self.without_targets())
 
     def without_targets(self) -> "TextSource":
         """Returns the source of a file with other targets, because the file may lack its own."""
@@ -94,11 +95,10 @@ class TextSource(TaskOptions):
         return dataclasses.replace(self, target_column=self.source_column or 0)
 
     def check_scored(self) -> None:
-        """Raises ``InputError`` unless there is a task, or a file of pairs with a usable metric."""
+        """Raises ``InputError`` unless there is a task, or a file and its metric is installed."""
         self.check_given()
         if self.data is not None:
             check_installed([metric_by_name(self.metric)])
-            _read_file(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,6 +109,8 @@ class TextPairs:
     # (source, target); a target is what ``metric`` takes.
     pairs: list[tuple[str, Any]]
     metric: Metric
+    # Token ids of the sources, if a task's preprocessors made them; None tokenizes the texts.
+    ids: list[list[int]] | None = None
     # None takes those of ``labs.metric_intervals``.
     intervals: Intervals | None = None
 
@@ -139,6 +141,7 @@ def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
             name=task.name,
             pairs=[(example.source, example) for example in task.examples],
             metric=task.score,
+            ids=[example.features["inputs"].tolist() or [EOS_ID] for example in task.examples],
             intervals=task.intervals,
         )
         for task in tasks
@@ -186,10 +189,13 @@ def warn_of_skipped(number: int, total: int, name: str) -> None:
         logging.getLogger(__name__).warning(text, number, total, name)
 
 
-def fits(generator: Generator, text: str, options: GenerateOptions) -> bool:
-    """Returns True if the generator takes the text, False if it is empty or too long."""
+def fits(generator: Generator, source: str | list[int], options: GenerateOptions) -> bool:
+    """Returns True if the generator takes the text or ids, False if they are empty or too long."""
     try:
-        generator.tokenize(text, options)
+        if isinstance(source, str):
+            generator.tokenize(source, options)
+        else:
+            generator.fit(source, "", options)
     except InputError:
         return False
     return True

@@ -262,9 +262,8 @@ def _quality(
     source = dataclasses.replace(pair.source, limit=effort(options)["judged_texts"])
     rows, tokens = [], 0
     for texts in read_sets(source, generator.vocabulary):
-        found = evaluate(
-            generator, texts.pairs, decoding, metric=texts.metric, intervals=texts.intervals
-        )
+        how = {"ids": texts.ids, "metric": texts.metric, "intervals": texts.intervals}
+        found = evaluate(generator, texts.pairs, decoding, **how)
         tokens += found.num_tokens
         for metric, score in found.metrics.items():
             low, high = found.intervals.get(metric, (None, None))

@@ -48,11 +48,11 @@ def check_same(directory: Path, values: Mapping[str, str | None]) -> None:
     """Records what the run in ``directory`` starts with, by name.
 
     Raises:
-        InputError: the directory has checkpoints, and the record beside them has other values.
+        InputError: the directory has checkpoints, and a record beside them has other values.
     """
     path = directory / RECORD
-    if has_checkpoints(directory):
-        recorded = json.loads(path.read_text()) if path.is_file() else {}
+    if has_checkpoints(directory) and path.is_file():
+        recorded = json.loads(path.read_text())
         for name, value in values.items():
             if recorded.get(name, "") != value:
                 raise InputError(
@@ -79,9 +79,10 @@ def train_once(
     for file in files:
         for line in raw_lines(file):
             found.update(line)
-    if path.is_file() and record.is_file() and record.read_text() == found.hexdigest():
+    is_run = has_checkpoints(path.parents[1])
+    if path.is_file() and (record.read_text() == found.hexdigest() if record.is_file() else is_run):
         return
-    if has_checkpoints(path.parents[1]):
+    if is_run:
         raise InputError(
             f"{path} was trained on other texts, or for another vocab_size, and the run has "
             "checkpoints: give the earlier ones, or another output directory"

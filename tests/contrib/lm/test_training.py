@@ -6,11 +6,15 @@ import pytest
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.cli.main import main
 from spec_t5x.contrib.lm.gpt import GPTConfig
+from spec_t5x.contrib.lm.training_data import TextOptions
 from spec_t5x.contrib.lm.wordpiece import WordPieceVocabulary
+from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.training.run_train import check_kind
+from spec_t5x.labs.training.trainer import TrainOptions
 from tests.conftest import ENGLISH
 from tests.labs.training.conftest import shared_steps  # noqa: F401
-from tests.labs.training.toys import assert_identical, run_command
+from tests.labs.training.toys import assert_identical, run_command, toy_config
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
@@ -110,7 +114,7 @@ def test_from_nothing_samples_differ_and_do_not_depend_on_the_batch(target, caps
         ({"TRAIN_FILES": ()}, "train_files are (): give at least one file"),
         ({"GPTConfig.max_length": 16}, "lines have up to 32 tokens and the model 16 positions"),
         ({"train.initial_checkpoint": "t5-draft"}, "is a T5Config, and the model to train a"),
-        ({"train.model": "@T5Config()"}, "the data of a T5Config are TextOptions: give DataOpt"),
+        ({"train.model": "@T5Config()"}, "nothing uses --gin.GPTConfig.vocab_size: leave it out"),
         ({"TrainOptions.label_smoothing": 0.1}, "leave it 0 for a language model"),
         ({"train.metrics": "@MetricsOptions()"}, "train.metrics cannot score TextOptions"),
     ],
@@ -121,6 +125,12 @@ def test_a_mistake_is_one_line(data, tmp_path, capsys, bindings, message):
         line for line in capsys.readouterr().err.splitlines() if "training a vocabulary" not in line
     ]
     assert line.startswith("spec-t5x: error: ") and message in line
+
+
+def test_lines_are_not_the_data_of_a_t5():
+    data = TextOptions(train_files="lines.txt")
+    with pytest.raises(InputError, match="the data of a T5Config are TextOptions: give DataOpt"):
+        check_kind(toy_config(), data, TrainOptions(steps=1))
 
 
 @pytest.mark.parametrize(
