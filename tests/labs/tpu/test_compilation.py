@@ -63,6 +63,19 @@ def mesh(chips: int, topology: str = "v4:2x2x1"):
     return make_mesh(1, chips, devices[:chips])
 
 
+def test_meshes_of_chips_in_a_grid():
+    """JAX alone splits no axis of a v4's chips, and asserts what is no grid."""
+    _, devices = tpu_chips.topology("v4:4x4x1")
+    found = make_mesh(8, 2, devices).devices
+    assert found.shape == (8, 2)
+    # The two chips of a model are neighbours.
+    assert {
+        sum(abs(a - b) for a, b in zip(one.coords, two.coords, strict=True)) for one, two in found
+    } == {1}
+    with pytest.raises(InputError, match="a mesh of 1 by 3 does not fit the places of the 3 chips"):
+        mesh(3)
+
+
 @functools.cache
 def plain(
     chips: int,
