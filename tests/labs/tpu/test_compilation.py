@@ -207,6 +207,14 @@ def test_two_chips_share_weights_and_exchange_states(plain_step):
     assert cost.operations == pytest.approx(alone.operations / 2, rel=0.2)
 
 
+def test_two_chips_that_verify_gather_the_logits_and_no_matrix():
+    devices = mesh(2)
+    model = programs.abstract_model(CONFIG, devices)
+    compiled, _ = programs.verification(model, WORK, GAMMA, devices)
+    found = {each.kind: each.result_bytes for each in collectives(compiled.as_text())}
+    assert found["all-gather"] == 4 * WORK.batch * (GAMMA + 1) * CONFIG.vocab_size
+
+
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_every_chip_compiles_the_step_that_v4_does(topology):
     (_, cost), (_, expected) = plain(2, topology=topology), plain(2)
