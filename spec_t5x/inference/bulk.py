@@ -29,6 +29,7 @@ from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, 
 from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.inference.sources import Item, Source, digest, read_shards, survey
 from spec_t5x.machine import atomic
+from spec_t5x.machine.description import vector_instructions
 from spec_t5x.machine.operations import registered
 from spec_t5x.names import AUTO
 
@@ -166,6 +167,7 @@ class _Run:
             # The platform and devices decide the order of sums, and with it their last digits.
             "platform": jax.default_backend(),
             "device_kind": jax.devices()[0].device_kind,
+            "instructions": vector_instructions() if jax.default_backend() == "cpu" else None,
             "models_and_devices": self._placement().shape,
             "kernels": [str(each) for each in registered() if (each.state() or (False,))[0]],
             "jax": jax.__version__,

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ def native() -> str:
         wanted = ("model name", "flags", "Features", "CPU part")
         return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
     return platform.processor() + platform.machine()
+
+
+def vector_instructions() -> str:
+    """Returns the names of the processor's vector instructions, which decide how a CPU sums."""
+    return " ".join(sorted(set(re.findall(r"\b(?:amx|asimd|avx|fma|sve)\w*", native()))))
 
 
 def threads() -> int:

@@ -145,7 +145,9 @@ class CachedModel:
         Sampling takes maxima, sums and single tokens of the vocabulary: on shards each would be a
         separate collective, and partial sums would round differently.
         """
-        return constrain(self.apply(states, method="logits"), ("batch", "length", None))
+        # Without the first constraint XLA gathers the matrix for several rows of several tokens.
+        logits = constrain(self.apply(states, method="logits"), ("batch", "length", "vocab"))
+        return constrain(logits, ("batch", "length", None))
 
     def move(
         self, cache: Cache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]

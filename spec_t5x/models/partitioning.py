@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from flax.core import unfreeze
 from jax.experimental import multihost_utils
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from spec_t5x.errors import InputError
@@ -45,7 +46,8 @@ def make_mesh(
       devices: by default all.
 
     Raises:
-      InputError: a size below 1, or a product that is not the number of devices.
+      InputError: a size below 1, a product that is not the number of devices, or TPU chips that
+        are no such grid.
     """
     devices = jax.devices() if devices is None else list(devices)
     if model < 1 or (data is not None and data < 1):
@@ -57,7 +59,15 @@ def make_mesh(
             f"a mesh of {data} by {model} needs {data * model} devices and there are "
             f"{len(devices)}: choose axes whose product is {len(devices)}"
         )
-    return jax.make_mesh((data, model), ("data", "model"), (AxisType.Auto,) * 2, devices=devices)
+    try:
+        # ``jax.make_mesh`` splits an axis of chips, as 4 x 4 into 8 x 2, on some TPUs alone.
+        placed = create_device_mesh((data, model), devices, allow_split_physical_axes=True)
+    except (AssertionError, NotImplementedError) as error:
+        raise InputError(
+            f"a mesh of {data} by {model} does not fit the places of the {len(devices)} chips: "
+            "choose axes that divide each of their rows"
+        ) from error
+    return Mesh(placed, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 @contextlib.contextmanager

@@ -190,7 +190,7 @@ def free_of_device(monkeypatch, platform, free, used=0):
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
 
 
-# An abstract mesh stands for a mesh.
+# The mesh is abstract, because there is one device.
 @pytest.mark.usefixtures("unchecked")
 def test_shards_larger_than_a_devices_memory(saved, monkeypatch):
     opened, rounding = open_model(saved), {"for_decoding": True, "weights": "int8"}

@@ -62,18 +62,16 @@ def placed(model: Model, opened: StoredModel) -> Model:
 
 def main(directory: Path) -> dict[str, Any]:
     opened, found = open_model(directory / "target"), {}
-    params = tiny_t5(0, vocab_size=128, logits_via_embedding=True).params
-    config = tiny_t5(0, vocab_size=128, logits_via_embedding=True).config
-    tied = StoredModel.of_params("tied", params, config, opened.vocabulary)
-    for name, each in {"target": opened, "tied": tied}.items():
+    model = tiny_t5(0, vocab_size=128, logits_via_embedding=True)
+    tied = StoredModel.of_params("tied", model.params, model.config, opened.vocabulary)
+    for weights, each in {"int8": opened, "int4": tied}.items():
         whole = held(each, "auto")[1]
-        for weights in ("int8", "int4"):
-            model, sizes = held(each, weights)
-            later = each.load(dtype="float32").bind(weights)
-            found[f"{name} {weights}"] = {
-                "same": same(placed(model, each), placed(later, each)),
-                "share": sizes[-1] / whole[-1],
-            }
+        model, sizes = held(each, weights)
+        later = each.load(dtype="float32").bind(weights)
+        found[weights] = {
+            "same": same(placed(model, each), placed(later, each)),
+            "share": sizes[-1] / whole[-1],
+        }
     options = DraftOptions(dtype="float32", weights="int8")
     pair = directory / "target", directory / "draft"
     generator = Generator.load(*pair, options, shardings=PLACEMENT.params, weights="int8")

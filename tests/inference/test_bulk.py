@@ -13,6 +13,7 @@ from spec_t5x.inference import processes
 from spec_t5x.inference.bulk import merge
 from spec_t5x.inference.signals import Interrupted
 from spec_t5x.loops.pace import Costs
+from spec_t5x.machine import description
 from tests.inference.echo import OPTIONS, Echo
 
 
@@ -224,6 +225,18 @@ def test_other_inputs_are_refused(runner):
     moved = runner.source.with_name("moved.txt")
     moved.write_text("".join(lines))
     dataclasses.replace(runner, source=moved)()
+
+
+def test_a_cpu_with_other_vectors_does_not_continue(runner, monkeypatch):
+    processors = ["flags : fpu avx2 fma avx\nmodel name : one", "flags : avx fma avx512f"]
+    monkeypatch.setattr(description, "native", lambda: processors[0])
+    runner()
+    (runner.output / "predictions.jsonl").unlink()
+    assert runner().errors == 0
+    processors.pop(0)
+    message = 'instructions was "avx avx2 fma" and is "avx avx512f fma"'
+    with pytest.raises(InputError, match=message):
+        runner()
 
 
 def test_inputs_that_change_under_way_are_refused(runner):

@@ -33,7 +33,7 @@ def test_tied_embeddings_are_split_by_tokens_in_both_forms(bits):
 def test_matrices_are_rounded_as_their_shards_are_read(tiny_pair):
     found = printed_by("inference/rounded_program.py", tiny_pair, devices=2)
     assert found.pop("draft") == {"query": [None, "model"], "same": True}
-    assert len(found) == 4
+    assert found.keys() == {"int8", "int4"}
     for name, each in found.items():
         assert each["same"], name
         # The scales of toys take much.

@@ -116,10 +116,7 @@ class StoredModel:
         weights: str = AUTO,
         option: str = "weights",
     ) -> LoadedModel:
-        """Reads the weights; arguments as for ``loading.load``, with a required vocabulary.
-
-        ``option`` is the user's name of ``weights``, for messages.
-        """
+        """Reads the weights, as ``loading.load``, with a vocabulary; ``option`` is for messages."""
         check_choice("weights", weights, WEIGHTS)
         vocabulary = self.known_vocabulary()
         config = dataclasses.replace(self.config, dtype=dtype)
@@ -167,7 +164,7 @@ class StoredModel:
         )
         if needed <= free:
             return
-        each = " of each device" if shardings else ""
+        each = " of each device" * bool(shardings)
         text = (
             f"{self.directory} takes {needed / 2**30:.1f} GiB{each} and the {device.device_kind} "
             f"has {free / 2**30:.1f} free"
@@ -179,9 +176,8 @@ class StoredModel:
                 f"{text}, {used / 2**30:.1f} are in use: delete the models loaded before, or "
                 "restart Python"
             )
-        ways = [] if bits else [f"{option} int8"]
-        ways += ["dtype bfloat16"] if dtype == "float32" else []
-        ways += ["a larger model_parallel"] if shardings else []
+        ways = [f"{option} int8"] * (not bits) + ["dtype bfloat16"] * (dtype == "float32")
+        ways += ["a larger model_parallel"] * bool(shardings)
         if device.platform == "gpu":
             ways.append("XLA_PYTHON_CLIENT_MEM_FRACTION=.95 before JAX starts")
         raise InputError(f"{text}: give {', '.join(ways)}{' or ' * bool(ways)}a smaller model")

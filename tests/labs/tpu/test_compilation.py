@@ -63,6 +63,19 @@ def mesh(chips: int, topology: str = "v4:2x2x1"):
     return make_mesh(1, chips, devices[:chips])
 
 
+def test_meshes_of_chips_in_a_grid():
+    """JAX alone splits no axis of a v4's chips, and asserts what is no grid."""
+    _, devices = tpu_chips.topology("v4:4x4x1")
+    found = make_mesh(8, 2, devices).devices
+    assert found.shape == (8, 2)
+    # The two chips of a model are neighbours.
+    assert {
+        sum(abs(a - b) for a, b in zip(one.coords, two.coords, strict=True)) for one, two in found
+    } == {1}
+    with pytest.raises(InputError, match="a mesh of 1 by 3 does not fit the places of the 3 chips"):
+        mesh(3)
+
+
 @functools.cache
 def plain(
     chips: int,
@@ -192,6 +205,14 @@ def test_two_chips_share_weights_and_exchange_states(plain_step):
     assert sum(c.count for c in found.values()) == states + 1
     assert sum(c.result_bytes for c in found.values()) == states * state + logits
     assert cost.operations == pytest.approx(alone.operations / 2, rel=0.2)
+
+
+def test_two_chips_that_verify_gather_the_logits_and_no_matrix():
+    devices = mesh(2)
+    model = programs.abstract_model(CONFIG, devices)
+    compiled, _ = programs.verification(model, WORK, GAMMA, devices)
+    found = {each.kind: each.result_bytes for each in collectives(compiled.as_text())}
+    assert found["all-gather"] == 4 * WORK.batch * (GAMMA + 1) * CONFIG.vocab_size
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
