@@ -45,9 +45,9 @@ def expected(states, matrices, norm, activations, residual):
 @pytest.mark.parametrize(
     ("dtype", "in_tiles"), [("float32", False), ("bfloat16", False), ("bfloat16", True)]
 )
-@pytest.mark.parametrize(("rows", "product"), CASES)
-def test_products(dtype, in_tiles, rows, product):
-    num, normed, activations, added = product
+@pytest.mark.parametrize(("rows", "kind"), CASES)
+def test_products(dtype, in_tiles, rows, kind):
+    num, normed, activations, added = kind
     states = drawn(0, rows, INNER, dtype=dtype)
     matrices = [drawn(i + 1, INNER, FEATURES, dtype=dtype) / 7 for i in range(num)]
     norm = products.Norm(drawn(8, INNER, dtype=dtype), 1e-6) if normed else None
