@@ -90,15 +90,17 @@ def test_truncated_weights(saved, pattern):
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ({"vocab_size": 128, "mlp_dim": 32}, "11 of the wrong shape"),
-        ({"vocab_size": 128, "mlp_dim": 32}, "is [24, 16], not [32, 16]"),
-        ({"vocab_size": 128, "mlp_dim": 32}, ", and 5 more)"),
-        ({"vocab_size": 32}, "the vocabulary has 40 ids, the model embeds 32"),
+        (
+            {"vocab_size": 128, "mlp_dim": 32},
+            ("11 of the wrong shape", "is [24, 16], not [32, 16]", ", and 5 more)"),
+        ),
+        ({"vocab_size": 32}, ("the vocabulary has 40 ids, the model embeds 32",)),
     ],
 )
 def test_weights_of_another_shape(saved, configs, sizes, expected):
     edit_config(saved, model={**configs["1.1"].to_dict(), **sizes})
-    assert expected in message_of(load, saved)
+    message = message_of(load, saved)
+    assert all(part in message for part in expected)
 
 
 def test_all_faults_of_a_tree_at_once(configs, random_params):

@@ -222,7 +222,7 @@ def test_special_ids_are_those_of_transformers(directory, kind, configured, gene
 @pytest.mark.parametrize(
     ("configured", "generation", "expected"),
     [
-        ({"decoder_start_token_id": 0}, None, "config.json has no eos_token_id"),
+        ({"decoder_start_token_id": 0}, None, "config.json has no eos_token_id, so that in trans"),
         (IDS, {"decoder_start_token_id": 0}, "generation_config.json has no eos_token_id"),
         (IDS, {"bos_token_id": 0, "eos_token_id": None}, "generation_config.json has no eos_tok"),
         (IDS, {"bos_token_id": 0, "eos_token_id": [1, ROWS]}, f"has eos_token_id [1, {ROWS}]"),

@@ -62,21 +62,6 @@ def test_weights_move_by_at_most_half_a_step(name, axis):
         np.testing.assert_array_equal(found[1:, :3], matrix[1:, :3].astype(found.dtype))
 
 
-@pytest.mark.parametrize("name", ["kernel", "embedding"])
-def test_slices_are_those_of_the_whole(name):
-    matrix = np.random.default_rng(0).normal(size=(40, 30)).astype(np.float32)
-    tensor = joined({name: matrix})[f"layer/{name}"]
-    index = slice(5, 9), slice(2, 30)
-    np.testing.assert_array_equal(tensor.read(index), whole(tensor)[index])
-
-
-@pytest.mark.parametrize("scales", [{}, {"kernel_scales": np.ones((2, 5), np.float32)}])
-def test_a_matrix_without_its_scales_is_refused(scales):
-    tensors = array_tensors({"wo": {"kernel": np.ones((4, 5), np.int8), **scales}})
-    with pytest.raises(InputError, match="DIR: wo/kernel has no scales that fit it: copy"):
-        rounded.join(tensors, "DIR", "bfloat16")
-
-
 def test_other_formats_and_rounded_models_have_none(tiny_pair, tmp_path):
     given = tiny_pair / "target", tmp_path / "copy"
     with pytest.raises(InputError, match="dtype is int8, which huggingface cannot store"):

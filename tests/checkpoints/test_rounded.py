@@ -111,18 +111,21 @@ def test_another_version_is_refused(kept, tmp_path, changes, expected):
     assert expected in message_of(load, directory)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("scales", [{}, {"kernel_scales": np.ones((2, 5), np.float32)}])
-def test_a_matrix_without_its_scales_is_refused(scales):
+def test_a_matrix_without_its_scales_is_refused(scales, dtype):
     stored = array_tensors({"wo": {"kernel": np.ones((4, 5), np.int8), **scales}})
     with pytest.raises(InputError, match="DIR: wo/kernel has no scales that fit it: copy"):
-        rounded.join(stored, "DIR", "float32")
+        rounded.join(stored, "DIR", dtype)
 
 
-def test_slices_are_those_of_the_whole():
-    matrix = np.random.default_rng(0).normal(size=(130, 7)).astype(np.float32)
-    flat = dict(rounded.split([("wo/kernel", matrix)], 4, "float32"))
+@pytest.mark.parametrize(("name", "bits"), [("kernel", 4), ("kernel", 8), ("embedding", 8)])
+def test_slices_are_those_of_the_whole(name, bits):
+    arrays = [(f"wo/{name}", np.random.default_rng(0).normal(size=(130, 7)).astype(np.float32))]
+    in_4_bits = bits == 4
+    flat = dict(rounded.split(arrays, 4, "float32") if in_4_bits else rounded.split_exactly(arrays))
     stored = array_tensors({"wo": {path.split("/")[1]: array for path, array in flat.items()}})
-    tensor = rounded.join(stored, "DIR", "float32")["wo/kernel"]
+    tensor = rounded.join(stored, "DIR", "float32" if in_4_bits else "bfloat16")[f"wo/{name}"]
     whole = tensor.read((slice(0, 130), slice(0, 7)))
     part = (slice(60, 129), slice(2, 5))
     np.testing.assert_array_equal(tensor.read(part), whole[part])

@@ -62,7 +62,7 @@ def rows_of(texts, width, start=()):
 def calls(draft, sources, outputs, gamma=GAMMA, plain_steps=0):
     """Returns each call's proposal and number accepted while a target writes these outputs.
 
-    After every third call the target takes ``plain_steps``, without the draft.
+    After the first call, and every third from there, the target takes ``plain_steps`` alone.
     """
     sources = rows_of(sources, SOURCE)
     state = draft.prefill(sources, jnp.zeros((len(outputs), 1), jnp.int32), WIDTH)
@@ -78,7 +78,7 @@ def calls(draft, sources, outputs, gamma=GAMMA, plain_steps=0):
             accepted[row] = num_equal(tokens, output[lengths[row] :])
             if lengths[row] < len(output):
                 found[row].append((tokens, accepted[row]))
-            plain = plain_steps * (len(found[row]) % 3 == 0)
+            plain = plain_steps * (len(found[row]) % 3 == 1)
             lengths[row] = min(lengths[row] + accepted[row] + 1 + plain, len(output))
     return found
 
@@ -152,7 +152,7 @@ def by_hand(source, output, starts, gamma=GAMMA, plain_steps=0, **options):
         accepted = num_equal(tokens, output[length:])
         row.commit(tokens, accepted)
         found.append((tokens, accepted))
-        length += accepted + 1 + plain_steps * (len(found) % 3 == 0)
+        length += accepted + 1 + plain_steps * (len(found) % 3 == 1)
     return found
 
 
@@ -207,17 +207,20 @@ texts = st.lists(tokens, max_size=SOURCE - 1).map(lambda text: [*text, 1])
 @settings(max_examples=150, deadline=None)
 @given(
     texts,
-    st.lists(tokens, max_size=WIDTH - 2),
+    st.lists(tokens, max_size=WIDTH - SOURCE - 1),
+    st.integers(0, SOURCE - 1),
     st.booleans(),
     st.sampled_from([1, 2]),
     st.sampled_from([0, *range(5, 10)]),
 )
-def test_any_output_is_copied_by_the_definition(source, output, words, min_match, plain_steps):
+def test_any_output_is_copied_by_the_definition(
+    source, output, copied, words, min_match, plain_steps
+):
     starts = STARTS if words else EACH_A_WORD
     draft = (with_words if words else functools.partial(CopyDraft, VOCAB))(
         min_match=min_match, max_match=3
     )
-    output = [*output, 1]
+    output = [*source[:-1][:copied], *output, 1]
     (found,) = calls(draft, [source], [output], plain_steps=plain_steps)
     options = {"plain_steps": plain_steps, "min_match": min_match, "max_match": 3}
     assert found == by_hand(source, output, starts, **options)

@@ -1,5 +1,7 @@
 """GPU kernels of products, run by JAX's interpreter, against plain JAX."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +15,17 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 INNER, FEATURES = 48, 80
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
+# The number of matrices, whether states are normed, activations, and whether a residual is added.
+PRODUCTS = [
+    (2, True, ("gelu", "linear"), False),
+    (1, False, (), False),
+    (3, True, (), False),
+    (1, True, ("relu",), False),
+    (1, False, (), True),
+]
+ROWS = (1, 2, 5, 16, 17, 64, 80, kernels.MOST_ROWS * kernels.TILE)
+# Every number of rows with one product, and every product with rows of one tile and of two.
+CASES = [*itertools.product(ROWS, PRODUCTS[:1]), *itertools.product((1, 17), PRODUCTS[1:])]
 
 
 def drawn(seed, *shape, dtype="float32"):
@@ -32,18 +45,9 @@ def expected(states, matrices, norm, activations, residual):
 @pytest.mark.parametrize(
     ("dtype", "in_tiles"), [("float32", False), ("bfloat16", False), ("bfloat16", True)]
 )
-@pytest.mark.parametrize("rows", [1, 2, 5, 16, 17, 64, 80, kernels.MOST_ROWS * kernels.TILE])
-@pytest.mark.parametrize(
-    ("num", "normed", "activations", "added"),
-    [
-        (1, False, (), False),
-        (3, True, (), False),
-        (2, True, ("gelu", "linear"), False),
-        (1, True, ("relu",), False),
-        (1, False, (), True),
-    ],
-)
-def test_products(dtype, in_tiles, rows, num, normed, activations, added):
+@pytest.mark.parametrize(("rows", "kind"), CASES)
+def test_products(dtype, in_tiles, rows, kind):
+    num, normed, activations, added = kind
     states = drawn(0, rows, INNER, dtype=dtype)
     matrices = [drawn(i + 1, INNER, FEATURES, dtype=dtype) / 7 for i in range(num)]
     norm = products.Norm(drawn(8, INNER, dtype=dtype), 1e-6) if normed else None
