@@ -274,11 +274,7 @@ class GenerateOptions:
     def rules(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Returns named arguments of ``sampling.rules.rules`` for these options, all hashable."""
         settled = self.settled(of_checkpoint)
-        values = {name: value for name, value in settled.items() if name not in _NO_RULES}
-        values["min_length"] = values.pop("min_decode_len")
-        if values["forced_bos_token_id"] < 0:
-            values["forced_bos_token_id"] = None
-        return values
+        return {name: value for name, value in settled.items() if name not in _NO_RULES}
 
     def make_verifier(self) -> "Verifier":
         """Makes the verifier that ``verifier``, ``lenience`` and ``widths`` describe."""
