@@ -183,15 +183,30 @@ class GenerateOptions:
         self._check()
 
     def _check(self) -> None:
-        gamma, beams = self.gamma, self.beams
-        length = self.settled({})["max_decode_len"]
-        ones = dict.fromkeys(("num_decodes", "max_decode_len", "batch_size"), 1)
-        zeros = dict.fromkeys(("beams", "min_decode_len", "no_repeat_ngram_size"), 0)
-        check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **ones, **zeros)
+        self._check_lengths()
         self._check_ids()
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         biased = [ids for ids, _ in self.sequence_bias or ()]
         check_rules(penalty, bad_words_ids=self.bad_words_ids or (), sequence_bias=biased)
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
+        # Called because they check their arguments.
+        self.sampling()
+        self.make_verifier()
+        if not self.temperature:
+            check_unused(self, "temperature 0, which takes the likeliest token", "top_k", "top_p")
+        self._check_texts()
+        self._check_search()
+        if (gamma := self.gamma) != AUTO and 0 < gamma < len(self.widths):
+            raise InputError(
+                f"gamma is {gamma} and widths are {self.widths}: give at most {gamma} widths"
+            )
+
+    def _check_lengths(self) -> None:
+        gamma, length = self.gamma, self.settled({})["max_decode_len"]
+        ones = dict.fromkeys(("num_decodes", "max_decode_len", "batch_size"), 1)
+        zeros = dict.fromkeys(("beams", "min_decode_len", "no_repeat_ngram_size"), 0)
+        check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **ones, **zeros)
         is_whole = isinstance(gamma, numbers.Integral) and not isinstance(gamma, bool)
         if gamma != AUTO and not (is_whole and 0 <= gamma <= length):
             raise InputError(
@@ -203,13 +218,17 @@ class GenerateOptions:
                 f"min_decode_len is {self.min_decode_len} and max_decode_len {length}: raise "
                 "max_decode_len"
             )
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
-        # Called because they check their arguments.
-        self.sampling()
-        self.make_verifier()
-        if not self.temperature:
-            check_unused(self, "temperature 0, which takes the likeliest token", "top_k", "top_p")
+
+    def _check_texts(self) -> None:
+        for string in self.stop:
+            if not isinstance(string, str) or not string:
+                raise InputError(f"stop has {string!r}: give texts of at least one character")
+        for name in ("stop", "output_prefix"):
+            check_unicode(name, "".join(getattr(self, name)))
+
+    def _check_search(self) -> None:
+        """Raises ``InputError`` for options that a beam search has not, or that only one has."""
+        beams, num_decodes = self.beams, self.num_decodes
         if not 0 <= self.beam_alpha < math.inf:
             raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
         if not math.isfinite(self.length_penalty or 0):
@@ -218,30 +237,21 @@ class GenerateOptions:
             raise InputError(
                 f"early_stopping is {self.early_stopping!r}: give True, False or 'never'"
             )
-        for string in self.stop:
-            if not isinstance(string, str) or not string:
-                raise InputError(f"stop has {string!r}: give texts of at least one character")
-        for name in ("stop", "output_prefix"):
-            check_unicode(name, "".join(getattr(self, name)))
         if beams:
             check_unused(self, f"beams {beams}: a search does without", *_OF_SAMPLING)
         else:
             check_unused(self, "beams 0: only a search has one", *OF_SEARCH)
         if self.length_penalty is not None:
             check_unused(self, "a length_penalty replaces it", "beam_alpha")
-        if beams and self.num_decodes > beams:
+        if beams and num_decodes > beams:
             raise InputError(
-                f"num_decodes is {self.num_decodes} and beams {beams}: lower num_decodes, or "
-                "give more beams"
+                f"num_decodes is {num_decodes} and beams {beams}: lower num_decodes, or give more "
+                "beams"
             )
-        if not beams and self.num_decodes > 1 and self.sampling().greedy:
+        if not beams and num_decodes > 1 and self.sampling().greedy:
             raise InputError(
-                f"num_decodes is {self.num_decodes}, temperature {self.temperature} and top_k "
+                f"num_decodes is {num_decodes}, temperature {self.temperature} and top_k "
                 f"{self.top_k}, which gives one text: sample, or give beams"
-            )
-        if gamma != AUTO and 0 < gamma < len(self.widths):
-            raise InputError(
-                f"gamma is {gamma} and widths are {self.widths}: give at most {gamma} widths"
             )
 
     def _check_ids(self) -> None:
