@@ -28,7 +28,8 @@ def option(default: Any, help: str, kind: Any = None) -> Any:
     Args:
       default: the field's default, which ``--help`` shows after ``help``.
       help: a noun phrase, which the API pages also show.
-      kind: the flag's kind (``cli.settings.add_flags``); None takes the field's annotation.
+      kind: the flag's kind (``cli.settings.add_flags``); None takes the field's annotation. A
+        repeatable flag's is ``[kind, flag]``, or ``[kind]`` if the field is the flag's plural.
     """
     return dataclasses.field(default=default, metadata={"help": help, "kind": kind})
 

@@ -74,8 +74,9 @@ def flags_of(cls: type, *names: str) -> dict[str, tuple[Any, str]]:
         if "help" in field.metadata:
             name, default, text = field.name, field.default, field.metadata["help"]
             kind = field.metadata["kind"] or field.type
-            if isinstance(kind, list) and len(kind) == 1:
-                name = name.removesuffix("s")
+            if isinstance(kind, list):
+                kind, *flag = kind
+                name, kind = flag[0] if flag else name.removesuffix("s"), [kind, name]
             if default is not None and default is not False and default not in ("", ()):
                 values = default if isinstance(default, tuple) else (default,)
                 shown = (f"{each:g}" if isinstance(each, float) else str(each) for each in values)
