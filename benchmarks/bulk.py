@@ -33,8 +33,9 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator
 from spec_t5x.generation.engine import Engine
 from spec_t5x.labs.benchmark import results
+from spec_t5x.labs.benchmark.options import TextSource
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution, doubt
-from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
+from spec_t5x.labs.benchmark.text_source import read_texts
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.description import machine
 from spec_t5x.names import AUTO

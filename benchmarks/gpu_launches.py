@@ -38,6 +38,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.tpu import programs
+from spec_t5x.labs.tpu.options import Workload
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.operations import XLA, Operations
 from spec_t5x.machine.xla_flags import GPU_FLAG
@@ -212,7 +213,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     computed_by(BY[by], programs.abstract_model(size(name), mesh), args.most_inner)
                     for name in (args.target, args.draft)
                 )
-                work = programs.Workload(batch=batch, source_len=args.source_len, greedy=greedy)
+                work = Workload(batch=batch, source_len=args.source_len, greedy=greedy)
                 for loop in LOOPS if args.loops else ["chain"]:
                     start = time.perf_counter()
                     # Where the draft's kernels run, so does their argmax.

@@ -28,7 +28,8 @@ def option(default: Any, help: str, kind: Any = None) -> Any:
     Args:
       default: the field's default, which ``--help`` shows after ``help``.
       help: a noun phrase, which the API pages also show.
-      kind: the flag's kind (``cli.settings.add_flags``); None takes the field's annotation.
+      kind: the flag's kind (``cli.settings.add_flags``); None takes the field's annotation. A
+        repeatable flag's is ``[kind, flag]``, or ``[kind]`` if the field is the flag's plural.
     """
     return dataclasses.field(default=default, metadata={"help": help, "kind": kind})
 
@@ -183,15 +184,30 @@ class GenerateOptions:
         self._check()
 
     def _check(self) -> None:
-        gamma, beams = self.gamma, self.beams
-        length = self.settled({})["max_decode_len"]
-        ones = dict.fromkeys(("num_decodes", "max_decode_len", "batch_size"), 1)
-        zeros = dict.fromkeys(("beams", "min_decode_len", "no_repeat_ngram_size"), 0)
-        check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **ones, **zeros)
+        self._check_lengths()
         self._check_ids()
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         biased = [ids for ids, _ in self.sequence_bias or ()]
         check_rules(penalty, bad_words_ids=self.bad_words_ids or (), sequence_bias=biased)
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
+        # Called because they check their arguments.
+        self.sampling()
+        self.make_verifier()
+        if not self.temperature:
+            check_unused(self, "temperature 0, which takes the likeliest token", "top_k", "top_p")
+        self._check_texts()
+        self._check_search()
+        if (gamma := self.gamma) != AUTO and 0 < gamma < len(self.widths):
+            raise InputError(
+                f"gamma is {gamma} and widths are {self.widths}: give at most {gamma} widths"
+            )
+
+    def _check_lengths(self) -> None:
+        gamma, length = self.gamma, self.settled({})["max_decode_len"]
+        ones = dict.fromkeys(("num_decodes", "max_decode_len", "batch_size"), 1)
+        zeros = dict.fromkeys(("beams", "min_decode_len", "no_repeat_ngram_size"), 0)
+        check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **ones, **zeros)
         is_whole = isinstance(gamma, numbers.Integral) and not isinstance(gamma, bool)
         if gamma != AUTO and not (is_whole and 0 <= gamma <= length):
             raise InputError(
@@ -203,13 +219,17 @@ class GenerateOptions:
                 f"min_decode_len is {self.min_decode_len} and max_decode_len {length}: raise "
                 "max_decode_len"
             )
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
-        # Called because they check their arguments.
-        self.sampling()
-        self.make_verifier()
-        if not self.temperature:
-            check_unused(self, "temperature 0, which takes the likeliest token", "top_k", "top_p")
+
+    def _check_texts(self) -> None:
+        for string in self.stop:
+            if not isinstance(string, str) or not string:
+                raise InputError(f"stop has {string!r}: give texts of at least one character")
+        for name in ("stop", "output_prefix"):
+            check_unicode(name, "".join(getattr(self, name)))
+
+    def _check_search(self) -> None:
+        """Raises ``InputError`` for options that a beam search has not, or that only one has."""
+        beams, num_decodes = self.beams, self.num_decodes
         if not 0 <= self.beam_alpha < math.inf:
             raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
         if not math.isfinite(self.length_penalty or 0):
@@ -218,30 +238,21 @@ class GenerateOptions:
             raise InputError(
                 f"early_stopping is {self.early_stopping!r}: give True, False or 'never'"
             )
-        for string in self.stop:
-            if not isinstance(string, str) or not string:
-                raise InputError(f"stop has {string!r}: give texts of at least one character")
-        for name in ("stop", "output_prefix"):
-            check_unicode(name, "".join(getattr(self, name)))
         if beams:
             check_unused(self, f"beams {beams}: a search does without", *_OF_SAMPLING)
         else:
             check_unused(self, "beams 0: only a search has one", *OF_SEARCH)
         if self.length_penalty is not None:
             check_unused(self, "a length_penalty replaces it", "beam_alpha")
-        if beams and self.num_decodes > beams:
+        if beams and num_decodes > beams:
             raise InputError(
-                f"num_decodes is {self.num_decodes} and beams {beams}: lower num_decodes, or "
-                "give more beams"
+                f"num_decodes is {num_decodes} and beams {beams}: lower num_decodes, or give more "
+                "beams"
             )
-        if not beams and self.num_decodes > 1 and self.sampling().greedy:
+        if not beams and num_decodes > 1 and self.sampling().greedy:
             raise InputError(
-                f"num_decodes is {self.num_decodes}, temperature {self.temperature} and top_k "
+                f"num_decodes is {num_decodes}, temperature {self.temperature} and top_k "
                 f"{self.top_k}, which gives one text: sample, or give beams"
-            )
-        if gamma != AUTO and 0 < gamma < len(self.widths):
-            raise InputError(
-                f"gamma is {gamma} and widths are {self.widths}: give at most {gamma} widths"
             )
 
     def _check_ids(self) -> None:
@@ -274,11 +285,7 @@ class GenerateOptions:
     def rules(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Returns named arguments of ``sampling.rules.rules`` for these options, all hashable."""
         settled = self.settled(of_checkpoint)
-        values = {name: value for name, value in settled.items() if name not in _NO_RULES}
-        values["min_length"] = values.pop("min_decode_len")
-        if values["forced_bos_token_id"] < 0:
-            values["forced_bos_token_id"] = None
-        return values
+        return {name: value for name, value in settled.items() if name not in _NO_RULES}
 
     def make_verifier(self) -> "Verifier":
         """Makes the verifier that ``verifier``, ``lenience`` and ``widths`` describe."""

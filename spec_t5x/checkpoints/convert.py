@@ -11,7 +11,7 @@ from spec_t5x.checkpoints.formats import writers_of
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
-from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.stored_model import StoredModel, Writer
 from spec_t5x.checkpoints.storage.tensors import Report
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.checkpoints.t5x import writing as t5x
@@ -62,6 +62,19 @@ def convert(
     step = {"step": t5x.step_of(directory)} if to.startswith("t5x") else {}
     check_destination(directory, overwrite)
     stored = open_model(source, vocabulary=vocabulary)
+    write = _writer_for(source, stored, to)
+    if weights == AUTO and to == "native":
+        weights = stored.weights
+    if dtype is None:
+        types = {tensor.dtype for tensor in stored.tensors.values()}
+        dtype = "bfloat16" if types == {"bfloat16"} else "float32"
+    written = dataclasses.replace(stored, metadata=stored.metadata | step, weights=weights)
+    written.write(directory, write, dtype=dtype, overwrite=overwrite, report=report)
+    return stored
+
+
+def _writer_for(source: str | Path, stored: StoredModel, to: str) -> Writer:
+    """Returns the writer of the format ``to``; raises ``InputError`` if it cannot store a model."""
     writers, kind = writers_of(stored.config), type(stored.config).__name__.removesuffix("Config")
     if to not in writers:
         having = " or ".join(sorted(writers))
@@ -72,11 +85,4 @@ def convert(
             f"{source} has other special ids than T5's, which {to} cannot store: give "
             "huggingface or native"
         )
-    if weights == AUTO and to == "native":
-        weights = stored.weights
-    if dtype is None:
-        types = {tensor.dtype for tensor in stored.tensors.values()}
-        dtype = "bfloat16" if types == {"bfloat16"} else "float32"
-    written = dataclasses.replace(stored, metadata=stored.metadata | step, weights=weights)
-    written.write(directory, writers[to], dtype=dtype, overwrite=overwrite, report=report)
-    return stored
+    return writers[to]

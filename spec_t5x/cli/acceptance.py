@@ -5,6 +5,7 @@ import dataclasses
 
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import settings
+from spec_t5x.labs.benchmark.options import AcceptanceOptions, TextSource
 from spec_t5x.names import NO_DRAFT
 
 HELP = "measure acceptance rates (alpha) of drafts on text that the target generates"
@@ -12,21 +13,6 @@ HELP = "measure acceptance rates (alpha) of drafts on text that the target gener
 _MODELS = {
     **settings.flags_of(Models, "target", "vocabulary"),
     "draft": (["NAME_OR_DIR"], "draft, as in generate; repeatable (default: a packaged target's)"),
-}
-_MEASUREMENT = {
-    "temperature": ([float], "sampling temperature, 0 is argmax; repeatable (default: 0 and 1)"),
-    "top_k": ([int], "sample from the k likeliest tokens only; 0 keeps all; repeatable"),
-    "top_p": ([float], "sample from the fewest tokens of this total mass; 0 keeps all; repeatable"),
-    "lenience": ([float], "lenience l of section A.5; 1 is lossless; repeatable (default: 1)"),
-    "num_tokens": (int, "tokens to generate with each sampling setting (default: 10000)"),
-    "max_decode_len": (int, "maximum number of generated tokens in a text (default: 128)"),
-    "max_source_len": (int, "maximum tokens of a source (default: the checkpoint's, or 512)"),
-    "batch_size": (int, "texts generated together (default: 16)"),
-    "seed": (int, "random seed (default: 0)"),
-    "confidence": (float, "confidence level of the intervals (default: 0.95)"),
-    "decoded_texts": (int, "texts to decode speculatively with each draft, too (default: 64)"),
-    "gamma": (int, "tokens that a draft proposes in an iteration of that decoding (default: 7)"),
-    "truncate": (bool, "cut inputs that are too long"),
 }
 
 
@@ -36,15 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_gin(parser)
     settings.add_flags(parser.add_argument_group("models"), _MODELS)
     settings.add_texts(parser)
-    settings.add_flags(parser.add_argument_group("measurement"), _MEASUREMENT)
+    settings.add_flags(
+        parser.add_argument_group("measurement"), settings.flags_of(AcceptanceOptions)
+    )
     settings.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures acceptance, prints a table, and writes ``--json``; returns 0."""
     from spec_t5x.errors import InputError
-    from spec_t5x.labs.benchmark.acceptance import AcceptanceOptions
-    from spec_t5x.labs.benchmark.text_source import TextSource
 
     models, source, options = settings.configured(args, Models, TextSource, AcceptanceOptions)
     if NO_DRAFT in (models.draft, *options.drafts):

@@ -4,24 +4,13 @@ import argparse
 
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import settings
+from spec_t5x.labs.benchmark.options import BenchmarkOptions, TextSource
 
 HELP = "measure speed-ups of drafts, verifiers, gammas and batch sizes against plain decoding"
 
 _MODELS = {
     "target": ("NAME_OR_DIR", "target, as in generate, or random:SIZE for random weights"),
     **settings.flags_of(Models, "vocabulary", "dtype"),
-}
-_MEASUREMENT = {
-    "gamma": ([int | str], "tokens proposed in an iteration, or auto; repeatable (default: 4)"),
-    "temperature": ([float], "sampling temperature, 0 is argmax; repeatable (default: 0 and 1)"),
-    "batch_size": ([int], "inputs decoded together; repeatable (default: 1)"),
-    "max_decode_len": ([int], "maximum number of generated tokens; repeatable (default: 128)"),
-    "num_inputs": (int, "texts to decode (default: 60)"),
-    "repeats": (int, "repetitions of each measurement (default: 5)"),
-    "alpha": (float, "simulate acceptance at this rate, on random sources and not texts"),
-    "source_len": (int, "tokens of a random source (default: 64)"),
-    "table_2": (bool, "simulate acceptance at the rates of the paper's Table 2"),
-    "parts": (bool, "also time each part of an iteration"),
 }
 
 
@@ -38,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draft, as in generate, or random:SIZE; repeatable (default: a packaged target's own)",
     )
     settings.add_texts(parser)
-    settings.add_flags(parser.add_argument_group("measurement"), _MEASUREMENT)
+    settings.add_flags(
+        parser.add_argument_group("measurement"), settings.flags_of(BenchmarkOptions)
+    )
     settings.add_json(parser)
 
 
@@ -47,10 +38,9 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.errors import InputError
     from spec_t5x.labs.benchmark import results, sweep
     from spec_t5x.labs.benchmark.reliability import caution
-    from spec_t5x.labs.benchmark.text_source import TextSource
     from spec_t5x.machine.progress import Progress
 
-    models, decoding, source, options = settings.read(args, TextSource, sweep.BenchmarkOptions)
+    models, decoding, source, options = settings.read(args, TextSource, BenchmarkOptions)
     shown = {"models": models, "source": source, "options": options, "decoding": decoding}
     rows = []
     try:

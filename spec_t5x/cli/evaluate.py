@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decodes the sources, prints a JSON object for the file or each task; returns 0."""
-    from spec_t5x.labs.benchmark.text_source import TextSource
+    from spec_t5x.labs.benchmark.options import TextSource
 
     models, options, source = settings.read(args, TextSource)
     # Checked before anything is loaded.

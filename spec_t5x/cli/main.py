@@ -192,23 +192,28 @@ def _parser() -> argparse.ArgumentParser:
     for name, module in (first | train.TRAININGS | last).items():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
-        levels = command.add_mutually_exclusive_group()
-        add = functools.partial(levels.add_argument, action="store_const", dest="log_level")
-        add("-q", "--quiet", const=logging.ERROR, help="print errors only, no progress")
-        text = "also print what is loaded, compiled and measured"
-        add("-v", "--verbose", const=logging.DEBUG, help=text)
-        command.add_argument("--debug", action="store_true", help="print tracebacks of errors")
-        command.add_argument(
-            "--gin_search_paths",
-            type=settings.folders,
-            default=(),
-            metavar="DIR,DIR",
-            help="folders to search for gin files",
-        )
+        _add_common(command)
         options = command._option_string_actions
         flags = [option[2:] for option in options if option.startswith("--")]
         command.set_defaults(run=module.run, flags=flags, log_level=logging.INFO)
     return parser
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    """Adds the flags that all commands have."""
+    levels = command.add_mutually_exclusive_group()
+    add = functools.partial(levels.add_argument, action="store_const", dest="log_level")
+    add("-q", "--quiet", const=logging.ERROR, help="print errors only, no progress")
+    text = "also print what is loaded, compiled and measured"
+    add("-v", "--verbose", const=logging.DEBUG, help=text)
+    command.add_argument("--debug", action="store_true", help="print tracebacks of errors")
+    command.add_argument(
+        "--gin_search_paths",
+        type=settings.folders,
+        default=(),
+        metavar="DIR,DIR",
+        help="folders to search for gin files",
+    )
 
 
 if __name__ == "__main__":

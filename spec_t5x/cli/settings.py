@@ -13,8 +13,8 @@ from typing import Any
 
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import standard_streams
-from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.errors import InputError
+from spec_t5x.labs.benchmark.options import TextSource
 from spec_t5x.machine.atomic import check_can_be_made
 from spec_t5x.options import GenerateOptions
 
@@ -64,20 +64,6 @@ _TYPES = {
     tuple | list | str: (folders, "DIR,DIR"),
     dict | None: (_lengths, "{'inputs':N,'targets':N}"),
 }
-# The flags of ``labs.benchmark.text_source.TextSource``, whose module imports JAX.
-_TEXTS = {
-    "data": ("FILE", "file of text pairs, .tsv or .jsonl, gzipped or not"),
-    "source_column": (int, "column of a .tsv's sources, from 0 (default: 0 of two, else 1)"),
-    "target_column": (int, "column of a .tsv's targets, from 0 (default: the one after sources)"),
-    "num_columns": (int, "number of columns of a .tsv (default: that of the first line)"),
-    "limit": (int, "read only the first N pairs"),
-    "source_words": (int, "keep only the first N words of each source of a file"),
-    "source_field": ("NAME", "field of a .jsonl with the source (default: article)"),
-    "target_field": ("NAME", "field of a .jsonl with the target (default: highlights)"),
-    "prefix": ("TEXT", "text to put before every source of a file"),
-    "split": ("NAME", "split of the task (default: validation)"),
-    "task_module": (["MODULE"], "module that registers tasks, to be imported; repeatable"),
-}
 CACHES = ("use_cached_tasks", "seqio_additional_cache_dirs")
 
 
@@ -86,11 +72,16 @@ def flags_of(cls: type, *names: str) -> dict[str, tuple[Any, str]]:
     flags = {}
     for field in dataclasses.fields(cls):
         if "help" in field.metadata:
-            default, text = field.default, field.metadata["help"]
+            name, default, text = field.name, field.default, field.metadata["help"]
             kind = field.metadata["kind"] or field.type
+            if isinstance(kind, list):
+                kind, *flag = kind
+                name, kind = flag[0] if flag else name.removesuffix("s"), [kind, name]
             if default is not None and default is not False and default not in ("", ()):
-                text += f" (default: {default:g})" if kind is float else f" (default: {default})"
-            flags[field.name] = kind, text
+                values = default if isinstance(default, tuple) else (default,)
+                shown = (f"{each:g}" if isinstance(each, float) else str(each) for each in values)
+                text += f" (default: {' and '.join(shown)})"
+            flags[name] = kind, text
     return {name: flags[name] for name in names or flags}
 
 
@@ -143,9 +134,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_texts(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``labs.benchmark.text_source.TextSource``: a file, or a seqio task."""
-    task = flags_of(TaskOptions, "mixture_or_task", *CACHES)
-    add_flags(parser.add_argument_group("texts"), _TEXTS | task)
+    """Adds the flags of ``TextSource``: a file, or a seqio task."""
+    flags = flags_of(TextSource)
+    # Of a task's features, only gin sets the lengths.
+    del flags["task_feature_lengths"]
+    add_flags(parser.add_argument_group("texts"), flags)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -21,9 +21,10 @@ class TaskOptions:
         "seqio task or mixture to read instead of a file; a mixture's tasks are read in turn",
         "NAME",
     )
-    # Modules that register tasks when imported; the paper's tasks need none.
-    # T5X's macro is one name or None, so these types are accepted as well.
-    task_modules: tuple | list | str | None = ()
+    # The paper's tasks need none. T5X's macro is one name or None: these are accepted as well.
+    task_modules: tuple | list | str | None = option(
+        (), "module that registers tasks, to be imported; repeatable", ["MODULE"]
+    )
     task_feature_lengths: dict | None = option(None, "cut inputs to N tokens; end outputs after N")
     use_cached_tasks: bool = option(False, "read a task's seqio cache instead of its data")
     seqio_additional_cache_dirs: tuple | list | str = option((), "more folders with cached tasks")

@@ -7,7 +7,7 @@ rules, their order and their arithmetic are those of transformers' logits proces
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import flax.struct
 import jax
@@ -47,7 +47,7 @@ class Rules:
     last: Bool[Array, "vocab"] | None = None
     # Tokens that end a text, and the number of generated tokens below which they are excluded.
     ends: Bool[Array, "vocab"] | None = None
-    min_length: Int[Array, ""] | None = None
+    min_decode_len: Int[Array, ""] | None = None
     # Divides the positive and multiplies the negative logits of tokens that are in the text.
     repetition_penalty: Float32[Array, ""] | None = None
     # Phrases, padded on the left, and the bias added to the logit of a phrase's last token where
@@ -90,8 +90,8 @@ class Rules:
             if self.first is not None:
                 chosen = generated - (places.starts[:, None] == 0)
             excluded |= (chosen == 0)[:, :, None] & self.banned_first[None, None, :]
-        if self.min_length is not None:
-            is_short = generated < self.min_length
+        if self.min_decode_len is not None:
+            is_short = generated < self.min_decode_len
             excluded |= is_short[:, :, None] & self.ends[None, None, :]
         if self.no_repeat_ngram_size:
             excluded |= self._repeated(places, shape[-1])
@@ -143,12 +143,12 @@ def rules(
     vocab_size: int,
     eos_ids: Sequence[int],
     *,
-    min_length: int = 0,
+    min_decode_len: int = 0,
     repetition_penalty: float = 1.0,
     no_repeat_ngram_size: int = 0,
     suppress_tokens: Sequence[int] = (),
     begin_suppress_tokens: Sequence[int] = (),
-    forced_bos_token_id: int | None = None,
+    forced_bos_token_id: int = -1,
     forced_eos_token_id: Sequence[int] = (),
     bad_words_ids: Sequence[Sequence[int]] = (),
     sequence_bias: Sequence[tuple[Sequence[int], float]] = (),
@@ -159,12 +159,12 @@ def rules(
     Args:
       vocab_size: number of logits.
       eos_ids: tokens that end a text.
-      min_length: least number of tokens that are generated before one of ``eos_ids``.
+      min_decode_len: least number of tokens that are generated before one of ``eos_ids``.
       repetition_penalty: makes tokens of the text less likely if above 1; 1 is neutral.
       no_repeat_ngram_size: size of the n-grams that no text may repeat; 0 is neutral.
       suppress_tokens: tokens that are never generated.
       begin_suppress_tokens: tokens that are not generated first.
-      forced_bos_token_id: the token that follows the start token.
+      forced_bos_token_id: the token that follows the start token; -1 is neutral.
       forced_eos_token_id: tokens, one of which is last in a text that reaches its limit.
       bad_words_ids: phrases that are never generated; one of ``eos_ids`` alone stays allowed.
       sequence_bias: phrases, each with the number added to the logit of its last token.
@@ -175,23 +175,19 @@ def rules(
     """
     words = [tuple(word) for word in bad_words_ids]
     phrases = [(tuple(text), bias) for text, bias in sequence_bias]
-    forced = () if forced_bos_token_id is None else (forced_bos_token_id,)
-    for name, tokens in {
-        "suppress_tokens": suppress_tokens,
-        "begin_suppress_tokens": begin_suppress_tokens,
-        "forced_bos_token_id": forced,
-        "forced_eos_token_id": forced_eos_token_id,
-        "bad_words_ids": itertools.chain(*words),
-        "sequence_bias": itertools.chain(*(text for text, _ in phrases)),
-    }.items():
-        for token in tokens:
-            if not 0 <= token < vocab_size:
-                raise InputError(
-                    f"{name} has token {token} and the model {vocab_size} tokens: give lower ids"
-                )
     biased = [text for text, _ in phrases]
+    forced = () if forced_bos_token_id == -1 else (forced_bos_token_id,)
+    _check_ids(
+        vocab_size,
+        suppress_tokens=suppress_tokens,
+        begin_suppress_tokens=begin_suppress_tokens,
+        forced_bos_token_id=forced,
+        forced_eos_token_id=forced_eos_token_id,
+        bad_words_ids=itertools.chain(*words),
+        sequence_bias=itertools.chain(*biased),
+    )
     check_rules(repetition_penalty, bad_words_ids=words, sequence_bias=biased)
-    check_numbers(0, min_length=min_length, no_repeat_ngram_size=no_repeat_ngram_size)
+    check_numbers(0, min_decode_len=min_decode_len, no_repeat_ngram_size=no_repeat_ngram_size)
 
     def mask(tokens: Sequence[int]) -> Array | None:
         return jnp.asarray(np.isin(np.arange(vocab_size), list(tokens))) if len(tokens) else None
@@ -205,8 +201,8 @@ def rules(
         banned_first=mask(begin_suppress_tokens),
         first=jnp.int32(forced_bos_token_id) if forced else None,
         last=mask(forced_eos_token_id),
-        ends=mask(eos_ids) if min_length else None,
-        min_length=jnp.int32(min_length) if min_length else None,
+        ends=mask(eos_ids) if min_decode_len else None,
+        min_decode_len=jnp.int32(min_decode_len) if min_decode_len else None,
         repetition_penalty=None if repetition_penalty == 1 else jnp.float32(repetition_penalty),
         phrases=jnp.asarray(filled, jnp.int32) if phrases else None,
         phrase_biases=jnp.asarray([bias for _, bias in phrases], jnp.float32) if phrases else None,
@@ -214,6 +210,15 @@ def rules(
         start_id=start_id,
     )
     return made if no_repeat_ngram_size or jax.tree.leaves(made) else None
+
+
+def _check_ids(vocab_size: int, **ids: Iterable[int]) -> None:
+    """Raises ``InputError`` for an id that is not in the vocabulary."""
+    for name, token in ((name, token) for name, tokens in ids.items() for token in tokens):
+        if not 0 <= token < vocab_size:
+            raise InputError(
+                f"{name} has token {token} and the model {vocab_size} tokens: give lower ids"
+            )
 
 
 def _any_token(

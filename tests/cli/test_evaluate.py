@@ -14,7 +14,8 @@ from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.evaluation import evaluate
-from spec_t5x.labs.benchmark.text_source import TextSource, read_sets, read_texts
+from spec_t5x.labs.benchmark.options import TextSource
+from spec_t5x.labs.benchmark.text_source import read_sets, read_texts
 
 seqio = pytest.importorskip("seqio")
 from spec_t5x.data.tasks import register_jsonl_task, register_tsv_task  # noqa: E402

@@ -10,7 +10,7 @@ from spec_t5x.data.task_options import WMT_ENDE, TaskOptions
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.inference.infer_options import InferOptions
-from spec_t5x.labs.benchmark.text_source import TextSource
+from spec_t5x.labs.benchmark.options import TextSource
 from spec_t5x.labs.training.run_data import TaskDataOptions
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from tests.conftest import ENGLISH, GERMAN

@@ -252,7 +252,7 @@ def ruled():
         repetition_penalty=1.5,
         no_repeat_ngram_size=2,
         bad_words_ids=((5, 4),),
-        min_length=1,
+        min_decode_len=1,
         begin_suppress_tokens=(3,),
     )
 

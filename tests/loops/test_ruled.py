@@ -29,7 +29,7 @@ RULES = {
         "suppress_tokens": (8, 22),
         "begin_suppress_tokens": tuple(range(2, 12)),
         "forced_eos_token_id": (EOS_ID,),
-        "min_length": 7,
+        "min_decode_len": 7,
     },
     "history": {
         "repetition_penalty": 1.4,

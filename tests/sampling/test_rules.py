@@ -48,10 +48,10 @@ CASES = {
     "no triple twice": {"no_repeat_ngram_size": 3},
     "n-grams longer than any text": {"no_repeat_ngram_size": 40},
     "biases": {"sequence_bias": (((3,), -2.5), ((2, 4), 3.0), ((0, 5), 1.5))},
-    "at least so many": {"min_length": 4},
-    "ends that are several": {"min_length": 3, "eos": (1, 5)},
+    "at least so many": {"min_decode_len": 4},
+    "ends that are several": {"min_decode_len": 3, "eos": (1, 5)},
     "everything": {
-        "min_length": 5,
+        "min_decode_len": 5,
         "repetition_penalty": 1.3,
         "no_repeat_ngram_size": 2,
         "suppress_tokens": (6,),
@@ -71,7 +71,7 @@ def lists(value):
 def theirs(logits, tokens, start, limit, case):
     """Returns the logits after ``tokens`` by transformers' processors."""
     values = {name: lists(value) for name, value in case.items() if name != "eos"}
-    values["min_new_tokens"] = values.pop("min_length", None)
+    values["min_new_tokens"] = values.pop("min_decode_len", None)
     config = transformers.GenerationConfig(**values, max_length=limit + 1)
     config._eos_token_tensor = torch.tensor(case.get("eos", EOS))
     processors = MODEL._get_logits_processor(config, input_ids_seq_length=start + 1)
@@ -121,7 +121,9 @@ def test_the_start_token_may_be_the_token_that_ends_a_text():
 
 
 def test_neutral_values_are_no_rules():
-    assert rules(VOCAB, EOS, min_length=0, repetition_penalty=1.0, bad_words_ids=((1,),)) is None
+    assert (
+        rules(VOCAB, EOS, min_decode_len=0, repetition_penalty=1.0, bad_words_ids=((1,),)) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_neutral_values_are_no_rules():
         ({"bad_words_ids": ((),)}, "a text of no tokens"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: give a number above 0"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1: give at least 0"),
-        ({"min_length": -2}, "min_length is -2: give at least 0"),
+        ({"min_decode_len": -2}, "min_decode_len is -2: give at least 0"),
     ],
 )
 def test_impossible_values_are_refused(given, message):

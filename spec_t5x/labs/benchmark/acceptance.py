@@ -18,85 +18,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from spec_t5x.errors import InputError, check_at_least, check_unused
+from spec_t5x.errors import InputError
 from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
 from spec_t5x.interfaces import Draft
 from spec_t5x.labs import estimates
 from spec_t5x.labs.benchmark import results
+from spec_t5x.labs.benchmark.options import AcceptanceOptions
 from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.labs.benchmark.text_scores import score_texts
 from spec_t5x.labs.estimates import Bootstrap, Estimate
-from spec_t5x.labs.list_options import as_lists
 from spec_t5x.labs.theory.formulas import conditional_acceptance
 from spec_t5x.types import PAD_ID, Int
 
 # ``report(done, total, what)``: the tokens scored so far and in all, and the current work.
 Report = Callable[[int, int, str], None]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AcceptanceOptions:
-    """Settings of ``measure``."""
-
-    # Names of the drafts that the command loads; () is --draft. ``measure`` ignores them.
-    drafts: tuple = ()
-    # Tokens to score for each standardization. Sampling decodes the texts repeatedly until there
-    # are as many; at temperature 0 each text is decoded once, which may give fewer.
-    num_tokens: int = 10_000
-    # Each temperature is measured with each of top_ks and each of top_ps (0 filters nothing), or
-    # unfiltered if both are empty. Temperature 0, which no filter changes, is measured once.
-    temperatures: tuple = (0.0, 1.0)
-    top_ks: tuple = ()
-    top_ps: tuple = ()
-    # The lenience l of section A.5; 1 is Algorithm 1.
-    leniences: tuple = (1.0,)
-    seed: int = 0
-    batch_size: int = 16
-    # Tokens generated at most for each text.
-    max_decode_len: int = 128
-    # Tokens of a source at most; None takes the checkpoint's limit.
-    max_source_len: int | None = None
-    # Cut sources that are longer than the encoder takes, instead of refusing them.
-    truncate: bool = False
-    # Confidence level of the intervals, which are bootstrapped over texts.
-    confidence: float = 0.95
-    # Texts that are also decoded with each draft and ``gamma``, if leniences include 1; 0: none.
-    decoded_texts: int = 64
-    gamma: int = 7
-
-    def __post_init__(self):
-        as_lists(self, drafts=0, temperatures=1, top_ks=0, top_ps=0, leniences=1)
-        if len(set(self.drafts)) < len(self.drafts):
-            raise InputError(f"drafts are {', '.join(self.drafts)}: give each of them once")
-        check_at_least(self, num_tokens=1, decoded_texts=0, gamma=1)
-        self.bootstrap()
-        if not any(self.temperatures):
-            check_unused(self, "every temperature is 0, where neither counts", "top_ks", "top_ps")
-        # GenerateOptions checks the rest.
-        for decoding, lenience in itertools.product(self.standardizations(), self.leniences):
-            dataclasses.replace(decoding, lenience=lenience)
-
-    def bootstrap(self) -> Bootstrap:
-        """Returns the settings of the bootstrap that gives the intervals."""
-        return Bootstrap(confidence=self.confidence, seed=int(self.seed))
-
-    def standardizations(self) -> list[GenerateOptions]:
-        """Returns decoding options, one for each distinct pair of temperature and filter."""
-        filters = [(k, 0.0) for k in self.top_ks] + [(0, float(p)) for p in self.top_ps]
-        names = "seed", "batch_size", "max_decode_len", "max_source_len", "truncate", "gamma"
-        common = {"verifier": "token"} | {name: getattr(self, name) for name in names}
-        found = {}
-        for temperature, (top_k, top_p) in itertools.product(
-            self.temperatures, filters or [(0, 0.0)]
-        ):
-            # Filters do not change an argmax, and top-k 1 is an argmax at any temperature.
-            plain = {"temperature": 0.0, "top_k": 0, "top_p": 0.0}
-            given = {"temperature": float(temperature), "top_k": top_k, "top_p": top_p}
-            options = GenerateOptions(**given if temperature else plain, **common)
-            if options.sampling().greedy:
-                options = dataclasses.replace(options, **plain)
-            found[options] = None
-        return list(found)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

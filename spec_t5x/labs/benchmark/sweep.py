@@ -9,11 +9,10 @@ that rate (``drawn_verdicts``). The latter also times random weights (``random:t
 """
 
 import dataclasses
-import itertools
 import logging
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +21,22 @@ from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError, check_at_least, check_unused
+from spec_t5x.errors import InputError, check_unused
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.labs.benchmark import paper_tables, results
+from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.comparison import Comparison, compare, pays, without_open
-from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier, compare_drawn
+from spec_t5x.labs.benchmark.drawn_verdicts import compare_drawn
 from spec_t5x.labs.benchmark.iteration_parts import measure_parts, overhead
+from spec_t5x.labs.benchmark.options import (
+    OWN_DRAFT,
+    OWN_VERIFIER,
+    RANDOM,
+    BenchmarkOptions,
+    Setting,
+    TextSource,
+    draft_and_verifier,
+)
 from spec_t5x.labs.benchmark.random_models import (
     check_fits,
     check_vocabulary,
@@ -37,161 +45,18 @@ from spec_t5x.labs.benchmark.random_models import (
 )
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, doubt
 from spec_t5x.labs.benchmark.text_batches import text_batches
-from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
-from spec_t5x.labs.list_options import as_lists
+from spec_t5x.labs.benchmark.text_source import read_texts
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models.sizes import size
 from spec_t5x.names import AUTO, NO_DRAFT
 from spec_t5x.options import NEUTRAL
-from spec_t5x.verifiers import VERIFIERS
 
 log = logging.getLogger(__name__)
 
 Report = Callable[[int, int, str], None]
 
-# Words of ``pairs`` for the draft that ``models`` names and the verifier that ``decoding`` has.
-OWN_DRAFT, OWN_VERIFIER = "draft", "own"
-# Prefix of a name of ``models.sizes``, for random weights.
-RANDOM = "random:"
 # A draft that needs no weights.
 COPY = "copy"
-
-
-class Setting(NamedTuple):
-    """Settings of a row."""
-
-    draft: str
-    decoding: GenerateOptions
-    # The acceptance rate at which verdicts are drawn; None decodes texts.
-    alpha: float | None = None
-    # The row of Table 2 that these settings repeat; None if they repeat none.
-    paper: paper_tables.SpeedUp | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions:
-    """Settings of a run: every combination of draft, temperature, gamma, batch size and length."""
-
-    # Number of texts, the first that the encoder takes; of a task only as many examples are read.
-    num_inputs: int = 60
-    repeats: int = 5
-    # ``DRAFT`` or ``DRAFT/VERIFIER``. ``draft`` is the run's own draft, ``random:SIZE`` one of
-    # random weights.
-    pairs: tuple = (OWN_DRAFT,)
-    temperatures: tuple = (0.0, 1.0)
-    # Whole numbers from 1, or "auto".
-    gammas: tuple = (4,)
-    # () takes batch size and length from the run's ``GenerateOptions``.
-    batch_sizes: tuple = ()
-    max_decode_lens: tuple = ()
-    # False makes fewer rows: each varies one list, and has the first value of the others.
-    every_combination: bool = True
-    # Also time the parts of an iteration and its overhead (``iteration_parts``).
-    parts: bool = False
-    # Draw verdicts at this acceptance rate, for random sources of ``source_len`` tokens.
-    alpha: float | None = None
-    source_len: int = 64
-    # Draw verdicts for the rows of the paper's Table 2, instead of the lists above.
-    table_2: bool = False
-
-    def __post_init__(self):
-        as_lists(self, pairs=1, temperatures=1, gammas=1, batch_sizes=0, max_decode_lens=0)
-        check_at_least(self, num_inputs=1, repeats=1, source_len=1)
-        if 0 in self.gammas:
-            raise InputError("gammas is 0: give at least 1")
-        if self.table_2:
-            lists = "alpha", "gammas", "temperatures", "batch_sizes"
-            check_unused(self, "the rows of table_2 have their own", *lists)
-            if self.max_decode_lens[1:]:
-                raise InputError(f"max_decode_lens are {self.max_decode_lens}: table_2 takes one")
-        if self.alpha is not None:
-            DrawnVerifier(alpha=self.alpha)
-        if self.drawn:
-            check_unused(self, "verdicts are drawn for one random batch", "num_inputs")
-            for pair in self.pairs:
-                if _draft_and_verifier(pair)[1] != OWN_VERIFIER:
-                    raise InputError(f"pairs hold {pair}: verdicts are drawn, give the draft alone")
-        elif not self.parts:
-            check_unused(self, "sources are texts", "source_len")
-        if AUTO in self.gammas and (self.drawn or self.parts):
-            raise InputError(
-                f"gammas hold {AUTO}: give numbers for drawn verdicts and parts of an iteration"
-            )
-
-    @property
-    def drawn(self) -> bool:
-        """True if verdicts are drawn and no text is read."""
-        return self.alpha is not None or self.table_2
-
-    def settings(self, decoding: GenerateOptions) -> list[Setting]:
-        """Returns the settings of each row; ``decoding`` has those that all of them share."""
-        lists = {
-            "pair": self.pairs,
-            "batch_size": self.batch_sizes or (decoding.batch_size,),
-            "max_decode_len": self.max_decode_lens or (decoding.max_decode_len,),
-            "temperature": self.temperatures,
-            "gamma": self.gammas,
-        }
-        for name in ("temperature", "gamma"):
-            given, listed = getattr(decoding, name), lists[name]
-            if given not in (getattr(GenerateOptions, name), *listed):
-                raise InputError(
-                    f"GenerateOptions.{name} is {given} and {name}s {listed}: give {name}s alone"
-                )
-        if self.table_2:
-            return self._rows_of_table_2(lists["max_decode_len"][0], decoding.seed)
-        if self.every_combination:
-            every = itertools.product(*lists.values())
-            chosen = [dict(zip(lists, each, strict=True)) for each in every]
-        else:
-            first = {name: values[0] for name, values in lists.items()}
-            chosen = [first] + [
-                first | {name: value} for name, values in lists.items() for value in values[1:]
-            ]
-        settings = []
-        for values in chosen:
-            draft, verifier = _draft_and_verifier(values.pop("pair"))
-            if self.drawn:
-                values |= {"verifier": "token", "widths": (), "lenience": 1.0}
-            elif verifier not in (OWN_VERIFIER, decoding.verifier):
-                # Settings of the run's own verifier do not apply to another.
-                values |= {"verifier": verifier, "widths": (), "lenience": 1.0}
-            settings.append(Setting(draft, dataclasses.replace(decoding, **values), self.alpha))
-        return settings
-
-    def _rows_of_table_2(self, length: int | None, seed: int) -> list[Setting]:
-        """Returns Table 2's rows for the drafts ``random:SIZE`` in ``pairs``, by default all."""
-        names = {row: RANDOM + paper_tables.DRAFTS[row.draft] for row in paper_tables.TABLE_2}
-        given = [str(pair) for pair in self.pairs if pair != OWN_DRAFT]
-        if others := {*given} - {*names.values()}:
-            known = ", ".join(dict.fromkeys(names.values()))
-            raise InputError(
-                f"draft {min(others)} is not in Table 2: give some of {known}, or an alpha"
-            )
-        shared = {"max_decode_len": length, "seed": seed, "verifier": "token"}
-        return [
-            Setting(
-                draft=name,
-                decoding=GenerateOptions(gamma=row.gamma, temperature=row.temperature, **shared),
-                alpha=row.alpha,
-                paper=row,
-            )
-            for row, name in names.items()
-            if not given or name in given
-        ]
-
-
-def _draft_and_verifier(pair: str) -> tuple[str, str]:
-    """Splits a pair at its last slash, if a verifier follows.
-
-    >>> _draft_and_verifier("transformer:/runs/draft/token")
-    ('transformer:/runs/draft', 'token')
-    >>> _draft_and_verifier("copy")
-    ('copy', 'own')
-    """
-    draft, _, verifier = str(pair).rpartition("/")
-    is_pair = draft and verifier in (*VERIFIERS, OWN_VERIFIER)
-    return (draft, verifier) if is_pair else (str(pair), OWN_VERIFIER)
 
 
 def run(
@@ -263,7 +128,7 @@ def _check(
 ) -> None:
     """Raises ``InputError`` for arguments that do not fit together, before anything is loaded."""
     is_random = models.target.startswith(RANDOM)
-    drafts = {_draft_and_verifier(pair)[0] for pair in options.pairs}
+    drafts = {draft_and_verifier(pair)[0] for pair in options.pairs}
     has_own = OWN_DRAFT in drafts and not options.table_2
     if NO_DRAFT in drafts or (has_own and models.draft == NO_DRAFT):
         raise InputError(f"the draft is {NO_DRAFT}, which has no speed-up: give one to measure")
@@ -272,7 +137,7 @@ def _check(
         rules = (name for name in NEUTRAL if name != "max_decode_len")
         check_unused(decoding, "verdicts are drawn without rules of decoding", *rules)
         source.check_no_file("verdicts are drawn without texts")
-    verifiers = {_draft_and_verifier(pair)[1] for pair in options.pairs}
+    verifiers = {draft_and_verifier(pair)[1] for pair in options.pairs}
     verifiers = {decoding.verifier if each == OWN_VERIFIER else each for each in verifiers}
     if options.parts and not options.drawn and (trees := verifiers & {"multi", "tree"}):
         raise InputError(f"the verifier is {min(trees)}: parts are those of chains, choose another")

@@ -1,4 +1,4 @@
-"""Sources of texts: a file of pairs, or a seqio task."""
+"""Reading of texts and text pairs, from a file or a seqio task."""
 
 import dataclasses
 import itertools
@@ -7,98 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spec_t5x.data.metrics import metric_by_name
-from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_jsonl, text_lines
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError, check_at_least, check_unused
+from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.labs.metric_intervals import check_installed
+from spec_t5x.labs.benchmark.options import TextSource
 from spec_t5x.types import EOS_ID
 
 # ``metric(targets, predictions)``: scores by name; targets are the second of each pair.
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
 # ``intervals(targets, predictions)``: confidence intervals by score, of scores that have one.
 Intervals = Callable[[Sequence[Any], Sequence[str]], dict[str, tuple[float, float]]]
-
-# Options of ``TextSource`` that only a .tsv, a .jsonl, or any file has.
-_OF_TSV = "source_column", "target_column", "num_columns"
-_OF_JSON = "source_field", "target_field"
-_OF_FILE = "prefix", "metric", "source_words", *_OF_TSV, *_OF_JSON
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextSource(TaskOptions):
-    """Options of texts to read: a local file of pairs or a seqio task, or neither."""
-
-    # File of pairs: .tsv, or .jsonl for JSON lines; gzipped or not.
-    data: str | None = None
-    # Columns of a .tsv; None is the default of ``data.tsv.read_pairs``.
-    source_column: int | None = None
-    target_column: int | None = None
-    num_columns: int | None = None
-    # Keys of source and target in JSON lines.
-    source_field: str = "article"
-    target_field: str = "highlights"
-    # Text to put before every source of a file; a task adds its prefix itself.
-    prefix: str = ""
-    # A name of ``data.metrics.METRICS``, for a file; a task names its metrics itself.
-    metric: str = "bleu"
-    # Split of the task.
-    split: str = "validation"
-    # Take the first N pairs only.
-    limit: int | None = None
-    # Take the first N words only of each source of a file, as a language model's prompt.
-    source_words: int | None = None
-
-    def __post_init__(self):
-        # gin passes on any value that a file binds.
-        if not isinstance(self.data, str | None):
-            raise InputError(f"data is {self.data!r}: give a file of pairs in quotes")
-        if self.data and self.mixture_or_task:
-            raise InputError(
-                f"data is {self.data!r} and mixture_or_task {self.mixture_or_task!r}: give one"
-            )
-        check_at_least(self, limit=1, source_words=1)
-        if self.mixture_or_task:
-            check_unused(self, f"{self.mixture_or_task} is a task, which has its own", *_OF_FILE)
-        elif self.data:
-            of_others = _OF_TSV if is_jsonl(self.data) else _OF_JSON
-            check_unused(self, f"{self.data} has none", "split", *of_others)
-        self.check_task()
-        metric_by_name(self.metric)
-
-    def check_no_file(self, why: str) -> None:
-        """Raises ``InputError``, for the reason ``why``, if a limit or a file's option is set."""
-        check_unused(self, why, "limit", *_OF_FILE)
-
-    @property
-    def name(self) -> str | None:
-        """Name of the file or task; None without either."""
-        return self.data or self.mixture_or_task
-
-    def check_given(self) -> None:
-        """Raises ``InputError`` unless there is a file or a task."""
-        if self.name is None:
-            raise InputError("data is None: give a file of pairs, or mixture_or_task")
-
-    def check_readable(self, *, with_targets: bool = False) -> None:
-        """Raises ``InputError`` unless there is a task, or a file of sources or pairs is read."""
-        self.check_given()
-        if self.data is not None:
-            _read_file(self if with_targets else self.without_targets())
-
-    def without_targets(self) -> "TextSource":
-        """Returns the source of a file with other targets, because the file may lack its own."""
-        if is_jsonl(self.data or ""):
-            return dataclasses.replace(self, target_field=self.source_field)
-        return dataclasses.replace(self, target_column=self.source_column or 0)
-
-    def check_scored(self) -> None:
-        """Raises ``InputError`` unless there is a task, or a file and its metric is installed."""
-        self.check_given()
-        if self.data is not None:
-            check_installed([metric_by_name(self.metric)])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,7 +43,7 @@ def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
     """
     source.check_given()
     if source.data is not None:
-        return [_read_file(source)]
+        return [read_file(source)]
     # Imported here, since seqio imports TensorFlow for seconds, which a file does not need.
     from spec_t5x.labs.task_scores import read_task
 
@@ -201,7 +121,7 @@ def fits(generator: Generator, source: str | list[int], options: GenerateOptions
     return True
 
 
-def _read_file(source: TextSource) -> TextPairs:
+def read_file(source: TextSource) -> TextPairs:
     if is_jsonl(source.data):
         pairs = read_json_pairs(source.data, source.source_field, source.target_field)
     else:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from spec_t5x.labs.benchmark import acceptance, paper_tables
+from spec_t5x.labs.benchmark.options import AcceptanceOptions
 from spec_t5x.labs.reproduction import contents, pairs
 from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
@@ -59,7 +60,7 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
             pairs.load_target(pair.target),
             {draft: pairs.load_draft(pair.target, draft) for draft in drafts},
             texts,
-            acceptance.AcceptanceOptions(**settings),
+            AcceptanceOptions(**settings),
         )
         # All drafts and leniences are scored on the same tokens.
         tokens = {(row.temperature, row.top_k): row.num_tokens for row in rows}

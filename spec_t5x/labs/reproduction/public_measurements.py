@@ -17,6 +17,7 @@ from spec_t5x.interfaces import Draft
 from spec_t5x.labs.benchmark import acceptance, paper_tables
 from spec_t5x.labs.benchmark.comparison import Comparison, compare
 from spec_t5x.labs.benchmark.evaluation import evaluate
+from spec_t5x.labs.benchmark.options import AcceptanceOptions
 from spec_t5x.labs.benchmark.results import without_folder
 from spec_t5x.labs.benchmark.text_source import read_sets, read_texts
 from spec_t5x.labs.reproduction import pairs, stock_t5x
@@ -178,7 +179,7 @@ def _rates(planned: Planned, options: ReproduceOptions, models: Models) -> dict[
     """Scores all drafts of a pair on the same tokens, with lenience on the paper's Table 5 task."""
     pair, how = planned.pair, effort(options)
     generator = models.generator(pair)
-    settings = acceptance.AcceptanceOptions(
+    settings = AcceptanceOptions(
         num_tokens=how["num_tokens"],
         temperatures=TEMPERATURES,
         leniences=LENIENCES if pair.task == "EnDe" else (1.0,),

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from spec_t5x.data.task_options import CNN_DAILYMAIL, SUMMARIZE_PREFIX, TRANSLATE_PREFIX, WMT_ENDE
 from spec_t5x.errors import InputError, check_choice, did_you_mean
 from spec_t5x.labs.benchmark import paper_tables
+from spec_t5x.labs.benchmark.options import TextSource
 from spec_t5x.labs.benchmark.results import without_folder
-from spec_t5x.labs.benchmark.text_source import TextSource
 from spec_t5x.names import AUTO, WEIGHTS
 
 # T5 1.0 on the Hugging Face Hub, from the smallest, with the names of ``models.sizes``.

@@ -1,53 +1,91 @@
-"""Options of ``compile-tpu``: models, shapes, verifiers and chips to compile for."""
+"""Options of ``compile-tpu``: models, shapes, verifiers and chips, in a module without JAX."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.labs.benchmark import paper_tables
-from spec_t5x.labs.benchmark.random_models import check_vocabulary
-from spec_t5x.labs.tpu.programs import Workload
-from spec_t5x.labs.training.first_head import head_config
-from spec_t5x.models.sizes import size
-from spec_t5x.models.weights import BITS
-from spec_t5x.names import AUTO, KV, WEIGHTS
-from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.verifiers import DEFAULT_WIDTHS, Verifier, verifier
+from spec_t5x.names import AUTO, INT4, INT8, KV, WEIGHTS
+from spec_t5x.options import option
+
+if TYPE_CHECKING:
+    from spec_t5x.sampling.tree_shapes import Tree
+    from spec_t5x.verifiers import Verifier
 
 # Acceptance rates for which a pair's speed-up is shown.
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 # Tokens per target call for which a tree's speed-up is shown, unless others are given.
 BLOCK_EFFICIENCIES = (2.5, 3.0, 3.5, 4.0, 4.5)
-VERIFIERS = ("token", "block", *DEFAULT_WIDTHS)
+VERIFIERS = ("token", "block", "multi", "tree")
+# Drafts that are the target in fewer bits.
+_ROUNDED = (INT8, INT4)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Shapes of the batch that is decoded."""
+
+    batch: int = option(1, "rows of the batch, over all replicas")
+    # Padding included.
+    source_len: int = option(512, "length of the source in tokens")
+    # Caches have room for them.
+    max_decode_len: int = option(128, "maximum length of the output in tokens")
+    # Whether tokens are decoded at temperature 0, rather than sampled.
+    greedy: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Models, shapes and chips to compile for."""
 
-    topology: str = "v4:2x2x1"
-    # Names of ``models.sizes``. A draft may also be the target in "int8" or "int4", or an EAGLE
-    # head of its last layer: "eagle", or "eagle:WIDTH" for a narrower one.
-    target: str = paper_tables.TARGET
-    drafts: tuple[str, ...] = ("t5_1_1_small",)
-    # Type of the target's weights; "auto" is bfloat16. Drafts of other sizes are in bfloat16.
-    weights: str = AUTO
-    # Type of the source's keys and values in the target's cache; "auto" is bfloat16.
-    kv: str = AUTO
-    # Drafts of an iteration, or a tree's depth.
-    gamma: int = 7
-    # One of ``VERIFIERS``, and the widths (``TreeVerifier.widths``) of each tree to compile for.
-    verifier: str = "block"
-    widths: tuple[tuple[int, ...], ...] = ()
-    # Tokens per target call to predict a tree's speed-up for; empty takes ``BLOCK_EFFICIENCIES``.
-    block_efficiencies: tuple[float, ...] = ()
-    # Whether to leave out the whole loops, whose memory is then not known.
-    steps_only: bool = False
+    topology: str = option(
+        "v4:2x2x1", "TPU slice of v4, v5e, v5p or v6e, such as v6e:2x2", "CHIP:LAYOUT"
+    )
+    # Sizes are names of ``models.sizes``.
+    target: str = option(paper_tables.TARGET, "published size of the target", "SIZE")
+    # Drafts of other sizes are in bfloat16.
+    weights: str = option(AUTO, "type of the target's weights; auto is bfloat16", WEIGHTS)
+    kv: str = option(AUTO, "type of the source's keys and values; auto is bfloat16", KV)
+    # A head is of the target's last layer.
+    drafts: tuple[str, ...] = option(
+        ("t5_1_1_small",),
+        "published size of the draft; or int8 or int4 (the target's weights rounded), eagle or "
+        "eagle:WIDTH (a head); repeatable",
+        ["SIZE"],
+    )
+    gamma: int = option(7, "tokens proposed in an iteration, or a tree's depth")
+    verifier: str = option(
+        "block",
+        "verifier; multi and tree are of trees, which transformers and heads propose",
+        VERIFIERS,
+    )
+    # ``TreeVerifier.widths`` of each tree to compile for.
+    widths: tuple[tuple[int, ...], ...] = option(
+        (),
+        "with verifier multi or tree, number of tokens to propose at each position, such as 3,2; "
+        "repeatable",
+        [tuple, "widths"],
+    )
+    # Empty takes ``BLOCK_EFFICIENCIES``.
+    block_efficiencies: tuple[float, ...] = option(
+        (),
+        "tokens per target call to predict a tree's speed-up for; repeatable (default: 2.5, 3, "
+        "3.5, 4 and 4.5)",
+        [float, "block_efficiency"],
+    )
+    steps_only: bool = option(
+        False, "leave out the whole loops and their memory, which takes minutes less"
+    )
     # Meshes to compile for: the number of chips along the axes (data, model).
     meshes: tuple[tuple[int, int], ...] = ((1, 1),)
     work: Workload = Workload()
 
     def __post_init__(self):
-        of_sizes = [name for name in self.drafts if name not in BITS and not is_head(name)]
+        from spec_t5x.labs.benchmark.random_models import check_vocabulary
+        from spec_t5x.labs.training.first_head import head_config
+        from spec_t5x.models.sizes import size
+
+        of_sizes = [name for name in self.drafts if name not in _ROUNDED and not is_head(name)]
         check_vocabulary(self.target, of_sizes)
         for name in filter(is_head, self.drafts):
             head_config(size(self.target), (0,), head_width(name))
@@ -66,12 +104,14 @@ class Options:
                 )
 
     @property
-    def verifiers(self) -> tuple[Verifier, ...]:
+    def verifiers(self) -> "tuple[Verifier, ...]":
         """The verifier of chains, or one of each tree."""
+        from spec_t5x.verifiers import verifier
+
         return tuple(verifier(self.verifier, widths=each) for each in self.widths or ((),))
 
     @property
-    def trees(self) -> tuple[Tree, ...]:
+    def trees(self) -> "tuple[Tree, ...]":
         """The trees to compile for; empty if the verifier is one of chains."""
         trees = (each.tree(self.gamma) for each in self.verifiers)
         return tuple(tree for tree in trees if tree is not None)
@@ -85,7 +125,7 @@ class Options:
 
     def _check_trees(self) -> None:
         check_choice("verifier", self.verifier, VERIFIERS)
-        rounded = [name for name in self.drafts if name in BITS]
+        rounded = [name for name in self.drafts if name in _ROUNDED]
         if self.trees and rounded:
             raise InputError(
                 f"draft {rounded[0]} proposes no trees: give a model or an EAGLE head, or "

@@ -19,6 +19,7 @@ from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.sequential import draft_tree
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.interfaces import Draft, Proposal, TreeDraft, TreeProposal
+from spec_t5x.labs.tpu.options import Workload
 from spec_t5x.labs.training.first_head import head_config
 from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -46,20 +47,6 @@ from spec_t5x.sampling.draws import RowStream
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import PyTree
 from spec_t5x.verifiers import TreeVerifier, Verifier
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Workload:
-    """Shapes of the batch that is decoded."""
-
-    # Rows, over all replicas of the model.
-    batch: int = 1
-    # Encoder length, padding included.
-    source_len: int = 512
-    # Most tokens of an output, which caches have room for.
-    max_decode_len: int = 128
-    # Whether tokens are decoded at temperature 0, rather than sampled.
-    greedy: bool = False
 
 
 def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO, kv: str = AUTO) -> T5Model:

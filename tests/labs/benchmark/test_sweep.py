@@ -14,9 +14,8 @@ from spec_t5x.generation import GenerateOptions
 from spec_t5x.labs.benchmark import paper_tables, sweep
 from spec_t5x.labs.benchmark.comparison import Comparison
 from spec_t5x.labs.benchmark.iteration_parts import overhead
+from spec_t5x.labs.benchmark.options import BenchmarkOptions, TextSource
 from spec_t5x.labs.benchmark.step_times import StepTimes
-from spec_t5x.labs.benchmark.sweep import BenchmarkOptions
-from spec_t5x.labs.benchmark.text_source import TextSource
 from spec_t5x.models import sizes
 from tests.labs.benchmark.test_drawn_verdicts import TINY
 

@@ -18,8 +18,7 @@ from spec_t5x.labs.tpu import chips as tpu_chips
 from spec_t5x.labs.tpu import programs
 from spec_t5x.labs.tpu.chips import CHIPS, Collective, StepCost, collectives, step_cost
 from spec_t5x.labs.tpu.compilation import _Compiler
-from spec_t5x.labs.tpu.options import Options
-from spec_t5x.labs.tpu.programs import Workload
+from spec_t5x.labs.tpu.options import Options, Workload
 from spec_t5x.machine import versions
 from spec_t5x.models import sizes
 from spec_t5x.models.binding import expected_shapes
