@@ -122,6 +122,7 @@ def fits(generator: Generator, source: str | list[int], options: GenerateOptions
 
 
 def read_file(source: TextSource) -> TextPairs:
+    """Reads the file of a source; raises ``InputError`` if it cannot be read as pairs."""
     if is_jsonl(source.data):
         pairs = read_json_pairs(source.data, source.source_field, source.target_field)
     else:
