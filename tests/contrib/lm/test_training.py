@@ -138,7 +138,7 @@ def test_lines_are_not_the_data_of_a_t5():
     [
         (["the", "--draft", "medusa"], "draft 'medusa' is for encoder-decoder targets"),
         (["the", "--draft", "ngram"], "draft 'ngram' is not packaged for "),
-        (["the", "--max_decode_len", "49"], "target has 48 positions and max_decode_len is 49"),
+        (["the", "--max_decode_len", "49"], "target has 48 positions and --max_decode_len is 49"),
         (
             ["the " * 45, "--max_decode_len", "8"],
             "the prompt has 45 tokens and there is room for 40",
