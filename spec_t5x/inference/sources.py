@@ -148,8 +148,8 @@ def survey(
     count, digests, raws, first, usable = 0, [], source.raw(), None, False
     while shard := list(itertools.islice(raws, shard_size)):
         if not usable:
-            items = (source.item(count + place, raw) for place, raw in enumerate(shard))
-            first, usable = _first_error(items, first)
+            items = [source.item(count + place, raw) for place, raw in enumerate(shard)]
+            first, usable = first or items[0], not all(item.error for item in items)
         count += len(shard)
         digests.append(digest(shard))
         progress(count)
@@ -159,15 +159,6 @@ def survey(
         place = " ".join(map(str, first.place))
         raise InputError(f"{source.name}, {place} of {count} unusable inputs: {first.error}")
     return count, digests
-
-
-def _first_error(items: Iterable[Item], first: Item | None) -> tuple[Item | None, bool]:
-    """Returns the first item with an error, and whether one before the end has none."""
-    for item in items:
-        if item.error is None:
-            return first, True
-        first = first or item
-    return first, False
 
 
 def digest(raws: Iterable[bytes]) -> str:

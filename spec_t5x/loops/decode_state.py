@@ -42,8 +42,7 @@ class Loop:
     def __post_init__(self):
         if not isinstance(self.verifier, Verifier):
             raise InputError(
-                f"verifier is {self.verifier!r}: give a Verifier (verifiers.verifier makes one by "
-                "its name)"
+                f"verifier is {self.verifier!r}: give a Verifier of spec_t5x.verifiers"
             )
         # A compiled loop is looked up by its verifier's fields.
         fields = {field.name for field in dataclasses.fields(self.verifier)}
@@ -108,15 +107,6 @@ class DecodeStats:
         accepted drafts and the last one of these is the end of sequence, has 11 / 3.
         """
         return self.appended / self.target_calls.clip(min=1)
-
-    @property
-    def alpha(self) -> Array:
-        """Mean of beta over a row's verified positions: the low-variance estimate of alpha.
-
-        The estimate averages probabilities of acceptance, not acceptances (Corollary 3.6), and is
-        NaN for a row without a verified position.
-        """
-        return self.beta_sum / self.verified
 
     @classmethod
     def zeros(cls, batch: int, gamma: int) -> "DecodeStats":

@@ -96,7 +96,9 @@ def test_three_iterations_by_hand():
     assert np.ravel(counts).tolist() == [3, 9, 6, 7, 6.0]
     np.testing.assert_array_equal(row.accepted_by_position, [[3, 2, 1]])
     np.testing.assert_array_equal(row.verified_by_position, [[3, 2, 2]])
-    np.testing.assert_allclose([row.block_efficiency, row.alpha], [[8 / 3], [6 / 7]])
+    np.testing.assert_allclose(
+        [row.block_efficiency, row.beta_sum / row.verified], [[8 / 3], [6 / 7]]
+    )
     # Step by step.
     seen = []
     for step in speculative_steps(*arguments, **options):
@@ -283,7 +285,7 @@ def test_forced_prompts_of_unequal_lengths_and_limits_of_a_t5():
         # The row that may not take a step has no statistics, and no alpha.
         assert decoded.stats.target_calls[3, 0] == 0
         assert decoded.stats.block_efficiency[3, 0] == 0.0
-        assert np.isnan(decoded.stats.alpha[3, 0])
+        assert decoded.stats.verified[3, 0] == 0
 
 
 # Invariances
@@ -349,7 +351,7 @@ def test_gamma_0_is_plain_decoding_seed_for_seed():
     np.testing.assert_array_equal(decoded.stats.target_calls, generated)
     assert decoded.stats.accepted_by_position.shape == (2, 2, 0)
     np.testing.assert_array_equal(decoded.stats.block_efficiency, 1.0)
-    assert np.all(np.isnan(decoded.stats.alpha))
+    assert not np.any(decoded.stats.verified)
 
 
 def test_a_draft_that_samples_as_the_target_does_is_always_accepted():
@@ -363,7 +365,7 @@ def test_a_draft_that_samples_as_the_target_does_is_always_accepted():
     np.testing.assert_allclose(row.block_efficiency, lengths / row.target_calls, rtol=1e-6)
     # Less than the 4 of an endless text, and than one token of the target's own for each call.
     assert np.sum(lengths) < np.sum(row.accepted + row.target_calls)
-    np.testing.assert_allclose(row.alpha, 1.0, atol=1e-6)
+    np.testing.assert_allclose(row.beta_sum, row.verified, atol=1e-5)
 
 
 # The law of whole texts

@@ -54,8 +54,8 @@ def open_model(location: Location, values: None = None) -> StoredModel:
         shapes = {path: tensor.shape for path, tensor in tensors.items()}
         config = infer_config(shapes, str(directory))
         settings = directory.parent / "config.gin"
-        if settings.is_file() and (found := _ACTIVATIONS.search(settings.read_text("utf-8"))):
-            config = dataclasses.replace(config, mlp_activations=ast.literal_eval(found[1]))
+        if settings.is_file() and (bound := _ACTIVATIONS.search(settings.read_text("utf-8"))):
+            config = dataclasses.replace(config, mlp_activations=ast.literal_eval(bound[1]))
     metadata = model_files.extra_entries(sidecar)
     if step is not None:
         metadata["step"] = int(open_tensors({"step": step}, str(found))["step"].read(()))
