@@ -562,7 +562,7 @@ class Hidden(Verifier):
         ({"rng": jax.random.PRNGKey(0)}, r"rng is uint32 \[2\]: give jax.random.key"),
         ({"rng": jax.random.split(KEY, 99)}, f"one key for each of {len(TABLE_SOURCES)}"),
         ({"rng": jax.random.split(RBG, len(TABLE_SOURCES))}, "draws the same numbers"),
-        ({"verifier": "block"}, "verifier is 'block': give a Verifier"),
+        ({"verifier": "block"}, "verifier is 'block': give one of"),
         ({"verifier": Hidden(0.5)}, "Hidden has share and no such field"),
         ({"num_decodes": 0}, "num_decodes is 0"),
     ],
