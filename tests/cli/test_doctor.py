@@ -1,6 +1,7 @@
 """``spec-t5x doctor``: findings, and the verdict."""
 
 import functools
+import importlib
 import json
 
 import jax
@@ -42,6 +43,9 @@ def test_a_machine_that_is_well(doctor, monkeypatch):
 def test_with_try_a_text_is_decoded(doctor, tiny_pair, monkeypatch):
     pair = {"target": str(tiny_pair / "target"), "draft": str(tiny_pair / "draft")}
     tiny = functools.partial(named_models.Models, **pair)
+    # Modules that need the class itself are imported before it is replaced.
+    for name in ("generation", "cli.acceptance", "cli.benchmark", "cli.convert"):
+        importlib.import_module(f"spec_t5x.{name}")
     monkeypatch.setattr(named_models, "Models", tiny)
     status, found, _ = doctor("--try")
     assert status == 0 and found["tried"]["output"]
