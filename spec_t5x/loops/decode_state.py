@@ -41,9 +41,7 @@ class Loop:
 
     def __post_init__(self):
         if not isinstance(self.verifier, Verifier):
-            raise InputError(
-                f"verifier is {self.verifier!r}: give a Verifier of spec_t5x.verifiers"
-            )
+            raise InputError(f"verifier is {self.verifier!r}: give one of spec_t5x.verifiers")
         # A compiled loop is looked up by its verifier's fields.
         fields = {field.name for field in dataclasses.fields(self.verifier)}
         if hidden := sorted(vars(self.verifier).keys() - fields):
