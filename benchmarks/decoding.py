@@ -31,6 +31,7 @@ from jax.stages import Compiled, Lowered
 
 from benchmarks import command, random_pair
 from benchmarks.gpu_launches import BY, MOST_INNER_HELP, all_kernels, computed_by
+from spec_t5x.contrib.gpu.operations import MOST_INNER
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError, check_numbers, one_line
 from spec_t5x.labs.benchmark import results
