@@ -794,7 +794,7 @@ def test_assumed_costs_replace_those_of_earlier_calls(generator):
         own.assume(options, Costs.by_formula(c=c))
         proposed.append(sum(answer[0].proposed or 0 for answer in own.generate(TEXTS, options)))
     assert proposed[0] > 0 and proposed[1] == 0
-    (batch,) = own.batches(TEXTS[:1], options)
+    (batch,) = text_batches(own, TEXTS[:1], options)
     message = message_of(own.plain().engine(options).costs, batch)
     assert message == "there is no draft whose costs could be measured: give one"
 

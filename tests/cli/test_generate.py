@@ -276,7 +276,7 @@ def test_gin_files_bind_bindings_override_files_and_flags_override_both(run, gin
     ("binding", "expected"),
     [
         ("--gin.GenerateOptions.gamma='four'", "gamma is 'four'"),
-        ("--gin.Models.target=5", "Models.target is 5"),
+        ("--gin.Models.target=5", "target is 5: give a value of type str"),
         ("--gin.Nothing.gamma=1", "'Nothing'"),
         ("--gin.GenerateOptions.gama=1", "'gama'"),
         ("--gin.GenerateOptions.gamma=(1", "multi-line statement"),
