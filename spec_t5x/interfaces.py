@@ -76,9 +76,7 @@ class Proposal:
         """
         num = self.tokens.shape[1]
         if num > gamma:
-            raise InputError(
-                f"a draft proposes {num} tokens and gamma is {gamma}: propose at most that"
-            )
+            raise InputError(f"a draft proposes {num} tokens: propose at most gamma, {gamma}")
         if self.probs is None:
             return self
         check_float32(self.probs, "a proposal's probs")

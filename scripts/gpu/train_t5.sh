@@ -6,7 +6,7 @@
 #               dev_ before its name, and spiece.model
 #   OUTPUT      gets target/model, draft/draft and eagle/draft; the same command resumes a training
 #   --grow DIR  the target starts from the smaller T5 in DIR
-#   --gin.…     for every training
+#   --gin.…     for every training: options of all three, such as --gin.TrainOptions.seed=1
 #
 # PYTHON names the interpreter (.venv's, or python3). To carry the result away in small parts:
 #   tar -cf - -C OUTPUT target/model draft/draft eagle/draft | split -b 15m - part.

@@ -105,7 +105,7 @@ def _packaged(target: Location, name: str) -> str:
 
 def find_models(
     target: str | Path | GcsPath,
-    drafts: Iterable[str | Path],
+    drafts: Iterable[str | Path | None],
     options: DraftOptions | None = None,
     task: str | None = None,
 ) -> None:
@@ -116,7 +116,7 @@ def find_models(
     """
     directory, models = find(target), []
     check_task(directory, task)
-    for draft in drafts:
+    for draft in filter(None, drafts):
         for _, kind, argument in _checked_parts(str(draft), options or DraftOptions()):
             models += kind.checkpoints(argument)
             # Those for an encoder, which a target may lack, are left to ``make_draft``.

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     options = source.decoding(options)
 
     from spec_t5x.checkpoints.loading import open_model
+    from spec_t5x.checkpoints.make_draft import find_models
     from spec_t5x.generation import Generator
     from spec_t5x.labs.benchmark.evaluation import check_options, evaluate
     from spec_t5x.labs.benchmark.text_source import read_sets, warn_of_skipped
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_options(options)
     enable()
+    find_models(models.target, [models.draft_name()], models.draft_options(), models.task)
     stored = open_model(models.target, vocabulary=models.vocabulary)
     # Read before the target's weights are, which takes minutes for a large one.
     sets = read_sets(source, stored.known_vocabulary())

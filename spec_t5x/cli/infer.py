@@ -78,9 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
     from spec_t5x.checkpoints.make_draft import find_models
 
-    drafts = [name for name in (models.draft_name(),) if name]
     # Before anything is written: what other workers read must be a run that can start.
-    find_models(models.target, drafts, models.draft_options(), models.task)
+    find_models(models.target, [models.draft_name()], models.draft_options(), models.task)
     source, of_models = _source(options, models), _settings(models, options)
     try:
         report = infer(options, decoding, source, load, settings=of_models)

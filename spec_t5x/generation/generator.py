@@ -94,7 +94,8 @@ class Generator(BatchDecoder):
         options = options or DraftOptions()
         if not isinstance(options, DraftOptions):
             raise InputError(f"options is {type(options).__name__}: give DraftOptions")
-        options = dataclasses.replace(options, shardings=shardings)
+        if options.shardings is None:
+            options = dataclasses.replace(options, shardings=shardings)
         drafts = () if draft in (None, NO_DRAFT) else (draft,)
         find_models(target, drafts, options, task)
         stored = {"vocabulary": vocabulary, "shardings": shardings, "weights": weights}
@@ -265,7 +266,8 @@ class Generator(BatchDecoder):
     def assume(self, options: GenerateOptions, costs: Costs) -> None:
         """Stores the costs of these options as known, so that none are measured."""
         self._costs[costly(options)] = costs
-        self._paces.pop(options, None)
+        for other in [each for each in self._paces if costly(each) == costly(options)]:
+            del self._paces[other]
 
 
 def _check_several(name: str, inputs: Any, wanted: str) -> None:

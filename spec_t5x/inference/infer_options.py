@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from spec_t5x.data.task_options import TaskOptions
-from spec_t5x.errors import InputError, check_at_least, check_unused
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.options import option
 
 
@@ -95,13 +95,9 @@ class InferOptions(TaskOptions):
                 "file, or use spec-t5x generate"
             )
         if self.input is not None:
-            check_unused(self, f"{self.input} is a file", "split")
-            path = Path(self.input).expanduser().resolve()
-            if self.overwrite and path.parent == Path(self.output_dir).expanduser().resolve():
-                raise InputError(
-                    f"input is {self.input}, in the output_dir that overwrite clears: give another "
-                    "output_dir"
-                )
+            path, output = (Path(p).expanduser().resolve() for p in (self.input, self.output_dir))
+            if self.overwrite and path.parent == output:
+                raise InputError(f"input is {self.input}, which overwrite may delete: move it")
         if self.field is not None and self.mixture_or_task:
             raise InputError(f"field is {self.field!r}, which only JSON lines have: leave it out")
         check_at_least(self, shard_size=1, model_parallel=1)

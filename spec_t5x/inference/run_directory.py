@@ -54,8 +54,8 @@ class Manifest:
                 continue
             difference = f"{name} was {_shown(was)} and is {_shown(now_is)}"
             if name == "batch_size":
-                # After too large a batch has exhausted the memory, finished shards are kept.
-                log.warning(f"{difference}: last digits of scores may differ between shards")
+                # Kept after a batch that was too large.
+                log.warning(f"{difference}: scores may differ in last digits; {COSTS} stays")
                 continue
             differences.append(difference)
         if not differences and self.digests != now.digests:

@@ -5,14 +5,18 @@ the same bytes each time.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from spec_t5x.data.text_files import is_gzip, is_jsonl, json_object, raw_lines, text_of
 from spec_t5x.errors import InputError
+
+log = logging.getLogger(__name__)
 
 # Fields of a JSON line that may hold its text; the first that exists does.
 TEXT_FIELDS = ("inputs", "input", "text")
@@ -94,7 +98,8 @@ class FileSource:
         if not line.strip():
             raise InputError("the line is empty: give at least one word")
         if not self.jsonl:
-            _check_text(line)
+            if line.startswith('{"') and line.endswith("}"):
+                _warn_of_json(self.name)
             return line, {PRETOKENIZED: line}
         values = json_object(line)
         names = TEXT_FIELDS if self.field is None else (self.field,)
@@ -111,14 +116,9 @@ class FileSource:
         return text, {PRETOKENIZED: text} | values | {PRETOKENIZED: text}
 
 
-def _check_text(line: str) -> None:
-    """Raises ``InputError`` for a line of text that is a JSON object with a text in it."""
-    try:
-        values = json_object(line) if line.startswith("{") else {}
-    except InputError:
-        return
-    if name := next((name for name in TEXT_FIELDS if name in values), None):
-        raise InputError(f"the line is a JSON object: give --field {name}")
+@functools.cache  # once for a file
+def _warn_of_json(name: str) -> None:
+    log.warning(f"{name} has JSON objects, which are decoded as text: --field NAME reads a field")
 
 
 def file_source(path: str, field: str | None = None) -> FileSource:
@@ -157,7 +157,7 @@ def survey(
         raise no_inputs(source.name)
     if not usable:
         place = " ".join(map(str, first.place))
-        raise InputError(f"{source.name}, {place} of {count} unusable inputs: {first.error}")
+        raise InputError(f"no input of {source.name} can be used; {place}: {first.error}")
     return count, digests
 
 

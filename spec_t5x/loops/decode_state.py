@@ -43,12 +43,10 @@ class Loop:
         if not isinstance(self.verifier, Verifier):
             raise InputError(f"verifier is {self.verifier!r}: give one of spec_t5x.verifiers")
         # A compiled loop is looked up by its verifier's fields.
-        fields = {field.name for field in dataclasses.fields(self.verifier)}
-        if hidden := sorted(vars(self.verifier).keys() - fields):
-            raise InputError(
-                f"{type(self.verifier).__name__} has {', '.join(hidden)} and no such field: make "
-                "it a dataclasses.dataclass(frozen=True)"
-            )
+        cls, known = type(self.verifier), {f.name for f in dataclasses.fields(self.verifier)}
+        # A class has its fields' defaults and cached properties.
+        if hidden := [n for n in vars(self.verifier) if not (n in known or hasattr(cls, n))]:
+            raise InputError(f"{cls.__name__} has no field {hidden[0]}: make it a frozen dataclass")
         if self.num_decodes < 1:
             raise InputError(f"num_decodes is {self.num_decodes}: give at least 1")
 

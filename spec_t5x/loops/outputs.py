@@ -177,11 +177,8 @@ def checked_keys(rng: Any, batch: int) -> Key[Array, "*batch"]:
     """Returns a Threefry key, or one for each input; raises ``InputError`` for another ``rng``."""
     is_key = isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
     if not is_key or rng.shape not in ((), (batch,)):
-        # Inside of a compiled function, other numbers are arrays of unknown values.
-        given = f"{rng.dtype} {list(rng.shape)}" if isinstance(rng, jax.Array) else repr(rng)
-        raise InputError(
-            f"rng is {given}: give jax.random.key(seed), or one key for each of {batch} inputs"
-        )
+        given = getattr(rng, "dtype", rng)
+        raise InputError(f"rng is {given}: give jax.random.key(seed), or a key for each input")
     if rng.ndim == 0:
         return threefry(rng)
     if (kind := str(jax.random.key_impl(rng))) != THREEFRY:

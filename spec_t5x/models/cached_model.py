@@ -43,13 +43,14 @@ class CachedModel:
     # Number of learnt positions; None for relative or rotary ones.
     max_positions: ClassVar[int | None] = None
 
-    def __init_subclass__(cls):
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
         # A dataclass keeps a method of the class itself. A notebook shows a cell's last value: the
         # weights would be copied to the host.
-        cls.__repr__ = CachedModel.__repr__
+        cls.__repr__ = cls.__repr__
 
     def __repr__(self) -> str:
-        size = sum(leaf.size for leaf in jax.tree.leaves(self.weights))
+        size = sum(getattr(leaf, "size", 0) for leaf in jax.tree.leaves(self.weights))
         return f"{type(self).__name__}({size / 1e6:.1f}M parameters)"
 
     @classmethod

@@ -43,8 +43,8 @@ def code_digest(*objects: Any) -> str:
         one = given.pop()
         module = type(one).__module__
         if not module.startswith("spec_t5x."):
-            file = getattr(sys.modules[module], "__file__", None)
-            files.add(Path(file).read_bytes() if file else uuid.uuid4().bytes)
+            file = Path(getattr(sys.modules.get(module), "__file__", None) or "")
+            files.add(file.read_bytes() if file.is_file() else uuid.uuid4().bytes)
         if dataclasses.is_dataclass(one):
             values = [getattr(one, field.name) for field in dataclasses.fields(one)]
             given += filter(dataclasses.is_dataclass, values)

@@ -116,6 +116,13 @@ def test_an_adapter(cache, tmp_path):
     assert message.startswith("owner/adapter is an adapter of google/flan-t5-xl: save the merged")
 
 
+def test_an_adapter_beside_weights_is_named_before_they_are_downloaded(cached):
+    directory = find_directory(TARGET)
+    (directory / "adapter_config.json").write_text("{}")
+    (directory / "model.safetensors").unlink()
+    assert "has an adapter, adapter_config.json, which" in message_of(find_models, TARGET, ())
+
+
 def test_a_commit(cached, directories):
     commit = commit_of(directories / "target")
     assert find_directory(f"{TARGET}@{commit}") == find_directory(TARGET)

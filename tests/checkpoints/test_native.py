@@ -108,6 +108,6 @@ def test_overwrites_no_directory_that_is_not_a_checkpoint(
         save_model(precious, random_params(config), config, vocabulary, overwrite=True)
     (precious / "config.json").write_text('{"model_type": "t5"}')
     (precious / "checkpoint-500").mkdir()
-    with pytest.raises(InputError, match="holds checkpoint-500, too"):
+    with pytest.raises(InputError, match="holds checkpoint-500, which would be deleted"):
         save_model(precious, random_params(config), config, vocabulary, overwrite=True)
     assert (precious / "thesis.tex").is_file()

@@ -210,7 +210,6 @@ def test_a_row_of_table_2_measures_a_task(tiny_pair, task, tmp_path, capsys):
         ({"mixture_or_task": "x", "prefix": "a"}, "prefix is 'a' and x is a task"),
         ({"data": "x.tsv", "source_field": "a"}, "source_field is 'a' and x.tsv has none"),
         ({"data": "x.jsonl.gz", "num_columns": 2}, "num_columns is 2 and x.jsonl.gz has none"),
-        ({"data": "x", "split": "test"}, "split is 'test' and x has none"),
         ({"data": "x", "use_cached_tasks": True}, "use_cached_tasks is True and there is no mix"),
         ({"data": "x", "metric": "wer"}, "metric is 'wer': choose one of bleu"),
         (

@@ -1,5 +1,6 @@
 """The speculative loop: the target's text and law under every draft."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -555,15 +556,27 @@ class Hidden(Verifier):
         self.share = share
 
 
+def test_a_verifier_may_cache_its_properties():
+    @dataclasses.dataclass(frozen=True)
+    class Cached(TokenVerifier):
+        @functools.cached_property
+        def doubled(self):
+            return 2 * self.lenience
+
+    chosen = Cached()
+    assert chosen.doubled == 2
+    assert decode_state.Loop(gamma=1, max_decode_len=2, verifier=chosen).plain.gamma == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rng": 7}, r"rng is int32 \[\]: give jax.random.key"),
-        ({"rng": jax.random.PRNGKey(0)}, r"rng is uint32 \[2\]: give jax.random.key"),
-        ({"rng": jax.random.split(KEY, 99)}, f"one key for each of {len(TABLE_SOURCES)}"),
+        ({"rng": 7}, "rng is int32: give jax.random.key"),
+        ({"rng": jax.random.PRNGKey(0)}, "rng is uint32: give jax.random.key"),
+        ({"rng": jax.random.split(KEY, 99)}, "or a key for each input"),
         ({"rng": jax.random.split(RBG, len(TABLE_SOURCES))}, "draws the same numbers"),
         ({"verifier": "block"}, "verifier is 'block': give one of"),
-        ({"verifier": Hidden(0.5)}, "Hidden has share and no such field"),
+        ({"verifier": Hidden(0.5)}, "Hidden has no field share: make"),
         ({"num_decodes": 0}, "num_decodes is 0"),
     ],
 )
@@ -578,7 +591,7 @@ def test_a_draft_that_proposes_more_than_gamma_tokens_is_refused():
         def propose(self, state, context, gamma):
             return ConstantDraft.propose(self, state, context, gamma + 2)
 
-    with pytest.raises(InputError, match="a draft proposes 3 tokens and gamma is 1"):
+    with pytest.raises(InputError, match="a draft proposes 3 tokens: propose at most gamma, 1"):
         decode(WRITER, Wide(jnp.int32(1), 16), 1)
 
 

@@ -20,6 +20,7 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
     INDEX_ENDING,
     TORCH_WEIGHTS,
     WEIGHTS,
+    check_no_adapter,
     check_torch,
     unread,
     weight_files,
@@ -77,10 +78,11 @@ def download_weights(name: str) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.utils import is_notebook
 
+    directory = snapshot(name)
+    check_no_adapter(directory, name)
     if has_weights(name):
         # The Hub need not be asked.
         return
-    directory = snapshot(name)
     # The commit of config.json, even if the branch has moved since.
     commit = directory.name
     with _explained(name):

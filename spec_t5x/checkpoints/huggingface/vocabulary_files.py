@@ -4,7 +4,7 @@
 defines the tokenizer: it has all tokens that other files add and, if the class is ``T5Tokenizer``,
 which uses its pieces and normalisation only, no other steps that change ids. A ``tokenizer.json``
 that is not Unigram is used unchanged. In all other cases, transformers makes the tokenizer. Without
-any of these files, those of the directory above are read, where a Trainer saves them.
+these files, ``checkpoint-500`` has those of the directory above, where a Trainer saves them.
 """
 
 import contextlib

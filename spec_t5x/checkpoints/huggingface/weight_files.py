@@ -64,8 +64,9 @@ SHARD_BYTES = 10**9
 
 def open_tensors(directory: Path) -> dict[str, Tensor]:
     """Opens all tensors of a directory, by their names in its files; values are read later."""
-    tensors = {}
-    for path in weight_files(directory):
+    paths, tensors = weight_files(directory), {}
+    check_no_adapter(directory, str(directory))
+    for path in paths:
         check_fetched(path)
         open_file = _open_safetensors if path.suffix == ".safetensors" else _open_torch
         with reading_weights(path):
@@ -167,14 +168,17 @@ def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
     return found and f"has weights in {found}, which is not read: save them by save_pretrained(DIR)"
 
 
+def check_no_adapter(directory: Path, name: str) -> None:
+    """Raises ``InputError`` for an adapter beside a model's weights, which transformers adds."""
+    if (directory / ADAPTER_NAME).is_file():
+        raise InputError(
+            f"{name} has an adapter, {ADAPTER_NAME}, which is not read: give merged weights alone"
+        )
+
+
 def weight_files(directory: Path) -> list[Path]:
     """Returns a directory's files of weights; raises ``InputError`` if any are missing."""
     present = [directory / name for name in WEIGHTS if (directory / name).is_file()]
-    if present and (directory / ADAPTER_NAME).is_file():
-        raise InputError(
-            f"{directory} holds weights and an adapter, {ADAPTER_NAME}, which is not read: delete "
-            "the file if the weights are merged, or give a folder of merged ones"
-        )
     if not present:
         remedy = "holds no weights: copy model.safetensors or pytorch_model.bin, or shards, there"
         raise InputError(f"{directory} {unread(directory) or remedy}")

@@ -167,7 +167,7 @@ def check_destination(directory: Path, overwrite: bool) -> None:
             "checkpoint to overwrite: choose another directory"
         )
     if steps := sorted(path.name for path in directory.glob("checkpoint*") if path.is_dir()):
-        raise InputError(f"{directory} holds {steps[-1]}, too: choose another directory")
+        raise InputError(f"{directory} holds {steps[-1]}, which would be deleted: choose another")
 
 
 def _remove_left(directory: Path) -> None:

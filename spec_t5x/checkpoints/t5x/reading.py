@@ -53,7 +53,9 @@ def open_model(location: Location, values: None = None) -> StoredModel:
     else:
         shapes = {path: tensor.shape for path, tensor in tensors.items()}
         config = infer_config(shapes, str(directory))
-        settings = directory.parent / "config.gin"
+        # Resolved: the directory above "." is its parent.
+        place = directory if isinstance(directory, GcsPath) else directory.resolve()
+        settings = place.parent / "config.gin"
         if settings.is_file() and (bound := _ACTIVATIONS.search(settings.read_text("utf-8"))):
             config = dataclasses.replace(config, mlp_activations=ast.literal_eval(bound[1]))
     metadata = model_files.extra_entries(sidecar)

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from spec_t5x.checkpoints.digests import files_digest
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.contrib.medusa.checkpoints import save_heads
 from spec_t5x.contrib.medusa.network import Heads, HeadsConfig, T5Heads
@@ -27,7 +28,7 @@ from spec_t5x.labs.training.losses import LossSums, token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_settings, figures_of, log_exported
-from spec_t5x.labs.training.same_run import check_same, digest
+from spec_t5x.labs.training.same_run import check_same
 from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions, TrainResult, fit
 from spec_t5x.models.partitioning import declared_shardings
 from spec_t5x.models.seq2seq import T5Model
@@ -75,7 +76,7 @@ def train_heads(
     if not isinstance(loaded.config, T5Config):
         raise InputError(f"{loaded.directory} is a {type(loaded.config).__name__}: give a T5")
     config = HeadsConfig(loaded.config.emb_dim, loaded.config.vocab_size, num_heads, hidden_dim)
-    check_same(directory, {"target": digest(loaded.params)})
+    check_same(directory, {"target": files_digest(str(target), str(directory))["content"]})
     result = fit(
         HeadsLearner(config, options, T5Model.create(loaded.params, loaded.config)),
         *optimizer.build(options.steps),

@@ -64,7 +64,7 @@ class TextSource(TaskOptions):
             check_unused(self, f"{self.mixture_or_task} is a task, which has its own", *_OF_FILE)
         elif self.data:
             of_others = _OF_TSV if is_jsonl(self.data) else _OF_JSON
-            check_unused(self, f"{self.data} has none", "split", *of_others)
+            check_unused(self, f"{self.data} has none", *of_others)
         self.check_task()
         from spec_t5x.data.metrics import metric_by_name
 

@@ -15,6 +15,7 @@ import gin
 import jax
 import jax.numpy as jnp
 
+from spec_t5x.checkpoints.digests import files_digest
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.errors import InputError, check_at_least, check_choice, check_unused
@@ -162,9 +163,9 @@ def distill(
     texts = distillation.outputs, distillation.temperature, distillation.on_policy < 1
     # Refused here, before the target writes texts for hours.
     started = {
-        "target": digest(network_settings(loaded.config), loaded.params),
+        "target": files_digest(str(target), str(directory))["content"],
         "draft": f"{network_settings(student.config)}, layers {student.shared_layers}",
-        "initial checkpoint": initial_checkpoint and digest(student.params),
+        "initial checkpoint": files_digest(initial_checkpoint, str(directory))["content"],
         "training set or seed": digest(shared, texts, *_ids(pairs["train"])),
         "held-out set": digest(shared, distillation.eval_temperatures, *_ids(pairs["dev"])),
     }

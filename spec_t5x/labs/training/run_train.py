@@ -17,6 +17,7 @@ from typing import Any
 import gin
 
 from spec_t5x import registry
+from spec_t5x.checkpoints.digests import files_digest
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
@@ -28,7 +29,7 @@ from spec_t5x.labs.training.layout import Layout, count_replicas
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData, kinds_of_data
-from spec_t5x.labs.training.same_run import FREE, check_same, digest, network_settings
+from spec_t5x.labs.training.same_run import FREE, check_same, network_settings
 from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
 from spec_t5x.models.binding import ModelConfig
@@ -103,7 +104,7 @@ def train(
         raise InputError("train.grow has no model to grow: give train.initial_checkpoint")
     directory.mkdir(parents=True, exist_ok=True)
     initial = load_initial(initial_checkpoint, data.vocabulary, model, options, grow=grow)
-    started = initial and digest(initial.params)
+    started = initial and files_digest(initial_checkpoint, str(directory))["content"]
     check_same(directory, {"model": network_settings(model), "initial checkpoint": started})
     vocabulary = initial.vocabulary if initial else data.own_vocabulary(directory, model.vocab_size)
     scorer = metrics and TextMetrics(
@@ -144,10 +145,16 @@ def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
         # A name without a dot is a macro's.
         owner = flag.partition("=")[0].removeprefix("--gin.").rpartition(".")[0]
         name = re.split("[./]", owner)[-1]
-        if name not in ("", training.__name__, *built):
+        # What tasks are made of may be called later, as data are read.
+        if name not in ("", training.__name__, *built) and _is_ours(owner):
             unused = flag.partition("=")[0]
             raise InputError(f"nothing uses {unused}: leave it out, or bind @{name}()")
     return arguments
+
+
+def _is_ours(owner: str) -> bool:
+    """Returns True if gin's name is that of a class or function of this package."""
+    return gin.get_configurable(owner.rpartition("/")[2]).__module__.startswith("spec_t5x")
 
 
 def check_settings(

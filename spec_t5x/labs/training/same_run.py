@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.data.text_files import raw_lines
@@ -31,7 +32,8 @@ def digest(*values: Any) -> str:
     found = hashlib.sha256()
     for leaf in jax.tree.leaves(values):
         if isinstance(leaf, jax.Array | np.ndarray):
-            # One array at a time, so that the host holds no second copy of a large model.
+            # A copy, since an array keeps what is read of it on the host.
+            leaf = np.asarray(jnp.copy(leaf)) if isinstance(leaf, jax.Array) else leaf
             found.update(np.ascontiguousarray(leaf).view(np.uint8).data)
         else:
             found.update(repr(leaf).encode())
@@ -79,10 +81,10 @@ def train_once(
     for file in files:
         for line in raw_lines(file):
             found.update(line)
-    is_run = has_checkpoints(path.parents[1])
-    if path.is_file() and (record.read_text() == found.hexdigest() if record.is_file() else is_run):
+    # Without a record, the user has put it there.
+    if path.is_file() and not (record.is_file() and record.read_text() != found.hexdigest()):
         return
-    if is_run:
+    if has_checkpoints(path.parents[1]):
         raise InputError(
             f"{path} was trained on other texts, or for another vocab_size, and the run has "
             "checkpoints: give the earlier ones, or another output directory"

@@ -3,12 +3,14 @@
 import random
 import re
 
+import gin
 import pytest
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.generation import Generator
 from spec_t5x.labs.training.run_data import DataOptions
+from spec_t5x.labs.training.run_train import built_arguments, train
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from tests.labs.training.toys import a_minute_a_step, assert_identical, run_command
 
@@ -138,3 +140,14 @@ def test_an_output_that_is_no_checkpoint_is_left_alone(train, tmp_path, capfd):
     (tmp_path / "output" / "model" / "thesis.tex").touch()
     assert train() == 2
     assert "so it is no checkpoint to overwrite" in capfd.readouterr().err
+
+
+def test_a_flag_of_a_tasks_function_may_be_used_later():
+    """Preprocessors are called as data are read, after the check."""
+
+    def noise(density=0.1):
+        return density
+
+    with gin.unlock_config():
+        gin.external_configurable(noise, module="own")
+        assert built_arguments(train, ["--gin.own.noise.density=0.3"]) == {}
