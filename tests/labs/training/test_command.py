@@ -9,8 +9,8 @@ import pytest
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.generation import Generator
+from spec_t5x.labs.training import run_train
 from spec_t5x.labs.training.run_data import DataOptions
-from spec_t5x.labs.training.run_train import built_arguments, train
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from tests.labs.training.toys import a_minute_a_step, assert_identical, run_command
 
@@ -150,4 +150,5 @@ def test_a_flag_of_a_tasks_function_may_be_used_later():
 
     with gin.unlock_config():
         gin.external_configurable(noise, module="own")
-        assert built_arguments(train, ["--gin.own.noise.density=0.3"]) == {}
+        flags = ["--gin.own.noise.density=0.3"]
+        assert run_train.built_arguments(run_train.train, flags) == {}
