@@ -125,7 +125,7 @@ def file_source(path: str, field: str | None = None) -> FileSource:
     """Returns the source of a file; raises ``InputError`` if it cannot be opened.
 
     Args:
-      path: a file of text lines, or of JSON lines (.jsonl, .jsonlines, .json, .ndjson); gzipped or not.
+      path: a file of text lines, or of JSON lines (``is_jsonl``); gzipped or not.
       field: the field that holds the text; if given, any file is read as JSON lines.
     """
     found = Path(path).expanduser()
