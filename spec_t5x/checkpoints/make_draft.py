@@ -66,7 +66,7 @@ def make_draft(
         target lacks the encoder that it needs, or their vocabularies differ.
     """
     options, text = options or DraftOptions(), str(text)
-    _, kind, argument = _checked_parts(text, options)[0]
+    kind, argument = _checked_parts(text, options)[0]
     if kind.needs_encoder and not target.config.has_source:
         raise InputError(
             f"draft {text!r} is for encoder-decoder targets and {target.directory} is "
@@ -75,7 +75,7 @@ def make_draft(
 
     def make(other: str, options: DraftOptions) -> Draft:
         # The weights may be those of the draft that takes the other one.
-        weights = options.weights if _has_weights(other) else AUTO
+        weights = options.weights if _have_weights(_parts(other)) else AUTO
         return make_draft(other, target, model, dataclasses.replace(options, weights=weights))
 
     if not argument and kind.packaged is not None:
@@ -83,12 +83,12 @@ def make_draft(
     return kind.make(Request(target=target, model=model, options=options, make=make), argument)
 
 
-def _checked_parts(text: str, options: DraftOptions) -> list[tuple[str, DraftKind, str]]:
+def _checked_parts(text: str, options: DraftOptions) -> list[tuple[DraftKind, str]]:
     """Lists a draft's ``_parts``; raises ``InputError`` for options that it does not take."""
     parts = list(_parts(text))
-    if options.settings is not None and not parts[0][1].has_temperature:
+    if options.settings is not None and not parts[0][0].has_temperature:
         raise InputError(f"draft {text!r} takes no temperature: leave draft_temperature out")
-    if options.weights != AUTO and not _has_weights(text):
+    if options.weights != AUTO and not _have_weights(parts):
         raise InputError(f"draft {text!r} has no weights of a model: leave draft_weights out")
     return parts
 
@@ -117,7 +117,7 @@ def find_models(
     directory, models = find(target), []
     check_task(directory, task)
     for draft in filter(None, drafts):
-        for _, kind, argument in _checked_parts(str(draft), options or DraftOptions()):
+        for kind, argument in _checked_parts(str(draft), options or DraftOptions()):
             models += kind.checkpoints(argument)
             # Those for an encoder, which a target may lack, are left to ``make_draft``.
             if not (argument or kind.packaged is None or kind.needs_encoder):
@@ -133,20 +133,20 @@ def find_models(
         hub.download_weights(name)
 
 
-def _parts(text: str) -> Iterator[tuple[str, DraftKind, str]]:
-    """Yields text, kind and checked argument of a draft and of the drafts that it names."""
+def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:
+    """Yields kind and checked argument of a draft and of the drafts that it names."""
     kind, argument = registry.find("draft", kind_of(text)), _argument(text)
     kind.check(text, argument)
-    yield text, kind, argument
+    yield kind, argument
     for inner in kind.drafts(argument):
         yield from _parts(inner)
 
 
-def _has_weights(text: str) -> bool:
-    """Tells whether ``DraftOptions.weights`` apply to a draft or one named in its argument."""
+def _have_weights(parts: Iterable[tuple[DraftKind, str]]) -> bool:
+    """Tells whether ``DraftOptions.weights`` apply to one of a draft's ``_parts``."""
     return any(
         kind.has_weights and (not argument or kind.checkpoints(argument))
-        for _, kind, argument in _parts(text)
+        for kind, argument in parts
     )
 
 

@@ -24,7 +24,6 @@ def run(args: argparse.Namespace) -> int:
     models, options, source = settings.read(args, TextSource)
     # Checked before anything is loaded.
     models.draft_name()
-    source.check_readable(with_targets=True)
     source.check_scored()
     options = source.decoding(options)
 
@@ -38,10 +37,13 @@ def run(args: argparse.Namespace) -> int:
 
     check_options(options)
     enable()
-    find_models(models.target, [models.draft_name()], models.draft_options(), models.task)
-    stored = open_model(models.target, vocabulary=models.vocabulary)
+    vocabulary = None
+    if source.data is None:
+        find_models(models.target, [models.draft_name()], models.draft_options(), models.task)
+        stored = open_model(models.target, vocabulary=models.vocabulary)
+        vocabulary = stored.known_vocabulary()
     # Read before the target's weights are, which takes minutes for a large one.
-    sets = read_sets(source, stored.known_vocabulary())
+    sets = read_sets(source, vocabulary)
     generator = Generator.load_named(models)
     for texts in sets:
         title = f"evaluating {texts.name}"

@@ -74,6 +74,10 @@ class DraftKind:
     has_weights: bool = True
 
 
+# Fields of a kind whose drafts do without a model.
+WITHOUT_MODEL = {"needs_network": False, "has_temperature": False, "has_weights": False}
+
+
 def one_checkpoint(argument: str) -> Sequence[str]:
     """Returns ``[argument]``, the name of a draft's checkpoint; ``[]`` if the argument is empty."""
     return [argument] if argument else []

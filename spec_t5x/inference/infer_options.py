@@ -94,9 +94,9 @@ class InferOptions(TaskOptions):
                 "input is standard input, which cannot be read again after a restart: give a "
                 "file, or use spec-t5x generate"
             )
-        if self.input is not None:
+        if self.input is not None and self.overwrite:
             path, output = (Path(p).expanduser().resolve() for p in (self.input, self.output_dir))
-            if self.overwrite and path.parent == output:
+            if path.parent == output:
                 raise InputError(f"input is {self.input}, which overwrite may delete: move it")
         if self.field is not None and self.mixture_or_task:
             raise InputError(f"field is {self.field!r}, which only JSON lines have: leave it out")

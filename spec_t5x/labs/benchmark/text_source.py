@@ -35,8 +35,10 @@ class TextPairs:
     intervals: Intervals | None = None
 
 
-def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
+def read_sets(source: TextSource, vocabulary: Vocabulary | None) -> list[TextPairs]:
     """Reads the file, the task, or each task of the mixture as one set of pairs.
+
+    A file needs no ``vocabulary``.
 
     Raises:
       InputError: neither file nor task is given, or cannot be read.

@@ -143,8 +143,8 @@ def distill(
     if layers and layers.encoder == SHARED:
         check_choice("stored dtype", export_dtype, STORED_DTYPES)
     layout = Layout.create(options.data_parallel, options.model_parallel)
-    given = {"vocabulary": vocabulary, "shardings": layout.shardings}
-    loaded = load(target, dtype=resolve_dtype("auto"), **given)
+    dtype = resolve_dtype("auto")
+    loaded = load(target, dtype=dtype, vocabulary=vocabulary, shardings=layout.shardings)
     check_kind(loaded.config, data, options)
     _check_outputs(loaded, distillation)
     student = _student(loaded, layers, model, initial_checkpoint, options)
