@@ -86,7 +86,10 @@ def by_temperature(values: Mapping[str, Any]) -> str:
 
 
 def alphas(values: Mapping[str, Any]) -> str:
-    """Makes a table of acceptance rates: a line per draft, two columns per temperature."""
+    """Makes a table of acceptance rates: a line per draft, two columns per temperature.
+
+    A draft that proposed for a share of the tokens has the share in a third column.
+    """
     columns = {"draft": lambda line: line[0][0]}
     for t in dict.fromkeys(row["temperature"] for row in values["rows"]):
         columns[f"alpha, T = {t:g}"] = lambda line, t=t: acceptance.cell(
@@ -94,6 +97,10 @@ def alphas(values: Mapping[str, Any]) -> str:
         )
         columns[f"block efficiency, T = {t:g}"] = lambda line, t=t: acceptance.cell(
             Estimate(**line[1][t]["decoded"]["block_efficiency"]), digits=2
+        )
+    if any(row["share_proposed"] < 1 for row in values["rows"]):
+        columns["proposed"] = lambda line: " / ".join(
+            f"{line[1][t]['share_proposed']:.2f}" for t in sorted(line[1])
         )
     return results.table(columns, lines_of(values, "draft", across="temperature"))
 

@@ -4,7 +4,7 @@ Corrections, rewrites and documents full of names take most of their output from
 row's *pointer* is the position in the source at which the output continues. The pointer advances
 while output and source agree; after an edit it moves to where they agree again. The draft has no
 model and no parameters (section 3.6; "input-guided" drafting of corrections: arXiv 2106.04970;
-copying from the output alone is prompt lookup: arXiv 2304.04487).
+copying from a reference: arXiv 2304.04487).
 """
 
 import functools

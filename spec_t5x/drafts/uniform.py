@@ -1,4 +1,4 @@
-"""Uniform random tokens as the draft: a lower bound for other drafts (section 3.6)."""
+"""Uniform random tokens as the draft: a reference for other drafts (section 3.6)."""
 
 import flax.struct
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
 
 @flax.struct.dataclass
 class UniformDraft(Draft):
-    """Draft that gives all n tokens the same probability; about one in n is accepted."""
+    """Draft that gives all n tokens the same probability; at temperature 0 one in n is accepted."""
 
     vocab_size: int = flax.struct.field(pytree_node=False)
 

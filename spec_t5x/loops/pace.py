@@ -79,7 +79,7 @@ class Costs:
     def by_formula(
         cls, *, c: float, position: float = 0.0, largest: int = MAX_CHAIN, whole: bool = False
     ) -> "Costs":
-        """Returns the costs of 0 … ``largest`` drafts by section 3.4, for use without measuring.
+        """Returns the costs of 0 … ``largest`` drafts by section 3.3, for use without measuring.
 
         A draft step takes ``c`` target steps (Definition 3.7), each further position of a target
         call ``position`` (0 in the paper). If ``whole``, only 0 and ``largest`` have finite costs.

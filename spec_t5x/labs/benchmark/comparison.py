@@ -193,7 +193,10 @@ class Comparison(TimedRounds):
 
     @property
     def predicted(self) -> float:
-        """Speed-up by Theorem 3.8 from the measured alpha and c, if verification took one step."""
+        """Speed-up by Theorem 3.8 from the measured alpha and c, if verification took one step.
+
+        Plain steps, which gamma "auto" takes, count as one token in one step each.
+        """
         return self._predicted(1.0)
 
     @property
@@ -206,7 +209,9 @@ class Comparison(TimedRounds):
             tokens = formulas.expected_tokens(self.alpha, self.gamma)
         else:
             tokens = formulas.expected_tokens_by_position(np.asarray(self.acceptance_by_position))
-        return float(tokens / formulas.iteration_time(self.gamma, self.step_times.c, cost))
+        time = formulas.iteration_time(self.gamma, self.step_times.c, cost)
+        plain, drafted = self.plain_steps, self.target_calls - self.plain_steps
+        return float((plain + drafted * tokens) / (plain + drafted * time))
 
     def to_dict(self) -> dict:
         """Returns the fields but ``outputs``, and the figures derived from them, for JSON."""

@@ -46,6 +46,7 @@ def print_comparison(comparison: Comparison) -> None:
         ("predicted, verification counted", f"{comparison.predicted_with_verification:.2f}x"),
         (alpha, f"{comparison.alpha:.3f}"),
         ("block efficiency", f"{comparison.block_efficiency:.2f}"),
+        *_plain_steps(comparison),
         ("target, draft step", f"{times.target:.2f} ms, {times.draft:.2f} ms (c = {times.c:.2f})"),
         (f"verification of {verified}", f"{times.verification_cost:.2f} target steps"),
         (
@@ -70,6 +71,12 @@ def print_comparison(comparison: Comparison) -> None:
         )
     if doubts := caution([comparison.to_dict()]):
         console.print(doubts, markup=False, soft_wrap=True)
+
+
+def _plain_steps(comparison: Comparison) -> list[tuple[str, str]]:
+    """Returns a row for the calls without drafts, if there are any."""
+    share = comparison.plain_steps / comparison.target_calls
+    return [("calls without a draft", f"{share:.0%}")] if share else []
 
 
 def _verdict(comparison: Comparison) -> str:

@@ -95,7 +95,7 @@ def _table_4(*_) -> list[ReportTable]:
         rows=[_row_4(row) for row in paper_tables.TABLE_2],
         note="EXP is Theorem 3.8 at the printed α and c. The range is what the theorem gives if "
         "both are moved within their rounding, by ±0.005: “by rounding” means that the range "
-        "holds the paper's EXP.",
+        "holds a number that rounds to the paper's EXP.",
     )
     return [printed]
 

@@ -85,7 +85,7 @@ LANGUAGE = Pair(
     name="lm",
     target="lm-target",
     stands_for="GPT-like (97M)",
-    task="unconditional text",
+    task="sentences, from their first three words",
     examples=example_texts.SENTENCES,
     words=3,
 )

@@ -237,6 +237,9 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
     tokens = 1 + 0.7 + 0.49 + 0.343
     assert made.predicted == pytest.approx(tokens / 1.3)
     assert made.predicted_with_verification == pytest.approx(tokens / 1.8)
+    # Gamma "auto" takes plain steps, which the theorem does not draft in.
+    paced = dataclasses.replace(made, plain_steps=made.target_calls / 4)
+    assert paced.predicted == pytest.approx((1 + 3 * tokens) / (1 + 3 * 1.3))
     # Of a tree, the tokens follow from the acceptance of all children, not from alpha.
     of_tree = dataclasses.replace(made, acceptance_by_position=[0.9, 0.5, 0.0])
     assert of_tree.predicted == pytest.approx((1 + 0.9 + 0.45) / 1.3)
