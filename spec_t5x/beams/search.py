@@ -171,6 +171,10 @@ class _Search:
         """Raises ``InputError`` for arguments that cannot be searched with."""
         target, draft_model, gamma = self.target, self.draft_model, self.gamma
         check_parts(target, NodeTarget, _REMEDY)
+        if getattr(target, "prefix_lm", False):
+            raise InputError(
+                "prefix_lm is True: a search reads prompts causally; sample, or set it False"
+            )
         beams_lib.check_beams("beams", beams, target.vocab_size, self.eos_id)
         outputs_lib.check_prompts(prompts, max_decode_len)
         check_positions(target, max_decode_len)

@@ -29,9 +29,8 @@ class TransformerDraft(Draft):
 
     The cache may lack the last-but-one token of the text: drafting feeds all proposed tokens but
     the last, which enters the text if all are accepted. Each proposal therefore starts by feeding
-    the last *two* tokens, which costs less than a separate call for a missing one; a cached token
-    is overwritten with the same values. Plain steps and other drafts extend the text by more
-    tokens that the cache lacks, which ``catch_up`` feeds.
+    *two* tokens from the first that is missing, which costs less than a separate call. Plain steps
+    and other drafts extend the text by more tokens that the cache lacks, which ``catch_up`` feeds.
     """
 
     model: Target
@@ -98,14 +97,15 @@ class TransformerDraft(Draft):
         return self.model.score
 
     def _feed_last(self, cache: Cache, context: Context, depth: int, num_nodes: int):
-        """Feeds the last two tokens; returns logits ``[batch, vocab]`` after the last, and cache.
+        """Feeds the last two tokens, or one; returns logits ``[batch, vocab]`` after the last, and cache.
 
         Subclasses use ``depth`` and ``num_nodes`` of the chain or tree that is drafted next.
         """
-        starts = jnp.maximum(context.lengths - 1, 0)
+        # In a cached prompt of a prefix LM, tokens have attended to later ones: it is not fed again.
+        starts = jnp.clip(cache.lengths, jnp.maximum(context.lengths - 1, 0), context.lengths)
         pairs = slices(context.sequences, starts, 2)
         logits, _, cache = self.model.score(self.model.rollback(cache, starts), pairs)
-        # A start token alone is fed with padding after it, which the next call overwrites.
+        # A last token alone is fed with padding after it, which the next call overwrites.
         last = (context.lengths - starts)[:, None, None]
         logits = jnp.take_along_axis(logits, last, axis=1)[:, 0]
         return logits, self.model.rollback(cache, context.lengths + 1)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spec_t5x.beams.search import beam_search
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -83,6 +84,23 @@ def test_speculative_text_is_the_plain_text():
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     np.testing.assert_allclose(found.scores, plain.scores, atol=1e-3)
     assert len(np.unique(np.asarray(plain.tokens).reshape(-1, LENGTH), axis=0)) > 2
+
+
+@pytest.mark.parametrize("prefix_lm", [False, True])
+def test_a_draft_of_the_targets_own_weights_is_always_accepted(prefix_lm):
+    """The draft reads prompts as the target does, and leaves what it has read as it is."""
+    target = model(prefix_lm=prefix_lm)
+    prompts = jax.random.randint(jax.random.key(1), (16, 6), 2, 30).at[:, 0].set(0)
+    arguments = (prompts, prompts, jax.random.key(3), sampling(1.0))
+    stats = speculative_decode(
+        target, TransformerDraft(target), *arguments, gamma=3, max_decode_len=LENGTH
+    ).stats
+    np.testing.assert_allclose(stats.beta_sum, stats.verified, rtol=1e-5)
+
+
+def test_a_search_does_not_read_a_prefix_causally():
+    with pytest.raises(InputError, match="prefix_lm is True: a search reads prompts causally"):
+        beam_search(model(prefix_lm=True), PROMPTS, PROMPTS, beams=2, max_decode_len=LENGTH)
 
 
 def test_it_has_no_source_whose_keys_could_be_rounded():
