@@ -91,7 +91,8 @@ PARTS: Mapping[str, Part] = {
             *(*_DECODING, "spec_t5x/contrib/", "spec_t5x/registry"),
             # Tests that contrib's repeat with its own drafts and models.
             *("tests/checkpoints/", "tests/drafts/", "tests/end_to_end/", "tests/loops/"),
-            *("tests/labs/benchmark/", "tests/labs/training/", "tests/models/", "tests/testing/"),
+            *("tests/labs/benchmark/", "tests/labs/testing/", "tests/labs/training/"),
+            "tests/models/",
         ),
     ),
     "several devices": Part(

@@ -31,8 +31,8 @@ CORE = (
     ("data",),
     ("checkpoints",),
     ("tuning",),
-    # Text in, text out; and the toy models for users' tests.
-    ("generation", "testing"),
+    # Text in, text out.
+    ("generation",),
     ("inference",),
     ("t5x_plugin",),
 )
@@ -43,6 +43,7 @@ LABS = (
         "labs.list_options",
         "labs.estimates",
         "labs.metric_intervals",
+        "labs.testing",
         "labs.theory",
         "labs.writing",
     ),

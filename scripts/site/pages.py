@@ -16,7 +16,7 @@ PACKAGE = REPOSITORY / "spec_t5x"
 AREAS = (
     *("generation", "checkpoints", "drafts", "verifiers", "inference", "data"),
     *("tuning", "sampling", "interfaces", "loops", "beams", "models", "t5x_plugin"),
-    *("labs", "contrib", "testing", "registry", "machine", "options", "errors", "names", "types"),
+    *("labs", "contrib", "registry", "machine", "options", "errors", "names", "types"),
 )
 # Packages without a page: the command line, which --help documents.
 LEFT_OUT = ("cli", "infer")
