@@ -26,7 +26,7 @@ from tests.cli.results import assert_refused
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 TEXT = "My sister"
 OPTIONS = GenerateOptions(gamma=3, max_decode_len=16)
 SAMPLED = dataclasses.replace(OPTIONS, temperature=1.0, seed=3)
