@@ -186,7 +186,8 @@ sys.exit(main())
 def address(tiny_pair, kept_programs):
     """Provides the address of the tiny pair's page, the only output; Ctrl-C ends the page."""
     port = free_port()
-    command = [sys.executable, "-c", PROGRAM, "demo", "--port", str(port)]
+    # Quiet, because a slow machine also reports what it loads.
+    command = [sys.executable, "-c", PROGRAM, "demo", "-q", "--port", str(port)]
     command += ["--target", str(tiny_pair / "target"), "--draft", str(tiny_pair / "draft")]
     environment = {
         **os.environ,
