@@ -56,8 +56,11 @@ PARTS: Mapping[str, Part] = {
         ("setup.py", "pyproject.toml", "MANIFEST.in", "spec_t5x/pretrained/", "gin_configs/"),
     ),
     "pages in a browser": Part(
-        ("tests/cli/test_demo.py", "tests/labs/reproduction/test_report_in_browser.py"),
-        ("spec_t5x/labs/demo", "spec_t5x/labs/reproduction/", "spec_t5x/generation/"),
+        ("tests/labs/commands/test_demo.py", "tests/labs/reproduction/test_report_in_browser.py"),
+        (
+            *("spec_t5x/labs/commands/demo", "spec_t5x/labs/demo", "spec_t5x/labs/reproduction/"),
+            "spec_t5x/generation/",
+        ),
     ),
     "compiled programs": Part(
         (
@@ -91,7 +94,8 @@ PARTS: Mapping[str, Part] = {
             *(*_DECODING, "spec_t5x/contrib/", "spec_t5x/registry"),
             # Tests that contrib's repeat with its own drafts and models.
             *("tests/checkpoints/", "tests/drafts/", "tests/end_to_end/", "tests/loops/"),
-            *("tests/labs/benchmark/", "tests/labs/training/", "tests/models/", "tests/testing/"),
+            *("tests/labs/benchmark/", "tests/labs/testing/", "tests/labs/training/"),
+            "tests/models/",
         ),
     ),
     "several devices": Part(

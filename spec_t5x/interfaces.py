@@ -196,7 +196,7 @@ class TreeProposal:
 class Target(Protocol):
     """The model whose output is wanted.
 
-    ``docs/extending.md`` has an example; ``testing.laws.check_target`` tests a target.
+    ``docs/extending.md`` has an example; ``labs.testing.laws.check_target`` tests a target.
     """
 
     # Number of logits at each position, padding of the vocabulary included.
@@ -322,8 +322,8 @@ class Draft(Protocol):
     """Base class of drafts, which propose tokens for the target to verify.
 
     All but ``vocab_size`` and ``propose`` have defaults, for a draft without a state that always
-    proposes gamma tokens. ``docs/extending.md`` has examples; ``testing.laws.check_draft`` tests
-    a draft.
+    proposes gamma tokens. ``docs/extending.md`` has examples; ``labs.testing.laws.check_draft``
+    tests a draft.
     """
 
     # Number of tokens, which must equal the target's.

@@ -1,10 +1,12 @@
-"""The core without ``contrib``: its modules are imported, its commands and tests run."""
+"""The package without ``contrib``, and without ``labs`` too: what remains is imported and works."""
 
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -35,29 +37,29 @@ for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
         importlib.import_module(".".join(parts).removesuffix(".__init__"))
 helped = io.StringIO()
-for words in ([], *([name] for name in ("generate", "infer", "train", "convert", "benchmark"))):
+for words in ("", "generate", "infer", "convert", *sys.argv[1:]):
     with contextlib.redirect_stdout(helped), contextlib.suppress(SystemExit):
-        main([*words, "--help"])
+        main([*words.split(), "--help"])
+with contextlib.redirect_stdout(io.StringIO()) as examined:
+    main(["doctor"])
 options = GenerateOptions(gamma=3, max_decode_len=8)
 (outputs,) = Generator.load("t5-target").generate(["summarize: Good morning."], options)
-contrib = [name for name in sys.modules if name.startswith("spec_t5x.contrib")]
 found = {
     "package": str(package),
     "help": helped.getvalue(),
+    "doctor": examined.getvalue(),
     "text": outputs[0].output,
     "drafts": registry.names("draft"),
     "families": registry.names("family"),
-    "contrib": contrib,
+    "rings": [name for name in ("labs", "contrib") if f"spec_t5x.{name}" in sys.modules],
 }
 print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def core(tmp_path_factory):
-    """Returns a copy of the package without contrib, and a function that runs programs in it."""
-    directory = tmp_path_factory.mktemp("core")
-    core_copy.write(directory)
+def copied(directory: Path, *rings: str) -> tuple[Path, Callable]:
+    """Returns a copy of the package without ``rings``, and a function that runs programs in it."""
+    core_copy.write(directory, *rings)
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(
@@ -71,16 +73,53 @@ def core(tmp_path_factory):
     return directory, run
 
 
-def test_its_modules_commands_and_packaged_pair_work(core):
-    directory, run = core
-    result = run("-c", PROGRAM)
+@pytest.fixture(scope="module")
+def core(tmp_path_factory):
+    """Returns a copy without contrib, and a function that runs programs in it."""
+    return copied(tmp_path_factory.mktemp("core"), "contrib")
+
+
+@pytest.fixture(scope="module")
+def core_alone(tmp_path_factory):
+    """Returns a copy without contrib and labs, and a function that runs programs in it."""
+    return copied(tmp_path_factory.mktemp("core_alone"), "contrib", "labs")
+
+
+def what_works(directory: Path, run: Callable, *commands: str) -> dict:
+    """Returns what ``PROGRAM`` finds in a copy, with the help of more commands."""
+    result = run("-c", PROGRAM, *commands)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
-    assert found["package"] == str(directory / "spec_t5x") and found["contrib"] == []
+    assert found["package"] == str(directory / "spec_t5x")
     assert "uniform" in found["drafts"] and not {"medusa", "cascade"} & {*found["drafts"]}
     assert found["families"] == ["t5"]
-    assert "train-ngram" in found["help"] and "train-lm" not in found["help"]
+    assert "generate would work here." in found["doctor"] or "but slowly" in found["doctor"]
     assert found["text"]
+    return found
+
+
+def test_its_modules_commands_and_packaged_pair_work(core):
+    found = what_works(*core, "train", "benchmark")
+    assert found["rings"] == ["labs"]
+    assert "train-ngram" in found["help"] and "train-lm" not in found["help"]
+
+
+def test_the_core_alone_decodes(core_alone):
+    found = what_works(*core_alone)
+    assert found["rings"] == []
+    assert not re.search(r"^ +(train|benchmark|demo)", found["help"], re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "words", [["benchmark", "--help"], ["train-ngram", "--data", "x"], ["generate", "x", "--trace"]]
+)
+def test_what_needs_labs_is_said_in_a_line(core_alone, words):
+    _, run = core_alone
+    result = run("-m", "spec_t5x.cli.main", *words)
+    (line,) = result.stderr.splitlines()
+    name = words[-1] if words[0] == "generate" else words[0]
+    missing = f"{name} needs spec_t5x.labs, which is not installed: pip install spec_t5x again"
+    assert result.returncode == 2 and line.startswith(f"spec-t5x: error: {missing}")
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ PACKAGE = REPOSITORY / "spec_t5x"
 AREAS = (
     *("generation", "checkpoints", "drafts", "verifiers", "inference", "data"),
     *("tuning", "sampling", "interfaces", "loops", "beams", "models", "t5x_plugin"),
-    *("labs", "contrib", "testing", "registry", "machine", "options", "errors", "names", "types"),
+    *("labs", "contrib", "registry", "machine", "options", "errors", "names", "types"),
 )
-# Packages without a page: the command line, which --help documents.
+# Packages without a page: the command line, which --help documents (mkdocs.yml omits that of labs).
 LEFT_OUT = ("cli", "infer")
 # Wider than the theme's default, for code of 100 columns and wide tables.
 WIDE = """\

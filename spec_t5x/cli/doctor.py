@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found, indent=2))
     else:
-        from spec_t5x.labs.benchmark import results
+        from tabulate import tabulate
 
-        columns = {"what": lambda line: line[0], "found": lambda line: _shown(line[1])}
-        results.show(results.table(columns, list(found.items())), _verdict(found))
+        style = "simple" if sys.stdout.isatty() else "pipe"
+        lines = [(name, _shown(value)) for name, value in found.items()]
+        table = tabulate(lines, ("what", "found"), style, disable_numparse=True)
+        print(table, _verdict(found), sep="\n\n", flush=True)
     return 1 if found["problems"] or found["accelerator"] else 0
 
 

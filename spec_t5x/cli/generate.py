@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import pkgutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -71,6 +72,8 @@ def _check_flags(args, options, draft: str | None) -> None:
     if not (args.trace or args.compare):
         return
     flag = "--trace" if args.trace else "--compare"
+    if not settings.HAS_LABS:
+        raise InputError(f"{flag} {settings.NO_LABS}")
     if draft is None:
         raise InputError(f"{flag} needs a draft and --draft is {NO_DRAFT}: give one")
     check_unused(options, f"{flag} has no beam search", "beams")
@@ -188,13 +191,11 @@ class _Command:
 
     def _show(self, lines: Iterator[Item]) -> None:
         """Prints each output while it is decoded, as text or as a trace."""
-        from spec_t5x.labs.benchmark.console import print_trace
-
+        show = _of_labs("console:print_trace") if self.args.trace else _print_stream
         number = 0
         for line in lines:
             number += 1
             if line.error is None:
-                show = print_trace if self.args.trace else _print_stream
                 try:
                     show(self.generator, line.text, self.options, place=line.index)
                 except InputError as error:
@@ -205,21 +206,18 @@ class _Command:
             self._log_verdict(number)
 
     def _compare(self, lines: list[Item]) -> None:
-        from spec_t5x.labs.benchmark.comparison import compare
-        from spec_t5x.labs.benchmark.console import print_comparison
-
         texts = [line.text for line in lines if line.error is None]
         if not texts:
             raise InputError("all inputs have errors: give at least one that can be decoded")
         with doing(log, "decoding in turn, plainly and speculatively, and timing both"):
-            comparison = compare(self.generator, texts, self.options)
+            comparison = _of_labs("comparison:compare")(self.generator, texts, self.options)
         outputs = iter(comparison.outputs)
         for line in lines:
             self._print(line, next(outputs) if line.error is None else ())
         if self.args.json:
             print(json.dumps({"comparison": comparison.to_dict()}))
         else:
-            print_comparison(comparison)
+            _of_labs("console:print_comparison")(comparison)
 
     def _checked(self, line: Item) -> Item:
         """Returns the line; sets and logs its error if it cannot be decoded (raises for a TEXT)."""
@@ -248,6 +246,10 @@ class _Command:
         for output in outputs:
             values = dataclasses.asdict(output)
             print(json_line(values) if self.args.json else _one_line(output.output), flush=True)
+
+
+def _of_labs(place: str) -> Any:
+    return pkgutil.resolve_name(f"spec_t5x.labs.benchmark.{place}")
 
 
 def _print_stream(generator, source: str, options, place: int) -> None:

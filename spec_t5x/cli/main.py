@@ -4,11 +4,13 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import importlib
 import logging
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import spec_t5x
 from spec_t5x.cli import settings, standard_streams
@@ -22,6 +24,23 @@ log = logging.getLogger("spec_t5x")
 
 # Verbs before the name of an option in an error's remedy.
 _VERBS = "give|leave|lower|pass|raise|set"
+# Modules by command, in the order of ``--help``; each has ``HELP``, ``add_arguments`` and ``run``.
+_COMMANDS = {
+    "generate": "cli.generate",
+    "demo": "labs.commands.demo",
+    "infer": "cli.infer",
+    "evaluate": "labs.commands.evaluate",
+    "acceptance": "labs.commands.acceptance",
+    "benchmark": "labs.commands.benchmark",
+    # ``TRAININGS`` has these two, and the commands that ``contrib`` registers.
+    "train": "labs.commands.train",
+    "distill": "labs.commands.train",
+    "train-ngram": "labs.commands.train_ngram",
+    "convert": "cli.convert",
+    "compile-tpu": "labs.commands.compile_tpu",
+    "reproduce": "labs.commands.reproduce",
+    "doctor": "cli.doctor",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,6 +115,8 @@ class _Parser(argparse.ArgumentParser):
             choices = re.findall(r"[\w-]+", match[2])
             hint = did_you_mean(match[1], choices) or f": choose from {', '.join(choices)}"
             message = f"there is no {match[1]!r}{hint}"
+            if match[1] in _COMMANDS and self.prog == "spec-t5x":
+                message = f"{match[1]} {settings.NO_LABS}"
         self.exit(2, f"spec-t5x: error: {message}: see {self.prog} --help\n")
 
 
@@ -161,35 +182,13 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from spec_t5x.cli import (
-        acceptance,
-        benchmark,
-        compile_tpu,
-        convert,
-        demo,
-        doctor,
-        evaluate,
-        generate,
-        infer,
-        reproduce,
-        train,
-        train_ngram,
-    )
-
     parser = _Parser(
         prog="spec-t5x",
         description="Lossless speculative decoding of encoder-decoder T5 models.",
     )
     parser.add_argument("--version", action="version", version=f"spec-t5x {spec_t5x.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    first, last = (
-        {module.__name__.rpartition(".")[2].replace("_", "-"): module for module in modules}
-        for modules in (
-            (generate, demo, infer, evaluate, acceptance, benchmark),
-            (train_ngram, convert, compile_tpu, reproduce, doctor),
-        )
-    )
-    for name, module in (first | train.TRAININGS | last).items():
+    for name, module in _modules().items():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
         _add_common(command)
@@ -197,6 +196,16 @@ def _parser() -> argparse.ArgumentParser:
         flags = [option[2:] for option in options if option.startswith("--")]
         command.set_defaults(run=module.run, flags=flags, log_level=logging.INFO)
     return parser
+
+
+def _modules() -> dict[str, Any]:
+    """Imports the commands' modules, without those of a missing ``labs``; returns them by name."""
+    modules: dict[str, Any] = {}
+    for name, place in _COMMANDS.items():
+        if settings.HAS_LABS or not place.startswith("labs."):
+            module = importlib.import_module(f"spec_t5x.{place}")
+            modules |= getattr(module, "TRAININGS", {name: module})
+    return modules
 
 
 def _add_common(command: argparse.ArgumentParser) -> None:

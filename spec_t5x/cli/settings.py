@@ -6,20 +6,17 @@ An option's value is its flag's, else gin's, else the default.
 import argparse
 import ast
 import dataclasses
-import os
+import importlib.util
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import standard_streams
-from spec_t5x.errors import InputError
-from spec_t5x.labs.benchmark.options import TextSource
-from spec_t5x.machine.atomic import check_can_be_made
 from spec_t5x.options import GenerateOptions
 
-# Gamma of commands that need a number, if no gamma was given.
-FIXED_GAMMA = 4
+# The core names modules of ``labs`` by their addresses only, since that package may be removed.
+HAS_LABS = importlib.util.find_spec("spec_t5x.labs") is not None
+NO_LABS = "needs spec_t5x.labs, which is not installed: pip install spec_t5x again"
 GIN_FILE = {"action": "append", "metavar": "FILE", "help": "gin file with settings; repeatable"}
 
 
@@ -131,33 +128,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser.add_argument_group("models"), flags_of(Models))
     add_flags(parser.add_argument_group("decoding"), flags_of(GenerateOptions))
     add_gin(parser)
-
-
-def add_texts(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``TextSource``: a file, or a seqio task."""
-    flags = flags_of(TextSource)
-    # Of a task's features, only gin sets the lengths.
-    del flags["task_feature_lengths"]
-    add_flags(parser.add_argument_group("texts"), flags)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--json FILE``, to which a command writes its figures."""
-    parser.add_argument(
-        "--json", type=_file_to_write, metavar="FILE", help="write all figures to this file"
-    )
-
-
-def _file_to_write(text: str) -> Path:
-    path = Path(text)
-    if os.path.isdir(path):
-        raise argparse.ArgumentTypeError(f"{path} is a folder: give a file")
-    if os.path.isfile(path) or not os.path.exists(path):
-        try:
-            check_can_be_made(path.parent)
-        except InputError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-    return path
 
 
 def configured(args: argparse.Namespace, *classes: type) -> list[Any]:

@@ -13,9 +13,9 @@ from spec_t5x.beams import cache_slots, hypotheses
 from spec_t5x.beams.hypotheses import Ranking
 from spec_t5x.beams.search import beam_search
 from spec_t5x.errors import InputError
+from spec_t5x.labs.testing.toy_models import TableTarget
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.rules import Places, rules
-from spec_t5x.testing.toy_models import TableTarget
 from tests.loops.stubs import teacher_forced
 from tests.toy_t5 import tiny_t5
 

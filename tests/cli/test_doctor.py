@@ -44,7 +44,11 @@ def test_with_try_a_text_is_decoded(doctor, tiny_pair, monkeypatch):
     pair = {"target": str(tiny_pair / "target"), "draft": str(tiny_pair / "draft")}
     tiny = functools.partial(named_models.Models, **pair)
     # Modules that need the class itself are imported before it is replaced.
-    for name in ("generation", "cli.acceptance", "cli.benchmark", "cli.convert"):
+    for name in (
+        "generation",
+        "cli.convert",
+        *(f"labs.commands.{n}" for n in ("acceptance", "benchmark")),
+    ):
         importlib.import_module(f"spec_t5x.{name}")
     monkeypatch.setattr(named_models, "Models", tiny)
     status, found, _ = doctor("--try")

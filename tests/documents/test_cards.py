@@ -10,7 +10,7 @@ import pytest
 
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
-from spec_t5x.cli import evaluate as evaluate_command
+from spec_t5x.labs.commands import evaluate as evaluate_command
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = SimpleNamespace(**runpy.run_path(str(REPOSITORY / "scripts" / "check_cards.py")))

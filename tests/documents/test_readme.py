@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from spec_t5x.generation import GenerateOptions
-from spec_t5x.testing import laws
+from spec_t5x.labs.testing import laws
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 

@@ -66,7 +66,7 @@ def test_every_public_name_is_on_an_api_page(pages):
     missing = []
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(REPOSITORY).with_suffix("").parts
-        if parts[1] in LEFT_OUT:
+        if parts[1] in LEFT_OUT or parts[1:3] == ("labs", "commands"):
             continue
         module = ".".join(parts).removesuffix(".__init__")
         tree = ast.parse(path.read_text(encoding="utf-8"))

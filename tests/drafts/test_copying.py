@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Outcome
+from spec_t5x.labs.testing import laws
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.cached_model import by_width
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import Draws, RowStream
-from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import StubTarget
 from spec_t5x.verifiers import CoupledVerifier
 from tests.loops.stubs import writes_the_source
+from tests.toy_drafts import StubTarget
 from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -10,13 +10,13 @@ import pytest
 from spec_t5x.drafts.ngram import NgramDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft
+from spec_t5x.labs.testing.toy_models import TableTarget
 from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import RowStream, draft_draws
-from spec_t5x.testing.toy_models import TableTarget
 from spec_t5x.types import EOS_ID, PAD_ID
 from spec_t5x.verifiers import CoupledVerifier
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spec_t5x.labs.testing import laws
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import StubTarget
 from tests.loops.stubs import counts_upwards, no_prompts, teacher_forced, texts
+from tests.toy_drafts import StubTarget
 from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -7,16 +7,16 @@ import pytest
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.labs.testing import laws
+from spec_t5x.labs.testing.toy_models import TableTarget
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import StubTarget, TableDraft, TableTarget
 from spec_t5x.verifiers import CoupledVerifier
 from tests.loops.stubs import drain, writes_the_source
-from tests.toy_drafts import ConstantDraft
+from tests.toy_drafts import ConstantDraft, StubTarget, TableDraft
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

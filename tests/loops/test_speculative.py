@@ -14,6 +14,8 @@ from scipy import stats
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import DraftTraits
+from spec_t5x.labs.testing import laws
+from spec_t5x.labs.testing.toy_models import PrefixTarget, TableTarget, conditionals
 from spec_t5x.labs.theory.formulas import conditional_acceptance
 from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
@@ -21,17 +23,9 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import sampling, values_at
 from spec_t5x.sampling.draws import RowStream
-from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import (
-    PrefixTarget,
-    StubTarget,
-    TableDraft,
-    TableTarget,
-    conditionals,
-)
 from spec_t5x.verifiers import TokenVerifier, Verifier
 from tests.loops.stubs import drain, no_prompts, teacher_forced, texts, writes_the_source
-from tests.toy_drafts import ConstantDraft
+from tests.toy_drafts import ConstantDraft, StubTarget, TableDraft
 from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

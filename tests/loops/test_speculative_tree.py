@@ -11,6 +11,7 @@ import pytest
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
+from spec_t5x.labs.testing import laws
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -19,7 +20,6 @@ from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import normalize, sampling
 from spec_t5x.sampling.draws import RowStream, t5x_stream
-from spec_t5x.testing import laws
 from spec_t5x.types import EOS_ID
 from spec_t5x.verifiers import TokenVerifier, TreeVerifier
 from tests.loops.stubs import drain

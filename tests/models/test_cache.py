@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spec_t5x.labs.testing.laws import check_target
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
-from spec_t5x.testing.laws import check_target
 from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

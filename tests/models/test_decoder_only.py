@@ -11,6 +11,7 @@ import pytest
 from spec_t5x.beams.search import beam_search
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.labs.testing.laws import check_target
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import prefill
 from spec_t5x.loops.speculative import speculative_decode
@@ -21,7 +22,6 @@ from spec_t5x.models.decoder_only import (
     init_variables,
 )
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.laws import check_target
 from spec_t5x.verifiers import CoupledVerifier
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -9,14 +9,14 @@ import pytest
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.labs.testing.toy_models import TableTarget
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import t5x_stream
-from spec_t5x.testing.toy_models import TableDraft, TableTarget
 from spec_t5x.types import EOS_ID, PAD_ID
 from spec_t5x.verifiers import CoupledVerifier
-from tests.toy_drafts import ConstantDraft
+from tests.toy_drafts import ConstantDraft, TableDraft
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -15,11 +15,11 @@ from spec_t5x.errors import InputError
 from spec_t5x.labs.training.exports import save_shared_draft
 from spec_t5x.labs.training.kept_layers import keep_layers
 from spec_t5x.models.shared_params import own_params
-from spec_t5x.testing.toy_models import StubTarget
 from tests.drafts import test_every_draft as every_draft
 from tests.loops import test_laws_against_transformers as theirs
 from tests.loops import test_ruled
 from tests.loops.test_laws_against_transformers import laws, small_models  # noqa: F401
+from tests.toy_drafts import StubTarget
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked")
 

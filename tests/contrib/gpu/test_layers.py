@@ -19,6 +19,7 @@ from spec_t5x.contrib.gpu.operations import GPU, SWITCH, GpuOperations
 from spec_t5x.contrib.gpu.transposed import Transposed
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.labs.testing.laws import check_target
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA, usable
@@ -27,7 +28,6 @@ from spec_t5x.models.binding import abstract_params, expected_shapes
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.sizes import size
 from spec_t5x.sampling.distributions import argmax, sampling
-from spec_t5x.testing.laws import check_target
 from spec_t5x.verifiers import TokenVerifier, TreeVerifier
 from tests.toy_t5 import tiny_t5
 

@@ -15,11 +15,11 @@ from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.labs.testing import laws
+from spec_t5x.labs.testing.toy_models import PrefixTarget
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import PrefixTarget
 from spec_t5x.verifiers import BlockVerifier, TokenVerifier, TreeVerifier
 from tests.contrib.lm.toys import tiny_gpt
 from tests.models import test_layers, test_sizes

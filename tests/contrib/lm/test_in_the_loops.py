@@ -9,9 +9,9 @@ from spec_t5x.contrib.lm.gpt import GPT
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.labs.benchmark.text_scores import score_texts
+from spec_t5x.labs.testing.laws import check_target
 from spec_t5x.labs.theory import formulas
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.laws import check_target
 from tests.contrib.lm.toys import tiny_gpt
 from tests.drafts import test_self_draft
 from tests.labs.benchmark.test_text_scores import (
@@ -21,9 +21,9 @@ from tests.labs.benchmark.test_text_scores import (
     PROMPTS,
     generated,
 )
+from tests.labs.testing.test_laws import INPUTS
 from tests.loops.test_refill import GROUPS, check, in_a_batch, in_slots
 from tests.models import test_cache, test_layers
-from tests.testing.test_laws import INPUTS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

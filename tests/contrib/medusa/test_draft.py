@@ -12,11 +12,11 @@ from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.contrib.medusa.draft import MedusaDraft
 from spec_t5x.contrib.medusa.network import T5Heads
 from spec_t5x.errors import InputError
+from spec_t5x.labs.testing.toy_models import TableTarget
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import argmax, sampling
-from spec_t5x.testing.toy_models import TableTarget
 from spec_t5x.verifiers import TreeVerifier
 from tests.loops import test_laws_against_transformers as theirs
 from tests.loops import test_ruled

@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 
 from spec_t5x.contrib.t5gemma import huggingface
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.labs.testing.laws import check_target
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.testing.laws import check_target
 from tests.contrib.t5gemma.toys import T5GEMMA2, tiny_t5gemma
 from tests.loops.test_laws_against_transformers import (
     THRESHOLD,

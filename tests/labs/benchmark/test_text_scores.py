@@ -13,14 +13,14 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark.text_scores import score_texts
+from spec_t5x.labs.testing.toy_models import TableTarget
 from spec_t5x.labs.theory import formulas
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling, standardize
-from spec_t5x.testing.toy_models import TableDraft, TableTarget
 from spec_t5x.types import EOS_ID
-from tests.toy_drafts import ConstantDraft, tiny_head
+from tests.toy_drafts import ConstantDraft, TableDraft, tiny_head
 from tests.toy_t5 import disturbed, tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -26,7 +26,7 @@ from tests.cli.results import assert_refused
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 TEXT = "My sister"
 OPTIONS = GenerateOptions(gamma=3, max_decode_len=16)
 SAMPLED = dataclasses.replace(OPTIONS, temperature=1.0, seed=3)
@@ -186,7 +186,8 @@ sys.exit(main())
 def address(tiny_pair, kept_programs):
     """Provides the address of the tiny pair's page, the only output; Ctrl-C ends the page."""
     port = free_port()
-    command = [sys.executable, "-c", PROGRAM, "demo", "--port", str(port)]
+    # Quiet, because a slow machine also reports what it loads.
+    command = [sys.executable, "-c", PROGRAM, "demo", "-q", "--port", str(port)]
     command += ["--target", str(tiny_pair / "target"), "--draft", str(tiny_pair / "draft")]
     environment = {
         **os.environ,

@@ -5,13 +5,14 @@ import functools
 import json
 
 from spec_t5x.cli import settings
+from spec_t5x.labs.commands import flags
 
 HELP = "compute BLEU or ROUGE, and acceptance, over a file of text pairs or a seqio task"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags. A flag that is left out takes its value from gin."""
-    settings.add_texts(parser)
+    flags.add_texts(parser)
     metric = "metric for --data; bleu_intl is BLEU as T5 reports it (default: bleu)"
     settings.add_flags(parser, {"metric": (("bleu", "bleu_intl", "rouge"), metric)})
     settings.add_arguments(parser)

@@ -5,6 +5,7 @@ import argparse
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import settings
 from spec_t5x.labs.benchmark.options import BenchmarkOptions, TextSource
+from spec_t5x.labs.commands import flags
 
 HELP = "measure speed-ups of drafts, verifiers, gammas and batch sizes against plain decoding"
 
@@ -26,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[/VERIFIER]",
         help="draft, as in generate, or random:SIZE; repeatable (default: a packaged target's own)",
     )
-    settings.add_texts(parser)
+    flags.add_texts(parser)
     settings.add_flags(
         parser.add_argument_group("measurement"), settings.flags_of(BenchmarkOptions)
     )
-    settings.add_json(parser)
+    flags.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from scipy import stats
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, NodeTarget, Target, check_parts
+from spec_t5x.labs.testing.toy_models import PrefixTarget, TableTarget, sequence_law
 from spec_t5x.loops import outputs
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER
 from spec_t5x.loops.outputs import Decoded
@@ -30,7 +31,6 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.loops.tree_nodes import tree_nodes
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.testing.toy_models import PrefixTarget, TableTarget, sequence_law
 from spec_t5x.types import EOS_ID, PAD_ID, Array, EndOfSequence, Float32, Int, PyTree
 from spec_t5x.verifiers import Verifier
 

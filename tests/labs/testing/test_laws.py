@@ -10,9 +10,7 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Proposal
-from spec_t5x.sampling.distributions import sampling, standardize
-from spec_t5x.sampling.verification import Verdict, token_verification
-from spec_t5x.testing.laws import (
+from spec_t5x.labs.testing.laws import (
     VOCAB_SIZE,
     check_draft,
     check_target,
@@ -21,7 +19,9 @@ from spec_t5x.testing.laws import (
     decode_many,
     target,
 )
-from spec_t5x.testing.toy_models import TableTarget
+from spec_t5x.labs.testing.toy_models import TableTarget
+from spec_t5x.sampling.distributions import sampling, standardize
+from spec_t5x.sampling.verification import Verdict, token_verification
 from spec_t5x.types import Array, Float32
 from spec_t5x.verifiers import TreeVerifier, Verifier
 from tests.toy_drafts import ConstantDraft
@@ -113,7 +113,7 @@ def test_a_draft_of_which_nothing_is_accepted_proves_nothing():
     never = TableTarget(jnp.zeros_like(target().table).at[:, 3].set(-jnp.inf))
     draft = ConstantDraft(jnp.int32(3), VOCAB_SIZE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spec_t5x.testing.laws.target", lambda: never)
+        patch.setattr("spec_t5x.labs.testing.laws.target", lambda: never)
         with pytest.raises(InputError, match="so nothing was tested"):
             check_draft(draft)
 

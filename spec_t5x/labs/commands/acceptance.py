@@ -6,6 +6,7 @@ import dataclasses
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import settings
 from spec_t5x.labs.benchmark.options import AcceptanceOptions, TextSource
+from spec_t5x.labs.commands import flags
 from spec_t5x.names import NO_DRAFT
 
 HELP = "measure acceptance rates (alpha) of drafts on text that the target generates"
@@ -21,11 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_text(parser)
     settings.add_gin(parser)
     settings.add_flags(parser.add_argument_group("models"), _MODELS)
-    settings.add_texts(parser)
+    flags.add_texts(parser)
     settings.add_flags(
         parser.add_argument_group("measurement"), settings.flags_of(AcceptanceOptions)
     )
-    settings.add_json(parser)
+    flags.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,6 +10,8 @@ from spec_t5x.names import AUTO, NO_DRAFT
 
 HELP = "serve a web page on which plain and speculative decoding race side by side"
 
+# Gamma, if none was given.
+_GAMMA = 4
 _PAGE = {
     "host": ("ADDRESS", "address to serve at; 0.0.0.0 lets in other machines (default: 127.0.0.1)"),
     "port": (int, "port to serve at (default: 7860)"),
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     check_unused(options, "the page streams one text of each", "num_decodes", "beams")
     if options.gamma == AUTO and args.gamma is None:
         # A fixed gamma proposes tokens in every iteration, so the page shows the draft at work.
-        options = dataclasses.replace(options, gamma=settings.FIXED_GAMMA)
+        options = dataclasses.replace(options, gamma=_GAMMA)
     enable()
     own, name = models != type(models)(), f"{models.target}, {models.draft_name()}"
     page = demo.page({name: Generator.load_named(models)} if own else {}, options)

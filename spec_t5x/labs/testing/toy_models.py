@@ -1,19 +1,17 @@
-"""Tiny targets and drafts whose distributions are known exactly.
+"""Tiny targets whose distributions are known exactly.
 
-``StubTarget`` wraps a function of three lines, ``TableTarget`` looks its logits up under a hash of
-the row's source and whole prefix. Their caches hold tokens by position and no keys or values: a
-token written to the wrong position, or one that outlives its rollback, changes the logits.
-``sequence_law`` enumerates the texts of these targets, so that a loop, a verifier or a draft can
-be checked against the exact law:
+``TableTarget`` looks its logits up under a hash of the row's source and whole prefix. The cache
+holds tokens by position and no keys or values: a token written to the wrong position, or one that
+outlives its rollback, changes the logits. ``sequence_law`` enumerates the texts of these targets,
+so that a loop, a verifier or a draft can be checked against the exact law:
 
     target = TableTarget.create(seed=0, vocab_size=4, zeros=0.2)
-    draft = TableDraft.create(seed=1, vocab_size=4)
     law = sequence_law(target, [2, 3], sampling(1.0), max_decode_len=3)
 """
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
@@ -23,8 +21,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, Draft, Nodes, Outcome, Proposal
-from spec_t5x.loops.outputs import prompt_lengths
+from spec_t5x.interfaces import Nodes
 from spec_t5x.sampling.distributions import Sampling, standardize, write_rows
 from spec_t5x.types import EOS_ID, PAD_ID, Array, EndOfSequence, Float32, Int
 
@@ -121,18 +118,6 @@ class PrefixTarget:
 
 
 @flax.struct.dataclass
-class StubTarget(PrefixTarget):
-    """A target made of a function ``(sources, prefixes) -> logits``, which is ``next_logits``."""
-
-    function: Callable = flax.struct.field(pytree_node=False)
-    vocab_size: int = flax.struct.field(pytree_node=False)
-
-    def next_logits(self, sources, prefixes):
-        """Calls the function."""
-        return self.function(sources, prefixes)
-
-
-@flax.struct.dataclass
 class TableTarget(PrefixTarget):
     """A target with a table of logits, under a hash of the row's source and whole prefix.
 
@@ -174,61 +159,6 @@ class TableTarget(PrefixTarget):
     def next_logits(self, sources, prefixes):
         """Looks up a table row for each prefix, by a hash of source, tokens and positions."""
         return self.table[_contexts(sources, prefixes, self.table.shape[0])]
-
-
-@flax.struct.dataclass
-class TableDraft(Draft):
-    """A draft with a table like ``TableTarget``'s, looked up by source and text.
-
-    Its state is the sources and the rows' lengths. If these are not the context's, because a loop
-    left ``commit`` out or gave it other lengths, proposals are those of another source.
-    """
-
-    table: Float32[Array, "contexts vocab"]
-
-    @classmethod
-    def create(cls, seed: int, vocab_size: int, **law: int | float) -> "TableDraft":
-        """Draws random logits; the arguments are those of ``TableTarget.create``."""
-        return cls(TableTarget.create(seed, vocab_size, **law).table)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of logits."""
-        return self.table.shape[1]
-
-    def prefill(self, inputs, prompts, max_length) -> PrefixCache:
-        """Stores the sources and the prompts' lengths."""
-        return PrefixCache(
-            sources=jnp.asarray(inputs, jnp.int32),
-            tokens=jnp.zeros((inputs.shape[0], 0), jnp.int32),
-            lengths=prompt_lengths(prompts),
-        )
-
-    def propose(
-        self, state: PrefixCache, context: Context, gamma: int
-    ) -> tuple[Proposal, PrefixCache]:
-        """Draws ``gamma`` tokens, each given the ones before it."""
-        settings, lengths, text = context.settings, context.lengths, context.sequences
-        agreed = (state.lengths == lengths)[:, None]
-        sources = jnp.where(agreed, state.sources, state.sources + 1)
-        tokens, probs, draws = [], [], context.draws
-        for i in range(gamma):
-            contexts = _contexts(sources, text, self.table.shape[0])
-            at = (lengths + i)[:, None]
-            here = self.table[jnp.take_along_axis(contexts, at, axis=1)[:, 0]]
-            probs.append(standardize(here, settings))
-            token, draws = draws.next(probs[i], settings)
-            tokens.append(token)
-            text = write_rows(text, token[:, None], lengths + i + 1)
-        return Proposal(jnp.stack(tokens, 1), jnp.stack(probs, 1), draws.drawn), state
-
-    def commit(self, state: PrefixCache, outcome: Outcome) -> PrefixCache:
-        """Stores the rows' lengths."""
-        return state.replace(lengths=outcome.lengths)
-
-    def catch_up(self, state: PrefixCache, context: Context, width: int) -> PrefixCache:
-        """Stores the rows' lengths."""
-        return state.replace(lengths=context.lengths)
 
 
 def conditionals(

@@ -3,6 +3,7 @@
 import argparse
 
 from spec_t5x.cli import settings
+from spec_t5x.labs.commands import flags
 from spec_t5x.labs.tpu.options import Options, Workload
 
 HELP = "compile for a TPU on a machine without one: memory, costs, predicted speed-up"
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATA,MODEL",
         help="chips of the data and of the model axis; repeatable (default: 1,1)",
     )
-    settings.add_json(parser)
+    flags.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
