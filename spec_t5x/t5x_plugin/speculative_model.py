@@ -214,8 +214,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
 
         Returns:
           Tokens ``[batch, length]``, or ``[batch, num_decodes, length]`` by increasing score if
-          ``return_all_decodes``; and a dictionary of ``scores`` and the counts of
-          ``acceptance_aux`` for each sequence.
+          ``return_all_decodes``; and a dictionary of ``scores`` and ``acceptance_aux``.
 
         Raises:
           InputError: a setting that the loops do not support.
@@ -386,26 +385,26 @@ def random_stream(
 def pick_decodes(
     result: Decoded | BeamResult, return_all_decodes: bool, statistics: bool
 ) -> tuple[Array, dict[str, Array]]:
-    """Returns tokens, and scores and counts by name, of all decodes or of the last, the best."""
-    aux = {"scores": result.scores, **(acceptance_aux(result) if statistics else {})}
+    """Returns tokens and scores of all decodes or of the last, the best; counts are of all."""
+    counts = acceptance_aux(result, return_all_decodes) if statistics else {}
     if return_all_decodes:
-        return result.tokens, aux
-    return result.tokens[:, -1], {name: values[:, -1] for name, values in aux.items()}
+        return result.tokens, {"scores": result.scores, **counts}
+    return result.tokens[:, -1], {"scores": result.scores[:, -1], **counts}
 
 
-def acceptance_aux(result: Decoded | BeamResult) -> dict[str, Array]:
-    """Returns the counts of acceptance, each ``[batch, num_decodes, ...]``.
+def acceptance_aux(result: Decoded | BeamResult, of_each: bool) -> dict[str, Array]:
+    """Returns the counts of acceptance, each ``[batch, ...]``, those of an input's decodes summed.
 
     Sampling has ``target_calls``, ``appended``, ``proposed``, ``accepted``, ``verified`` and
     ``beta_sum`` (``DecodeStats``) and, unless gamma is 0, ``accepted_by_position [..., gamma]`` and
-    ``verified_by_position``. A beam search has ``target_calls`` and ``steps`` of the input, the
-    same for all its hypotheses.
+    ``verified_by_position``; each is ``[batch, num_decodes, ...]`` if ``of_each``. A beam search
+    has ``target_calls`` and ``steps``.
     """
-    stats, shape = result.stats, result.scores.shape
+    stats = result.stats
     if not isinstance(stats, DecodeStats):
-        names = ("target_calls", "steps")
-        return {name: jnp.broadcast_to(getattr(stats, name)[:, None], shape) for name in names}
+        return {"target_calls": stats.target_calls, "steps": stats.steps}
     names = ("target_calls", "appended", "proposed", "accepted", "verified", "beta_sum")
     if stats.accepted_by_position.shape[-1]:
         names += ("accepted_by_position", "verified_by_position")
-    return {name: getattr(stats, name) for name in names}
+    counts = {name: getattr(stats, name) for name in names}
+    return counts if of_each else {name: jnp.sum(v, axis=1) for name, v in counts.items()}

@@ -188,6 +188,31 @@ def test_with_the_source_in_int8_the_text_is_that_of_gamma_0(decode_fn):
     assert not np.allclose(aux["scores"], of_auto["scores"], atol=TOLERANCE)
 
 
+def test_counts_are_those_of_all_decodes_and_once_of_a_search():
+    sampled = {"rng": KEY, "decoder_params": {"temperature": 1.0, "topk": 0}, "num_decodes": 3}
+    for decode_fn, options in (
+        (decoding.temperature_sample, sampled),
+        (decoding.beam_search, {"num_decodes": 3}),
+    ):
+        model, params = make_pair("1.1", decode_fn=decode_fn).speculative()
+        batch = make_batch(4)
+        _, every = predict(model, params, batch, return_all_decodes=True, **options)
+        _, best = predict(model, params, batch, **options)
+        assert every.keys() == best.keys()
+        np.testing.assert_array_equal(best.pop("scores"), every.pop("scores")[:, -1])
+        for name, values in best.items():
+            if decode_fn is decoding.beam_search:
+                assert values.shape == (4,)
+                np.testing.assert_array_equal(values, every[name])
+            else:
+                np.testing.assert_allclose(values, np.sum(every[name], axis=1), rtol=1e-6)
+        of_best, of_every = (
+            totals({name: np.asarray(values).tolist() for name, values in aux.items()})
+            for aux in (best, every)
+        )
+        assert of_best == pytest.approx(of_every)
+
+
 def test_settings_bound_by_a_partial_and_by_gin_hold():
     bound = functools.partial(decoding.temperature_sample, temperature=1.0, topk=0)
     assert_same(make_pair("1.1", bound), make_batch(3), {"verifier": "coupled"}, rng=KEY)
