@@ -144,12 +144,19 @@ class SpeculativeModel:
         inputs: Int[Array, "batch source"],
         prompts: Int[Array, "batch width"],
         settings: SampleSettings,
-        *,
-        starts: Int[Array, "batch"],
         num_decodes: int,
         max_decode_len: int,
+        starts: Int[Array, "batch"] | None = None,
     ) -> Decoded:
-        """Decodes as ``temperature_sample``, which begins each row at the length in ``starts``."""
+        """Decodes as ``temperature_sample``, which begins each row at the length in ``starts``.
+
+        If that is None, T5X forces the prompt token by token, after a 0 in place of any BOS.
+        """
+        steps = settings.max_decode_steps
+        # T5X counts a feature converter's BOS among the prompt's tokens.
+        steps = None if steps is None else steps + (prompts[:, 0] != PAD_ID)
+        if starts is None:
+            starts, prompts = jnp.zeros_like(prompts[:, 0]), prompts.at[:, 0].set(PAD_ID)
         starts = jnp.repeat(starts, num_decodes)
         return speculative_decode(
             *self._pair(params),
@@ -159,7 +166,7 @@ class SpeculativeModel:
             settings.sampling,
             gamma=self._gamma,
             max_decode_len=max_decode_len,
-            max_decode_steps=settings.max_decode_steps,
+            max_decode_steps=steps,
             num_decodes=num_decodes,
             verifier=self._verifier,
             eos_id=settings.eos_id,
@@ -227,19 +234,14 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         inputs = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
         rows, max_decode_len = targets.shape
         settings = read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len)
+        searches = isinstance(settings, BeamSettings)
         prompts = jnp.zeros((rows, 1), jnp.int32)
         if prompt_with_targets:
             # T5X removes the end of sequence from a prompt, so that it does not end the row.
             prompts = targets * (targets != self.output_vocabulary.eos_id)
-            of_beams = isinstance(settings, BeamSettings)
-            check_prompts(prompts, end=settings.eos_id if of_beams else None)
-        arguments = (params, inputs, prompts, settings)
-        common = {"num_decodes": num_decodes, "max_decode_len": max_decode_len}
-        if isinstance(settings, BeamSettings):
-            result = self._search(*arguments, **common)
-        else:
-            # T5X's encoder-decoders force prompts token by token: every row starts at 0.
-            result = self._sample(*arguments, starts=jnp.zeros(rows, jnp.int32), **common)
+            check_prompts(prompts, end=settings.eos_id if searches else None)
+        decode = self._search if searches else self._sample
+        result = decode(params, inputs, prompts, settings, num_decodes, max_decode_len)
         return pick_decodes(result, return_all_decodes, self._statistics)
 
     def _search(
@@ -248,11 +250,12 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         inputs: Int[Array, "batch source"],
         prompts: Int[Array, "batch width"],
         settings: BeamSettings,
-        *,
         num_decodes: int,
         max_decode_len: int,
     ) -> BeamResult:
         target, draft = self._pair(params)
+        # As in ``_sample``.
+        prompts = prompts.at[:, 0].set(PAD_ID)
         room = settings.max_decode_len or max_decode_len
         if prompts.shape[1] > 1 + room:
             check_prompts(prompts, room)
@@ -315,15 +318,9 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
         prompts = tokens * jnp.asarray(batch["decoder_causal_attention"], jnp.int32)
         check_prompts(prompts)
         lengths, max_decode_len = prompt_lengths(prompts), tokens.shape[1]
-        result = self._sample(
-            params,
-            prompts,
-            prompts,
-            read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len),
-            starts=lengths,
-            num_decodes=num_decodes,
-            max_decode_len=max_decode_len,
-        )
+        settings = read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len)
+        given = (prompts, prompts, settings, num_decodes, max_decode_len, lengths)
+        result = self._sample(params, *given)
         without = jax.vmap(_without_prefix)(result.tokens, lengths)
         return pick_decodes(result.replace(tokens=without), return_all_decodes, self._statistics)
 
