@@ -163,6 +163,11 @@ def test_t5xs_network_for_gpus():
         (["speculate"], "inference_mode = 'predict'", "STATISTICS is True and t5x.export takes"),
         (["speculate", "export"], "inference_mode = 'predict'", None),
         (["speculate", "decoder_only", "export"], "batch_size = 1", "encoder-decoders alone here"),
+        (
+            ["speculate", "export"],
+            "create_decoding_state_callback_fn = 'a function'",
+            "create_decoding_state_callback_fn is set: leave it out",
+        ),
     ],
 )
 def test_exports_that_would_fail_without_a_message(made, files, bound, message):
@@ -173,6 +178,22 @@ def test_exports_that_would_fail_without_a_message(made, files, bound, message):
         return
     with pytest.raises(InputError, match=message):
         value("MODEL")
+
+
+@pytest.mark.parametrize(
+    "model", ["models.EncoderDecoderModel", "speculative_model.SpeculativeEncoderDecoderModel"]
+)
+def test_an_export_cannot_refuse_prompts(made, model):
+    launch = LAUNCH + "from spec_t5x.t5x_plugin import speculative_model\n"
+    for prompted in (False, True):
+        binding = f"{model}.predict_batch_with_aux.prompt_with_targets = {prompted}\n"
+        value = made(["speculate", "export"], launch + binding)
+        gin.parse_config("export_lib.save.batch_size = 1")
+        if prompted:
+            with pytest.raises(InputError, match="prompt_with_targets is True, and an exported"):
+                value("MODEL")
+        else:
+            value("MODEL")
 
 
 def test_a_model_of_a_published_size(made):
