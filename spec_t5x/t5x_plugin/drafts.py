@@ -210,15 +210,6 @@ class NamedDraft:
 DraftSource = ModelDraft | NamedDraft
 
 
-def check_draft(draft: DraftSource) -> None:
-    """Raises ``InputError`` unless the draft is a ``ModelDraft`` or a ``NamedDraft``."""
-    if not isinstance(draft, DraftSource):
-        raise InputError(
-            f"draft is {draft!r}: give @drafts.ModelDraft() or, for a name, DRAFT_NAME with "
-            "gin_configs/t5x/draft_by_name.gin"
-        )
-
-
 def _ids(target: Target) -> set[int]:
     return set(map(id, jax.tree.leaves(target)))
 

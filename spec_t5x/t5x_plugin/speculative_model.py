@@ -37,7 +37,7 @@ from spec_t5x.t5x_plugin.decode_settings import (
     check_prompts,
     read_settings,
 )
-from spec_t5x.t5x_plugin.drafts import DraftSource, ModelDraft, check_draft
+from spec_t5x.t5x_plugin.drafts import DraftSource, ModelDraft
 from spec_t5x.t5x_plugin.networks import decoder_only_config, t5_config
 from spec_t5x.t5x_plugin.placing import with_divided_axes
 from spec_t5x.t5x_plugin.remaking import bindings_of
@@ -72,18 +72,20 @@ class SpeculativeModel:
         statistics: bool = True,
     ) -> None:
         """Sets the attributes that the stock model lacks; ``speculate`` describes the arguments."""
-        check_draft(draft)
+        if not isinstance(draft, DraftSource):
+            raise InputError(
+                f"draft is {draft!r}: give @drafts.ModelDraft() or, for a name, DRAFT_NAME with "
+                "gin_configs/t5x/draft_by_name.gin"
+            )
         check_pace(gamma, c, position)
         self._network, self._kv = self._make_network(), kv
         # Checks ``kv``.
         self._target({})
         self._draft, self._gamma, self._verifier = draft, gamma, verifier
         self._make_partitioner, self._statistics = make_partitioner, statistics
-        self._costs = None
-        if c is not None and gamma:
-            self._costs = Costs.by_formula(
-                c=c, position=position, largest=gamma, whole=verifier.tree(1) is not None
-            )
+        whole = verifier.tree(1) is not None
+        costs = {"c": c, "position": position, "largest": gamma, "whole": whole}
+        self._costs = None if c is None else Costs.by_formula(**costs)
         # Checks settings before a checkpoint is restored; lengths are known once there is a batch.
         self._check_settings(read_settings(self.decode_fn, None, None, 1, sys.maxsize))
         pays = "" if c is None else f" at most, c {c:g}"
@@ -112,8 +114,7 @@ class SpeculativeModel:
         """Returns T5X's variables, with the draft's under ``draft`` in each collection."""
         draft = self.draft_source
         logging.info("Decoding speculatively: %s", self._summary)
-        variables = super().get_initial_variables(rng, *args, **kwargs)
-        variables = dict(flax.core.unfreeze(variables))
+        variables = dict(flax.core.unfreeze(super().get_initial_variables(rng, *args, **kwargs)))
         target = jax.eval_shape(self._target, variables["params"])
         drafts = draft.variables(rng, target, self.output_vocabulary) or {}
         for program in ("__main__.infer", "__main__.evaluate") if drafts else ():
