@@ -132,7 +132,7 @@ def _sample_settings(values: Mapping[str, Any], max_decode_len: int) -> SampleSe
     if steps is not None:
         if limit is not None and limit > 0:
             steps = jnp.minimum(steps, limit)
-        counts = np.asarray(1 if _is_traced(steps) else steps)
+        counts = np.asarray(1 if isinstance(steps, jax.core.Tracer) else steps)
         if counts.min() < 1 or counts.max() > max_decode_len:
             raise InputError(f"max_decode_steps is {steps}: give 1 to {max_decode_len}")
         steps = jnp.asarray(steps, jnp.int32)
@@ -149,13 +149,13 @@ def _sample_settings(values: Mapping[str, Any], max_decode_len: int) -> SampleSe
 
 def _sampling(values: Mapping[str, Any]) -> Sampling:
     for name in ("topk", "topp"):
-        if _is_traced(values[name]) or np.ndim(values[name]):
+        if isinstance(values[name], jax.core.Tracer) or np.ndim(values[name]):
             raise InputError(
                 f"{name} is an array or traced: give one number, it is part of the program"
             )
     filters = {"top_k": int(values["topk"]), "top_p": float(values["topp"])}
     temperature = values["temperature"]
-    if not _is_traced(temperature):
+    if not isinstance(temperature, jax.core.Tracer):
         return sampling(temperature, **filters)
     return sampling(1.0, **filters).replace(temperature=jnp.asarray(temperature, jnp.float32))
 
@@ -171,13 +171,9 @@ def _beam_settings(
     if length is not None and not (is_whole and 0 < length <= max_decode_len):
         raise InputError(f"max_decode_len is {length!r}: give 1 to the targets' length")
     is_number = isinstance(alpha, numbers.Real | jax.Array | np.ndarray)
-    if not (is_number and (_is_traced(alpha) or 0 <= alpha < math.inf)):
+    if not (is_number and (isinstance(alpha, jax.core.Tracer) or 0 <= alpha < math.inf)):
         raise InputError(f"alpha is {alpha!r}: give a number of at least 0")
     return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)
-
-
-def _is_traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
 
 
 def check_prompts(
@@ -193,7 +189,7 @@ def check_prompts(
       InputError: prompts are at fault, or, if they are traced, the run fails with this error.
     """
     check = functools.partial(_check, room=prompts.shape[1] - 1 if room is None else room)
-    if _is_traced(prompts) or _is_traced(end):
+    if isinstance(prompts, jax.core.Tracer) or isinstance(end, jax.core.Tracer):
         jax.debug.callback(check, prompts, end)
     else:
         check(prompts, end)
@@ -212,7 +208,7 @@ def _check(prompts: Int[Array, "batch width"], end: Any, room: int) -> None:
             f"a prompt holds {longest} tokens and max_decode_len is {room}: raise max_decode_len "
             "or shorten the prompts"
         )
-    if end is not None and np.any(np.asarray(prompts) == end):
+    if end is not None and np.any(np.asarray(prompts)[:, 1:] == end):
         raise InputError(
             f"a prompt holds {end}, the search's eos_id: leave it out, or take temperature_sample"
         )

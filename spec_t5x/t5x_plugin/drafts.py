@@ -20,7 +20,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from spec_t5x import registry
 from spec_t5x.checkpoints.make_draft import TRANSFORMER, kind_of, make_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
-from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from spec_t5x.checkpoints.storage.vocabularies import make_vocabulary
+from spec_t5x.data.vocabulary import ByteVocabulary, Vocabulary
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
@@ -209,15 +210,6 @@ class NamedDraft:
 DraftSource = ModelDraft | NamedDraft
 
 
-def check_draft(draft: DraftSource) -> None:
-    """Raises ``InputError`` unless the draft is a ``ModelDraft`` or a ``NamedDraft``."""
-    if not isinstance(draft, DraftSource):
-        raise InputError(
-            f"draft is {draft!r}: give @drafts.ModelDraft() or, for a name, DRAFT_NAME with "
-            "gin_configs/t5x/draft_by_name.gin"
-        )
-
-
 def _ids(target: Target) -> set[int]:
     return set(map(id, jax.tree.leaves(target)))
 
@@ -228,13 +220,14 @@ def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def as_vocabulary(vocabulary: seqio.Vocabulary) -> Vocabulary:
-    """Converts a seqio vocabulary to the package's.
+    """Converts a seqio vocabulary, whose file may be in a bucket, to the package's.
 
     Raises:
-      InputError: it is neither of SentencePiece nor of bytes.
+      InputError: it is neither of SentencePiece nor of bytes, or its file is absent.
     """
     if isinstance(vocabulary, seqio.SentencePieceVocabulary):
-        return SentencePieceVocabulary(vocabulary.sentencepiece_model_file, vocabulary.extra_ids)
+        file = vocabulary.sentencepiece_model_file
+        return make_vocabulary(f"{file}:{vocabulary.extra_ids}", None)
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return ByteVocabulary(vocabulary.extra_ids)
     raise InputError(

@@ -26,52 +26,48 @@ _COMMON = (
 # Fields that an encoder-decoder's configuration has in T5X and here.
 ENCODER_DECODER_FIELDS = (*_COMMON, "num_encoder_layers", "num_decoder_layers")
 # Attention logits: the package always computes them in float32, the more precise of the two.
-_IGNORED = ("dtype", "scan_layers", "float32_attention_logits")
-# Settings of T5X's networks for GPUs (``t5x.contrib.gpu.t5``), which must be off.
-_OFF = ("scale_attn_logits",)
+_IGNORED = ("dtype", "float32_attention_logits")
+# A setting of T5X's network for GPUs, which must be off.
+_OFF = ("scale_attn_logits", False)
+# Modules whose ``Transformer``, or ``DecoderWrapper``, the package's network computes.
+_T5 = ("t5x.examples.t5.network", "t5x.contrib.gpu.t5.network")
+_DECODER_ONLY = ("t5x.examples.decoder_only.network",)
 
 
 def t5_config(module: Any) -> T5Config:
     """Returns the configuration of an encoder-decoder of ``t5x.examples.t5.network``.
 
     Args:
-      module: its Flax module, or another one whose ``config`` has the same names.
+      module: its Flax module, that of ``t5x.contrib.gpu.t5``, or an instance of a subclass that
+        computes what they do.
 
     Raises:
-      InputError: scanned layers, or a config that lacks a size or has unknown settings.
+      InputError: another network, or a config that has unknown settings.
     """
-    return T5Config(**_sizes(module, ENCODER_DECODER_FIELDS))
+    return T5Config(**_sizes(module, ENCODER_DECODER_FIELDS, _T5))
 
 
 def decoder_only_config(module: Any) -> DecoderOnlyConfig:
     """Returns the configuration of ``t5x.examples.decoder_only.network``, as ``t5_config`` does."""
-    return DecoderOnlyConfig(**_sizes(module, (*_COMMON, "num_layers")))
+    return DecoderOnlyConfig(**_sizes(module, (*_COMMON, "num_layers"), _DECODER_ONLY))
 
 
-def _sizes(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    config, kind = getattr(module, "config", None), type(module).__name__
-    if getattr(module, "scan_layers", False) or getattr(config, "scan_layers", False):
-        raise InputError(
-            f"module {kind} scans its layers: decode its checkpoint with spec-t5x infer, or "
-            "speculate with a network that does not scan"
-        )
-    missing = [name for name in names if not hasattr(config, name)]
-    if missing:
-        raise InputError(
-            f"module {kind} has no config.{missing[0]}: speculate with a network whose config has "
-            "the names of T5X's examples"
-        )
-    for name in _OFF:
-        if (value := getattr(config, name, False)) is not False:
+def _sizes(module: Any, names: tuple[str, ...], stock: tuple[str, ...]) -> dict[str, Any]:
+    config, kind = module.config, type(module).__name__
+    for method in ("setup", "encode", "decode", "__call__"):
+        # The class that defines it: a wrapper's ``__module__`` may be the wrapped function's.
+        of = next((base for base in type(module).__mro__ if method in vars(base)), None)
+        if of is not None and of.__module__ not in stock:
             raise InputError(
-                f"config.{name} of {kind} is {value!r}, which no network here computes: "
-                "speculate with a model that has it False"
+                f"module {kind} has {method} of {of.__module__}, which is unknown here: speculate "
+                f"with {' or '.join(stock)}, or leave speculate.gin out (spec-t5x infer decodes "
+                "checkpoints of scalable_t5)"
             )
-    known = {*names, *_IGNORED, *_OFF}
-    unknown = [field.name for field in dataclasses.fields(config) if field.name not in known]
-    if unknown:
-        raise InputError(
-            f"config.{unknown[0]} of {kind} is unknown: speculate with t5x.examples.t5.network, "
-            "or decode the checkpoint (of scalable_t5, for example) with spec-t5x infer"
-        )
+    for name in (field.name for field in dataclasses.fields(config)):
+        value = getattr(config, name)
+        if name not in (*names, *_IGNORED) and (name, value) != _OFF:
+            raise InputError(
+                f"config.{name} of {kind} is {value!r}, which no network here computes: speculate "
+                f"with a model that {stock[0]} computes"
+            )
     return {name: getattr(config, name) for name in names} | {"dtype": jnp.dtype(config.dtype).name}

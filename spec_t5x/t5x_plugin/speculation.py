@@ -75,7 +75,14 @@ def speculate(
             "DecoderOnlyModel"
         )
     if exported := bindings_of("export_lib.save", resolve_references=False):
-        _check_export(exported, stock, statistics)
+        _check_export(exported, model, stock, statistics)
+    evaluation = bindings_of("__main__.evaluate", resolve_references=False)
+    by_aux = "AcceptanceEvaluator" in str(evaluation.get("inference_evaluator_cls"))
+    if by_aux and type(model).predict_batch is not stock.predict_batch:
+        raise InputError(
+            f"{type(model).__name__} overrides predict_batch, which AcceptanceEvaluator does not "
+            "call: bind evaluate.inference_evaluator_cls = @seqio.Evaluator"
+        )
     made = remade(model, stock, _SPECULATIVE[stock], _UNUSED)
     if not isinstance(widths, tuple | list):
         raise InputError(f"widths is {widths!r}: give a list, as in ({widths!r},)")
@@ -86,13 +93,24 @@ def speculate(
     return made
 
 
-def _check_export(bound: Mapping[str, Any], stock: type, statistics: bool) -> None:
-    """Raises ``InputError`` for arguments of ``t5x.export`` that end it without a message."""
+def _check_export(bound: Mapping[str, Any], model: Any, stock: type, statistics: bool) -> None:
+    """Raises ``InputError`` for bindings of a ``t5x.export`` that would end it later."""
     if stock is models.DecoderOnlyModel:
         raise InputError("t5x.export takes encoder-decoders alone here: leave speculate.gin out")
     if "partitioner" in bound and bound["partitioner"] is None:
         raise InputError(
             "export_lib.save.partitioner is None, with which T5X restores no draft: leave it out"
+        )
+    if bound.get("create_decoding_state_callback_fn") is not None:
+        raise InputError(
+            "export_lib.save.create_decoding_state_callback_fn is set: leave it out, speculation "
+            "skips steps that it sees"
+        )
+    methods = (of.predict_batch_with_aux for of in (type(model), _SPECULATIVE[stock]))
+    if any(bindings_of(method).get("prompt_with_targets") for method in methods):
+        raise InputError(
+            "prompt_with_targets is True, and an exported program cannot refuse prompts with "
+            "holes: leave it out, or speculate.gin"
         )
     if statistics and bound.get("inference_mode") == "predict":
         raise InputError(

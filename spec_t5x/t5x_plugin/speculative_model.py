@@ -37,7 +37,7 @@ from spec_t5x.t5x_plugin.decode_settings import (
     check_prompts,
     read_settings,
 )
-from spec_t5x.t5x_plugin.drafts import DraftSource, ModelDraft, check_draft
+from spec_t5x.t5x_plugin.drafts import DraftSource, ModelDraft
 from spec_t5x.t5x_plugin.networks import decoder_only_config, t5_config
 from spec_t5x.t5x_plugin.placing import with_divided_axes
 from spec_t5x.t5x_plugin.remaking import bindings_of
@@ -72,18 +72,20 @@ class SpeculativeModel:
         statistics: bool = True,
     ) -> None:
         """Sets the attributes that the stock model lacks; ``speculate`` describes the arguments."""
-        check_draft(draft)
+        if not isinstance(draft, DraftSource):
+            raise InputError(
+                f"draft is {draft!r}: give @drafts.ModelDraft() or, for a name, DRAFT_NAME with "
+                "gin_configs/t5x/draft_by_name.gin"
+            )
         check_pace(gamma, c, position)
         self._network, self._kv = self._make_network(), kv
         # Checks ``kv``.
         self._target({})
         self._draft, self._gamma, self._verifier = draft, gamma, verifier
         self._make_partitioner, self._statistics = make_partitioner, statistics
-        self._costs = None
-        if c is not None and gamma:
-            self._costs = Costs.by_formula(
-                c=c, position=position, largest=gamma, whole=verifier.tree(1) is not None
-            )
+        whole = verifier.tree(1) is not None
+        costs = {"c": c, "position": position, "largest": gamma, "whole": whole}
+        self._costs = None if c is None else Costs.by_formula(**costs)
         # Checks settings before a checkpoint is restored; lengths are known once there is a batch.
         self._check_settings(read_settings(self.decode_fn, None, None, 1, sys.maxsize))
         pays = "" if c is None else f" at most, c {c:g}"
@@ -112,8 +114,7 @@ class SpeculativeModel:
         """Returns T5X's variables, with the draft's under ``draft`` in each collection."""
         draft = self.draft_source
         logging.info("Decoding speculatively: %s", self._summary)
-        variables = super().get_initial_variables(rng, *args, **kwargs)
-        variables = dict(flax.core.unfreeze(variables))
+        variables = dict(flax.core.unfreeze(super().get_initial_variables(rng, *args, **kwargs)))
         target = jax.eval_shape(self._target, variables["params"])
         drafts = draft.variables(rng, target, self.output_vocabulary) or {}
         for program in ("__main__.infer", "__main__.evaluate") if drafts else ():
@@ -144,12 +145,19 @@ class SpeculativeModel:
         inputs: Int[Array, "batch source"],
         prompts: Int[Array, "batch width"],
         settings: SampleSettings,
-        *,
-        starts: Int[Array, "batch"],
         num_decodes: int,
         max_decode_len: int,
+        starts: Int[Array, "batch"] | None = None,
     ) -> Decoded:
-        """Decodes as ``temperature_sample``, which begins each row at the length in ``starts``."""
+        """Decodes as ``temperature_sample``, which begins each row at the length in ``starts``.
+
+        If that is None, T5X forces the prompt token by token, after a 0 in place of any BOS.
+        """
+        steps = settings.max_decode_steps
+        # T5X counts a feature converter's BOS among the prompt's tokens.
+        steps = None if steps is None else steps + (prompts[:, 0] != PAD_ID)
+        if starts is None:
+            starts, prompts = jnp.zeros_like(prompts[:, 0]), prompts.at[:, 0].set(PAD_ID)
         starts = jnp.repeat(starts, num_decodes)
         return speculative_decode(
             *self._pair(params),
@@ -159,7 +167,7 @@ class SpeculativeModel:
             settings.sampling,
             gamma=self._gamma,
             max_decode_len=max_decode_len,
-            max_decode_steps=settings.max_decode_steps,
+            max_decode_steps=steps,
             num_decodes=num_decodes,
             verifier=self._verifier,
             eos_id=settings.eos_id,
@@ -214,8 +222,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
 
         Returns:
           Tokens ``[batch, length]``, or ``[batch, num_decodes, length]`` by increasing score if
-          ``return_all_decodes``; and a dictionary of ``scores`` and the counts of
-          ``acceptance_aux`` for each sequence.
+          ``return_all_decodes``; and a dictionary of ``scores`` and ``acceptance_aux``.
 
         Raises:
           InputError: a setting that the loops do not support.
@@ -228,19 +235,14 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         inputs = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
         rows, max_decode_len = targets.shape
         settings = read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len)
+        searches = isinstance(settings, BeamSettings)
         prompts = jnp.zeros((rows, 1), jnp.int32)
         if prompt_with_targets:
             # T5X removes the end of sequence from a prompt, so that it does not end the row.
             prompts = targets * (targets != self.output_vocabulary.eos_id)
-            of_beams = isinstance(settings, BeamSettings)
-            check_prompts(prompts, end=settings.eos_id if of_beams else None)
-        arguments = (params, inputs, prompts, settings)
-        common = {"num_decodes": num_decodes, "max_decode_len": max_decode_len}
-        if isinstance(settings, BeamSettings):
-            result = self._search(*arguments, **common)
-        else:
-            # T5X's encoder-decoders force prompts token by token: every row starts at 0.
-            result = self._sample(*arguments, starts=jnp.zeros(rows, jnp.int32), **common)
+            check_prompts(prompts, end=settings.eos_id if searches else None)
+        decode = self._search if searches else self._sample
+        result = decode(params, inputs, prompts, settings, num_decodes, max_decode_len)
         return pick_decodes(result, return_all_decodes, self._statistics)
 
     def _search(
@@ -249,11 +251,12 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         inputs: Int[Array, "batch source"],
         prompts: Int[Array, "batch width"],
         settings: BeamSettings,
-        *,
         num_decodes: int,
         max_decode_len: int,
     ) -> BeamResult:
         target, draft = self._pair(params)
+        # As in ``_sample``.
+        prompts = prompts.at[:, 0].set(PAD_ID)
         room = settings.max_decode_len or max_decode_len
         if prompts.shape[1] > 1 + room:
             check_prompts(prompts, room)
@@ -316,15 +319,9 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
         prompts = tokens * jnp.asarray(batch["decoder_causal_attention"], jnp.int32)
         check_prompts(prompts)
         lengths, max_decode_len = prompt_lengths(prompts), tokens.shape[1]
-        result = self._sample(
-            params,
-            prompts,
-            prompts,
-            read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len),
-            starts=lengths,
-            num_decodes=num_decodes,
-            max_decode_len=max_decode_len,
-        )
+        settings = read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len)
+        given = (prompts, prompts, settings, num_decodes, max_decode_len, lengths)
+        result = self._sample(params, *given)
         without = jax.vmap(_without_prefix)(result.tokens, lengths)
         return pick_decodes(result.replace(tokens=without), return_all_decodes, self._statistics)
 
@@ -386,26 +383,26 @@ def random_stream(
 def pick_decodes(
     result: Decoded | BeamResult, return_all_decodes: bool, statistics: bool
 ) -> tuple[Array, dict[str, Array]]:
-    """Returns tokens, and scores and counts by name, of all decodes or of the last, the best."""
-    aux = {"scores": result.scores, **(acceptance_aux(result) if statistics else {})}
+    """Returns tokens and scores of all decodes or of the last, the best; counts are of all."""
+    counts = acceptance_aux(result, return_all_decodes) if statistics else {}
     if return_all_decodes:
-        return result.tokens, aux
-    return result.tokens[:, -1], {name: values[:, -1] for name, values in aux.items()}
+        return result.tokens, {"scores": result.scores, **counts}
+    return result.tokens[:, -1], {"scores": result.scores[:, -1], **counts}
 
 
-def acceptance_aux(result: Decoded | BeamResult) -> dict[str, Array]:
-    """Returns the counts of acceptance, each ``[batch, num_decodes, ...]``.
+def acceptance_aux(result: Decoded | BeamResult, of_each: bool) -> dict[str, Array]:
+    """Returns the counts of acceptance, each ``[batch, ...]``, those of an input's decodes summed.
 
     Sampling has ``target_calls``, ``appended``, ``proposed``, ``accepted``, ``verified`` and
     ``beta_sum`` (``DecodeStats``) and, unless gamma is 0, ``accepted_by_position [..., gamma]`` and
-    ``verified_by_position``. A beam search has ``target_calls`` and ``steps`` of the input, the
-    same for all its hypotheses.
+    ``verified_by_position``; each is ``[batch, num_decodes, ...]`` if ``of_each``. A beam search
+    has ``target_calls`` and ``steps``.
     """
-    stats, shape = result.stats, result.scores.shape
+    stats = result.stats
     if not isinstance(stats, DecodeStats):
-        names = ("target_calls", "steps")
-        return {name: jnp.broadcast_to(getattr(stats, name)[:, None], shape) for name in names}
+        return {"target_calls": stats.target_calls, "steps": stats.steps}
     names = ("target_calls", "appended", "proposed", "accepted", "verified", "beta_sum")
     if stats.accepted_by_position.shape[-1]:
         names += ("accepted_by_position", "verified_by_position")
-    return {name: getattr(stats, name) for name in names}
+    counts = {name: getattr(stats, name) for name in names}
+    return counts if of_each else {name: jnp.sum(v, axis=1) for name, v in counts.items()}

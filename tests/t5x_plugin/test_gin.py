@@ -1,6 +1,7 @@
 """The gin files that a launch includes, bound as T5X binds them."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -8,14 +9,16 @@ pytest.importorskip("t5x.models", reason="needs T5X")
 
 import gin
 import seqio
+from flax import struct
 from t5x.contrib.gpu.t5 import network as gpu
+from t5x.examples.decoder_only import network as decoder_only
 from t5x.examples.scalable_t5 import network as scalable
 from t5x.examples.t5 import network as examples
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
 from spec_t5x.models.sizes import size
-from spec_t5x.t5x_plugin.networks import t5_config
+from spec_t5x.t5x_plugin.networks import decoder_only_config, t5_config
 from spec_t5x.t5x_plugin.speculative_model import (
     SpeculativeDecoderOnlyModel,
     SpeculativeEncoderDecoderModel,
@@ -100,20 +103,49 @@ def test_a_decoder_alone_has_no_source_to_round(made):
         made(["speculate", "decoder_only"], launch)("MODEL")
 
 
-@pytest.mark.parametrize(
-    ("scan_layers", "message"),
-    [
-        (
-            True,
-            "Transformer scans its layers: decode its checkpoint with spec-t5x infer, or",
-        ),
-        (False, "config.remat_policy of Transformer is unknown: .*of scalable_t5.* spec-t5x infer"),
-    ],
-)
-def test_a_network_of_scalable_t5_is_refused_with_what_decodes_it(scan_layers, message):
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_a_network_of_scalable_t5_is_refused_with_what_decodes_it(scan_layers):
     config = scalable.T5Config(vocab_size=8, scan_layers=scan_layers)
+    message = "module Transformer has setup of .*scalable_t5.*: speculate .*spec-t5x infer"
     with pytest.raises(InputError, match=message):
         t5_config(scalable.Transformer(config))
+
+
+class Adapted(examples.Transformer):
+    """A network of a user's own with the fields of T5X's and another one."""
+
+    use_adapters: bool = True
+
+    @functools.wraps(examples.Transformer.decode)
+    def decode(self, *args, **kwargs):
+        return 2.0 * super().decode(*args, **kwargs)
+
+
+class Named(examples.Transformer):
+    """A subclass that computes what T5X's network does."""
+
+    title: str = "mine"
+
+
+@struct.dataclass
+class OwnConfig(examples.T5Config):
+    """A config with a setting that no network here reads."""
+
+    num_experts: int = 4
+
+
+def test_a_network_of_a_users_own_is_refused_unless_it_computes_the_same():
+    config = examples.T5Config(vocab_size=8)
+    with pytest.raises(InputError, match=f"module Adapted has decode of {__name__}, which is unk"):
+        t5_config(Adapted(config))
+    assert t5_config(Named(config)) == t5_config(examples.Transformer(config))
+    with pytest.raises(InputError, match="config.num_experts of Transformer is 4, which no"):
+        t5_config(examples.Transformer(OwnConfig(vocab_size=8)))
+    layers = decoder_only.TransformerConfig(vocab_size=8)
+    assert decoder_only_config(decoder_only.DecoderWrapper(layers)).num_layers == 6
+    for module in (decoder_only.DecoderWrapper(layers), decoder_only.Decoder(layers)):
+        with pytest.raises(InputError, match=f"module {type(module).__name__} has"):
+            t5_config(module)
 
 
 def test_t5xs_network_for_gpus():
@@ -131,6 +163,11 @@ def test_t5xs_network_for_gpus():
         (["speculate"], "inference_mode = 'predict'", "STATISTICS is True and t5x.export takes"),
         (["speculate", "export"], "inference_mode = 'predict'", None),
         (["speculate", "decoder_only", "export"], "batch_size = 1", "encoder-decoders alone here"),
+        (
+            ["speculate", "export"],
+            "create_decoding_state_callback_fn = 'a function'",
+            "create_decoding_state_callback_fn is set: leave it out",
+        ),
     ],
 )
 def test_exports_that_would_fail_without_a_message(made, files, bound, message):
@@ -141,6 +178,22 @@ def test_exports_that_would_fail_without_a_message(made, files, bound, message):
         return
     with pytest.raises(InputError, match=message):
         value("MODEL")
+
+
+@pytest.mark.parametrize(
+    "model", ["models.EncoderDecoderModel", "speculative_model.SpeculativeEncoderDecoderModel"]
+)
+def test_an_export_cannot_refuse_prompts(made, model):
+    launch = LAUNCH + "from spec_t5x.t5x_plugin import speculative_model\n"
+    for prompted in (False, True):
+        binding = f"{model}.predict_batch_with_aux.prompt_with_targets = {prompted}\n"
+        value = made(["speculate", "export"], launch + binding)
+        gin.parse_config("export_lib.save.batch_size = 1")
+        if prompted:
+            with pytest.raises(InputError, match="prompt_with_targets is True, and an exported"):
+                value("MODEL")
+        else:
+            value("MODEL")
 
 
 def test_a_model_of_a_published_size(made):

@@ -188,6 +188,54 @@ def test_with_the_source_in_int8_the_text_is_that_of_gamma_0(decode_fn):
     assert not np.allclose(aux["scores"], of_auto["scores"], atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("decode_fn", [decoding.temperature_sample, decoding.beam_search])
+def test_a_feature_converters_start_token(decode_fn):
+    """T5X's encoder-decoders start with 0 and count the token among those of the prompt."""
+    batch = make_batch(4)
+    batch["decoder_input_tokens"] = batch["decoder_input_tokens"].at[:, 0].set(EOS + 2)
+    params, options = {}, {}
+    if decode_fn is decoding.temperature_sample:
+        params, options = {"temperature": 1.0, "topk": 0, "max_decode_steps": 3}, {"rng": KEY}
+    texts, aux = assert_same(
+        make_pair("1.1", decode_fn=decode_fn),
+        batch,
+        {"verifier": "coupled"} if options else {},
+        decoder_params=params,
+        prompt_with_targets=True,
+        num_decodes=2,
+        **options,
+    )
+    if options:
+        # Three tokens and the start token's after each prompt that leaves room.
+        lengths = np.count_nonzero(batch["decoder_input_tokens"][:, 1:], axis=1)
+        assert max(np.count_nonzero(texts, axis=1) - lengths) == 4
+
+
+def test_counts_are_those_of_all_decodes_and_once_of_a_search():
+    sampled = {"rng": KEY, "decoder_params": {"temperature": 1.0, "topk": 0}, "num_decodes": 3}
+    for decode_fn, options in (
+        (decoding.temperature_sample, sampled),
+        (decoding.beam_search, {"num_decodes": 3}),
+    ):
+        model, params = make_pair("1.1", decode_fn=decode_fn).speculative()
+        batch = make_batch(4)
+        _, every = predict(model, params, batch, return_all_decodes=True, **options)
+        _, best = predict(model, params, batch, **options)
+        assert every.keys() == best.keys()
+        np.testing.assert_array_equal(best.pop("scores"), every.pop("scores")[:, -1])
+        for name, values in best.items():
+            if decode_fn is decoding.beam_search:
+                assert values.shape == (4,)
+                np.testing.assert_array_equal(values, every[name])
+            else:
+                np.testing.assert_allclose(values, np.sum(every[name], axis=1), rtol=1e-6)
+        of_best, of_every = (
+            totals({name: np.asarray(values).tolist() for name, values in aux.items()})
+            for aux in (best, every)
+        )
+        assert of_best == pytest.approx(of_every)
+
+
 def test_settings_bound_by_a_partial_and_by_gin_hold():
     bound = functools.partial(decoding.temperature_sample, temperature=1.0, topk=0)
     assert_same(make_pair("1.1", bound), make_batch(3), {"verifier": "coupled"}, rng=KEY)
@@ -222,16 +270,18 @@ def test_settings_bound_by_a_partial_and_by_gin_hold():
 
 
 @pytest.mark.parametrize(
-    ("temperature", "bidirectional", "tied"), [(0.0, True, True), (1.0, False, False)]
+    ("temperature", "bidirectional", "tied", "start", "limit"),
+    [(0.0, True, True, 0, None), (1.0, False, False, 0, None), (0.0, True, True, 7, 3)],
 )
-def test_decoder_only_twin(temperature, bidirectional, tied):
+def test_decoder_only_twin(temperature, bidirectional, tied, start, limit):
     decoder = make_decoder_only_pair(bidirectional, tied)
     rng = np.random.default_rng(3)
-    lengths = np.array([1, 4, 9, 6, TARGET - 1])
+    # A row without a prompt begins with a feature converter's start token.
+    lengths = np.array([0 if start else 1, 4, 9, 6, TARGET - 1])
     tokens = rng.integers(2, 40, (5, TARGET))
     # Prompts may hold the end of sequence: it separates inputs from targets.
     tokens[np.arange(5), lengths - 1] = EOS
-    shifted = np.pad(tokens, ((0, 0), (1, 0)))[:, :TARGET]
+    shifted = np.pad(tokens, ((0, 0), (1, 0)), constant_values=start)[:, :TARGET]
     batch = {
         "decoder_input_tokens": jnp.asarray(shifted, jnp.int32),
         "decoder_causal_attention": jnp.asarray(np.arange(TARGET) <= lengths[:, None], jnp.int32),
@@ -240,7 +290,12 @@ def test_decoder_only_twin(temperature, bidirectional, tied):
         decoder,
         batch,
         {"verifier": "coupled"},
-        decoder_params={"temperature": temperature, "topk": 0, "rescale_log_probs": False},
+        decoder_params={
+            "temperature": temperature,
+            "topk": 0,
+            "rescale_log_probs": False,
+            "max_decode_steps": limit,
+        },
         rng=KEY,
         num_decodes=2,
         return_all_decodes=True,

@@ -16,8 +16,10 @@ from jax.sharding import PartitionSpec
 from t5x import decoding, models
 
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.storage.locations import GcsPath
+from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.t5x_plugin.drafts import NamedDraft
+from spec_t5x.t5x_plugin.drafts import NamedDraft, as_vocabulary
 from spec_t5x.t5x_plugin.speculation import speculate
 from spec_t5x.t5x_plugin.speculative_model import DRAFT
 from tests.named_drafts import every_named_draft, named
@@ -100,3 +102,15 @@ def test_parameters_that_are_not_in_the_tree_become_no_constants(stock, drafts_o
     model, _, _ = speculative(stock, f"{drafts_of_pair}/narrow")
     with pytest.raises(InputError, match="the model's tree has no draft/model/weights/"):
         predict(model, stock[1])
+
+
+def test_a_vocabulary_in_a_bucket(drafts_of_pair, tmp_path, monkeypatch):
+    """T5X's own gin files name one."""
+    spiece = drafts_of_pair / "target" / "spiece.model"
+    held = {"gs://bucket/vocabs/spiece.model": spiece.read_bytes()}
+    monkeypatch.setattr(GcsPath, "_read", lambda path: held.get(str(path)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = as_vocabulary(seqio.SentencePieceVocabulary(*held, extra_ids=3))
+    assert found.fingerprint() == SentencePieceVocabulary(spiece, 3).fingerprint()
+    with pytest.raises(InputError, match="no vocabulary at gs://bucket/a.model"):
+        as_vocabulary(seqio.SentencePieceVocabulary("gs://bucket/a.model"))

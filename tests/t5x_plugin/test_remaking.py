@@ -171,6 +171,36 @@ def test_an_override_is_refused_as_before(own):
     assert isinstance(model, OwnMetrics)
 
 
+@gin.configurable(module="__main__")
+def evaluate(**_):
+    """Has the name of T5X's program, which runs as ``__main__``."""
+
+
+class OwnPredictions(models.EncoderDecoderModel):
+    """An override of what ``AcceptanceEvaluator`` does not call."""
+
+    def predict_batch(self, *args, **kwargs):
+        return 1 + super().predict_batch(*args, **kwargs)
+
+
+def test_predictions_that_an_evaluator_would_not_call():
+    def give(evaluator):
+        imports = "import seqio\nfrom spec_t5x.t5x_plugin import acceptance\n"
+        gin.parse_config(f"{HEADER}{imports}EVALUATOR = @{evaluator}")
+        bound = "__main__.evaluate.inference_evaluator_cls", gin.query_parameter("%EVALUATOR")
+        gin.bind_parameter(*bound)
+
+    give("seqio.Evaluator")
+    model, params = speculative(OwnPredictions)
+    found = model.predict_batch(params, batch_of(STOCK))
+    expected = predict(model, params, STOCK, sampled=False)[0]
+    np.testing.assert_array_equal(found, 1 + expected)
+    give("acceptance.AcceptanceEvaluator")
+    with pytest.raises(InputError, match="OwnPredictions overrides predict_batch, which Accept"):
+        speculative(OwnPredictions)
+    speculative(OwnMetrics)
+
+
 def test_a_constructor_that_is_not_called():
     made_by = bind(f"{OURS}.decode_fn = @decoding.beam_search")
     with pytest.raises(InputError, match="gin binds Spec.*decode_fn: bind EncoderDecoderModel.dec"):
