@@ -30,7 +30,8 @@ def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     Returns:
       ``target_calls`` and ``block_efficiency`` (generated tokens for each target call; in a beam
       search, tokens that the hypotheses grow by); for sampling also ``acceptance_rate`` (accepted
-      for each proposed) and ``alpha`` (Corollary 3.6). A rate over 0 counts is left out.
+      for each verified, up to the first rejection) and ``alpha`` (Corollary 3.6). A rate over 0
+      counts is left out.
     """
     sums = {name: float(np.sum(aux[name])) for name in _COUNTS if name in aux}
     if not sums.get("target_calls"):
@@ -40,9 +41,8 @@ def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
         "target_calls": sums["target_calls"],
         "block_efficiency": generated / sums["target_calls"],
     }
-    if sums.get("proposed"):
-        found["acceptance_rate"] = sums["accepted"] / sums["proposed"]
     if sums.get("verified"):
+        found["acceptance_rate"] = sums["accepted"] / sums["verified"]
         found["alpha"] = sums["beta_sum"] / sums["verified"]
     return found
 
