@@ -97,11 +97,11 @@ class TransformerDraft(Draft):
         return self.model.score
 
     def _feed_last(self, cache: Cache, context: Context, depth: int, num_nodes: int):
-        """Feeds the last two tokens, or one; returns logits ``[batch, vocab]`` after the last, and cache.
+        """Feeds the last tokens, two or one; returns logits ``[batch, vocab]`` after them, cache.
 
         Subclasses use ``depth`` and ``num_nodes`` of the chain or tree that is drafted next.
         """
-        # In a cached prompt of a prefix LM, tokens have attended to later ones: it is not fed again.
+        # A prefix LM's cached prompt, whose tokens attended to later ones, is not fed again.
         starts = jnp.clip(cache.lengths, jnp.maximum(context.lengths - 1, 0), context.lengths)
         pairs = slices(context.sequences, starts, 2)
         logits, _, cache = self.model.score(self.model.rollback(cache, starts), pairs)

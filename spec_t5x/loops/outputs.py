@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from spec_t5x.errors import InputError
+from spec_t5x.loops import compiled
 from spec_t5x.sampling.distributions import write_rows
 from spec_t5x.sampling.draws import RowStream, Stream, T5XStream
 from spec_t5x.sampling.random_bits import THREEFRY, threefry
@@ -216,7 +217,7 @@ def jit_with_prompts(*static_argnames: str) -> Callable:
     """Returns a decorator that jits a function and checks its ``prompts`` before each call."""
 
     def decorate(function):
-        jitted = jax.jit(function, static_argnames=static_argnames)
+        jitted = compiled.jit(function, static_argnames=static_argnames)
         place = list(inspect.signature(function).parameters).index("prompts")
 
         @functools.wraps(function)

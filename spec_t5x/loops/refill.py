@@ -11,8 +11,6 @@ order of decoding depends on the inputs alone: with a pace, whose limit is for a
 inputs give the same bytes.
 """
 
-import functools
-
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -20,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.loops import decode_state, speculative
+from spec_t5x.loops import compiled, decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.decode_state import DecodeState, Loop, NoDraft
 from spec_t5x.loops.outputs import Decoded, Outputs
@@ -140,7 +138,7 @@ class _Burst:
         return self.slots.has_ended | (~self.slots.is_used & self.is_waiting)
 
 
-@functools.partial(jax.jit, static_argnames=("loop", "paced", "waits"))
+@compiled.jit(static_argnames=("loop", "paced", "waits"))
 def prepare(
     target: Target,
     draft: Draft | None,
@@ -183,7 +181,7 @@ def fill(members: Members, pace: Pace | None = None) -> Slots:
     return Slots(**{**vars(members), "state": state}, drafting=jnp.asarray(pace is None))
 
 
-@functools.partial(jax.jit, static_argnames="loop", donate_argnames="slots")
+@compiled.jit(static_argnames="loop", donate_argnames="slots")
 def burst(
     target: Target,
     draft: Draft | None,

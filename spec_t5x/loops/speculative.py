@@ -39,6 +39,7 @@ from spec_t5x.interfaces import (
     check_vocabularies,
     shown_to,
 )
+from spec_t5x.loops import compiled
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative_tree as tree_lib
 from spec_t5x.loops.decode_state import (
@@ -381,7 +382,7 @@ def speculative_steps(
 @functools.cache
 def _compiled(function: Callable, loop: Loop, donate: tuple[str, ...] = ("state",)) -> Callable:
     """Returns ``function`` jitted for ``loop``; donates the state, to update caches in place."""
-    return jax.jit(functools.partial(function, loop=loop), donate_argnames=donate)
+    return compiled.jit(functools.partial(function, loop=loop), donate_argnames=donate)
 
 
 def _finish(state: DecodeState, loop: Loop) -> Decoded:

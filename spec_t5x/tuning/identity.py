@@ -1,6 +1,5 @@
 """Key under which measured costs are stored: machine, program, models and settings."""
 
-import dataclasses
 import functools
 import hashlib
 import sys
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 
 from spec_t5x.errors import InputError
+from spec_t5x.loops.compiled import classes_of
 from spec_t5x.machine.description import machine
 from spec_t5x.types import PyTree
 
@@ -38,16 +38,11 @@ def code_digest(*objects: Any) -> str:
 
     A class of a notebook, which may be defined again, has another one in each call.
     """
-    files, given = set(), list(objects)
-    while given:
-        one = given.pop()
-        module = type(one).__module__
+    files = set()
+    for module in {cls.__module__ for cls in classes_of(*objects)}:
         if not module.startswith("spec_t5x."):
             file = Path(getattr(sys.modules.get(module), "__file__", None) or "")
             files.add(file.read_bytes() if file.is_file() else uuid.uuid4().bytes)
-        if dataclasses.is_dataclass(one):
-            values = [getattr(one, field.name) for field in dataclasses.fields(one)]
-            given += filter(dataclasses.is_dataclass, values)
     return hashlib.sha256(b"".join(sorted(files))).hexdigest()
 
 

@@ -2,13 +2,12 @@
 
 import copy
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.loops import decode_state, speculative
+from spec_t5x.loops import compiled, decode_state, speculative
 from spec_t5x.loops.decode_state import DecodeState, Loop
 from spec_t5x.loops.outputs import Outputs
 from spec_t5x.sampling.distributions import Sampling
@@ -79,7 +78,7 @@ def _full(draft: Draft) -> Draft:
     return full
 
 
-@functools.partial(jax.jit, static_argnames="loop")
+@compiled.jit(static_argnames="loop")
 def _half_way(target, draft, inputs, stream, settings, *, loop: Loop) -> DecodeState:
     batch = jax.tree.leaves(inputs)[0].shape[0]
     state = decode_state.init(target, draft, inputs, jnp.zeros((batch, 1), jnp.int32), stream, loop)
@@ -98,7 +97,7 @@ def _half_way(target, draft, inputs, stream, settings, *, loop: Loop) -> DecodeS
     return state.replace(draft_state=draft_state)
 
 
-@functools.partial(jax.jit, static_argnames="loop")
+@compiled.jit(static_argnames="loop")
 def _iterate(target, draft, state, settings, limit, calls, *, loop: Loop) -> DecodeState:
     """Runs ``calls`` iterations, each from the state's lengths."""
     if limit is not None and draft.traits.varies:
@@ -120,7 +119,7 @@ def _iterate(target, draft, state, settings, limit, calls, *, loop: Loop) -> Dec
     return jax.lax.fori_loop(0, calls, call, state)
 
 
-@functools.partial(jax.jit, static_argnames="loop")
+@compiled.jit(static_argnames="loop")
 def _prefill(draft, inputs, *, loop: Loop) -> PyTree:
     prompts = jnp.zeros((jax.tree.leaves(inputs)[0].shape[0], 1), jnp.int32)
     return decode_state.prefill_draft(draft, inputs, prompts, loop)

@@ -1,7 +1,6 @@
 """Times of a target call, a draft step and a verification: the paper's c and T(m)."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import numpy as np
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, Outcome, Target
 from spec_t5x.labs.theory import formulas
-from spec_t5x.loops import decode_state
+from spec_t5x.loops import compiled, decode_state
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeState, Loop
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.tuning.interleaving import Calls, interleaved
@@ -101,7 +100,7 @@ def proposals(timed: Timed, *, scored: bool = False) -> Calls:
     )
 
 
-@functools.partial(jax.jit, static_argnames="new")
+@compiled.jit(static_argnames="new")
 def _call_target(model: Target, cache: Cache, new: int, calls: Int[Array, ""] | int):
     """Makes ``calls`` target calls, each over tokens that depend on the last call's logits."""
     lengths = cache.lengths
@@ -115,7 +114,7 @@ def _call_target(model: Target, cache: Cache, new: int, calls: Int[Array, ""] | 
     return jax.lax.fori_loop(0, calls, call, (cache, tokens))
 
 
-@functools.partial(jax.jit, static_argnames="loop")
+@compiled.jit(static_argnames="loop")
 def _call_draft(
     draft: Draft,
     state: DecodeState,

@@ -5,7 +5,6 @@ verified. In one pass the target generates, every draft proposes one token at ea
 the distributions of both models are compared.
 """
 
-import functools
 from collections.abc import Mapping
 
 import flax.struct
@@ -16,7 +15,7 @@ from jax import lax
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, DraftState, DraftTraits, Outcome, Target
 from spec_t5x.labs.theory import formulas
-from spec_t5x.loops import decode_state, speculative
+from spec_t5x.loops import compiled, decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.decode_state import DecodeState, Loop, done, with_states
 from spec_t5x.sampling.distributions import Sampling, values_at
@@ -70,7 +69,7 @@ class _Drafts(Draft):
         raise NotImplementedError
 
 
-@functools.partial(jax.jit, static_argnames=("max_decode_len", "leniences", "eos_id"))
+@compiled.jit(static_argnames=("max_decode_len", "leniences", "eos_id"))
 def score_texts(
     target: Target,
     drafts: Mapping[str, Draft],

@@ -1,0 +1,59 @@
+"""``jit`` for functions of models and drafts, whose programs it tells apart by their classes.
+
+JAX looks a program up by its arguments' structure, in which two dataclasses with as many leaves
+and equal static fields are the same: a draft class that a notebook defines again could run the
+program of the first.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+# Names of arguments that are models or drafts.
+_MODELS = ("target", "model", "draft", "draft_model", "drafts")
+
+
+def classes_of(*objects: Any) -> tuple[type, ...]:
+    """Returns the classes of objects, but None, of their values by name and of their fields."""
+    found, given = [], [one for one in objects if one is not None]
+    while given:
+        one = given.pop()
+        found.append(type(one))
+        if isinstance(one, Mapping):
+            given += one.values()
+        elif dataclasses.is_dataclass(one):
+            values = (getattr(one, field.name) for field in dataclasses.fields(one))
+            given += filter(dataclasses.is_dataclass, values)
+    return tuple(found)
+
+
+def jit(function: Callable | None = None, **options: Any) -> Callable:
+    """Jits a function with a program for each class of its ``target``, ``draft`` and so on.
+
+    ``options`` are those of ``jax.jit``, whose methods ``lower`` and ``trace`` the result has.
+    """
+    if function is None:
+        return functools.partial(jit, **options)
+    parameters = list(inspect.signature(function).parameters)
+    places = {name: parameters.index(name) for name in _MODELS if name in parameters}
+
+    # Each has its own function, as JAX keeps what it has traced of a function.
+    @functools.cache
+    def jitted(classes: tuple[type, ...]) -> Callable:
+        return jax.jit(functools.wraps(function)(functools.partial(function)), **options)
+
+    def program(args, kwargs) -> Callable:
+        given = [*args, *[None] * (len(parameters) - len(args))]
+        return jitted(classes_of(*(kwargs.get(name, given[at]) for name, at in places.items())))
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return program(args, kwargs)(*args, **kwargs)
+
+    call.lower = lambda *args, **kwargs: program(args, kwargs).lower(*args, **kwargs)
+    call.trace = lambda *args, **kwargs: program(args, kwargs).trace(*args, **kwargs)
+    return call
