@@ -66,7 +66,7 @@ def read_vocabulary(
     ``start_id`` and ``eos_ids`` are the tokenizer's ids that start and end a text. If the start and
     the first EOS are T5's, ``start_id`` is None; otherwise all ids are renumbered.
     """
-    directory = _place(directory)
+    directory = tokenizer_folder(directory)
     settings = read_if_there(directory / SETTINGS_NAME)
     if settings.get("split_special_tokens"):
         _warn(
@@ -112,6 +112,7 @@ def mapped_vocabulary(
     All ids are the tokenizer's, whose number replaces None for ``num_ids``. ``values`` of a
     tokenizer.json, if given, replace the directory's.
     """
+    directory = tokenizer_folder(directory)
     tokenizer = read_tokenizer(directory) if values is None else tokenizer_of(values, directory)
     if tokenizer is None:
         return None
@@ -289,7 +290,7 @@ def _special(settings: dict[str, Any]) -> Iterator[str]:
             yield value["content"] if isinstance(value, dict) else value
 
 
-def _place(directory: Path) -> Path:
+def tokenizer_folder(directory: Path) -> Path:
     """Returns the first of ``vocabulary_folders`` with tokenizer files, or the directory itself."""
     places = vocabulary_folders(directory)
     has_any = (each for each in places if has_tokenizer(each) or (each / SETTINGS_NAME).is_file())
