@@ -172,8 +172,10 @@ class _Files:
             pieces, foreign = pieces_of(tokenizer) if is_own else ([], [])
         if not is_own:
             return mapped_vocabulary(self.directory, num_rows, PAD_ID, eos_ids, tokenizer)
-        # ``spiece.model`` has T5's steps.
-        if spiece.is_file() and not foreign and (self.is_t5 or _has_steps_of_t5(tokenizer)):
+        # ``spiece.model`` has T5's steps, and its sentinels are added tokens.
+        is_plain = not foreign and (self.is_t5 or _has_steps_of_t5(tokenizer))
+        added = sum(is_sentinel(token["content"]) for token in tokenizer["added_tokens"])
+        if spiece.is_file() and is_plain and added >= self.extra_ids:
             vocabulary = SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
             if [vocabulary.piece(token) for token in range(vocabulary.vocab_size)] == pieces:
                 return vocabulary
@@ -229,9 +231,14 @@ class _Files:
     def _is_plain(self, given: dict[int, str], special: set[str]) -> bool:
         """Tells whether other files add no token to the SentencePiece model and its sentinels."""
         pieces, symbols = read_spiece(self.directory / SPIECE_NAME)
-        pieces += [f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))]
+        sentinels = [f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))]
+        pieces += sentinels
         names = special | symbols | {*given.values()}
         others = {name for name in names if not (is_sentinel(name) and name in pieces)}
+        lists = (self.settings.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
+        if self.is_t5 and any(isinstance(each, list) for each in lists):
+            # In transformers a list, even an empty one, replaces that of the sentinels.
+            others |= {*sentinels} - {*_special(self.settings), *given.values()}
         return others <= {*_OF_T5.values()} and given.items() <= dict(enumerate(pieces)).items()
 
     def _by_transformers(self, given: dict[int, str]) -> dict[str, Any]:
