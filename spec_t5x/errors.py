@@ -38,7 +38,7 @@ def check_unicode(what: str, text: str) -> None:
         raise InputError(f"{what} {text[:40]!r} is not UTF-8: give UTF-8 text") from error
 
 
-def check_rules(repetition_penalty: float, **phrases: Sequence[Sequence[int]]) -> None:
+def check_rules(repetition_penalty: float, **phrases: Collection[Sequence[int]]) -> None:
     """Raises ``InputError`` for an option of the rules of decoding that no text could follow."""
     if not 0 < repetition_penalty < math.inf:
         raise InputError(f"repetition_penalty is {repetition_penalty}: give a number above 0")

@@ -283,6 +283,7 @@ def _settings(target: LoadedModel, task: str | None) -> dict[str, Any]:
         str(target.directory),
         task=task,
         to_ours=vocabulary.from_theirs if isinstance(vocabulary, MappedVocabulary) else list,
+        num_ids=getattr(vocabulary, "num_ids", target.config.vocab_size),
         is_decoder_only=not target.config.has_source,
     )
     return {"defaults": options, "left_out": left_out}

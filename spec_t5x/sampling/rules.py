@@ -174,8 +174,8 @@ def rules(
       InputError: an id is not in the vocabulary, a phrase is empty, or a value is out of range.
     """
     words = [tuple(word) for word in bad_words_ids]
-    phrases = [(tuple(text), bias) for text, bias in sequence_bias]
-    biased = [text for text, _ in phrases]
+    # Of a phrase that is given twice, the last bias counts, as in transformers.
+    phrases = {tuple(text): bias for text, bias in sequence_bias}
     forced = () if forced_bos_token_id == -1 else (forced_bos_token_id,)
     _check_ids(
         vocab_size,
@@ -184,18 +184,18 @@ def rules(
         forced_bos_token_id=forced,
         forced_eos_token_id=forced_eos_token_id,
         bad_words_ids=itertools.chain(*words),
-        sequence_bias=itertools.chain(*biased),
+        sequence_bias=itertools.chain(*phrases),
     )
-    check_rules(repetition_penalty, bad_words_ids=words, sequence_bias=biased)
+    check_rules(repetition_penalty, bad_words_ids=words, sequence_bias=phrases)
     check_numbers(0, min_decode_len=min_decode_len, no_repeat_ngram_size=no_repeat_ngram_size)
 
     def mask(tokens: Sequence[int]) -> Array | None:
         return jnp.asarray(np.isin(np.arange(vocab_size), list(tokens))) if len(tokens) else None
 
     single = [word[0] for word in words if len(word) == 1 and word[0] not in eos_ids]
-    phrases += [(word, -np.inf) for word in words if len(word) > 1]
-    longest = max((len(text) for text, _ in phrases), default=0)
-    filled = [(_ANY,) * (longest - len(text)) + text for text, _ in phrases]
+    phrases |= {word: -np.inf for word in words if len(word) > 1}
+    longest = max(map(len, phrases), default=0)
+    filled = [(_ANY,) * (longest - len(text)) + text for text in phrases]
     made = Rules(
         banned=mask([*suppress_tokens, *single]),
         banned_first=mask(begin_suppress_tokens),
@@ -205,7 +205,7 @@ def rules(
         min_decode_len=jnp.int32(min_decode_len) if min_decode_len else None,
         repetition_penalty=None if repetition_penalty == 1 else jnp.float32(repetition_penalty),
         phrases=jnp.asarray(filled, jnp.int32) if phrases else None,
-        phrase_biases=jnp.asarray([bias for _, bias in phrases], jnp.float32) if phrases else None,
+        phrase_biases=jnp.asarray([*phrases.values()], jnp.float32) if phrases else None,
         no_repeat_ngram_size=no_repeat_ngram_size,
         start_id=start_id,
     )

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.convert import convert
-from spec_t5x.checkpoints.huggingface.generation_config import GENERATION_NAME
+from spec_t5x.checkpoints.huggingface.generation_config import GENERATION_NAME, understood
 from spec_t5x.checkpoints.loading import load_vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.generation import Generator
+from spec_t5x.generation import GenerateOptions, Generator
 from tests.checkpoints.test_huggingface import add_vocabulary
 from tests.checkpoints.test_special_ids import FAMILIES, NUM_IDS, TEXTS, tokenizer_of
 from tests.torch_t5 import SIZES, enlivened
@@ -40,8 +40,9 @@ HONOURED = {
     "penalty": {"repetition_penalty": 1.5},
     "large penalty": {"repetition_penalty": 8.0},
     "bonus": {"repetition_penalty": 0.7},
-    "suppressed": {"suppress_tokens": list(range(10, 90, 2))},
-    "suppressed first": {"begin_suppress_tokens": list(range(3, 100))},
+    # Ids that no token has change nothing.
+    "suppressed": {"suppress_tokens": [-1, *range(10, 90, 2), 160]},
+    "suppressed first": {"begin_suppress_tokens": [*range(3, 100), 999]},
     "forced first": {"forced_bos_token_id": 17},
     "forced last": {"forced_eos_token_id": 1},
     "one of several forced last": {"forced_eos_token_id": [1, 7]},
@@ -88,11 +89,50 @@ WITH_REMEDY = [
     ({"num_beams": 4}, "num_beams 4 (--beams 4)"),
     ({"num_return_sequences": 2, "num_beams": 2}, "num_return_sequences 2 (--num_decodes 2)"),
     ({"stop_strings": [";"]}, "stop_strings [';'] (--stop TEXT)"),
-    ({"do_sample": True}, "do_sample True (--temperature 1.0 --top_k 50)"),
+    ({"do_sample": True}, "do_sample True (--temperature 1.0), top_k 50 (--top_k 50)"),
     (
         {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.9, "typical_p": 0.8},
-        "do_sample True (--temperature 0.7 --top_p 0.9), typical_p 0.8",
+        "do_sample True (--temperature 0.7), top_p 0.9 (--top_p 0.9), typical_p 0.8",
     ),
+]
+# Settings, options, and what is named of the settings.
+SAMPLED = {"temperature": 0.5}
+NAMED = [
+    ({"do_sample": True}, SAMPLED, "top_k 50 (--top_k 50)"),
+    ({"do_sample": True, "top_k": 3}, SAMPLED, "top_k 3 (--top_k 3)"),
+    ({"do_sample": True, "top_k": 3}, SAMPLED | {"top_k": 4}, None),
+    ({"do_sample": True, "top_k": 0, "top_p": 0.9}, SAMPLED, "top_p 0.9 (--top_p 0.9)"),
+    ({"do_sample": True, "top_k": 0, "min_p": 0.0, "top_p": 1.0}, SAMPLED, None),
+    # The options have one of both.
+    ({"do_sample": True, "top_p": 0.9}, SAMPLED, "top_p 0.9 (--top_p 0.9), top_k 50"),
+    ({"do_sample": True, "top_p": 0.9}, SAMPLED | {"top_p": 0.8}, "top_k 50"),
+    ({"do_sample": True, "top_p": 0.9}, SAMPLED | {"top_k": 50}, "top_p 0.9"),
+    # Here it keeps all tokens, and there one.
+    ({"do_sample": True, "top_k": 0, "top_p": 0.0}, SAMPLED, "top_p 0.0"),
+    # Without do_sample, settings of sampling change sampled texts.
+    ({"top_p": 0.9, "min_p": 0.1, "temperature": 0.3}, {}, None),
+    ({"top_p": 0.9, "min_p": 0.1}, SAMPLED, "top_p 0.9 (--top_p 0.9), min_p 0.1"),
+    ({"do_sample": False, "top_k": 7, "top_p": 1.0}, SAMPLED, "top_k 7 (--top_k 7)"),
+    # A search samples nothing here.
+    (
+        {"num_beams": 4, "do_sample": True, "top_k": 9},
+        {},
+        "num_beams 4 (--beams 4), do_sample True, top_k 9",
+    ),
+    ({"num_beams": 4, "do_sample": True, "top_k": 9}, {"beams": 4}, "do_sample True, top_k 9"),
+    ({"num_beams": 4, "stop_strings": "x"}, {}, "num_beams 4 (--beams 4), stop_strings 'x'"),
+    ({"num_beams": 4}, SAMPLED, "num_beams 4"),
+    # Several texts need beams or a temperature.
+    ({"num_return_sequences": 3}, {}, "num_return_sequences 3"),
+    ({"num_return_sequences": 3}, {"beams": 2}, "num_return_sequences 3"),
+    ({"num_return_sequences": 3}, {"beams": 3}, "num_return_sequences 3 (--num_decodes 3)"),
+    (
+        {"num_return_sequences": 3, "do_sample": True, "top_k": 0},
+        {},
+        "do_sample True (--temperature 1.0), num_return_sequences 3 (--num_decodes 3)",
+    ),
+    ({"guidance_scale": 0.0}, {}, "guidance_scale 0.0"),
+    ({"force_words_ids": [], "diversity_penalty": 0}, {}, None),
 ]
 # Settings of a task, as T5's own for summaries.
 SUMMARIES = {
@@ -308,8 +348,8 @@ def test_scores_of_a_search_are_those_of_generate(with_settings):
 
 @pytest.mark.parametrize(
     ("settings", "options"),
-    [({"num_beams": 2}, {"beams": 2}), ({"do_sample": True}, {"temperature": 0.5}),
-     ({"num_return_sequences": 2, "do_sample": True}, {"num_decodes": 2, "temperature": 1.0}),
+    [({"num_beams": 2}, {"beams": 2}), ({"do_sample": True, "top_k": 0}, {"temperature": 0.5}),
+     ({"num_return_sequences": 2, "num_beams": 2}, {"num_decodes": 2, "beams": 3}),
      ({"stop_strings": [";"]}, {"stop": ";"}), ({"renormalize_logits": True}, {})],
     ids=str,
 )  # fmt: skip
@@ -320,6 +360,30 @@ def test_what_an_option_replaces_is_not_named(with_settings, caplog, settings, o
     # It is when the option is left out.
     generator.plain().generate("The cat.", beams=3 if "renormalize_logits" in settings else 0)[0]
     assert len(left_out(caplog)) == 1
+
+
+@pytest.mark.parametrize(("settings", "options", "named"), NAMED, ids=str)
+def test_each_remedy_fits_the_options(caplog, settings, options, named):
+    _, left = understood(settings, "my-model", num_ids=9)
+    for _ in range(2):
+        left.warn(["The cat."], GenerateOptions(**options))
+    expected = [] if named is None else [f"my-model sets options that are left out: {named}"]
+    assert left_out(caplog) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"length_penalty": 0.0}, (0.0, False)),
+        ({"early_stopping": "never"}, (1.0, "never")),
+        ({"num_beams": 3}, (1.0, False)),
+        ({"num_beams": 1}, ()),
+    ],
+    ids=str,
+)
+def test_a_ranking_is_that_of_transformers_if_the_checkpoint_sets_a_part(settings, expected):
+    options, _ = understood(settings, "my-model", num_ids=9)
+    assert tuple(options.values()) == expected
 
 
 def test_settings_of_a_task(with_settings, pair, caplog):
@@ -348,7 +412,7 @@ def test_a_task_that_is_not_there(with_settings):
     "settings",
     [{"no_repeat_ngram_size": "3"}, {"no_repeat_ngram_size": 2.5}, {"repetition_penalty": True},
      {"suppress_tokens": "x"}, {"bad_words_ids": [3]}, {"max_new_tokens": 0},
-     {"suppress_tokens": [160]}],
+     {"bad_words_ids": [[160]]}, {"early_stopping": "always"}],
     ids=str,
 )  # fmt: skip
 def test_values_that_cannot_be(with_settings, settings):
@@ -393,8 +457,8 @@ def renumbered(tmp_path_factory):
 @pytest.mark.parametrize(
     "settings",
     [{"no_repeat_ngram_size": 2, "repetition_penalty": 1.6},
-     {"suppress_tokens": [9, 11, 30], "forced_bos_token_id": 8, "bad_words_ids": [[12, 12], [13]],
-      "min_length": 9}],
+     {"suppress_tokens": [9, 11, 30, NUM_IDS], "forced_bos_token_id": 8,
+      "bad_words_ids": [[12, 12], [13]], "min_length": 9}],
     ids=str,
 )  # fmt: skip
 def test_ids_are_the_tokenizers(renumbered, tmp_path, family, settings):

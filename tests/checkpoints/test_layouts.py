@@ -11,7 +11,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.convert import convert
-from spec_t5x.checkpoints.huggingface.t5 import EOS, MORE_EOS, PAD, START, special_ids
+from spec_t5x.checkpoints.huggingface.t5 import (
+    EOS,
+    MORE_EOS,
+    PAD,
+    START,
+    read_config,
+    special_ids,
+)
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.generation import GenerateOptions, Generator
 from tests.checkpoints.faults import message_of
@@ -192,6 +199,10 @@ SPECIAL_IDS = [
     (IDS, {"decoder_start_token_id": None, "bos_token_id": 0, "eos_token_id": 1}),
     (IDS | {"bos_token_id": 9}, {"decoder_start_token_id": 0, "eos_token_id": [1]}),
     ({"eos_token_id": 5}, {"decoder_start_token_id": 0, "eos_token_id": 1, "num_beams": 4}),
+    # Without a start, which is then config.json's.
+    (IDS, {"eos_token_id": [1, 3]}),
+    (IDS, {"eos_token_id": 4, "pad_token_id": 9}),
+    (IDS | {"eos_token_id": 7, "pad_token_id": None}, {"eos_token_id": [4, 5], "num_beams": 4}),
 ]
 
 
@@ -202,7 +213,10 @@ def test_special_ids_are_those_of_transformers(directory, kind, configured, gene
     if generation is not None:
         (directory / "generation_config.json").write_text(json.dumps(generation))
     model = theirs(directory)
-    settings, _ = model._prepare_generation_config(None)
+    given = {}
+    if generation and not generation.keys() & {"decoder_start_token_id", "bos_token_id"}:
+        given = {"decoder_start_token_id": configured["decoder_start_token_id"]}
+    settings, _ = model._prepare_generation_config(None, **given)
     values = json.loads((directory / "config.json").read_text())
     found = special_ids(values, directory)
     if not configured and generation is None:
@@ -217,6 +231,15 @@ def test_special_ids_are_those_of_transformers(directory, kind, configured, gene
     are_t5s = found[START] == 0 and 1 in ends
     assert found[PAD] == settings._pad_token_tensor.item() or are_t5s
     assert found[EOS] == (1 if are_t5s else ends[0])
+
+
+@pytest.mark.parametrize("kind", ["t5", "mt5", "umt5"])
+def test_absent_entries_have_the_defaults_of_transformers(directory, kind):
+    needed = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers")
+    sizes = dict.fromkeys(needed, 4)
+    whole = transformers.AutoConfig.for_model(kind, **sizes).to_dict()
+    sparse = {"model_type": kind, **sizes}
+    assert read_config(sparse, directory) == read_config(whole, directory)
 
 
 @pytest.mark.parametrize(

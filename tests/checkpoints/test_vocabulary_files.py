@@ -190,6 +190,17 @@ UNIGRAM, SPIECE, MAPPED = UnigramVocabulary, SentencePieceVocabulary, MappedVoca
 PLAIN = {
     "spiece": (SPIECE, {"by_5": False}),
     "spiece of mT5": (SPIECE, {"by_5": False, "extra_ids": 0, "kind": "mt5"}),
+    "spiece, sentinels listed": (
+        SPIECE,
+        {"by_5": False, "settings": {"additional_special_tokens": NAMES}},
+    ),
+    "spiece, sentinels added": (
+        SPIECE,
+        {
+            "by_5": False,
+            "settings": {"additional_special_tokens": [], "added_tokens_decoder": SENTINELS},
+        },
+    ),
     "json": (UNIGRAM, {}),
     "json and spiece": (SPIECE, {"spiece": "t5"}),
     "json and another spiece": (UNIGRAM, {"spiece": "other"}),
@@ -275,6 +286,19 @@ OTHERS = {
         {"by_5": False, "settings": {"extra_special_tokens": {"highlight_token": "<hl>"}}},
     ),
     "special listed": (UNIGRAM, {"settings": {"extra_special_tokens": ["<hl>", "<sep>"]}}),
+    # The other sentinels are pieces like any.
+    "no sentinels listed": (
+        UNIGRAM,
+        {"by_5": False, "settings": {"additional_special_tokens": []}},
+    ),
+    "one sentinel listed": (
+        UNIGRAM,
+        {"by_5": False, "settings": {"extra_special_tokens": ["<extra_id_0>"]}},
+    ),
+    "no sentinels listed for mT5": (
+        UNIGRAM,
+        {"by_5": False, "kind": "mt5", "settings": {"extra_special_tokens": []}},
+    ),
     "symbols of the spiece": (UNIGRAM, {"by_5": False, "name": "symbols"}),
     "other end": (MAPPED, {"by_5": False, "settings": {"eos_token": "<end>"}}),
     "own ids of the spiece": (

@@ -48,6 +48,11 @@ CASES = {
     "no triple twice": {"no_repeat_ngram_size": 3},
     "n-grams longer than any text": {"no_repeat_ngram_size": 40},
     "biases": {"sequence_bias": (((3,), -2.5), ((2, 4), 3.0), ((0, 5), 1.5))},
+    "biases of a phrase that is given twice": {
+        "sequence_bias": (((3,), -2.5), ((3,), 1.0), ((2, 4), 3.0), ((2, 4), -1.0))
+    },
+    "bad words that are given twice": {"bad_words_ids": ((3, 4), (5,), (3, 4), (5,))},
+    "a bias of a bad word": {"bad_words_ids": ((3, 4),), "sequence_bias": (((3, 4), 9.0),)},
     "at least so many": {"min_decode_len": 4},
     "ends that are several": {"min_decode_len": 3, "eos": (1, 5)},
     "everything": {

@@ -4,6 +4,7 @@ They are in ``generation_config.json`` or, if that is absent, in ``config.json``
 them unchanged under ``metadata["generation"]``, so that a converted model has them, too.
 """
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,48 +31,29 @@ _LENGTHS = {
     "max_decode_len": ("max_new_tokens", "max_length"),
     "min_decode_len": ("min_new_tokens", "min_length"),
 }
-_BEAMS = ("length_penalty", "early_stopping")
-# Settings of sampling, with their neutral values.
+_BEAMS = {"length_penalty", "early_stopping"}
+# Settings that change transformers' output but have no effect here, with their neutral values:
+# of sampling, which matter only where it samples, and others.
 _SAMPLING = {
-    **{"typical_p": 1.0, "top_p": 1.0, "temperature": 1.0, "top_k": 0},
-    **{"min_p": None, "top_h": None, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0},
+    **{"top_p": 1.0, "top_k": 0, "typical_p": 1.0, "min_p": 0.0},
+    **{"top_h": None, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0},
 }
-# Settings that change transformers' output but have no effect here, with their neutral values.
 _LEFT_OUT = {
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "stop_strings": None,
-    "guidance_scale": 1,
-    "encoder_repetition_penalty": 1,
-    "encoder_no_repeat_ngram_size": 0,
-    "exponential_decay_length_penalty": None,
-    "renormalize_logits": False,
-    "watermarking_config": None,
-    "diversity_penalty": 0,
-    "num_beam_groups": 1,
-    "penalty_alpha": 0,
-    "dola_layers": None,
-    "constraints": None,
-    "force_words_ids": None,
-    "forced_decoder_ids": None,
-    "max_time": None,
-    "token_healing": False,
-    # Text before each input, which is set by task only.
-    "prefix": None,
+    **{"num_beams": 1, "do_sample": False, "num_return_sequences": 1, "guidance_scale": 1},
+    **{"encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "penalty_alpha": 0},
+    **{"diversity_penalty": 0, "num_beam_groups": 1, "renormalize_logits": False},
+    **dict.fromkeys(("stop_strings", "exponential_decay_length_penalty", "watermarking_config")),
+    **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "forced_decoder_ids")),
+    # The prefix is a text before each input, which is set by task only.
+    **{"max_time": None, "token_healing": False, "prefix": None},
 }
-# Ways to get the same effect here; ``{}`` is the setting's value.
+# Options with the same effect as a setting, and all that replace a setting once they are given.
 _REMEDIES = {
-    "num_beams": "--beams {}",
-    "num_return_sequences": "--num_decodes {}",
-    "stop_strings": "--stop TEXT",
-    "prefix": "put it before each input",
-}
-# Options that, once they are given, replace a setting without effect.
-_REPLACED_BY = {
     **{"num_beams": "beams", "num_return_sequences": "num_decodes", "stop_strings": "stop"},
-    **{"do_sample": "temperature"} | {of_all: ours for ours, (_, of_all) in _LENGTHS.items()},
+    **{"do_sample": "temperature", "top_p": "top_p", "top_k": "top_k"},
 }
-_KNOWN = {*_NUMBERS, *_IDS, *_BEAMS, *_SAMPLING, *_LEFT_OUT, "do_sample"} - {"prefix"}
+_REPLACED_BY = _REMEDIES | {of_all: ours for ours, (_, of_all) in _LENGTHS.items()}
+_KNOWN = {*_NUMBERS, *_IDS, *_BEAMS, *_SAMPLING, *_LEFT_OUT, "temperature"} - {"prefix"}
 _KNOWN.update(*_LENGTHS.values())
 # Parts of config.json that may hold settings, too; only the first that exists is read.
 _NESTED = ("decoder", "generator", "text_config")
@@ -84,23 +66,38 @@ class LeftOut:
     """Settings of the checkpoint ``where`` that have no effect here."""
 
     where: str
-    # By name, each setting's name and value and, in brackets, the remedy if there is one.
+    # By name, each setting's name and value.
     texts: dict[str, str]
-    prefix: str = ""
+    # All settings of the checkpoint.
+    settings: Mapping[str, Any]
 
     def warn(self, inputs: Sequence[str], options: GenerateOptions) -> None:
         """Names settings that change the outputs with these inputs and options, each once."""
         usual = GenerateOptions  # A class, whose attributes are the fields' defaults.
         given = [n for n, o in _REPLACED_BY.items() if getattr(options, o) != getattr(usual, o)]
-        if all(text.startswith(self.prefix) for text in filter(None, inputs)):
+        if all(text.startswith(self.settings.get("prefix", "")) for text in filter(None, inputs)):
             given.append("prefix")
         # It moves all scores of a step alike, and so changes the ranking of beams only.
-        if not options.beams:
-            given.append("renormalize_logits")
-        # Another thread may take one first.
-        taken = [self.texts.pop(name, None) for name in list(self.texts) if name not in given]
-        if named := list(filter(None, taken)):
+        given += [] if options.beams else ["renormalize_logits"]
+        given += [] if options.temperature or self.settings.get("do_sample") else _SAMPLING
+        named = []
+        for name in [name for name in list(self.texts) if name not in given]:
+            # Another thread may take one first.
+            if text := self.texts.pop(name, None):
+                options, remedy = self._with_remedy(options, name)
+                named.append(text + remedy)
+        if named:
             log.warning("%s sets options that are left out: %s", self.where, ", ".join(named))
+
+    def _with_remedy(self, options: GenerateOptions, name: str) -> tuple[GenerateOptions, str]:
+        """Returns ``options`` with a setting's effect, and the flag; unchanged if it is refused."""
+        value = self.settings.get("temperature" if name == "do_sample" else name)
+        option = _REMEDIES.get(name)
+        if option and value != getattr(GenerateOptions, option):
+            with contextlib.suppress(InputError):
+                changed = dataclasses.replace(options, **{option: value})
+                return changed, f" (--{option} {'TEXT' if option == 'stop' else value})"
+        return options, ""
 
 
 def read(directory: Path, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,6 +130,7 @@ def understood(
     *,
     task: str | None = None,
     to_ours: Callable[[Sequence[int]], list[int]] = list,
+    num_ids: int,
     is_decoder_only: bool = False,
 ) -> tuple[dict[str, Any], LeftOut]:
     """Returns our options by name, and the settings that have no effect here.
@@ -144,20 +142,19 @@ def understood(
       where: the checkpoint, with which messages begin.
       task: a name in ``task_specific_params``, or None.
       to_ours: maps ids of the checkpoint's tokenizer to those of the package's vocabulary.
+      num_ids: number of the tokenizer's ids for which the model has logits.
       is_decoder_only: whether max_length and min_length count the prompt, and so are left out.
     """
     if task is not None:
         check_task(settings, where, task)
-    settings, tasks = dict(settings), settings.get(TASKS, {})
-    settings.pop(TASKS, None)
-    settings |= _present(tasks.get(task, {}))
+    tasks = settings.get(TASKS, {})
+    settings = {**settings, **_present(tasks.get(task, {}))}
+    if settings.get("do_sample"):
+        # transformers' defaults where it samples.
+        settings = {"temperature": 1.0, "top_k": 50} | settings
     left_out = dict(_left_out(settings))
-    options = {
-        name: _number(settings, name, kind, where)
-        for name, kind in _NUMBERS.items()
-        if name in settings
-    }
-    options |= _ids(settings, where, to_ours)
+    options = {n: _number(settings, n, _NUMBERS[n], where) for n in _NUMBERS if n in settings}
+    options |= _ids(settings, where, to_ours, num_ids)
     for ours, (of_new, of_all) in _LENGTHS.items():
         if is_decoder_only and settings.get(of_all):
             left_out[of_all] = f"{of_all} {settings[of_all]} (it counts the prompt: --{ours})"
@@ -167,12 +164,14 @@ def understood(
             options[ours] = max(_number(settings, of_all, int, where) - 1, 0)
     if options.get("max_decode_len") == 0:
         raise InputError(f"{where} allows no output: raise its max_length or max_new_tokens")
-    if any(settings.get(name) for name in _BEAMS) or settings.get("num_beams", 1) != 1:
+    if settings.keys() & _BEAMS or settings.get("num_beams", 1) != 1:
         options["length_penalty"] = _number(settings, "length_penalty", float, where, 1.0)
-        options["early_stopping"] = settings.get("early_stopping", False)
+        options["early_stopping"] = ends = settings.get("early_stopping", False)
+        if ends not in (True, False, "never"):
+            raise InputError(f"{where} has early_stopping {ends!r}: give true, false or 'never'")
     if tasks and task is None:
         left_out[TASKS] = f"settings of the tasks {', '.join(tasks)} (--task NAME)"
-    return options, LeftOut(where, left_out, settings.get("prefix", ""))
+    return options, LeftOut(where, left_out, settings)
 
 
 def check_task(values: Mapping[str, Any], where: str, task: str) -> None:
@@ -200,7 +199,7 @@ def _number(settings, name: str, kind: type, where: str, otherwise=None):
     return kind(value)
 
 
-def _ids(settings: Mapping[str, Any], where: str, to_ours) -> dict[str, Any]:
+def _ids(settings: Mapping[str, Any], where: str, to_ours, num_ids: int) -> dict[str, Any]:
     """Returns the settings of ``_IDS`` in our ids, as tuples; ``forced_bos_token_id`` is one id."""
 
     def ours(ids: list[int]) -> tuple[int, ...]:
@@ -211,6 +210,9 @@ def _ids(settings: Mapping[str, Any], where: str, to_ours) -> dict[str, Any]:
     found = {}
     for name in _IDS:
         value = settings.get(name)
+        if name.endswith("suppress_tokens") and isinstance(value, list):
+            # transformers ignores ids that the model does not have.
+            value = [each for each in value if type(each) is not int or 0 <= each < num_ids]
         if value is None or value == []:
             continue
         try:
@@ -228,22 +230,9 @@ def _ids(settings: Mapping[str, Any], where: str, to_ours) -> dict[str, Any]:
 
 
 def _left_out(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields each setting without effect here, and a text: its name, value and any remedy."""
-    for name, neutral in _LEFT_OUT.items():
-        value = settings.get(name)
-        if value and value != neutral:
-            remedy = f" ({_REMEDIES[name].format(value)})" if name in _REMEDIES else ""
-            yield name, f"{name} {value!r}{remedy}"
-    if settings.get("do_sample"):
-        sampled = {"temperature": 1.0, "top_k": 50} | {
-            name: settings[name] for name in _SAMPLING if name in settings
-        }
-        ours = [
-            f"--{name} {sampled.pop(name)}"
-            for name in ("temperature", "top_k", "top_p")
-            if name == "temperature" or sampled.get(name, _SAMPLING[name]) != _SAMPLING[name]
-        ]
-        yield "do_sample", f"do_sample True ({' '.join(ours)})"
-        for name, value in sampled.items():
-            if value != _SAMPLING[name]:
-                yield name, f"{name} {value}"
+    """Yields each setting without effect here, and a text: its name and value."""
+    for name, neutral in (_LEFT_OUT | _SAMPLING).items():
+        value = settings.get(name, neutral)
+        if value != neutral and value not in ([], ""):
+            where = " (put it before each input)" if name == "prefix" else ""
+            yield name, f"{name} {value!r}{where}"

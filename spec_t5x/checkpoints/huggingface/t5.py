@@ -279,9 +279,9 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
     path, found = generation_config.said(directory, values)
     if start_of(found) is None:
-        # transformers generates nothing without a start: use config.json's entries, else T5's.
-        path, found = generation_config.configured(directory, values)
-        found = _SPECIAL_IDS | found if start_of(found) is None else found
+        # transformers generates nothing without a start: use config.json's, else T5's.
+        _, others = generation_config.configured(directory, values)
+        found = ({} if start_of(others) is not None else _SPECIAL_IDS) | others | found
     start, eos, pad = start_of(found), found.get(EOS), found.get(PAD)
     if eos is None:
         raise InputError(
@@ -300,7 +300,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     for name, tokens in ((START, [start]), (EOS, several), (PAD, [pad])):
         if not all(isinstance(each, int) and 0 <= each < most for each in tokens):
             raise InputError(
-                f"{path} has {name} {eos if name == EOS else tokens[0]!r} and {CONFIG_NAME} "
+                f"{directory} has {name} {eos if name == EOS else tokens[0]!r} and {CONFIG_NAME} "
                 f"vocab_size {values.get('vocab_size')}: set it to a token's id"
             )
     ids = {START: start, EOS: several[0], PAD: pad}

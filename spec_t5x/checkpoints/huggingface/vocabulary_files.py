@@ -66,7 +66,7 @@ def read_vocabulary(
     ``start_id`` and ``eos_ids`` are the tokenizer's ids that start and end a text. If the start and
     the first EOS are T5's, ``start_id`` is None; otherwise all ids are renumbered.
     """
-    directory = _place(directory)
+    directory = tokenizer_folder(directory)
     settings = read_if_there(directory / SETTINGS_NAME)
     if settings.get("split_special_tokens"):
         _warn(
@@ -112,6 +112,7 @@ def mapped_vocabulary(
     All ids are the tokenizer's, whose number replaces None for ``num_ids``. ``values`` of a
     tokenizer.json, if given, replace the directory's.
     """
+    directory = tokenizer_folder(directory)
     tokenizer = read_tokenizer(directory) if values is None else tokenizer_of(values, directory)
     if tokenizer is None:
         return None
@@ -171,8 +172,10 @@ class _Files:
             pieces, foreign = pieces_of(tokenizer) if is_own else ([], [])
         if not is_own:
             return mapped_vocabulary(self.directory, num_rows, PAD_ID, eos_ids, tokenizer)
-        # ``spiece.model`` has T5's steps.
-        if spiece.is_file() and not foreign and (self.is_t5 or _has_steps_of_t5(tokenizer)):
+        # ``spiece.model`` has T5's steps, and its sentinels are added tokens.
+        is_plain = not foreign and (self.is_t5 or _has_steps_of_t5(tokenizer))
+        added = sum(is_sentinel(token["content"]) for token in tokenizer["added_tokens"])
+        if spiece.is_file() and is_plain and added >= self.extra_ids:
             vocabulary = SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
             if [vocabulary.piece(token) for token in range(vocabulary.vocab_size)] == pieces:
                 return vocabulary
@@ -228,9 +231,14 @@ class _Files:
     def _is_plain(self, given: dict[int, str], special: set[str]) -> bool:
         """Tells whether other files add no token to the SentencePiece model and its sentinels."""
         pieces, symbols = read_spiece(self.directory / SPIECE_NAME)
-        pieces += [f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))]
+        sentinels = [f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))]
+        pieces += sentinels
         names = special | symbols | {*given.values()}
         others = {name for name in names if not (is_sentinel(name) and name in pieces)}
+        lists = (self.settings.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
+        if self.is_t5 and any(isinstance(each, list) for each in lists):
+            # In transformers a list, even an empty one, replaces that of the sentinels.
+            others |= {*sentinels} - {*_special(self.settings), *given.values()}
         return others <= {*_OF_T5.values()} and given.items() <= dict(enumerate(pieces)).items()
 
     def _by_transformers(self, given: dict[int, str]) -> dict[str, Any]:
@@ -289,7 +297,7 @@ def _special(settings: dict[str, Any]) -> Iterator[str]:
             yield value["content"] if isinstance(value, dict) else value
 
 
-def _place(directory: Path) -> Path:
+def tokenizer_folder(directory: Path) -> Path:
     """Returns the first of ``vocabulary_folders`` with tokenizer files, or the directory itself."""
     places = vocabulary_folders(directory)
     has_any = (each for each in places if has_tokenizer(each) or (each / SETTINGS_NAME).is_file())

@@ -14,7 +14,11 @@ import tokenizers
 
 from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import generation_config
-from spec_t5x.checkpoints.huggingface.vocabulary_files import ADDED_NAME, SETTINGS_NAME
+from spec_t5x.checkpoints.huggingface.vocabulary_files import (
+    ADDED_NAME,
+    SETTINGS_NAME,
+    tokenizer_folder,
+)
 from spec_t5x.checkpoints.huggingface.weight_files import (
     open_tensors,
     renumbered,
@@ -80,9 +84,10 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
         if name in left
     }
     used = {name for name, _ in names.values()}
-    tokenizer, vocabulary = read_tokenizer(directory), None
+    folder = tokenizer_folder(directory)
+    tokenizer, vocabulary = read_tokenizer(folder), None
     if tokenizer is not None:
-        _check_added(directory, tokenizer)
+        _check_added(folder, tokenizer)
         vocabulary = MappedVocabulary(
             tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
         )

@@ -48,6 +48,14 @@ _OF_BOTH = (
     "rope_scaling",
     "rope_local_base_freq",
 )
+# transformers' defaults of entries that are absent in a stack.
+_DEFAULTS = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+}
+_SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_IMAGE_END_ID = 256_000
 _LAYER_KINDS = {"sliding_attention": LOCAL, "full_attention": GLOBAL}
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu", "silu": "silu", "relu": "relu"}
 
@@ -121,10 +129,9 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     if decoder.get("attention_bias"):
         raise InputError(f"{path} has attention_bias, which is not supported: give one without it")
     for rope in _ropes(decoder, values["model_type"]).values():
-        if rope.get("rope_type", "default") not in ("default", "linear"):
+        if (kind := _rope_type(rope)) not in ("default", "linear"):
             raise InputError(
-                f"{path} has rope_type {rope['rope_type']!r}: only 'default' and 'linear' are "
-                "supported"
+                f"{path} has rope_type {kind!r}: only 'default' and 'linear' are supported"
             )
     return special_ids(values, directory)
 
@@ -146,29 +153,32 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def _stacks(values: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the settings of encoder and decoder in config.json, without null entries."""
+    """Returns encoder's and decoder's settings, with some defaults and without null entries."""
     with describing(path, "T5Gemma"):
         encoder, decoder = values["encoder"], values["decoder"]
         encoder = encoder.get("text_config", encoder)
+        usual = _DEFAULTS | (_SOFTCAPS if values["model_type"] == "t5gemma" else {})
         return tuple(
-            {name: value for name, value in stack.items() if value is not None}
+            {name: value for name, value in (usual | stack).items() if value is not None}
             for stack in (encoder, decoder)
         )
 
 
 def _ropes(stack: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
     """Returns rotary settings by kind of layer, from names of transformers 5 or of version 4."""
-    ropes = stack.get("rope_parameters")
-    if ropes is None:
-        base = stack.get("rope_theta", 1e6 if kind == "t5gemma2" else 1e4)
-        local = {"rope_theta": stack.get("rope_local_base_freq", 1e4)}
-        scaling = stack.get("rope_scaling", {})
-        ropes = {"rope_theta": base, **scaling}
-        if kind == "t5gemma2":
-            return {LOCAL: local, GLOBAL: ropes}
-    if "rope_theta" in ropes:
-        return dict.fromkeys((LOCAL, GLOBAL), ropes)
-    return {ours: ropes[theirs] for theirs, ours in _LAYER_KINDS.items() if theirs in ropes}
+    ropes, scaling = stack.get("rope_parameters", {}), stack.get("rope_scaling", {})
+    base = {"rope_theta": stack.get("rope_theta", 1e6 if kind == "t5gemma2" else 1e4)}
+    if kind != "t5gemma2":
+        return dict.fromkeys((LOCAL, GLOBAL), base | (scaling or ropes))
+    local = {"rope_theta": stack.get("rope_local_base_freq", 1e4)}
+    return {
+        LOCAL: local | (ropes.get("sliding_attention") or {}),
+        GLOBAL: base | (ropes.get("full_attention") or {}) | scaling,
+    }
+
+
+def _rope_type(rope: dict[str, Any]) -> str:
+    return rope.get("rope_type", rope.get("type", "default"))
 
 
 def _layer_kinds(stack: dict[str, Any], kind: str) -> tuple[str, ...]:
@@ -187,11 +197,14 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
         sizes = {ours: decoder[theirs] for ours, theirs in _SIZES.items()}
         of_encoder = {f"encoder_{ours}": encoder[theirs] for ours, theirs in _SIZES.items()}
         ropes = {
-            f"{name}_rotary": (rope["rope_theta"], float(rope.get("factor", 1.0)))
+            f"{name}_rotary": (
+                rope["rope_theta"],
+                float(rope["factor"]) if _rope_type(rope) == "linear" else 1.0,
+            )
             for name, rope in _ropes(decoder, kind).items()
         }
         window = encoder["sliding_window"]
-        image_end = values["encoder"].get("eoi_token_index", 0) if is_second else 0
+        image_end = values["encoder"].get("eoi_token_index", _IMAGE_END_ID) if is_second else 0
         return T5GemmaConfig(
             **sizes,
             **of_encoder,
@@ -214,7 +227,7 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
             mlp_activations=(_ACTIVATIONS[decoder["hidden_activation"]], "linear"),
             logits_via_embedding=values.get("tie_word_embeddings", True),
             dropout_rate=float(values.get("dropout_rate", 0.0)),
-            layer_norm_epsilon=decoder.get("rms_norm_eps", 1e-6),
+            layer_norm_epsilon=decoder["rms_norm_eps"],
         )
 
 

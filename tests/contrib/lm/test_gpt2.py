@@ -142,6 +142,13 @@ def test_tokens_that_only_transformers_adds_are_refused(directory, tmp_path, nam
         load(place)
 
 
+def test_a_tokenizer_in_the_directory_above(directory, tmp_path):
+    inner = shutil.copytree(directory, tmp_path / "checkpoint-5")
+    for name in ("vocab.json", "merges.txt"):
+        (inner / name).rename(tmp_path / name)
+    assert load_vocabulary(inner).fingerprint() == load_vocabulary(directory).fingerprint()
+
+
 def test_truncation_and_padding_of_the_tokenizer_are_switched_off(directory):
     tokenizer, expected = read_tokenizer(directory), load_vocabulary(directory)
     tokenizer.enable_truncation(2)

@@ -1,7 +1,10 @@
 """T5Gemma and T5Gemma 2: networks, checkpoints and drafts against transformers."""
 
+import copy
 import functools
 import json
+import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,6 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, load_vocabulary
+from spec_t5x.contrib.t5gemma.huggingface import _read_config, check_supported
+from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.t5 import Transformer
 from tests.checkpoints.faults import message_of
@@ -151,6 +156,61 @@ def test_a_source_has_the_tokenizers_frame(made):
     assert start != 0
 
 
+def paths(values, before=()):
+    """Yields the places of a stack's entries, those of its rotations included."""
+    for name, value in values.items():
+        yield (*before, name)
+        if isinstance(value, dict):
+            yield from paths(value, (*before, name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_absent_entries_have_the_defaults_of_transformers(kind):
+    """Sizes are refused instead."""
+    config = make_t5gemma(kind, NUM_IDS, 2, 1).config
+    # A dictionary of plain values.
+    whole = json.loads(config.to_json_string(use_diff=False))
+    refused, defaults = set(), set()
+
+    def stacks(values):
+        return values["decoder"], values["encoder"].get("text_config", values["encoder"])
+
+    def read(values):
+        check_supported(values, Path("here"))
+        return _read_config(values, Path("here"))
+
+    for *above, name in paths(stacks(whole)[0]):
+        sparse = copy.deepcopy(whole)
+        for stack in stacks(sparse):
+            functools.reduce(dict.get, above, stack).pop(name, None)
+        try:
+            found = read(sparse)
+        except InputError:
+            refused.add(name)
+            continue
+        theirs = type(config).from_dict(copy.deepcopy(sparse))
+        assert found == read(json.loads(theirs.to_json_string(use_diff=False))), (*above, name)
+        defaults.add(name)
+    assert {"head_dim", "vocab_size", "sliding_window"} <= refused
+    assert {"attn_logit_softcapping", "final_logit_softcapping", "rope_parameters"} <= defaults
+    assert {"rope_theta", "rope_type", "layer_types", "hidden_activation"} <= defaults
+    for values in (whole["encoder"], whole):
+        values.pop("eoi_token_index", None)
+    for stack in stacks(whole):
+        stack |= {"vocab_size": 300_000, "final_logit_softcapping": None}
+    found = read(whole)
+    assert found.image_end_id == (256_000 if kind == "t5gemma2" else 0)
+    assert found.logits_softcap == 0
+
+
+def test_a_tokenizer_in_the_directory_above(made, tmp_path):
+    root = made("t5gemma")[1]
+    inner = shutil.copytree(root / "target", tmp_path / "checkpoint-5")
+    (inner / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    expected = load_vocabulary(root / "target")
+    assert load_vocabulary(inner).fingerprint() == expected.fingerprint()
+
+
 def test_unsupported_settings_are_refused(made, tmp_path):
     _, root = made("t5gemma")
     values = json.loads((root / "target" / "config.json").read_text())
@@ -162,6 +222,7 @@ def test_unsupported_settings_are_refused(made, tmp_path):
     rope = {"rope_theta": 1e4, "rope_type": "yarn"}
     for changed, expected in (
         ({"rope_parameters": rope}, "rope_type 'yarn'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
         ({"attention_bias": True}, "attention_bias, which"),
         ({"hidden_activation": "swish_glu"}, "swish_glu"),
         ({"hidden_size": None}, "hidden_size"),
