@@ -13,13 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.storage.files import staged_directory
 from spec_t5x.checkpoints.storage.locations import Location
-from spec_t5x.checkpoints.storage.tensors import (
-    Report,
-    Tensors,
-    array_tensors,
-    check_tensors,
-    read_params,
-)
+from spec_t5x.checkpoints.storage.tensors import Report, Tensors, check_tensors, read_params
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_choice, one_line
 from spec_t5x.machine.description import free_memory
@@ -76,24 +70,6 @@ class StoredModel:
     weights: str = AUTO
     # The checkpoint's names of parameters, by path, for messages.
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of_params(
-        cls,
-        directory: str | Path,
-        params: PyTree,
-        config: ModelConfig,
-        vocabulary: Vocabulary | None,
-        metadata: dict[str, Any] | None = None,
-    ) -> "StoredModel":
-        """Returns a model in memory as one that ``write`` stores; messages name ``directory``."""
-        return cls(
-            tensors=array_tensors(params),
-            config=config,
-            vocabulary=vocabulary,
-            directory=Path(directory),
-            metadata=metadata or {},
-        )
 
     def check(self) -> None:
         """Raises ``InputError`` unless vocabulary and shapes of weights fit the configuration."""

@@ -60,8 +60,25 @@ def save_model(
     Raises ``InputError`` if the directory is taken, the parameters do not fit ``config`` or are not
     finite, ``dtype`` is another, or ``extra`` has names of the format's entries.
     """
-    stored = StoredModel.of_params(directory, params, config, vocabulary, extra)
+    stored = model_in_memory(directory, params, config, vocabulary, extra)
     stored.write(directory, write_model, dtype=dtype, overwrite=overwrite)
+
+
+def model_in_memory(
+    directory: str | Path,
+    params: PyTree,
+    config: ModelConfig,
+    vocabulary: Vocabulary | None,
+    metadata: dict[str, Any] | None = None,
+) -> StoredModel:
+    """Returns parameters as a model that ``write`` stores; messages name ``directory``."""
+    return StoredModel(
+        tensors=array_tensors(params),
+        config=config,
+        vocabulary=vocabulary,
+        directory=Path(directory),
+        metadata=metadata or {},
+    )
 
 
 def save_shared_draft(
