@@ -182,7 +182,7 @@ class Layer(nn.Module):
 
 
 class SelfAttentionLayer(Layer):
-    """Layer of an encoder or of a GPT: self-attention, then feed-forward."""
+    """Layer of an encoder: self-attention, then feed-forward."""
 
     def setup(self):
         super().setup()
@@ -199,17 +199,6 @@ class SelfAttentionLayer(Layer):
         normed = self.pre_attention_layer_norm(states)
         attended = self.attention.attend_to_itself(normed, bias, deterministic)
         return self.add(states, attended, self.post_attention_layer_norm, deterministic)
-
-    def extend(self, states, cache: KeysValues, tokens: NewTokens):
-        """Computes the layer for new tokens; returns the tokens' states and the layer's cache."""
-        states, cache = self.attend_to_cache(states, cache, tokens)
-        return self.feed_forward(states), cache
-
-    def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens):
-        """Returns new tokens' states + self-attention over the cache, and the cache with them."""
-        normed = self.pre_attention_layer_norm(states)
-        attended, cache = self.attention.extend(normed, cache, tokens, self.relpos_bias)
-        return self.add(states, attended, self.post_attention_layer_norm), cache
 
 
 class DecoderLayer(Layer):
