@@ -52,11 +52,9 @@ def task_or_mixture(
     """Returns the task or mixture ``name``, with ``vocabulary``'s ids in all features.
 
     ``modules`` are imported first, to register tasks. ``caches`` are folders of cached tasks, in
-    addition to seqio's; None reads no cache. A mixture keeps its rates.
-
-    Raises:
-        InputError: a module cannot be imported, the name is unknown, seqio lacks the
-            vocabulary, or a task's cache is needed and absent or has other ids.
+    addition to seqio's; None reads no cache. A mixture keeps its rates. Raises ``InputError`` if a
+    module cannot be imported, the name is unknown, seqio lacks the vocabulary, or a task's cache is
+    needed and absent or has other ids.
     """
     check_registered(name, modules)
     seqio.add_global_cache_dirs(caches or ())

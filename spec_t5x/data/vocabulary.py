@@ -173,10 +173,7 @@ class ByteVocabulary(Vocabulary):
         """Makes the ids of 3 special tokens, 256 bytes and ``extra_ids`` sentinels: 384 in ByT5.
 
         If ``reads_sentinels``, ``<extra_id_0>`` in a text is encoded as the sentinel (259), as in
-        transformers; otherwise as bytes, as in T5X.
-
-        Raises:
-            InputError: extra_ids < 0.
+        transformers; otherwise as bytes, as in T5X. Raises ``InputError`` if ``extra_ids < 0``.
         """
         self.extra_ids = extra_ids
         self.reads_sentinels = reads_sentinels
@@ -250,8 +247,7 @@ def _split(text: str, extra_ids: int) -> Iterator[str | int]:
 def read_spiece(path: Path) -> tuple[list[str], set[str]]:
     """Returns the pieces of a SentencePiece model, and those that are control or user-defined.
 
-    Raises:
-        InputError: the file is no SentencePiece model.
+    Raises ``InputError`` if the file is no SentencePiece model.
     """
     with _reading(path):
         model = model_proto().FromString(path.read_bytes())
