@@ -5,10 +5,11 @@ before anything is downloaded or compiled. The command line prints the message a
 status 2; library users can catch ``ValueError``, the base class.
 """
 
+import contextlib
 import difflib
 import math
 import numbers
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 
@@ -62,6 +63,20 @@ def one_line(error: BaseException, most: int = 200) -> str:
     """Returns an error's text (or type, if empty) as one line of at most ``most`` characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+@contextlib.contextmanager
+def as_input_error(what: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turns errors of these kinds of the code inside into an ``InputError``, with their text.
+
+    An ``InputError`` of the code inside is raised as it is.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        raise InputError(f"{what} ({one_line(error)}): {remedy}") from error
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -12,8 +12,7 @@ import pytest
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.native import ngram_tables
-from spec_t5x.labs.training.exports import save_shared_draft
+from spec_t5x.labs.training.exports import save_ngram, save_shared_draft
 from spec_t5x.labs.training.kept_layers import keep_layers, narrowed_params
 from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.models.narrow_head import NarrowHead
@@ -62,7 +61,7 @@ def write(directory: Path) -> None:
     target, rng = load(directory / "target"), np.random.default_rng(0)
     texts = [[*rng.integers(3, 9, 12).tolist(), EOS_ID] for _ in range(40)]
     counted = count_ngrams(join_texts(texts), target.vocabulary.vocab_size, order=3)
-    ngram_tables.save_ngram(directory / "ngrams", counted, target.vocabulary)
+    save_ngram(directory / "ngrams", counted, target.vocabulary)
 
     def noisy(leaf):
         return leaf * (1 + 0.1 * rng.normal(size=leaf.shape)).astype(np.float32)

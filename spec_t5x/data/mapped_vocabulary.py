@@ -32,8 +32,7 @@ SUFFICIENT = ((TOKENIZER_NAME,), (SPIECE_NAME,), (VOCAB_NAME, MERGES_NAME), (WOR
 def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:
     """Returns the array that maps our ids, 0 … ``num_ids``, to theirs, 0 … ``num_ids - 1``.
 
-    Raises:
-        InputError: ``start_id`` or ``eos_id`` is not one of their ids.
+    Raises ``InputError`` if ``start_id`` or ``eos_id`` is not one of their ids.
     """
     for name, token in (("start", start_id), ("eos", eos_id)):
         if not 0 <= token < num_ids:
@@ -79,8 +78,7 @@ class MappedVocabulary(TokenizerVocabulary):
     def from_theirs(self, ids: Sequence[int]) -> list[int]:
         """Maps their ids to ours.
 
-        Raises:
-            InputError: an id is ``num_ids`` or higher, so that the model has no embedding for it.
+        Raises ``InputError`` if an id is ``num_ids`` or higher: the model does not embed it.
         """
         if ids and max(ids) >= self.num_ids:
             raise InputError(

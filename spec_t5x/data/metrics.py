@@ -22,8 +22,7 @@ ROUGE_KEYS = ("rouge1", "rouge2", "rougeLsum")
 def bleu_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
     """Computes sacreBLEU (cased, exponential smoothing) with WMT's tokenisation, 13a.
 
-    Raises:
-        InputError: there are no targets, or not one prediction for each.
+    Raises ``InputError`` unless there are targets, and one prediction for each.
     """
     return {"bleu": bleu_score(targets, predictions, "13a").score}
 
@@ -38,10 +37,8 @@ def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str
 
     ``rougeLsum`` (longest common subsequences) expects one sentence per line. The rouge-score
     package computes each figure, without stemming, as the median over 1000 resamplings of the
-    texts. Unlike in T5, their seed is fixed: the same texts always have the same score.
-
-    Raises:
-        InputError: there are no targets, or not one prediction for each.
+    texts. Unlike in T5, their seed is fixed: the same texts always have the same score. Raises
+    ``InputError`` unless there are targets, and one prediction for each.
     """
     return {name: mid for name, (_, mid, _) in rouge_scores(targets, predictions).items()}
 
@@ -55,11 +52,7 @@ BLEU_TOKENIZERS = {bleu_metric: "13a", bleu_intl_metric: "intl"}
 
 
 def metric_by_name(name: str) -> Metric:
-    """Returns the function of a name in ``METRICS``.
-
-    Raises:
-        InputError: the name is unknown.
-    """
+    """Returns the function of a name in ``METRICS``; raises ``InputError`` for other names."""
     check_choice("metric", name, METRICS)
     return METRICS[name]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine.extras import needed
 
 with needed("seqio"):
@@ -52,11 +52,9 @@ def task_or_mixture(
     """Returns the task or mixture ``name``, with ``vocabulary``'s ids in all features.
 
     ``modules`` are imported first, to register tasks. ``caches`` are folders of cached tasks, in
-    addition to seqio's; None reads no cache. A mixture keeps its rates.
-
-    Raises:
-        InputError: a module cannot be imported, the name is unknown, seqio lacks the
-            vocabulary, or a task's cache is needed and absent or has other ids.
+    addition to seqio's; None reads no cache. A mixture keeps its rates. Raises ``InputError`` if a
+    module cannot be imported, the name is unknown, seqio lacks the vocabulary, or a task's cache is
+    needed and absent or has other ids.
     """
     check_registered(name, modules)
     seqio.add_global_cache_dirs(caches or ())
@@ -80,12 +78,9 @@ def task_or_mixture(
 def check_registered(name: str, modules: Sequence[str] = ()) -> None:
     """Raises ``InputError`` for a module that cannot be imported, or a name none registers."""
     for module in (*modules, PAPER_TASKS):
-        try:
+        remedy = "install it, or name another"
+        with as_input_error(f"cannot import the task module {module}", remedy, ImportError):
             importlib.import_module(module)
-        except ImportError as error:
-            raise InputError(
-                f"cannot import the task module {module} ({error}): install it, or name another"
-            ) from error
     known = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3) or sorted(known)[:6]
@@ -160,15 +155,12 @@ def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-@contextlib.contextmanager
-def reading(name: str, split: str) -> Iterator[None]:
+def reading(name: str, split: str) -> contextlib.AbstractContextManager[None]:
     """Converts errors of the ``with`` block to an ``InputError`` that names task and split."""
-    try:
-        yield
-    except (GeneratorExit, KeyboardInterrupt, InputError):
-        raise
-    except Exception as error:  # seqio, TFDS and TensorFlow raise assorted types
-        raise InputError(
-            f"cannot read split {split!r} of task {name} ({one_line(error)}): check the split and, "
-            "for a TFDS task, that its data can be downloaded or are in TFDS_DATA_DIR"
-        ) from error
+    # seqio, TFDS and TensorFlow raise assorted types.
+    return as_input_error(
+        f"cannot read split {split!r} of task {name}",
+        "check the split and, for a TFDS task, that its data can be downloaded or are in "
+        "TFDS_DATA_DIR",
+        Exception,
+    )

@@ -66,8 +66,7 @@ class TaskOptions:
     def decoding(self, options: GenerateOptions) -> GenerateOptions:
         """Returns ``options`` with ``task_feature_lengths`` as limits.
 
-        Raises:
-          InputError: the options have another limit.
+        Raises ``InputError`` if the options have another limit.
         """
         lengths = self.task_feature_lengths or {}
         for part, name in (("inputs", "max_source_len"), ("targets", "max_decode_len")):

@@ -23,8 +23,7 @@ _JSON_SUFFIXES = (".jsonl", ".jsonlines", ".json", ".ndjson")
 def is_gzip(path: str | Path) -> bool:
     """Says whether the file's content is gzip; its name does not matter.
 
-    Raises:
-        InputError: the file is absent, or cannot be read.
+    Raises ``InputError`` if the file is absent or cannot be read.
     """
     with _opened(path) as stream:
         return _holds_gzip(stream)
@@ -38,8 +37,7 @@ def is_jsonl(path: str | Path) -> bool:
 def raw_lines(path: str | Path) -> Iterator[bytes]:
     """Yields the lines of a file, line ends included, decompressed if the file is gzip.
 
-    Raises:
-        InputError: the file is absent, cannot be read, or is cut short.
+    Raises ``InputError`` if the file is absent, cannot be read, or is cut short.
     """
     with _opened(path) as stream:
         yield from stream_lines(stream, str(path))
@@ -81,8 +79,7 @@ def _holds_gzip(stream: io.BufferedReader) -> bool:
 def text_of(line: bytes) -> str:
     """Returns the text of a line, without its line end and without a byte order mark.
 
-    Raises:
-        InputError: the line is not UTF-8.
+    Raises ``InputError`` if the line is not UTF-8.
     """
     line = line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
     try:
@@ -97,8 +94,7 @@ def text_of(line: bytes) -> str:
 def text_lines(path: str | Path) -> Iterator[str]:
     """Yields the text of each line of a file, without line ends.
 
-    Raises:
-        InputError: the file is absent, empty or cut short, or a line is not UTF-8.
+    Raises ``InputError`` if the file is absent, empty or cut short, or a line is not UTF-8.
     """
     number = 0
     for number, line in enumerate(raw_lines(path), start=1):
@@ -114,8 +110,7 @@ def text_lines(path: str | Path) -> Iterator[str]:
 def json_object(line: str) -> dict[str, Any]:
     """Parses a line that is a JSON object.
 
-    Raises:
-        InputError: the line is not a JSON object, or has a number that is not finite (1e999).
+    Raises ``InputError`` if it is not, or if one of its numbers is not finite (1e999).
     """
     try:
         values = json.loads(line, parse_constant=_refuse, parse_float=_finite)

@@ -70,8 +70,7 @@ def type_of_model(values: dict[str, Any]) -> str:
 def kind_of_tokenizer(path: Path) -> str:
     """Returns the type of model in a ``tokenizer.json``, in lower case (``unigram``).
 
-    Raises:
-        InputError: the file is absent, cannot be read, or has no model.
+    Raises ``InputError`` if the file is absent, cannot be read, or has no model.
     """
     if not path.is_file():
         raise InputError(f"no vocabulary at {path}: give a {TOKENIZER_NAME}")

@@ -26,11 +26,9 @@ def read_pairs(
 
     The file is tab-separated, gzipped or not, without header or quoting. Columns count from 0. By
     default they are 0 and 1 of two columns, 1 and 2 of three or more, and 0 for both of one. Every
-    line must have ``num_columns`` columns, by default as many as the first line.
-
-    Raises:
-        InputError: the file is absent, empty or not UTF-8, a column is outside of
-            0..num_columns - 1, or a line has another number of columns.
+    line must have ``num_columns`` columns, by default as many as the first line. Raises
+    ``InputError`` if the file is absent, empty or not UTF-8, a column is not one of the
+    ``num_columns``, or a line has another number of columns.
     """
     if num_columns is None:
         num_columns = next(text_lines(path)).count("\t") + 1
@@ -62,8 +60,7 @@ def read_lines(
 ) -> Iterator[str]:
     """Yields the non-empty texts of ``columns``, stripped, line by line and file by file.
 
-    Raises:
-        InputError: ``files`` or ``columns`` is empty, or ``read_columns`` fails.
+    Raises ``InputError`` if ``files`` or ``columns`` is empty, or as ``read_columns`` does.
     """
     if not files or not columns:
         raise InputError(f"files are {list(files)}, columns {list(columns)}: give at least one")
@@ -76,11 +73,8 @@ def read_json_pairs(
 ) -> Iterator[tuple[str, str]]:
     """Yields (source, target), two fields of each line's JSON object, stripped of white space.
 
-    Other fields and blank lines are ignored.
-
-    Raises:
-        InputError: the file is absent, empty or not UTF-8, or a line is not a JSON object,
-            or one of its two fields is absent or not a text.
+    Other fields and blank lines are ignored. Raises ``InputError`` if the file is absent, empty or
+    not UTF-8, or a line is not a JSON object, or one of its two fields is absent or not a text.
     """
     pairs = 0
     for number, line in enumerate(text_lines(path), start=1):

@@ -43,8 +43,7 @@ class UnigramVocabulary(TokenizerVocabulary):
     def __init__(self, path: str | Path, content: bytes | None = None):
         """Loads the file ``path``; if ``content`` is given, it replaces the file's bytes.
 
-        Raises:
-            InputError: no Unigram model is there, or its special ids are not pad 0, eos 1, unk 2.
+        Raises ``InputError`` unless it is a Unigram model with special ids pad 0, eos 1, unk 2.
         """
         path = Path(path)
         if content is None and not path.is_file():

@@ -80,7 +80,7 @@ class Vocabulary(Protocol):
     def fingerprint(self) -> str:
         """Returns SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
         pieces = [self.piece(token) for token in range(self.vocab_size)]
-        return sha256(json.dumps(pieces).encode())
+        return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
 
     def word_starts(self) -> Bool[np.ndarray, "vocab"]:
         """Returns a mask of word starts, punctuation and EOS; all True if no piece marks words."""
@@ -93,11 +93,6 @@ class Vocabulary(Protocol):
 
     def save(self, directory: str | Path) -> None:
         """Writes into ``directory`` the file from which the vocabulary can be loaded."""
-
-
-def sha256(content: bytes) -> str:
-    """Returns the SHA-256 digest of ``content`` in hex."""
-    return hashlib.sha256(content).hexdigest()
 
 
 class SentencePieceVocabulary(Vocabulary):
@@ -178,10 +173,7 @@ class ByteVocabulary(Vocabulary):
         """Makes the ids of 3 special tokens, 256 bytes and ``extra_ids`` sentinels: 384 in ByT5.
 
         If ``reads_sentinels``, ``<extra_id_0>`` in a text is encoded as the sentinel (259), as in
-        transformers; otherwise as bytes, as in T5X.
-
-        Raises:
-            InputError: extra_ids < 0.
+        transformers; otherwise as bytes, as in T5X. Raises ``InputError`` if ``extra_ids < 0``.
         """
         self.extra_ids = extra_ids
         self.reads_sentinels = reads_sentinels
@@ -216,7 +208,8 @@ class ByteVocabulary(Vocabulary):
         return np.isin(np.arange(self.vocab_size), [EOS_ID, ord(" ") + _BYTE_OFFSET])
 
     def fingerprint(self) -> str:
-        return sha256(f"bytes offset={_BYTE_OFFSET} extra_ids={self.extra_ids}".encode())
+        text = f"bytes offset={_BYTE_OFFSET} extra_ids={self.extra_ids}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def save(self, directory: str | Path) -> None:
         """Writes nothing: the vocabulary has no file, only the constructor's arguments."""
@@ -254,8 +247,7 @@ def _split(text: str, extra_ids: int) -> Iterator[str | int]:
 def read_spiece(path: Path) -> tuple[list[str], set[str]]:
     """Returns the pieces of a SentencePiece model, and those that are control or user-defined.
 
-    Raises:
-        InputError: the file is no SentencePiece model.
+    Raises ``InputError`` if the file is no SentencePiece model.
     """
     with _reading(path):
         model = model_proto().FromString(path.read_bytes())

@@ -31,7 +31,6 @@ class EagleDraft(SharedEncoderDraft):
         return DraftTraits(uses_target_states=True, depths=self.model.config.depths)
 
     def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
-        """Proposes up to ``gamma`` tokens, each sampled given those before it."""
         proposal, cache = super().propose(state, context, gamma)
         return proposal, cache.at(jnp.minimum(cache.lengths, context.lengths + 1))
 

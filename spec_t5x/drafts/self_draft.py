@@ -37,10 +37,8 @@ class SelfDraft(Draft):
         """Makes the draft that leaves ``target`` after ``num_layers`` decoder layers.
 
         The draft is a lossless form of CALM (Schuster et al. 2022). It shares the target's weights
-        and cache, since keys and values of a layer do not depend on the layers above.
-
-        Raises:
-          InputError: ``num_layers`` is not from 1 to below the target's number of layers.
+        and cache, since keys and values of a layer do not depend on the layers above. Raises
+        ``InputError`` if ``num_layers`` is not from 1 to below the target's number of layers.
         """
         total = target.config.num_decoder_layers
         if not 1 <= num_layers < total:

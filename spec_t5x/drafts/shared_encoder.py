@@ -81,7 +81,6 @@ class SharedEncoderDraft(TransformerDraft):
         return DecoderOnlyCache.empty(config, config.num_decoder_layers, batch, max_length)
 
     def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
-        """Proposes up to ``gamma`` tokens, each sampled given those before it."""
         state = self.catch_up(state, context, gamma + 1)
         proposal, cache = super().propose(self._with_source(state, context), context, gamma)
         return proposal, _without_source(cache)
@@ -89,13 +88,11 @@ class SharedEncoderDraft(TransformerDraft):
     def propose_tree(
         self, state: Cache, context: Context, tree: Tree
     ) -> tuple[TreeProposal, Cache]:
-        """Proposes a token for each node but the root, as ``TransformerDraft`` does."""
         state = self.catch_up(state, context, tree.depth + 1)
         proposal, cache = super().propose_tree(self._with_source(state, context), context, tree)
         return proposal, _without_source(cache)
 
     def catch_up(self, state: Cache, context: Context, width: int) -> Cache:
-        """Feeds the tokens that the cache lacks, but for the last ones, which ``propose`` feeds."""
         return _without_source(super().catch_up(self._with_source(state, context), context, width))
 
     def _with_source(self, own: DecoderOnlyCache, context: Context) -> DecoderCache:

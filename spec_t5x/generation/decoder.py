@@ -191,8 +191,7 @@ class BatchDecoder:
     def prefix_ids(self, options: GenerateOptions) -> list[int]:
         """Encodes ``options.output_prefix``; returns [] without one.
 
-        Raises:
-          InputError: the model is a decoder alone.
+        Raises ``InputError`` if the model is a decoder alone.
         """
         if not options.output_prefix:
             return []
@@ -254,9 +253,8 @@ class BatchDecoder:
     def rules(self, options: GenerateOptions) -> Rules | None:
         """Returns the rules of decoding by the options or the checkpoint; None if there are none.
 
-        Raises:
-          InputError: a rule has tokens that the model does not have, or ``min_decode_len`` is above
-            the limit.
+        Raises ``InputError`` if a rule has tokens that the model does not have, or
+        ``min_decode_len`` is above the limit.
         """
         if (options.min_decode_len or 0) > (limit := self.max_decode_len(options)):
             raise InputError(
@@ -286,9 +284,7 @@ class BatchDecoder:
         """Starts decoding a batch on the device, and returns arrays that the device will fill.
 
         With gamma "auto" the number of drafts follows ``pace``; without a pace decoding is plain.
-
-        Raises:
-          InputError: the batch cannot be decoded.
+        Raises ``InputError`` if the batch cannot be decoded.
         """
         draft, placed, named = self._loop_arguments(batch, options, pace)
         if draft is None:
@@ -313,9 +309,8 @@ class BatchDecoder:
     def search(self, batch: Batch, options: GenerateOptions) -> BeamResult:
         """Starts a beam search on the device, and returns arrays that the device will fill.
 
-        Raises:
-          InputError: gamma is neither 0 nor "auto", and the draft is no transformer; or
-            ``early_stopping`` was given without a ``length_penalty``.
+        Raises ``InputError`` if gamma is neither 0 nor "auto", and the draft is no transformer; or
+        if ``early_stopping`` was given without a ``length_penalty``.
         """
         settled = options.settled(self.defaults)
         if options.early_stopping is not None and settled["length_penalty"] is None:

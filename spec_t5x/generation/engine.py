@@ -166,8 +166,7 @@ class Engine:
     def costs(self, batch: Batch) -> Costs:
         """Returns the costs of speculation with these options, stored or timed with ``batch``.
 
-        Raises:
-          InputError: there is no draft, or the batch cannot be decoded.
+        Raises ``InputError`` if there is no draft, or the batch cannot be decoded.
         """
         decoder, options = self.decoder, self.options
         if decoder.draft is None:

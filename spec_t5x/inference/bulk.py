@@ -99,8 +99,7 @@ def infer(
 def merge(directory: Path) -> Report:
     """Joins the shards that workers have written into one file; returns the run's report.
 
-    Raises:
-      InputError: there is no run, or a shard of it is missing or damaged.
+    Raises ``InputError`` if there is no run, or a shard of it is missing or damaged.
     """
     manifest = read_manifest(directory)
     if manifest is None:

@@ -54,8 +54,7 @@ def join(options: HostOptions) -> tuple[int, int] | None:
 def locked(directory: Path, process: int = 0) -> Iterator[None]:
     """Holds the lock of the worker with index ``process`` within the ``with``.
 
-    Raises:
-      InputError: another run holds the lock, or the directory cannot be written.
+    Raises ``InputError`` if another run holds the lock, or the directory cannot be written.
     """
     path = directory / f".lock-{process:05}"
     with _held(path, fcntl.LOCK_EX | fcntl.LOCK_NB):

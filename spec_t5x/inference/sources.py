@@ -16,7 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 from spec_t5x.data.text_files import is_gzip, is_jsonl, json_object, raw_lines, text_of
 from spec_t5x.errors import InputError
 
-log = logging.getLogger(__name__)
+# Logs a warning once for a file.
+_warn = functools.cache(logging.getLogger(__name__).warning)
 
 # Fields of a JSON line that may hold its text; the first that exists does.
 TEXT_FIELDS = ("inputs", "input", "text")
@@ -99,7 +100,10 @@ class FileSource:
             raise InputError("the line is empty: give at least one word")
         if not self.jsonl:
             if line.startswith('{"') and line.endswith("}"):
-                _warn_of_json(self.name)
+                _warn(
+                    f"{self.name} has JSON objects, which are decoded as text: --field NAME reads "
+                    "a field"
+                )
             return line, {PRETOKENIZED: line}
         values = json_object(line)
         names = TEXT_FIELDS if self.field is None else (self.field,)
@@ -114,11 +118,6 @@ class FileSource:
             raise InputError(f"field {name!r} is {repr(text)[:40]}, not a text: fix the line")
         # The text is the first field, and replaces a field that has its name.
         return text, {PRETOKENIZED: text} | values | {PRETOKENIZED: text}
-
-
-@functools.cache  # once for a file
-def _warn_of_json(name: str) -> None:
-    log.warning(f"{name} has JSON objects, which are decoded as text: --field NAME reads a field")
 
 
 def file_source(path: str, field: str | None = None) -> FileSource:

@@ -15,6 +15,7 @@ from spec_t5x.loops.outputs import Outputs
 from spec_t5x.loops.pace import Pace
 from spec_t5x.sampling.distributions import Sampling, write_rows
 from spec_t5x.sampling.draws import Stream, draft_draws
+from spec_t5x.sampling.verification import Verdict
 from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
 from spec_t5x.verifiers import BlockVerifier, Verifier
 
@@ -185,8 +186,7 @@ class Verified:
     num_drafts: Int[Array, "batch"]
     # Number of proposed tokens; for a tree, of all its nodes but the root.
     num_proposed: Int[Array, "batch"]
-    # ``Verdict`` (``num_accepted``, ``next_token``), or a ``TreeVerdict``, which adds ``path``.
-    verdict: PyTree
+    verdict: Verdict
     # The target's logits, distributions and states at each draft and after the last one.
     logits: Float32[Array, "batch drafts+1 vocab"]
     probs: Float32[Array, "batch drafts+1 vocab"]

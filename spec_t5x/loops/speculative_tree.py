@@ -10,7 +10,6 @@ the path's nodes move to the end of the text, and the others are rolled back.
 
 import functools
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,21 +29,9 @@ from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, sam
 from spec_t5x.sampling.draws import RowStream, purpose_keys
 from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.sampling.verification import node_verification
+from spec_t5x.sampling.verification import Verdict, node_verification
 from spec_t5x.types import Array, Float, Float32, Int, Key
 from spec_t5x.verifiers import overlap_chances
-
-
-@flax.struct.dataclass
-class TreeVerdict:
-    """Verdict on one row's tree or, after ``vmap``, on each row's."""
-
-    # Depth of the last accepted node: the number of accepted drafts.
-    num_accepted: Int[Array, "*batch"]
-    # The accepted node at depth 0, 1, …; at greater depths the last accepted node again.
-    path: Int[Array, "*batch levels"]
-    # The token that follows the accepted drafts.
-    next_token: Int[Array, "*batch"]
 
 
 def verify(
@@ -101,7 +88,7 @@ def verify_tree(
     probs: Float32[Array, "batch nodes vocab"],
     settings: Sampling,
     tree: Tree,
-) -> TreeVerdict:
+) -> Verdict:
     """Returns each row's verdict, from the target's ``logits`` and ``probs`` after each node."""
     if settings.greedy:
         walk = functools.partial(walk_argmax, tree=tree)
@@ -125,7 +112,7 @@ def walk_sampled(
     target_probs: Float[Array, "nodes vocab"],
     *,
     tree: Tree,
-) -> TreeVerdict:
+) -> Verdict:
     """Walks down one row's tree with ``node_verification``, which is exact for any draft."""
     uniforms = uniform(key, sum(tree.branching))
     starts = np.cumsum((0, *tree.branching))
@@ -139,7 +126,7 @@ def walk_sampled(
         )
 
     path, accepted, emission = _walk(tree, target_probs, children_verdict)
-    return TreeVerdict(accepted, path, sample(emit_key, emission))
+    return Verdict(accepted, sample(emit_key, emission), path)
 
 
 def walk_argmax(
@@ -148,7 +135,7 @@ def walk_argmax(
     num_levels: Int[Array, ""],
     *,
     tree: Tree,
-) -> TreeVerdict:
+) -> Verdict:
     """Walks down ``num_levels`` of a row's tree, to the child that is the argmax at its parent."""
 
     def children_verdict(depth, node, children):
@@ -158,7 +145,7 @@ def walk_argmax(
         return chosen, target_tokens[node]
 
     path, accepted, token = _walk(tree, target_tokens, children_verdict)
-    return TreeVerdict(accepted, path, token)
+    return Verdict(accepted, token, path)
 
 
 def _walk(tree: Tree, at_leaf: Array, children_verdict):

@@ -9,47 +9,36 @@ Float32 also makes speculative and plain text equal token for token; in bfloat16
 
 import functools
 import logging
-from typing import Any
 
 from spec_t5x.errors import check_choice
 from spec_t5x.machine.accelerators import is_old_gpu, unused
 from spec_t5x.names import AUTO, DTYPES
 
-log = logging.getLogger(__name__)
+# Warnings are logged once in a process.
+_warn = functools.cache(logging.getLogger(__name__).warning)
+_unused = functools.cache(unused)
 
 
-def resolve_dtype(dtype: str, device: Any = None) -> str:
-    """Returns "float32" or "bfloat16": ``dtype``, or for "auto" the device's fast type.
+def resolve_dtype(dtype: str) -> str:
+    """Returns "float32" or "bfloat16": ``dtype``, or for "auto" the fast type of JAX's device.
 
     Logs a warning, once, for bfloat16 where it is slow; raises ``InputError`` for any other
-    ``dtype``. ``device`` is JAX's; None takes its first one, which may start JAX.
+    ``dtype``. Starts JAX, unless ``dtype`` is "float32".
     """
     check_choice("dtype", dtype, DTYPES)
     if dtype == "float32":
         return dtype
-    if device is None:
-        import jax
+    import jax
 
-        device = jax.devices()[0]
-        if device.platform == "cpu" and not jax.config.jax_platforms:
-            _warn_of_unused()
+    device = jax.devices()[0]
+    if device.platform == "cpu" and not jax.config.jax_platforms and (why := _unused()):
+        _warn(f"computing on the CPU: {why}")
     is_slow = device.platform == "cpu" or is_old_gpu(device)
     if dtype == AUTO:
         return "float32" if is_slow else "bfloat16"
     if is_slow:
-        _warn_of_slowness(device.device_kind)
+        _warn(
+            f"bfloat16 is slower than float32 on this device ({device.device_kind}): leave --dtype "
+            "out, or give float32"
+        )
     return dtype
-
-
-@functools.cache  # once in a process
-def _warn_of_unused() -> None:
-    if why := unused():
-        log.warning("computing on the CPU: %s", why)
-
-
-@functools.cache
-def _warn_of_slowness(device_kind: str) -> None:
-    log.warning(
-        "bfloat16 is slower than float32 on this device (%s): leave --dtype out, or give float32",
-        device_kind,
-    )

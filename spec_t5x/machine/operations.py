@@ -96,8 +96,7 @@ XLA, FULL_PRECISION = Operations(), FullPrecision()
 def switch(name: str) -> str | None:
     """Returns an environment variable that is "1" or "0"; None if it is empty or not set.
 
-    Raises:
-      InputError: it is anything else.
+    Raises ``InputError`` if the variable is anything else.
     """
     value = os.environ.get(name) or None
     if value not in (None, "0", "1"):

@@ -36,31 +36,6 @@ Source = tuple[Array | RoundedHeads, Array | RoundedHeads, Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Rotary:
-    """Positions as rotations of queries and keys (RoPE, Su et al. 2021, arXiv 2104.09864).
-
-    Features i and i + head_dim / 2 turn by ``position / factor * base ** (-2 i / head_dim)``.
-    """
-
-    base: float = 10_000.0
-    factor: float = 1.0
-
-    def rotate(
-        self,
-        heads: Float[Array, "batch heads length head_dim"],
-        positions: Int[Array, "#batch length"],
-    ) -> Float[Array, "batch heads length head_dim"]:
-        """Returns queries or keys rotated by their positions; angles are computed in float32."""
-        width = heads.shape[-1]
-        frequencies = self.base ** -(np.arange(0, width, 2, dtype=np.float32) / width) / self.factor
-        frequencies = frequencies.astype(np.float32)[None, None, None]
-        angles = positions[:, None, :, None].astype(jnp.float32) * frequencies
-        cos, sin = jnp.cos(angles).astype(heads.dtype), jnp.sin(angles).astype(heads.dtype)
-        first, second = jnp.split(heads, 2, axis=-1)
-        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
-
-@dataclasses.dataclass(frozen=True)
 class Traits:
     """Choices in which an attention may differ from T5's, which are the defaults."""
 
@@ -69,7 +44,8 @@ class Traits:
     # Factor by which queries are multiplied.
     scale: float = 1.0
     use_bias: bool = False
-    rotary: Rotary | None = None
+    # Function that turns queries or keys by their positions, the second argument; None for none.
+    rotate: Callable[[Array, Array], Array] | None = None
     # Number of positions that a decoder's query attends to, up to its own; None for all.
     window: int | None = None
     # Positions before and after its own that an encoder's query attends to; None for all.
@@ -161,8 +137,8 @@ class Attention(nn.Module):
         heads = self._split_heads(joined)
         if self.traits.head_norm is not None:
             heads = getattr(self, norm)(heads)
-        if self.traits.rotary is not None and positions is not None:
-            heads = self.traits.rotary.rotate(heads, positions)
+        if self.traits.rotate is not None and positions is not None:
+            heads = self.traits.rotate(heads, positions)
         return heads
 
     def _contexts(self, queries, sources: Sequence[Source], deterministic):

@@ -72,8 +72,7 @@ class CachedModel:
     def with_kv(self, kv: str) -> "CachedModel":
         """Returns a model whose caches have the source's keys and values in a type of ``names.KV``.
 
-        Raises:
-          InputError: an unknown type, or "int8" for a model that attends to no source.
+        Raises ``InputError`` for an unknown type, or "int8" for a model that attends to no source.
         """
         check_choice("kv", kv, KV)
         if kv != AUTO and not self.config.has_source:

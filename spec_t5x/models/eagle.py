@@ -5,10 +5,6 @@ embedding and the target's state that the token was predicted from, fused by a l
 the second drafted token on, the layer's own state replaces the target's. Here the layer attends
 to the source, too, with the keys and values of one of the target's decoder layers. If the head
 is narrower than the target, a map first reduces the target's states.
-
-Training imitates drafting ("training-time test" of EAGLE-3, Li et al. 2025, arXiv
-2503.01840): the network is unrolled over several draft steps, and each step attends to the
-inputs that it would have cached by then.
 """
 
 import dataclasses
@@ -18,7 +14,6 @@ import flax.struct
 import jax.numpy as jnp
 
 from spec_t5x.interfaces import Nodes
-from spec_t5x.models.attention import mask_bias
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.t5 import CachedNetwork, Decoder, T5Config, embed
@@ -90,14 +85,16 @@ class EagleNetwork(CachedNetwork):
     def __call__(
         self, tokens: Int[Array, "batch length"], *, enable_dropout: bool = False
     ) -> Float32[Array, "batch length vocab"]:
-        """Returns logits of one draft step; ``init`` calls this to create all parameters."""
+        """Returns logits for states of zeros; ``init`` calls this to create all parameters."""
         zeros = jnp.zeros((*tokens.shape, self.config.state_size), self.config.dtype)
-        given = zeros[..., : self.config.target_dim], tokens, tokens, zeros, 1
-        return self.logits(self.unroll(*given, enable_dropout=enable_dropout)[0])
+        given = self.fused(tokens, self.reduction(zeros)), zeros[..., : self.config.target_dim]
+        allowed = jnp.ones((1, 1, 1, 1), bool)
+        return self.logits(self.decoder(*given, allowed, allowed, not enable_dropout))
 
-    def _fused(
+    def fused(
         self, tokens: Int[Array, "batch new"], states: Float[Array, "batch new embed"]
     ) -> Float[Array, "batch new embed"]:
+        """Returns the layers' inputs: embeddings of tokens, each with the state before it."""
         embedded = self.token_embedder(tokens)
         return self.fusion(jnp.concatenate([embedded, states.astype(embedded.dtype)], axis=-1))
 
@@ -110,14 +107,14 @@ class EagleNetwork(CachedNetwork):
         """Feeds tokens with the target's states that predicted them; returns states and cache."""
         # States of further layers, which another draft uses, may follow.
         reduced = self.reduction(states[..., : self.config.state_size])
-        return self.decoder.extend(self._fused(tokens, reduced), cache)
+        return self.decoder.extend(self.fused(tokens, reduced), cache)
 
     def extend(
         self, cache: DraftingCache, tokens: Int[Array, "batch 1"]
     ) -> tuple[Float[Array, "batch 1 embed"], DraftingCache]:
         """Feeds a drafted token with the head's state before it; returns its state, and cache."""
         slots = cache.lengths[:, None]
-        states, cache = self.decoder.extend(self._fused(tokens, cache.states_at(slots - 1)), cache)
+        states, cache = self.decoder.extend(self.fused(tokens, cache.states_at(slots - 1)), cache)
         return states, cache.with_states(states, slots)
 
     def extend_nodes(
@@ -126,42 +123,6 @@ class EagleNetwork(CachedNetwork):
         """Feeds a tree's nodes, each with the head's state at its parent; returns as ``extend``."""
         before = nodes.slot_positions[:, None] == nodes.positions[..., None] - 1
         parents = jnp.argmax(nodes.visible & before, axis=-1)
-        fused = self._fused(nodes.tokens, cache.states_at(parents))
+        fused = self.fused(nodes.tokens, cache.states_at(parents))
         states, cache = self.decoder.extend_nodes(fused, cache, nodes)
         return states, cache.with_states(states, nodes.slots)
-
-    def unroll(
-        self,
-        encoded: Float[Array, "batch source target_embed"],
-        source: Int[Array, "batch source"],
-        shifted: Int[Array, "batch length"],
-        states: Float[Array, "batch length target_states"],
-        num_steps: int,
-        *,
-        enable_dropout: bool = False,
-    ) -> list[Float[Array, "batch length embed"]]:
-        """Returns the states at all positions of a text in its first, second, … draft step.
-
-        The states of step i are undefined at the first i positions; both count from 0. ``encoded``
-        and ``states`` are the target's states of the source and of the text, and ``shifted`` is
-        the text with its start token first.
-        """
-        cross_bias = mask_bias((source > 0)[:, None, None, :])
-        distances = jnp.arange(shifted.shape[1])[:, None] - jnp.arange(shifted.shape[1])[None]
-        earlier: list[list[Array]] = [[] for _ in self.decoder.layers]
-        unrolled, states = [], self.reduction(states)
-        for step in range(num_steps):
-            # Text before the drafted tokens was fed with the target's states.
-            seen = [distances >= step, *(distances == step - i for i in range(1, step + 1))]
-            masks = [mask_bias(each)[None, None] for each in seen]
-            states = self._fused(shifted, jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0))))
-            for layer, inputs in zip(self.decoder.layers, earlier, strict=True):
-                relpos = layer.relpos_bias or self.decoder.relpos_bias
-                bias = relpos.full(shifted.shape[1], False)
-                *before, own = [bias + mask for mask in masks]
-                before = list(zip(inputs, before, strict=True))
-                inputs.append(states)
-                states = layer(states, encoded, own, cross_bias, not enable_dropout, before)
-            states = self.decoder.decoder_norm(states)
-            unrolled.append(states)
-        return unrolled

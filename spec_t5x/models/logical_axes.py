@@ -37,9 +37,7 @@ def param_with_axes(
 
     Flax's function of this name would shard heads unevenly if the mesh does not divide them, and
     would trace ``init`` for every existing parameter: 40 % of the time to trace a decoding loop.
-
-    Raises:
-      flax.errors.ScopeParamShapeError: an existing parameter has another shape.
+    Raises ``flax.errors.ScopeParamShapeError`` if an existing parameter has another shape.
     """
     if module.has_variable("params", name) and not module.is_mutable_collection("params_axes"):
         value = module.get_variable("params", name)

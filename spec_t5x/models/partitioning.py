@@ -127,8 +127,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:
     """Returns arrays, whose first axis is the batch, sharded over ``data``.
 
-    Raises:
-      InputError: a number of rows that ``data`` does not divide.
+    Raises ``InputError`` for a number of rows that ``data`` does not divide.
     """
     for leaf in jax.tree.leaves(batch):
         if leaf.shape[0] % mesh.shape["data"]:

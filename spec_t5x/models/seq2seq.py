@@ -20,8 +20,7 @@ class T5Model(CachedModel):
     def showing(self, depths: tuple[int, ...]) -> "T5Model":
         """Returns a model whose states also have the outputs of decoder layers ``depths``, from 0.
 
-        Raises:
-          InputError: the decoder lacks one of these layers.
+        Raises ``InputError`` if the decoder lacks one of these layers.
         """
         if not all(0 <= depth < self.num_layers for depth in depths):
             raise InputError(

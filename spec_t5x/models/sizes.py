@@ -75,8 +75,7 @@ T5 = Family(config=T5Config, model=T5Model, sizes=SIZES)
 def size(name: str) -> ModelConfig:
     """Returns the published configuration of that name, of any family: float32, with dropout.
 
-    Raises:
-      InputError: an unknown name.
+    Raises ``InputError`` for an unknown name.
     """
     families = registry.find_all("family").values()
     known = dict(pair for family in families for pair in family.sizes.items())

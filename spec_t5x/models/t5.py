@@ -1,9 +1,10 @@
 """The encoder-decoder of T5 1.0 and 1.1 (Flan, mT5, umT5, ByT5); T5Gemma uses its parts.
 
 The parameter tree and its logical axes are those of T5X's ``examples/t5``. Families differ in
-their configurations: norms, traits of attention, place of the source. ``encode`` and ``decode``
-compute whole sequences (``__call__``, for training); ``extend`` feeds any number of tokens to a
-static cache, each row at a separate position. *States* are ``[batch, length, embed]``.
+their configurations: norms, traits of attention, place of the source. ``encode`` and
+``decode_states`` compute whole sequences (``__call__``, for training); ``extend`` feeds any number
+of tokens to a static cache, each row at a separate position. *States* are
+``[batch, length, embed]``.
 """
 
 import dataclasses
@@ -182,7 +183,7 @@ class Layer(nn.Module):
 
 
 class SelfAttentionLayer(Layer):
-    """Layer of an encoder or of a GPT: self-attention, then feed-forward."""
+    """Layer of an encoder: self-attention, then feed-forward."""
 
     def setup(self):
         super().setup()
@@ -199,17 +200,6 @@ class SelfAttentionLayer(Layer):
         normed = self.pre_attention_layer_norm(states)
         attended = self.attention.attend_to_itself(normed, bias, deterministic)
         return self.add(states, attended, self.post_attention_layer_norm, deterministic)
-
-    def extend(self, states, cache: KeysValues, tokens: NewTokens):
-        """Computes the layer for new tokens; returns the tokens' states and the layer's cache."""
-        states, cache = self.attend_to_cache(states, cache, tokens)
-        return self.feed_forward(states), cache
-
-    def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens):
-        """Returns new tokens' states + self-attention over the cache, and the cache with them."""
-        normed = self.pre_attention_layer_norm(states)
-        attended, cache = self.attention.extend(normed, cache, tokens, self.relpos_bias)
-        return self.add(states, attended, self.post_attention_layer_norm), cache
 
 
 class DecoderLayer(Layer):
@@ -441,7 +431,7 @@ class Transformer(CachedNetwork):
         encoded = self.encode(source, encoder_segment_ids, **dropped)
         tokens = decoder_input_tokens, decoder_target_tokens
         segments = encoder_segment_ids, decoder_segment_ids
-        return self.decode(encoded, source, *tokens, *segments, **dropped)
+        return self.logits(self.decode_states(encoded, source, *tokens, *segments, **dropped))
 
     def encode(
         self,
@@ -458,10 +448,6 @@ class Transformer(CachedNetwork):
         has_own = self.config.has_source_embedder
         embedder = self.source_embedder if has_own else self.token_embedder
         return self.encoder(embedder(encoder_input_tokens), allowed, not enable_dropout)
-
-    def decode(self, *args, **options) -> Float32[Array, "batch length vocab"]:
-        """Returns the logits of ``decode_states``, with its arguments."""
-        return self.logits(self.decode_states(*args, **options))
 
     def decode_states(
         self,

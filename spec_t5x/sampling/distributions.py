@@ -257,10 +257,8 @@ def sample(key: Key[Array, ""], probs: Float32[Array, "vocab"]) -> Int[Array, ""
 
     Inverts the cumulative distribution over blocks of about sqrt(vocab) tokens, then that within
     the chosen block. Two uniform numbers are 15 times faster on a CPU than Gumbel noise for every
-    token, and resolve probabilities finer than one uniform number of 24 bits.
-
-    Raises:
-      InputError: the probabilities are not float32.
+    token, and resolve probabilities finer than one uniform number of 24 bits. Raises ``InputError``
+    if the probabilities are not float32.
     """
     check_float32(probs, "probabilities to sample from")
     return sample_at(probs, uniform(key, 2))

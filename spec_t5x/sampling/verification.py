@@ -33,6 +33,8 @@ class Verdict:
     num_accepted: Int[Array, "*batch"]
     # Token after the accepted drafts: a correction, or a bonus if all drafts were accepted.
     next_token: Int[Array, "*batch"]
+    # In a tree, the accepted node at depth 0, 1, …; at greater depths the last accepted one again.
+    path: Int[Array, "*batch levels"] | None = None
 
 
 def mask_unproposed(

@@ -44,8 +44,7 @@ _MAX_NODES = 64
 def largest_limit(draft: Draft, verifier: Verifier) -> int:
     """Returns the most drafts of an iteration with gamma "auto"; with trees, the largest depth.
 
-    Raises:
-      InputError: a tree of all of the verifier's widths is too deep or has too many nodes.
+    Raises ``InputError`` if a tree of all of the verifier's widths is too deep or too large.
     """
     if verifier.tree(1) is None:
         return draft.traits.max_worthwhile

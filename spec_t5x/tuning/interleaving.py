@@ -10,7 +10,6 @@ import numpy as np
 
 from spec_t5x.types import Float
 
-Clock = Callable[[], float]
 # ``run(calls)`` repeats a program ``calls`` times; 0 is allowed.
 Calls = Callable[[int], object]
 
@@ -20,11 +19,7 @@ _MOST_CALLS = 2**14
 
 
 def interleaved(
-    programs: Sequence[Calls],
-    rounds: int,
-    clock: Clock = time.perf_counter,
-    *,
-    budget: float = math.inf,
+    programs: Sequence[Calls], rounds: int, *, budget: float = math.inf
 ) -> Float[np.ndarray, "rounds programs"]:
     """Measures the seconds of one call of each program; in each round all are timed in turn.
 
@@ -35,38 +30,35 @@ def interleaved(
     Args:
       programs: the programs to time.
       rounds: timings of each program at most.
-      clock: returns seconds.
       budget: seconds after which no further round begins; two rounds are made in any case.
     """
     for run in programs:
-        elapsed(lambda run=run: run(1), clock)
-    calls = [_enough_calls(run, clock) for run in programs]
-    begun, times = clock(), []
-    while len(times) < rounds and (len(times) < 2 or clock() - begun < budget):
-        times.append(
-            [_seconds(run, count, clock) for run, count in zip(programs, calls, strict=True)]
-        )
+        elapsed(lambda run=run: run(1))
+    calls = [_enough_calls(run) for run in programs]
+    begun, times = time.perf_counter(), []
+    while len(times) < rounds and (len(times) < 2 or time.perf_counter() - begun < budget):
+        times.append([_seconds(run, count) for run, count in zip(programs, calls, strict=True)])
     return np.asarray(times, np.float64)
 
 
-def elapsed(run: Callable[[], Any], clock: Clock = time.perf_counter) -> tuple[float, Any]:
+def elapsed(run: Callable[[], Any]) -> tuple[float, Any]:
     """Returns the seconds of ``run()``, the device's work included, and the result."""
-    start = clock()
+    start = time.perf_counter()
     result = jax.block_until_ready(run())
-    return clock() - start, result
+    return time.perf_counter() - start, result
 
 
-def _seconds(run: Calls, calls: int, clock: Clock) -> float:
-    before, _ = elapsed(lambda: run(0), clock)
+def _seconds(run: Calls, calls: int) -> float:
+    before, _ = elapsed(lambda: run(0))
     # Noise may make the difference negative, but callers divide times by one another.
-    return max(elapsed(lambda: run(calls), clock)[0] - before, 1e-9) / calls
+    return max(elapsed(lambda: run(calls))[0] - before, 1e-9) / calls
 
 
-def _enough_calls(run: Calls, clock: Clock) -> int:
+def _enough_calls(run: Calls) -> int:
     """Returns the number of calls that take about ``_LONG_ENOUGH`` seconds, found by doubling."""
     for calls in (2**i for i in range(_MOST_CALLS.bit_length())):
         # The shorter of two timings: interrupted, a few calls would look like enough.
-        seconds = min(_seconds(run, calls, clock) for _ in range(2))
+        seconds = min(_seconds(run, calls) for _ in range(2))
         if calls * seconds >= _LONG_ENOUGH / 4:
             break
     return max(round(_LONG_ENOUGH / max(seconds, _LONG_ENOUGH / _MOST_CALLS)), 1)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sentencepiece import sentencepiece_model_pb2
 
-from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.t5x.writing import step_of, write_model
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.exports import model_in_memory
 
 
 def message_of(function, *args, **kwargs) -> str:
@@ -32,7 +32,7 @@ def edit_config(directory, *remove, **changes):
 def save_t5x(directory, params, config, vocabulary=None, *, dtype="float32"):
     """Saves parameters as a checkpoint in T5X's legacy format."""
     step = {"step": step_of(Path(directory))}
-    stored = StoredModel.of_params(directory, params, config, vocabulary, step)
+    stored = model_in_memory(directory, params, config, vocabulary, step)
     stored.write(directory, write_model, dtype=dtype)
 
 
@@ -53,5 +53,5 @@ def assert_trees_equal(actual, expected):
 
 def check_params(params, config, source):
     """Checks names, shapes and values of parameters as loading does."""
-    stored = StoredModel.of_params(source, params, config, None)
+    stored = model_in_memory(source, params, config, None)
     stored.read_params(dtype="float32")

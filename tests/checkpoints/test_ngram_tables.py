@@ -7,8 +7,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.native.ngram_tables import load_ngram, save_ngram
+from spec_t5x.checkpoints.native.ngram_tables import load_ngram
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
+from spec_t5x.labs.training.exports import save_ngram
 from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.types import EOS_ID
 from tests.checkpoints.faults import edit_config, message_of

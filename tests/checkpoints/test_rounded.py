@@ -14,6 +14,7 @@ from spec_t5x.checkpoints.storage.tensors import array_tensors
 from spec_t5x.contrib.gpu.operations import GPU, SWITCH, GpuOperations
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.exports import model_in_memory
 from spec_t5x.machine import operations as operations_lib
 from spec_t5x.machine.operations import XLA
 from tests.checkpoints.faults import edit_config, message_of
@@ -58,7 +59,7 @@ def test_matrices_are_rounded_one_by_one_as_they_are_read(weights, tied, operati
     if operations:
         monkeypatch.setattr(operations_lib, "registered", lambda: operations)
     model = tiny_t5(0, vocab_size=384, logits_via_embedding=tied)
-    opened = StoredModel.of_params("model", model.params, model.config, ByteVocabulary())
+    opened = model_in_memory("model", model.params, model.config, ByteVocabulary())
     held = []
 
     def read_params(self, *, packed, **options):

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, load_vocabulary
-from spec_t5x.checkpoints.native.ngram_tables import save_ngram
 from spec_t5x.cli.main import main
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.training.exports import save_ngram
 from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.models.t5 import Transformer
 from tests.checkpoints.faults import edit_config, message_of

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.drafts.eagle import EagleDraft
+from spec_t5x.labs.training.distill import unroll
 from spec_t5x.labs.training.kept_layers import with_shared
 from spec_t5x.loops import speculative
 from spec_t5x.loops.decode_state import make_context
@@ -69,12 +70,12 @@ def unrolled_probs(target, own, draft, context, drafts):
     shows = target.showing(draft.traits.depths)
     encoded, states = shows.module.apply({"params": target.params}, method=read)
 
-    def unroll(network: EagleNetwork):
-        unrolled = network.unroll(encoded, SOURCES, shifted, states, GAMMA)
+    def steps(network: EagleNetwork):
+        unrolled = unroll(network, encoded, SOURCES, shifted, states, GAMMA)
         return [network.logits(each) for each in unrolled]
 
     whole = with_shared(own, target.params, (1,))
-    logits = EagleNetwork(draft.model.config).apply({"params": whole}, method=unroll)
+    logits = EagleNetwork(draft.model.config).apply({"params": whole}, method=steps)
     rows = np.arange(len(at))
     return np.stack(
         [jax.nn.softmax(each[rows, at + step] / TEMPERATURE) for step, each in enumerate(logits)],

@@ -18,6 +18,7 @@ from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.generation import Generator
 from spec_t5x.inference.placement import Placement
+from spec_t5x.labs.training.exports import model_in_memory
 from spec_t5x.models.binding import Model
 from tests.toy_t5 import tiny_t5
 
@@ -63,7 +64,7 @@ def placed(model: Model, opened: StoredModel) -> Model:
 def main(directory: Path) -> dict[str, Any]:
     opened, found = open_model(directory / "target"), {}
     model = tiny_t5(0, vocab_size=128, logits_via_embedding=True)
-    tied = StoredModel.of_params("tied", model.params, model.config, opened.vocabulary)
+    tied = model_in_memory("tied", model.params, model.config, opened.vocabulary)
     for weights, each in {"int8": opened, "int4": tied}.items():
         whole = held(each, "auto")[1]
         model, sizes = held(each, weights)

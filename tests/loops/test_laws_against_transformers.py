@@ -16,9 +16,10 @@ from scipy import stats
 
 from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.huggingface import t5
-from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.labs.training.exports import model_in_memory
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.rules import rules
@@ -128,7 +129,7 @@ def round_source(theirs):
 
 def law(model, directory, **options):
     """Writes a T5 for transformers; returns its ``law_of``."""
-    stored = StoredModel.of_params(directory, model.params, model.config, FewBytes())
+    stored = model_in_memory(directory, model.params, model.config, FewBytes())
     stored.write(directory, t5.write_model, dtype="float32")
     return law_of(directory, **options)
 
@@ -284,7 +285,7 @@ def test_texts_with_a_draft_that_embeds_another_number_of_ids(laws, tmp_path, ro
     model, smaller = target(), tiny_t5(0, vocab_size=rows)
     of_target = {"directory": tmp_path, "vocabulary": FewerBytes(), "metadata": {}}
     loaded = LoadedModel(params=model.params, config=model.config, **of_target)
-    stored = StoredModel.of_params(tmp_path, smaller.params, smaller.config, FewerBytes())
+    stored = model_in_memory(tmp_path, smaller.params, smaller.config, FewerBytes())
     draft = fitted(stored, loaded).load(dtype="float32")
     assert draft.config.vocab_size == VOCAB
     decoded = decode_with(model, TransformerDraft(draft.bind()), "block")

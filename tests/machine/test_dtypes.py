@@ -26,20 +26,23 @@ SLOW, FAST = (CPU, P100, T4), (TPU, L4, H100, MI300)
 
 
 @pytest.mark.parametrize("device", [*SLOW, *FAST], ids=lambda device: device.device_kind)
-def test_auto_is_the_fast_type_of_the_device(device, caplog):
-    assert resolve_dtype("auto", device) == ("float32" if device in SLOW else "bfloat16")
-    assert resolve_dtype("float32", device) == "float32"
+def test_auto_is_the_fast_type_of_the_device(device, monkeypatch, caplog):
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert resolve_dtype("auto") == ("float32" if device in SLOW else "bfloat16")
+    assert resolve_dtype("float32") == "float32"
     assert caplog.messages == []
 
 
 @pytest.mark.parametrize("device", SLOW, ids=lambda device: device.device_kind)
-def test_a_slow_choice_is_followed_with_one_warning(device, caplog):
-    dtypes._warn_of_slowness.cache_clear()
-    assert [resolve_dtype("bfloat16", device) for _ in range(3)] == ["bfloat16"] * 3
+def test_a_slow_choice_is_followed_with_one_warning(device, monkeypatch, caplog):
+    dtypes._warn.cache_clear()
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert [resolve_dtype("bfloat16") for _ in range(3)] == ["bfloat16"] * 3
     (line,) = caplog.messages
     slow = f"bfloat16 is slower than float32 on this device ({device.device_kind}): leave --dtype"
     assert slow in line
-    assert resolve_dtype("bfloat16", TPU) == "bfloat16"
+    monkeypatch.setattr(jax, "devices", lambda: [TPU])
+    assert resolve_dtype("bfloat16") == "bfloat16"
     assert caplog.messages == [line]
 
 
@@ -47,8 +50,8 @@ def test_a_slow_choice_is_followed_with_one_warning(device, caplog):
 def test_an_accelerator_that_jax_leaves_unused_is_one_warning(
     platforms, warned, monkeypatch, caplog
 ):
-    dtypes._warn_of_unused.cache_clear()
-    monkeypatch.setattr(dtypes, "unused", lambda: "JAX does not see the TPU: end the others")
+    dtypes._warn.cache_clear()
+    monkeypatch.setattr(dtypes, "_unused", lambda: "JAX does not see the TPU: end the others")
     monkeypatch.setattr(jax, "devices", lambda: [CPU])
     before = jax.config.jax_platforms
     jax.config.update("jax_platforms", platforms)
@@ -56,7 +59,6 @@ def test_an_accelerator_that_jax_leaves_unused_is_one_warning(
         assert [resolve_dtype("auto") for _ in range(2)] == ["float32"] * 2
     finally:
         jax.config.update("jax_platforms", before)
-        dtypes._warn_of_unused.cache_clear()
     line = "computing on the CPU: JAX does not see the TPU: end the others"
     assert caplog.messages == [line] * warned
 

@@ -1,5 +1,10 @@
 """Timing in turn, with a clock that the programs turn themselves."""
 
+import types
+
+import pytest
+
+from spec_t5x.tuning import interleaving
 from spec_t5x.tuning.interleaving import interleaved
 
 
@@ -20,26 +25,31 @@ class Machine:
         return run
 
 
-def test_programs_take_turns_and_only_calls_count():
+@pytest.fixture
+def machine(monkeypatch):
     machine = Machine()
+    clock = types.SimpleNamespace(perf_counter=lambda: machine.now)
+    monkeypatch.setattr(interleaving, "time", clock)
+    return machine
+
+
+def test_programs_take_turns_and_only_calls_count(machine):
     programs = [machine.program("a", 0.004, before=5.0), machine.program("b", 1.0)]
-    rounds = interleaved(programs, 2, lambda: machine.now)
+    rounds = interleaved(programs, 2)
     assert rounds.round(9).tolist() == [[0.004, 1.0], [0.004, 1.0]]
     # In turn, each first without any call: that time does not count.
     of_a_round = [("a", 0), ("a", 10), ("b", 0), ("b", 1)]
     assert machine.log[-8:] == [*of_a_round, *of_a_round]
 
 
-def test_calls_are_made_enough():
-    machine = Machine()
+def test_calls_are_made_enough(machine):
     # A few microseconds drown in what a single timing costs; and what takes no time ends, too.
     programs = [machine.program("a", 4e-6, before=1.0), machine.program("b", 0.0)]
-    interleaved(programs, 1, lambda: machine.now)
+    interleaved(programs, 1)
     assert dict(machine.log) == {"a": 10_000, "b": 2**14}
 
 
-def test_an_interruption_leaves_timings_as_long():
-    machine = Machine()
+def test_an_interruption_leaves_timings_as_long(machine):
     steady = machine.program("a", 0.001)
 
     def interrupted(calls):
@@ -48,5 +58,5 @@ def test_an_interruption_leaves_timings_as_long():
         machine.now += 0.05 if waits else 0.0
         return steady(calls)
 
-    interleaved([interrupted], 1, lambda: machine.now)
+    interleaved([interrupted], 1)
     assert dict(machine.log) == {"a": 40}

@@ -38,7 +38,7 @@ from spec_t5x.data.vocabulary import (
     is_sentinel,
     read_spiece,
 )
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine.extras import needed
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
 
@@ -253,15 +253,10 @@ class _Files:
         remedy = "copy its files again"
         if not (self.directory / TOKENIZER_NAME).is_file():
             remedy = f"save it there as {TOKENIZER_NAME} with transformers 5"
-        try:
-            with _unprinted():
-                made = transformers.AutoTokenizer.from_pretrained(self.directory)
+        what = f"transformers cannot read the tokenizer of {self.directory}"
+        with as_input_error(what, remedy, Exception), _unprinted():
+            made = transformers.AutoTokenizer.from_pretrained(self.directory)
             tokenizer = made.backend_tokenizer
-        except Exception as error:  # assorted types
-            raise InputError(
-                f"transformers cannot read the tokenizer of {self.directory} ({one_line(error)}): "
-                f"{remedy}"
-            ) from error
         for number, name in given.items():
             if name and (other := tokenizer.token_to_id(name)) != number:
                 raise InputError(

@@ -86,8 +86,7 @@ def transposed(tensor: Tensor) -> Tensor:
 def renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
     """Returns the matrix whose row i is row ``rows[i]`` of ``tensor``; any read reads all rows.
 
-    Raises:
-      InputError: the largest number in ``rows`` is not that of the tensor's last row.
+    Raises ``InputError`` unless the largest number in ``rows`` is that of the tensor's last row.
     """
     if tensor.shape[:1] != (size := int(np.max(rows)) + 1,):
         raise InputError(

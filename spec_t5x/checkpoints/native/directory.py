@@ -7,13 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.storage.files import (
-    CONFIG_NAME,
-    reading_weights,
-    save_arrays,
-    staged_directory,
-    write_json,
-)
+from spec_t5x.checkpoints.storage.files import reading_weights
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.errors import InputError
 
@@ -57,24 +51,8 @@ def check_known(path: Location, name: str, value: Any, known: Collection) -> Non
         )
 
 
-def write_draft(
-    directory: str | Path,
-    kind: DraftFormat,
-    entries: dict[str, Any],
-    arrays: Mapping[str, np.ndarray],
-    *,
-    extra: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Writes config.json (``entries``, ``extra``) and arrays to ``kind.file``, all or nothing."""
-    metadata = with_extra({"format": kind.name, "version": kind.version, **entries}, extra)
-    with staged_directory(directory, overwrite=overwrite) as stage:
-        write_json(stage / CONFIG_NAME, metadata)
-        save_arrays(stage / kind.file, arrays)
-
-
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays of a file that ``write_draft`` wrote, by name, in their stored types."""
+    """Reads the arrays of a draft's file, by name, in their stored types."""
     from safetensors.numpy import load_file
 
     with reading_weights(path):

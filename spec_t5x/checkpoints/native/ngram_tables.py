@@ -11,54 +11,21 @@ and ``starts``. The vocabulary is the target's: config.json has only its fingerp
 """
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from spec_t5x.checkpoints.native.directory import DraftFormat, read_arrays, write_draft
+from spec_t5x.checkpoints.native.directory import DraftFormat, read_arrays
 from spec_t5x.checkpoints.native.target_drafts import read_config
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
-from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.kinds import DraftKind, Request, one_checkpoint
 from spec_t5x.drafts.ngram import ContextLevel, NgramDraft
 from spec_t5x.errors import InputError
-from spec_t5x.types import Array, Int, Integer
+from spec_t5x.types import Int, Integer
 
-_FORMAT = DraftFormat("spec_t5x_ngram", "ngrams.safetensors", "n-grams that spec-t5x train-ngram")
-_TABLES = ("children", "tokens", "num_successors", "successors", "masses")
-
-
-def save_ngram(
-    directory: str | Path,
-    draft: NgramDraft,
-    vocabulary: Vocabulary,
-    *,
-    extra: dict[str, Any] | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Writes n-gram tables and their vocabulary's fingerprint, completely or not at all.
-
-    ``extra`` has further entries of config.json; ``overwrite`` allows to replace a directory.
-    """
-    if draft.vocab_size != vocabulary.vocab_size:
-        raise InputError(
-            f"the n-grams have {draft.vocab_size} tokens and the vocabulary "
-            f"{vocabulary.vocab_size}: give the vocabulary that the texts were tokenised with"
-        )
-    entries = {
-        "order": draft.order,
-        "vocab_size": draft.vocab_size,
-        "vocabulary": vocabulary.fingerprint(),
-    }
-    arrays = {"unigram": np.asarray(draft.unigram)}
-    for order, level in enumerate(draft.levels, start=2):
-        children, num_successors = _counts(level.first), _counts(level.starts)
-        tables = (children, level.tokens, num_successors, level.successors, level.masses)
-        for name, table in zip(_TABLES, tables, strict=True):
-            arrays[f"{order}.{name}"] = np.asarray(table)
-    write_draft(directory, _FORMAT, entries, arrays, extra=extra, overwrite=overwrite)
+FORMAT = DraftFormat("spec_t5x_ngram", "ngrams.safetensors", "n-grams that spec-t5x train-ngram")
+TABLES = ("children", "tokens", "num_successors", "successors", "masses")
 
 
 def load_ngram(
@@ -67,7 +34,7 @@ def load_ngram(
     *,
     order: int | None = None,
 ) -> NgramDraft:
-    """Reads tables that ``save_ngram`` wrote, as a draft on JAX's default device.
+    """Reads tables that ``labs/training/exports.py`` wrote, as a draft on JAX's default device.
 
     Args:
         directory_or_name: a directory, or the name of packaged tables.
@@ -79,7 +46,7 @@ def load_ngram(
         InputError: the directory holds no n-grams or damaged ones, their vocabulary is not the
             target's, or ``order`` is not from 1 to the stored order.
     """
-    directory, metadata = read_config(directory_or_name, _FORMAT)
+    directory, metadata = read_config(directory_or_name, FORMAT)
     with describing(directory / CONFIG_NAME, "n-grams"):
         stored_order, vocab_size = int(metadata["order"]), int(metadata["vocab_size"])
     if target is not None and metadata.get("vocabulary") != target.vocabulary.fingerprint():
@@ -88,16 +55,10 @@ def load_ngram(
             f"({vocab_size} and {target.vocabulary.vocab_size} ids): count n-grams with the "
             "target's vocabulary (spec-t5x train-ngram)"
         )
-    draft = _read_tables(directory / _FORMAT.file, stored_order, vocab_size)
+    draft = _read_tables(directory / FORMAT.file, stored_order, vocab_size)
     if target is not None:
         draft = draft.with_vocab_size(target.config.vocab_size)
     return jax.device_put(draft if order is None else draft.with_order(order))
-
-
-def _counts(offsets: Int[Array, "owners_and_one"]) -> Integer[np.ndarray, "owners"]:
-    """Returns the differences of offsets, as uint16 if they fit."""
-    counts = np.diff(np.asarray(offsets))
-    return counts.astype(np.uint16) if counts.max() <= np.iinfo(np.uint16).max else counts
 
 
 def _offsets(counts: Integer[np.ndarray, "owners"]) -> Int[np.ndarray, "owners_and_one"]:
@@ -113,7 +74,7 @@ def _read_tables(path: Path, order: int, vocab_size: int) -> NgramDraft:
         fits = unigram.shape == (vocab_size,)
         for length in range(2, order + 1):
             children, tokens, counts, successors, masses = (
-                arrays[f"{length}.{name}"] for name in _TABLES
+                arrays[f"{length}.{name}"] for name in TABLES
             )
             level = ContextLevel(
                 first=_offsets(children),
@@ -148,7 +109,7 @@ def _of_order(order: int | None) -> DraftKind:
         make=make,
         checkpoints=one_checkpoint,
         packaged="ngram",
-        format=_FORMAT.name if order is None else None,
+        format=FORMAT.name if order is None else None,
         needs_network=False,
         has_weights=False,
     )

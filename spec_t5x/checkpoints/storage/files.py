@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error, one_line
 from spec_t5x.machine.atomic import check_can_be_made
 from spec_t5x.machine.git_lfs import check_fetched
 
@@ -63,13 +63,9 @@ def describing(path: object, what: str) -> Iterator[None]:
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Writes an indented JSON object; raises ``InputError`` for values that JSON lacks."""
-    try:
+    remedy = "give plain numbers, strings, lists and dicts"
+    with as_input_error(f"{path.name} cannot hold these values", remedy, TypeError, ValueError):
         text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"{path.name} cannot hold these values ({one_line(error)}): "
-            "give plain numbers, strings, lists and dicts"
-        ) from error
     path.write_text(text + "\n", encoding="utf-8")
 
 
@@ -85,17 +81,10 @@ def save_arrays(
     path.write_bytes(save(in_order, metadata))
 
 
-@contextlib.contextmanager
-def reading_weights(path: Path) -> Iterator[None]:
+def reading_weights(path: Path) -> contextlib.AbstractContextManager[None]:
     """Turns all errors of the code inside, which reads weights, into an ``InputError``."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # safetensors, pickle and zipfile raise assorted types
-        raise InputError(
-            f"cannot read the weights in {path} ({one_line(error)}): copy the file again"
-        ) from error
+    # safetensors, pickle and zipfile raise assorted types.
+    return as_input_error(f"cannot read the weights in {path}", "copy the file again", Exception)
 
 
 def check_inside(name: str, source: object) -> str:

@@ -13,15 +13,9 @@ from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.storage.files import staged_directory
 from spec_t5x.checkpoints.storage.locations import Location
-from spec_t5x.checkpoints.storage.tensors import (
-    Report,
-    Tensors,
-    array_tensors,
-    check_tensors,
-    read_params,
-)
+from spec_t5x.checkpoints.storage.tensors import Report, Tensors, check_tensors, read_params
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError, check_choice, one_line
+from spec_t5x.errors import InputError, as_input_error, check_choice
 from spec_t5x.machine.description import free_memory
 from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
@@ -76,24 +70,6 @@ class StoredModel:
     weights: str = AUTO
     # The checkpoint's names of parameters, by path, for messages.
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of_params(
-        cls,
-        directory: str | Path,
-        params: PyTree,
-        config: ModelConfig,
-        vocabulary: Vocabulary | None,
-        metadata: dict[str, Any] | None = None,
-    ) -> "StoredModel":
-        """Returns a model in memory as one that ``write`` stores; messages name ``directory``."""
-        return cls(
-            tensors=array_tensors(params),
-            config=config,
-            vocabulary=vocabulary,
-            directory=Path(directory),
-            metadata=metadata or {},
-        )
 
     def check(self) -> None:
         """Raises ``InputError`` unless vocabulary and shapes of weights fit the configuration."""
@@ -199,19 +175,15 @@ class StoredModel:
         """Writes model and vocabulary, completely or not at all; arguments as for ``convert``."""
         check_choice("stored dtype", dtype, NATIVE_DTYPES)
         self.check()
-        try:
-            with staged_directory(directory, overwrite=overwrite) as stage:
-                writer(stage, self, dtype, report)
-                if self.vocabulary is not None:
-                    self.vocabulary.save(stage)
-        except InputError:
-            raise
+        what, remedy = f"cannot write {directory}", "make room there or choose another directory"
         # TensorStore raises ValueError for some of the system's errors.
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"cannot write {directory} ({one_line(error)}): make room there or choose another "
-                "directory"
-            ) from error
+        with (
+            as_input_error(what, remedy, OSError, ValueError),
+            staged_directory(directory, overwrite=overwrite) as stage,
+        ):
+            writer(stage, self, dtype, report)
+            if self.vocabulary is not None:
+                self.vocabulary.save(stage)
 
     def known_vocabulary(self) -> Vocabulary:
         """Returns the vocabulary; raises ``InputError`` if there is none."""

@@ -26,7 +26,7 @@ from spec_t5x.checkpoints.storage.tensorstore_arrays import (
     orbax_entries,
     zarr_spec,
 )
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error
 
 # Versions of the legacy format that are read. Version 2 differs only in bfloat16, which is stored
 # as uint16 and refused.
@@ -109,20 +109,15 @@ def _read_msgpack(path: Location) -> dict[str, Any]:
     # flax takes a moment to import, and no other format needs it.
     from flax.serialization import msgpack_restore
 
-    try:
+    with as_input_error(f"cannot read {path}", COPY_AGAIN, OSError):
         content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path} ({one_line(error)}): {COPY_AGAIN}") from error
     if content.startswith(b"model_checkpoint_path"):
         raise InputError(
             f"{path} is a TensorFlow checkpoint: convert it with t5x.scripts.convert_tf_checkpoint"
         )
-    try:
+    # msgpack and numpy raise assorted types.
+    with as_input_error(f"cannot read {path} as msgpack", COPY_AGAIN, Exception):
         tree = msgpack_restore(content)
-    except Exception as error:  # msgpack and numpy raise assorted types
-        raise InputError(
-            f"cannot read {path} as msgpack ({one_line(error)}): {COPY_AGAIN}"
-        ) from error
     if not isinstance(tree, dict):
         raise InputError(f"{path} holds no tree of arrays: {COPY_AGAIN}")
     return tree

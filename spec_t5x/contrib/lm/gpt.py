@@ -18,7 +18,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import NewTokens, Traits, after_texts, in_slots, mask_bias
 from spec_t5x.models.binding import Family
-from spec_t5x.models.cache import DecoderOnlyCache
+from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
 from spec_t5x.models.cached_model import TextModel
 from spec_t5x.models.layers import Dense, RMSNorm, dropout, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
@@ -80,6 +80,21 @@ class GPTConfig(NetworkConfig):
         return Traits(scale=self.head_dim**-0.5, use_bias=True)
 
 
+class GPTLayer(SelfAttentionLayer):
+    """Layer of a GPT: self-attention over whole sequences or over a cache, then feed-forward."""
+
+    def extend(self, states, cache: KeysValues, tokens: NewTokens):
+        """Computes the layer for new tokens; returns the tokens' states and the layer's cache."""
+        states, cache = self.attend_to_cache(states, cache, tokens)
+        return self.feed_forward(states), cache
+
+    def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens):
+        """Returns new tokens' states + self-attention over the cache, and the cache with them."""
+        normed = self.pre_attention_layer_norm(states)
+        attended, cache = self.attention.extend(normed, cache, tokens, self.relpos_bias)
+        return self.add(states, attended, self.post_attention_layer_norm), cache
+
+
 class GPT(nn.Module):
     """Network that scores whole sequences (``__call__``) or extends a static cache (``extend``)."""
 
@@ -92,7 +107,7 @@ class GPT(nn.Module):
         self.token_embedding = param_with_axes(self, "token_embedding", init, shape, axes)
         shape, axes = (cfg.max_length, cfg.emb_dim), ("length", "embed")
         self.position_embedding = param_with_axes(self, "position_embedding", init, shape, axes)
-        self.layers = [SelfAttentionLayer(cfg, i) for i in range(cfg.num_layers)]
+        self.layers = [GPTLayer(cfg, i) for i in range(cfg.num_layers)]
         self.final_layer_norm = LayerNorm(cfg.layer_norm_epsilon, cfg.dtype)
         self.input_dropout = dropout(cfg.dropout_rate)
         if not cfg.logits_via_embedding:

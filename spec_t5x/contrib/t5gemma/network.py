@@ -11,17 +11,46 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+import jax.numpy as jnp
+import numpy as np
+
 from spec_t5x.errors import InputError
-from spec_t5x.models.attention import Rotary, Traits
+from spec_t5x.models.attention import Traits
 from spec_t5x.models.binding import Family
 from spec_t5x.models.layers import GemmaNorm, RMSNorm
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import NetworkConfig
+from spec_t5x.types import Array, Float, Int
 
 # Kinds of layers: attention within a window, or to the whole text.
 LOCAL, GLOBAL = "local", "global"
 # Sizes that may differ between encoder and decoder.
 _OF_ENCODER = ("emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "query_scalar")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Positions as rotations of queries and keys (RoPE, Su et al. 2021, arXiv 2104.09864).
+
+    Features i and i + head_dim / 2 turn by ``position / factor * base ** (-2 i / head_dim)``.
+    """
+
+    base: float = 10_000.0
+    factor: float = 1.0
+
+    def __call__(
+        self,
+        heads: Float[Array, "batch heads length head_dim"],
+        positions: Int[Array, "#batch length"],
+    ) -> Float[Array, "batch heads length head_dim"]:
+        """Returns queries or keys rotated by their positions; angles are computed in float32."""
+        width = heads.shape[-1]
+        frequencies = self.base ** -(np.arange(0, width, 2, dtype=np.float32) / width) / self.factor
+        frequencies = frequencies.astype(np.float32)[None, None, None]
+        angles = positions[:, None, :, None].astype(jnp.float32) * frequencies
+        cos, sin = jnp.cos(angles).astype(heads.dtype), jnp.sin(angles).astype(heads.dtype)
+        first, second = jnp.split(heads, 2, axis=-1)
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,10 +163,9 @@ class T5GemmaConfig(NetworkConfig):
 
     def _traits(self, kind: str, **seen) -> Traits:
         if kind == LOCAL:
-            return dataclasses.replace(
-                self.source_traits, rotary=Rotary(*self.local_rotary), **seen
-            )
-        return dataclasses.replace(self.source_traits, rotary=Rotary(*self.global_rotary))
+            rotate = Rotary(*self.local_rotary)
+            return dataclasses.replace(self.source_traits, rotate=rotate, **seen)
+        return dataclasses.replace(self.source_traits, rotate=Rotary(*self.global_rotary))
 
     def with_layers(self, *, encoder: Sequence[int], decoder: Sequence[int]) -> "T5GemmaConfig":
         """Returns the configuration of only these layers, which keep their kinds."""

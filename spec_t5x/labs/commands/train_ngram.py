@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
     """Counts n-grams, writes the draft, and prints a JSON object with its sizes; returns 0."""
     check_at_least(args, order=1, min_count=1, max_successors=1)
     from spec_t5x.checkpoints.loading import named_vocabulary
-    from spec_t5x.checkpoints.native.ngram_tables import save_ngram
     from spec_t5x.checkpoints.storage.files import check_destination
     from spec_t5x.data.tsv import read_lines
     from spec_t5x.labs.training.batching import tokenise
+    from spec_t5x.labs.training.exports import save_ngram
     from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 
     check_destination(Path(args.output), args.overwrite)

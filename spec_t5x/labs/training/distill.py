@@ -4,6 +4,10 @@ The draft is trained on the target's outputs, on the references of the data, or 
 samples itself, so that it learns at the positions that drafting reaches (on-policy; Agarwal et al.
 2023, GKD, arXiv 2306.13649, and DistillSpec, arXiv 2310.08461). The loss at a position is one of
 ``distillation_losses.OBJECTIVES``.
+
+The training of an EAGLE head imitates drafting ("training-time test" of EAGLE-3, Li et al. 2025,
+arXiv 2503.01840): the network is unrolled over several draft steps, and each step attends to the
+inputs that it would have cached by then.
 """
 
 import dataclasses
@@ -26,6 +30,7 @@ from spec_t5x.labs.training.losses import LossSums, token_losses
 from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions, model_inputs
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models import partitioning
+from spec_t5x.models.attention import mask_bias
 from spec_t5x.models.binding import Model, ModelConfig
 from spec_t5x.models.eagle import EagleNetwork
 from spec_t5x.models.logical_axes import partition_spec
@@ -34,7 +39,7 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.shared_params import own_params
 from spec_t5x.models.t5 import CachedNetwork, Transformer
 from spec_t5x.sampling.distributions import Sampling, overlap, sampling, standardize
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float32, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float, Float32, Int, Key, PyTree
 
 OUTPUTS = ("target", "references")
 
@@ -143,7 +148,7 @@ class Student:
         def read(network: CachedNetwork):
             if steps:
                 given = read_by_target.encoded, source, shifted, read_by_target.states, steps
-                unrolled = network.unroll(*given, enable_dropout=learns)
+                unrolled = unroll(network, *given, enable_dropout=learns)
                 in_turn = _steps_in_turn(shifted.shape, steps)[..., None]
                 states = unrolled[0]
                 for step in range(1, steps):
@@ -294,6 +299,43 @@ class DraftLearner(Learner):
             return self.losses(logits, *given), betas
 
         return score
+
+
+def unroll(
+    network: EagleNetwork,
+    encoded: Float[Array, "batch source target_embed"],
+    source: Int[Array, "batch source"],
+    shifted: Int[Array, "batch length"],
+    states: Float[Array, "batch length target_states"],
+    num_steps: int,
+    *,
+    enable_dropout: bool = False,
+) -> list[Float[Array, "batch length embed"]]:
+    """Returns a head's states at all positions of a text in its first, second, … draft step.
+
+    The states of step i are undefined at the first i positions; both count from 0. ``encoded``
+    and ``states`` are the target's states of the source and of the text, and ``shifted`` is
+    the text with its start token first.
+    """
+    cross_bias, decoder = mask_bias((source > 0)[:, None, None, :]), network.decoder
+    distances = jnp.arange(shifted.shape[1])[:, None] - jnp.arange(shifted.shape[1])[None]
+    earlier: list[list[Array]] = [[] for _ in decoder.layers]
+    unrolled, states = [], network.reduction(states)
+    for step in range(num_steps):
+        # Text before the drafted tokens was fed with the target's states.
+        seen = [distances >= step, *(distances == step - i for i in range(1, step + 1))]
+        masks = [mask_bias(each)[None, None] for each in seen]
+        states = network.fused(shifted, jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0))))
+        for layer, inputs in zip(decoder.layers, earlier, strict=True):
+            relpos = layer.relpos_bias or decoder.relpos_bias
+            bias = relpos.full(shifted.shape[1], False)
+            *before, own = [bias + mask for mask in masks]
+            before = list(zip(inputs, before, strict=True))
+            inputs.append(states)
+            states = layer(states, encoded, own, cross_bias, not enable_dropout, before)
+        states = decoder.decoder_norm(states)
+        unrolled.append(states)
+    return unrolled
 
 
 def _steps_in_turn(shape: tuple[int, int], num_steps: int) -> Int[Array, "batch length"]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.native.directory import DraftFormat, write_draft
+from spec_t5x.checkpoints.native import ngram_tables
+from spec_t5x.checkpoints.native.directory import DraftFormat, with_extra
 from spec_t5x.checkpoints.native.model_files import write_model
 from spec_t5x.checkpoints.native.target_drafts import (
     EAGLE,
@@ -15,16 +16,23 @@ from spec_t5x.checkpoints.native.target_drafts import (
     shapes_of_layers,
     target_fingerprint,
 )
+from spec_t5x.checkpoints.storage.files import (
+    CONFIG_NAME,
+    save_arrays,
+    staged_directory,
+    write_json,
+)
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
 from spec_t5x.checkpoints.storage.tensors import array_tensors, check_tensors, read_tensors
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import check_choice
+from spec_t5x.drafts.ngram import NgramDraft
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.narrow_head import NarrowHead
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.names import STORED_DTYPES
-from spec_t5x.types import PyTree
+from spec_t5x.types import Array, Int, Integer, PyTree
 
 
 def save_model(
@@ -52,8 +60,25 @@ def save_model(
     Raises ``InputError`` if the directory is taken, the parameters do not fit ``config`` or are not
     finite, ``dtype`` is another, or ``extra`` has names of the format's entries.
     """
-    stored = StoredModel.of_params(directory, params, config, vocabulary, extra)
+    stored = model_in_memory(directory, params, config, vocabulary, extra)
     stored.write(directory, write_model, dtype=dtype, overwrite=overwrite)
+
+
+def model_in_memory(
+    directory: str | Path,
+    params: PyTree,
+    config: ModelConfig,
+    vocabulary: Vocabulary | None,
+    metadata: dict[str, Any] | None = None,
+) -> StoredModel:
+    """Returns parameters as a model that ``write`` stores; messages name ``directory``."""
+    return StoredModel(
+        tensors=array_tensors(params),
+        config=config,
+        vocabulary=vocabulary,
+        directory=Path(directory),
+        metadata=metadata or {},
+    )
 
 
 def save_shared_draft(
@@ -118,4 +143,58 @@ def write_for_target(
     tensors = array_tensors(params)
     check_tensors(tensors, shapes, str(directory))
     arrays = dict(read_tensors(tensors, str(directory), dtype)) | dict(exact or {})
-    write_draft(directory, kind, entries, arrays, extra=extra, overwrite=overwrite)
+    _write_draft(directory, kind, entries, arrays, extra=extra, overwrite=overwrite)
+
+
+def save_ngram(
+    directory: str | Path,
+    draft: NgramDraft,
+    vocabulary: Vocabulary,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes n-gram tables and their vocabulary's fingerprint, completely or not at all.
+
+    ``extra`` has further entries of config.json; ``overwrite`` allows to replace a directory.
+    """
+    if draft.vocab_size != vocabulary.vocab_size:
+        raise InputError(
+            f"the n-grams have {draft.vocab_size} tokens and the vocabulary "
+            f"{vocabulary.vocab_size}: give the vocabulary that the texts were tokenised with"
+        )
+    entries = {
+        "order": draft.order,
+        "vocab_size": draft.vocab_size,
+        "vocabulary": vocabulary.fingerprint(),
+    }
+    arrays = {"unigram": np.asarray(draft.unigram)}
+    for order, level in enumerate(draft.levels, start=2):
+        children, num_successors = _counts(level.first), _counts(level.starts)
+        tables = (children, level.tokens, num_successors, level.successors, level.masses)
+        for name, table in zip(ngram_tables.TABLES, tables, strict=True):
+            arrays[f"{order}.{name}"] = np.asarray(table)
+    options = {"extra": extra, "overwrite": overwrite}
+    _write_draft(directory, ngram_tables.FORMAT, entries, arrays, **options)
+
+
+def _counts(offsets: Int[Array, "owners_and_one"]) -> Integer[np.ndarray, "owners"]:
+    """Returns the differences of offsets, as uint16 if they fit."""
+    counts = np.diff(np.asarray(offsets))
+    return counts.astype(np.uint16) if counts.max() <= np.iinfo(np.uint16).max else counts
+
+
+def _write_draft(
+    directory: str | Path,
+    kind: DraftFormat,
+    entries: dict[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    *,
+    extra: Mapping[str, Any] | None,
+    overwrite: bool,
+) -> None:
+    """Writes config.json (``entries``, ``extra``) and arrays to ``kind.file``, all or nothing."""
+    metadata = with_extra({"format": kind.name, "version": kind.version, **entries}, extra)
+    with staged_directory(directory, overwrite=overwrite) as stage:
+        write_json(stage / CONFIG_NAME, metadata)
+        save_arrays(stage / kind.file, arrays)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.contrib.gpu import kernels, layers, operations
 from spec_t5x.contrib.gpu.operations import GPU, SWITCH, GpuOperations
 from spec_t5x.contrib.gpu.transposed import Transposed
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.labs.testing.laws import check_target
+from spec_t5x.labs.training.exports import model_in_memory
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA, usable
@@ -301,7 +301,7 @@ def test_a_stored_model_is_read_as_the_operations_of_its_size_need_it(
 ):
     """A model that is too large for the kernels would be multiplied by XLA transposed."""
     model = tiny_t5(0, **{**SIZE, "vocab_size": 384})
-    stored = StoredModel.of_params("model", model.params, model.config, ByteVocabulary())
+    stored = model_in_memory("model", model.params, model.config, ByteVocabulary())
     monkeypatch.setattr(operations, "MOST_INNER", most_inner)
     monkeypatch.setattr(GpuOperations, "state", lambda self: (True, ""))
     read = stored.load(dtype="bfloat16", for_decoding=True)

@@ -17,7 +17,13 @@ from spec_t5x.generation import Generator
 from spec_t5x.labs.benchmark.text_scores import score_texts
 from spec_t5x.labs.theory.formulas import expected_tokens
 from spec_t5x.labs.training.batching import Batches, join_pairs
-from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student, sample_outputs
+from spec_t5x.labs.training.distill import (
+    DistillOptions,
+    DraftLearner,
+    Student,
+    sample_outputs,
+    unroll,
+)
 from spec_t5x.labs.training.first_head import first_head, head_config
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.labs.training.kept_layers import keep_layers
@@ -206,7 +212,7 @@ def test_the_tokens_of_a_text_take_the_steps_of_drafting_in_turn():
         found = read_target(TARGET, inputs)
         network, whole = EagleNetwork(student.config), {"params": student.whole(own, params)}
         given = found.encoded, *inputs[:2], found.states, 3
-        unrolled = network.apply(whole, *given, method="unroll")
+        unrolled = network.apply(whole, *given, method=unroll)
         steps = [network.apply(whole, states, method="logits") for states in unrolled]
         return student.logits(own, params, inputs, found), jnp.stack(steps)
 

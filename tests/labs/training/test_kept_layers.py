@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.exports import model_in_memory
 from spec_t5x.labs.training.kept_layers import keep_layers, kept_layers, with_shared
 from spec_t5x.models.shared_params import own_params
 from tests.toy_t5 import disturbed, tiny_t5
@@ -36,7 +36,7 @@ def test_the_kept_layers_stand_in_their_order():
     model = tiny_t5(0, num_encoder_layers=2, num_decoder_layers=4)
     whole = model.params
     params, config = keep_layers(whole, model.config, encoder=(1,), decoder=(0, 3))
-    StoredModel.of_params("smaller", params, config, None).check()
+    model_in_memory("smaller", params, config, None).check()
     assert (config.num_encoder_layers, config.num_decoder_layers) == (1, 2)
     assert params["encoder"]["layers_0"] is whole["encoder"]["layers_1"]
     assert params["decoder"]["layers_0"] is whole["decoder"]["layers_0"]
@@ -52,7 +52,7 @@ def test_a_draft_is_its_own_parameters_and_those_of_the_target():
     assert list(own) == ["decoder"]
     assert set(own["decoder"]["layers_1"]["encoder_decoder_attention"]) == {"query", "out"}
     whole = with_shared(own, of_target, (0, 2))
-    StoredModel.of_params("draft", whole, config, None).check()
+    model_in_memory("draft", whole, config, None).check()
     assert whole["encoder"] is of_target["encoder"]
     assert whole["token_embedder"] is of_target["token_embedder"]
     ours, theirs = whole["decoder"]["layers_1"], of_target["decoder"]["layers_2"]
