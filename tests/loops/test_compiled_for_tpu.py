@@ -101,7 +101,8 @@ def shapes_of(tree, mesh):
             node = node.replace(weights=params, module=Transformer(config), operations=XLA)
         if hasattr(node, "shared"):
             # The target's output layer, which heads share.
-            node = node.replace(shared=map_forms(lambda form: form.unpacked(), node.shared))
+            shared = map_forms(lambda form: form.unpacked(), node.shared)
+            node = node.replace(shared=shared, operations=XLA)
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated(mesh)),
             node,
