@@ -90,7 +90,7 @@ def test_it_holds_no_encoder_and_encodes_nothing():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_beside_a_target_of_other_operations_its_precision_is_kept(dtype, monkeypatch):
-    """As for a target that is too large for kernels which suit the draft."""
+    """Kernels that suit the draft alone cannot read the shared embedding."""
 
     def usable(self, shapes, dtype):
         return dtype == "float32"
