@@ -225,7 +225,6 @@ def _ways(server: Server, requests: Requests, number: int) -> Iterator[dict[str,
             # Of few requests, compilation included.
             "first_seconds": first,
             "same_outputs": sum(outputs[place] == answers.outputs[place] for place in outputs),
-            "peak_memory_bytes": results.peak_memory(),
             "beside": others.share,
         }
 

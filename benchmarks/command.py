@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, is_out_of_memory, one_line
 from spec_t5x.labs.benchmark import results
 from spec_t5x.machine import xla_flags
 from spec_t5x.machine.description import machine
@@ -40,18 +40,26 @@ def run(
 ) -> int:
     """Measures ``rows`` and shows their table; returns 0, or 2 on an input error.
 
-    If ``args.json`` is given, it has the settings and the rows so far, from the first row on.
+    If ``args.json`` is given, it has the settings, the peak memory and the rows so far, from the
+    first row on. Too little memory on the device is an input error.
     """
     kept: list[dict[str, Any]] = []
+    failure = None
     try:
         for row in rows:
             kept.append(row)
             if args.json:
-                results.write_json(args.json, {**settings, "rows": kept})
+                memory = {"peak_memory_bytes": results.peak_memory()}
+                results.write_json(args.json, {**settings, **memory, "rows": kept})
     except InputError as error:
-        return refuse(name, error)
-    results.show(table(kept))
-    return 0
+        failure = error
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        failure = InputError(f"{one_line(error)}: take fewer rows, or a smaller model")
+    if kept or not failure:
+        results.show(table(kept))
+    return refuse(name, failure) if failure else 0
 
 
 def run_timed(

@@ -33,7 +33,7 @@ from benchmarks import command, random_pair
 from benchmarks.gpu_launches import BY, MOST_INNER_HELP, all_kernels, computed_by
 from spec_t5x.contrib.gpu.operations import MOST_INNER
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError, check_numbers, one_line
+from spec_t5x.errors import InputError, check_numbers, is_out_of_memory, one_line
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
 from spec_t5x.labs.benchmark.random_models import random_sources
@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     Raises:
       InputError: a number below its least, an unknown size, or too little memory; after all other
-        rows, programs that cannot be compiled.
+        rows, programs that cannot be compiled or for which the device has too little memory.
     """
     check_numbers(0, gamma=min(args.gamma))
     numbers = {"source_len": args.source_len, "max_decode_len": args.max_decode_len}
@@ -89,17 +89,23 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 target, draft = models[0], TransformerDraft(models[1])
                 calls.append(_Call(args, verifier, batch, gamma, by, target, draft))
     found = list(zip(calls, _programs(calls), strict=True))
+    failed = [(call, each) for call, each in found if isinstance(each, Exception)]
     programs = [(call, each) for call, each in found if not isinstance(each, Exception)]
     for _ in range(args.repeats + 1):
         for call, program in programs:
-            call.time(program)
+            try:
+                call.time(program)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                failed.append((call, error))
+                programs = [pair for pair in programs if pair[0] is not call]
     for call, program in programs:
         yield call.row() | ({"kernels": call.kernels(program)} if args.profile else {})
-    failed = [(call, each) for call, each in found if isinstance(each, Exception)]
     if failed:
         names = (f"batch {call.batch}, gamma {call.gamma} by {call.by}" for call, _ in failed)
         reason = one_line(failed[0][1])
-        raise InputError(f"{'; '.join(names)} cannot be compiled ({reason}): leave them out")
+        raise InputError(f"{'; '.join(names)} cannot be compiled or run ({reason}): leave them out")
 
 
 def _programs(calls: Sequence["_Call"]) -> list[Compiled | Exception]:

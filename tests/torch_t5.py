@@ -7,8 +7,9 @@ import numpy as np
 
 from spec_t5x.models.t5 import Transformer
 
-# Tolerance of logits in float32 between two implementations of one network.
-TOLERANCE = 2e-4
+# Tolerance of logits in float32 between two implementations of one network, which may sum in
+# another order.
+TOLERANCE = 5e-4
 # Sizes of all models; numbers of ids and layers are given separately.
 SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 3}
 

@@ -3,12 +3,15 @@
 #   bash scripts/gpu/measure.sh [--dry-run] [--tiny] [--minutes N] OUTPUT [STAGE…]
 #
 #   OUTPUT       gets STAGE.json (of laws: JUnit's XML) and STAGE.log; the same command continues
-#                with the stages that have none yet
-#   STAGE        flags laws_sampling laws_loops laws_drafts laws_models pairs steps_small
-#                steps_base steps_large table_2_small table_2_base table_2_large xl_plain xl_drafted
-#                xl_int8 xl_kv8 closed_8 closed_32 closed_64 and, of the kernels of contrib/gpu,
-#                laws_kernels pairs_by_kernels table_2_small_by_kernels (all, in this order)
-#   --minutes N  starts no stage after N minutes, stops the one that runs, and ends with status 75
+#                with the stages that were not tried yet, then with those that failed or were
+#                stopped, from the beginning: STAGE.part.old has what they had measured
+#   STAGE        laws_sampling laws_loops laws_drafts laws_models pairs steps_small steps_base
+#                steps_large table_2_small table_2_base table_2_large xl_plain xl_drafted xl_int8
+#                xl_kv8 closed_8 closed_32 closed_64 and, on a GPU, flags (of XLA for GPUs) and,
+#                of the kernels of contrib/gpu, laws_kernels pairs_by_kernels
+#                table_2_small_by_kernels (all, in this order, flags first)
+#   --minutes N  starts no stage after N minutes, stops the one that runs, and ends with status 75;
+#                N is to be more than the longest stage takes
 #   --tiny       every stage at small sizes, also on a CPU: a test of the script
 #
 # A stage that fails does not stop the others; the status is then 1. All models but the packaged
@@ -22,9 +25,10 @@ set -euo pipefail
 source "$(dirname "$0")/../setup_env.sh"
 help_flag "$@"
 minutes=100000 tiny="" output="" chosen=()
-STAGES=(flags laws_sampling laws_loops laws_drafts laws_models pairs steps_{small,base,large}
+STAGES=(laws_sampling laws_loops laws_drafts laws_models pairs steps_{small,base,large}
   table_2_{small,base,large} xl_{plain,drafted,int8,kv8} closed_8 closed_32 closed_64)
-[ "${ACCELERATOR:-}" = tpu ] || STAGES+=(laws_kernels {pairs,table_2_small}_by_kernels)
+[ "${ACCELERATOR:-}" = tpu ] ||
+  STAGES=(flags "${STAGES[@]}" laws_kernels {pairs,table_2_small}_by_kernels)
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) DRY_RUN=1 ;;
@@ -48,7 +52,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$output" ] || die "no output: give a folder for the results"
 [ ${#chosen[@]} -gt 0 ] || chosen=("${STAGES[@]}")
-FOR_LAWS="pytest beartype hypothesis"
+FOR_LAWS="pytest beartype hypothesis pytest-xdist"
 go_to_repository
 # XLA computes the stages without a suffix.
 export SPEC_T5X_GPU_KERNELS=${SPEC_T5X_GPU_KERNELS:-0}
@@ -60,19 +64,25 @@ if [ -z "$tiny" ]; then
 fi
 if [[ " ${chosen[*]}" == *" laws_"* && -z "${DRY_RUN:-}" ]]; then
   "$python" -c 'import pytest, beartype' 2>/dev/null ||
-    die "no pytest for the laws: $python -m pip install $FOR_LAWS, or name other stages"
+    die "no pytest or beartype for laws: $python -m pip install $FOR_LAWS, or name other stages"
   "$python" -c 'import hypothesis' 2>/dev/null ||
     say "no hypothesis: files of tests that import it fail; $python -m pip install $FOR_LAWS"
+  # One process computes on a TPU.
+  [ "${ACCELERATOR:-}" = tpu ] || "$python" -c 'import xdist' 2>/dev/null ||
+    say "no xdist: laws take one process in place of eight; $python -m pip install $FOR_LAWS"
 fi
 run mkdir -p "$output"
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}
 
-within() { # COMMAND: stops it when the minutes are over
-  local left=$((deadline - SECONDS))
+within() { # COMMAND: stops it when the minutes are over, with status 124
+  local left=$((deadline - SECONDS)) status=0
   [ $left -gt 0 ] || return 124
-  run timeout "$left" "$@"
+  run timeout --kill-after=30 "$left" "$@" || status=$?
+  # A program that is not stopped is killed.
+  [ $status != 137 ] || [ $SECONDS -lt $deadline ] || status=124
+  return $status
 }
-keep() { if [ -n "${DRY_RUN:-}" ]; then cat; else tee "$part"; fi; } # standard input
+keep() { if [ -n "${DRY_RUN:-}" ]; then cat; else tee -a "$part"; fi; } # standard input
 # Both ways to compute layers on a GPU, XLA's on a TPU.
 decoding() {
   [ "${ACCELERATOR:-}" != tpu ] || set -- "$@" --by XLA
@@ -106,7 +116,8 @@ laws() { # FOLDER
   local tests=("tests/$1") several=()
   [ -z "$tiny" ] || tests=("tests/sampling/test_verification.py")
   [ "$1" != kernels ] || tests=("tests/contrib/gpu${tiny:+/test_products.py}")
-  if [ -z "$tiny" ] && [ "${ACCELERATOR:-}" != tpu ] && "$python" -c "import xdist"; then
+  if [ -z "$tiny" ] && [ "${ACCELERATOR:-}" != tpu ] &&
+    "$python" -c 'import xdist' 2>/dev/null; then
     several=(--numprocesses 8)
     local -x XLA_PYTHON_CLIENT_MEM_FRACTION=.08
   fi
@@ -114,10 +125,11 @@ laws() { # FOLDER
     "${several[@]}" --continue-on-collection-errors -p no:cacheprovider --junitxml "$part"
 }
 
-# The packaged T5 on example texts of its three tasks: the same texts as plain decoding, or the
-# margin where not.
+# The packaged T5 on example texts of its three tasks: the same texts as plain decoding, or, in
+# bfloat16, the margin where not.
 pairs() {
-  local draft run texts number=16 length=64 runs=("float32 1" "bfloat16 1")
+  local draft run texts found status=0 differ="" number=16 length=64
+  local runs=("float32 1" "bfloat16 1")
   # One row one by one, and several in tiles.
   [ "$SPEC_T5X_GPU_KERNELS" = 0 ] || runs=("bfloat16 1" "bfloat16 8")
   [ -z "$tiny" ] || number=1 length=8
@@ -130,11 +142,18 @@ for prefix, texts in (
     print(*(prefix + text for text in texts[:$number]), sep='\n')")
   for draft in transformer copy; do
     for run in "${runs[@]}"; do
-      within "$python" -m spec_t5x.cli.main generate -q --json --compare --target t5-target \
-        --draft $draft --gamma 4 --dtype "${run% *}" --batch_size "${run#* }" --truncate \
-        --max_decode_len $length "${texts[@]}" || return
+      found=$(within "$python" -m spec_t5x.cli.main generate -q --json --compare \
+        --target t5-target --draft $draft --gamma 4 --dtype "${run% *}" \
+        --batch_size "${run#* }" --truncate --max_decode_len $length "${texts[@]}") || status=$?
+      [ -z "$found" ] || keep <<< "$found"
+      [ $status = 0 ] || return $status
+      [[ $run != float32* || $found != *'"identical": false'* ]] || differ+=" $draft"
     done
-  done | keep
+  done
+  [ -z "$differ" ] || {
+    echo "texts in float32 are not those of plain decoding, with the drafts$differ" >&2
+    return 1
+  }
 }
 
 # A step of a draft, with the profile of its kernels.
@@ -185,25 +204,49 @@ measure() { # STAGE
   esac
 }
 
-failed=()
+# Stages that were tried come last, the latest of them at the very end, so that none keeps another
+# from running.
+waiting=() tried=()
 for stage in "${chosen[@]}"; do
   if [ -e "$output/$stage.json" ]; then
     say "stage $stage is done"
-    continue
+  elif [ -e "$output/$stage.log" ]; then
+    tried+=("$stage.log")
+  else
+    waiting+=("$stage")
   fi
-  say "stage $stage"
-  part=$output/$stage.part status=0
+done
+if [ ${#tried[@]} -gt 0 ]; then
+  # shellcheck disable=SC2012 # names of stages
+  mapfile -t tried < <(cd "$output" && ls -tr "${tried[@]}")
+  waiting+=("${tried[@]%.log}")
+fi
+failed=()
+for stage in "${waiting[@]}"; do
+  part=$output/$stage.part log=$output/$stage.log status=0
+  [ ! -e "$output/$stage.json" ] || continue
   if [ -n "${DRY_RUN:-}" ]; then
+    say "stage $stage"
     measure "$stage"
     continue
+  elif [ $SECONDS -ge $deadline ]; then
+    say "$minutes minutes are over: the same command continues with $stage"
+    exit 75
   fi
-  measure "$stage" > "$output/$stage.log" 2>&1 || status=$?
-  if [ $status = 124 ]; then
+  say "stage $stage"
+  [ ! -e "$part" ] || mv --backup=numbered "$part" "$part.old"
+  measure "$stage" > "$log" 2>&1 || status=$?
+  if [ $status = 124 ] && [ "$stage" = "${waiting[0]}" ]; then
+    say "stage $stage takes longer than $minutes minutes: give more"
+    exit 75
+  elif [ $status = 124 ]; then
+    # Without a log it is as one that was not tried: it comes first, and has all minutes.
+    mv --backup=numbered "$log" "$log.old"
     say "$minutes minutes are over: the same command continues with $stage"
     exit 75
   elif [ $status != 0 ]; then
     failed+=("$stage")
-    say "stage $stage failed: $(tail -n 1 "$output/$stage.log")"
+    say "stage $stage failed: $(tail -n 1 "$log")"
   else
     mv "$part" "$output/$stage.json"
   fi

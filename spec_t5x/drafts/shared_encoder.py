@@ -13,7 +13,7 @@ import flax.struct
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Context, Proposal, TreeProposal
-from spec_t5x.machine.operations import XLA
+from spec_t5x.machine.operations import FULL_PRECISION, XLA
 from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache, KeysValues, LayerCache
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
@@ -66,10 +66,11 @@ class SharedEncoderDraft(TransformerDraft):
             )
         params = {name: each for name, each in own.items() if name != "narrow_head"}
         model = T5Model.create(params, config)
+        by_xla = FULL_PRECISION if FULL_PRECISION.usable({}, config.dtype) else XLA
         model = model.replace(
             weights={"token_embedder": target.weights["token_embedder"], **model.weights},
             module=cls.network(config),
-            operations=model.operations if model.operations is target.operations else XLA,
+            operations=model.operations if model.operations is target.operations else by_xla,
         )
         if head is not None:
             model = NarrowT5.narrowed(model, head, own["narrow_head"]["kernel"])

@@ -55,8 +55,8 @@ class Operations:
         """Returns a model that may compute only the first ``num`` tokens of each row."""
         return model
 
-    def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
-        """Calls the method of this name on a network with weights from ``pack``."""
+    def apply(self, module: nn.Module, weights: PyTree, *args, method: str | Callable) -> Any:
+        """Calls a network's method, or a function of it, with weights from ``pack``."""
         return module.apply({"params": weights}, *args, method=method)
 
     def kernel(self, name: str, *arrays: Array) -> Callable | None:
@@ -84,8 +84,8 @@ class FullPrecision(Operations):
         is_set = jax.config.jax_default_matmul_precision is not None
         return dtype == "float32" and not is_set and jax.default_backend() != "cpu"
 
-    def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
-        """Calls the method of this name on a network, with products in full precision."""
+    def apply(self, module: nn.Module, weights: PyTree, *args, method: str | Callable) -> Any:
+        """Calls a network's method, or a function of it, with products in full precision."""
         with jax.default_matmul_precision("highest"):
             return super().apply(module, weights, *args, method=method)
 

@@ -163,8 +163,8 @@ class CachedModel:
         states, cache = self.apply(*args, method=method)
         return self.logits(states), states, cache
 
-    def apply(self, *args, method: str):
-        """Calls the network's method of this name with the weights; returns its result."""
+    def apply(self, *args, method: str | Callable):
+        """Calls the network's method, or a function of it, with the weights; returns the result."""
         return self.operations.apply(self.module, self.weights, *args, method=method)
 
 

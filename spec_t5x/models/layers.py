@@ -91,14 +91,11 @@ class Embed(nn.Module):
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
         """Returns the float32 logits of all tokens, as the output layer."""
-        scale = self.output_scale
-        if scale == 1:
-            return times_table(states, self.embedding)
-        if states.dtype == getattr(self.embedding, "dtype", None) == jnp.bfloat16:
-            # A rescaled state would be rounded to bfloat16 once more.
-            return times_table(states, self.embedding) * scale
+        if states.dtype == jnp.bfloat16:
+            # A rescaled state would be rounded to bfloat16 once more, in float32 by a TPU or GPU.
+            return times_table(states, self.embedding) * self.output_scale
         # Rescaling states instead of logits gives the same and multiplies fewer numbers.
-        return times_table(states.astype(jnp.float32) * scale, self.embedding)
+        return times_table(states.astype(jnp.float32) * self.output_scale, self.embedding)
 
 
 def times_table(

@@ -81,4 +81,4 @@ class NarrowT5(T5Model):
 
     def logits(self, states: Float[Array, "batch new embed"]) -> Float32[Array, "batch new vocab"]:
         """Returns the narrow head's logits for normed decoder states."""
-        return self.head.logits(self.kernel, states)
+        return self.apply(states, method=lambda _, states: self.head.logits(self.kernel, states))

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 
 from benchmarks import closed_loop, random_pair
@@ -23,7 +24,10 @@ def test_batches_and_slots_give_the_same_answers(tiny_sizes, tmp_path, capsys):
     kept = tmp_path / "closed.json"
     flags = ["--requests", "7", "--concurrency", "3", "--source_len", "8", "--max_decode_len", "12"]
     assert closed_loop.main([*flags, "--gamma", "0", "2", "--json", str(kept)]) == 0
-    rows = json.loads(kept.read_text())["rows"]
+    found = json.loads(kept.read_text())
+    rows = found["rows"]
+    # A CPU does not tell its memory.
+    assert found["peak_memory_bytes"] is None
     assert [(row["gamma"], row["way"]) for row in rows] == [
         *((0, "batches"), (0, "slots"), (2, "batches"), (2, "slots"))
     ]
@@ -32,7 +36,6 @@ def test_batches_and_slots_give_the_same_answers(tiny_sizes, tmp_path, capsys):
         assert 7 * 3 <= row["tokens"] <= 7 * 12
         low, middle, high = row["latency_seconds"].values()
         assert 0 < low <= middle <= high <= row["seconds"]
-        assert row["peak_memory_bytes"] is None
     shown = capsys.readouterr().out
     assert "| 3         | plain   | batches |" in shown and "7 of 7" in shown
 
@@ -60,6 +63,20 @@ def test_a_client_sends_its_next_request_when_it_has_its_answer(tiny_sizes, monk
     answers = closed_loop.Server(target, None, 3, loop).answer_in_slots(requests, 8)
     assert most == 3
     assert sent == list(range(len(sent))) and sorted(answers.outputs) == list(range(8))
+
+
+def test_too_little_memory_is_a_line_below_the_rows_so_far(tiny_sizes, monkeypatch, capsys):
+    def answer(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory, trying\n to allocate")
+
+    monkeypatch.setattr(closed_loop.Server, "answer_in_slots", answer)
+    flags = ["--requests", "2", "--concurrency", "2", "--source_len", "8", "--max_decode_len", "4"]
+    assert closed_loop.main([*flags, "--gamma", "0"]) == 2
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert line.startswith("closed_loop: error: RESOURCE_EXHAUSTED: Out of memory, trying to")
+    assert line.endswith(": take fewer rows, or a smaller model")
+    assert "| batches |" in shown.out
 
 
 @pytest.mark.parametrize(

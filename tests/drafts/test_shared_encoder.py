@@ -1,5 +1,6 @@
 """Tests of a draft with its target's encoder, against a whole model of the same parameters."""
 
+import dataclasses
 import functools
 
 import jax
@@ -12,6 +13,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.kept_layers import keep_layers, with_shared
 from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.machine.operations import FULL_PRECISION, XLA, Operations
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.shared_params import own_params
 from spec_t5x.sampling.distributions import sampling
@@ -84,6 +86,22 @@ def test_it_holds_no_encoder_and_encodes_nothing():
         return lowered.cost_analysis().get("flops", 0)
 
     assert num_operations(shared) == 0 < num_operations(whole)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_beside_a_target_of_other_operations_its_precision_is_kept(dtype, monkeypatch):
+    """Kernels that suit the draft alone cannot read the shared embedding."""
+
+    def usable(self, shapes, dtype):
+        return dtype == "float32"
+
+    monkeypatch.setattr(type(FULL_PRECISION), "usable", usable)
+    target, make = made()
+    draft = make()[0].model
+    config, other = dataclasses.replace(draft.config, dtype=dtype), Operations()
+    given = own_params(draft.params), config, LAYERS, target.replace(operations=other)
+    expected = FULL_PRECISION if dtype == "float32" else XLA
+    assert SharedEncoderDraft.create(*given).model.operations is expected
 
 
 @pytest.mark.parametrize("layers", [(0, 1), (2,), (-1,)])

@@ -13,6 +13,7 @@ from flax.errors import ScopeParamShapeError
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.layers import Dense, RMSNorm
 from spec_t5x.models.t5 import Transformer
+from spec_t5x.models.weights import Rounded
 from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -49,10 +50,26 @@ def test_logits_of_bfloat16_are_float32_without_a_copy_of_the_table(model, metho
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_states_in_bfloat16_are_not_rounded_again_for_a_tied_output_layer(bits, monkeypatch):
+    """A GPU or TPU may round factors of a float32 product, and so rescaled states."""
+    model = with_dtype(tiny_t5(0, logits_via_embedding=True, emb_dim=24), "bfloat16")
+    states = jax.random.normal(jax.random.key(0), (2, 3, 24)).astype(jnp.bfloat16)
+    given, times = [], Rounded.times
+    monkeypatch.setattr(Rounded, "times", lambda *args: given.append(args[1]) or times(*args))
+    coarse = model.rounded(bits)
+    logits = coarse.logits(states)
+    (factor,) = given
+    np.testing.assert_array_equal(factor, states.astype(jnp.float32))
+    matrix = coarse.weights["token_embedder"]["embedding"].output.matrix()
+    np.testing.assert_allclose(logits, factor @ matrix * 24**-0.5, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("norm", [RMSNorm()])
 def test_norms_take_plain_means_away_from_a_cpu(norm, monkeypatch):
     inputs = jax.random.normal(jax.random.key(0), (2, 3, 40)) * 3 + 1
     variables = norm.init(jax.random.key(1), inputs)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     on_a_cpu = norm.apply(variables, inputs)
     assert "dot_general" in str(jax.make_jaxpr(norm.apply)(variables, inputs))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

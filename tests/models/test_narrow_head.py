@@ -11,6 +11,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import NodeTarget
 from spec_t5x.labs.training.kept_layers import narrowed_params
 from spec_t5x.loops.tree_nodes import tree_nodes
+from spec_t5x.machine.operations import FULL_PRECISION, XLA
 from spec_t5x.models.narrow_head import UNKNOWN, NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.shared_params import own_params
@@ -64,6 +65,16 @@ def test_known_tokens_have_the_logits_of_the_whole_layer(tied):
             probs = standardize(ours, settings)
             np.testing.assert_allclose(probs.sum(-1), 1.0, rtol=1e-5)
             assert not np.any(probs[..., ~KNOWN])
+
+
+@pytest.mark.parametrize("operations", [XLA, FULL_PRECISION])
+def test_a_narrow_layer_has_the_precision_of_the_whole_one(operations):
+    whole, narrow = make_narrow(False)
+    model = whole.replace(weights=whole.params, operations=operations)
+    narrow = NarrowT5.narrowed(model, narrow.head, np.ones((16, len(IDS)), np.float32))
+    text = jax.jit(narrow.logits).lower(jnp.ones((2, 3, 16))).as_text()
+    assert text.count("dot_general") == 1
+    assert ("precision = [HIGHEST, HIGHEST]" in text) == (operations is FULL_PRECISION)
 
 
 @pytest.mark.parametrize("ids", [[], [3, 3], [4, 2], [-1, 2], [2, 30]])

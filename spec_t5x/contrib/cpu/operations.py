@@ -40,7 +40,7 @@ class CpuOperations(Operations):
         """Returns the model with products limited to the first ``num`` tokens of each row."""
         return panels.first(model, num)
 
-    def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
+    def apply(self, module: nn.Module, weights: PyTree, *args, method: str | Callable) -> Any:
         """Calls a network's ``method`` with packed weights; kernels compute its layers."""
         with nn.intercept_methods(layers.intercept):
             return super().apply(module, weights, *args, method=method)

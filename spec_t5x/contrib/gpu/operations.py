@@ -74,7 +74,7 @@ class GpuOperations(Operations):
         """Returns one parameter on the device, transposed if it is a matrix."""
         return transposed.packed(name, super().packed(name, param))
 
-    def apply(self, module: nn.Module, weights: PyTree, *args, method: str) -> Any:
+    def apply(self, module: nn.Module, weights: PyTree, *args, method: str | Callable) -> Any:
         """Calls a network's ``method``; kernels compute its layers."""
         is_full = FULL_PRECISION.usable({}, module.config.dtype)
         others = FULL_PRECISION if is_full else XLA

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.machine.operations import Operations
 from spec_t5x.models.logical_axes import param_with_axes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
@@ -83,6 +84,8 @@ class T5Heads:
     shared: PyTree
     module: Heads = flax.struct.field(pytree_node=False)
     network: Transformer = flax.struct.field(pytree_node=False)
+    # The target's operations, which ``shared`` is packed for.
+    operations: Operations = flax.struct.field(pytree_node=False)
 
     @classmethod
     def create(cls, params: PyTree, target: T5Model) -> "T5Heads":
@@ -107,6 +110,7 @@ class T5Heads:
             shared=shared,
             module=Heads(config),
             network=target.module,
+            operations=target.operations,
         )
 
     @property
@@ -125,16 +129,18 @@ class T5Heads:
         ``tokens`` are those predicted from the target's normed decoder ``states``; head i, from 0,
         predicts the token i + 1 positions after each of them.
         """
-        embedded = self._apply(
-            tokens, method=lambda network, tokens: network.token_embedder(tokens)
-        )
-        return self.module.apply({"params": self.params}, states, embedded, num)
+
+        def of_heads(network, states, tokens):
+            embedded = network.token_embedder(tokens)
+            return self.module.apply({"params": self.params}, states, embedded, num)
+
+        return self._apply(states, tokens, method=of_heads)
 
     def output_logits(
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
         """Returns logits: the target's output layer applied to states of the target or a head."""
-        return self._apply(states, method=Transformer.logits)
+        return self._apply(states, method="logits")
 
     def head_logits(
         self, states: Float[Array, "batch embed"], tokens: Int[Array, "batch"], num: int
@@ -146,7 +152,7 @@ class T5Heads:
         return self.output_logits(self.head_states(states[:, None], tokens[:, None], num)[:, 0])
 
     def _apply(self, *args, method):
-        return self.network.apply({"params": self.shared}, *args, method=method)
+        return self.operations.apply(self.network, self.shared, *args, method=method)
 
 
 def _normed(values: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows embed"]:

@@ -30,6 +30,7 @@ from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_settings, figures_of, log_exported
 from spec_t5x.labs.training.same_run import check_same
 from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions, TrainResult, fit
+from spec_t5x.machine.operations import XLA
 from spec_t5x.models.partitioning import declared_shardings
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
@@ -115,7 +116,8 @@ class HeadsLearner(Learner):
         self, params: PyTree, inputs: Inputs, key: Key[Array, ""] | None, target_params: PyTree
     ) -> LossSums:
         """Returns ``heads_losses`` with the options' settings; ``key`` is unused (no dropout)."""
-        target = self.target.with_params(target_params)
+        # With JAX's precision of products, as in other trainings.
+        target = self.target.replace(weights=target_params, operations=XLA)
         return heads_losses(
             T5Heads.create(params, target),
             target,

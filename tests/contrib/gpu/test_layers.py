@@ -26,6 +26,7 @@ from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models import weights
 from spec_t5x.models.binding import abstract_params, expected_shapes
 from spec_t5x.models.layers import Dense
+from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.sizes import size
 from spec_t5x.sampling.distributions import argmax, sampling
 from spec_t5x.verifiers import TokenVerifier, TreeVerifier
@@ -124,6 +125,15 @@ def test_logits_are_those_of_xla(changes):
     wanted = logits(plain, SOURCES, TOKENS)
     found = logits(ours, SOURCES, TOKENS)
     np.testing.assert_allclose(found, wanted, atol=2e-4 * float(jnp.abs(wanted).max()))
+
+
+def test_a_narrow_output_layer_is_computed_as_a_whole_one_is():
+    kernel = jnp.asarray(np.random.default_rng(0).normal(size=(48, 32)), jnp.bfloat16)
+    head = NarrowHead.create(np.arange(1, 33), 96)
+    ours, plain = (NarrowT5.narrowed(model, head, kernel) for model in make())
+    states = jnp.asarray(np.random.default_rng(1).normal(size=(1, 3, 48)), jnp.bfloat16)
+    assert "pallas_call" in str(jax.make_jaxpr(ours.logits)(states))
+    np.testing.assert_allclose(ours.logits(states), plain.logits(states), rtol=1e-4, atol=1e-4)
 
 
 def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_xla():

@@ -7,6 +7,7 @@ import pytest
 
 from spec_t5x.contrib.medusa.network import Heads, HeadsConfig, T5Heads
 from spec_t5x.errors import InputError
+from spec_t5x.machine.operations import FULL_PRECISION, XLA
 from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -80,6 +81,17 @@ def test_heads_by_hand(target, scored):
     # The target's arrays are shared.
     embedding = heads.shared["token_embedder"]["embedding"]
     assert embedding is target.weights["token_embedder"]["embedding"]
+
+
+@pytest.mark.parametrize("operations", [XLA, FULL_PRECISION])
+def test_heads_have_the_precision_of_their_target(target, scored, operations):
+    model = target.replace(weights=target.params, operations=operations)
+    heads = T5Heads.create(random_params(), model)
+    program = head_logits.lower(heads, scored[1][:, 1], PREFIXES[:, 2], 3).as_text()
+    products = [line for line in program.splitlines() if "dot_general" in line]
+    full = ["precision = [HIGHEST, HIGHEST]" in line for line in products]
+    # Two of the heads, and the output layer.
+    assert full == [operations is FULL_PRECISION] * 3
 
 
 def test_heads_of_another_width():
