@@ -40,6 +40,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.binding import Model
 from spec_t5x.names import AUTO
+from spec_t5x.options import GenerateOptions
 
 # The kind of a directory whose format belongs to no other kind: a smaller model.
 TRANSFORMER = "transformer"
@@ -133,6 +134,26 @@ def find_models(
         hub.download_weights(name)
 
 
+def check_draft(text: str | None, options: GenerateOptions) -> None:
+    """Raises ``InputError`` if drafts of the kind in ``text`` lack the tree or search of options.
+
+    A kind that does not name its drafts' class is left to the loops, which check the draft.
+    """
+    kind = next(_parts(text))[0].draft if text else None
+    if kind is None or options.gamma == 0:
+        return
+    if options.beams and options.gamma != AUTO and kind is not TransformerDraft:
+        raise InputError(
+            f"beams is {options.beams}, gamma {options.gamma} and draft {text!r}, but only a model "
+            "of its own checkpoint drafts for a search: give one, or gamma 0"
+        )
+    if options.make_verifier().tree(1) is not None and not hasattr(kind, "propose_tree"):
+        raise InputError(
+            f"verifier is {options.verifier!r} and draft {text!r} proposes no trees: give a "
+            "verifier of chains, or a draft that proposes trees, such as a model or eagle"
+        )
+
+
 def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:
     """Yields kind and checked argument of a draft and of the drafts that it names."""
     kind, argument = registry.find("draft", kind_of(text)), _argument(text)
@@ -206,4 +227,6 @@ def model_draft(request: Request, argument: str) -> TransformerDraft:
     return TransformerDraft(loaded.bind(), settings=options.settings)
 
 
-KIND = DraftKind(make=model_draft, checkpoints=one_checkpoint, packaged=TRANSFORMER)
+KIND = DraftKind(
+    make=model_draft, draft=TransformerDraft, checkpoints=one_checkpoint, packaged=TRANSFORMER
+)

@@ -53,8 +53,10 @@ def run(args: argparse.Namespace) -> int:
     source = _source(args)
     enable()
 
+    from spec_t5x.checkpoints.make_draft import check_draft
     from spec_t5x.generation import Generator
 
+    check_draft(models.draft_name(), options)
     command = _Command(args, Generator.load_named(models), options)
     command.run(source)
     return 2 if command.failed else 0

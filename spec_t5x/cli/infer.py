@@ -76,9 +76,10 @@ def run(args: argparse.Namespace) -> int:
         shardings = placement.params if placement.mesh else None
         return Generator.load_named(models, shardings=shardings)
 
-    from spec_t5x.checkpoints.make_draft import find_models
+    from spec_t5x.checkpoints.make_draft import check_draft, find_models
 
     # Before anything is written: what other workers read must be a run that can start.
+    check_draft(models.draft_name(), decoding)
     find_models(models.target, [models.draft_name()], models.draft_options(), models.task)
     source, of_models = _source(options, models), _settings(models, options)
     try:

@@ -196,4 +196,4 @@ def copy_draft(request: Request, argument: str = "") -> CopyDraft:
     )
 
 
-KIND = DraftKind(make=copy_draft, check=whole_number, **WITHOUT_MODEL)
+KIND = DraftKind(make=copy_draft, draft=CopyDraft, check=whole_number, **WITHOUT_MODEL)

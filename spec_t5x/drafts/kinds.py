@@ -56,6 +56,8 @@ class DraftKind:
 
     # Makes the draft from the argument after the colon ("" for none), or from a directory's name.
     make: Callable[[Request, str], Draft]
+    # The class of the drafts, by which options are checked before a download; None if unknown.
+    draft: type | None = None
     # The "format" in config.json of a directory with a draft of this kind; None if none has.
     format: str | None = None
     # The checkpoints, and the ``NAME:ARGUMENT`` of other drafts, that the argument names.

@@ -32,4 +32,4 @@ def _make(request: Request, argument: str) -> UniformDraft:
     return UniformDraft(request.model.vocab_size)
 
 
-KIND = DraftKind(make=_make, check=no_argument, **WITHOUT_MODEL)
+KIND = DraftKind(make=_make, draft=UniformDraft, check=no_argument, **WITHOUT_MODEL)

@@ -314,6 +314,22 @@ def test_arguments_that_cannot_be_are_refused_in_one_line(generate, arguments, e
     assert_refused(generate(*arguments), expected)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ("--draft", "copy", "--verifier", "tree"),
+            "--verifier is 'tree' and draft 'copy' proposes no trees",
+        ),
+        (("--draft", "mixed:int8", "--verifier", "multi"), "'mixed:int8' proposes no trees"),
+        (("--draft", "int8", "--beams", 2), "--beams is 2, gamma 3 and draft 'int8', but only"),
+    ],
+)
+def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, arguments, expected):
+    """The target is no checkpoint that could be read."""
+    assert_refused(generate("x", "--target", "google/none", *arguments), expected)
+
+
 def test_a_bad_line_of_standard_input_costs_the_others_nothing(generate, greedy, monkeypatch):
     for flags in ((), ("-",), ("--input", "-")):
         with_stdin(monkeypatch, f"{TEXTS[0]}\n\n{TEXTS[1]}".encode())

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from spec_t5x import registry
+from spec_t5x.checkpoints.make_draft import kind_of
 from spec_t5x.generation import GenerateOptions, Generator
 from tests.named_drafts import SPREAD, every_named_draft, named
 from tests.simulated_devices import printed_by
@@ -56,8 +58,11 @@ def runs(drafts_of_pair, kv, tmp_path_factory):
 
 @every_named_draft
 def test_generate_writes_the_targets_text(draft, drafts_of_pair, kv, plain):
-    generator = Generator.load(drafts_of_pair / "target", named(draft, drafts_of_pair), kv=kv)
+    name = named(draft, drafts_of_pair)
+    generator = Generator.load(drafts_of_pair / "target", name, kv=kv)
     assert tokens_of(generator) == plain
+    # Options are checked by this class before a draft is made.
+    assert type(generator.draft) is registry.find("draft", kind_of(name)).draft
 
 
 @pytest.mark.parametrize("draft", SPREAD)

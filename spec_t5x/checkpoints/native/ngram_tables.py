@@ -107,6 +107,7 @@ def _of_order(order: int | None) -> DraftKind:
 
     return DraftKind(
         make=make,
+        draft=NgramDraft,
         checkpoints=one_checkpoint,
         packaged="ngram",
         format=FORMAT.name if order is None else None,

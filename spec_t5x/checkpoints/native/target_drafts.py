@@ -183,6 +183,7 @@ def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) ->
 
     return DraftKind(
         make=make,
+        draft=draft,
         format=kind.name,
         checkpoints=one_checkpoint,
         packaged=name,

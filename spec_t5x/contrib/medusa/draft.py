@@ -77,6 +77,7 @@ def _make(request: Request, argument: str) -> MedusaDraft:
 
 KIND = DraftKind(
     make=_make,
+    draft=MedusaDraft,
     format=FORMAT,
     checkpoints=one_checkpoint,
     packaged="medusa",

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     options = source.decoding(options)
 
     from spec_t5x.checkpoints.loading import open_model
-    from spec_t5x.checkpoints.make_draft import find_models
+    from spec_t5x.checkpoints.make_draft import check_draft, find_models
     from spec_t5x.generation import Generator
     from spec_t5x.labs.benchmark.evaluation import check_options, evaluate
     from spec_t5x.labs.benchmark.text_source import read_sets, warn_of_skipped
@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.machine.progress import Progress
 
     check_options(options)
+    check_draft(models.draft_name(), options)
     enable()
     vocabulary = None
     if source.data is None:
