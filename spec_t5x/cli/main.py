@@ -22,6 +22,8 @@ from spec_t5x.names import ours
 # Parent of the loggers of all modules.
 log = logging.getLogger("spec_t5x")
 
+# Exit status after Ctrl-C, as of a shell's commands.
+INTERRUPTED = 130
 # Verbs before the name of an option in an error's remedy.
 _VERBS = "give|leave|lower|pass|raise|set"
 # Modules by command, in the order of ``--help``; each has ``HELP``, ``add_arguments`` and ``run``.
@@ -45,8 +47,12 @@ _COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``arguments`` (None: the command line's); returns the exit status, 2 for an error."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    return standard_streams.guarded(functools.partial(_main, arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    status = standard_streams.guarded(functools.partial(_main, given))
+    if status == INTERRUPTED and arguments is None:
+        # Threads of TensorFlow that are still reading crash at the interpreter's usual end.
+        os._exit(status)
+    return status
 
 
 def _main(arguments: Sequence[str]) -> int:
@@ -62,13 +68,13 @@ def _main(arguments: Sequence[str]) -> int:
     args.gin_bindings = bindings
     # TensorFlow reads data and writes TensorBoard's files; it would warn that it finds no GPU.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    xla_flags.apply()
     with _shown_log(args):
         return _run(args, rest)
 
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
     try:
+        xla_flags.apply()
         if args.gin_bindings and "gin_file" not in args:
             raise InputError(
                 f"{args.command} reads no gin settings: leave out {args.gin_bindings[0]}, or see "
@@ -101,7 +107,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         log.error(f"error: {fault or f'{full}{narrower}{parallel}'}")
         return 2
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
 
 
 class _Parser(argparse.ArgumentParser):

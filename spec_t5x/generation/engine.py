@@ -226,8 +226,8 @@ class Engine:
             return f"the draft was left out: {costs.where_it_pays}"
         message = f"the draft was left out of {share:.0%} of the steps: {costs.where_it_pays}"
         accepted, reached = pace.counts[:2, 0]
-        # A look begins without counts.
-        if not reached:
+        # The counts are of the last look, and the rate from which it pays is without a prefill.
+        if not reached or accepted / reached >= costs.needed:
             return message
         return f"{message}, and {accepted / reached:.0%} of its first tokens were accepted"
 

@@ -32,6 +32,9 @@ class DecodingProgress(Progress):
     def count(self, tally: Tally) -> None:
         """Adds the counts of newly decoded inputs, and shows rates over all."""
         self.tally.add(tally)
+        if not self.tally.tokens:
+            self.update(self.tally.inputs, self._total, "compiling")
+            return
         rate = self.tally.tokens / max(self.seconds, 1e-9)
         text = f"{rate:,.0f} tokens/s, block efficiency {self.tally.block_efficiency:.2f}"
         text += f", occupancy {self.tally.occupancy:.0%}"

@@ -1,7 +1,9 @@
 """Exception on SIGTERM or SIGINT, so that a run stops at once and cleans up."""
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -16,7 +18,10 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Makes SIGTERM and SIGINT raise ``Interrupted`` in the main thread within the ``with``."""
+    """Makes SIGTERM and SIGINT raise ``Interrupted`` in the main thread within the ``with``.
+
+    Where Python drops exceptions, as in the callback of a weak reference, the signal comes again.
+    """
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread may set handlers of signals.
         yield
@@ -32,9 +37,21 @@ def stopping() -> Iterator[None]:
         received.append(number)
         raise Interrupted(number)
 
-    received = []
+    def listen():
+        return {number: signal.signal(number, stop) for number in heard}
+
+    def dropped(unraisable):
+        if not isinstance(unraisable.exc_value, Interrupted):
+            hook(unraisable)
+            return
+        listen()
+        again = os.getpid(), unraisable.exc_value.number
+        threading.Timer(0.1, os.kill, again).start()
+
+    received, hook = [], sys.unraisablehook
+    sys.unraisablehook = dropped
     heard = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in heard}
+    before = listen()
     try:
         yield
     except Exception as error:
@@ -44,3 +61,4 @@ def stopping() -> Iterator[None]:
         raise
     finally:
         restore()
+        sys.unraisablehook = hook

@@ -5,6 +5,9 @@ import io
 import os
 import shutil
 import signal
+import sys
+import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,27 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.inference.signals import Interrupted, stopping
 from tests.inference.echo import Echo
+
+
+def test_a_signal_that_comes_where_python_drops_exceptions_comes_again(capsys):
+    class Referent:
+        pass
+
+    def interrupt(_):
+        signal.raise_signal(signal.SIGTERM)
+
+    def run():
+        one = Referent()
+        reference = weakref.ref(one, interrupt)
+        with stopping():
+            del one
+            assert reference() is None
+            time.sleep(20)
+
+    hook = sys.unraisablehook
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        run()
+    assert sys.unraisablehook is hook and capsys.readouterr().err == ""
 
 
 class Killed(BaseException):
