@@ -1,4 +1,4 @@
-"""Programs are told apart by the classes of models and drafts, which JAX does not do."""
+"""Models and drafts of different classes have different programs, which JAX mixes up."""
 
 import flax.struct
 import jax.numpy as jnp
