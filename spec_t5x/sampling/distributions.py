@@ -74,7 +74,7 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
     values = np.asarray(temperature, np.float32)
     if values.ndim > 1 or not np.all(np.isfinite(values)) or np.any(values < 0):
         raise InputError(
-            f"{prefix}temperature is {temperature}: give a finite number of at least 0 (0 is argmax)"
+            f"{prefix}temperature is {temperature}: give a number of at least 0 (0 is argmax)"
         )
     if top_k < 0 or int(top_k) != top_k:
         raise InputError(
