@@ -281,7 +281,10 @@ def test_the_module_runs_as_t5x_programs_do(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--split", "train"), "--split is 'train' and there is no mixture_or_task: leave it out"),
+        (
+            ("--split", "train"),
+            "--split is 'train' and there is no --mixture_or_task: leave it out",
+        ),
         (("--task_module", "absent"), "--task_module is ('absent',) and there is no"),
     ],
 )

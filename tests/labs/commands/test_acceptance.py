@@ -64,7 +64,7 @@ def test_a_table_that_cannot_be_written_is_shown(tiny_pair, tmp_path, capsys, mo
     ("arguments", "message"),
     [
         ([], "there is no text: give TEXT, --data FILE or --mixture_or_task NAME"),
-        (["text", "--split", "test"], "--split is 'test' and there is no mixture_or_task: leave"),
+        (["text", "--split", "test"], "--split is 'test' and there is no --mixture_or_task"),
         (["--data", "absent.tsv"], "absent.tsv"),
         (["text", "--data", "pairs.tsv"], "both TEXT and pairs.tsv were given"),
         (["text", "--draft", "copy", "--draft", "copy"], "give each of them once"),
