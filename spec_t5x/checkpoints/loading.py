@@ -184,9 +184,9 @@ def find_directory(directory_or_name: str | Path) -> Path:
         return directory
     if directory.exists():
         raise InputError(f"{directory} is a file: give the directory that holds it")
-    names = packaged_names()
-    if str(directory_or_name) in names:
-        return PACKAGED_MODELS / str(directory_or_name)
+    names, name = packaged_names(), str(directory_or_name).rstrip("/")
+    if name in names:
+        return PACKAGED_MODELS / name
     if is_on_hub(directory_or_name):
         return _checked(directory_or_name, hub.snapshot(directory_or_name))
     packaged = f", or one of the packaged {', '.join(names)}" if names else ""

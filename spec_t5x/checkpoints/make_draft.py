@@ -94,10 +94,15 @@ def _checked_parts(text: str, options: DraftOptions) -> list[tuple[DraftKind, st
     return parts
 
 
+def packaged_drafts(target: Location) -> dict[str, str]:
+    """Returns the names of a packaged target's drafts by kind; none for another target."""
+    return PACKAGED_DRAFTS.get(target.name, {}) if target.parent == PACKAGED_MODELS else {}
+
+
 def _packaged(target: Location, name: str) -> str:
     """Returns the name of a target's packaged draft of the kind ``name``."""
-    drafts = PACKAGED_DRAFTS.get(target.name, {})
-    if target != PACKAGED_MODELS / target.name or name not in drafts:
+    drafts = packaged_drafts(target)
+    if name not in drafts:
         raise InputError(
             f"draft {name!r} is not packaged for {target}: give a directory, {name}:DIR"
         )

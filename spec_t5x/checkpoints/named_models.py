@@ -67,6 +67,9 @@ class Models:
         check_types(self)
         for name, known in {"weights": WEIGHTS, "draft_weights": WEIGHTS, "kv": KV}.items():
             check_choice(name, getattr(self, name), known)
+        for name in ("target", "draft", "vocabulary", "task"):
+            if getattr(self, name) == "":
+                raise InputError(f"{name} is '': give a name, or leave it out")
         if not self.draft_temperature and (self.draft_top_k or self.draft_top_p):
             raise InputError(
                 f"draft_top_k is {self.draft_top_k} and draft_top_p {self.draft_top_p} without "
@@ -74,6 +77,8 @@ class Models:
             )
         if self.draft == NO_DRAFT:
             check_unused(self, "there is no draft", "draft_weights", "draft_temperature")
+        if self.draft_temperature is not None:
+            self.draft_options()
 
     def draft_options(self):
         """Returns the draft's ``DraftOptions``: sampling settings, dtype and weights."""
@@ -82,18 +87,21 @@ class Models:
 
         settings = None
         if self.draft_temperature is not None:
-            settings = sampling(self.draft_temperature, self.draft_top_k, self.draft_top_p)
+            filters = self.draft_top_k, self.draft_top_p
+            settings = sampling(self.draft_temperature, *filters, prefix="draft_")
         return DraftOptions(settings=settings, dtype=self.dtype, weights=self.draft_weights)
 
     def draft_name(self) -> str | None:
         """Returns the draft, given or packaged (else ``InputError``); None for plain decoding."""
         if self.draft:
             return None if self.draft == NO_DRAFT else self.draft
-        from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
+        from spec_t5x.checkpoints.loading import find, is_on_hub
+        from spec_t5x.checkpoints.make_draft import packaged_drafts
 
-        if self.target not in PACKAGED_DRAFTS:
+        drafts = {} if is_on_hub(self.target) else packaged_drafts(find(self.target))
+        if not drafts:
             raise InputError(
                 f"draft is None and target {self.target}: give draft {INT8}, which needs no "
                 f"other model, a model of your own, or {NO_DRAFT} for plain decoding"
             )
-        return next(iter(PACKAGED_DRAFTS[self.target].values()))
+        return next(iter(drafts.values()))

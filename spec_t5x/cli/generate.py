@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.cli import settings
-from spec_t5x.data.text_files import json_line, stream_lines
+from spec_t5x.data.text_files import is_jsonl, json_line, stream_lines
 from spec_t5x.errors import InputError, check_unused
 from spec_t5x.inference.arriving import arriving
 from spec_t5x.inference.sources import FileSource, Item, file_source, no_inputs
@@ -63,12 +63,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args, options, draft: str | None) -> None:
-    if args.field and not args.input:
-        raise InputError(
-            f"--field is {args.field} and there is no --input: give a file, or leave it out"
-        )
     if args.text and args.input:
         raise InputError(f"both TEXT and --input {args.input} were given: give one of them")
+    if args.field and args.text not in ([], ["-"]):
+        raise InputError(f"--field is {args.field}, which only JSON lines have: leave it out")
     if args.trace and args.compare:
         raise InputError("both --trace and --compare were given: give one of them")
     if not (args.trace or args.compare):
@@ -93,12 +91,15 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
     if args.text and args.text != ["-"]:
         items = enumerate(args.text)
         return iter([[Item(index=n, place=("line", n + 1), text=text) for n, text in items]])
-    if args.input in (None, "-"):
-        if sys.stdin.isatty():
+    is_pipe = args.input is not None and Path(args.input).is_fifo()
+    if args.input in (None, "-") or is_pipe:
+        if not is_pipe and sys.stdin.isatty():
             log.info("enter a text per line; Ctrl-D ends")
-        name = "standard input"
-        read = FileSource(path=Path(name), jsonl=args.field is not None, field=args.field)
-        return _lines(read, arriving(stream_lines(_standard_input(), name)))
+        name = args.input if is_pipe else "standard input"
+        jsonl = args.field is not None or is_jsonl(name)
+        read = FileSource(path=Path(name), jsonl=jsonl, field=args.field)
+        stream = open(name, "rb") if is_pipe else _standard_input()  # noqa: SIM115
+        return _lines(read, arriving(stream_lines(stream, name)))
     read = file_source(args.input, field=args.field)
     if next(read.raw(), None) is None:
         # Raised here, before anything is loaded.

@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
                 )
         options = dataclasses.replace(options, shard_index=joined[0], shard_count=joined[1])
     options.check()
+    if options.input is not None:
+        settings.check_no_task(args, options)
     if options.merge:
         return _tell(merge(Path(options.output_dir).expanduser()), "merged")
     decoding = options.decoding(_with_batch_size(args, decoding))

@@ -95,7 +95,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         if args.debug:
             raise
         # gin appends lines about its own calls to an error that passes through it.
-        log.error(f"error: {_spoken(str(error).splitlines()[0], args)}")
+        log.error(f"error: {str(error).splitlines()[0]}")
         return 2
     except RuntimeError as error:
         fault = fault_of(error)
@@ -133,8 +133,10 @@ class _Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        is_warning = record.levelno == logging.WARNING
-        standard_streams.complain(_spoken(message, self._args) if is_warning else message)
+        if record.levelno >= logging.WARNING:
+            start = re.match(r"(error: |\w+ \d+: )?", message).end()
+            message = message[:start] + _spoken(message[start:], self._args)
+        standard_streams.complain(message)
 
 
 @contextlib.contextmanager

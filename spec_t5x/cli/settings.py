@@ -12,6 +12,7 @@ from typing import Any
 
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import standard_streams
+from spec_t5x.errors import InputError
 from spec_t5x.options import GenerateOptions
 
 # The core names modules of ``labs`` by their addresses only, since that package may be removed.
@@ -152,6 +153,14 @@ def given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
         for name, value in values.items()
         if value is not None
     }
+
+
+def check_no_task(args: argparse.Namespace, options: Any) -> None:
+    """Raises ``InputError`` if a flag is a task's and there is none; gin files may bind any."""
+    for name in ("split", "task_modules"):
+        value = given(args, type(options)).get(name)
+        if value is not None and options.mixture_or_task is None:
+            raise InputError(f"{name} is {value!r} and there is no mixture_or_task: leave it out")
 
 
 def read(args: argparse.Namespace, *classes: type) -> list[Any]:

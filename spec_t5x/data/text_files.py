@@ -61,6 +61,10 @@ def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
 
 def _opened(path: str | Path) -> io.BufferedReader:
     path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: give a file")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is a pipe or a device, which is read once: give a file")
     if not path.is_file():
         raise InputError(f"no file {path}: give the path of a text file (it may be gzipped)")
     try:

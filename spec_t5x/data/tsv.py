@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from spec_t5x.data.text_files import json_object, text_lines
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_numbers
 
 # The characters that tf.strings.strip removes, so that seqio tasks read the same texts. str.strip
 # alone would also remove no-break spaces.
@@ -42,6 +42,7 @@ def read_columns(
     path: str | Path, columns: Sequence[int], num_columns: int
 ) -> Iterator[tuple[str, ...]]:
     """Yields the stripped texts of ``columns`` in every line, with ``read_pairs``'s errors."""
+    check_numbers(1, num_columns=num_columns)
     for column in columns:
         if not 0 <= column < num_columns:
             raise InputError(f"column {column} of {num_columns}: give one of 0..{num_columns - 1}")
@@ -82,18 +83,21 @@ def read_json_pairs(
             continue
         try:
             values = json_object(line)
-            yield _text(values, source_field), _text(values, target_field)
+            given = {"source_field": source_field, "target_field": target_field}
+            source, target = (_text(values, name, option) for option, name in given.items())
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from error
+        yield source, target
         pairs += 1
     if not pairs:
         raise InputError(f"{path} is empty: give a file with at least one line")
 
 
-def _text(values: dict, field: str) -> str:
+def _text(values: dict, field: str, option: str) -> str:
     if not isinstance(values.get(field), str):
+        what = f"is {values[field]!r}, not a text" if field in values else "is absent"
         raise InputError(
-            f"field {field!r} is {values.get(field)!r}, not a text: fix the line, or name another "
-            f"of its fields ({', '.join(values)})"
+            f"field {field!r} {what}: fix the line, or name another of its fields "
+            f"({', '.join(values)}) with {option}"
         )
     return values[field].strip()

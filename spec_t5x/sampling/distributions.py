@@ -58,7 +58,7 @@ class Sampling:
         return dataclasses.replace(self, greedy=self.greedy and self.top_k != 1)
 
 
-def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0) -> Sampling:
+def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str = "") -> Sampling:
     """Returns checked sampling settings.
 
     Args:
@@ -66,6 +66,7 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0) -> Sampling:
       top_k: number of tokens kept, 0 for all. 1 is argmax: the first of tied tokens or, in
         coupled draws, the one that the noise chooses among them, as in T5X (``keep_ties``).
       top_p: least mass of the nucleus kept, in [0, 1]; 0 and 1 keep all.
+      prefix: prefix of the settings' names in errors.
 
     Raises:
       InputError: a value is out of its range, or both ``top_k`` and ``top_p`` are set.
@@ -73,14 +74,18 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0) -> Sampling:
     values = np.asarray(temperature, np.float32)
     if values.ndim > 1 or not np.all(np.isfinite(values)) or np.any(values < 0):
         raise InputError(
-            f"temperature is {temperature}: give a finite number of at least 0 (0 is argmax)"
+            f"{prefix}temperature is {temperature}: give a number of at least 0 (0 is argmax)"
         )
     if top_k < 0 or int(top_k) != top_k:
-        raise InputError(f"top_k is {top_k}: give a whole number of at least 0 (0 keeps all)")
+        raise InputError(
+            f"{prefix}top_k is {top_k}: give a whole number of at least 0 (0 keeps all)"
+        )
     if not 0 <= top_p <= 1:
-        raise InputError(f"top_p is {top_p}: give a number from 0 to 1 (0 keeps all)")
+        raise InputError(f"{prefix}top_p is {top_p}: give a number from 0 to 1 (0 keeps all)")
     if top_k and top_p:
-        raise InputError(f"top_k is {top_k} and top_p is {top_p}: set one of them to 0")
+        raise InputError(
+            f"{prefix}top_k is {top_k} and {prefix}top_p is {top_p}: set one of them to 0"
+        )
     cold = bool(np.all(values <= MIN_TEMPERATURE))
     return Sampling(
         temperature=jnp.asarray(values),

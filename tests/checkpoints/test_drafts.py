@@ -66,6 +66,10 @@ def test_settings_reach_the_draft(packaged):
     assert float(make_draft("bigram", *packaged, options).settings.temperature) == 0.5
 
 
+def test_a_packaged_target_may_end_in_a_slash():
+    assert Models(target="t5-target/").draft_name() == Models().draft_name()
+
+
 def test_flags_give_the_drafts_settings(packaged):
     for name, value in (("top_k", 5), ("top_p", 0.9)):
         models = Models(draft_temperature=0.7, **{f"draft_{name}": value})
@@ -75,6 +79,13 @@ def test_flags_give_the_drafts_settings(packaged):
         Models(draft_top_k=5)
     with pytest.raises(InputError, match=r"draft_temperature is 1.0 and there is no draft: leave"):
         Models(draft="none", draft_temperature=1.0)
+    for settings, message in (
+        ({"draft_temperature": float("nan")}, "draft_temperature is nan: give"),
+        ({"draft_top_k": -3, "draft_temperature": 1.0}, "draft_top_k is -3: give"),
+        ({"draft_top_p": 3.0, "draft_temperature": 1.0}, "draft_top_p is 3.0: give"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            Models(**settings)
     with pytest.raises(InputError, match="draft 'copy' takes no temperature: leave draft_temp"):
         make_draft("copy", *packaged, DraftOptions(settings=sampling(0.5)))
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,15 @@ def test_texts_come_as_arguments_from_a_file_or_from_standard_input(
     for flags in ((), ("--input", "-"), ("-",)):
         with_stdin(monkeypatch, "\r\n".join(TEXTS).encode())
         assert generate(*flags) == expected
+    with_stdin(monkeypatch, "\n".join(TEXTS).encode())
+    for flags in ((), ("-",)):
+        with_stdin(monkeypatch, objects.encode())
+        assert generate("--field", "said", *flags) == expected
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_bytes, args=[files["lines.jsonl"]], daemon=True).start()
+    with_stdin(monkeypatch, b"")
+    assert generate("--input", pipe) == expected
     with_stdin(monkeypatch, "\n".join(TEXTS).encode())
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert generate() == expected._replace(errors=["spec-t5x: enter a text per line; Ctrl-D ends"])
@@ -307,6 +317,9 @@ def test_bindings_that_cannot_be_are_refused(run, unchecked, binding, expected):
         (("x", "--num_decodes", 3), "--num_decodes is 3, temperature 0.0 and --top_k 0, which"),
         (("x", "--input", "file"), "--input file"),
         (("--input", "/no/such/file"), "/no/such/file"),
+        (("--input", "/dev/null"), "/dev/null is a pipe or a device, which is read once"),
+        (("--input", "/"), "/ is a folder: give a file"),
+        (("x", "--field", "a"), "--field is a, which only JSON lines have: leave it out"),
         (("Stra\udcdfe",), r"Stra\udcdfe"),
     ],
 )
@@ -410,6 +423,7 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
     path.write_bytes("\n".join(lines).encode("latin-1"))
     result = generate("--input", path, "--batch_size", 2)
     empty, long, latin = result.errors
+    assert long.endswith("raise --max_source_len, or pass --truncate")
     assert "line 2: the text is empty" in empty and "line 4: the text has" in long
     assert "line 6: byte 5 is 0xdf, not UTF-8: convert the file (iconv -t utf-8)" in latin
     assert (result.status, result.lines) == (2, [first, "", second, "", third, ""])
@@ -436,6 +450,9 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         (("infer", "--logprobs"), "an output has one score, its tokens have none"),
         (("evaluate", "--batch_sizes", "2"), "did you mean '--batch_size'?: see spec-t5x evaluate"),
         (("generate", "x", "--target", "{pair}"), "and target {pair}: give --draft int8, which"),
+        (("generate", "x", "--target", "t5-targt"), "no directory t5-targt: give the path of"),
+        (("generate", "x", "--target", ""), "--target is '': give a name, or leave it out"),
+        (("generate", "x", "--draft", ""), "--draft is '': give a name, or leave it out"),
         (("train", "--gin_file", "{pair}/empty.gin"), "'output_dir'"),
     ],
 )

@@ -62,6 +62,8 @@ def test_pairs_that_cannot_be_read(write, content, message):
     with pytest.raises(InputError, match=message) as raised:
         list(read_pairs(write(content), 0, 1, 2))
     assert "\n" not in str(raised.value)
+    with pytest.raises(InputError, match="num_columns is 0: give at least 1"):
+        list(read_pairs(write(content), num_columns=0))
 
 
 def test_columns_of_several_files_are_read_in_order(write):
@@ -102,7 +104,10 @@ def test_json_pairs_are_read(write, name, compress):
     [
         ("\n\n", "is empty"),
         ('{"article": "x", "highlights": "y"}\n{', "line 2: not JSON"),
-        ('{"article": "x"}', r"line 1: field 'highlights' is None.*\(article\)"),
+        (
+            '{"article": "x"}',
+            r"line 1: field 'highlights' is absent: .*\(article\) with target_field",
+        ),
         ('{"article": 3, "highlights": "y"}', "field 'article' is 3"),
         ('["x"]', "line 1: .* is not a JSON object"),
     ],

@@ -276,3 +276,23 @@ def test_the_module_runs_as_t5x_programs_do(monkeypatch, capsys):
         runpy.run_module("spec_t5x.infer", run_name="__main__")
     assert ended.value.code == 0
     assert "usage: spec-t5x infer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--split", "train"),
+            "--split is 'train' and there is no --mixture_or_task: leave it out",
+        ),
+        (("--task_module", "absent"), "--task_module is ('absent',) and there is no"),
+    ],
+)
+def test_flags_of_tasks_beside_a_file_are_refused_and_bindings_are_not(
+    run, tmp_path, flags, message
+):
+    path = tmp_path / "in.txt"
+    path.write_text("a text\n")
+    status, _, (line,) = run("--input", path, *flags)
+    assert status == 2 and message in line
+    assert run("--input", path, "--gin.InferOptions.split='train'")[0] == 0

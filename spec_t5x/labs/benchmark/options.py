@@ -59,7 +59,7 @@ class TextSource(TaskOptions):
             raise InputError(
                 f"data is {self.data!r} and mixture_or_task {self.mixture_or_task!r}: give one"
             )
-        check_at_least(self, limit=1, source_words=1)
+        check_at_least(self, limit=1, source_words=1, num_columns=1)
         if self.mixture_or_task:
             check_unused(self, f"{self.mixture_or_task} is a task, which has its own", *_OF_FILE)
         elif self.data:

@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.errors import InputError
 
     models, source, options = settings.configured(args, Models, TextSource, AcceptanceOptions)
+    settings.check_no_task(args, source)
     if NO_DRAFT in (models.draft, *options.drafts):
         raise InputError(f"the draft is {NO_DRAFT}: give a draft to measure")
     if args.text and source.name:
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"Models.draft is {models.draft} beside --draft: give one of them")
     names = options.drafts or (models.draft_name(),)
 
+    from spec_t5x.checkpoints.loading import open_model
     from spec_t5x.checkpoints.make_draft import find_models, make_draft
     from spec_t5x.generation import Generator
     from spec_t5x.labs.benchmark import results
@@ -56,6 +58,11 @@ def run(args: argparse.Namespace) -> int:
     enable()
     draft_options = models.draft_options()
     find_models(models.target, names, draft_options, models.task)
+    if not args.text and source.name is None:
+        stored = open_model(models.target, vocabulary=models.vocabulary)
+        # A decoder-only target generates from the empty prompt.
+        if stored.config.has_source:
+            raise InputError("there is no text: give TEXT, --data FILE or --mixture_or_task NAME")
     named = models.target, draft_options.dtype, models.task, models.kv
     stored = {"vocabulary": models.vocabulary, "weights": models.weights}
     target, generator = Generator.load_target(*named, **stored)
@@ -63,20 +70,23 @@ def run(args: argparse.Namespace) -> int:
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
     with Progress("tokens") as progress:
         rows = measure(generator, drafts, texts, options, progress.update)
-    # Written before the table is printed, because standard output may fail.
-    if args.json:
-        shown = [
-            dataclasses.asdict(row) | {"draft": results.without_folder(row.draft)} for row in rows
-        ]
-        results.save(args.json, shown, models=models, source=source, options=options)
-    results.show(*filter(None, (table(rows), best(rows))))
+    try:
+        # Written before the table is printed, because standard output may fail.
+        if args.json:
+            shown = [
+                dataclasses.asdict(row) | {"draft": results.without_folder(row.draft)}
+                for row in rows
+            ]
+            results.save(args.json, shown, models=models, source=source, options=options)
+    finally:
+        results.show(*filter(None, (table(rows), best(rows))))
     return 0
 
 
 def _texts(source, options, generator) -> list[str]:
     from spec_t5x.labs.benchmark.text_source import read_texts
 
-    if source.name is None and generator.is_decoder_only:
+    if source.name is None:
         # The empty prompt, after which the model generates unconditionally.
         return [""]
     # Every text gives at least one token, so as many texts as tokens are enough.

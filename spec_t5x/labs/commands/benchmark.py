@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.machine.progress import Progress
 
     models, decoding, source, options = settings.read(args, TextSource, BenchmarkOptions)
+    settings.check_no_task(args, source)
     shown = {"models": models, "source": source, "options": options, "decoding": decoding}
     rows = []
     try:

@@ -34,13 +34,15 @@ def run(args: argparse.Namespace) -> int:
     results = []
     for result in compilation.run(options):
         results.append(result)
-        # Written after every mesh, so that an interrupted run leaves its results.
-        if args.json:
-            compilation.write_json(args.json, options, results)
-        if len(results) == 1:
-            show(tables.header(options))
-        print()
-        show(*tables.tables(result))
+        try:
+            # Written after every mesh, so that an interrupted run leaves its results.
+            if args.json:
+                compilation.write_json(args.json, options, results)
+        finally:
+            if len(results) == 1:
+                show(tables.header(options))
+            print()
+            show(*tables.tables(result))
     return 0
 
 

@@ -33,6 +33,9 @@ def run(args: argparse.Namespace) -> int:
     models, options = settings.read(args)
     if models.draft == NO_DRAFT:
         raise InputError(f"the page compares with a draft and --draft is {NO_DRAFT}: give one")
+    host, port = args.host or "127.0.0.1", 7860 if args.port is None else args.port
+    if not 0 <= port <= 65535:
+        raise InputError(f"port is {port}: give one from 0 to 65535")
     demo.check_installed()
     check_unused(options, "the page streams one text of each", "num_decodes", "beams")
     if options.gamma == AUTO and args.gamma is None:
@@ -41,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
     enable()
     own, name = models != type(models)(), f"{models.target}, {models.draft_name()}"
     page = demo.page({name: Generator.load_named(models)} if own else {}, options)
-    host, port = args.host or "127.0.0.1", 7860 if args.port is None else args.port
     quietly = {"quiet": True, "footer_links": [], "run_history": False, "prevent_thread_lock": True}
     try:
         _, address, _ = page.launch(server_name=host, server_port=port, share=False, **quietly)

@@ -26,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     # Checked before anything is loaded.
     models.draft_name()
     source.check_scored()
+    settings.check_no_task(args, source)
     options = source.decoding(options)
 
     from spec_t5x.checkpoints.loading import open_model

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from spec_t5x.errors import InputError, check_choice, check_unused
+from spec_t5x.errors import InputError, check_at_least, check_choice, check_unused
 
 Schedule = Callable[[int], float]
 
@@ -66,10 +66,11 @@ class OptimizerOptions:
         check_choice("decay", self.decay, DECAYS)
         if peak <= 0:
             raise InputError(f"learning_rate is {peak}: give a positive one")
-        if min(warmup, cooldown) < 0 or warmup + cooldown > steps:
+        check_at_least(self, warmup_steps=0, cooldown_steps=0)
+        if warmup + cooldown > steps:
             raise InputError(
                 f"{warmup} warm-up and {cooldown} cool-down steps do not fit into {steps} steps: "
-                "lower them"
+                "lower OptimizerOptions.warmup_steps and OptimizerOptions.cooldown_steps"
             )
 
         def schedule(step):

@@ -6,6 +6,9 @@ import re
 import pytest
 
 from spec_t5x.cli.main import main
+from spec_t5x.errors import InputError
+from spec_t5x.generation import Generator
+from spec_t5x.labs.benchmark import results
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
@@ -45,10 +48,23 @@ def test_several_drafts_are_measured_and_kept(tiny_pair, tmp_path, capsys):
     assert counted == round(60 * copy["share_proposed"])
 
 
+def test_a_table_that_cannot_be_written_is_shown(tiny_pair, tmp_path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise InputError("cannot write figures.json: no space left")
+
+    monkeypatch.setattr(results, "save", full)
+    models = ["--target", str(tiny_pair / "target"), "--draft", "copy", "--decoded_texts=0"]
+    sizes = ["--num_tokens=8", "--max_decode_len=8", "--temperature=1"]
+    assert main(["acceptance", "text", *models, *sizes, f"--json={tmp_path / 'x.json'}"]) == 2
+    shown = capsys.readouterr()
+    assert "| copy" in shown.out and "cannot write figures.json" in shown.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no --data was given: give a file of pairs"),
+        ([], "there is no text: give TEXT, --data FILE or --mixture_or_task NAME"),
+        (["text", "--split", "test"], "--split is 'test' and there is no --mixture_or_task"),
         (["--data", "absent.tsv"], "absent.tsv"),
         (["text", "--data", "pairs.tsv"], "both TEXT and pairs.tsv were given"),
         (["text", "--draft", "copy", "--draft", "copy"], "give each of them once"),
@@ -57,7 +73,11 @@ def test_several_drafts_are_measured_and_kept(tiny_pair, tmp_path, capsys):
         (["--data", "x", "--mixture_or_task", "y"], "--data is 'x' and --mixture_or_task 'y'"),
     ],
 )
-def test_mistakes_are_one_line(tiny_pair, capsys, arguments, message):
+def test_mistakes_are_one_line(tiny_pair, capsys, monkeypatch, arguments, message):
+    # Before the target's weights are read, but for the lines of drafts that need it.
+    monkeypatch.setattr(
+        Generator, "load_target", lambda *_, **__: pytest.fail("the target was read")
+    )
     target = ["--target", str(tiny_pair / "target")]
     draft = [] if "--draft" in arguments else ["--draft", "uniform"]
     assert main(["acceptance", *target, *draft, *arguments]) == 2

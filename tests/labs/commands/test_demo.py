@@ -171,6 +171,12 @@ def test_a_port_that_is_taken_is_named(run):
         assert_refused(run("demo", "--port", port), f"--port is {port}", "give another")
 
 
+@pytest.mark.parametrize("port", [99999, -1])
+def test_a_port_that_cannot_be_is_refused(run, monkeypatch, port):
+    monkeypatch.setattr(demo, "page", lambda *_: pytest.fail("the page was made"))
+    assert_refused(run("demo", "--port", port), f"--port is {port}: give one from 0 to 65535")
+
+
 # --- the page ------------------------------------------------------------------
 
 # Tests that run in a shell's background have SIGINT ignored, and so would the command.

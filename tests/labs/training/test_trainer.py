@@ -157,7 +157,8 @@ def test_schedule_values():
     [
         ({"decay": "cosine"}, "cosine"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0"),
-        ({"warmup_steps": 8, "cooldown_steps": 3}, "do not fit into 10 steps"),
+        ({"warmup_steps": 8, "cooldown_steps": 3}, "into 10 steps: lower OptimizerOptions.warmup"),
+        ({"warmup_steps": -1}, "warmup_steps is -1: give at least 0"),
         ({"name": "sgd"}, "optimizer is 'sgd'"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
     ],
