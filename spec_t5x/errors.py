@@ -20,7 +20,8 @@ class InputError(ValueError):
 def check_at_least(settings: Any, **least: int) -> None:
     """Raises ``InputError`` unless ``settings.NAME`` is None or an integer >= ``least[NAME]``."""
     for name, number in least.items():
-        check_numbers(number, **{name: getattr(settings, name)})
+        if (value := getattr(settings, name)) is not None:
+            check_numbers(number, **{name: value})
 
 
 def check_unused(settings: Any, why: str, *names: str) -> None:
@@ -48,15 +49,14 @@ def check_rules(repetition_penalty: float, **phrases: Collection[Sequence[int]])
             raise InputError(f"{name} has a text of no tokens: leave it out")
 
 
-def check_numbers(least: int, **values: Any) -> None:
-    """Raises ``InputError`` unless each value is None or an integer >= ``least``."""
+def check_numbers(least: int, most: int | float = math.inf, /, **values: Any) -> None:
+    """Raises ``InputError`` unless each value is an integer from ``least`` to ``most``."""
     for name, value in values.items():
-        if value is None:
-            continue
-        if not isinstance(value, numbers.Integral):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise InputError(f"{name} is {value!r}: give a whole number of at least {least}")
-        if value < least:
-            raise InputError(f"{name} is {value}: give at least {least}")
+        if not least <= value <= most:
+            upper = "" if most == math.inf else f", at most {most}"
+            raise InputError(f"{name} is {value}: give at least {least}{upper}")
 
 
 def one_line(error: BaseException, most: int = 200) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spec_t5x.errors import (
     InputError,
     check_at_least,
+    check_numbers,
     check_rules,
     check_unicode,
     check_unused,
@@ -189,8 +190,7 @@ class GenerateOptions:
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         biased = [ids for ids, _ in self.sequence_bias or ()]
         check_rules(penalty, bad_words_ids=self.bad_words_ids or (), sequence_bias=biased)
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
+        check_numbers(0, 2**32 - 1, seed=self.seed)
         # Called because they check their arguments.
         self.sampling()
         self.make_verifier()

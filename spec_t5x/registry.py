@@ -15,7 +15,7 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 
 # Addresses by kind and name.
 _PLACES: dict[str, dict[str, str]] = {
@@ -62,12 +62,16 @@ def find(kind: str, name: str) -> Any:
     if name not in names(kind):
         known = ", ".join(names(kind)) or "none"
         raise InputError(f"no {kind} is called {name!r}: give one of those registered, {known}")
-    return pkgutil.resolve_name(_PLACES[kind][name])
+    try:
+        return pkgutil.resolve_name(place := _PLACES[kind][name])
+    except (ImportError, AttributeError) as error:
+        what = f"{kind} {name!r} is registered as {place}"
+        raise InputError(f"{what} ({one_line(error)}): give its module:object") from error
 
 
 def find_all(kind: str) -> dict[str, Any]:
     """Imports and returns all objects of a kind, by name."""
-    return {name: pkgutil.resolve_name(_PLACES[kind][name]) for name in names(kind)}
+    return {name: find(kind, name) for name in names(kind)}
 
 
 @functools.cache

@@ -187,6 +187,21 @@ def test_texts_may_come_one_by_one_and_answers_do_not_wait_for_all(generator, gr
     assert_same(answers, [greedy_alone[text] for text in TEXTS[1:]])
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_answers_to_the_inputs_before_an_error_come_first(generator, greedy_alone, size):
+    def texts():
+        yield from TEXTS[:3]
+        yield ""
+        raise OSError("the disk is full")
+
+    answers, got = generator.generate(texts(), options(batch_size=size)), []
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is full"):
+            got.extend(answers)
+    assert_same(got[:3], [greedy_alone[text] for text in TEXTS[:3]])
+    assert "the text is empty" in str(got[3].error) and len(got) == 4
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_options_may_be_given_one_by_one(generator):
     given = texts_of(generator.generate(TEXTS[:2], GREEDY, temperature=1.0, seed=3))
@@ -702,10 +717,24 @@ def test_an_answer_that_is_an_error_is_never_empty_in_silence(generator):
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_no_text_and_no_list_is_refused_at_the_call(generator):
-    for texts in (3, None, b"My sister", {"text": "My sister"}):
+    for texts in (3, None, b"My sister", {"text": "My sister"}, np.array("My sister")):
         assert "give a string, or a list" in message_of(generator.generate, texts)
-    for ids in (5, None, b"My sister", "My sister"):
+    for ids in (5, None, b"My sister", "My sister", np.array(3), jnp.array(3)):
         assert "a list with the ids of each" in message_of(generator.generate_ids, ids)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("place", [-1, 2**31, 1.5, "1", True, None])
+def test_a_place_that_is_no_index_is_refused_at_the_call(generator, place):
+    message = f"is {place!r}: give"
+    assert f"first {message}" in message_of(lambda: generator.generate("a", first=place))
+    assert f"first {message}" in message_of(lambda: generator.generate_ids([[3]], first=place))
+    assert f"place {message}" in message_of(lambda: generator.stream("a", place=place))
+
+
+def test_the_last_places_have_slots(generator, greedy_alone):
+    answers = generator.generate(TEXTS[:3], options(batch_size=2), first=2**31 - 3)
+    assert_same(answers, [greedy_alone[text] for text in TEXTS[:3]])
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -717,7 +746,12 @@ def test_a_model_in_place_of_its_name_is_refused(generator, tiny_pair):
             f"{name} is a {type(generator.target).__name__}: give a directory"
         )
     assert "give a name to Generator.load" in message_of(generator.with_draft, "copy")
-    assert "object has no" in message_of(generator.with_draft, object())
+    for one, message in (
+        (object(), "object is no pytree: give an object of a flax.struct.dataclass"),
+        (CopyDraft, "CopyDraft is a class: give an object of a flax.struct.dataclass"),
+        (type("Undecorated", (CopyDraft,), {})(9), "Undecorated is no pytree: give an object"),
+    ):
+        assert message in message_of(generator.with_draft, one)
     assert "the draft has 9 tokens" in message_of(generator.with_draft, CopyDraft(9))
 
 

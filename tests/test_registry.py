@@ -10,19 +10,34 @@ from spec_t5x.errors import InputError
 def kind(monkeypatch) -> str:
     """Registers a kind with two entries."""
     monkeypatch.setitem(registry._PLACES, "fruit", {})
-    registry.register("fruit", apple="math:pi", pear="no_such_module:x")
+    places = {"pear": "no_such_module:x", "plum": "math:no_such_object"}
+    registry.register("fruit", apple="math:pi", **places)
     return "fruit"
 
 
 def test_a_thing_is_found_by_its_name_and_imported_then(kind):
-    assert registry.names(kind) == ("apple", "pear")
+    assert registry.names(kind) == ("apple", "pear", "plum")
     assert registry.find(kind, "apple") == pytest.approx(3.14159, abs=1e-5)
-    with pytest.raises(ModuleNotFoundError):
-        registry.find(kind, "pear")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pear", r"'pear' is registered as no_such_module:x \(No module named 'no_such_module'\)"),
+        ("plum", r"'plum' is registered as math:no_such_object \(.* 'no_such_object'\): give its"),
+    ],
+)
+def test_an_address_of_nothing_is_named(kind, name, message):
+    with pytest.raises(InputError, match=f"^fruit {message}"):
+        registry.find(kind, name)
+    with pytest.raises(InputError, match="^fruit 'pear' is registered"):
+        registry.find_all(kind)
 
 
 def test_a_name_that_is_not_registered_lists_those_that_are(kind):
-    with pytest.raises(InputError, match="no fruit is called 'fig': .* registered, apple, pear$"):
+    with pytest.raises(
+        InputError, match="no fruit is called 'fig': .* registered, apple, pear, plum$"
+    ):
         registry.find(kind, "fig")
     assert registry.names("no such kind") == ()
 

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import check_numbers
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
@@ -361,12 +361,6 @@ def _best(values: Float32[Array, "batch n"], num: int) -> Int[Array, "batch num"
     return lax.top_k(values, num)[1][:, ::-1]
 
 
-def check_beams(name: str, beams: int, vocab_size: int, eos_id: EndOfSequence) -> None:
-    """Raises ``InputError`` if ``beams`` is below 1, or ``num_candidates`` above the vocabulary."""
-    if beams < 1:
-        raise InputError(f"{name} is {beams}: give at least 1")
-    if num_candidates(beams, eos_id) > vocab_size:
-        raise InputError(
-            f"{name} is {beams} and the vocabulary has {vocab_size} tokens: "
-            f"give at most {vocab_size // num_candidates(1, eos_id)}"
-        )
+def check_beams(name: str, beams: int, vocab_size: int, eos_id: EndOfSequence, least=1) -> None:
+    """Raises ``InputError`` if ``beams`` is below ``least``, or has more candidates than tokens."""
+    check_numbers(least, vocab_size // num_candidates(1, eos_id), **{name: beams})

@@ -33,7 +33,7 @@ from spec_t5x.beams.hypotheses import (
     Continuations,
     Ranking,
 )
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.interfaces import (
     Cache,
     Nodes,
@@ -175,22 +175,17 @@ class _Search:
             raise InputError(
                 "prefix_lm is True: a search reads prompts causally; sample, or set it False"
             )
+        check_numbers(0, gamma=gamma, max_decode_len=max_decode_len)
         beams_lib.check_beams("beams", beams, target.vocab_size, self.eos_id)
         outputs_lib.check_prompts(prompts, max_decode_len)
         check_positions(target, max_decode_len)
-        if gamma < 0:
-            raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain beam search)")
         if not gamma:
             return
         if draft_model is None:
             raise InputError(f"gamma is {gamma} and there is no draft_model: give one, or gamma 0")
         check_parts(draft_model, NodeTarget, _REMEDY)
-        if self.width < beams:
-            raise InputError(
-                f"draft_beams is {self.width} and beams is {beams}: give at least as many"
-            )
         check_vocabularies(draft_model, target)
-        beams_lib.check_beams("draft_beams", self.width, draft_model.vocab_size, self.eos_id)
+        beams_lib.check_beams("draft_beams", self.width, target.vocab_size, self.eos_id, beams)
 
     def init(self, inputs: PyTree, prompts: Array, beams: Beams, max_decode_len: int):
         """Encodes inputs and feeds prompts, if gamma > 0 for the draft too; returns the state."""

@@ -162,6 +162,8 @@ def check_draft(text: str | None, options: GenerateOptions) -> None:
 def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:
     """Yields kind and checked argument of a draft and of the drafts that it names."""
     kind, argument = registry.find("draft", kind_of(text)), _argument(text)
+    if not isinstance(kind, DraftKind):
+        raise InputError(f"draft {kind_of(text)!r} is registered as {kind!r}: give a DraftKind")
     kind.check(text, argument)
     yield kind, argument
     for inner in kind.drafts(argument):

@@ -1,7 +1,6 @@
 """Class ``Generator``: text in, text out, the entry for users."""
 
 import dataclasses
-import functools
 import itertools
 import numbers
 import os
@@ -20,7 +19,7 @@ from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.drafts.kinds import DraftOptions
-from spec_t5x.errors import InputError, check_choice, check_unused
+from spec_t5x.errors import InputError, check_choice, check_numbers, check_unused
 from spec_t5x.generation.answers import Answer, Answers
 from spec_t5x.generation.batches import Batch
 from spec_t5x.generation.decoder import BatchDecoder
@@ -149,10 +148,11 @@ class Generator(BatchDecoder):
         If an input cannot be decoded, its answer has the ``error``; the others are decoded.
 
         Args:
-          texts: the inputs, of which up to 16 batches are read ahead; a string is one input. An
+          texts: the inputs; a string is one. The next input or, if ``batch_size`` is above 1, up to
+            16 batches are read before an answer comes, so that no input can depend on it. An
             ``InputError`` in place of an input becomes its answer's ``error``.
           options: how to decode.
-          first: place of the first input; an input's random numbers depend on its place.
+          first: place, below 2**31, of the first input; an input's random numbers depend on it.
           changes: options that replace those in ``options``.
 
         Raises:
@@ -160,9 +160,8 @@ class Generator(BatchDecoder):
         """
         options = options_with(options, changes)
         texts = [texts] if isinstance(texts, str) else texts
-        _check_several("texts", texts, "a string, or a list of strings")
-        encode = functools.partial(self.tokenize, options=options)
-        return Answers(self._answers(texts, encode, options, first))
+        _check_several("texts", texts, "a string, or a list of strings", first)
+        return Answers(self._answers(texts, self.tokenize, options, first))
 
     def generate_ids(
         self,
@@ -178,9 +177,8 @@ class Generator(BatchDecoder):
         0 (padding) or the target lacks it, the answer has an ``error``.
         """
         options = options_with(options, changes)
-        _check_several("ids", ids, "a list with the ids of each input")
-        encode = functools.partial(self._checked_ids, options=options)
-        return Answers(self._answers(ids, encode, options, first))
+        _check_several("ids", ids, "a list with the ids of each input", first)
+        return Answers(self._answers(ids, self._checked_ids, options, first))
 
     def _checked_ids(
         self, ids: Sequence[int] | np.ndarray | jax.Array, options: GenerateOptions
@@ -202,16 +200,23 @@ class Generator(BatchDecoder):
         self, inputs: Iterable, encode: Callable, options: GenerateOptions, first: int
     ) -> Iterator[Answer]:
         """Yields answers in the inputs' order; ``encode`` makes ids, which are sorted by length."""
-        engine, answers = self.engine(options, self._paces.get(options)), {}
+        engine, answers, errors = self.engine(options, self._paces.get(options)), {}, []
         size = options.batch_size * (_SORTED if options.batch_size > 1 else 1)
 
+        def read() -> Iterator[tuple[int, Any]]:
+            try:
+                yield from enumerate(inputs, first)
+            except Exception as error:
+                errors.append(error)
+
         def batches() -> Iterator[tuple[tuple[int, ...], Batch]]:
-            numbered = enumerate(inputs, first)
+            numbered = read()
             while window := list(itertools.islice(numbered, size)):
                 good = []
                 for place, one in window:
                     try:
-                        good.append((place, one if isinstance(one, str) else "", encode(one)))
+                        text = one if isinstance(one, str) else ""
+                        good.append((place, text, encode(one, options)))
                     except InputError as error:
                         answers[place] = Answer(error=error)
                 yield from self.by_length(good, options)
@@ -224,6 +229,9 @@ class Generator(BatchDecoder):
                 yield answers.pop(following)
                 following += 1
         self._remember(engine)
+        # An error of the inputs comes after the answers to those before it.
+        for error in errors:
+            raise error
 
     def stream(
         self, text: str, options: GenerateOptions | None = None, *, place: int = 0, **changes
@@ -236,7 +244,7 @@ class Generator(BatchDecoder):
         Args:
           text: the input.
           options: how to decode; ``batch_size`` does not matter.
-          place: index that the input's random numbers depend on.
+          place: index below 2**31 that the input's random numbers depend on.
           changes: options that replace those in ``options``.
 
         Raises:
@@ -244,6 +252,7 @@ class Generator(BatchDecoder):
             or a beam search; while iterating, logits that are not finite, before a token of
             them is yielded.
         """
+        check_numbers(0, 2**31 - 1, place=place)
         options = dataclasses.replace(options_with(options, changes), batch_size=1)
         check_unused(options, "a stream decodes one text at once", "num_decodes", "beams")
         batch = self.make_batch([text], [self.tokenize(text, options)], [place], options)
@@ -270,8 +279,11 @@ class Generator(BatchDecoder):
             del self._paces[other]
 
 
-def _check_several(name: str, inputs: Any, wanted: str) -> None:
-    if not isinstance(inputs, Iterable) or isinstance(inputs, str | bytes | Mapping):
+def _check_several(name: str, inputs: Any, wanted: str, first: int) -> None:
+    check_numbers(0, 2**31 - 1, first=first)
+    # NumPy's and JAX's arrays of no dimensions are Iterables, too.
+    is_one = isinstance(inputs, str | bytes | Mapping) or getattr(inputs, "ndim", 1) == 0
+    if is_one or not isinstance(inputs, Iterable):
         raise InputError(f"{name} are {repr(inputs)[:40]}: give {wanted}")
 
 

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Target, shown_to
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.outputs import Outputs
 from spec_t5x.loops.pace import Pace
+from spec_t5x.names import AUTO
 from spec_t5x.sampling.distributions import Sampling, write_rows
 from spec_t5x.sampling.draws import Stream, draft_draws
 from spec_t5x.sampling.verification import Verdict
@@ -41,15 +42,17 @@ class Loop:
     rescale_log_probs: bool = True
 
     def __post_init__(self):
+        if self.gamma == AUTO:
+            raise InputError(f"gamma is {AUTO}: give a number, and a loops.pace.Pace as pace")
+        check_numbers(0, gamma=self.gamma, max_decode_len=self.max_decode_len)
+        check_numbers(1, num_decodes=self.num_decodes)
         if not isinstance(self.verifier, Verifier):
-            raise InputError(f"verifier is {self.verifier!r}: give one of spec_t5x.verifiers")
+            raise InputError(f"verifier is {self.verifier!r}: give an object of spec_t5x.verifiers")
         # A compiled loop is looked up by its verifier's fields.
         cls, known = type(self.verifier), {f.name for f in dataclasses.fields(self.verifier)}
         # A class has its fields' defaults and cached properties.
         if hidden := [n for n in vars(self.verifier) if not (n in known or hasattr(cls, n))]:
             raise InputError(f"{cls.__name__} has no field {hidden[0]}: make it a frozen dataclass")
-        if self.num_decodes < 1:
-            raise InputError(f"num_decodes is {self.num_decodes}: give at least 1")
 
     @property
     def plain(self) -> "Loop":

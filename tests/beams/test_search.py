@@ -374,11 +374,15 @@ jax.tree_util.register_pytree_node(
     ("changes", "message"),
     [
         ({"beams": 0}, "beams is 0: give at least 1"),
-        ({"beams": 9}, "beams is 9 and the vocabulary has 17 tokens: give at most 8"),
+        ({"beams": 9}, "beams is 9: give at least 1, at most 8"),
+        ({"beams": 1.5}, "beams is 1.5: give a whole number of at least 1"),
         ({"gamma": -1}, "gamma is -1: give at least 0"),
+        ({"gamma": "auto"}, "gamma is 'auto': give a whole number of at least 0"),
+        ({"max_decode_len": 3.5}, "max_decode_len is 3.5: give a whole number"),
+        ({"prompts": [[0], [0]]}, "prompts are a list: give an array [batch, width]"),
         ({"draft_model": None}, "gamma is 2 and there is no draft_model"),
-        ({"draft_beams": 1}, "draft_beams is 1 and beams is 2"),
-        ({"draft_beams": 9}, "draft_beams is 9 and the vocabulary has 17 tokens"),
+        ({"draft_beams": 1}, "draft_beams is 1: give at least 2, at most 8"),
+        ({"draft_beams": 9}, "draft_beams is 9: give at least 2, at most 8"),
         ({"max_decode_len": 2}, "prompts hold 3 tokens and max_decode_len is 2"),
         ({"target": CannotScoreNodes()}, "CannotScoreNodes has no num_slots, score_nodes, move"),
         (
@@ -389,7 +393,7 @@ jax.tree_util.register_pytree_node(
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_unusable_arguments_are_refused(changes, message):
+def test_unusable_arguments_are_refused(unchecked, changes, message):
     sources, prompts, _ = rows()
     target = tables()["late"]
     arguments = {"target": target, "draft_model": target, "inputs": sources, "prompts": prompts}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from spec_t5x import registry
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
@@ -51,6 +52,18 @@ def test_every_name_works_with_the_packaged_target(packaged, name, kind):
     draft = make_draft(name, *packaged)
     assert type(draft) is kind
     assert draft.vocab_size == packaged[1].vocab_size
+
+
+def test_what_is_registered_as_a_draft_and_is_no_kind_of_drafts_is_named(packaged, monkeypatch):
+    monkeypatch.setitem(registry._PLACES["draft"], "parrot", "math:pi")
+    for make in (
+        lambda: make_draft("parrot", *packaged),
+        lambda: find_models("t5-target", ["parrot"]),
+    ):
+        with pytest.raises(
+            InputError, match="^draft 'parrot' is registered as 3.14.*: give a Draft"
+        ):
+            make()
 
 
 def test_arguments_follow_a_colon(packaged):
