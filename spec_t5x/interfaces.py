@@ -16,7 +16,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.sampling.distributions import Sampling, check_float32, values_at, write_rows
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.rules import Places
@@ -67,14 +67,18 @@ class Proposal:
             return jax.nn.one_hot(self.tokens, vocab_size, dtype=jnp.float32)
         return self.probs
 
-    def checked(self, gamma: int) -> "Proposal":
+    def checked(self, batch: int, gamma: int) -> "Proposal":
         """Returns the proposal without the tokens beyond ``drawn``; unchanged without ``probs``.
 
         Raises:
-          InputError: there are more than ``gamma`` tokens; ``probs`` are not float32 or come
-            without ``drawn``; or an int ``drawn`` is less than the tokens, without ``counts``.
+          InputError: tokens are no integers ``[batch, up to gamma]``; ``probs`` are not float32 or
+            come without ``drawn``; or an int ``drawn`` is less than the tokens, without ``counts``.
         """
-        num = self.tokens.shape[1]
+        shape, dtype = self.tokens.shape, self.tokens.dtype
+        if shape[:-1] != (batch,) or not jnp.issubdtype(dtype, jnp.integer):
+            wanted = f"int32 {[batch, gamma]}"
+            raise InputError(f"a draft proposes {dtype} {list(shape)} as tokens: give {wanted}")
+        num = shape[1]
         if num > gamma:
             raise InputError(f"a draft proposes {num} tokens: propose at most gamma, {gamma}")
         if self.probs is None:
@@ -316,6 +320,9 @@ class DraftTraits:
     uses_target_states: bool = False
     depths: tuple[int, ...] = ()
 
+    def __post_init__(self):
+        check_numbers(1, max_worthwhile=self.max_worthwhile)
+
 
 @runtime_checkable
 class Draft(Protocol):
@@ -387,7 +394,11 @@ def shown_to(draft: Draft, target: Target) -> Target:
 
 
 def check_parts(model: Target | Draft, interface: type = Target, remedy: str = "") -> None:
-    """Raises ``InputError`` if ``model`` lacks a member that the Protocol ``interface`` has."""
+    """Raises ``InputError`` unless ``model`` is a pytree with the members of ``interface``."""
+    if jax.tree_util.all_leaves([model]):
+        name = getattr(model, "__name__", type(model).__name__)
+        what = "a class" if isinstance(model, type) else "no pytree"
+        raise InputError(f"{name} is {what}: give an object of a flax.struct.dataclass")
     # The last three are Protocol and its bases.
     names = [name for cls in interface.__mro__[:-3] for name in (*cls.__annotations__, *vars(cls))]
     names = dict.fromkeys(name for name in names if name[0] != "_" and not hasattr(model, name))

@@ -79,7 +79,7 @@ class Verifier:
         target_probs: Float[Array, "gamma+1 vocab"],
     ) -> Verdict:
         """Verifies one row; the arguments are those of ``verification.token_verification``."""
-        raise NotImplementedError
+        raise InputError(f"{type(self).__name__} has no verify_row: see spec_t5x.verifiers")
 
     def __call__(
         self,

@@ -217,6 +217,11 @@ def test_chances_are_how_often_a_draft_is_accepted(chosen):
 # A new one
 
 
+def test_a_verifier_without_its_method_is_named():
+    with pytest.raises(InputError, match="^Verifier has no verify_row: see spec_t5x.verifiers"):
+        verify(Verifier(), *batch())
+
+
 @dataclasses.dataclass(frozen=True)
 class FirstOnly(Verifier):
     """Trusts no draft but the first."""

@@ -81,7 +81,7 @@ class MixedDraft(Draft):
         def ask(second_state):
             second_state = self.second.catch_up(second_state, rest, gamma + 1)
             second, second_state = self.second.propose(second_state, rest, gamma)
-            second = second.checked(gamma)
+            second = second.checked(rest.lengths.shape[0], gamma)
             drafted = (second.tokens, second.probs, second.num_proposed)
             cache = context.target_cache if second.target_cache is None else second.target_cache
             return drafted, cache, second_state

@@ -231,10 +231,12 @@ def jit_with_prompts(*static_argnames: str) -> Callable:
 
 
 def check_whole(prompts: Any) -> None:
-    """Raises ``InputError`` if a prompt has padding before one of its tokens.
+    """Raises ``InputError`` if prompts are no array, or have padding before one of their tokens.
 
     Skips prompts whose values are unknown here: tracers, and arrays spread over processes.
     """
+    if not hasattr(prompts, "ndim"):
+        raise InputError(f"prompts are a {type(prompts).__name__}: give an array [batch, width]")
     if isinstance(prompts, jax.core.Tracer) or not getattr(prompts, "is_fully_addressable", True):
         return
     hole = first_hole(prompts) if prompts.ndim == 2 else None
@@ -259,11 +261,12 @@ def check_sound(scores: Float32[np.ndarray, "rows"]) -> None:
 
 
 def check_prompts(prompts: Any, max_decode_len: int) -> None:
-    """Raises ``InputError`` unless prompts are ``[batch, width]`` and fit ``max_decode_len``."""
+    """Raises ``InputError`` unless prompts are ids ``[batch, width]`` within ``max_decode_len``."""
     if jax.config.jax_enable_x64:
         raise InputError("jax_enable_x64 is True and texts are decoded in 32 bits: set it to False")
-    if prompts.ndim != 2 or prompts.shape[1] < 1:
-        raise InputError(f"prompts have shape {prompts.shape}: give [batch, 1 + prompt length]")
+    dtype, shape = prompts.dtype, prompts.shape
+    if len(shape) != 2 or shape[1] < 1 or not jnp.issubdtype(dtype, jnp.integer):
+        raise InputError(f"prompts are {dtype} {shape}: give int32 [batch, 1 + length]")
     if prompts.shape[1] > 1 + max_decode_len:
         raise InputError(
             f"prompts hold {prompts.shape[1] - 1} tokens and max_decode_len is "

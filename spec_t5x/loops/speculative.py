@@ -163,7 +163,7 @@ def verify(
     """Proposes, scores and verifies one chain of tokens for each row."""
     settings = context.settings
     proposal, draft_state = draft.propose(draft_state, context, gamma)
-    proposal = proposal.checked(gamma)
+    proposal = proposal.checked(context.lengths.shape[0], gamma)
     if context.limit is not None:
         counts = jnp.minimum(proposal.num_proposed, context.limit)
         proposal = proposal.replace(counts=counts)
@@ -403,6 +403,8 @@ def checked(
     """Checks the loop's arguments; returns the stream and the settings of all rows."""
     gamma, coupled = loop.gamma, loop.verifier.coupled
     check_arguments(target, draft, prompts, loop)
+    if not isinstance(settings, Sampling):
+        raise InputError(f"settings are {settings}: give distributions.sampling(temperature)")
     if pace is not None and pace.largest != gamma:
         raise InputError(f"gamma is {gamma} and the pace's is {pace.largest}: give both the same")
     stream = outputs_lib.row_stream(
@@ -414,8 +416,6 @@ def checked(
 
 def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
     """Raises ``InputError`` unless models, prompts and the loop's settings fit together."""
-    if loop.gamma < 0:
-        raise InputError(f"gamma is {loop.gamma}: give at least 0 (0 is plain decoding)")
     check_positions(target, loop.max_decode_len)
     check_parts(draft, Draft, "derive it from interfaces.Draft")
     check_vocabularies(draft, target)

@@ -140,6 +140,13 @@ def test_prompts_that_cannot_be_forced_are_refused(shape, value):
     outputs_lib.check_prompts(np.zeros((2, 6), np.int32), 5)
 
 
+def test_prompts_that_are_no_ids_are_refused():
+    with pytest.raises(InputError, match="prompts are float32 .2, 2.: give int32"):
+        outputs_lib.check_prompts(np.zeros((2, 2), np.float32), 5)
+    with pytest.raises(InputError, match="prompts are a list: give an array"):
+        outputs_lib.check_whole([[0, 5]])
+
+
 def test_64_bits_are_refused():
     with enable_x64(True), pytest.raises(InputError, match="jax_enable_x64 is True"):
         outputs_lib.check_prompts(np.zeros((2, 2), np.int32), 5)

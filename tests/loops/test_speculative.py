@@ -13,7 +13,7 @@ from scipy import stats
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import DraftTraits
+from spec_t5x.interfaces import DraftTraits, Proposal
 from spec_t5x.labs.testing import laws
 from spec_t5x.labs.testing.toy_models import PrefixTarget, TableTarget, conditionals
 from spec_t5x.labs.theory.formulas import conditional_acceptance
@@ -514,16 +514,26 @@ class Untouchable(PrefixTarget):
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "prompt_width", "gamma", "message"),
+    ("changes", "message"),
     [
-        (9, 1, -1, "gamma is -1"),
-        (8, 1, 2, "the draft has 9 tokens and the target 8"),
-        (9, 8, 2, "7 tokens and max_decode_len is 6"),
+        ({"gamma": -1}, "gamma is -1: give at least 0"),
+        ({"gamma": "auto"}, "gamma is auto: give a number, and a loops.pace.Pace as pace"),
+        ({"gamma": 1.5}, "gamma is 1.5: give a whole number"),
+        ({"gamma": True}, "gamma is True: give a whole number"),
+        ({"num_decodes": 2.0}, "num_decodes is 2.0: give a whole number"),
+        ({"max_decode_len": None}, "max_decode_len is None: give a whole number"),
+        ({"settings": 0.5}, r"settings are .*: give distributions.sampling\(temperature\)"),
+        ({"settings": None}, "settings are None: give distributions.sampling"),
+        ({"target": Untouchable(8)}, "the draft has 9 tokens and the target 8"),
+        ({"prompts": np.zeros((1, 8), np.int32)}, "7 tokens and max_decode_len is 6"),
+        ({"prompts": np.zeros(1, np.int32)}, r"prompts are int32 \(1,\): give int32 \[batch"),
+        ({"prompts": np.zeros((1, 1))}, r"prompts are float\d\d \(1, 1\): give int32 \[batch"),
+        ({"prompts": [[0]]}, r"prompts are a list: give an array \[batch, width\]"),
     ],
 )
 @pytest.mark.parametrize("entry", [speculative_decode, speculative_steps])
 def test_unusable_arguments_are_refused_before_anything_is_compiled(
-    entry, vocab_size, prompt_width, gamma, message
+    unchecked, entry, changes, message
 ):
     compiled = []
 
@@ -531,12 +541,13 @@ def test_unusable_arguments_are_refused_before_anything_is_compiled(
         if "backend_compile" in event:
             compiled.append(event)
 
-    models = Untouchable(vocab_size), TransformerDraft(Untouchable(9))
-    rows = np.zeros((1, 1), np.int32), np.zeros((1, prompt_width), np.int32)
+    named = {"target": Untouchable(9), "draft": TransformerDraft(Untouchable(9))}
+    named |= dict.fromkeys(("inputs", "prompts"), np.zeros((1, 1), np.int32))
+    named |= {"rng": KEY, "settings": GREEDY, "gamma": 2, "max_decode_len": 6} | changes
     # JAX 0.7 cannot remove a listener.
     jax.monitoring.register_event_duration_secs_listener(listen)
     with pytest.raises(InputError, match=message):
-        entry(*models, *rows, KEY, GREEDY, gamma=gamma, max_decode_len=6)
+        entry(**named)
     assert not compiled
 
 
@@ -569,7 +580,8 @@ def test_a_verifier_may_cache_its_properties():
         ({"rng": jax.random.PRNGKey(0)}, "rng is uint32: give jax.random.key"),
         ({"rng": jax.random.split(KEY, 99)}, "or a key for each input"),
         ({"rng": jax.random.split(RBG, len(TABLE_SOURCES))}, "draws the same numbers"),
-        ({"verifier": "block"}, "verifier is 'block': give one of"),
+        ({"verifier": "block"}, "verifier is 'block': give an object of"),
+        ({"verifier": TokenVerifier}, "verifier is <class .*TokenVerifier'>: give an object of"),
         ({"verifier": Hidden(0.5)}, "Hidden has no field share: make"),
         ({"num_decodes": 0}, "num_decodes is 0"),
     ],
@@ -587,6 +599,30 @@ def test_a_draft_that_proposes_more_than_gamma_tokens_is_refused():
 
     with pytest.raises(InputError, match="a draft proposes 3 tokens: propose at most gamma, 1"):
         decode(WRITER, Wide(jnp.int32(1), 16), 1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        (lambda batch, gamma: jnp.zeros((batch, gamma)), r"float32 \[3, 2\]"),
+        (lambda batch, gamma: jnp.zeros(gamma, jnp.int32), r"int32 \[2\]"),
+        (lambda batch, gamma: jnp.zeros((1, gamma), jnp.int32), r"int32 \[1, 2\]"),
+    ],
+)
+def test_proposed_tokens_of_another_shape_or_type_are_refused(unchecked, tokens, found):
+    @flax.struct.dataclass
+    class Odd(ConstantDraft):
+        def propose(self, state, context, gamma):
+            return Proposal(tokens(context.lengths.shape[0], gamma)), state
+
+    message = f"a draft proposes {found} as tokens: give int32 .3, 2."
+    with pytest.raises(InputError, match=message):
+        decode(WRITER, Odd(jnp.int32(1), 16), 2, sources=TABLE_SOURCES[:3])
+
+
+def test_a_draft_needs_a_worthwhile_number_of_tokens():
+    with pytest.raises(InputError, match="max_worthwhile is 0: give at least 1"):
+        DraftTraits(max_worthwhile=0)
 
 
 def test_a_model_that_lacks_what_the_loops_call_is_refused(unchecked):

@@ -235,6 +235,7 @@ def test_without_drafts_a_tree_is_plain_decoding():
 
 
 def test_what_trees_cannot_be_used_with_is_refused():
+    @flax.struct.dataclass
     class Bare:
         vocab_size, state_size, max_positions = 30, 0, None
         prefill = score = rollback = len

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.struct
 import pytest
 
 from spec_t5x.checkpoints.loading import load
@@ -96,6 +97,7 @@ def test_texts_follow_the_law_of_transformers(laws, draft):  # noqa: F811
 
 
 def test_the_middle_model_has_positions_for_the_texts():
+    @flax.struct.dataclass
     class Short(StubTarget):
         max_positions = 8
 
