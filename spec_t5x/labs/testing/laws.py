@@ -13,6 +13,7 @@ prompts and lengths, share a batch, so that they advance unequally. A target is 
 import collections
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +22,21 @@ from scipy import stats
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Draft, NodeTarget, Target, check_parts
+from spec_t5x.interfaces import (
+    Cache,
+    Context,
+    Draft,
+    DraftState,
+    NodeTarget,
+    Outcome,
+    Proposal,
+    Target,
+    TreeProposal,
+    check_parts,
+)
 from spec_t5x.labs.testing.toy_models import PrefixTarget, TableTarget, sequence_law
-from spec_t5x.loops import outputs
-from spec_t5x.loops.decode_state import DEFAULT_VERIFIER
+from spec_t5x.loops import decode_state, outputs, speculative
+from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.refill import Move
 from spec_t5x.loops.speculative import speculative_decode
@@ -33,6 +45,9 @@ from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import EOS_ID, PAD_ID, Array, EndOfSequence, Float32, Int, PyTree
 from spec_t5x.verifiers import Verifier
+
+# The path of each leaf of a pytree, and its shape.
+Shapes = list[tuple[str, tuple[int, ...]]]
 
 VOCAB_SIZE = 4
 LENGTH = 4
@@ -66,7 +81,8 @@ def check_draft(
     """Checks that texts sampled with this draft follow the target's law.
 
     The check finds several tokens drawn with the same ``Draws``, a distribution other than the one
-    drawn from, and a count of proposals that depends on the very token that it leaves out.
+    drawn from, and a count of proposals that depends on the very token that it leaves out; before
+    that, states without rows, and proposals and new states of a wrong shape or type.
 
     Args:
       draft: a draft of ``VOCAB_SIZE`` tokens.
@@ -75,8 +91,10 @@ def check_draft(
       verifier: a lossless verifier.
 
     Raises:
-      InputError: the texts do not follow the law, or no draft was accepted.
+      InputError: the texts do not follow the law, no draft was accepted, or a shape is wrong.
     """
+    chosen = sampling(1.0) if settings is None else settings
+    _DraftCheck(draft, _loop(gamma, verifier), chosen).run()
     _check_law(
         decode_many(draft, gamma, settings, verifier),
         settings,
@@ -88,6 +106,7 @@ def check_draft(
 
 def check_verifier(verifier: Verifier, gamma: int = 3, settings: Sampling | None = None) -> None:
     """Checks as ``check_draft`` that texts follow the target's law, with this verifier."""
+    _loop(gamma, verifier)
     _check_law(
         decode_many(TransformerDraft(other_model()), gamma, settings, verifier),
         settings,
@@ -105,6 +124,144 @@ def _check_law(decoded: Decoded, settings: Sampling | None, name: str, remedy: s
             f"{name} breaks the target's law: chi-square {statistic:.0f} of {ROWS} texts, by "
             f"chance at most {threshold:.0f}: {remedy}"
         )
+
+
+def _loop(gamma: int, verifier: Verifier) -> Loop:
+    """Returns a loop's checked settings; a verifier needs a hash, as programs are kept by it."""
+    loop = Loop(gamma=gamma, max_decode_len=LENGTH, verifier=verifier)
+    try:
+        hash(verifier)
+    except TypeError as error:
+        raise InputError(
+            f"{type(verifier).__name__} has no hash ({error}): make it a frozen dataclass of "
+            "numbers and tuples"
+        ) from error
+    return loop
+
+
+@dataclasses.dataclass(frozen=True)
+class _DraftCheck:
+    """Check of the shapes and types of a draft's proposals and states, which compiles nothing."""
+
+    draft: Draft
+    loop: Loop
+    settings: Sampling
+
+    def run(self) -> None:
+        sources, prompts, _ = rows()
+        speculative.check_arguments(target(), self.draft, prompts, self.loop)
+        shapes: list[Shapes] = []
+        for num in (len(sources), 1):
+            # The shapes are kept, as the state's class may refuse what ``eval_shape`` returns.
+            jax.eval_shape(
+                lambda *args: shapes.append(_shapes(self.prefill(*args))),
+                *(self.draft, sources[:num], prompts[:num]),
+            )
+        _check_rows(f"the state of {self.name}", *shapes, batch=len(sources))
+        if self.loop.gamma:
+            jax.eval_shape(self.iterate, self.draft, sources, prompts)
+
+    @property
+    def name(self) -> str:
+        return type(self.draft).__name__
+
+    def prefill(self, draft: Draft, *inputs: Array) -> DraftState:
+        if isinstance(draft.vocab_size, jax.core.Tracer):
+            raise InputError(
+                f"{self.name}.vocab_size is a leaf, whose value compiled code does not know: "
+                "declare it with flax.struct.field(pytree_node=False)"
+            )
+        return draft.prefill(*inputs, self.loop.max_length)
+
+    def iterate(self, draft: Draft, sources: Array, prompts: Array) -> None:
+        """Proposes and commits once, and catches up."""
+        loop = self.loop
+        stream, settings = speculative.checked(
+            target(), draft, prompts, jax.random.key(0), self.settings, loop
+        )
+        state = decode_state.init(target(), draft, sources, prompts, stream, loop)
+        context = decode_state.make_context(state, settings, loop.verifier.coupled)
+        first, lengths = state.draft_state, context.lengths
+        outcome = Outcome(lengths=lengths, num_accepted=jnp.zeros_like(lengths))
+        if loop.verifier.tree(loop.gamma) is None:
+            state = draft.commit(self.propose(draft, first, context), outcome)
+            self.check_kept("commit", first, state)
+        else:
+            path = jnp.zeros((lengths.shape[0], loop.gamma), jnp.int32)
+            state = draft.commit_tree(self.propose_tree(draft, first, context), outcome, path)
+            self.check_kept("commit_tree", first, state)
+        self.check_kept("catch_up", first, draft.catch_up(first, context, loop.gamma + 1))
+
+    def propose(self, draft: Draft, state: DraftState, context: Context) -> DraftState:
+        """Lets the draft propose a chain; returns its new state."""
+        gamma, (batch,) = self.loop.gamma, context.lengths.shape
+        proposal, state = self.pair("propose", Proposal, draft.propose(state, context, gamma))
+        tokens = proposal.checked(batch, gamma).tokens
+        self.check_shape("probs", proposal.probs, jnp.float32, (*tokens.shape, draft.vocab_size))
+        self.check_shape("counts", proposal.counts, jnp.integer, (batch,))
+        return state
+
+    def propose_tree(self, draft: Draft, state: DraftState, context: Context) -> DraftState:
+        """Lets the draft propose a tree; returns its new state."""
+        tree, (batch,) = self.loop.verifier.tree(self.loop.gamma), context.lengths.shape
+        made = draft.propose_tree(state, context, tree)
+        proposal, state = self.pair("propose_tree", TreeProposal, made)
+        self.check_shape("tokens", proposal.tokens, jnp.integer, (batch, tree.num_nodes - 1))
+        shape = batch, tree.num_inner, draft.vocab_size
+        self.check_shape("probs", proposal.probs, jnp.float32, shape)
+        self.check_shape("depths", proposal.depths, jnp.integer, (batch,))
+        return state
+
+    def pair(self, method: str, kind: type, made: Any) -> tuple[Any, DraftState]:
+        if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], kind):
+            return made
+        raise InputError(
+            f"{self.name}.{method} returns a {type(made).__name__}: return a {kind.__name__} and "
+            "the draft's state"
+        )
+
+    def check_shape(self, what: str, found: Any, kind: type, shape: tuple[int, ...]) -> None:
+        """Raises ``InputError`` unless an array of the proposal, if any, has this shape."""
+        if found is None or (found.shape == shape and jnp.issubdtype(found.dtype, kind)):
+            return
+        raise InputError(
+            f"{self.name} proposes {what} {found.dtype} {list(found.shape)}: give {kind.__name__} "
+            f"{list(shape)}"
+        )
+
+    def check_kept(self, method: str, before: DraftState, after: DraftState) -> None:
+        """Raises ``InputError`` unless both states have the same structure, shapes and types."""
+        if jax.tree.structure(before) != jax.tree.structure(after):
+            raise InputError(f"{self.name}.{method} changes the structure of the state: keep it")
+        leaves = jax.tree_util.tree_leaves_with_path(before)
+        for (path, old), new in zip(leaves, jax.tree.leaves(after), strict=True):
+            was, now = (f"{jnp.result_type(one)} {list(jnp.shape(one))}" for one in (old, new))
+            if was != now:
+                raise InputError(
+                    f"{self.name}.{method} makes {now} of the state's "
+                    f"{jax.tree_util.keystr(path) or 'array'}, {was}: keep shape and type"
+                )
+
+
+def _shapes(tree: PyTree) -> Shapes:
+    """Returns leaves' paths and shapes; skips nodes that have a method ``repeat_rows``."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, lambda n: hasattr(n, "repeat_rows"))
+    own = [(path, leaf) for path, leaf in leaves if not hasattr(leaf, "repeat_rows")]
+    return [(jax.tree_util.keystr(path), jnp.shape(leaf)) for path, leaf in own]
+
+
+def _check_rows(whose: str, several: Shapes, one: Shapes, batch: int) -> None:
+    """Raises ``InputError`` unless shapes for ``batch`` rows, and for one, begin with that."""
+    if len(several) != len(one):
+        raise InputError(
+            f"{whose} has other leaves for {batch} rows than for 1: keep its structure"
+        )
+    for (path, shape), (_, alone) in zip(several, one, strict=True):
+        if shape[:1] != (batch,) or alone[:1] != (1,):
+            raise InputError(
+                f"{whose}: {path or 'it'} has shape {shape} for {batch} rows and {alone} for 1: "
+                "every leaf must lead with the batch axis, as rows are repeated and taken out"
+            )
 
 
 def check_target(target: Target, inputs: PyTree, *, atol: float = 1e-3) -> None:
@@ -176,18 +333,15 @@ class _TargetCheck:
         )
 
     def check_leaves(self) -> None:
+        if not all(getattr(leaf, "ndim", 0) for leaf in jax.tree.leaves(self.inputs)):
+            raise InputError(
+                f"inputs are {self.inputs!r:.80}: give arrays with a row of each input"
+            )
         if self.batch < 2:
             raise InputError("inputs have 1 row: give 2 or more, so that rows can be told apart")
         one_row = jax.tree.map(lambda leaf: leaf[:1], self.inputs)
-        caches = (self.prefill(rows) for rows in (self.inputs, one_row))
-        paths, alone = (jax.tree_util.tree_leaves_with_path(cache) for cache in caches)
-        for (path, leaf), (_, of_one) in zip(paths, alone, strict=True):
-            if leaf.shape[:1] != (self.batch,) or of_one.shape[:1] != (1,):
-                raise InputError(
-                    f"the cache's {jax.tree_util.keystr(path)} has shape {leaf.shape} for "
-                    f"{self.batch} rows and {of_one.shape} for 1: every leaf must lead with the "
-                    "batch axis, as rows are repeated and taken out"
-                )
+        caches = (_shapes(self.prefill(rows)) for rows in (self.inputs, one_row))
+        _check_rows("the cache", *caches, batch=self.batch)
 
     def logits_one_by_one(self) -> Float32[np.ndarray, "batch fed vocab"]:
         cache, logits = self.prefill(), []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Draft, Proposal
+from spec_t5x.interfaces import Draft, Proposal, TreeDraft, TreeProposal
 from spec_t5x.labs.testing.laws import (
     VOCAB_SIZE,
     check_draft,
@@ -23,7 +23,7 @@ from spec_t5x.labs.testing.toy_models import TableTarget
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.verification import Verdict, token_verification
 from spec_t5x.types import Array, Float32
-from spec_t5x.verifiers import TreeVerifier, Verifier
+from spec_t5x.verifiers import TokenVerifier, TreeVerifier, Verifier
 from tests.toy_drafts import ConstantDraft
 from tests.toy_t5 import tiny_t5
 
@@ -118,6 +118,107 @@ def test_a_draft_of_which_nothing_is_accepted_proves_nothing():
             check_draft(draft)
 
 
+@flax.struct.dataclass
+class Counter(TreeDraft):
+    """A draft whose state counts accepted tokens; ``kind`` names its mistake."""
+
+    kind: str = flax.struct.field(pytree_node=False, default="nothing")
+    vocab_size: int = flax.struct.field(pytree_node=False, default=VOCAB_SIZE)
+
+    def prefill(self, inputs, prompts, max_length):
+        return jnp.zeros(() if self.kind == "one state" else inputs.shape[0], jnp.int32)
+
+    def propose(self, state, context, gamma):
+        batch = context.lengths.shape[0]
+        proposal = Proposal(jnp.full((batch, gamma), 2, jnp.int32))
+        if self.kind == "one distribution":
+            probs = jnp.full((batch, gamma), 0.25)
+            proposal = proposal.replace(probs=probs, drawn=gamma)
+        if self.kind == "one count":
+            proposal = proposal.replace(counts=jnp.int32(1))
+        return proposal if self.kind == "no new state" else (proposal, state)
+
+    def commit(self, state, outcome):
+        if self.kind == "tuple":
+            return (state,)
+        return state + outcome.num_accepted * (1.0 if self.kind == "float" else 1)
+
+    def catch_up(self, state, context, width):
+        return state[:1] if self.kind == "one row" else state
+
+    def propose_tree(self, state, context, tree):
+        batch, num = context.lengths.shape[0], tree.num_nodes - (self.kind != "too many nodes")
+        tokens = jnp.tile(jnp.arange(num)[None] % 4, (batch, 1))
+        return TreeProposal(tokens=tokens, probs=None, depths=jnp.full(batch, tree.depth)), state
+
+    def commit_tree(self, state, outcome, path):
+        return state if self.kind == "nothing" else state.astype(jnp.int8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "one state",
+            r"the state of Counter: it has shape \(\) for 3 rows and \(\) for 1: every leaf",
+        ),
+        ("no new state", "Counter.propose returns a Proposal: return a Proposal and the draft's s"),
+        ("one distribution", r"proposes probs float32 \[3, 3\]: give float32 \[3, 3, 4\]"),
+        ("one count", r"proposes counts int32 \[\]: give integer \[3\]"),
+        ("tuple", "Counter.commit changes the structure of the state"),
+        ("float", r"commit makes float32 \[3\] of the state's array, int32 \[3\]: keep"),
+        ("one row", r"catch_up makes int32 \[1\] of the state's array, int32 \[3\]: keep"),
+    ],
+)
+def test_states_and_proposals_of_other_shapes_are_found(unchecked, kind, message):
+    with pytest.raises(InputError, match=message):
+        check_draft(Counter(kind))
+
+
+def test_trees_and_states_after_them_of_other_shapes_are_found(unchecked):
+    check_draft(Counter(), gamma=2, verifier=TreeVerifier((2,)))
+    messages = {
+        "too many nodes": r"proposes tokens int32 \[3, 5\]: give integer \[3, 4\]",
+        "other": r"commit_tree makes int8 \[3\] of the state's array, int32 \[3\]: keep",
+    }
+    for kind, message in messages.items():
+        with pytest.raises(InputError, match=message):
+            check_draft(Counter(kind), gamma=2, verifier=TreeVerifier((2,)))
+
+
+def test_what_is_no_draft_is_named(unchecked):
+    class Undecorated(Counter):
+        pass
+
+    @flax.struct.dataclass
+    class Sized(Counter):
+        vocab_size: int = VOCAB_SIZE
+
+    for draft, message in (
+        (Counter, "Counter is a class: give an object of a flax.struct.dataclass"),
+        (Undecorated(), "Undecorated is no pytree: give an object"),
+        (Sized(), r"Sized.vocab_size is a leaf, .* flax.struct.field\(pytree_node=False\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_draft(draft)
+
+
+def test_what_is_no_verifier_is_named(unchecked):
+    @dataclasses.dataclass(frozen=True)
+    class Listed(TokenVerifier):
+        shares: list = dataclasses.field(default_factory=list)
+
+    for verifier, message in (
+        (TokenVerifier, "verifier is <class .*TokenVerifier'>: give an object of spec_t5x.verif"),
+        (Listed(), r"Listed has no hash \(unhashable .*\): make it a frozen dataclass"),
+        (Verifier(), "Verifier has no verify_row"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_verifier(verifier)
+    with pytest.raises(InputError, match="settings are .*: give distributions.sampling"):
+        check_verifier(TokenVerifier(), settings=0.5)
+
+
 @dataclasses.dataclass(frozen=True)
 class Generous(Verifier):
     """A verifier that accepts the first draft always."""
@@ -173,6 +274,8 @@ class SumTarget:
             lengths = jnp.zeros(1, jnp.int32)
         if self.kind == "keeps a row in its place":
             return StayingCache(sums=sums, lengths=lengths)
+        if self.kind == "counts its rows":
+            return sums, *[lengths] * batch
         if self.kind == "has a size":
             return SizedCache(sums=sums, lengths=lengths, size=max_length)
         cache = SumCache(sums=sums, lengths=lengths)
@@ -220,7 +323,8 @@ def test_targets_that_are_right_pass(model):
     ("kind", "message"),
     [
         ("nothing", "inputs have 1 row"),
-        ("one length for all rows", r"the cache's .lengths has shape \(1,\) for 2 rows"),
+        ("one length for all rows", r"the cache: .lengths has shape \(1,\) for 2 rows"),
+        ("counts its rows", "the cache has other leaves for 2 rows than for 1"),
         ("adds to its cache", "SumTarget: what was rolled back still counts"),
         ("rolls back nothing", "SumTarget: rollback changes nothing"),
         ("looks ahead", "a block of tokens gets other logits"),
@@ -233,6 +337,13 @@ def test_targets_that_are_right_pass(model):
 def test_a_target_that_is_wrong_is_found(kind, message):
     with pytest.raises(InputError, match=message):
         check_target(SumTarget(kind), INPUTS[:1] if kind == "nothing" else INPUTS)
+
+
+def test_inputs_that_are_no_arrays_and_a_class_are_refused(unchecked):
+    with pytest.raises(InputError, match=r"inputs are \[\[2, 3\], \[1, 0\]\]: give arrays"):
+        check_target(SumTarget(), [[2, 3], [1, 0]])
+    with pytest.raises(InputError, match="SumTarget is a class: give an object"):
+        check_target(SumTarget, INPUTS)
 
 
 def test_nodes_that_are_scored_or_moved_wrongly_are_found():
