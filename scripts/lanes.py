@@ -85,13 +85,14 @@ PARTS: Mapping[str, Part] = {
             *_DECODING,
             "spec_t5x/checkpoints/",
             "spec_t5x/data/",
+            "spec_t5x/labs/training/exports",
             "tests/checkpoints/test_huggingface.py",
         ),
     ),
     "contrib": Part(
         ("tests/contrib/", "tests/test_removal.py"),
         (
-            *(*_DECODING, "spec_t5x/contrib/", "spec_t5x/registry"),
+            *(*_DECODING, "spec_t5x/cli/", "spec_t5x/contrib/", "spec_t5x/registry"),
             # Tests that contrib's repeat with its own drafts and models.
             *("tests/checkpoints/", "tests/drafts/", "tests/end_to_end/", "tests/loops/"),
             *("tests/labs/benchmark/", "tests/labs/testing/", "tests/labs/training/"),
@@ -104,7 +105,10 @@ PARTS: Mapping[str, Part] = {
     ),
     "every draft by its name": Part(
         ("tests/end_to_end/", "tests/inference/test_processes.py"),
-        (*_DECODING, "spec_t5x/checkpoints/", "spec_t5x/inference/"),
+        (
+            *(*_DECODING, "spec_t5x/checkpoints/", "spec_t5x/inference/"),
+            "spec_t5x/labs/training/exports",
+        ),
     ),
     "trainings": Part(
         (

@@ -5,4 +5,5 @@ import sys
 from spec_t5x.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main(["infer", *sys.argv[1:]]))
+    sys.argv.insert(1, "infer")
+    sys.exit(main())

@@ -53,7 +53,7 @@ def decoder_only_config(module: Any) -> DecoderOnlyConfig:
 
 
 def _sizes(module: Any, names: tuple[str, ...], stock: tuple[str, ...]) -> dict[str, Any]:
-    config, kind = module.config, type(module).__name__
+    kind = type(module).__name__
     for method in ("setup", "encode", "decode", "__call__"):
         # The class that defines it: a wrapper's ``__module__`` may be the wrapped function's.
         of = next((base for base in type(module).__mro__ if method in vars(base)), None)
@@ -63,6 +63,7 @@ def _sizes(module: Any, names: tuple[str, ...], stock: tuple[str, ...]) -> dict[
                 f"with {' or '.join(stock)}, or leave speculate.gin out (spec-t5x infer decodes "
                 "checkpoints of scalable_t5)"
             )
+    config = module.config
     for name in (field.name for field in dataclasses.fields(config)):
         value = getattr(config, name)
         if name not in (*names, *_IGNORED) and (name, value) != _OFF:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import flax.linen as nn
 import pytest
 
 pytest.importorskip("t5x.models", reason="needs T5X")
@@ -132,6 +133,15 @@ class OwnConfig(examples.T5Config):
     """A config with a setting that no network here reads."""
 
     num_experts: int = 4
+
+
+def test_a_network_without_a_config_is_refused_in_one_line():
+    class Other(nn.Module):
+        def __call__(self):
+            raise NotImplementedError
+
+    with pytest.raises(InputError, match="module Other has __call__ of .*, which is unknown here"):
+        t5_config(Other())
 
 
 def test_a_network_of_a_users_own_is_refused_unless_it_computes_the_same():
