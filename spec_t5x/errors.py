@@ -51,11 +51,11 @@ def check_rules(repetition_penalty: float, **phrases: Collection[Sequence[int]])
 
 def check_numbers(least: int, most: int | float = math.inf, /, **values: Any) -> None:
     """Raises ``InputError`` unless each value is an integer from ``least`` to ``most``."""
+    upper = "" if most == math.inf else f", at most {most}"
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise InputError(f"{name} is {value!r}: give a whole number of at least {least}")
+            raise InputError(f"{name} is {value!r}: give a whole number of at least {least}{upper}")
         if not least <= value <= most:
-            upper = "" if most == math.inf else f", at most {most}"
             raise InputError(f"{name} is {value}: give at least {least}{upper}")
 
 

@@ -66,7 +66,9 @@ def find(kind: str, name: str) -> Any:
         return pkgutil.resolve_name(place := _PLACES[kind][name])
     except (ImportError, AttributeError) as error:
         what = f"{kind} {name!r} is registered as {place}"
-        raise InputError(f"{what} ({one_line(error)}): give its module:object") from error
+        raise InputError(
+            f"{what} ({one_line(error)}): give its module:object, or mend it"
+        ) from error
 
 
 def find_all(kind: str) -> dict[str, Any]:

@@ -185,7 +185,11 @@ class _Search:
             raise InputError(f"gamma is {gamma} and there is no draft_model: give one, or gamma 0")
         check_parts(draft_model, NodeTarget, _REMEDY)
         check_vocabularies(draft_model, target)
-        beams_lib.check_beams("draft_beams", self.width, target.vocab_size, self.eos_id, beams)
+        beams_lib.check_beams("draft_beams", self.width, target.vocab_size, self.eos_id)
+        if self.width < beams:
+            raise InputError(
+                f"draft_beams is {self.width} and beams {beams}: give at least as many"
+            )
 
     def init(self, inputs: PyTree, prompts: Array, beams: Beams, max_decode_len: int):
         """Encodes inputs and feeds prompts, if gamma > 0 for the draft too; returns the state."""

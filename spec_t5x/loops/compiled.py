@@ -18,16 +18,18 @@ _MODELS = ("target", "model", "draft", "draft_model", "drafts")
 
 
 def classes_of(*objects: Any) -> tuple[type, ...]:
-    """Returns the classes of objects, but None, of their values by name and of their fields."""
+    """Returns the classes of objects, but None, and of the dataclasses that they hold."""
     found, given = [], [one for one in objects if one is not None]
     while given:
-        one = given.pop()
-        found.append(type(one))
-        if isinstance(one, Mapping):
-            given += one.values()
-        elif dataclasses.is_dataclass(one):
-            values = (getattr(one, field.name) for field in dataclasses.fields(one))
-            given += filter(dataclasses.is_dataclass, values)
+        one, values = given.pop(), ()
+        if isinstance(one, Mapping | tuple | list):
+            values = one.values() if isinstance(one, Mapping) else one
+        else:
+            found.append(type(one))
+            if dataclasses.is_dataclass(one):
+                values = [getattr(one, field.name) for field in dataclasses.fields(one)]
+        # No mappings in fields, which may be parameters.
+        given += [v for v in values if dataclasses.is_dataclass(v) or isinstance(v, tuple | list)]
     return tuple(found)
 
 

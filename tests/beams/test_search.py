@@ -381,8 +381,8 @@ jax.tree_util.register_pytree_node(
         ({"max_decode_len": 3.5}, "max_decode_len is 3.5: give a whole number"),
         ({"prompts": [[0], [0]]}, "prompts are a list: give an array [batch, width]"),
         ({"draft_model": None}, "gamma is 2 and there is no draft_model"),
-        ({"draft_beams": 1}, "draft_beams is 1: give at least 2, at most 8"),
-        ({"draft_beams": 9}, "draft_beams is 9: give at least 2, at most 8"),
+        ({"draft_beams": 1}, "draft_beams is 1 and beams 2: give at least as many"),
+        ({"draft_beams": 9}, "draft_beams is 9: give at least 1, at most 8"),
         ({"max_decode_len": 2}, "prompts hold 3 tokens and max_decode_len is 2"),
         ({"target": CannotScoreNodes()}, "CannotScoreNodes has no num_slots, score_nodes, move"),
         (

@@ -43,5 +43,6 @@ def test_a_class_that_is_defined_again_has_a_program_of_its_own():
 def test_classes_are_those_of_objects_and_of_their_fields():
     first, again = defined_again(1), defined_again(1)
     assert compiled.classes_of(None, Around(first)) == (Around, type(first))
-    assert compiled.classes_of({"a": first}) == (dict, type(first))
+    assert compiled.classes_of({"a": first}) == (type(first),)
+    assert compiled.classes_of(Around((first, [again, 3]))) == (Around, type(again), type(first))
     assert compiled.classes_of(first) != compiled.classes_of(again)
