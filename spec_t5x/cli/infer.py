@@ -81,8 +81,9 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.checkpoints.make_draft import check_draft, find_models
 
     # Before anything is written: what other workers read must be a run that can start.
-    check_draft(models.draft_name(), decoding)
-    find_models(models.target, [models.draft_name()], models.draft_options(), models.task)
+    draft = models.draft_name()
+    check_draft(draft, decoding)
+    find_models(models.target, [draft], models.draft_options(), models.task)
     source, of_models = _source(options, models), _settings(models, options)
     try:
         report = infer(options, decoding, source, load, settings=of_models)

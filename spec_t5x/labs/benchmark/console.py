@@ -74,9 +74,9 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def _plain_steps(comparison: Comparison) -> list[tuple[str, str]]:
-    """Returns a row for the calls without drafts, if there are any."""
+    """Returns a row, named as in the tables of ``sweep``, if there are calls without drafts."""
     share = comparison.plain_steps / comparison.target_calls
-    return [("calls without a draft", f"{share:.0%}")] if share else []
+    return [("plain steps", f"{share:.0%}")] if share else []
 
 
 def _verdict(comparison: Comparison) -> str:

@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     draft_options = models.draft_options()
     find_models(models.target, names, draft_options, models.task)
     if not args.text and source.name is None:
-        stored = open_model(models.target, vocabulary=models.vocabulary)
+        config = open_model(models.target, vocabulary=models.vocabulary).config
         # A decoder-only target generates from the empty prompt.
-        if stored.config.has_source:
+        if config.has_source:
             raise InputError("there is no text: give TEXT, --data FILE or --mixture_or_task NAME")
     named = models.target, draft_options.dtype, models.task, models.kv
     stored = {"vocabulary": models.vocabulary, "weights": models.weights}
