@@ -95,22 +95,6 @@ def text_of(line: bytes) -> str:
         ) from error
 
 
-def text_lines(path: str | Path) -> Iterator[str]:
-    """Yields the text of each line of a file, without line ends.
-
-    Raises ``InputError`` if the file is absent, empty or cut short, or a line is not UTF-8.
-    """
-    number = 0
-    for number, line in enumerate(raw_lines(path), start=1):
-        try:
-            text = text_of(line)
-        except InputError as error:
-            raise InputError(f"{path}, line {number}: {error}") from error
-        yield text
-    if not number:
-        raise InputError(f"{path} is empty: give a file with at least one line")
-
-
 def json_object(line: str) -> dict[str, Any]:
     """Parses a line that is a JSON object.
 
