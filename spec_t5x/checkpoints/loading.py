@@ -201,7 +201,7 @@ def find_directory(directory_or_name: str | Path) -> Path:
 
 def is_on_hub(directory_or_name: str | Path | GcsPath) -> bool:
     """Tells whether a name has the form ``OWNER/NAME`` and is no existing path on this machine."""
-    if not isinstance(directory_or_name, str) or not hub.is_name(directory_or_name):
+    if not isinstance(directory_or_name, str) or not hub.NAME.fullmatch(directory_or_name):
         return False
     recover(Path(directory_or_name))
     return not Path(directory_or_name).exists()
