@@ -15,8 +15,7 @@ TO_IDS = (
 
 
 def prefixed(dataset: tf.data.Dataset, *, source: str, target: str, prefix: str):
-    """Maps examples to ``inputs``, which is ``prefix`` and the feature ``source``, and ``targets``,
-    which is the feature ``target``."""
+    """Makes ``inputs`` of ``prefix`` and the feature ``source``, ``targets`` of ``target``."""
 
     def to_text_pair(example):
         return {"inputs": tf.strings.join([prefix, example[source]]), "targets": example[target]}
