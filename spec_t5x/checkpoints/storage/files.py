@@ -32,7 +32,8 @@ def read_json(path: Any) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise InputError(f"no file {path}: give a complete checkpoint") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        check_fetched(path)
+        if isinstance(path, Path):
+            check_fetched(path)
         raise InputError(
             f"cannot read {path} as JSON ({one_line(error)}): copy the file again"
         ) from error
