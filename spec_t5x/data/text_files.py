@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _JSON_SUFFIXES = (".jsonl", ".jsonlines", ".json", ".ndjson")
@@ -100,10 +100,8 @@ def json_object(line: str) -> dict[str, Any]:
 
     Raises ``InputError`` if it is not, or if one of its numbers is not finite (1e999).
     """
-    try:
+    with as_input_error("not JSON", "fix the line", ValueError, RecursionError):
         values = json.loads(line, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON ({one_line(error)}): fix the line") from error
     if not isinstance(values, dict):
         raise InputError(f"{line.strip()[:40]!r} is not a JSON object: fix the line")
     return values
