@@ -17,8 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
+from spec_t5x.labs.text_pairs import read_pairs
 from spec_t5x.labs.writing import reported
 from spec_t5x.machine.atomic import write_whole
 

@@ -15,7 +15,7 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error
 
 # Addresses by kind and name.
 _PLACES: dict[str, dict[str, str]] = {
@@ -62,13 +62,10 @@ def find(kind: str, name: str) -> Any:
     if name not in names(kind):
         known = ", ".join(names(kind)) or "none"
         raise InputError(f"no {kind} is called {name!r}: give one of those registered, {known}")
-    try:
-        return pkgutil.resolve_name(place := _PLACES[kind][name])
-    except (ImportError, AttributeError) as error:
-        what = f"{kind} {name!r} is registered as {place}"
-        raise InputError(
-            f"{what} ({one_line(error)}): give its module:object, or mend it"
-        ) from error
+    place, remedy = _PLACES[kind][name], "give its module:object, or mend it"
+    what = f"{kind} {name!r} is registered as {place}"
+    with as_input_error(what, remedy, ImportError, AttributeError):
+        return pkgutil.resolve_name(place)
 
 
 def find_all(kind: str) -> dict[str, Any]:

@@ -14,10 +14,10 @@ import benchmarks.other_implementations as package
 from benchmarks.other_implementations import workload
 from benchmarks.other_implementations.rounds import IMPLEMENTATIONS, make_rows, measure
 from benchmarks.other_implementations.table import table
-from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.reproduction.example_texts import SENTENCES
+from spec_t5x.labs.text_pairs import read_pairs
 from spec_t5x.machine.description import machine
 from spec_t5x.names import AUTO, WEIGHTS
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from english_errors import KINDS, RIGHT, pairs
 
-from spec_t5x.data.tsv import read_lines
 from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.labs.text_pairs import read_lines
 from spec_t5x.labs.writing import reported
 from spec_t5x.machine.atomic import write_whole
 

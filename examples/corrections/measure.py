@@ -19,11 +19,11 @@ from typing import Any
 
 from corrections import Correction, figures, intervals
 
-from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.evaluation import evaluate
+from spec_t5x.labs.text_pairs import read_pairs
 from spec_t5x.labs.tpu.chips import CHIPS, StepCost
 from spec_t5x.machine.description import machine
 

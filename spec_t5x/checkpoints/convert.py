@@ -17,7 +17,7 @@ from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.checkpoints.t5x import writing as t5x
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.weights import BITS
-from spec_t5x.names import AUTO, WEIGHTS
+from spec_t5x.names import AUTO, NATIVE_DTYPES, WEIGHTS
 
 
 def convert(
@@ -52,6 +52,7 @@ def convert(
     """
     check_choice("to", to, writers_of())
     check_choice("weights", weights, WEIGHTS)
+    check_choice("dtype", dtype or "float32", NATIVE_DTYPES)
     for name, value in (("weights", weights), ("dtype", dtype)):
         if value in BITS and to != "native":
             raise InputError(f"{name} is {value}, which {to} cannot store: give native")

@@ -20,9 +20,9 @@ from spec_t5x.checkpoints.storage.vocabularies import (
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.machine.progress import doing
-from spec_t5x.names import AUTO
+from spec_t5x.names import AUTO, STORED_DTYPES, WEIGHTS
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,9 @@ def load(
         InputError: the model is missing, damaged or not supported, has no vocabulary, or is larger
             than the free memory of a GPU or TPU.
     """
+    # Checked first: opening may download gigabytes.
+    check_choice("dtype", dtype, STORED_DTYPES)
+    check_choice("weights", weights, WEIGHTS)
     stored = open_model(directory_or_name, vocabulary=vocabulary)
     with doing(log, f"loading {stored.directory}"):
         return stored.load(
@@ -198,7 +201,7 @@ def find_directory(directory_or_name: str | Path) -> Path:
 
 def is_on_hub(directory_or_name: str | Path | GcsPath) -> bool:
     """Tells whether a name has the form ``OWNER/NAME`` and is no existing path on this machine."""
-    if not isinstance(directory_or_name, str) or not hub.is_name(directory_or_name):
+    if not isinstance(directory_or_name, str) or not hub.NAME.fullmatch(directory_or_name):
         return False
     recover(Path(directory_or_name))
     return not Path(directory_or_name).exists()

@@ -2,13 +2,12 @@
 
 import argparse
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
 import sys
 import time
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
 import spec_t5x
@@ -66,7 +65,8 @@ def inspect(decode: bool = False) -> dict[str, Any]:
     """
     versions = {"spec_t5x": spec_t5x.__version__, "python": platform.python_version()}
     versions |= {name: found for name in _SHOWN if (found := version(name))}
-    missing = [f"{x.purpose} ({x.remedy})" for m, x in EXTRAS.items() if not _is_there(m)]
+    absent = [extra for module, extra in EXTRAS.items() if find_spec(module) is None]
+    missing = [f"{extra.purpose} ({extra.remedy})" for extra in absent]
     try:
         problems = list(filter(None, map(unmet, requirements("spec_t5x"))))
     except importlib.metadata.PackageNotFoundError:
@@ -87,13 +87,10 @@ def inspect(decode: bool = False) -> dict[str, Any]:
     return found
 
 
-def _is_there(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
 def _machine() -> dict[str, Any]:
     """Returns the findings about devices, memory, kernels, caches and packaged models."""
     import psutil
+    from huggingface_hub.constants import HF_HUB_CACHE
 
     from spec_t5x.checkpoints.loading import packaged_names
     from spec_t5x.machine import description
@@ -102,11 +99,10 @@ def _machine() -> dict[str, Any]:
 
     machine, memory = description.machine(), psutil.virtual_memory()
     computes = machine["platform"].replace("gpu", "cuda")
-    hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface", "hub")
     caches = {
         "compiled programs": os.environ.get("JAX_COMPILATION_CACHE_DIR", user_cache() / "compiled"),
         "CPU kernels and costs": user_cache(),
-        "Hugging Face": os.environ.get("HF_HUB_CACHE") or hub,
+        "Hugging Face": HF_HUB_CACHE,
     }
     return {
         "machine": machine | {"free_memory": description.free_memory()},

@@ -52,20 +52,14 @@ def run(args: argparse.Namespace) -> int:
     # Processes must join before JAX looks for devices, as it does when the options are read.
     joined = join(HostOptions(**settings.given(args, HostOptions)))
 
+    from spec_t5x.checkpoints.make_draft import check_draft, find_models
     from spec_t5x.generation import Generator
     from spec_t5x.inference.bulk import infer, merge
     from spec_t5x.inference.signals import Interrupted
     from spec_t5x.machine.compilation_cache import enable
 
     models, decoding, options = settings.read(args, InferOptions)
-    if joined is not None:
-        given = {"shard_index": options.shard_index, "shard_count": options.shard_count}
-        for name, value in given.items():
-            if value is not None:
-                raise InputError(
-                    f"{name} is {value}, but the {joined[1]} processes set it: leave it out"
-                )
-        options = dataclasses.replace(options, shard_index=joined[0], shard_count=joined[1])
+    options = _of_process(options, joined)
     options.check()
     if options.input is not None:
         settings.check_no_task(args, options)
@@ -77,8 +71,6 @@ def run(args: argparse.Namespace) -> int:
     def load(placement):
         shardings = placement.params if placement.mesh else None
         return Generator.load_named(models, shardings=shardings)
-
-    from spec_t5x.checkpoints.make_draft import check_draft, find_models
 
     # Before anything is written: what other workers read must be a run that can start.
     draft = models.draft_name()
@@ -94,6 +86,18 @@ def run(args: argparse.Namespace) -> int:
     status = _tell(report, f"worker {options.shard_index} answered" if is_part else "answered")
     # A scheduler would start a worker again that returns another status.
     return 0 if options.shard_count is not None else status
+
+
+def _of_process(options: InferOptions, joined: tuple[int, int] | None) -> InferOptions:
+    """Returns the options of the worker that this process is; ``joined`` are index and number."""
+    if joined is None:
+        return options
+    for name in ("shard_index", "shard_count"):
+        if (value := getattr(options, name)) is not None:
+            raise InputError(
+                f"{name} is {value}, but the {joined[1]} processes set it: leave it out"
+            )
+    return dataclasses.replace(options, shard_index=joined[0], shard_count=joined[1])
 
 
 def _with_batch_size(args: argparse.Namespace, decoding):

@@ -1,34 +1,27 @@
-"""BLEU and ROUGE as metrics by name.
+"""BLEU and ROUGE, as T5 reports them.
 
 A metric is ``metric(targets, predictions) -> {figure: value in 0..100}``, seqio's signature:
 ``targets`` are the references and ``predictions`` the model's outputs, one for each reference.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import needed
-
-Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
 
 # The figures that T5 reports for summaries.
 ROUGE_KEYS = ("rouge1", "rouge2", "rougeLsum")
 
 
-def bleu_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Computes sacreBLEU (cased, exponential smoothing) with WMT's tokenisation, 13a.
+def bleu_intl_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
+    """Computes BLEU as T5 reports it: sacreBLEU with its ``intl`` tokenisation.
 
     Raises ``InputError`` unless there are targets, and one prediction for each.
     """
-    return {"bleu": bleu_score(targets, predictions, "13a").score}
-
-
-def bleu_intl_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Computes BLEU as T5 reports it: ``bleu_metric`` with sacreBLEU's ``intl`` tokenisation."""
     return {"bleu": bleu_score(targets, predictions, "intl").score}
 
 
@@ -41,20 +34,6 @@ def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str
     ``InputError`` unless there are targets, and one prediction for each.
     """
     return {name: mid for name, (_, mid, _) in rouge_scores(targets, predictions).items()}
-
-
-METRICS: dict[str, Metric] = {
-    "bleu": bleu_metric,
-    "bleu_intl": bleu_intl_metric,
-    "rouge": rouge_metric,
-}
-BLEU_TOKENIZERS = {bleu_metric: "13a", bleu_intl_metric: "intl"}
-
-
-def metric_by_name(name: str) -> Metric:
-    """Returns the function of a name in ``METRICS``; raises ``InputError`` for other names."""
-    check_choice("metric", name, METRICS)
-    return METRICS[name]
 
 
 def import_sacrebleu() -> ModuleType:

@@ -6,8 +6,7 @@
 The tasks have the names, TFDS versions, prefixes, features and metrics of the ``t5`` library.
 Importing this module registers the names that are still free: if the library was imported first,
 its tasks are used. Importing the library after this module fails, because seqio refuses a name
-twice. TFDS downloads a data set when it is first read. ``tasks.register_tsv_task`` and
-``register_jsonl_task``, with these prefixes, register the same tasks over local files.
+twice. TFDS downloads a data set when it is first read.
 """
 
 import dataclasses
@@ -16,8 +15,8 @@ import functools
 import gin
 
 from spec_t5x.data.metrics import bleu_intl_metric, rouge_metric
+from spec_t5x.data.preprocessors import TO_IDS, prefixed
 from spec_t5x.data.task_options import CNN_DAILYMAIL, SUMMARIZE_PREFIX, TRANSLATE_PREFIX, WMT_ENDE
-from spec_t5x.data.tasks import TO_IDS, prefixed
 from spec_t5x.machine.extras import needed
 
 with needed("seqio"):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _JSON_SUFFIXES = (".jsonl", ".jsonlines", ".json", ".ndjson")
@@ -95,31 +95,13 @@ def text_of(line: bytes) -> str:
         ) from error
 
 
-def text_lines(path: str | Path) -> Iterator[str]:
-    """Yields the text of each line of a file, without line ends.
-
-    Raises ``InputError`` if the file is absent, empty or cut short, or a line is not UTF-8.
-    """
-    number = 0
-    for number, line in enumerate(raw_lines(path), start=1):
-        try:
-            text = text_of(line)
-        except InputError as error:
-            raise InputError(f"{path}, line {number}: {error}") from error
-        yield text
-    if not number:
-        raise InputError(f"{path} is empty: give a file with at least one line")
-
-
 def json_object(line: str) -> dict[str, Any]:
     """Parses a line that is a JSON object.
 
     Raises ``InputError`` if it is not, or if one of its numbers is not finite (1e999).
     """
-    try:
+    with as_input_error("not JSON", "fix the line", ValueError, RecursionError):
         values = json.loads(line, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON ({one_line(error)}): fix the line") from error
     if not isinstance(values, dict):
         raise InputError(f"{line.strip()[:40]!r} is not a JSON object: fix the line")
     return values

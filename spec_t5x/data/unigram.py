@@ -22,7 +22,7 @@ import tokenizers
 from spec_t5x.data.mapped_vocabulary import of_text
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary, type_of_model
 from spec_t5x.data.vocabulary import ids_before_eos, is_sentinel
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import UNK_ID
 
@@ -48,8 +48,11 @@ class UnigramVocabulary(TokenizerVocabulary):
         path = Path(path)
         if content is None and not path.is_file():
             raise InputError(f"no vocabulary at {path}: give a {TOKENIZER_NAME}")
+        check_fetched(path)
         self._content = path.read_bytes() if content is None else content
-        try:
+        what = f"{path} is no Unigram model of the tokenizers library"
+        # The library raises nothing more definite.
+        with as_input_error(what, f"give T5's {TOKENIZER_NAME}", Exception):
             values = json.loads(self._content)
             names, foreign = _names(values)
             if fault := _fault(values, names):
@@ -57,14 +60,6 @@ class UnigramVocabulary(TokenizerVocabulary):
             # Decoding uses the unchanged tokenizer if tokens were added, as transformers does.
             self._added = tokenizers.Tokenizer.from_str(json.dumps(values)) if foreign else None
             text = of_text(values, _SPECIAL_IDS)
-        except InputError:
-            raise
-        except Exception as error:  # the library raises nothing more definite
-            check_fetched(path)
-            raise InputError(
-                f"{path} is no Unigram model of the tokenizers library ({one_line(error)}): give "
-                f"T5's {TOKENIZER_NAME}"
-            ) from error
         super().__init__(text)
         # Those of mT5, after a space, are pieces as any other.
         self.extra_ids = sum(is_sentinel(name) for name in names if not name.startswith(_SPACE))

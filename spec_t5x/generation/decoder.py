@@ -21,7 +21,7 @@ from spec_t5x.generation.batches import Batch, Input, bucket, padded, prompt_len
 from spec_t5x.generation.stop_strings import first_stop
 from spec_t5x.interfaces import Draft, check_parts, check_positions, check_vocabularies
 from spec_t5x.loops.autoregressive import autoregressive_decode
-from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop, NoDraft
+from spec_t5x.loops.decode_state import Loop, NoDraft
 from spec_t5x.loops.outputs import UNSOUND, Decoded
 from spec_t5x.loops.pace import Pace
 from spec_t5x.loops.speculative import Iteration, speculative_decode, speculative_steps
@@ -301,9 +301,8 @@ class BatchDecoder:
         """
         draft, placed, named = self._loop_arguments(batch, options, pace)
         if draft is None:
-            draft, verifier = NoDraft(self.target.vocab_size), options.make_verifier()
-            # A tree has no gamma 0.
-            named |= {"gamma": 0, "verifier": verifier if verifier.coupled else DEFAULT_VERIFIER}
+            draft = NoDraft(self.target.vocab_size)
+            named |= {"gamma": 0, "verifier": options.make_verifier()}
         return speculative_steps(self.target, draft, *placed, **named)
 
     def search(self, batch: Batch, options: GenerateOptions) -> BeamResult:

@@ -77,8 +77,8 @@ class Engine:
         """Starts decoding a batch, or queues it; ``places`` are its inputs' indices among all."""
         if self.in_slots:
             if self._waiting is not None:
-                self._slots = _Slots(self._for(self._waiting[1]), self.options, self.pace)
-                self._slots.fill(*self._waiting)
+                decoder = self._for(self._waiting[1])
+                self._slots = _Slots(decoder, self.options, self.pace, *self._waiting)
                 self._waiting = None
             if self._slots is not None and self._slots.takes(batch):
                 self._keep(self._slots, self._slots.burst(places, batch))
@@ -244,20 +244,25 @@ def costly(options: GenerateOptions) -> tuple[tuple[str, object], ...]:
 class _Slots:
     """Inputs in slots (``loops/refill.py``), to which groups of further inputs are added."""
 
-    def __init__(self, decoder: BatchDecoder, options: GenerateOptions, pace: Pace | None):
-        """Makes empty slots; without a ``pace``, iterations have ``options.gamma`` drafts."""
-        self._decoder, self._options = decoder, options
+    def __init__(
+        self,
+        decoder: BatchDecoder,
+        options: GenerateOptions,
+        pace: Pace | None,
+        places: Sequence[int],
+        batch: Batch,
+    ):
+        """Puts the inputs of a first batch, whose sources and prompts are longest, into slots.
+
+        Without a ``pace``, iterations have ``options.gamma`` drafts.
+        """
+        self._decoder, self._options, self._first = decoder, options, batch
         self.pace = None if decoder.draft is None else pace
         # The text of each input that has not ended, and the tokens of its prompt.
         self._inputs: dict[int, tuple[str, int]] = {}
         self._group: refill.Members | None = None
-
-    def fill(self, places: Sequence[int], batch: Batch) -> None:
-        """Puts the inputs of the first batch, whose sources and prompts are longest, into slots."""
-        gamma = self._options.gamma if self.pace is None else self.pace.largest
-        gamma = 0 if self._decoder.draft is None else gamma
-        self._loop = self._decoder.loop(batch, self._options, gamma)
-        self._first = batch
+        gamma = options.gamma if self.pace is None else self.pace.largest
+        self._loop = decoder.loop(batch, options, 0 if decoder.draft is None else gamma)
         self._slots = refill.fill(self._prepared(places, batch, waits=False), self.pace)
 
     def takes(self, batch: Batch) -> bool:

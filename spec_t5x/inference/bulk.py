@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.inference import processes, run_directory
 from spec_t5x.inference.answering import Answerer, Learned, Tally, error_of
@@ -227,10 +227,9 @@ class _Run:
                     return
                 content = json.dumps(dataclasses.asdict(learned)).encode() + b"\n"
                 run_directory.write(path, [content], COSTS)
-        try:
+        kinds = OSError, ValueError, TypeError, KeyError
+        with as_input_error(f"{path} cannot be read", "give --overwrite", *kinds):
             learned = Learned.parse(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{path} cannot be read ({error}): give --overwrite") from error
         answerer.assume(learned)
 
     def how_far(self) -> str:

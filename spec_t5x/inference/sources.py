@@ -162,10 +162,7 @@ def survey(
 
 def digest(raws: Iterable[bytes]) -> str:
     """Returns the SHA-256 (hex) of the bytes of consecutive inputs."""
-    total = hashlib.sha256()
-    for raw in raws:
-        total.update(raw)
-    return total.hexdigest()
+    return hashlib.sha256(b"".join(raws)).hexdigest()
 
 
 def read_shards(

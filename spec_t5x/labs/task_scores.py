@@ -8,7 +8,7 @@ from typing import Any
 from spec_t5x.data.task_examples import read_features, task_or_mixture
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.labs.metric_intervals import check_installed, metric_intervals
+from spec_t5x.labs.metrics import check_installed, metric_intervals
 from spec_t5x.machine.extras import needed
 
 with needed("seqio"):

@@ -58,7 +58,6 @@ from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Pace
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.draws import Stream, sample_next
-from spec_t5x.sampling.log_probs import token_log_probs
 from spec_t5x.sampling.verification import Verdict
 from spec_t5x.types import Array, Bool, Int, Key, PyTree
 from spec_t5x.verifiers import Verifier
@@ -91,7 +90,9 @@ def step(
         found = tree_lib.verify(*given, tree)
 
     tokens = found.emitted
-    log_probs = token_log_probs(found.logits, found.probs, tokens, settings, loop.rescale_log_probs)
+    log_probs = outputs_lib.token_log_probs(
+        found.logits, found.probs, tokens, settings, loop.rescale_log_probs
+    )
     outputs, num_appended = outputs_lib.append(
         old, tokens, found.verdict.num_accepted + 1, log_probs, loop.eos_id
     )

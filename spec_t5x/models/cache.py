@@ -8,7 +8,7 @@ Two properties make speculation possible:
   from its length; keys and values are not changed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -78,10 +78,12 @@ class Cache:
         """Returns the cache with the rows' lengths set to ``lengths``; no array is copied."""
         return self.replace(lengths=lengths)
 
-    def map(self, function: Callable[[Array], Array]) -> "Cache":
-        """Returns the cache with a function applied to each layer's keys and values of texts."""
+    def map(
+        self, function: Callable[[Array], Any], names: Sequence[str] = ("keys", "values")
+    ) -> "Cache":
+        """Returns the cache with a function applied to each layer's arrays of these names."""
         layers = (
-            layer.replace(keys=function(layer.keys), values=function(layer.values))
+            layer.replace(**{name: function(getattr(layer, name)) for name in names})
             for layer in self.layers
         )
         return self.replace(layers=tuple(layers))
@@ -146,14 +148,7 @@ class DecoderCache(Cache):
 
     def with_rounded_source(self) -> "DecoderCache":
         """Returns the cache with the sources' keys and values in int8."""
-        layers = (
-            layer.replace(
-                cross_keys=RoundedHeads.of(layer.cross_keys),
-                cross_values=RoundedHeads.of(layer.cross_values),
-            )
-            for layer in self.layers
-        )
-        return self.replace(layers=tuple(layers))
+        return self.map(RoundedHeads.of, ("cross_keys", "cross_values"))
 
     def insert_rows(self, new: "DecoderCache", move: Move) -> "DecoderCache":
         """Returns the cache after ``move`` of an input of ``new``, whose source may be shorter."""

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from spec_t5x.models.cache import DecoderOnlyCache
 from spec_t5x.models.cached_model import TextModel
 from spec_t5x.models.layers import Embed
-from spec_t5x.models.t5 import CachedNetwork, Decoder, NetworkConfig, embed
+from spec_t5x.models.t5 import CachedNetwork, Decoder, NetworkConfig
 from spec_t5x.types import PAD_ID, Array, Float32, Int, PyTree
 
 
@@ -48,7 +48,7 @@ class _Decoder(Decoder):
 
     def setup(self):
         super().setup()
-        self.token_embedder = embed(self.config)
+        self.token_embedder = self.config.embedder()
 
 
 class DecoderOnlyTransformer(CachedNetwork):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.layers import Dense
-from spec_t5x.models.t5 import CachedNetwork, Decoder, T5Config, embed
+from spec_t5x.models.t5 import CachedNetwork, Decoder, T5Config
 from spec_t5x.sampling.distributions import write_rows
 from spec_t5x.types import Array, Float, Float32, Int
 
@@ -76,7 +76,7 @@ class EagleNetwork(CachedNetwork):
 
     def setup(self):
         cfg = self.config
-        self.token_embedder = embed(dataclasses.replace(cfg, emb_dim=cfg.target_dim))
+        self.token_embedder = dataclasses.replace(cfg, emb_dim=cfg.target_dim).embedder()
         # No rule shards these axes, so each device has both maps whole.
         self.reduction = Dense(cfg.emb_dim, ("embed", "kv"), cfg.dtype)
         self.fusion = Dense(cfg.emb_dim, ("embed", "kv"), cfg.dtype)

@@ -68,23 +68,15 @@ class Embed(nn.Module):
     # Factors by which embeddings and, as the output layer, logits are multiplied.
     input_scale: float = 1.0
     output_scale: float = 1.0
-    # Token that ends an image, whose embedding is a separate parameter; 0 for none.
-    image_end_id: int = 0
 
     def setup(self):
         shape, init = (self.num_embeddings, self.features), nn.initializers.normal(stddev=1.0)
         self.embedding = param_with_axes(self, "embedding", init, shape, ("vocab", "embed"))
-        if self.image_end_id:
-            self.image_end = param_with_axes(self, "image_end", _ZEROS, shape[1:], ("embed",))
 
     def __call__(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
         embedded = rows(self.embedding, tokens).astype(self.dtype)
         if self.input_scale != 1:
             embedded = embedded * jnp.asarray(self.input_scale, self.dtype)
-        if self.image_end_id:
-            is_end = (tokens == self.image_end_id)[..., None]
-            image_end = _along_last_axis(self.image_end.astype(self.dtype), embedded.ndim)
-            embedded = jnp.where(is_end, image_end, embedded)
         return constrain(embedded, ("batch", "length", "embed"))
 
     def attend(

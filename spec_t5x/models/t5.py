@@ -55,8 +55,6 @@ class NetworkConfig:
     added_rows: ClassVar[int] = 0
     # Whether the encoder has a separate embedding.
     has_source_embedder: ClassVar[bool] = False
-    # Token that ends an image, whose embedding is not in the table; 0 for none.
-    image_end_id: ClassVar[int] = 0
     # Factor by which embeddings are multiplied.
     input_scale: ClassVar[float] = 1.0
     # Bound that a tanh puts on the logits; 0 for none.
@@ -90,6 +88,11 @@ class NetworkConfig:
     def source_traits(self) -> Traits:
         """Traits of the decoder's attention to the source."""
         return Traits(use_bias=self.use_bias)
+
+    def embedder(self) -> Embed:
+        """Makes the token embedding of a network, which may also be the output layer."""
+        scales = self.input_scale, self.output_scale
+        return Embed(self.vocab_size, self.emb_dim, self.dtype, *scales)
 
     def with_layers(self, *, encoder: Sequence[int], decoder: Sequence[int]):
         """Returns the configuration of a network with only these layers of each stack."""
@@ -406,9 +409,9 @@ class Transformer(CachedNetwork):
 
     def setup(self):
         cfg = self.config
-        self.token_embedder = embed(cfg)
+        self.token_embedder = cfg.embedder()
         if cfg.has_source_embedder:
-            self.source_embedder = embed(cfg.of_encoder)
+            self.source_embedder = cfg.of_encoder.embedder()
         self.encoder = Encoder(cfg.of_encoder)
         self.decoder = Decoder(cfg, self.depths)
 
@@ -489,12 +492,6 @@ def without_added(
     ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     is_added = (ids == PAD_ID) | (ids > config.vocab_size - config.added_rows)
     return jnp.where(is_added, MASKED, logits)
-
-
-def embed(cfg: NetworkConfig) -> Embed:
-    """Makes the token embedding of a network, which may also be the output layer."""
-    scales = cfg.input_scale, cfg.output_scale
-    return Embed(cfg.vocab_size, cfg.emb_dim, cfg.dtype, *scales, cfg.image_end_id)
 
 
 def _norm(cfg: NetworkConfig) -> RMSNorm:

@@ -253,16 +253,15 @@ def lenient_argmax_verification(
     The paper prints the inequality reversed. p is the softmax of the logits, before
     ``standardize``; ``target_tokens`` are their argmax, and the lenience l is in (0, 1].
     """
-    acceptable = lenient_argmax_acceptable(draft_tokens, target_logits[:-1], lenience)
+    acceptable = values_at(lenient_argmax(target_logits[:-1], lenience), draft_tokens)
     return _accept_leading(acceptable, target_tokens, num_proposed)
 
 
-def lenient_argmax_acceptable(
-    draft_tokens: Int[Array, "gamma"], target_logits: Float[Array, "gamma vocab"], lenience: float
-) -> Bool[Array, "gamma"]:
-    """Returns, for each draft, whether ``p(x) >= l max(p)``, p the softmax of the logits."""
-    largest = jnp.max(target_logits, axis=-1)
-    return values_at(target_logits, draft_tokens) - largest >= jnp.log(lenience)
+def lenient_argmax(
+    logits: Float[Array, "*rows vocab"], lenience: float
+) -> Bool[Array, "*rows vocab"]:
+    """Returns the mask of tokens x with ``p(x) >= l max(p)``, where p is the logits' softmax."""
+    return logits - jnp.max(logits, axis=-1, keepdims=True) >= jnp.log(lenience)
 
 
 def _accept_leading(

@@ -80,7 +80,11 @@ def remade(
     if issubclass(own, made):
         base = own
     else:
-        _check_constructor(made, stock)
+        if bound := bindings_of(made, resolve_references=False):
+            raise InputError(
+                f"gin binds {made.__name__}.{min(bound)}: bind {stock.__name__}.{min(bound)} "
+                f"instead, a {made.__name__} takes its settings from the given model"
+            )
         base = made if own is stock else type(made.__name__, (made, own), {})
     bound = {
         name: _wrapped_alike(wrapper, _without_gin(getattr(base, name)))
@@ -93,14 +97,6 @@ def remade(
     result = made_of.__new__(made_of)
     vars(result).update(vars(model))
     return result
-
-
-def _check_constructor(made: type, stock: type) -> None:
-    if bound := bindings_of(made, resolve_references=False):
-        raise InputError(
-            f"gin binds {made.__name__}.{min(bound)}: bind {stock.__name__}.{min(bound)} instead, "
-            f"a {made.__name__} takes its settings from the given model"
-        )
 
 
 def bindings_of(known: Callable | str, **options: Any) -> dict[str, Any]:

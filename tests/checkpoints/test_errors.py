@@ -14,6 +14,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, AxisType
 
 from spec_t5x.checkpoints import loading
+from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load, open_model
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
@@ -27,6 +28,16 @@ def test_directories_that_hold_no_model(saved, tmp_path):
     assert "is a file" in message_of(load, saved / "config.json")
     (tmp_path / "empty").mkdir()
     assert "holds no config.json" in message_of(load, tmp_path / "empty")
+
+
+def test_unknown_types_are_refused_before_a_model_is_found_or_downloaded(tmp_path):
+    name = "owner/no-such-model"
+    assert (
+        message_of(load, name, dtype="int8") == "dtype is 'int8': choose one of bfloat16, float32"
+    )
+    assert message_of(load, name, weights="int3").startswith("weights is 'int3': choose one of")
+    converted = functools.partial(convert, name, tmp_path / "to", to="native")
+    assert message_of(converted, dtype="float16").startswith("dtype is 'float16': choose one of")
 
 
 def test_packaged_names_are_found_and_listed(saved, monkeypatch):

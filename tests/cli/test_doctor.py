@@ -30,6 +30,12 @@ def doctor(run, monkeypatch):
     return examine
 
 
+def test_the_hubs_cache_is_where_its_library_has_it(doctor, monkeypatch):
+    # As with XDG_CACHE_HOME set, which the library reads when it is imported.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/caches/huggingface/hub")
+    assert doctor()[1]["caches"]["Hugging Face"] == "/caches/huggingface/hub"
+
+
 def test_a_machine_that_is_well(doctor, monkeypatch):
     monkeypatch.setattr(command, "EXTRAS", {"no_such_module": Extra("hf", "reading this")})
     status, found, verdict = doctor()

@@ -77,8 +77,8 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, monkeypatch, text, message)
 
 def test_an_extra_that_a_file_imports_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "seqio", None)
-    monkeypatch.delitem(sys.modules, "spec_t5x.data.tasks", raising=False)
-    path = write(tmp_path / "mine.gin", "import spec_t5x.data.tasks")
+    monkeypatch.delitem(sys.modules, "spec_t5x.labs.local_tasks", raising=False)
+    path = write(tmp_path / "mine.gin", "import spec_t5x.labs.local_tasks")
     with pytest.raises(InputError) as caught:
         parse_gin([str(path)], [])
     # gin adds lines, which the command line leaves out.

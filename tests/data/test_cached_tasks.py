@@ -18,8 +18,8 @@ from tests.conftest import ENGLISH, GERMAN
 seqio = pytest.importorskip("seqio")
 import tensorflow as tf  # noqa: E402
 
-from spec_t5x.data.metrics import bleu_metric  # noqa: E402
 from spec_t5x.inference.task_source import task_source  # noqa: E402
+from spec_t5x.labs.metrics import bleu_metric  # noqa: E402
 from spec_t5x.labs.task_scores import read_task  # noqa: E402
 from spec_t5x.labs.training.task_streams import PairedTask  # noqa: E402
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from spec_t5x.data.metrics import METRICS, metric_by_name
 from spec_t5x.errors import InputError
+from spec_t5x.labs.metrics import METRICS, metric_by_name
 
 # "intl" parts every symbol from its word, "13a" does not.
 REFERENCES = ["Das kostet 5€ pro Tag – immer.", "Die Katze schläft unter dem alten Tisch."]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from spec_t5x.data.metrics import METRICS
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.labs.metrics import METRICS
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 
 seqio = pytest.importorskip("seqio")

@@ -4,9 +4,9 @@ import pytest
 
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS
 from spec_t5x.data.task_options import TRANSLATE_PREFIX
-from spec_t5x.data.tsv import read_pairs
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.evaluation import evaluate
+from spec_t5x.labs.text_pairs import read_pairs
 
 BATCH_32 = GenerateOptions(gamma=4, batch_size=32)
 

@@ -18,7 +18,7 @@ from tests.inference.echo import Echo
 
 seqio = pytest.importorskip("seqio")
 
-from spec_t5x.data.tasks import register_tsv_task  # noqa: E402
+from spec_t5x.labs.local_tasks import register_tsv_task  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[2]
 _names = (f"infer_test_{n}" for n in itertools.count())
@@ -195,7 +195,7 @@ def test_the_gin_file_takes_the_macros_of_a_t5x_launch(run, tmp_path, tiny_pair)
         "CHECKPOINT_PATH": str(tiny_pair / "target"),
         "DRAFT_CHECKPOINT_PATH": str(tiny_pair / "draft"),
         "MIXTURE_OR_TASK_NAME": name,
-        "MIXTURE_OR_TASK_MODULE": "spec_t5x.data.tasks",
+        "MIXTURE_OR_TASK_MODULE": "spec_t5x.labs.local_tasks",
         "TASK_FEATURE_LENGTHS": {"inputs": 20, "targets": 9},
         "INFER_OUTPUT_DIR": str(tmp_path / "out"),
         "SPLIT": "validation",

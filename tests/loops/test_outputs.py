@@ -13,7 +13,6 @@ from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import sampling, standardize
-from spec_t5x.sampling.log_probs import token_log_probs
 from tests.older_jax import enable_x64
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -239,7 +238,7 @@ def log_softmax(logits):
 def scored(settings, tokens, rescale, logits=None):
     logits = jnp.asarray(LOGITS if logits is None else logits, jnp.float32)
     probs = standardize(logits, settings)
-    return token_log_probs(logits, probs, jnp.asarray(tokens), settings, rescale)
+    return outputs_lib.token_log_probs(logits, probs, jnp.asarray(tokens), settings, rescale)
 
 
 LOGITS = np.random.default_rng(0).normal(size=(2, 3, 5)) * 2

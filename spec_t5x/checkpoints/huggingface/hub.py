@@ -37,14 +37,10 @@ _SMALL_FILES = (
     ADAPTER_NAME,
     *(WORDPIECE_NAME, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
 )
-_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^@:,\s]+))?", re.ASCII)
+# Names of models on the Hub: OWNER/NAME, or OWNER/NAME@REVISION.
+NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[^@:,\s]+)?", re.ASCII)
 
 log = logging.getLogger(__name__)
-
-
-def is_name(text: str) -> bool:
-    """Tells whether a text has the form OWNER/NAME or OWNER/NAME@REVISION."""
-    return _NAME.fullmatch(text) is not None
 
 
 @functools.cache
@@ -53,7 +49,7 @@ def snapshot(name: str) -> Path:
 
     A process asks once for each name, and so reads one commit, whose hash names the directory.
     """
-    directory = _download(name, _NAME.fullmatch(name)["revision"], _SMALL_FILES)
+    directory = _download(name, name.partition("@")[2] or None, _SMALL_FILES)
     if not (directory / CONFIG_NAME).is_file():
         if reason := unread(directory):
             raise InputError(f"{name} {reason}")
@@ -86,8 +82,7 @@ def download_weights(name: str) -> None:
     # The commit of config.json, even if the branch has moved since.
     commit = directory.name
     with _explained(name):
-        repository = _NAME.fullmatch(name)["repository"]
-        listed = HfApi().list_repo_files(repository, revision=commit)
+        listed = HfApi().list_repo_files(name.partition("@")[0], revision=commit)
     first = next((weights for weights in WEIGHTS if weights in listed), None)
     if first is None:
         reason = unread(directory, listed) or (
@@ -125,7 +120,7 @@ def _download(name: str, revision: str | None, files: Iterable[str], shown: bool
 
     with _explained(name):
         directory = snapshot_download(
-            _NAME.fullmatch(name)["repository"],
+            name.partition("@")[0],
             revision=revision,
             allow_patterns=sorted(files),
             # Release 1 of the library lists a commit's files on the Hub even when offline.

@@ -32,7 +32,8 @@ def read_json(path: Any) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise InputError(f"no file {path}: give a complete checkpoint") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        check_fetched(path)
+        if isinstance(path, Path):
+            check_fetched(path)
         raise InputError(
             f"cannot read {path} as JSON ({one_line(error)}): copy the file again"
         ) from error
@@ -49,16 +50,12 @@ def read_if_there(path: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def describing(path: object, what: str) -> Iterator[None]:
     """Turns errors of the code inside, which makes ``what`` of JSON, into an ``InputError``."""
+    kinds, remedy = (ValueError, TypeError, AttributeError), "copy the file again"
     try:
-        yield
-    except InputError:
-        raise
+        with as_input_error(f"{path} describes no {what}", remedy, *kinds):
+            yield
     except KeyError as error:
-        raise InputError(f"{path} has no {error.args[0]}: copy the file again") from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path} describes no {what} ({one_line(error)}): copy the file again"
-        ) from error
+        raise InputError(f"{path} has no {error.args[0]}: {remedy}") from error
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from spec_t5x.machine.description import free_memory
 from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
 from spec_t5x.models.weights import BITS, placed, rounded_weight
-from spec_t5x.names import AUTO, NATIVE_DTYPES, WEIGHTS
+from spec_t5x.names import AUTO, NATIVE_DTYPES
 from spec_t5x.types import PyTree
 
 # Function from a configuration to a tree of shardings with the structure of the parameters.
@@ -93,7 +93,6 @@ class StoredModel:
         option: str = "weights",
     ) -> LoadedModel:
         """Reads the weights, as ``loading.load``, with a vocabulary; ``option`` is for messages."""
-        check_choice("weights", weights, WEIGHTS)
         vocabulary = self.known_vocabulary()
         config = dataclasses.replace(self.config, dtype=dtype)
         chosen = self.weights if weights == AUTO else weights

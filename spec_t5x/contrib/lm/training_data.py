@@ -10,9 +10,9 @@ import gin
 
 from spec_t5x.contrib.lm.wordpiece import WordPieceVocabulary, train_wordpiece
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
-from spec_t5x.data.tsv import read_lines
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.labs.text_pairs import read_lines
 from spec_t5x.labs.training.batching import TokenisedPairs, tokenise
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.same_run import train_once

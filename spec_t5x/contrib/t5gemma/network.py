@@ -11,13 +11,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.attention import Traits
 from spec_t5x.models.binding import Family
-from spec_t5x.models.layers import GemmaNorm, RMSNorm
+from spec_t5x.models.layers import Embed, GemmaNorm, RMSNorm
+from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import NetworkConfig
 from spec_t5x.types import Array, Float, Int
@@ -51,6 +53,23 @@ class Rotary:
         cos, sin = jnp.cos(angles).astype(heads.dtype), jnp.sin(angles).astype(heads.dtype)
         first, second = jnp.split(heads, 2, axis=-1)
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+class ImageEmbed(Embed):
+    """Token embedding in which the token that ends an image has a separate parameter."""
+
+    image_end_id: int = 0
+
+    def setup(self):
+        super().setup()
+        init = nn.initializers.zeros
+        self.image_end = param_with_axes(self, "image_end", init, (self.features,), ("embed",))
+
+    def __call__(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
+        is_end = (tokens == self.image_end_id)[..., None]
+        image_end = self.image_end.astype(self.dtype)[None, None, :]
+        embedded = jnp.where(is_end, image_end, super().__call__(tokens))
+        return constrain(embedded, ("batch", "length", "embed"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +165,13 @@ class T5GemmaConfig(NetworkConfig):
     def output_scale(self) -> float:
         """Factor of the states before a tied output layer: 1, unlike T5's."""
         return 1.0
+
+    def embedder(self) -> Embed:
+        """Makes the token embedding, with that of an image's end if there is such a token."""
+        if not self.image_end_id:
+            return super().embedder()
+        sizes = self.vocab_size, self.emb_dim, self.dtype, self.input_scale, self.output_scale
+        return ImageEmbed(*sizes, self.image_end_id)
 
     @property
     def source_traits(self) -> Traits:

@@ -5,12 +5,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spec_t5x.data.metrics import bleu_metric
 from spec_t5x.errors import InputError, check_unused
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
 from spec_t5x.labs.benchmark.acceptance import achieved
 from spec_t5x.labs.benchmark.text_source import Intervals, Metric, fits
-from spec_t5x.labs.metric_intervals import metric_intervals, signature
+from spec_t5x.labs.metrics import bleu_metric, metric_intervals, signature
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ def evaluate(
       ids: token ids of the sources, such as a task's; None tokenizes the texts.
       progress: called with the number of inputs done and their total.
       metric: ``metric(targets, outputs)`` returns scores by name, pairs in their order.
-      intervals: of the metric's scores; None takes those of ``labs.metric_intervals``.
+      intervals: of the metric's scores; None takes those of ``labs.metrics``.
 
     Raises:
       InputError: no source can be decoded, decoding fails for one, ``num_decodes`` is not 1,

@@ -30,7 +30,7 @@ class TextSource(TaskOptions):
     """Options of texts to read: a local file of pairs or a seqio task, or neither."""
 
     data: str | None = option(None, "file of text pairs, .tsv or .jsonl, gzipped or not", "FILE")
-    # None is the default of ``data.tsv.read_pairs``.
+    # None is the default of ``labs.text_pairs.read_pairs``.
     source_column: int | None = option(
         None, "column of a .tsv's sources, from 0 (default: 0 of two, else 1)"
     )
@@ -47,7 +47,7 @@ class TextSource(TaskOptions):
     target_field: str = option("highlights", "field of a .jsonl with the target", "NAME")
     # A task adds its prefix itself.
     prefix: str = option("", "text to put before every source of a file", "TEXT")
-    # A name of ``data.metrics.METRICS``, for a file; a task names its metrics itself.
+    # A name of ``labs.metrics.METRICS``, for a file; a task names its metrics itself.
     metric: str = "bleu"
     split: str = option("validation", "split of the task", "NAME")
 
@@ -66,7 +66,7 @@ class TextSource(TaskOptions):
             of_others = _OF_TSV if is_jsonl(self.data) else _OF_JSON
             check_unused(self, f"{self.data} has none", *of_others)
         self.check_task()
-        from spec_t5x.data.metrics import metric_by_name
+        from spec_t5x.labs.metrics import metric_by_name
 
         metric_by_name(self.metric)
 
@@ -100,8 +100,7 @@ class TextSource(TaskOptions):
 
     def check_scored(self) -> None:
         """Raises ``InputError`` unless there is a task, or a file and its metric is installed."""
-        from spec_t5x.data.metrics import metric_by_name
-        from spec_t5x.labs.metric_intervals import check_installed
+        from spec_t5x.labs.metrics import check_installed, metric_by_name
 
         self.check_given()
         if self.data is not None:

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spec_t5x.data.metrics import metric_by_name
-from spec_t5x.data.text_files import is_jsonl, text_lines
-from spec_t5x.data.tsv import read_json_pairs, read_pairs
+from spec_t5x.data.text_files import is_jsonl
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.options import TextSource
+from spec_t5x.labs.metrics import metric_by_name
+from spec_t5x.labs.text_pairs import read_json_pairs, read_pairs, text_lines
 from spec_t5x.types import EOS_ID
 
 # ``metric(targets, predictions)``: scores by name; targets are the second of each pair.
@@ -31,7 +31,7 @@ class TextPairs:
     metric: Metric
     # Token ids of the sources, if a task's preprocessors made them; None tokenizes the texts.
     ids: list[list[int]] | None = None
-    # None takes those of ``labs.metric_intervals``.
+    # None takes those of ``labs.metrics``.
     intervals: Intervals | None = None
 
 

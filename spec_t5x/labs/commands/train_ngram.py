@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     check_at_least(args, order=1, min_count=1, max_successors=1)
     from spec_t5x.checkpoints.loading import named_vocabulary
     from spec_t5x.checkpoints.storage.files import check_destination
-    from spec_t5x.data.tsv import read_lines
+    from spec_t5x.labs.text_pairs import read_lines
     from spec_t5x.labs.training.batching import tokenise
     from spec_t5x.labs.training.exports import save_ngram
     from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts

@@ -4,8 +4,8 @@ import itertools
 import json
 from pathlib import Path
 
-from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
+from spec_t5x.labs.text_pairs import read_pairs
 
 _EXAMPLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 # English sentences, everyday language first; long descriptions of software packages.

@@ -18,16 +18,15 @@ import gin
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.loading import named_vocabulary
-from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.task_options import TaskOptions
-from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     SentencePieceVocabulary,
     Vocabulary,
 )
 from spec_t5x.errors import InputError, check_at_least, check_unused
-from spec_t5x.labs.metric_intervals import check_installed
+from spec_t5x.labs.metrics import check_installed, metric_by_name
+from spec_t5x.labs.text_pairs import read_pairs
 from spec_t5x.labs.training.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.labs.training.packing import PackedBatches
 from spec_t5x.labs.training.same_run import train_once
@@ -163,14 +162,14 @@ class DataOptions(TrainingData):
     directory: str  # the folder of the files
     train_file: str
     dev_file: str | None = None
-    # Columns count from 0; None gives the defaults of ``data.tsv.read_pairs``.
+    # Columns count from 0; None gives the defaults of ``labs.text_pairs.read_pairs``.
     source_column: int | None = None
     target_column: int | None = None
     num_columns: int | None = None
     # Text in front of every source, as in T5's tasks ("summarize: ").
     source_prefix: str = ""
     # Metric of the texts that are generated for the dev file's sources: a name of
-    # ``data.metrics.METRICS``.
+    # ``labs.metrics.METRICS``.
     metric: str = "bleu"
     max_source_length: int = 96  # tokens, EOS included
     max_target_length: int = 96

@@ -18,7 +18,7 @@ from spec_t5x.labs.benchmark.options import TextSource
 from spec_t5x.labs.benchmark.text_source import read_sets, read_texts
 
 seqio = pytest.importorskip("seqio")
-from spec_t5x.data.tasks import register_jsonl_task, register_tsv_task  # noqa: E402
+from spec_t5x.labs.local_tasks import register_jsonl_task, register_tsv_task  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 

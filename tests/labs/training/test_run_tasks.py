@@ -9,8 +9,8 @@ import sacrebleu
 
 from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.cli.main import main
-from spec_t5x.data.metrics import METRICS
 from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.labs.metrics import METRICS
 from spec_t5x.labs.training import text_metrics
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.run_data import DataOptions

@@ -2,8 +2,7 @@
 
 import pytest
 
-from spec_t5x.data.metrics import METRICS
-from spec_t5x.labs.metric_intervals import metric_intervals, signature
+from spec_t5x.labs.metrics import METRICS, metric_intervals, signature
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from spec_t5x.data.metrics import METRICS
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.labs.metrics import METRICS
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 
 seqio = pytest.importorskip("seqio")
 
-from spec_t5x.data.tasks import register_jsonl_task, register_tsv_task  # noqa: E402
+from spec_t5x.labs.local_tasks import register_jsonl_task, register_tsv_task  # noqa: E402
 
 NUMBERS = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
 LINES = [f"tag\t{a} {b}\t {b} {a} " for a, b in itertools.product(NUMBERS, NUMBERS)]

@@ -1,24 +1,49 @@
-"""95 % intervals and signatures of ``data.metrics``, and whether their packages are installed."""
+"""Metrics by name: their 95 % intervals, signatures, and whether their packages are installed."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from spec_t5x.data.metrics import (
-    BLEU_TOKENIZERS,
+    bleu_intl_metric,
     bleu_score,
     import_rouge_score,
     import_sacrebleu,
     rouge_metric,
     rouge_scores,
 )
+from spec_t5x.errors import check_choice
+
+Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
 
 _RESAMPLINGS = 1000
 
 
+def bleu_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
+    """Computes sacreBLEU (cased, exponential smoothing) with WMT's tokenisation, 13a.
+
+    Raises ``InputError`` unless there are targets, and one prediction for each.
+    """
+    return {"bleu": bleu_score(targets, predictions, "13a").score}
+
+
+METRICS: dict[str, Metric] = {
+    "bleu": bleu_metric,
+    "bleu_intl": bleu_intl_metric,
+    "rouge": rouge_metric,
+}
+_BLEU_TOKENIZERS = {bleu_metric: "13a", bleu_intl_metric: "intl"}
+
+
+def metric_by_name(name: str) -> Metric:
+    """Returns the function of a name in ``METRICS``; raises ``InputError`` for other names."""
+    check_choice("metric", name, METRICS)
+    return METRICS[name]
+
+
 def check_installed(metrics: Iterable[Callable]) -> None:
-    """Raises ``InputError`` if a package that one of ``data.metrics`` needs is missing."""
+    """Raises ``InputError`` if a package that one of the metrics needs is missing."""
     for metric in metrics:
-        if metric in BLEU_TOKENIZERS:
+        if metric in _BLEU_TOKENIZERS:
             import_sacrebleu()
         elif metric is rouge_metric:
             import_rouge_score()
@@ -38,8 +63,8 @@ def metric_intervals(
         return {
             name: (low, high) for name, (low, _, high) in rouge_scores(targets, predictions).items()
         }
-    if metric in BLEU_TOKENIZERS:
-        score = bleu_score(targets, predictions, BLEU_TOKENIZERS[metric], n_bootstrap=_RESAMPLINGS)
+    if metric in _BLEU_TOKENIZERS:
+        score = bleu_score(targets, predictions, _BLEU_TOKENIZERS[metric], n_bootstrap=_RESAMPLINGS)
         # sacreBLEU has no public name for these: it only prints them.
         return {"bleu": (score._mean - score._ci, score._mean + score._ci)}
     return {}
@@ -47,9 +72,9 @@ def metric_intervals(
 
 def signature(metric: Callable) -> str | None:
     """Returns sacreBLEU's signature, which makes a figure reproducible; None for other metrics."""
-    if metric not in BLEU_TOKENIZERS:
+    if metric not in _BLEU_TOKENIZERS:
         return None
-    scorer = import_sacrebleu().metrics.BLEU(tokenize=BLEU_TOKENIZERS[metric])
+    scorer = import_sacrebleu().metrics.BLEU(tokenize=_BLEU_TOKENIZERS[metric])
     # A scorer has no signature before its first score.
     scorer.corpus_score(["x"], [["x"]])
     return str(scorer.get_signature())

@@ -1,6 +1,6 @@
 """seqio tasks over local files, for T5X and for evaluation.
 
-The module imports seqio, and with it TensorFlow (see the package).
+The module imports seqio, and with it TensorFlow.
 """
 
 import functools
@@ -8,26 +8,20 @@ from collections.abc import Callable, Iterator
 
 import gin
 
-from spec_t5x.data.metrics import metric_by_name
+from spec_t5x.data.preprocessors import TO_IDS, prefixed
 from spec_t5x.data.text_files import is_gzip
-from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.labs.metrics import metric_by_name
+from spec_t5x.labs.text_pairs import read_json_pairs, read_pairs
 from spec_t5x.machine.extras import needed
 
 with needed("seqio"):
     import seqio
     import tensorflow as tf
 
-# The preprocessors that turn the texts ``inputs`` and ``targets`` into ids: a task's last.
-TO_IDS = (
-    seqio.preprocessors.tokenize,
-    seqio.CacheDatasetPlaceholder(),
-    seqio.preprocessors.append_eos_after_trim,
-)
 
-
-@gin.configurable(module="spec_t5x.data.tasks")
+@gin.configurable(module="spec_t5x.labs.local_tasks")
 def register_tsv_task(
     name: str,
     train_file: str,
@@ -83,7 +77,7 @@ def register_tsv_task(
     return _register(name, files, read, dataset, vocabulary_path, extra_ids, prefix, metric)
 
 
-@gin.configurable(module="spec_t5x.data.tasks")
+@gin.configurable(module="spec_t5x.labs.local_tasks")
 def register_jsonl_task(
     name: str,
     train_file: str,
@@ -113,16 +107,6 @@ def register_jsonl_task(
 
     files = (train_file, dev_file, test_file)
     return _register(name, files, read, dataset, vocabulary_path, extra_ids, prefix, metric)
-
-
-def prefixed(dataset: tf.data.Dataset, *, source: str, target: str, prefix: str):
-    """Maps examples to ``inputs``, which is ``prefix`` and the feature ``source``, and ``targets``,
-    which is the feature ``target``."""
-
-    def to_text_pair(example):
-        return {"inputs": tf.strings.join([prefix, example[source]]), "targets": example[target]}
-
-    return dataset.map(to_text_pair, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _register(

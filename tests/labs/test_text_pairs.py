@@ -6,8 +6,8 @@ import json
 import pytest
 
 from spec_t5x.data.text_files import is_jsonl
-from spec_t5x.data.tsv import read_json_pairs, read_lines, read_pairs
 from spec_t5x.errors import InputError
+from spec_t5x.labs.text_pairs import read_json_pairs, read_lines, read_pairs
 
 # More than a reader takes from a disk at once.
 MANY = 20_000

@@ -4,7 +4,7 @@ import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from spec_t5x.data.text_files import json_object, text_lines
+from spec_t5x.data.text_files import json_object, raw_lines, text_of
 from spec_t5x.errors import InputError, check_numbers
 
 # The characters that tf.strings.strip removes, so that seqio tasks read the same texts. str.strip
@@ -14,6 +14,22 @@ _BLANKS = string.whitespace
 # the first, before the pair.
 _USUAL = {1: (0, 0), 2: (0, 1)}
 _TAGGED = (1, 2)
+
+
+def text_lines(path: str | Path) -> Iterator[str]:
+    """Yields the text of each line of a file, without line ends.
+
+    Raises ``InputError`` if the file is absent, empty or cut short, or a line is not UTF-8.
+    """
+    number = 0
+    for number, line in enumerate(raw_lines(path), start=1):
+        try:
+            text = text_of(line)
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {error}") from error
+        yield text
+    if not number:
+        raise InputError(f"{path} is empty: give a file with at least one line")
 
 
 def read_pairs(
