@@ -11,7 +11,12 @@ from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.huggingface.vocabulary_files import has_tokenizer
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
-from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
+from spec_t5x.checkpoints.storage.stored_model import (
+    LoadedModel,
+    Shardings,
+    StoredModel,
+    no_vocabulary,
+)
 from spec_t5x.checkpoints.storage.vocabularies import (
     VocabularyLike,
     choose_vocabulary,
@@ -107,6 +112,19 @@ def check_task(directory: Location, task: str | None) -> None:
     if values is not None:
         settings = values.get(generation_config.GENERATION, values)
         generation_config.check_task(settings, str(directory), task)
+
+
+def check_vocabulary(target: str | Path | GcsPath, given: VocabularyLike | None) -> None:
+    """Raises ``InputError`` if ``given`` is absent, or a target on the Hub has none, without one.
+
+    Reads no weights.
+    """
+    if given is not None:
+        named_vocabulary(given)
+    elif is_on_hub(target):
+        directory, values, format = _recognized(find(target))
+        if format.read_vocabulary and format.read_vocabulary(directory, values) is None:
+            raise no_vocabulary(target)
 
 
 def check_vocabularies(target: str | Path | GcsPath, draft: str | Path | GcsPath) -> None:

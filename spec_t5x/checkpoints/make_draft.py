@@ -26,6 +26,7 @@ from spec_t5x.checkpoints.loading import (
     PACKAGED_MODELS,
     check_task,
     check_vocabularies,
+    check_vocabulary,
     find,
     find_directory,
     is_on_hub,
@@ -34,6 +35,7 @@ from spec_t5x.checkpoints.loading import (
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_if_there
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
+from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request, one_checkpoint
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
@@ -114,11 +116,12 @@ def find_models(
     drafts: Iterable[str | Path | None],
     options: DraftOptions | None = None,
     task: str | None = None,
+    vocabulary: VocabularyLike | None = None,
 ) -> None:
     """Checks that a target and its drafts' models exist, then downloads weights from the Hub.
 
-    First checks the drafts, their ``options`` and the target's ``task``. Vocabularies are compared
-    before a download, which may take an hour.
+    First checks the drafts, their ``options`` and the target's ``task``. Vocabularies are read and
+    compared before a download, which may take an hour.
     """
     directory, models = find(target), []
     check_task(directory, task)
@@ -132,6 +135,8 @@ def find_models(
     for name in models:
         find(name)
     absent = [name for name in names if is_on_hub(name) and not hub.has_weights(name)]
+    if absent:
+        check_vocabulary(target, vocabulary)
     for name in models if absent else ():
         if kind_of(name) == TRANSFORMER:
             check_vocabularies(target, name)

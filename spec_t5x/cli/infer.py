@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     # Before anything is written: what other workers read must be a run that can start.
     draft = models.draft_name()
     check_draft(draft, decoding)
-    find_models(models.target, [draft], models.draft_options(), models.task)
+    find_models(models.target, [draft], models.draft_options(), models.task, models.vocabulary)
     source, of_models = _source(options, models), _settings(models, options)
     try:
         report = infer(options, decoding, source, load, settings=of_models)

@@ -96,7 +96,7 @@ class Generator(BatchDecoder):
         if options.shardings is None:
             options = dataclasses.replace(options, shardings=shardings)
         drafts = () if draft in (None, NO_DRAFT) else (draft,)
-        find_models(target, drafts, options, task)
+        find_models(target, drafts, options, task, vocabulary)
         stored = {"vocabulary": vocabulary, "shardings": shardings, "weights": weights}
         loaded, generator = cls.load_target(target, options.dtype, task, kv, **stored)
         if not drafts:

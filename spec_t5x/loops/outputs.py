@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Draft, check_parts
 from spec_t5x.loops import compiled
 from spec_t5x.sampling.distributions import (
     MIN_TEMPERATURE,
@@ -248,21 +249,46 @@ def row_stream(
 
 
 def jit_with_prompts(*static_argnames: str) -> Callable:
-    """Returns a decorator that jits a function and checks its ``prompts`` before each call."""
+    """Returns a decorator that jits a function and runs ``check_given`` before each call."""
 
     def decorate(function):
         jitted = compiled.jit(function, static_argnames=static_argnames)
-        place = list(inspect.signature(function).parameters).index("prompts")
+        signature = inspect.signature(function)
 
         @functools.wraps(function)
         def checked(*args, **kwargs):
-            check_whole(kwargs["prompts"] if "prompts" in kwargs else args[place])
+            check_given(**signature.bind(*args, **kwargs).arguments)
             return jitted(*args, **kwargs)
 
         checked.lower, checked.trace = jitted.lower, jitted.trace
         return checked
 
     return decorate
+
+
+def check_given(
+    target: Any, inputs: PyTree, prompts: Any, max_decode_steps: Any = None, **others: Any
+) -> None:
+    """Raises ``InputError`` for arguments of a loop that JAX could not trace or combine."""
+    check_whole(prompts)
+    check_parts(target)
+    if "draft" in others:
+        check_parts(others["draft"], Draft, "derive it from interfaces.Draft")
+    rows = prompts.shape[:1]
+    for leaf in jax.tree.leaves(inputs):
+        if not hasattr(leaf, "shape"):
+            raise InputError(f"inputs hold {leaf!r}: give an array, as tokens [batch, source]")
+        if rows and leaf.shape[:1] not in ((), rows):
+            raise InputError(
+                f"inputs have {leaf.shape[0]} rows and prompts {rows[0]}: give as many"
+            )
+    steps = np.int32(0) if max_decode_steps is None else max_decode_steps
+    kind = getattr(steps, "dtype", type(steps))
+    if not jnp.issubdtype(kind, np.integer) or np.shape(steps) not in ((), rows):
+        raise InputError(f"max_decode_steps is {steps}: give a whole number, or an array of {rows}")
+    options = others.get("options", others)
+    if isinstance(options.get("eos_id"), list):
+        raise InputError(f"eos_id is {options['eos_id']}: give an id, or a tuple of ids")
 
 
 def check_whole(prompts: Any) -> None:
@@ -300,7 +326,8 @@ def check_prompts(prompts: Any, max_decode_len: int) -> None:
     if jax.config.jax_enable_x64:
         raise InputError("jax_enable_x64 is True and texts are decoded in 32 bits: set it to False")
     dtype, shape = prompts.dtype, prompts.shape
-    if len(shape) != 2 or shape[1] < 1 or not jnp.issubdtype(dtype, jnp.integer):
+    # JAX makes int32 of int64.
+    if len(shape) != 2 or shape[1] < 1 or dtype not in (jnp.int32, jnp.int64):
         raise InputError(f"prompts are {dtype} {shape}: give int32 [batch, 1 + length]")
     if prompts.shape[1] > 1 + max_decode_len:
         raise InputError(

@@ -347,7 +347,7 @@ def speculative_steps(
       InputError: as in ``speculative_decode``, at the call; or if a row's logits are not finite,
         before its tokens are yielded.
     """
-    outputs_lib.check_whole(prompts)
+    outputs_lib.check_given(target, inputs, prompts, max_decode_steps, draft=draft, **options)
     loop = Loop(**options)
     stream, settings = checked(target, draft, prompts, rng, settings, loop, pace)
     begin = _compiled(init, loop, donate=())

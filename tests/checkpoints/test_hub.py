@@ -267,6 +267,17 @@ def test_vocabularies_are_compared_before_a_download(online, directories, tiny_p
     assert not [name for name in online.sent if name.endswith(".safetensors")]
 
 
+def test_a_missing_vocabulary_is_named_before_a_download(online, tmp_path):
+    absent = str(tmp_path / "other.model")
+    message = message_of(Generator.load, TARGET, DRAFT, vocabulary=absent)
+    assert f"no vocabulary at {absent}" in message
+    (online.repositories[TARGET] / "spiece.model").unlink()
+    hub.snapshot.cache_clear()
+    shutil.rmtree(constants.HF_HUB_CACHE)
+    assert f"{TARGET} holds no vocabulary: give one" in message_of(Generator.load, TARGET, DRAFT)
+    assert not [name for name in online.sent if name.endswith(".safetensors")]
+
+
 def test_bars_are_for_a_terminal(online, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):

@@ -11,9 +11,12 @@ from spec_t5x.beams.search import beam_search
 from spec_t5x.errors import InputError
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.decode_state import NoDraft
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import sampling, standardize
+from tests.loops.stubs import counts_upwards, no_prompts
 from tests.older_jax import enable_x64
+from tests.toy_drafts import StubTarget
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -142,6 +145,8 @@ def test_prompts_that_cannot_be_forced_are_refused(shape, value):
 def test_prompts_that_are_no_ids_are_refused():
     with pytest.raises(InputError, match="prompts are float32 .2, 2.: give int32"):
         outputs_lib.check_prompts(np.zeros((2, 2), np.float32), 5)
+    with pytest.raises(InputError, match="prompts are uint8 .2, 2.: give int32"):
+        outputs_lib.check_prompts(np.zeros((2, 2), np.uint8), 5)
     with pytest.raises(InputError, match="prompts are a list: give an array"):
         outputs_lib.check_whole([[0, 5]])
 
@@ -166,6 +171,48 @@ def test_a_prompt_with_padding_inside_is_refused_before_compilation(unchecked, p
     ):
         with pytest.raises(InputError, match=r"prompt 1 is \[0, 5, 0, 7\]: put padding"):
             call()
+
+
+WRONG = {
+    "a list": ({"inputs": [[3, 1], [4, 1]]}, "inputs hold 3: give an array"),
+    "rows": (
+        {"inputs": np.ones((3, 2), np.int32)},
+        "inputs have 3 rows and prompts 2: give as many",
+    ),
+    "float steps": ({"max_decode_steps": 3.0}, "max_decode_steps is 3.0: give a whole number"),
+    "listed steps": ({"max_decode_steps": [1, 2]}, r"max_decode_steps is \[1, 2\]: give a whole"),
+    "too many steps": ({"max_decode_steps": np.ones(3, np.int32)}, "give a whole number, or an"),
+    "listed ends": ({"eos_id": [1, 2]}, r"eos_id is \[1, 2\]: give an id, or a tuple"),
+    "a class": ({"target": StubTarget}, "StubTarget is a class: give an object"),
+    "a draft": ({"target": NoDraft(9)}, "NoDraft has no state_size, .*: see interfaces.Target"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=list(WRONG))
+def test_arguments_that_cannot_be_traced_are_refused_before_compilation(
+    unchecked, changes, message
+):
+    given = {"target": StubTarget(counts_upwards(9), 9), "inputs": np.ones((2, 2), np.int32)}
+    given |= {"prompts": no_prompts(2), "max_decode_len": 8, **changes}
+    sampled = {"rng": jax.random.key(0), "settings": sampling(0.0)}
+    drafted = {**sampled, "draft": NoDraft(9), "gamma": 0}
+    for call, more in (
+        (autoregressive_decode, sampled),
+        (speculative_decode, drafted),
+        (speculative_steps, drafted),
+        (beam_search, {"beams": 2}),
+    ):
+        with pytest.raises(InputError, match=message):
+            call(**given, **more)
+
+
+@pytest.mark.parametrize("draft", [NoDraft, None])
+@pytest.mark.parametrize("decode", [speculative_decode, speculative_steps])
+def test_what_is_no_draft_is_refused_before_compilation(unchecked, decode, draft):
+    target, settings = StubTarget(counts_upwards(9), 9), sampling(0.0)
+    arguments = np.ones((2, 2), np.int32), no_prompts(2), jax.random.key(0), settings
+    with pytest.raises(InputError, match="NoDraft is a class|NoneType has no vocab_size"):
+        decode(target, draft, *arguments, gamma=0, max_decode_len=8)
 
 
 # finish

@@ -187,11 +187,16 @@ class StoredModel:
     def known_vocabulary(self) -> Vocabulary:
         """Returns the vocabulary; raises ``InputError`` if there is none."""
         if self.vocabulary is None:
-            raise InputError(
-                f"{self.directory} holds no vocabulary: give one (--vocabulary), a tokenizer.json "
-                "or spiece.model, the model it was tuned from, or 'bytes'"
-            )
+            raise no_vocabulary(self.directory)
         return self.vocabulary
+
+
+def no_vocabulary(model: Location | str) -> InputError:
+    """Makes the error of a model that has no vocabulary and is given none."""
+    return InputError(
+        f"{model} holds no vocabulary: give one (--vocabulary), a tokenizer.json or spiece.model, "
+        "the model it was tuned from, or 'bytes'"
+    )
 
 
 # Writes all of a model but the vocabulary to an empty directory: directory, model, dtype, report.

@@ -74,9 +74,8 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     A text starts with ``bos_token_id`` and ends with ``eos_token_id``.
     """
     config = _read_config(values, directory / CONFIG_NAME)
-    num_ids, start_id, eos_id, *more = _ids(values, directory)
+    rows = their_ids(*_ids(values, directory)[:3])
     left, config = _settled(open_tensors(directory), config, directory)
-    rows = their_ids(num_ids, start_id, eos_id)
     names = _names(config)
     tensors = {
         path: _ours(path, left[name], rows, third)
@@ -84,20 +83,32 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
         if name in left
     }
     used = {name for name, _ in names.values()}
-    folder = tokenizer_folder(directory)
-    tokenizer, vocabulary = read_tokenizer(folder), None
-    if tokenizer is not None:
-        _check_added(folder, tokenizer)
-        vocabulary = MappedVocabulary(
-            tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
-        )
     return StoredModel(
         # Unused tensors keep their names, so that loading refuses them.
         tensors=tensors | {name: left[name] for name in left if name not in used},
         config=config,
-        vocabulary=vocabulary,
+        vocabulary=read_vocabulary(directory, values),
         directory=directory,
         metadata={"model_type": values["model_type"]},
+    )
+
+
+def check_supported(values: dict[str, Any], directory: Path) -> None:
+    """Raises ``InputError`` unless a config.json, which holds ``values``, is supported."""
+    _read_config(values, directory / CONFIG_NAME)
+    _ids(values, directory)
+
+
+def read_vocabulary(directory: Path, values: dict[str, Any]) -> MappedVocabulary | None:
+    """Reads the vocabulary of a directory, or of the one above a checkpoint of a training."""
+    check_supported(values, directory)
+    num_ids, start_id, eos_id, *more = _ids(values, directory)
+    folder = tokenizer_folder(directory)
+    if (tokenizer := read_tokenizer(folder)) is None:
+        return None
+    _check_added(folder, tokenizer)
+    return MappedVocabulary(
+        tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
     )
 
 
@@ -217,4 +228,6 @@ FORMAT = Format(
     recognizes=lambda directory, values: bool(values) and values.get("model_type") == "gpt2",
     open_model=open_model,
     config=GPTConfig,
+    check_supported=check_supported,
+    read_vocabulary=read_vocabulary,
 )

@@ -173,7 +173,7 @@ def _load(
         target = random_model(_size(models.target), *given)
     else:
         stored_ones = [name for name in names if not name.startswith(RANDOM)]
-        find_models(models.target, stored_ones, options, models.task)
+        find_models(models.target, stored_ones, options, models.task, models.vocabulary)
         named = models.target, options.dtype, models.task, models.kv
         stored = {"vocabulary": models.vocabulary, "weights": models.weights}
         loaded, generator = Generator.load_target(*named, **stored)

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     enable()
     draft_options = models.draft_options()
-    find_models(models.target, names, draft_options, models.task)
+    find_models(models.target, names, draft_options, models.task, models.vocabulary)
     if not args.text and source.name is None:
         config = open_model(models.target, vocabulary=models.vocabulary).config
         # A decoder-only target generates from the empty prompt.

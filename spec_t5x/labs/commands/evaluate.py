@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     enable()
     vocabulary = None
     if source.data is None:
-        find_models(models.target, [models.draft_name()], models.draft_options(), models.task)
+        of_draft = [models.draft_name()], models.draft_options()
+        find_models(models.target, *of_draft, models.task, models.vocabulary)
         stored = open_model(models.target, vocabulary=models.vocabulary)
         vocabulary = stored.known_vocabulary()
     # Read before the target's weights are, which takes minutes for a large one.

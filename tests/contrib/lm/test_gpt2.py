@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
 
+from spec_t5x.checkpoints.huggingface import hub
 from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.contrib.lm.gpt import GPTConfig
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
@@ -17,6 +19,8 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.models.binding import bind
+from tests.checkpoints.faults import edit_config
+from tests.checkpoints.hub_server import add_to_cache
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -122,6 +126,40 @@ def test_the_vocabulary_gives_back_the_text(directory):
     assert vocabulary.decode([*ids, 1, 5]) == text
     assert [vocabulary.piece(i) for i in (0, 1)] == ["<|endoftext|>"] * 2
     assert vocabulary.vocab_size == NUM_IDS + 1
+
+
+@pytest.fixture
+def cached(directory, tmp_path, monkeypatch):
+    """Provides the model without its weights in a cache of the Hub, where there is no network."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    weights = shutil.ignore_patterns("*.safetensors")
+    copy = shutil.copytree(directory, tmp_path / "gpt2", ignore=weights)
+    hub.snapshot.cache_clear()
+    yield copy, lambda: add_to_cache(tmp_path / "cache", "owner/gpt2", copy)
+    hub.snapshot.cache_clear()
+
+
+def test_a_vocabulary_of_the_hub_takes_no_weights(cached, directory):
+    _, add = cached
+    add()
+    ours = load_vocabulary("owner/gpt2")
+    assert ours.fingerprint() == load_vocabulary(directory).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda copy: (copy / "vocab.json").unlink(), "owner/gpt2 holds no vocabulary: give one"),
+        (lambda copy: edit_config(copy, add_cross_attention=True), "add_cross_attention"),
+    ],
+)
+def test_what_cannot_be_read_is_named_before_a_download(cached, spoil, message):
+    copy, add = cached
+    spoil(copy)
+    add()
+    with pytest.raises(InputError, match=message):
+        Generator.load("owner/gpt2")
 
 
 @pytest.mark.parametrize(
