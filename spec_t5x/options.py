@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from spec_t5x.errors import (
@@ -70,12 +70,16 @@ _OF_SAMPLING = ("temperature", "verifier", "lenience", "widths", "stop", "rescal
 
 
 def _says_ours(cls: type) -> type:
-    """Decorates a dataclass so that its constructor first calls ``_check_names``."""
-    init = cls.__init__
+    """Decorates a dataclass: for a name that is no option, its constructor gives the likely one."""
+    init, known = cls.__init__, [field.name for field in dataclasses.fields(cls)]
 
     @functools.wraps(init)
     def checked(self, *args, **given):
-        _check_names(given)
+        for name in given:
+            if name not in known:
+                choices = f": choose from {', '.join(known)}"
+                hint = ours(name, known) or did_you_mean(name, known) or choices
+                raise InputError(f"there is no option {name!r}{hint}")
         init(self, *args, **given)
 
     cls.__init__ = checked
@@ -226,6 +230,8 @@ class GenerateOptions:
                 raise InputError(f"stop has {string!r}: give texts of at least one character")
         for name in ("stop", "output_prefix"):
             check_unicode(name, "".join(getattr(self, name)))
+        if self.output_prefix and self.forced_bos_token_id != -1:
+            check_unused(self, "an output_prefix comes first", "forced_bos_token_id")
 
     def _check_search(self) -> None:
         """Raises ``InputError`` for options that a beam search has not, or that only one has."""
@@ -334,13 +340,3 @@ def options_with(options: GenerateOptions | None, changes: dict) -> GenerateOpti
     if not isinstance(options, GenerateOptions):
         raise InputError(f"options are {options!r}: give GenerateOptions(…), or options by name")
     return dataclasses.replace(options, **changes)
-
-
-def _check_names(given: Iterable[str]) -> None:
-    """Raises ``InputError``, with the likely name, for a name that is no option."""
-    known = [field.name for field in dataclasses.fields(GenerateOptions)]
-    for name in given:
-        if name not in known:
-            choices = f": choose from {', '.join(known)}"
-            hint = ours(name, known) or did_you_mean(name, known) or choices
-            raise InputError(f"there is no option {name!r}{hint}")

@@ -865,6 +865,10 @@ def test_ids_that_the_target_does_not_have_are_their_inputs_error(generator):
         ({"num_decodes": 2}, "num_decodes is 2, temperature 0.0 and top_k 0, which gives one text"),
         ({"num_decodes": 2, "temperature": 1.0, "top_k": 1}, "temperature 1.0 and top_k 1"),
         (
+            {"output_prefix": "Das", "forced_bos_token_id": 5},
+            "forced_bos_token_id is 5 and an output_prefix comes first: leave it out",
+        ),
+        (
             {"verifier": "tree", "widths": (2, 2, 2, 2)},
             "gamma is 3 and widths are (2, 2, 2, 2): give at most 3",
         ),
