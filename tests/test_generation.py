@@ -916,6 +916,13 @@ def test_what_a_search_leaves_out_is_said(generator):
     assert without_open(options(beams=2), {"length_penalty": 2.0}).length_penalty == 2.0
 
 
+def test_a_checkpoints_settings_that_the_options_exclude_are_not_made_options():
+    shorter = without_open(options(max_decode_len=None, gamma=9), {"max_decode_len": 5})
+    assert (shorter.max_decode_len, shorter.gamma) == (5, 5)
+    prefixed = without_open(options(output_prefix="a"), {"forced_bos_token_id": 7})
+    assert prefixed.rules({"forced_bos_token_id": 7})["forced_bos_token_id"] == 7
+
+
 # --- names that other programs have ----------------------------------------------
 
 
