@@ -230,6 +230,8 @@ class GenerateOptions:
                 raise InputError(f"stop has {string!r}: give texts of at least one character")
         for name in ("stop", "output_prefix"):
             check_unicode(name, "".join(getattr(self, name)))
+        if self.output_prefix and self.forced_bos_token_id != -1:
+            check_unused(self, "an output_prefix comes first", "forced_bos_token_id")
 
     def _check_search(self) -> None:
         """Raises ``InputError`` for options that a beam search has not, or that only one has."""

@@ -865,6 +865,10 @@ def test_ids_that_the_target_does_not_have_are_their_inputs_error(generator):
         ({"num_decodes": 2}, "num_decodes is 2, temperature 0.0 and top_k 0, which gives one text"),
         ({"num_decodes": 2, "temperature": 1.0, "top_k": 1}, "temperature 1.0 and top_k 1"),
         (
+            {"output_prefix": "Das", "forced_bos_token_id": 5},
+            "forced_bos_token_id is 5 and an output_prefix comes first: leave it out",
+        ),
+        (
             {"verifier": "tree", "widths": (2, 2, 2, 2)},
             "gamma is 3 and widths are (2, 2, 2, 2): give at most 3",
         ),
@@ -910,6 +914,13 @@ def test_what_a_search_leaves_out_is_said(generator):
     # A checkpoint's settings of searches are no options of other decoding.
     assert without_open(options(), {"length_penalty": 2.0}).length_penalty is None
     assert without_open(options(beams=2), {"length_penalty": 2.0}).length_penalty == 2.0
+
+
+def test_a_checkpoints_settings_that_the_options_exclude_are_not_made_options():
+    shorter = without_open(options(max_decode_len=None, gamma=9), {"max_decode_len": 5})
+    assert (shorter.max_decode_len, shorter.gamma) == (5, 5)
+    prefixed = without_open(options(output_prefix="a"), {"forced_bos_token_id": 7})
+    assert prefixed.rules({"forced_bos_token_id": 7})["forced_bos_token_id"] == 7
 
 
 # --- names that other programs have ----------------------------------------------

@@ -151,7 +151,8 @@ def append(
     ended = outputs.ended | (first_eos < taken) | (lengths >= outputs.limits)
     tokens = jnp.where(is_taken, tokens, PAD_ID)
     sequences = write_rows(outputs.sequences, tokens, outputs.lengths + 1)
-    scores = outputs.scores + jnp.sum(jnp.where(is_taken, log_probs, 0.0), axis=1)
+    # One by one, as in plain decoding: a sum in another order would sort decodes in another one.
+    scores = functools.reduce(operator.add, jnp.where(is_taken, log_probs, 0.0).T, outputs.scores)
     return outputs.replace(sequences=sequences, lengths=lengths, ended=ended, scores=scores), taken
 
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.interfaces import (
     Context,
     Draft,
@@ -432,8 +432,9 @@ def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
             f"{type(draft).__name__} needs the states of the target's layers {list(depths)} "
             f"and {type(target).__name__} has no method showing: use another draft"
         )
-    if loop.gamma and loop.verifier.tree(loop.gamma) is not None:
+    if loop.gamma and (tree := loop.verifier.tree(loop.gamma)) is not None:
         check_parts(target, NodeTarget, "use a verifier of chains")
         check_parts(draft, TreeDraft, "give a draft that proposes trees, or a verifier of chains")
+        check_numbers(1, target.vocab_size, **{"the largest of widths": max(tree.branching)})
     outputs_lib.check_prompts(prompts, loop.max_decode_len)
     draft.check(target, loop.max_decode_len)

@@ -38,6 +38,24 @@ DRAFTS = {
     ),
     "cascade": lambda model: CascadeDraft(disturbed(model, 0.3), CopyDraft(model.vocab_size)),
 }
+# Rules of decoding, and where outputs begin and end. Token n is the byte n - 3.
+RULES = {
+    "none": {},
+    "masks": {
+        "min_decode_len": 6,
+        "suppress_tokens": (8, 22),
+        "forced_eos_token_id": (1,),
+        "output_prefix": "\x06\x04",
+    },
+    "history": {
+        "repetition_penalty": 1.4,
+        "no_repeat_ngram_size": 2,
+        "bad_words_ids": ((9, 9), (3,)),
+        "sequence_bias": (((5,), 2.0),),
+        "stop": ("\x03\x09", "\x15"),
+    },
+    "first": {"forced_bos_token_id": 12, "begin_suppress_tokens": tuple(range(2, 12))},
+}
 SETTINGS = {
     "model": MODELS,
     "weights": ("auto", "int8"),
@@ -47,6 +65,7 @@ SETTINGS = {
     "num_decodes": (1, 2),
     "gamma": (1, 4, "auto"),
     "batch_size": (1, 2),
+    "rules": RULES,
 }
 
 
@@ -62,16 +81,18 @@ def pairwise() -> list[dict]:
     cases = [
         dict(zip(SETTINGS, each, strict=True)) for each in itertools.product(*SETTINGS.values())
     ]
-    pairs_of = {
-        i: set(itertools.combinations(case.items(), 2))
-        for i, case in enumerate(cases)
-        if is_possible(case)
-    }
-    left, chosen = set().union(*pairs_of.values()), []
+    cases = [case for case in cases if is_possible(case)]
+    # Sets of pairs are numbers, in which each pair has a bit.
+    bits: dict[tuple, int] = {}
+    pairs_of = []
+    for case in cases:
+        pairs = itertools.combinations(case.items(), 2)
+        pairs_of.append(sum(1 << bits.setdefault(pair, len(bits)) for pair in pairs))
+    left, chosen = (1 << len(bits)) - 1, []
     while left:
-        best = max(pairs_of, key=lambda i: len(pairs_of[i] & left))
+        best = max(range(len(cases)), key=lambda i: (pairs_of[i] & left).bit_count())
         chosen.append(cases[best])
-        left -= pairs_of[best]
+        left &= ~pairs_of[best]
     return chosen
 
 
@@ -95,12 +116,16 @@ def test_the_outputs_are_those_of_plain_decoding(case):
         temperature=1.0 if case["num_decodes"] > 1 else 0.0,
         widths=(2, 1) if case["verifier"] == "tree" and case["gamma"] != 1 else (),
         max_decode_len=12,
+        **RULES[case["rules"]],
     )
     largest = largest_limit(generator.draft, options.make_verifier())
     whole = case["verifier"] == "tree"
     generator.assume(options, Costs.by_formula(c=0.05, largest=largest, whole=whole))
     found, expected = (
-        [[output.output_ids for output in answer] for answer in each.generate_ids(IDS, options)]
+        [
+            [(output.output_ids, output.output) for output in answer]
+            for answer in each.generate_ids(IDS, options)
+        ]
         for each in (generator, generator.plain())
     )
     assert found == expected

@@ -116,6 +116,20 @@ def test_ended_rows_take_nothing_and_end_in_padding():
     assert texts(third)[2] == [5, 5, 5, 5]
 
 
+def test_a_score_does_not_depend_on_how_many_tokens_come_together():
+    """Decodes are sorted by it: a last bit that depended on gamma would exchange equal ones."""
+    log_probs = np.random.default_rng(0).normal(size=(8, 2 * ROOM)).astype(np.float32)
+
+    def score(size):
+        outputs = empty(8)
+        for i in range(0, 2 * ROOM, size):
+            some = log_probs[:, i : i + size]
+            outputs, _ = append(outputs, np.full(some.shape, 5), log_probs=some)
+        return outputs.scores
+
+    np.testing.assert_array_equal(score(ROOM), score(1))
+
+
 # start
 
 

@@ -250,3 +250,5 @@ def test_what_trees_cannot_be_used_with_is_refused():
         decode(draft, tree, rng=t5x_stream(KEY, jnp.zeros(3, jnp.int32), 9))
     with pytest.raises(InputError, match="at most 256"):
         decode(draft, TreeVerifier((9, 9, 9)), gamma=3)
+    with pytest.raises(InputError, match="the largest of widths is 31: give at least 1, at"):
+        decode(draft, TreeVerifier((2, 31)), gamma=2)

@@ -294,11 +294,17 @@ def compare(
 
 def without_open(options: GenerateOptions, of_checkpoint: Mapping[str, Any]) -> GenerateOptions:
     """Returns the options with the values of ``settled`` that they use in place of None."""
-    settled, unused = options.settled(of_checkpoint), () if options.beams else OF_SEARCH
+    settled = options.settled(of_checkpoint)
+    longest = settled["max_decode_len"]
     if options.min_decode_len is None:
         # A checkpoint's minimum may be above these options' maximum.
-        settled["min_decode_len"] = min(settled["min_decode_len"], settled["max_decode_len"])
-    return dataclasses.replace(options, **{n: v for n, v in settled.items() if n not in unused})
+        settled["min_decode_len"] = min(settled["min_decode_len"], longest)
+    # A checkpoint's maximum may be below gamma.
+    gamma = options.gamma if options.gamma == AUTO else min(options.gamma, longest)
+    # A checkpoint's first id gives way to a prefix or a prompt; an option would be refused.
+    unused = ["forced_bos_token_id", *(() if options.beams else OF_SEARCH)]
+    used = {name: value for name, value in settled.items() if name not in unused}
+    return dataclasses.replace(options, gamma=gamma, **used)
 
 
 def pays(generator: Generator, batch: Batch, options: GenerateOptions) -> bool:

@@ -11,10 +11,14 @@ def test_same_text_in_fewer_calls():
     check_same_text_in_fewer_calls(generator, texts, plain)
 
 
-def test_a_prefix_of_outputs_is_refused():
+def test_a_beginning_of_outputs_is_refused():
     generator = Generator.load("lm-target")
-    (answer,) = generator.generate("the", output_prefix="Once")
-    assert "output_prefix is 'Once' and the model a decoder alone" in str(answer.error)
+    for changes, message in (
+        ({"output_prefix": "Once"}, "output_prefix is 'Once' and the model a decoder alone"),
+        ({"forced_bos_token_id": 9}, "forced_bos_token_id is 9 and the prompt comes first"),
+    ):
+        (answer,) = generator.generate("the", **changes)
+        assert message in str(answer.error)
 
 
 def test_a_search_does_not_depend_on_the_prompts_beside_it():
