@@ -8,6 +8,7 @@ token, 1 is their EOS, and their other tokens follow from 2 on in the same order
     ours        2    3    4   …   50257   1 (and 0, as the start)
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary, type_of_model
 from spec_t5x.data.vocabulary import SPIECE_NAME, ids_before_eos, is_sentinel
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, Array, Int
 
@@ -149,15 +150,14 @@ def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Toke
 
 def tokenizer_of(values: dict[str, Any], source: object) -> tokenizers.Tokenizer:
     """Makes a tokenizer of a ``tokenizer.json``; ``InputError`` names ``source`` if it cannot."""
-    try:
+    with _reading(source):
         return tokenizers.Tokenizer.from_str(json.dumps(values))
-    except Exception as error:  # the library raises nothing more definite
-        raise _unreadable(source, error) from error
 
 
-def _unreadable(source: object, error: Exception) -> InputError:
-    why = one_line(error)
-    return InputError(f"cannot read the tokenizer in {source} ({why}): copy its files again")
+def _reading(source: object) -> contextlib.AbstractContextManager[None]:
+    # The library raises nothing more definite than ``Exception``.
+    what = f"cannot read the tokenizer in {source}"
+    return as_input_error(what, "copy its files again", Exception)
 
 
 def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
@@ -167,15 +167,13 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
     """
     whole = path if path.is_file() else path / TOKENIZER_NAME
     vocab, merges = path / VOCAB_NAME, path / MERGES_NAME
-    try:
+    check_fetched(whole)
+    with _reading(path):
         if whole.is_file():
             return tokenizers.Tokenizer.from_file(str(whole))
         if not (vocab.is_file() and merges.is_file()):
             return None
         tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    except Exception as error:  # the library raises nothing more definite
-        check_fetched(whole)
-        raise _unreadable(path, error) from error
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -22,7 +22,7 @@ import tokenizers
 from spec_t5x.data.mapped_vocabulary import of_text
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary, type_of_model
 from spec_t5x.data.vocabulary import ids_before_eos, is_sentinel
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import UNK_ID
 
@@ -49,7 +49,10 @@ class UnigramVocabulary(TokenizerVocabulary):
         if content is None and not path.is_file():
             raise InputError(f"no vocabulary at {path}: give a {TOKENIZER_NAME}")
         self._content = path.read_bytes() if content is None else content
-        try:
+        what, remedy = "no Unigram model of the tokenizers library", f"give T5's {TOKENIZER_NAME}"
+        # The library raises nothing more definite.
+        with as_input_error(f"{path} is {what}", remedy, Exception):
+            check_fetched(path)
             values = json.loads(self._content)
             names, foreign = _names(values)
             if fault := _fault(values, names):
@@ -57,14 +60,6 @@ class UnigramVocabulary(TokenizerVocabulary):
             # Decoding uses the unchanged tokenizer if tokens were added, as transformers does.
             self._added = tokenizers.Tokenizer.from_str(json.dumps(values)) if foreign else None
             text = of_text(values, _SPECIAL_IDS)
-        except InputError:
-            raise
-        except Exception as error:  # the library raises nothing more definite
-            check_fetched(path)
-            raise InputError(
-                f"{path} is no Unigram model of the tokenizers library ({one_line(error)}): give "
-                f"T5's {TOKENIZER_NAME}"
-            ) from error
         super().__init__(text)
         # Those of mT5, after a space, are pieces as any other.
         self.extra_ids = sum(is_sentinel(name) for name in names if not name.startswith(_SPACE))
