@@ -51,8 +51,10 @@ def describing(path: object, what: str) -> Iterator[None]:
     """Turns errors of the code inside, which makes ``what`` of JSON, into an ``InputError``."""
     try:
         yield
-    except InputError:
-        raise
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise InputError(f"{path}: {error}") from error
     except KeyError as error:
         raise InputError(f"{path} has no {error.args[0]}: copy the file again") from error
     except (ValueError, TypeError, AttributeError) as error:

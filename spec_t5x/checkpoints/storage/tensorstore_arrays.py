@@ -15,12 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.storage.files import (
-    check_inside,
-    describing,
-    read_json,
-    write_json,
-)
+from spec_t5x.checkpoints.storage.files import check_inside, describing, read_json, write_json
 from spec_t5x.checkpoints.storage.locations import Location, kvstore_spec
 from spec_t5x.checkpoints.storage.tensors import Tensor, listed
 from spec_t5x.errors import InputError, one_line
