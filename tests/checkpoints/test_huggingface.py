@@ -307,6 +307,7 @@ def test_weights_outside_of_the_checkpoint_are_not_read(directory, name):
             {"added_tokens_decoder": {"5": 5}},
             "describes no added tokens",
         ),
+        ("tokenizer_config.json", {"extra_ids": -1}, ": extra_ids is -1: give at least 0"),
     ],
 )
 def test_unsuitable_files_beside_the_configuration(directory, file, values, expected):

@@ -378,7 +378,8 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | Non
     """Reads the vocabulary of a checkpoint with config.json ``values``; None if no file has one."""
     ids = special_ids(values, directory)
     start_id = None if _are_t5s(ids) else ids[START]
-    return vocabulary_files.read_vocabulary(directory, values, start_id, eos_ids(ids))
+    with describing(directory, "vocabulary"):
+        return vocabulary_files.read_vocabulary(directory, values, start_id, eos_ids(ids))
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:
