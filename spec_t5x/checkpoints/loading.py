@@ -9,7 +9,7 @@ from spec_t5x.checkpoints.formats import NATIVE, Format, format_of
 from spec_t5x.checkpoints.huggingface import generation_config, hub
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.huggingface.vocabulary_files import has_tokenizer
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import (
     LoadedModel,
@@ -227,12 +227,10 @@ def is_on_hub(directory_or_name: str | Path | GcsPath) -> bool:
 
 def _checked(name: str, directory: Path) -> Path:
     """Returns ``directory``; raises ``InputError`` if the Hub model in it is not supported."""
-    try:
+    with describing(name, "model"):
         _, values, format = _recognized(directory)
         if format.check_supported is not None:
             format.check_supported(values, directory)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from error
     if format is NATIVE:
         raise InputError(
             f"{name} is a checkpoint of spec_t5x: run `{hub.command(name)} --local-dir DIR` and "

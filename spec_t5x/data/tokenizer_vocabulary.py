@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 
 from spec_t5x.data.vocabulary import Vocabulary, ids_before_eos
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine.git_lfs import check_fetched
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -74,10 +74,7 @@ def kind_of_tokenizer(path: Path) -> str:
     """
     if not path.is_file():
         raise InputError(f"no vocabulary at {path}: give a {TOKENIZER_NAME}")
-    try:
-        return type_of_model(json.loads(path.read_bytes())).lower()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    what = f"{path} is not a tokenizer of the tokenizers library"
+    with as_input_error(what, f"give a {TOKENIZER_NAME}", Exception):
         check_fetched(path)
-        raise InputError(
-            f"{path} is not a tokenizer of the tokenizers library: give a {TOKENIZER_NAME}"
-        ) from error
+        return type_of_model(json.loads(path.read_bytes())).lower()

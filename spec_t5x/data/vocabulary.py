@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import sentencepiece
 
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, as_input_error, check_at_least
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID, Bool
 
@@ -250,27 +250,23 @@ def read_spiece(path: Path) -> tuple[list[str], set[str]]:
     Raises ``InputError`` if the file is no SentencePiece model.
     """
     with _reading(path):
-        model = model_proto().FromString(path.read_bytes())
+        model = _parsed(path.read_bytes())
     kinds = model_proto().SentencePiece.CONTROL, model_proto().SentencePiece.USER_DEFINED
     symbols = {piece.piece for piece in model.pieces if piece.type in kinds}
     return [piece.piece for piece in model.pieces], symbols
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
     """Converts errors of the ``with`` block to an ``InputError`` that names the model's file."""
-    try:
-        yield
-    except Exception as error:  # the parsers raise assorted types
-        check_fetched(path)
-        raise InputError(
-            f"{path} is not a SentencePiece model: give a spiece.model file"
-        ) from error
+    check_fetched(path)
+    # The parsers raise assorted types.
+    what, remedy = f"{path} is not a SentencePiece model", "give a spiece.model file"
+    return as_input_error(what, remedy, Exception)
 
 
 def _append_sentinels(content: bytes, extra_ids: int) -> bytes:
     """Appends the pieces ``<extra_id_{n-1}>`` .. ``<extra_id_0>`` to a serialized model."""
-    model = model_proto().FromString(content)
+    model = _parsed(content)
     for i in reversed(range(extra_ids)):
         # With the word boundary in front, as seqio has it: "a <extra_id_0> b" gets
         # no lone boundary piece.
@@ -280,6 +276,15 @@ def _append_sentinels(content: bytes, extra_ids: int) -> bytes:
             type=model_proto().SentencePiece.USER_DEFINED,
         )
     return model.SerializeToString()
+
+
+def _parsed(content: bytes) -> Any:
+    """Returns the message of a serialized model; raises ``ValueError`` if its end was cut off."""
+    model = model_proto().FromString(content)
+    # It follows the pieces: a file that is cut off between two of them can be parsed.
+    if not model.HasField("trainer_spec"):
+        raise ValueError("it ends after its pieces")
+    return model
 
 
 def model_proto() -> Any:

@@ -7,9 +7,9 @@ from spec_t5x.errors import InputError
 _BEGINNING = b"version https://git-lfs.github.com/spec/"
 
 
-def check_fetched(path: Path) -> None:
-    """Raises ``InputError`` if the file exists and is a Git LFS pointer."""
-    if not path.is_file():
+def check_fetched(path: object) -> None:
+    """Raises ``InputError`` if a file of this machine exists and is a Git LFS pointer."""
+    if not (isinstance(path, Path) and path.is_file()):
         return
     with path.open("rb") as file:
         is_pointer = file.read(len(_BEGINNING)) == _BEGINNING

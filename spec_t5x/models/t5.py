@@ -104,10 +104,18 @@ class NetworkConfig:
         sizes = {field.name: int(field.default != 0) for field in fields if field.type is int}
         check_at_least(self, **sizes)
         for field in fields:
+            value = getattr(self, field.name)
             # gin and JSON give lists, which are not hashable, as a configuration must be.
-            if isinstance(getattr(self, field.name), list):
-                object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
-        for activation in self.mlp_activations:
+            if isinstance(value, list):
+                object.__setattr__(self, field.name, tuple(value))
+            if field.type is float and not (isinstance(value, int | float) and 0 <= value < np.inf):
+                raise InputError(f"{field.name} is {value!r}: give a number of at least 0")
+        if self.has_relpos and not 1 < self.relpos_num_buckets // 2 < self.relpos_max_distance:
+            raise InputError(
+                f"relpos_max_distance is {self.relpos_max_distance} and relpos_num_buckets "
+                f"{self.relpos_num_buckets}: give 4 buckets or more and a distance above their half"
+            )
+        for activation in self.mlp_activations or ("",):
             check_choice(f"{name}.mlp_activations", activation, ACTIVATIONS)
         check_choice(f"{name}.dtype", self.dtype, STORED_DTYPES)
 

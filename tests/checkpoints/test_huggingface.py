@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -191,7 +192,11 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
         ({"is_encoder_decoder": False}, "encoder alone"),
         ({"quantization_config": {}}, "is quantized"),
         ({"vocab_size": "160"}, "config.json has vocab_size '160': set it to a number"),
+        ({"transformers_weights": "other.safetensors"}, "has transformers_weights 'other.safe"),
         ({"d_model": None}, "has no d_model"),
+        ({"layer_norm_epsilon": math.nan}, "layer_norm_epsilon is nan: give a number of at leas"),
+        ({"relative_attention_max_distance": 16}, "relpos_max_distance is 16 and relpos_num_buck"),
+        ({"relative_attention_num_buckets": 3}, "relpos_num_buckets 3: give 4 buckets or more"),
         (
             {"tie_word_embeddings": False, "scale_decoder_outputs": False},
             "1 missing (lm_head.weight)",
@@ -205,6 +210,19 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
 def test_unsuitable_configurations(directory, changes, expected):
     # Whose ids would come first.
     (directory / "generation_config.json").unlink()
+    edit_config(directory, **changes)
+    assert_refused(directory, expected)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"d_ff": 48.0}, "config.json: mlp_dim is 48.0: give a whole number of at least 1"),
+        ({"layer_norm_epsilon": "1e-6"}, "config.json: layer_norm_epsilon is '1e-6': give a numb"),
+    ],
+)
+def test_values_of_another_type_name_the_file(directory, changes, expected):
     edit_config(directory, **changes)
     assert_refused(directory, expected)
 
@@ -289,11 +307,15 @@ def test_weights_outside_of_the_checkpoint_are_not_read(directory, name):
             {"added_tokens_decoder": {"5": 5}},
             "describes no added tokens",
         ),
+        ("tokenizer_config.json", {"extra_ids": -1}, ": extra_ids is -1: give at least 0"),
     ],
 )
 def test_unsuitable_files_beside_the_configuration(directory, file, values, expected):
     (directory / file).write_text(json.dumps(values))
     assert_refused(directory, expected)
+
+
+UNREAD = ["flax_model.msgpack", "tf_model.h5", "model.fp16.safetensors", "last.ckpt", "model.gguf"]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +329,7 @@ def test_unsuitable_files_beside_the_configuration(directory, file, values, expe
         ("checkpoint-500/model.safetensors", "", "give the latest, {}/checkpoint-500"),
         *(
             (name, "", "has weights in " + name.partition("/")[0] + ", which is not read")
-            for name in ("flax_model.msgpack", "tf_model.h5", "model.fp16.safetensors", "last.ckpt")
+            for name in UNREAD
         ),
         ("global_step20/mp_rank_00.pt", "", "has weights in global_step20, which is not read"),
         ("optimizer.pt", "", None),
@@ -326,23 +348,56 @@ def test_files_in_place_of_weights(directory, file, content, expected, has_confi
     assert_refused(directory, expected.format(directory) if expected else nothing)
 
 
-@pytest.mark.parametrize("layout", ["value head", "parameters", "state_dict", "module", "a prefix"])
+LAYOUTS = """value head, classification head, parameters, state_dict, model_state_dict, module,
+a prefix"""
+HEADS = {"value head": "v_head.summary", "classification head": "classification_head.dense"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.replace("\n", " ").split(", "))
 def test_weights_as_trainers_save_them(made, directory, layout, caplog):
     path = directory / "model.safetensors"
     state = {name: torch.tensor(tensor) for name, tensor in load_file(path).items()}
     path.unlink()
-    if layout == "value head":
-        state["v_head.summary.weight"] = torch.ones(1, 32)
+    if layout == "classification head":
+        state = {f"transformer.{name}": tensor for name, tensor in state.items()}
+    if layout in HEADS:
+        state[f"{HEADS[layout]}.weight"] = torch.ones(1, 32)
     if layout == "parameters":
         state = {name: torch.nn.Parameter(tensor) for name, tensor in state.items()}
     if layout == "a prefix":
         state = {f"net.t5.{name}": tensor for name, tensor in state.items()}
-    nested = {layout: state, "epoch": 3} if layout in ("state_dict", "module") else state
+    nests = ("state_dict", "model_state_dict", "module")
+    nested = {layout: state, "epoch": 3} if layout in nests else state
     torch.save(nested, directory / "pytorch_model.bin")
     edit_config(directory, quantization_config=None)
     assert_same_logits(load(directory), made[0])
-    named = [f"{directory} has a value head, which no text needs: v_head.summary.weight"]
-    assert caplog.messages == (named if layout == "value head" else [])
+    named = [f"{directory} has a head, which no text needs: {HEADS.get(layout)}.weight"]
+    assert caplog.messages == (named if layout in HEADS else [])
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({"model_ema": {"shared.weight": torch.ones(1)}}, "has 'model_ema', which is no tensor"),
+        ({"shared.weight": torch.ones(1), "epoch": 3}, "has 'epoch', which is no tensor: save mod"),
+        ({1: torch.ones(1)}, "has 1, which is no tensor"),
+        (torch.nn.Linear(1, 1), "cannot read the weights in"),
+    ],
+)
+def test_torch_files_of_other_objects_than_tensors(directory, state, expected):
+    (directory / "model.safetensors").unlink()
+    torch.save(state, directory / "pytorch_model.bin")
+    message = message_of(load, directory)
+    assert expected in message and "save model.state_dict() there" in message
+    # PyTorch's own message has colours.
+    assert message.isprintable()
+
+
+def test_an_encoder_whose_configuration_is_of_both(directory):
+    path = directory / "model.safetensors"
+    tensors = {n: t for n, t in load_file(path).items() if not n.startswith("decoder.")}
+    save_file(tensors, path)
+    assert_refused(directory, "holds no decoder: give a whole encoder-decoder")
 
 
 def test_missing_files(directory):

@@ -143,6 +143,10 @@ def test_what_a_bucket_lacks(bucket, saved, t5x_data):
     shutil.rmtree(bucket / "checkpoint_7" / "target.token_embedder.embedding")
     message = message_of(load, "gs://bucket/checkpoint_7", vocabulary="bytes")
     assert "1 of 34 arrays are missing (token_embedder/embedding)" in message
+    (bucket / "checkpoint_7" / "checkpoint").unlink()
+    (bucket / "checkpoint_7" / "_METADATA").write_text("{")
+    message = message_of(load, "gs://bucket/checkpoint_7", vocabulary="bytes")
+    assert "cannot read gs://bucket/checkpoint_7/_METADATA as JSON" in message
     # A bucket that is not ours.
     message = message_of(load, "gs://other/model")
     assert "no T5X checkpoint: check the name and the credentials (gcloud" in message

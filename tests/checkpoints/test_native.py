@@ -4,6 +4,7 @@ import json
 import shutil
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
@@ -11,7 +12,7 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.models.t5 import T5Config
-from tests.checkpoints.faults import assert_trees_equal
+from tests.checkpoints.faults import assert_trees_equal, message_of
 
 
 def test_float32_round_trip_is_exact(tmp_path, vocabulary, configs, random_params):
@@ -78,6 +79,25 @@ def test_what_orbax_writes_is_read(saved, configs, random_params):
     with ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save(saved / "params", params)
     assert_trees_equal(load(saved).params, params)
+
+
+def test_a_chunk_that_is_absent_in_zarr3_is_no_zeros(saved, configs, random_params):
+    """Orbax stores chunks of zeros, too, and its metadata say so."""
+    params = random_params(configs["1.1"], seed=3)
+    params["decoder"]["decoder_norm"]["scale"][:] = 0.0
+    shutil.rmtree(saved / "params")
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=True)
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(saved / "params", params)
+    assert_trees_equal(load(saved).params, params)
+    shutil.rmtree(saved / "params" / "token_embedder.embedding" / "c")
+    assert "cannot read token_embedder/embedding of" in message_of(load, saved)
+    # Earlier releases of Orbax said nothing, and stored none.
+    path = saved / "params" / "_METADATA"
+    values = json.loads(path.read_text())
+    del values["store_array_data_equal_to_fill_value"]
+    path.write_text(json.dumps(values))
+    assert not np.any(load(saved).params["token_embedder"]["embedding"])
 
 
 def test_overwrites_only_when_told(saved, vocabulary, configs, random_params):

@@ -65,6 +65,9 @@ def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
     assert load(legacy.parent, vocabulary="bytes").directory.name == "checkpoint_10"
     legacy.with_name("checkpoint_11").mkdir()
     assert "checkpoint_11 is the latest of 3" in message_of(load, legacy.parent)
+    # Flax writes checkpoints that are files.
+    legacy.with_name("checkpoint_13").write_bytes(b"")
+    assert "checkpoint_13 is the latest of 4" in message_of(load, legacy.parent)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +75,9 @@ def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
     [
         ("network.T5Config.mlp_activations = ('silu', 'linear')\n", True),
         ("network.T5Config:\n  emb_dim = 8\n  mlp_activations = ('silu', 'linear')\n", True),
+        ("network.T5Config.mlp_activations = ['silu', 'linear']\n", True),
+        ('network.T5Config.mlp_activations = \\\n    ("silu", "linear")  # as in T5 1.2\n', True),
         ("draft/network.T5Config.mlp_activations = ('silu', 'linear')\n", False),
-        ("network.T5Config.mlp_activations = %ACTIVATIONS\n", False),
     ],
 )
 def test_activations_are_those_of_t5xs_gin_file(tmp_path, configs, random_params, text, is_read):
@@ -83,6 +87,14 @@ def test_activations_are_those_of_t5xs_gin_file(tmp_path, configs, random_params
     (tmp_path / "config.gin").write_text(f"# network.T5Config\nx.T5Config.emb_dim = 8\n{text}")
     found = open_model(tmp_path).config.mlp_activations
     assert found == (("silu", "linear") if is_read else ("gelu", "linear"))
+
+
+def test_activations_that_cannot_be_read_are_refused(tmp_path, configs, random_params):
+    save_t5x(tmp_path / "checkpoint_0", random_params(configs["1.1"]), configs["1.1"])
+    (tmp_path / "checkpoint_0" / "spec_t5x.json").unlink()
+    (tmp_path / "config.gin").write_text("network.T5Config.mlp_activations = %ACTIVATIONS\n")
+    message = message_of(open_model, tmp_path)
+    assert f"{tmp_path / 'config.gin'} binds mlp_activations to %ACTIVATIONS" in message
 
 
 def change_specs(tree, change, path=()):

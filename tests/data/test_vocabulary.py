@@ -8,6 +8,8 @@ import sentencepiece
 from spec_t5x.data.vocabulary import (
     ByteVocabulary,
     SentencePieceVocabulary,
+    model_proto,
+    read_spiece,
 )
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
@@ -105,6 +107,19 @@ def test_files_that_are_no_vocabulary_are_refused(tmp_path, name, extra_ids, mes
         )
     with pytest.raises(InputError, match=message):
         SentencePieceVocabulary(tmp_path / name, extra_ids)
+
+
+@pytest.mark.parametrize("read", [lambda path: SentencePieceVocabulary(path, 100), read_spiece])
+def test_a_file_that_is_cut_off_between_two_pieces_is_refused(tmp_path, model_path, read):
+    """SentencePiece itself loads it, with fewer pieces."""
+    model = model_proto().FromString(model_path.read_bytes())
+    content = model_proto()(pieces=model.pieces[:50]).SerializeToString()
+    assert model_path.read_bytes().startswith(content)
+    assert sentencepiece.SentencePieceProcessor(model_proto=content).get_piece_size() == 50
+    path = tmp_path / "spiece.model"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="is not a SentencePiece model .it ends after its pieces"):
+        read(path)
 
 
 def test_impossible_vocabulary_size(tmp_path):

@@ -17,6 +17,7 @@ import numpy as np
 from spec_t5x.checkpoints.huggingface import generation_config, vocabulary_files
 from spec_t5x.checkpoints.huggingface.generation_config import GENERATION, GENERATION_NAME, TASKS
 from spec_t5x.checkpoints.huggingface.weight_files import (
+    WEIGHTS,
     check_shared,
     open_tensors,
     renumbered,
@@ -111,6 +112,8 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     ids = check_supported(values, directory)
     config = read_config(values, directory / CONFIG_NAME)
     tensors = unwrapped(open_tensors(directory), _TOP, directory)
+    if tensors and not any(name.startswith("decoder.") for name in tensors):
+        raise InputError(f"{directory} holds no decoder: give a whole encoder-decoder")
     left, config = _settled(tensors, config, values, directory)
     metadata, vocabulary = {"model_type": values["model_type"]}, read_vocabulary(directory, values)
     # A vocabulary that is not T5's Unigram model is renumbered whatever its special ids.
@@ -260,11 +263,13 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def check_whole(values: dict[str, Any], path: Path) -> None:
-    """Raises ``InputError`` if config.json is of an encoder alone or of quantized weights."""
+    """Raises ``InputError`` for an encoder alone, quantized weights and a file that is not read."""
     if values.get("is_encoder_decoder", True) is False:
         raise InputError(f"{path} is an encoder alone: give an encoder-decoder")
     if values.get("quantization_config") is not None:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
+    if (name := values.get("transformers_weights")) not in (None, *WEIGHTS[:1]):
+        raise InputError(f"{path} has transformers_weights {name!r}: rename both to {WEIGHTS[0]}")
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -317,10 +322,13 @@ def read_config(values: dict[str, Any], path: Path) -> T5Config:
             ours: present[theirs] if default is None else present.get(theirs, default)
             for ours, (theirs, default) in _SIZES.items()
         }
+        # Whether transformers 5 multiplies the last states by ``d_model ** -0.5``; never for mT5.
+        is_scaled = values.get("tie_word_embeddings") is not False
+        is_scaled = values.get("scale_decoder_outputs", is_scaled)
         return T5Config(
             **sizes,
             mlp_activations=_activations(present, path),
-            logits_via_embedding=_rescales_logits(values),
+            logits_via_embedding=values["model_type"] != "mt5" and bool(is_scaled),
             relpos_per_layer=values["model_type"] == _UMT5,
         )
 
@@ -363,23 +371,15 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
         # Also decides in every version, except for mT5 in version 5, whether logits are rescaled.
         "tie_word_embeddings": config.logits_via_embedding,
         "torch_dtype": dtype,
-        **_SPECIAL_IDS,
     }
-
-
-def _rescales_logits(values: dict[str, Any]) -> bool:
-    """Tells whether transformers 5 multiplies the last states by ``d_model ** -0.5``."""
-    if values["model_type"] == "mt5":
-        return False
-    tied = values.get("tie_word_embeddings") is not False
-    return bool(values.get("scale_decoder_outputs", tied))
 
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
     """Reads the vocabulary of a checkpoint with config.json ``values``; None if no file has one."""
     ids = special_ids(values, directory)
     start_id = None if _are_t5s(ids) else ids[START]
-    return vocabulary_files.read_vocabulary(directory, values, start_id, eos_ids(ids))
+    with describing(directory, "vocabulary"):
+        return vocabulary_files.read_vocabulary(directory, values, start_id, eos_ids(ids))
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:

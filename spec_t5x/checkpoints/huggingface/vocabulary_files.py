@@ -167,7 +167,7 @@ class _Files:
             return of_bytes if num_rows == of_bytes.vocab_size else None
         made = _without_model(tokenizer, self.directory)
         is_framed = self.is_t5 and made.post_processor is None
-        with describing(f"tokenizer of {self.directory}", "tokens"):
+        with describing(self.directory, "tokens"):
             is_own = is_t5s(tokenizer) and (is_framed or frame_of(made, list) == ((), (EOS_ID,)))
             pieces, foreign = pieces_of(tokenizer) if is_own else ([], [])
         if not is_own:
@@ -190,7 +190,7 @@ class _Files:
         own, spiece = read_if_there(self.directory / TOKENIZER_NAME), self.directory / SPIECE_NAME
         if not has_tokenizer(self.directory):
             return None
-        with describing(f"tokenizer of {self.directory}", "added tokens"):
+        with describing(self.directory, "added tokens"):
             given, special = self._named()
             is_other = bool(own) and type_of_model(own) != "Unigram"
             if own and (is_other and self.is_t5 or self._is_whole(own, given, special)):
@@ -347,7 +347,7 @@ def _steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 def _bytes(settings: dict[str, Any], directory: Path) -> ByteVocabulary:
     """Returns ByT5's vocabulary; added tokens, if there are any, must be its sentinels."""
-    with describing(f"tokenizer of {directory}", "added tokens"):
+    with describing(directory, "added tokens"):
         listed = settings.get("added_tokens_decoder") or {}
         added = {int(number): token["content"] for number, token in listed.items()}
         others = read_if_there(directory / ADDED_NAME)

@@ -5,6 +5,7 @@ Files are mapped into memory, so that only slices in use are read, except PyTorc
 
 import dataclasses
 import logging
+import pickle
 import re
 import zipfile
 from collections.abc import Collection, Iterable
@@ -41,19 +42,20 @@ _SAFETENSORS_TYPES = {
 # Before this release torch.load may run a file's code despite ``weights_only`` (CVE-2025-32434).
 _SAFE_TORCH = (2, 6)
 
-# Modules of trainers' value heads (TRL's), and files of weights that are not read.
-_VALUE_HEADS = {"v_head", "value_head"}
+# Modules of heads for other tasks (value heads are TRL's), and files of weights that are not read.
+_HEADS = {"v_head", "value_head", "classification_head", "qa_outputs"}
 ADAPTER_NAME = "adapter_config.json"
 _STEP = re.compile(r"checkpoint-(\d+)")
 _UNREAD = re.compile(
-    r"global_step\d+|.+\.(msgpack|h5|ckpt)|pytorch_model\..+\.bin|"
+    r"global_step\d+|.+\.(msgpack|h5|ckpt|gguf|pth)|pytorch_model\..+\.bin|"
     r"(?!model(-\d|\.safetensors)).+\.safetensors"
 )
 
 log = logging.getLogger(__name__)
 
-# Entries of PyTorch's files that hold the tensors.
-_NESTS = ("state_dict", "module", "model")
+# Entries of PyTorch's files that hold the tensors, and the remedy for files of other objects.
+_NESTS = ("state_dict", "model_state_dict", "module", "model")
+_STATE = "save model.state_dict() there"
 
 # Rows that are compared at a time, to bound memory.
 _ROWS = 4096
@@ -136,13 +138,12 @@ def check_shared(one: Tensor, other: Tensor, directory: Path) -> None:
 def unwrapped(
     tensors: dict[str, Tensor], modules: Collection[str], directory: Path
 ) -> dict[str, Tensor]:
-    """Returns tensors without value heads and without prefixes that all names have.
+    """Returns tensors without heads for other tasks and without prefixes that all names have.
 
     Wrappers and trainers add a prefix, such as ``module.``; ``modules`` are no prefixes.
     """
-    heads = [name for name in tensors if _VALUE_HEADS & {*name.split(".")}]
-    if heads:
-        log.warning("%s has a value head, which no text needs: %s", directory, listed(heads))
+    if heads := [name for name in tensors if _HEADS & {*name.split(".")}]:
+        log.warning("%s has a head, which no text needs: %s", directory, listed(heads))
         tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
     while (first := next(iter(tensors), "").partition(".")[0]) not in ("", *modules):
         if not all(name.startswith(f"{first}.") for name in tensors):
@@ -160,8 +161,7 @@ def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
             f"is an adapter of {base}: save the merged model, "
             "merge_and_unload().save_pretrained(DIR), and give DIR"
         )
-    steps = [int(match[1]) for match in map(_STEP.fullmatch, names) if match]
-    if steps:
+    if steps := [int(match[1]) for match in map(_STEP.fullmatch, names) if match]:
         return f"has its weights in folders: give the latest, {directory}/checkpoint-{max(steps)}"
     found = next(filter(_UNREAD.fullmatch, sorted(names)), None)
     return found and f"has weights in {found}, which is not read: save them by save_pretrained(DIR)"
@@ -179,7 +179,7 @@ def weight_files(directory: Path) -> list[Path]:
     """Returns a directory's files of weights; raises ``InputError`` if any are missing."""
     present = [directory / name for name in WEIGHTS if (directory / name).is_file()]
     if not present:
-        remedy = "holds no weights: copy model.safetensors or pytorch_model.bin, or shards, there"
+        remedy = "holds no weights: copy model.safetensors or shards, and their index, there"
         raise InputError(f"{directory} {unread(directory) or remedy}")
     if not present[0].name.endswith(INDEX_ENDING):
         return present[:1]
@@ -239,12 +239,20 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
 
         return part
 
-    # weights_only: a pickle from elsewhere must not run code. Files from before PyTorch 1.6 are
-    # no archives, and cannot be mapped into memory.
-    state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    try:
+        # weights_only: a pickle from elsewhere must not run code. Files from before PyTorch 1.6 are
+        # no archives, and cannot be mapped into memory.
+        mapped = zipfile.is_zipfile(path)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        # Whose text is of many lines.
+        raise InputError(f"cannot read the weights in {path}: {_STATE} or copy it again") from error
     # Trainers nest the tensors.
     while inner := next((state[key] for key in _NESTS if isinstance(state.get(key), dict)), None):
         state = inner
+    for name, tensor in state.items():
+        if not (isinstance(name, str) and isinstance(tensor, torch.Tensor)):
+            raise InputError(f"{path} has {name!r}, which is no tensor: {_STATE}")
     return {
         name: Tensor(
             name=name,

@@ -20,18 +20,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.loading import find_directory
-from spec_t5x.checkpoints.native.directory import (
-    DraftFormat,
-    check_format,
-    read_arrays,
-)
+from spec_t5x.checkpoints.native.directory import DraftFormat, check_format, read_arrays
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
-from spec_t5x.checkpoints.storage.tensors import (
-    array_tensors,
-    check_tensors,
-    read_params,
-)
+from spec_t5x.checkpoints.storage.tensors import array_tensors, check_tensors, read_params
 from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.kinds import DraftKind, Request, one_checkpoint
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft

@@ -32,8 +32,7 @@ def read_json(path: Any) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise InputError(f"no file {path}: give a complete checkpoint") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        if isinstance(path, Path):
-            check_fetched(path)
+        check_fetched(path)
         raise InputError(
             f"cannot read {path} as JSON ({one_line(error)}): copy the file again"
         ) from error
@@ -54,6 +53,10 @@ def describing(path: object, what: str) -> Iterator[None]:
     try:
         with as_input_error(f"{path} describes no {what}", remedy, *kinds):
             yield
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise InputError(f"{path}: {error}") from error
     except KeyError as error:
         raise InputError(f"{path} has no {error.args[0]}: {remedy}") from error
 

@@ -15,12 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.storage.files import (
-    check_inside,
-    describing,
-    read_json,
-    write_json,
-)
+from spec_t5x.checkpoints.storage.files import check_inside, describing, read_json, write_json
 from spec_t5x.checkpoints.storage.locations import Location, kvstore_spec
 from spec_t5x.checkpoints.storage.tensors import Tensor, listed
 from spec_t5x.errors import InputError, one_line
@@ -37,6 +32,8 @@ _CHECKPOINT_METADATA = {
     "commit_timestamp_nsecs": None,
     "custom_metadata": {},
 }
+# Orbax's entry that says whether chunks of zeros are stored.
+_STORES_ZEROS = "store_array_data_equal_to_fill_value"
 # Orbax's ``value_type`` of leaves that are arrays.
 _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 
@@ -66,13 +63,10 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
             "file_io_concurrency": {"limit": _FILES_AT_ONCE},
         }
     )
-    # An absent chunk is an error, not zeros, except in zarr3, which omits chunks of zeros.
-    missing = {"zarr": {"fill_missing_data_reads": False}, "zarr3": {}}
-    options = {"open": True, "read": True, "context": context}
+    # An absent chunk is an error, not zeros, except in zarr3, which may omit chunks of zeros.
+    options = {"open": True, "read": True, "context": context, "recheck_cached_data": "open"}
     futures = {
-        path: ts.open(
-            {**entry, **missing[entry["driver"]], "recheck_cached_data": "open"}, **options
-        )
+        path: ts.open({"fill_missing_data_reads": entry["driver"] != "zarr", **entry}, **options)
         for path, entry in entries.items()
         if not isinstance(entry, np.ndarray)
     }
@@ -148,13 +142,13 @@ def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
     path = location / METADATA_NAME
     metadata = read_json(path)
     driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
-    kvstore = arrays_kvstore(location)
-    entries = {}
+    is_whole = {"fill_missing_data_reads": False} if metadata.get(_STORES_ZEROS) else {}
+    kvstore, entries = arrays_kvstore(location), {}
     with describing(path, "arrays"):
         for leaf in metadata["tree_metadata"].values():
             keys = tuple(str(part["key"]) for part in leaf["key_metadata"])
             if leaf["value_metadata"]["value_type"] in _ARRAYS:
-                entries[keys] = zarr_spec(kvstore, ".".join(keys), driver)
+                entries[keys] = zarr_spec(kvstore, ".".join(keys), driver) | is_whole
     return entries
 
 
@@ -184,7 +178,7 @@ def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> Non
             pending, size = ts.Transaction(), 0
     pending.commit_async().result()
     metadata = {"tree_metadata": tree, "use_ocdbt": True, "use_zarr3": False}
-    metadata |= {"store_array_data_equal_to_fill_value": True, "custom_metadata": None}
+    metadata |= {_STORES_ZEROS: True, "custom_metadata": None}
     write_json(location / METADATA_NAME, metadata)
     write_json(location / "_CHECKPOINT_METADATA", _CHECKPOINT_METADATA)
     (location / "commit_success.txt").write_text("Checkpoint commit was successful\n")

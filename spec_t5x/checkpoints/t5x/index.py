@@ -57,7 +57,7 @@ def find_t5x(location: Location) -> Location | None:
     if not steps:
         return None
     latest = steps[max(steps)]
-    found = find_t5x(latest)
+    found = None if latest.is_file() else find_t5x(latest)
     if found is None:
         raise InputError(
             f"{latest} is the latest of {len(steps)} checkpoints in {location} and holds no "

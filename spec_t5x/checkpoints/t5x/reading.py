@@ -19,10 +19,10 @@ from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensorstore_arrays import COPY_AGAIN, open_tensors
 from spec_t5x.checkpoints.t5x.index import find_t5x, read_index
 from spec_t5x.checkpoints.t5x.scanned import ours
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.models.t5 import T5Config
 
-_ACTIVATIONS = re.compile(r"(?m)^\s*(?:[\w.]*T5Config\.)?mlp_activations = (\([\w', ]+\))")
+_ACTIVATIONS = re.compile(r"(?m)^\s*(?:[\w.]*T5Config\.)?mlp_activations\s*=[\s\\]*(.+)")
 _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
 
 
@@ -57,7 +57,9 @@ def open_model(location: Location, values: None = None) -> StoredModel:
         place = directory if isinstance(directory, GcsPath) else directory.resolve()
         settings = place.parent / "config.gin"
         if settings.is_file() and (bound := _ACTIVATIONS.search(settings.read_text("utf-8"))):
-            config = dataclasses.replace(config, mlp_activations=ast.literal_eval(bound[1]))
+            what = f"{settings} binds mlp_activations to {bound[1]}"
+            with as_input_error(what, "bind a tuple of names", ValueError, SyntaxError):
+                config = dataclasses.replace(config, mlp_activations=ast.literal_eval(bound[1]))
     metadata = model_files.extra_entries(sidecar)
     if step is not None:
         metadata["step"] = int(open_tensors({"step": step}, str(found))["step"].read(()))

@@ -35,11 +35,12 @@ from spec_t5x.errors import InputError
 
 # Two names for the tanh approximation, which Flax calls gelu.
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
-# Settings that change the network, with the only supported values, those of GPT-2.
+# Settings that change the network or its file, with the only supported values, those of GPT-2.
 _FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
+    "transformers_weights": None,
 }
 
 _PREFIX = "transformer."

@@ -222,6 +222,7 @@ def test_speculative_texts_equal_the_greedy_ones_of_transformers(theirs, directo
     [
         ({"activation_function": "relu"}, "activation_function 'relu': supported are"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+        ({"transformers_weights": "a.safetensors"}, "transformers_weights a.safetensors: give a"),
         ({"eos_token_id": NUM_IDS}, f"eos_token_id {NUM_IDS} and vocab_size"),
         ({"n_layer": 3}, "missing"),
         ({"n_embd": None}, "has no n_embd"),
