@@ -54,16 +54,20 @@ class Engine:
         decoder: BatchDecoder,
         options: GenerateOptions,
         costs: dict[tuple, Costs],
-        pace: Pace | None = None,
+        paces: dict[tuple, Pace | None] | None = None,
     ):
         """Makes an engine without batches.
 
         Args:
           decoder: the models.
           costs: costs of speculation by ``costly`` options; method ``costs`` adds measured ones.
-          pace: with gamma "auto" that of earlier batches; None starts a new one.
+          paces: with gamma "auto" those of earlier batches, by ``costly`` options; used and
+            updated unless outputs depend on the pace.
         """
-        self.decoder, self.options, self.pace = decoder, options, pace
+        self.decoder, self.options = decoder, options
+        depends = options.gamma != AUTO or not options.repeats
+        self._paces = {} if paces is None or depends else paces
+        self.pace = self._paces.get(costly(options))
         # True if batches are decoded in slots. A beam search has none, and a single row makes no
         # other row wait.
         self.in_slots = options.batch_size > 1 and not options.beams
@@ -111,6 +115,7 @@ class Engine:
         self._slots = self._waiting = None
         while self.under_way:
             yield self.under_way.popleft()()
+        self._paces[costly(self.options)] = self.pace
 
     def answers(self, batches: Iterable[tuple[tuple[int, ...], Batch]]) -> Iterator[Answered]:
         """Yields the answers to batches; a batch is submitted before the one before is awaited."""
@@ -135,7 +140,7 @@ class Engine:
 
         def run() -> Generator[Iteration, bool, Answer]:
             decoded = yield from steps
-            self.pace = decoded.pace
+            self.pace = self._paces[costly(self.options)] = decoded.pace
             if decoder.draft is None:
                 decoded = decoded.replace(stats=None)
             (answer,) = all_answered(decoder.collect(batch, decoded, self.options))
@@ -181,21 +186,17 @@ class Engine:
 
     def _measured(self, batch: Batch, settings: dict[str, object]) -> Costs:
         decoder, verifier = self.decoder, self.options.make_verifier()
-        measure = functools.partial(
-            costs_lib.measure,
-            decoder.target,
-            decoder.draft,
-            batch.tokens,
-            decoder.sampling(self.options),
-            decoder.loop(batch, self.options, costs_lib.largest_limit(decoder.draft, verifier)),
-        )
+        models = decoder.target, decoder.draft
+        loop = decoder.loop(batch, self.options, costs_lib.largest_limit(decoder.draft, verifier))
+        given = *models, batch.tokens, decoder.sampling(self.options), loop
         key = identity(
             target=params_digest(decoder.target),
             draft=params_digest(decoder.draft),
-            code=code_digest(decoder.target, decoder.draft, verifier),
+            code=code_digest(*models, verifier),
             settings={**settings, "max_source_len": decoder.max_source_len},
         )
-        return costs_lib.remembered(key, measure, Store(user_cache() / "costs"))
+        store = Store(user_cache() / "costs")
+        return costs_lib.remembered(key, lambda: costs_lib.measure(*given), store)
 
     def first_pace(self, batch: Batch) -> Pace | None:
         """Returns the pace of a first batch with gamma "auto"; None if the draft cannot pay."""

@@ -41,7 +41,7 @@ class Generator(BatchDecoder):
 
     # The costs of speculation, and the pace after the last texts, by ``costly`` options.
     _costs: dict[tuple, Costs] = dataclasses.field(default_factory=dict, init=False)
-    _paces: dict[tuple, Pace] = dataclasses.field(default_factory=dict, init=False)
+    _paces: dict[tuple, Pace | None] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
     def load(
@@ -228,7 +228,6 @@ class Generator(BatchDecoder):
             while following in answers:
                 yield answers.pop(following)
                 following += 1
-        self._remember(engine)
         # An error of the inputs comes after the answers to those before it.
         for error in errors:
             raise error
@@ -256,19 +255,11 @@ class Generator(BatchDecoder):
         options = dataclasses.replace(options_with(options, changes), batch_size=1)
         check_unused(options, "a stream decodes one text at once", "num_decodes", "beams")
         batch = self.make_batch([text], [self.tokenize(text, options)], [place], options)
-        engine = self.engine(options, resumes=True)
-        return stream(engine, batch, lambda: self._remember(engine))
+        return stream(self.engine(options, resumes=True), batch)
 
     def engine(self, options: GenerateOptions, *, resumes: bool = False) -> Engine:
         """Makes an engine, which ``resumes`` the pace of earlier texts if none depends on it."""
-        resumes &= options.gamma == AUTO and options.repeats
-        pace = self._paces.get(costly(options)) if resumes else None
-        return Engine(self, options, self._costs, pace)
-
-    def _remember(self, engine: Engine) -> None:
-        """Stores the pace for the next call of the same costs, unless texts depend on the pace."""
-        if engine.pace is not None and engine.options.repeats:
-            self._paces[costly(engine.options)] = engine.pace
+        return Engine(self, options, self._costs, self._paces if resumes else None)
 
     def verdict(self, options: GenerateOptions) -> str | None:
         """Returns why most steps of the last call had no draft, for a message; None if they had."""

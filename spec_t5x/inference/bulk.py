@@ -29,7 +29,6 @@ from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, read_manifest
 from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.inference.sources import Item, Source, digest, read_shards, survey
-from spec_t5x.machine import atomic
 from spec_t5x.machine.description import vector_instructions
 from spec_t5x.machine.operations import registered
 from spec_t5x.names import AUTO
@@ -259,7 +258,6 @@ def _merge_once(shards: Shards) -> None:
         return
     with processes.one_at_a_time(shards.directory):
         if not shards.merged.exists():
-            atomic.remove_unfinished(shards.directory)
             shards.merge()
 
 
