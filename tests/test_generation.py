@@ -287,6 +287,29 @@ def test_batches_hold_the_inputs_in_order_and_padding_rows_that_end_at_once(gene
     assert batches[-1].tokens[1].tolist() == [EOS_ID] + [PAD_ID] * 15
 
 
+def test_prefixes_share_a_program_and_padding_changes_no_text(generator, monkeypatch):
+    prefixes, search = ("a", "Der alte T"), {"gamma": 0, "beams": 2}
+
+    def decoded():
+        return [
+            [(one.output, one.output_ids, one.target_calls) for one in answer]
+            for prefix in prefixes
+            for changes in ({}, {"batch_size": 2}, {"temperature": 1.0, "seed": 4}, search)
+            for answer in generator.generate(TEXTS[:3], GREEDY, output_prefix=prefix, **changes)
+        ]
+
+    def widths():
+        batches = (text_batches(generator, TEXTS[:1], options(output_prefix=p)) for p in prefixes)
+        return [batch.prompts.shape for (batch,) in batches]
+
+    shared = decoded()
+    assert widths() == [(1, 17), (1, 17)]
+    # Without padding.
+    monkeypatch.setattr(Generator, "_longest_prompt", lambda self, options: 0)
+    ids = map(generator.vocabulary.encode, prefixes)
+    assert widths() == [(1, 1 + len(each)) for each in ids] and decoded() == shared
+
+
 def test_a_decoder_alone_without_a_limit_of_positions_takes_a_prompt_of_any_length():
     target = DecoderOnlyModel({}, DecoderOnlyTransformer(DecoderOnlyConfig()))
     decodes = decoder.BatchDecoder(target=target, vocabulary=ByteVocabulary(), max_source_len=16)
