@@ -218,9 +218,9 @@ def test_with_auto_texts_are_the_same_and_acceptance_is_remembered(generator, gr
         assert texts_of(generator.generate(TEXTS, auto)) == [
             greedy_alone[text][0].output for text in TEXTS
         ]
-    first = generator._paces[auto]
+    first = generator._paces[engine.costly(auto)]
     list(generator.generate(TEXTS, auto))
-    assert int(generator._paces[auto].iterations) > int(first.iterations) > 0
+    assert int(generator._paces[engine.costly(auto)].iterations) > int(first.iterations) > 0
     # Where texts are draws, a call depends on nothing that came before it.
     sampled = options(gamma="auto", batch_size=2, temperature=1.0)
     twice = [texts_of(generator.generate(TEXTS, sampled)) for _ in range(2)]
@@ -240,6 +240,23 @@ def test_a_wider_batch_ends_the_slots_and_begins_new_ones(generator, greedy_alon
     assert texts_of(auto) == texts_of(expected) and len(made) == 4
 
 
+def test_requests_of_many_seeds_and_stops_share_costs_and_one_pace(generator):
+    """A service keeps nothing for each request, and what one has learned serves the next."""
+    which, coupled = dataclasses.replace(generator), options(gamma="auto", verifier="coupled")
+    steps = []
+    for seed, temperature in enumerate((0.7, 1.0, 1.3)):
+        own = {"seed": seed, "temperature": temperature, "stop": f"{seed}"}
+        list(which.generate(TEXTS[:1], coupled, **own))
+        (pace,) = which._paces.values()
+        steps.append(int(pace.plain_steps + pace.iterations))
+    assert steps == sorted(set(steps)) and len(which._costs) == 1
+    # The pace is of gamma "auto" alone.
+    (answer,) = which.generate(TEXTS[:1], coupled, gamma=3, temperature=1.0)
+    (alone,) = dataclasses.replace(generator).generate(TEXTS[:1], coupled, gamma=3, temperature=1.0)
+    assert list(answer) == list(alone)
+    assert which.verdict(dataclasses.replace(coupled, gamma=3, temperature=1.0)) is None
+
+
 def test_where_no_acceptance_pays_the_draft_is_left_out(generator):
     which = dataclasses.replace(generator)
     auto = without_open(options(gamma="auto", batch_size=2), which.defaults)
@@ -252,6 +269,8 @@ def test_where_no_acceptance_pays_the_draft_is_left_out(generator):
     assert comparison.outputs == list(which.generate(TEXTS[:3], auto))
     for said in (comparison.left_out, which.verdict(auto)):
         assert "which no acceptance pays for" in said
+    # A draft that was asked for is not left out.
+    assert which.verdict(dataclasses.replace(auto, gamma=3)) is None
     json.dumps(comparison.to_dict())
 
 
@@ -266,6 +285,29 @@ def test_batches_hold_the_inputs_in_order_and_padding_rows_that_end_at_once(gene
     assert [batch.max_decode_steps.tolist() for batch in batches] == [[16, 16], [16, 16], [16, 0]]
     # Something to attend to, or the softmax would average over padding.
     assert batches[-1].tokens[1].tolist() == [EOS_ID] + [PAD_ID] * 15
+
+
+def test_prefixes_share_a_program_and_padding_changes_no_text(generator, monkeypatch):
+    prefixes, search = ("a", "Der alte T"), {"gamma": 0, "beams": 2}
+
+    def decoded():
+        return [
+            [(one.output, one.output_ids, one.target_calls) for one in answer]
+            for prefix in prefixes
+            for changes in ({}, {"batch_size": 2}, {"temperature": 1.0, "seed": 4}, search)
+            for answer in generator.generate(TEXTS[:3], GREEDY, output_prefix=prefix, **changes)
+        ]
+
+    def widths():
+        batches = (text_batches(generator, TEXTS[:1], options(output_prefix=p)) for p in prefixes)
+        return [batch.prompts.shape for (batch,) in batches]
+
+    shared = decoded()
+    assert widths() == [(1, 17), (1, 17)]
+    # Without padding.
+    monkeypatch.setattr(Generator, "_longest_prompt", lambda self, options: 0)
+    ids = map(generator.vocabulary.encode, prefixes)
+    assert widths() == [(1, 1 + len(each)) for each in ids] and decoded() == shared
 
 
 def test_a_decoder_alone_without_a_limit_of_positions_takes_a_prompt_of_any_length():

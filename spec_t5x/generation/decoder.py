@@ -164,19 +164,19 @@ class BatchDecoder:
         """
         if self.left_out is not None and self.left_out.texts:
             self.left_out.warn(texts, options)
-        rows, longest = options.batch_size, max(map(len, ids))
+        rows, given = options.batch_size, ids
         if self.is_decoder_only:
             # The target ignores its source.
             tokens = np.full((rows, 1), EOS_ID, np.int32)
-            width = bucket(longest, self._longest_prompt(options)) if longest else 0
-            start = np.full((rows, 1), PAD_ID, np.int32)
-            prompts = np.hstack([start, padded(ids, rows, width)])
         else:
             limit = options.max_source_len or self.max_source_len
-            tokens = padded(ids, rows, bucket(longest, limit))
+            tokens = padded(ids, rows, bucket(max(map(len, ids)), limit))
             # A padding row needs something to attend to.
             tokens[:, 0] = np.where(tokens[:, 0] == PAD_ID, EOS_ID, tokens[:, 0])
-            prompts = np.asarray([[PAD_ID, *self.prefix_ids(options)]] * rows, np.int32)
+            given = [self.prefix_ids(options)] * rows
+        longest = max(map(len, given))
+        width = bucket(longest, self._longest_prompt(options)) if longest else 0
+        prompts = np.hstack([np.full((rows, 1), PAD_ID, np.int32), padded(given, rows, width)])
         steps = np.zeros(rows, np.int32)
         steps[: len(ids)] = self.max_decode_len(options)
         # Keys for padding rows too: their number is part of the compiled program.

@@ -12,6 +12,7 @@ import collections
 import functools
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import jax
@@ -36,10 +37,12 @@ from spec_t5x.tuning.store import Store
 Answered = tuple[tuple[int, ...], list[Answer]]
 # Share of plain steps among all steps from which the draft counts as left out.
 _LEFT_OUT = 0.8
-# Options that a step's cost depends on; ``costly`` adds greedy sampling and a rounded length.
+# Held by the thread that measures: others would slow it, and most need the same costs.
+_MEASURING = threading.Lock()
+# Options whose value a step's cost depends on; ``costly`` adds others.
 _COSTLY = (
-    *("batch_size", "no_repeat_ngram_size", "num_decodes", "repetition_penalty"),
-    *("rescale_log_probs", "top_k", "top_p", "verifier", "widths"),
+    *("batch_size", "no_repeat_ngram_size", "num_decodes", "rescale_log_probs"),
+    *("verifier", "widths"),
 )
 
 
@@ -51,16 +54,20 @@ class Engine:
         decoder: BatchDecoder,
         options: GenerateOptions,
         costs: dict[tuple, Costs],
-        pace: Pace | None = None,
+        paces: dict[tuple, Pace | None] | None = None,
     ):
         """Makes an engine without batches.
 
         Args:
           decoder: the models.
           costs: costs of speculation by ``costly`` options; method ``costs`` adds measured ones.
-          pace: with gamma "auto" that of earlier batches; None starts a new one.
+          paces: with gamma "auto" those of earlier batches, by ``costly`` options; used and
+            updated unless outputs depend on the pace.
         """
-        self.decoder, self.options, self.pace = decoder, options, pace
+        self.decoder, self.options = decoder, options
+        depends = options.gamma != AUTO or not options.repeats
+        self._paces = {} if paces is None or depends else paces
+        self.pace = self._paces.get(costly(options))
         # True if batches are decoded in slots. A beam search has none, and a single row makes no
         # other row wait.
         self.in_slots = options.batch_size > 1 and not options.beams
@@ -108,6 +115,7 @@ class Engine:
         self._slots = self._waiting = None
         while self.under_way:
             yield self.under_way.popleft()()
+        self._paces[costly(self.options)] = self.pace
 
     def answers(self, batches: Iterable[tuple[tuple[int, ...], Batch]]) -> Iterator[Answered]:
         """Yields the answers to batches; a batch is submitted before the one before is awaited."""
@@ -132,7 +140,7 @@ class Engine:
 
         def run() -> Generator[Iteration, bool, Answer]:
             decoded = yield from steps
-            self.pace = decoded.pace
+            self.pace = self._paces[costly(self.options)] = decoded.pace
             if decoder.draft is None:
                 decoded = decoded.replace(stats=None)
             (answer,) = all_answered(decoder.collect(batch, decoded, self.options))
@@ -168,29 +176,27 @@ class Engine:
 
         Raises ``InputError`` if there is no draft, or the batch cannot be decoded.
         """
-        decoder, options = self.decoder, self.options
-        if decoder.draft is None:
+        if self.decoder.draft is None:
             raise InputError("there is no draft whose costs could be measured: give one")
-        name = costly(options)
-        if name not in self._costs:
-            largest = costs_lib.largest_limit(decoder.draft, options.make_verifier())
-            measure = functools.partial(
-                costs_lib.measure,
-                decoder.target,
-                decoder.draft,
-                batch.tokens,
-                decoder.sampling(options),
-                decoder.loop(batch, options, largest),
-            )
-            key = identity(
-                target=params_digest(decoder.target),
-                draft=params_digest(decoder.draft),
-                code=code_digest(decoder.target, decoder.draft, options.make_verifier()),
-                settings={**dict(name), "max_source_len": decoder.max_source_len},
-            )
-            store = Store(user_cache() / "costs")
-            self._costs[name] = costs_lib.remembered(key, measure, store)
+        name = costly(self.options)
+        with _MEASURING:
+            if name not in self._costs:
+                self._costs[name] = self._measured(batch, dict(name))
         return self._costs[name]
+
+    def _measured(self, batch: Batch, settings: dict[str, object]) -> Costs:
+        decoder, verifier = self.decoder, self.options.make_verifier()
+        models = decoder.target, decoder.draft
+        loop = decoder.loop(batch, self.options, costs_lib.largest_limit(decoder.draft, verifier))
+        given = *models, batch.tokens, decoder.sampling(self.options), loop
+        key = identity(
+            target=params_digest(decoder.target),
+            draft=params_digest(decoder.draft),
+            code=code_digest(*models, verifier),
+            settings={**settings, "max_source_len": decoder.max_source_len},
+        )
+        store = Store(user_cache() / "costs")
+        return costs_lib.remembered(key, lambda: costs_lib.measure(*given), store)
 
     def first_pace(self, batch: Batch) -> Pace | None:
         """Returns the pace of a first batch with gamma "auto"; None if the draft cannot pay."""
@@ -208,7 +214,9 @@ class Engine:
     @property
     def verdict(self) -> str | None:
         """The reason why most steps had no draft, for a message; None if they had one."""
-        if self.options.beams and self.options.gamma == AUTO and self.decoder.draft is not None:
+        if self.options.gamma != AUTO or self.decoder.draft is None:
+            return None
+        if self.options.beams:
             return "the draft was left out: a beam search drafts if gamma is a number"
         costs = self._costs.get(costly(self.options))
         if costs is None:
@@ -234,10 +242,13 @@ class Engine:
 
 def costly(options: GenerateOptions) -> tuple[tuple[str, object], ...]:
     """Returns names and values of the options that the time of a step depends on."""
-    values = {name: getattr(options, name) for name in _COSTLY}
+    values, sampling = {name: getattr(options, name) for name in _COSTLY}, options.sampling()
+    # Of these, only whether there is one: each new number would be measured for seconds.
+    values |= {"top_k": sampling.top_k > 0, "top_p": sampling.top_p is not None}
+    values["repetition_penalty"] = options.repetition_penalty and options.repetition_penalty != 1
     # Rounded as in ``BatchDecoder.room``: similar limits share a program.
     room = options.max_decode_len and bucket(options.max_decode_len, sys.maxsize)
-    values |= {"greedy": options.sampling().greedy, "max_decode_len": room}
+    values |= {"greedy": sampling.greedy, "max_decode_len": room}
     return tuple(values.items())
 
 

@@ -39,9 +39,9 @@ _SORTED = 16
 class Generator(BatchDecoder):
     """A target, an optional draft and their vocabulary, which decode texts or ids."""
 
-    # The costs of speculation by ``costly`` options; the pace after the last texts by options.
+    # The costs of speculation, and the pace after the last texts, by ``costly`` options.
     _costs: dict[tuple, Costs] = dataclasses.field(default_factory=dict, init=False)
-    _paces: dict[GenerateOptions, Pace] = dataclasses.field(default_factory=dict, init=False)
+    _paces: dict[tuple, Pace | None] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
     def load(
@@ -200,7 +200,7 @@ class Generator(BatchDecoder):
         self, inputs: Iterable, encode: Callable, options: GenerateOptions, first: int
     ) -> Iterator[Answer]:
         """Yields answers in the inputs' order; ``encode`` makes ids, which are sorted by length."""
-        engine, answers, errors = self.engine(options, self._paces.get(options)), {}, []
+        engine, answers, errors = self.engine(options, resumes=True), {}, []
         size = options.batch_size * (_SORTED if options.batch_size > 1 else 1)
 
         def read() -> Iterator[tuple[int, Any]]:
@@ -228,7 +228,6 @@ class Generator(BatchDecoder):
             while following in answers:
                 yield answers.pop(following)
                 following += 1
-        self._remember(engine)
         # An error of the inputs comes after the answers to those before it.
         for error in errors:
             raise error
@@ -256,27 +255,20 @@ class Generator(BatchDecoder):
         options = dataclasses.replace(options_with(options, changes), batch_size=1)
         check_unused(options, "a stream decodes one text at once", "num_decodes", "beams")
         batch = self.make_batch([text], [self.tokenize(text, options)], [place], options)
-        engine = self.engine(options, self._paces.get(options))
-        return stream(engine, batch, lambda: self._remember(engine))
+        return stream(self.engine(options, resumes=True), batch)
 
-    def engine(self, options: GenerateOptions, pace: Pace | None = None) -> Engine:
-        """Makes an engine that begins at ``pace``, of earlier texts, unless texts depend on it."""
-        return Engine(self, options, self._costs, pace if options.repeats else None)
-
-    def _remember(self, engine: Engine) -> None:
-        """Stores the pace for the next call with these options, unless texts depend on the pace."""
-        if engine.pace is not None and engine.options.repeats:
-            self._paces[engine.options] = engine.pace
+    def engine(self, options: GenerateOptions, *, resumes: bool = False) -> Engine:
+        """Makes an engine, which ``resumes`` the pace of earlier texts if none depends on it."""
+        return Engine(self, options, self._costs, self._paces if resumes else None)
 
     def verdict(self, options: GenerateOptions) -> str | None:
         """Returns why most steps of the last call had no draft, for a message; None if they had."""
-        return self.engine(options, self._paces.get(options)).verdict
+        return self.engine(options, resumes=True).verdict
 
     def assume(self, options: GenerateOptions, costs: Costs) -> None:
         """Stores the costs of these options as known, so that none are measured."""
         self._costs[costly(options)] = costs
-        for other in [each for each in self._paces if costly(each) == costly(options)]:
-            del self._paces[other]
+        self._paces.pop(costly(options), None)
 
 
 def _check_several(name: str, inputs: Any, wanted: str, first: int) -> None:

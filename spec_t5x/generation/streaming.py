@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from spec_t5x.generation.answers import Generation
 from spec_t5x.generation.batches import Batch
@@ -49,17 +49,14 @@ class StreamEvent:
         return self.accepted if self.own is None else [*self.accepted, self.own]
 
 
-def stream(engine: Engine, batch: Batch, ended: Callable[[], None]) -> Iterator[StreamEvent]:
-    """Yields ``Generator.stream``'s events for one input; calls ``ended`` before the last event.
-
-    The prefill has run when the call returns.
-    """
+def stream(engine: Engine, batch: Batch) -> Iterator[StreamEvent]:
+    """Yields ``Generator.stream``'s events for one input. The prefill has run at the call."""
     began = time.perf_counter()
     steps = engine.steps(batch)
-    return _events(engine, steps, time.perf_counter() - began, ended)
+    return _events(engine, steps, time.perf_counter() - began)
 
 
-def _events(engine: Engine, steps, prefill: float, ended) -> Iterator[StreamEvent]:
+def _events(engine: Engine, steps, prefill: float) -> Iterator[StreamEvent]:
     stop, vocabulary = engine.options.stop, engine.decoder.vocabulary
     decode, seconds = vocabulary.decode, prefill
     ids, calls, generation = engine.decoder.prefix_ids(engine.options), 0, None
@@ -79,7 +76,6 @@ def _events(engine: Engine, steps, prefill: float, ended) -> Iterator[StreamEven
                 steps.send(True)
             except StopIteration as end:
                 (generation,) = end.value
-            ended()
         text = settled(decode(ids), stop)
         if vocabulary.cleans_up:
             # Later tokens may remove the space before the last word.

@@ -11,6 +11,7 @@ every n-th shard; without ``shard_count`` there is one.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +29,6 @@ from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, read_manifest
 from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.inference.sources import Item, Source, digest, read_shards, survey
-from spec_t5x.machine import atomic
 from spec_t5x.machine.description import vector_instructions
 from spec_t5x.machine.operations import registered
 from spec_t5x.names import AUTO
@@ -143,12 +143,12 @@ class _Run:
             ) from error
         index, count = self.options.workers
         held.enter_context(processes.locked(self.directory, index))
-        if count == 1:
-            processes.check_alone(self.directory)
         inputs, digests = survey(self.source, self.options.shard_size, self.progress.reading)
         now = Manifest(source=self.source.name, count=inputs, digests=digests, settings=settings)
         with processes.one_at_a_time(self.directory):
-            # Another worker may have begun the run.
+            if count == 1:
+                processes.check_alone(self.directory)
+            # While the inputs were read, another worker may have begun the run.
             before = read_manifest(self.directory) if count > 1 else None
             if before is None:
                 run_directory.start(self.directory, now, overwrite=self.options.overwrite)
@@ -257,18 +257,18 @@ def _merge_once(shards: Shards) -> None:
         return
     with processes.one_at_a_time(shards.directory):
         if not shards.merged.exists():
-            atomic.remove_unfinished(shards.directory)
             shards.merge()
 
 
 def _report(shards: Shards, tally: Tally, seconds: float, left: int = 0) -> Report:
     """Makes the report: of all inputs or, if shards are ``left``, of this process's ``tally``."""
-    errors = [] if left else [error for line in shards.lines() if (error := error_of(line))]
+    errors = filter(None, map(error_of, () if left else shards.lines()))
+    named = list(itertools.islice(errors, _NAMED))
     return Report(
         merged=None if left else shards.merged,
         inputs=tally.inputs if left else shards.total,
-        errors=tally.errors if left else len(errors),
-        named=errors[:_NAMED],
+        errors=tally.errors if left else len(named) + sum(1 for _ in errors),
+        named=named,
         tokens=tally.tokens,
         block_efficiency=tally.block_efficiency,
         occupancy=tally.occupancy,

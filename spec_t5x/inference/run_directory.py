@@ -153,7 +153,8 @@ class Shards:
         write(path, lines, f"shard {shard} of {self.count} ({path.name})")
 
     def merge(self) -> None:
-        """Writes the lines of all shards to ``merged``."""
+        """Writes the lines of all shards to ``merged``; no other worker may be writing."""
+        atomic.remove_unfinished(self.directory)
         write(self.merged, self.lines(), f"{MERGED}, the {self.count} shards in one file")
 
     def lines(self) -> Iterator[bytes]:

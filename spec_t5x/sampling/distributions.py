@@ -33,15 +33,15 @@ MIN_TEMPERATURE = 1e-4
 class Sampling:
     """Settings of the sampled distribution; ``sampling(...)`` makes and checks them.
 
-    Temperature and arrays of rules are traced: new values compile nothing. The rest is static.
+    Temperature, mass and rules' arrays are traced: new values compile nothing. The rest is static.
     """
 
     # One temperature for all rows, or one for each row; at most ``MIN_TEMPERATURE`` is argmax.
     temperature: Float32[Array, "*batch"]
     # Number of likeliest tokens that are kept; 0 keeps all.
     top_k: int = flax.struct.field(pytree_node=False, default=0)
-    # Least probability mass of the nucleus, the likeliest tokens that are kept; 0 keeps all.
-    top_p: float = flax.struct.field(pytree_node=False, default=0.0)
+    # Least probability mass of the nucleus, the likeliest tokens that are kept; None keeps all.
+    top_p: Float32[Array, ""] | None = None
     # True if every row is argmax, known when the program is traced: no noise is drawn.
     greedy: bool = flax.struct.field(pytree_node=False, default=False)
     # Rules of decoding, which callers apply to the logits before ``standardize``; None for none.
@@ -91,7 +91,7 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
         temperature=jnp.asarray(values),
         # Filters that cannot change the result are left out of the compiled program.
         top_k=0 if cold else int(top_k),
-        top_p=0.0 if cold or top_p == 1 else float(top_p),
+        top_p=None if cold or top_p in (0, 1) else jnp.float32(top_p),
         greedy=cold or top_k == 1,
     )
 
@@ -106,12 +106,13 @@ def standardize(
     temperature = settings.temperature
     if temperature.ndim:
         temperature = temperature.reshape(-1, *[1] * (logits.ndim - 1))
-    return tempered(logits, temperature, top_k=settings.top_k, top_p=settings.top_p)
+    top_p = () if settings.top_p is None else (settings.top_p,)
+    return tempered(logits, temperature, *top_p, top_k=settings.top_k)
 
 
 @by_kernel
 def tempered(
-    logits: Float32[Array, "*rows vocab"], temperature: Array, *, top_k: int, top_p: float
+    logits: Float32[Array, "*rows vocab"], temperature: Array, *top_p: Array, top_k: int
 ) -> Float32[Array, "*rows vocab"]:
     """Returns ``standardize``'s result for a temperature that broadcasts to ``logits``."""
     warped = logits / jnp.maximum(temperature, MIN_TEMPERATURE)
@@ -119,7 +120,7 @@ def tempered(
         warped = keep_top_k(warped, top_k)
     probs = jax.nn.softmax(warped, axis=-1)
     if top_p:
-        probs = keep_top_p(probs, top_p)
+        probs = keep_top_p(probs, *top_p)
     return jnp.where(temperature > MIN_TEMPERATURE, probs, argmax_probs(logits))
 
 
@@ -170,8 +171,6 @@ def argmax_probs(logits: Float[Array, "*rows vocab"]) -> Float32[Array, "*rows v
 
 def keep_top_k(logits: Float[Array, "*rows vocab"], k: int) -> Float[Array, "*rows vocab"]:
     """Replaces logits below each row's k-th largest by minus infinity, so that ties are kept."""
-    if k >= logits.shape[-1]:
-        return logits
     if k == 1:
         return jnp.where(logits >= jnp.max(logits, axis=-1, keepdims=True), logits, -jnp.inf)
     # Maps logits to unsigned integers in the same order; -0 becomes 0 first, so that both tie.
@@ -182,7 +181,7 @@ def keep_top_k(logits: Float[Array, "*rows vocab"], k: int) -> Float[Array, "*ro
     return jnp.where(numbers >= _largest_threshold(numbers, ones, k), logits, -jnp.inf)
 
 
-def keep_top_p(probs: Float32[Array, "*rows vocab"], p: float) -> Float32[Array, "*rows vocab"]:
+def keep_top_p(probs: Float32[Array, "*rows vocab"], p: Array) -> Float32[Array, "*rows vocab"]:
     """Returns the normalized nucleus: the fewest likeliest tokens of mass ``p``, and their ties."""
     # The bits of floats that are not negative, read as integers, have the order of the floats.
     bits = lax.bitcast_convert_type(probs, jnp.uint32)

@@ -1,5 +1,6 @@
 """A run's answers, and what it refuses to mix or to continue."""
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -9,7 +10,7 @@ import os
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.inference import processes
+from spec_t5x.inference import bulk, processes
 from spec_t5x.inference.bulk import merge
 from spec_t5x.inference.signals import Interrupted
 from spec_t5x.loops.pace import Costs
@@ -308,6 +309,22 @@ def test_two_runs_in_one_directory_are_one_too_many(runner):
             runner()
     # What is left of one that was killed does not matter.
     assert runner().errors == 0
+
+
+def test_a_worker_that_begins_while_inputs_are_read_keeps_its_run(runner, monkeypatch):
+    """It has found the old manifest: an overwritten one would be of other settings than its own."""
+    runner()
+    before, survey = runner.files(), bulk.survey
+    with contextlib.ExitStack() as held:
+
+        def surveyed(*arguments):
+            held.enter_context(processes.locked(runner.output, 1))
+            return survey(*arguments)
+
+        monkeypatch.setattr(bulk, "survey", surveyed)
+        with pytest.raises(InputError, match=r"out is in use by process \d+ on"):
+            runner(overwrite=True, settings={"target": "another"})
+    assert runner.files() == before
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Tests of the sampled distribution, of the verifiers' parts of it, and of draws from it."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +99,17 @@ def test_top_p_1_keeps_all_whatever_their_sum_rounds_to():
     np.testing.assert_array_equal(standardize(logits, sampling(1.0, top_p=1.0)), everything)
 
 
+def test_new_temperatures_and_masses_compile_nothing():
+    program = jax.jit(lambda logits, settings: standardize(logits, settings))
+    for temperature, p in ((1.0, 0.9), (0.7, 0.3), (2.0, 0.05)):
+        found = program(jnp.asarray(LOGITS), sampling(temperature, top_p=p))
+        whole = standardize(jnp.asarray(LOGITS), sampling(temperature))
+        np.testing.assert_allclose(found, [nucleus_by_sorting(row, p) for row in whole], rtol=1e-5)
+    assert program._cache_size() == 1
+    # None and 1 keep all, in a program without the search for the nucleus.
+    assert sampling(1.0).top_p is None is sampling(1.0, top_p=1.0).top_p
+
+
 def test_temperature_comes_before_top_p():
     # Of 1, 2, 4 the largest has 4/7 < 0.7, and a second one is kept; at temperature 1/2 it has
     # 16/21 > 0.7.
@@ -163,9 +172,7 @@ def nucleus_by_sorting(probs, p):
     return kept / kept.sum()
 
 
-# With p traced, so that its every value is one program; the tests' hook for types
-# would insist on a float.
-TOP_P = jax.jit(inspect.unwrap(keep_top_p))
+TOP_P = jax.jit(keep_top_p)
 TOP_K = jax.jit(keep_top_k, static_argnames="k")
 
 # Whole numbers of 64ths (so that every sum is exact in float32), among them many

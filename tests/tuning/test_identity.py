@@ -1,7 +1,9 @@
 """Keys of measured costs."""
 
+import concurrent.futures
 import dataclasses
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +67,11 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
 
     assert key(seed=3, truncate=True, temperature=0.0) == key()
     assert key(temperature=1.0) == key(temperature=0.5)
+    # Each request to a service may have other numbers, which change no program's time.
+    assert key(temperature=1.0, top_p=0.5) == key(temperature=0.5, top_p=0.6)
+    assert key(temperature=1.0, top_k=4) == key(temperature=1.0, top_k=5)
+    assert key(temperature=1.0, top_p=1.0) == key(temperature=1.0)
+    assert key(repetition_penalty=1.5) == key(repetition_penalty=1.2) != key(repetition_penalty=1.0)
     different = [
         key(temperature=1.0),
         key(temperature=1.0, top_k=4),
@@ -92,6 +99,29 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
     # Another program, as of another version of the package.
     monkeypatch.setattr(identity, "_source", lambda: "changed")
     assert key() not in (before, *different)
+
+
+def test_threads_that_begin_together_measure_once(monkeypatch):
+    measured = []
+
+    def remembered(key, measure, store):
+        measured.append(key)
+        # Others get time to begin measuring, too.
+        time.sleep(0.05)
+        return measure()
+
+    monkeypatch.setattr(costs, "remembered", remembered)
+    generator = Generator(
+        target=tiny_t5(0),
+        vocabulary=ByteVocabulary(),
+        max_source_len=16,
+        draft=CopyDraft(tiny_t5(0).vocab_size),
+    )
+    (batch,) = text_batches(generator, ["ab"], GenerateOptions())
+    engine = generator.engine(GenerateOptions())
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(engine.costs, [batch] * 3))
+    assert len(measured) == 1 and found[0] == found[1] == found[2]
 
 
 def test_code_outside_of_the_package_is_part_of_the_key(monkeypatch):

@@ -59,11 +59,13 @@ CPU = CpuOperations()
 
 
 def _tempered(
-    logits: Float32[Array, "*rows vocab"], temperature: Array, *, top_k: int, top_p: float
+    logits: Float32[Array, "*rows vocab"], temperature: Array, *top_p: Array, top_k: int
 ) -> Float32[Array, "*rows vocab"]:
-    temperatures = jnp.broadcast_to(temperature, (*logits.shape[:-1], 1))[..., 0]
-    kept = {"top_k": top_k, "top_p": top_p}
-    return calls.standardize(logits, temperatures, **kept, least_temperature=MIN_TEMPERATURE)
+    rows = logits.shape[:-1]
+    temperatures = jnp.broadcast_to(temperature, (*rows, 1))[..., 0]
+    masses = jnp.broadcast_to(*(top_p or (jnp.float32(0),)), rows)
+    least = MIN_TEMPERATURE
+    return calls.standardize(logits, temperatures, masses, top_k=top_k, least_temperature=least)
 
 
 def _overlap(target_probs: Array, draft_probs: Array) -> Array:
