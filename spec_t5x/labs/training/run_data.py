@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +35,7 @@ from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.labs.training.text_metrics import ScoredTexts
 from spec_t5x.labs.training.trainer import Positioned
 from spec_t5x.machine.progress import doing
+from spec_t5x.options import check_types
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +54,11 @@ class TrainingData(abc.ABC):
     # whose vocabulary to use. None uses that of the initial checkpoint or of a draft's target; if
     # there is neither, ``DataOptions`` trains a vocabulary of the model's vocab_size.
     vocabulary: str | None = None
-    buckets: Sequence[int] = DEFAULT_BUCKETS
+    buckets: tuple = DEFAULT_BUCKETS
     tokens_per_batch: int = 4096  # rows times the longer side's padded length
 
     def __post_init__(self):
+        check_types(self)
         if max(self.longest) > max(self.buckets):
             name = type(self).__name__
             raise InputError(

@@ -8,6 +8,7 @@ package's format (``checkpoints.native``). The same command resumes a run that w
 """
 
 import dataclasses
+import inspect
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -137,9 +138,17 @@ def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
     """Builds a training's arguments as gin binds them.
 
     Raises:
-        InputError: a flag, ``--gin.CLASS.NAME=VALUE``, is of a class that no argument is made of.
+        InputError: an argument is of another type, or a flag, ``--gin.CLASS.NAME=VALUE``, of a
+            class that no argument is made of.
     """
-    arguments = gin.get_bindings(training)
+    arguments, parameters = gin.get_bindings(training), inspect.signature(training).parameters
+    for name, value in arguments.items():
+        if not isinstance(value, kind := parameters[name].annotation):
+            wanted = getattr(kind, "__name__", kind)
+            raise InputError(
+                f"{training.__name__}.{name} is {value!r}: give a value of type {wanted} (an "
+                "object is written @CLASS())"
+            )
     built = re.findall(r"^# Parameters for (?:.*[./])?(\w+):$", gin.operative_config_str(), re.M)
     for flag in flags:
         # A name without a dot is a macro's.

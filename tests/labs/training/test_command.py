@@ -125,8 +125,16 @@ def test_a_training_grows_a_smaller_model(train, tmp_path, capfd):
             "nothing uses --gin.TaskDataOptions.tokens_per_batch: leave it out, or bind @TaskData",
         ),
         ({"MetricsOptions__period": 2}, "nothing uses --gin.MetricsOptions.period: leave it out"),
+        # Texts in gin, which would be true, or are no objects.
+        ({"train__model": "T5Config"}, "train.model is 'T5Config': give a value of type Network"),
+        ({"train__grow": "false"}, "train.grow is 'false': give a value of type bool (an object"),
+        ({"TrainOptions__tensorboard": "false"}, "tensorboard is 'false': give a value of type"),
+        ({"DataOptions__packed": "no"}, "packed is 'no': give a value of type bool"),
+        ({"DataOptions__buckets": 16}, "buckets is 16: give a value of type tuple"),
+        ({"OptimizerOptions__clip_norm": "1"}, "clip_norm is '1': give a value of type float"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_mistakes_are_found_before_any_data_is_read(train, tmp_path, change, message, capfd):
     assert train(DATA_DIR=str(tmp_path), **change) == 2
     error = capfd.readouterr().err
