@@ -12,7 +12,7 @@ from pathlib import Path
 
 import gin
 
-from spec_t5x.errors import InputError, did_you_mean
+from spec_t5x.errors import InputError, as_input_error, did_you_mean
 
 # The folder of ``gin_configs``: an installed package, or the folder above it in a checkout.
 _PACKAGE = Path(__file__).parents[1]
@@ -93,10 +93,8 @@ def read_all(files: Sequence[str], includers: tuple[Path, ...] = ()) -> Iterator
         path = _locate(name, includers)
         if path in includers:
             raise InputError(f"gin: {path} includes itself: remove an include")
-        try:
+        with as_input_error(f"gin: cannot read {path}", "fix the file", OSError, UnicodeError):
             lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"gin: cannot read {path} ({error}): fix the file") from error
         kept: list[str] = []
         for line in lines:
             if match := _INCLUDE.match(line):
