@@ -163,8 +163,8 @@ def test_it_runs(name, request):
             cell.source = cell.source.replace(long, short)
     if name == "t5x_on_tpu":
         # The launches' processes need the TPU.
-        started = "from jax._src import xla_bridge\nassert not xla_bridge.backends_are_initialized()"
-        notebook.cells.append(nbformat.v4.new_code_cell(started))
+        cell = "from jax._src.xla_bridge import backends_are_initialized as in_use"
+        notebook.cells.append(nbformat.v4.new_code_cell(f"{cell}\nassert not in_use()"))
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}})
     client.execute(env=dict(os.environ))
     shown = "\n".join(_texts(notebook))
