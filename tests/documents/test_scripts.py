@@ -276,6 +276,8 @@ def test_docs_installs_what_it_needs_and_fails_on_warnings(dry_run):
     # With --quiet, --strict would let warnings pass.
     build = [".venv/bin/python", "-m", "mkdocs", "build", "--strict"]
     assert commands[-1] == [*build, "--site-dir", "there"]
+    _, commands, _ = dry_run("docs.sh", "--here", "--dry-run", PYTHON="python3")
+    assert {command[0] for command in commands} == {"python3"}
 
 
 @pytest.mark.parametrize("machine", ["tpu", "gpu"])
