@@ -45,7 +45,10 @@ _VOCABULARY_PAIRS = 100_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData(abc.ABC):
-    """Options and reader of text pairs, or of lines for a model without sources; a base class."""
+    """Options and reader of text pairs, or of lines for a model without sources; a base class.
+
+    The types of fields are classes, or unions of them, which are checked.
+    """
 
     # Says whether the data have sources; the model's configuration must have the same value.
     has_source: ClassVar[bool] = True

@@ -11,6 +11,8 @@ import dataclasses
 import inspect
 import logging
 import re
+import types
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,12 +140,17 @@ def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
     """Builds a training's arguments as gin binds them.
 
     Raises:
-        InputError: an argument is of another type, or a flag, ``--gin.CLASS.NAME=VALUE``, of a
-            class that no argument is made of.
+        InputError: an argument is a text, function or class in place of an object or a number, or
+            a flag, ``--gin.CLASS.NAME=VALUE``, is of a class that no argument is made of.
     """
     arguments, parameters = gin.get_bindings(training), inspect.signature(training).parameters
     for name, value in arguments.items():
-        if not isinstance(value, kind := parameters[name].annotation):
+        kind = parameters[name].annotation if name in parameters else inspect.Parameter.empty
+        allowed = typing.get_args(kind) or (kind,)
+        # A function of another package may have no annotation, or one that names no class.
+        is_known = kind is not inspect.Parameter.empty and all(isinstance(a, type) for a in allowed)
+        is_name = isinstance(value, str | type | types.FunctionType)
+        if is_known and is_name and not isinstance(value, allowed):
             wanted = getattr(kind, "__name__", kind)
             raise InputError(
                 f"{training.__name__}.{name} is {value!r}: give a value of type {wanted} (an "
