@@ -82,11 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--repeats is {args.repeats}: give at least 1")
     try:
         values = measure(args)
+        results.show(table(values))
+        if args.json:
+            results.write_json(args.json, values)
     except InputError as error:
         return command.refuse("bulk", error)
-    if args.json:
-        results.write_json(args.json, values)
-    results.show(table(values))
     return 0
 
 

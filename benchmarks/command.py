@@ -1,14 +1,19 @@
 """Parts of the commands of this folder: their parser, and measuring row by row."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from spec_t5x.errors import InputError, is_out_of_memory, one_line
 from spec_t5x.labs.benchmark import results
 from spec_t5x.machine import xla_flags
 from spec_t5x.machine.description import machine
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -18,6 +23,15 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def plot(name: str, description: str, draw: Callable[[Any], "Figure"]) -> None:
+    """Runs ``python -m benchmarks.NAME FIGURES.json PICTURE.svg``, which draws the figures."""
+    arguments = parser(name, description)
+    arguments.add_argument("figures", type=Path, metavar="FIGURES.json", help="results to draw")
+    arguments.add_argument("picture", type=Path, metavar="PICTURE.svg", help="picture to write")
+    args = arguments.parse_args()
+    draw(json.loads(args.figures.read_text(encoding="utf-8"))).savefig(args.picture, format="svg")
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:

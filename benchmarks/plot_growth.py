@@ -3,14 +3,12 @@
 python -m benchmarks.plot_growth benchmarks/growth.json benchmarks/growth.svg
 """
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks import command
 from spec_t5x.labs.reproduction import plots
 
 # Labels of the axes, by key of a row.
@@ -49,5 +47,4 @@ def draw(rows: Rows) -> Figure:
 
 
 if __name__ == "__main__":
-    source, picture = map(Path, sys.argv[1:])
-    draw(json.loads(source.read_text(encoding="utf-8"))["rows"]).savefig(picture, format="svg")
+    command.plot("plot_growth", __doc__, lambda found: draw(found["rows"]))

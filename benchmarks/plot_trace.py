@@ -4,12 +4,13 @@ python -m benchmarks.plot_trace docs/correction.svg
 """
 
 import io
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 
+from benchmarks import command
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.console import print_trace
 
@@ -19,11 +20,11 @@ SOURCE = (
 )
 
 
-def main() -> int:
-    """Writes the file named on the command line; returns 0, or 2 if there is no name."""
-    if len(sys.argv) != 2:
-        print(__doc__, file=sys.stderr)
-        return 2
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Writes the file named on the command line."""
+    parser = command.parser("plot_trace", __doc__)
+    parser.add_argument("picture", type=Path, metavar="FILE.svg", help="picture to write")
+    args = parser.parse_args(arguments)
     generator = Generator.load("t5-target", "copy")
     console = Console(record=True, width=132, file=io.StringIO(), force_terminal=True)
     pieces = [generator.vocabulary.piece(token) for token in generator.vocabulary.encode(SOURCE)]
@@ -34,9 +35,8 @@ def main() -> int:
     shape = CONSOLE_SVG_FORMAT[:start] + CONSOLE_SVG_FORMAT[end:]
     title = "spec-t5x generate --draft copy --gamma 15 --trace"
     svg = console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME, code_format=shape)
-    Path(sys.argv[1]).write_text(svg, encoding="utf-8")
-    return 0
+    args.picture.write_text(svg, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

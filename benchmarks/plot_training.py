@@ -3,14 +3,12 @@
 python -m benchmarks.plot_training benchmarks/t5_training.json benchmarks/t5_training.svg
 """
 
-import json
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks import command
 from spec_t5x.labs.reproduction import plots
 
 
@@ -32,5 +30,4 @@ def draw(trainings: Mapping[str, Any]) -> Figure:
 
 
 if __name__ == "__main__":
-    source, picture = map(Path, sys.argv[1:])
-    draw(json.loads(source.read_text(encoding="utf-8"))).savefig(picture, format="svg")
+    command.plot("plot_training", __doc__, draw)

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.labs.text_pairs import read_pairs
 from spec_t5x.labs.writing import reported
 from spec_t5x.machine.atomic import write_whole
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     shuffle = random.Random(args.seed)
     try:
+        check_at_least(args, first=1)
         lines = []
         for prefix, file, times in args.task:
             if not times.isdecimal() or int(times) < 1:

@@ -3,7 +3,7 @@
 # English by T5's prefixes: speculatively and plainly, with the same output.
 # Arguments go to spec-t5x generate in place of these texts; write the prefix in front of each text:
 #   bash scripts/demo.sh "translate English to German: Where is the station?"
-#   (or "correct: …", "summarize: …")
+#   (or "correct: …", "summarize: …"). Paths are relative to the repository.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"

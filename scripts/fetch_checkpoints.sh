@@ -52,7 +52,8 @@ copy() {
   if [ -z "${DRY_RUN:-}" ] && ! command -v gcloud > /dev/null; then
     gsutil -m cp -n -r "$1" "$2"
   else
-    run gcloud storage cp --no-clobber --recursive "$1" "$2"
+    # Without an account gcloud reads nothing, not even what is public.
+    CLOUDSDK_AUTH_DISABLE_CREDENTIALS=true run gcloud storage cp --no-clobber --recursive "$1" "$2"
   fi
 }
 
@@ -78,7 +79,8 @@ while [ $# -gt 0 ]; do
       ;;
     --dry-run) DRY_RUN=1 ;;
     --to)
-      to=${2:?--to needs a directory}
+      [[ ${2:-} != "" && $2 != -* ]] || die "--to is '${2:-}': give a folder after it"
+      to=$2
       shift
       ;;
     *)

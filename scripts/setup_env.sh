@@ -238,6 +238,8 @@ launch() {
   if ! command -v "$ENV_PYTHON" >/dev/null; then
     [ -n "${DRY_RUN:-}" ] || die "there is no .venv: run bash $setup first"
     say "first: bash $setup"
+  elif [ -z "${DRY_RUN:-}" ] && ! "$ENV_PYTHON" -c 'import jaxtyping' 2>/dev/null; then
+    die "$ENV_PYTHON lacks what spec_t5x requires: run bash $setup${HERE:+ --here} first"
   fi
   [ -z "${NEEDS_GPU:-}" ] || need_accelerator "$ENV_PYTHON"
   case $1 in

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints Markdown, writes JSON if asked to; returns 0, or 2 on an input error."""
     args = _parse(arguments)
     jax.config.update("jax_platforms", "cpu")
-    groups = []
+    groups, status = [], 0
     try:
         settings = {"threads": _pin(args.threads), "max_decode_len": args.max_decode_len}
         with tempfile.TemporaryDirectory() as folder:
@@ -55,9 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     results.write_json(args.json, values)
     except InputError as error:
         print(f"other_implementations: error: {error}", file=sys.stderr)
-        return 2
-    print(table(groups, machine()))
-    return 0
+        status = 2
+    if groups or not status:
+        print(table(groups, machine()))
+    return status
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -58,14 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options = GenerateOptions(gamma=gamma, batch_size=args.batch_size)
                 found = evaluate(generator, pairs, options, **scored)
                 rows.append({"text": Path(file).name, "gamma": gamma} | found.to_dict())
+        models = {"target": Path(args.target).name, "draft": results.without_folder(args.draft)}
+        values = {"machine": machine(), **models, "rows": rows}
+        results.show(table(values))
+        if args.json:
+            results.write_json(args.json, values)
     except InputError as error:
         print(f"measure: error: {error}", file=sys.stderr)
         return 2
-    models = {"target": Path(args.target).name, "draft": results.without_folder(args.draft)}
-    values = {"machine": machine(), **models, "rows": rows}
-    if args.json:
-        results.write_json(args.json, values)
-    results.show(table(values))
     return 0
 
 

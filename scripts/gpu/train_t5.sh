@@ -26,6 +26,7 @@ while :; do
       growing=("--gin.train.initial_checkpoint='$(realpath -m "$2")'" --gin.train.grow=True)
       shift
       ;;
+    -*) die "unknown argument '$1': see --help; flags of gin come last" ;;
     *) break ;;
   esac
   shift

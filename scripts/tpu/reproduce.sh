@@ -24,7 +24,8 @@ while [ $# -gt 0 ]; do
     --dry-run) DRY_RUN=1 flags+=("$1") ;;
     --no-t5x | --here) flags+=("$1") ;;
     --to)
-      to=${2:?--to needs a directory}
+      [[ ${2:-} != "" && $2 != -* ]] || die "--to is '${2:-}': give a folder after it"
+      to=$2
       shift
       ;;
     --)

@@ -5,7 +5,6 @@ on folders that could be Python packages.
 """
 
 import ast
-import io
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
@@ -26,8 +25,9 @@ _MACRO = re.compile(r"%([\w.]+)")
 _INCLUDE = re.compile(r"""include\s+(['"])(.+?)\1""")
 _IMPORT = re.compile(r"(import|from)\s")
 _STRING_OR_COMMENT = re.compile(r"""'[^'\n]*'|"[^"\n]*"|#.*""")
-# Exceptions that gin raises for a file that it cannot use.
+# Exceptions that gin raises for a file that it cannot use, and its words that hide the place.
 _ERRORS = (ValueError, SyntaxError, AttributeError, ImportError, OSError, tokenize.TokenError)
+_WORDS_OF_GIN = re.compile(r"malformed node .*(?=Failed to parse)|(?<=In )bindings string ")
 
 # Folders of ``--gin_search_paths``.
 _search_paths: list[str] = []
@@ -48,9 +48,9 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
       InputError: a file is absent or a binding cannot be parsed, a macro that a file or flag
         uses is bound nowhere, or a flag binds a macro that no file or flag uses.
     """
-    parts = list(read_all(files))
     bindings = [_binding(flag) for flag in flags]
-    used = {macro for text in (*(text for _, text in parts), *bindings) for macro in _macros(text)}
+    parts = [*read_all(files), *zip(flags, bindings, strict=True)]
+    used = {macro for _, text in parts for macro in _macros(text)}
     for name in (binding.partition("=")[0] for binding in bindings):
         # A name with a dot is a parameter's, with a slash that of a scope.
         if name not in used and "." not in name and "/" not in name:
@@ -58,20 +58,16 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
                 f"nothing uses --gin.{name}{did_you_mean(name, used)}: leave it out, or give the "
                 "file that does"
             )
-    try:
-        for name, text in parts:
-            stream = io.StringIO(text)
-            # gin reports mistakes under this name.
-            stream.name = name
-            gin.parse_config(stream)
-        gin.parse_config(bindings)
-    # Raised by a module of this package that the file imports.
-    except InputError:
-        raise
-    except _ERRORS as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"gin: {reason}: fix the file or the binding") from error
-    for name, text in (*parts, *zip(flags, bindings, strict=True)):
+    for name, text in parts:
+        try:
+            gin.parse_config(text)
+        # Raised by a module of this package that the file imports.
+        except InputError:
+            raise
+        except _ERRORS as error:
+            reason = _WORDS_OF_GIN.sub("", " ".join(str(error).split()))
+            raise InputError(f"gin: {name}: {reason}: fix it, text needs quotes") from error
+    for name, text in parts:
         for macro in _macros(text):
             # A name with a dot is one of gin's constants, such as %gin.REQUIRED.
             if "." not in macro and not _is_bound(macro):
@@ -132,7 +128,11 @@ def _binding(flag: str) -> str:
     try:
         ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        value = repr(value) if _BARE.fullmatch(value) else value
+        # A shell's user writes false, which as a text would be true.
+        if value in ("true", "false"):
+            value = value.capitalize()
+        elif _BARE.fullmatch(value):
+            value = repr(value)
     return f"{name}={value}"
 
 

@@ -136,24 +136,24 @@ def _sample_settings(values: Mapping[str, Any], max_decode_len: int) -> SampleSe
         if counts.min() < 1 or counts.max() > max_decode_len:
             raise InputError(f"max_decode_steps is {steps}: give 1 to {max_decode_len}")
         steps = jnp.asarray(steps, jnp.int32)
-    rng = values["decode_rng"]
     return SampleSettings(
         sampling=_sampling(values),
         eos_id=values["eos_id"],
         # T5X's default. A caller who wants other draws gives another key.
-        rng=jax.random.PRNGKey(0) if rng is None else rng,
+        rng=jax.random.PRNGKey(0) if (rng := values["decode_rng"]) is None else rng,
         max_decode_steps=steps,
         rescale_log_probs=bool(values["rescale_log_probs"]),
     )
 
 
 def _sampling(values: Mapping[str, Any]) -> Sampling:
-    for name in ("topk", "topp"):
-        if isinstance(values[name], jax.core.Tracer) or np.ndim(values[name]):
-            raise InputError(
-                f"{name} is an array or traced: give one number, it is part of the program"
-            )
-    filters = {"top_k": int(values["topk"]), "top_p": float(values["topp"])}
+    filters = {}
+    for name, ours in (("topk", "top_k"), ("topp", "top_p")):
+        value = values[name]
+        is_number = isinstance(value, numbers.Real | jax.Array | np.ndarray) and not np.ndim(value)
+        if isinstance(value, jax.core.Tracer) or not is_number:
+            raise InputError(f"{name} is {value!r}: give one number, it is part of the program")
+        filters[ours] = np.asarray(value).item()
     temperature = values["temperature"]
     if not isinstance(temperature, jax.core.Tracer):
         return sampling(temperature, **filters)
@@ -196,8 +196,7 @@ def check_prompts(
 
 
 def _check(prompts: Int[Array, "batch width"], end: Any, room: int) -> None:
-    hole = first_hole(prompts)
-    if hole is not None:
+    if (hole := first_hole(prompts)) is not None:
         raise InputError(
             f"prompt {hole} of the batch has padding or an end of sequence before its end: "
             "give prompts without holes"

@@ -88,6 +88,8 @@ def speculate(
         raise InputError(f"widths is {widths!r}: give a list, as in ({widths!r},)")
     if not isinstance(lenience, numbers.Real):
         raise InputError(f"lenience is {lenience!r}: give a number above 0, at most 1")
+    if not isinstance(statistics, bool):
+        raise InputError(f"statistics is {statistics!r}: give True or False")
     chosen = make_verifier(verifier, lenience=lenience, widths=widths)
     made.set_up(draft, gamma, chosen, c, position, partitioner, kv, statistics)
     return made

@@ -40,6 +40,15 @@ def test_static_batches_and_slots_in_turn(tiny_pair, tmp_path, capsys, monkeypat
     assert "(1 of 2 rows): other programs used up to 20% of the processors" in shown
 
 
+def test_a_file_that_cannot_be_written_costs_no_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bulk, "measure", lambda args: {})
+    monkeypatch.setattr(bulk, "table", lambda values: "a table")
+    (tmp_path / "file").touch()
+    assert bulk.main(["--data", "lines.txt", "--json", str(tmp_path / "file" / "x.json")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "a table\n" and shown.err.startswith("bulk: error: cannot write ")
+
+
 def test_a_mistake_is_told_in_a_line(tmp_path, capsys):
     assert bulk.main(["--data", str(tmp_path / "none.tsv")]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -65,6 +65,8 @@ def test_files_and_includes_are_found_in_search_paths(folder):
         ("A = %ABSENT", "mine.gin needs the macro ABSENT"),
         ("A = %gin.REQUIRED\nB = %A", "needs the macro A: add --gin.A=VALUE"),
         ("include 'part.gin'", "part.gin needs the macro LEFT_OPEN"),
+        ("\nA = train.tsv", r"gin: mine.gin: Failed to parse token 'train' \(line 2\): fix it"),
+        ("\n\nA.b = 3", r"gin: mine.gin: No configurable matching 'A'. In line 3"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path, monkeypatch, text, message):
@@ -103,12 +105,23 @@ def test_a_required_macro_may_be_bound_by_a_flag(tmp_path):
         # Values of gin are left as they are.
         *(("'x'", "x"), ("6", 6), ("None", None), ("True", True)),
         *(("1e-3", 1e-3), ("(1, 2)", (1, 2))),
+        # A shell's spelling; gin's text of it would be true.
+        *(("true", True), ("false", False), ("'false'", "false")),
     ],
 )
 def test_values_of_flags(tmp_path, value, expected):
     path = write(tmp_path / "mine.gin", "B = %A")
     parse_gin([str(path)], [f"--gin.A={value}"])
     assert macro("A") == expected
+
+
+def test_a_flag_that_gin_cannot_read_is_named(tmp_path):
+    path = write(tmp_path / "mine.gin", "B = %A")
+    message = (
+        r"gin: --gin.A=test\[:9\]: Failed to parse token 'test' \(line 1\): fix it, text needs"
+    )
+    with pytest.raises(InputError, match=message):
+        parse_gin([str(path)], ["--gin.A=test[:9]"])
 
 
 @pytest.mark.parametrize(

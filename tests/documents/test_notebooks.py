@@ -116,6 +116,13 @@ def test_models_of_ones_own_are_not_written_over(monkeypatch):
     assert len(ran) == 1 and names["HUGGING_FACE"] == "google/flan-t5-small"
 
 
+def test_a_pair_is_two_names(monkeypatch):
+    monkeypatch.setenv("PAIR", "google-t5/t5-base")
+    source = cell_with("paper_on_colab", "PAIR = os.environ").removeprefix("%matplotlib inline\n")
+    with pytest.raises(RuntimeError, match="PAIR is 'google-t5/t5-base': give a target and a dr"):
+        exec(source, {"NotebookError": RuntimeError, "os": os})
+
+
 def test_the_first_answers_of_a_t5x_launch_are_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     name, launched = "wmt_t2t_ende_v003-predict_with_aux.jsonl-00000-of-00001", []
@@ -161,6 +168,10 @@ def test_it_runs(name, request):
     for cell in notebook.cells:
         for long, short in SHORTER.items():
             cell.source = cell.source.replace(long, short)
+    if name == "t5x_on_tpu":
+        # The launches' processes need the TPU.
+        cell = "from jax._src.xla_bridge import backends_are_initialized as in_use"
+        notebook.cells.append(nbformat.v4.new_code_cell(f"{cell}\nassert not in_use()"))
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}})
     client.execute(env=dict(os.environ))
     shown = "\n".join(_texts(notebook))

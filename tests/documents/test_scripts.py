@@ -210,6 +210,11 @@ def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
             "no public T5 1.0 't5_1_1_xl': give t5_1_0_S",
         ),
         ("gpu/train_t5.sh", ["--dry-run", "x"], {}, "1 arguments: give DATA and OUTPUT"),
+        ("gpu/train_t5.sh", ["--gin.A=1", "x", "y"], {}, "unknown argument '--gin.A=1': see --h"),
+        ("fetch_checkpoints.sh", ["--to"], {}, "--to is '': give a folder after it"),
+        ("fetch_checkpoints.sh", ["--to", "--list"], {}, "--to is '--list': give a folder"),
+        ("tpu/reproduce.sh", ["out", "--to"], {}, "--to is '': give a folder after it"),
+        ("tpu/launch.sh", ["--here", "infer"], {"PYTHON": "false"}, "lacks what spec_t5x requ"),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(dry_run, script, arguments, variables, message):
@@ -271,6 +276,8 @@ def test_docs_installs_what_it_needs_and_fails_on_warnings(dry_run):
     # With --quiet, --strict would let warnings pass.
     build = [".venv/bin/python", "-m", "mkdocs", "build", "--strict"]
     assert commands[-1] == [*build, "--site-dir", "there"]
+    _, commands, _ = dry_run("docs.sh", "--here", "--dry-run", PYTHON="python3")
+    assert {command[0] for command in commands} == {"python3"}
 
 
 @pytest.mark.parametrize("machine", ["tpu", "gpu"])
@@ -301,6 +308,12 @@ def test_a_pod_runs_the_same_on_every_host(dry_run):
     clean, unpack, set_up = ssh[-1].removeprefix("--command=").split(" && ")
     assert clean == "rm -rf spec_t5x/spec_t5x spec_t5x/gin_configs"
     assert unpack == "tar xzf spec_t5x.tar.gz" and set_up == "bash spec_t5x/scripts/tpu/setup.sh"
+
+    # Flags of the hosts' scripts reach them.
+    _, (*_, ssh), _ = dry_run(script, "--dry-run", "--here", "setup", "--no-t5x", **TPU)
+    assert ssh[-1].endswith(" && bash spec_t5x/scripts/tpu/setup.sh --here --no-t5x")
+    _, (ssh,), _ = dry_run(script, "--here", "--dry-run", "infer", **TPU)
+    assert ssh[-1].endswith(" bash scripts/tpu/launch.sh --here infer")
 
 
 def test_on_a_pod_t5xs_programs_run_connected(dry_run, tmp_path):
@@ -337,6 +350,22 @@ def test_checkpoints_are_fetched_from_where_they_are(dry_run):
     }
     status, names, _ = dry_run(script, "--list")
     assert (status, len(names)) == (0, 30)
+
+
+def test_public_checkpoints_need_no_account(clone, tmp_path):
+    gcloud = tmp_path / "gcloud"
+    gcloud.write_text('#!/usr/bin/env bash\necho "$CLOUDSDK_AUTH_DISABLE_CREDENTIALS $3 $4"\n')
+    gcloud.chmod(0o755)
+    result = subprocess.run(
+        ["bash", "scripts/fetch_checkpoints.sh", "--to", "a folder", "byt5_small"],
+        cwd=clone,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "true --no-clobber --recursive\n"
+    assert (clone / "a folder" / "byt5_small").is_dir()
 
 
 def test_the_public_weights_are_set_up_fetched_and_measured(dry_run):

@@ -52,6 +52,12 @@ def test_the_first_pairs_of_each_task(mixed):
     assert len(mixed("--first", "1")[1]) == 3
 
 
+@pytest.mark.parametrize("first", ["0", "-1"])
+def test_a_wrong_number_of_first_pairs_is_named(mixed, capsys, first):
+    assert mixed("--first", first) == (2, [])
+    assert f"first is {first}: give at least 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("times", ["0", "x"])
 def test_a_wrong_number_of_times_is_named(mixed, tmp_path, capsys, times):
     assert mixed("--task", "c: ", str(tmp_path / "pairs.tsv"), times) == (2, [])

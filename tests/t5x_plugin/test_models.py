@@ -315,13 +315,18 @@ def test_losses_and_scores_are_the_stock_models():
     )
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("decoder_params", "message"),
     [
         ({"logit_callback_fn": lambda logits, state: logits}, "logit_callback_fn"),
         ({"beam": 3}, "'beam'.*temperature_sample takes"),
         ({"num_decodes": 3}, "'num_decodes': bind predict_batch_with_aux.num_decodes"),
-        ({"topk": np.array([1, 2])}, "topk is an array"),
+        ({"topk": np.array([1, 2])}, r"topk is array\(\[1, 2\]\): give one number, it is part"),
+        # Not 1, which is argmax.
+        ({"topk": 1.5}, "top_k is 1.5: give a whole number"),
+        ({"topk": "40"}, "topk is '40': give one number"),
+        ({"topp": None}, "topp is None: give one number"),
         ({"max_decode_steps": TARGET + 1}, "max_decode_steps is 17"),
         ({"initial_index": np.zeros(3)}, "initial_index"),
         ({"decode_rng": KEY}, "leave one of them out"),
@@ -470,6 +475,7 @@ MISTAKES = [
     ("lenience", "0.5", "lenience is '0.5': give a number"),
     ("lenience", 2.0, "lenience is 2.0: give a number"),
     ("kv", "int4", "kv is 'int4': choose one of auto, int8"),
+    ("statistics", "False", "statistics is 'False': give True or False"),
     ("widths", 4, r"widths is 4: give a list, as in \(4,\)"),
     (
         "draft",

@@ -31,9 +31,9 @@ class TextOptions(TrainingData):
 
     directory: str = "."  # of the files below
     # Plain or tab-separated text, optionally gzipped; each of ``columns`` in a line is one example.
-    train_files: Sequence[str]
-    dev_files: Sequence[str] = ()
-    columns: Sequence[int] = (0,)
+    train_files: tuple | str
+    dev_files: tuple | str = ()
+    columns: tuple = (0,)
     num_columns: int = 1
     max_length: int = 128  # tokens, EOS included
     tokens_per_batch: int = 2048  # including padding
@@ -42,7 +42,7 @@ class TextOptions(TrainingData):
         super().__post_init__()
         for name in ("train_files", "dev_files"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else value)
         if not self.train_files:
             raise InputError("train_files are (): give at least one file")
 

@@ -38,6 +38,7 @@ from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.shared_params import own_params
 from spec_t5x.models.t5 import CachedNetwork, Transformer
+from spec_t5x.options import check_types
 from spec_t5x.sampling.distributions import Sampling, overlap, sampling, standardize
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float, Float32, Int, Key, PyTree
 
@@ -68,6 +69,7 @@ class DistillOptions:
     def __post_init__(self):
         check_choice("outputs", self.outputs, OUTPUTS)
         as_lists(self, eval_temperatures=1)
+        check_types(self)
         for temperature in (self.temperature, *self.eval_temperatures):
             sampling(temperature)
         if not 0.0 <= self.on_policy <= 1.0:

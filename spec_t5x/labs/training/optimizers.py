@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from spec_t5x.errors import InputError, check_at_least, check_choice, check_unused
+from spec_t5x.options import check_types
 
 Schedule = Callable[[int], float]
 
@@ -33,6 +34,9 @@ class OptimizerOptions:
     clip_norm: float = 1.0
     # AdamW's weight decay, of arrays with two axes or more; Adafactor ignores it.
     weight_decay: float = 0.0
+
+    def __post_init__(self):
+        check_types(self)
 
     def build(self, steps: int) -> tuple[optax.GradientTransformation, Schedule]:
         """Returns the optimizer and its schedule, for a training of ``steps`` steps.

@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +34,7 @@ from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.labs.training.text_metrics import ScoredTexts
 from spec_t5x.labs.training.trainer import Positioned
 from spec_t5x.machine.progress import doing
+from spec_t5x.options import check_types
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,10 @@ _VOCABULARY_PAIRS = 100_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData(abc.ABC):
-    """Options and reader of text pairs, or of lines for a model without sources; a base class."""
+    """Options and reader of text pairs, or of lines for a model without sources; a base class.
+
+    The types of fields are classes, or unions of them, which are checked.
+    """
 
     # Says whether the data have sources; the model's configuration must have the same value.
     has_source: ClassVar[bool] = True
@@ -52,10 +56,11 @@ class TrainingData(abc.ABC):
     # whose vocabulary to use. None uses that of the initial checkpoint or of a draft's target; if
     # there is neither, ``DataOptions`` trains a vocabulary of the model's vocab_size.
     vocabulary: str | None = None
-    buckets: Sequence[int] = DEFAULT_BUCKETS
+    buckets: tuple = DEFAULT_BUCKETS
     tokens_per_batch: int = 4096  # rows times the longer side's padded length
 
     def __post_init__(self):
+        check_types(self)
         if max(self.longest) > max(self.buckets):
             name = type(self).__name__
             raise InputError(

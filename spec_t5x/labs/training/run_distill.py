@@ -8,7 +8,7 @@ The output directory gets ``cache/`` (the target's outputs), ``checkpoints/``, `
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import gin
@@ -40,6 +40,7 @@ from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.shared_params import own_params
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.names import STORED_DTYPES
+from spec_t5x.options import check_types
 
 # The rule for an encoder that makes the draft use the target's, without training it.
 SHARED = "shared"
@@ -63,14 +64,14 @@ class KeptLayers:
     # starts with random parameters.
     width: int | None = None
     # Of a head: layers of the target's decoder, from 0, whose outputs it reads besides the last's.
-    depths: Sequence[int] = ()
+    depths: tuple = ()
     # Of a head: says whether it attends to the source.
     reads_source: bool = True
     dropout_rate: float = 0.0
 
     def __post_init__(self):
+        check_types(self)
         check_at_least(self, unrolled_steps=0)
-        object.__setattr__(self, "depths", tuple(self.depths))
         for name, default in (("unrolled_steps", 0), ("draft_vocab_size", None)):
             value = getattr(self, name)
             if value != default and self.encoder != SHARED:

@@ -8,8 +8,11 @@ package's format (``checkpoints.native``). The same command resumes a run that w
 """
 
 import dataclasses
+import inspect
 import logging
 import re
+import types
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -137,9 +140,22 @@ def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
     """Builds a training's arguments as gin binds them.
 
     Raises:
-        InputError: a flag, ``--gin.CLASS.NAME=VALUE``, is of a class that no argument is made of.
+        InputError: an argument is a text, function or class in place of an object or a number, or
+            a flag, ``--gin.CLASS.NAME=VALUE``, is of a class that no argument is made of.
     """
-    arguments = gin.get_bindings(training)
+    arguments, parameters = gin.get_bindings(training), inspect.signature(training).parameters
+    for name, value in arguments.items():
+        kind = parameters[name].annotation if name in parameters else inspect.Parameter.empty
+        allowed = typing.get_args(kind) or (kind,)
+        # A function of another package may have no annotation, or one that names no class.
+        is_known = kind is not inspect.Parameter.empty and all(isinstance(a, type) for a in allowed)
+        is_name = isinstance(value, str | type | types.FunctionType)
+        if is_known and is_name and not isinstance(value, allowed):
+            wanted = getattr(kind, "__name__", kind)
+            raise InputError(
+                f"{training.__name__}.{name} is {value!r}: give a value of type {wanted} (an "
+                "object is written @CLASS())"
+            )
     built = re.findall(r"^# Parameters for (?:.*[./])?(\w+):$", gin.operative_config_str(), re.M)
     for flag in flags:
         # A name without a dot is a macro's.

@@ -24,6 +24,7 @@ from spec_t5x.machine.dtypes import AUTO, resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.names import INT8
+from spec_t5x.options import check_types
 from spec_t5x.types import EOS_ID, PyTree
 
 
@@ -36,6 +37,7 @@ class MetricsOptions:
     batch_size: int = 32  # number of sources decoded together
 
     def __post_init__(self):
+        check_types(self)
         check_at_least(self, examples=1, batch_size=1, period=0)
 
 

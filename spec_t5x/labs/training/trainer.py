@@ -32,6 +32,7 @@ from spec_t5x.labs.training.run_checkpoints import FOLDER, RunCheckpoints
 from spec_t5x.labs.training.text_metrics import TextMetrics, rounded_params
 from spec_t5x.labs.training.training_log import TrainingProgress
 from spec_t5x.models.binding import Model
+from spec_t5x.options import check_types
 from spec_t5x.types import Array, Int, Key, PyTree
 
 _NO_SUMS = {"loss": 0.0, "num_correct": 0.0, "num_tokens": 0.0}
@@ -76,6 +77,7 @@ class TrainOptions:
     max_minutes: float | None = None
 
     def __post_init__(self):
+        check_types(self)
         counts = ("steps", "accumulation_steps", "model_parallel", "data_parallel")
         check_at_least(self, **dict.fromkeys((*counts, "keep_checkpoints"), 1), seed=0)
         if self.max_minutes is not None and not self.max_minutes > 0:

@@ -26,6 +26,12 @@ def test_figures_of_each_text_and_gamma(tiny_pair, tmp_path, capsys):
     assert printed == str(measure.table(values))
     assert "| errors | 3 " in printed.replace("  ", "")
 
+    # A file that cannot be written costs no table.
+    command = [*command[:-1], "--json", str(data / "copying.json")]
+    assert measure.main(command) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("measure: error: cannot write ") and "| errors | 3 " in shown.out
+
 
 def test_a_mistake_is_told_in_a_line(tmp_path, capsys):
     assert measure.main(["--data", str(tmp_path / "none.tsv")]) == 2

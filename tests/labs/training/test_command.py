@@ -2,12 +2,14 @@
 
 import random
 import re
+from collections.abc import Sequence
 
 import gin
 import pytest
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
+from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
 from spec_t5x.labs.training import run_train
 from spec_t5x.labs.training.run_data import DataOptions
@@ -125,8 +127,16 @@ def test_a_training_grows_a_smaller_model(train, tmp_path, capfd):
             "nothing uses --gin.TaskDataOptions.tokens_per_batch: leave it out, or bind @TaskData",
         ),
         ({"MetricsOptions__period": 2}, "nothing uses --gin.MetricsOptions.period: leave it out"),
+        # Texts in gin, which would be true, or are no objects.
+        ({"train__model": "T5Config"}, "train.model is 'T5Config': give a value of type Network"),
+        ({"train__grow": "false"}, "train.grow is 'false': give a value of type bool (an object"),
+        ({"TrainOptions__tensorboard": "false"}, "tensorboard is 'false': give a value of type"),
+        ({"DataOptions__packed": "no"}, "packed is 'no': give a value of type bool"),
+        ({"DataOptions__buckets": 16}, "buckets is 16: give a value of type tuple"),
+        ({"OptimizerOptions__clip_norm": "1"}, "clip_norm is '1': give a value of type float"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_mistakes_are_found_before_any_data_is_read(train, tmp_path, change, message, capfd):
     assert train(DATA_DIR=str(tmp_path), **change) == 2
     error = capfd.readouterr().err
@@ -140,6 +150,21 @@ def test_an_output_that_is_no_checkpoint_is_left_alone(train, tmp_path, capfd):
     (tmp_path / "output" / "model" / "thesis.tex").touch()
     assert train() == 2
     assert "so it is no checkpoint to overwrite" in capfd.readouterr().err
+
+
+def test_a_training_of_another_package_may_annotate_its_arguments_or_not():
+    def tune(rate: float, how, steps: "int" = 1, names: Sequence[str] = (), **others):
+        """Trains nothing."""
+
+    bound = {"rate": 1, "how": "fast", "steps": 2, "names": ("a",), "other": "text"}
+    with gin.unlock_config():
+        made = gin.configurable(tune, module="own_trainings")
+        for name, value in bound.items():
+            gin.bind_parameter(f"own_trainings.tune.{name}", value)
+        assert run_train.built_arguments(made, []) == bound
+        gin.bind_parameter("own_trainings.tune.rate", "1")
+        with pytest.raises(InputError, match="tune.rate is '1': give a value of type float"):
+            run_train.built_arguments(made, [])
 
 
 def test_a_flag_of_a_tasks_function_may_be_used_later():
