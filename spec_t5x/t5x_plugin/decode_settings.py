@@ -152,7 +152,9 @@ def _sampling(values: Mapping[str, Any]) -> Sampling:
         value = values[name]
         is_number = isinstance(value, numbers.Real | jax.Array | np.ndarray) and not np.ndim(value)
         if isinstance(value, jax.core.Tracer) or not is_number:
-            raise InputError(f"{name} is {value!r}: give one number, it is part of the program")
+            raise InputError(
+                f"{name} is {value!r}: give one number, known when the program is traced"
+            )
         filters[ours] = np.asarray(value).item()
     temperature = values["temperature"]
     if not isinstance(temperature, jax.core.Tracer):
