@@ -11,6 +11,8 @@ and the target's distributions into a ``Verdict`` for each row. A new verifier i
         def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs):
             shorter = draft_probs.at[1:].set(0.0)  # as if nothing more were proposed
             return token_verification(key, emit_key, draft_tokens, shorter, target_probs)
+
+    register("verifier", first="mypkg.verifiers:FirstOnly")  # a name in gin, T5X and Python
 """
 
 import dataclasses
@@ -21,6 +23,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from spec_t5x import registry
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.interfaces import Proposal
 from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap, values_at
@@ -284,14 +287,6 @@ class TreeVerifier(Verifier):
         return Tree((*self.widths, *[1] * (gamma - len(self.widths)))[:gamma])
 
 
-VERIFIERS: dict[str, type[Verifier]] = {
-    "token": TokenVerifier,
-    "block": BlockVerifier,
-    "coupled": CoupledVerifier,
-    "rejection": RejectionVerifier,
-    "multi": TreeVerifier,
-    "tree": TreeVerifier,
-}
 # ``TreeVerifier.widths`` by the name of the verifier, if none are given.
 DEFAULT_WIDTHS = {"multi": (3,), "tree": (3, 2)}
 
@@ -300,7 +295,7 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
     """Returns a verifier by its name.
 
     Args:
-      name: a key of ``VERIFIERS``.
+      name: a name in the registry.
       lenience: only for ``token``, in (0, 1]; below 1 is lossy (section A.5).
       widths: ``TreeVerifier.widths``, only for ``multi`` (one number) and ``tree``; empty takes
         ``DEFAULT_WIDTHS``.
@@ -308,7 +303,7 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
     Raises:
       InputError: an unknown name, or a setting that the verifier does not have.
     """
-    check_choice("verifier", name, VERIFIERS)
+    check_choice("verifier", name, registry.names("verifier"))
     # Made for every name, because the constructor checks the range of ``lenience``.
     token = TokenVerifier(lenience)
     if name == "token":
@@ -320,7 +315,7 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
             raise InputError(f"widths are {tuple(widths)}: multi takes one number, tree several")
         return TreeVerifier(tuple(widths) or DEFAULT_WIDTHS[name])
     else:
-        chosen = VERIFIERS[name]()
+        chosen = registry.find("verifier", name)()
     if widths:
         raise InputError(f"widths are {tuple(widths)} and verifier {name!r}: use multi or tree")
     return chosen
