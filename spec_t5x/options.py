@@ -129,9 +129,7 @@ class GenerateOptions:
         "model's prompt (default: the checkpoint's, or 512)",
     )
     verifier: str = option(
-        "block",
-        "rule that accepts or rejects the proposed tokens",
-        registry.names("verifier"),
+        "block", "rule that accepts or rejects proposed tokens", registry.names("verifier")
     )
     lenience: float = option(
         1.0,

@@ -172,10 +172,7 @@ def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:
 
 def _have_weights(parts: Iterable[tuple[DraftKind, str]]) -> bool:
     """Tells whether ``DraftOptions.weights`` apply to one of a draft's ``_parts``."""
-    return any(
-        kind.has_weights and (not argument or kind.checkpoints(argument))
-        for kind, argument in parts
-    )
+    return any(kind.has_weights for kind, _ in parts)
 
 
 def kind_of(text: str) -> str:
@@ -235,5 +232,10 @@ def model_draft(request: Request, argument: str) -> TransformerDraft:
 
 
 KIND = DraftKind(
-    make=model_draft, draft=TransformerDraft, checkpoints=one_checkpoint, packaged=TRANSFORMER
+    make=model_draft,
+    draft=TransformerDraft,
+    checkpoints=one_checkpoint,
+    packaged=TRANSFORMER,
+    has_temperature=True,
+    has_weights=True,
 )

@@ -70,14 +70,9 @@ class DraftKind:
     # Whether the draft needs more of a target than its vocabulary, and whether an encoder.
     needs_network: bool = True
     needs_encoder: bool = False
-    # Whether the draft may sample with settings other than the target's.
-    has_temperature: bool = True
-    # Whether ``DraftOptions.weights`` apply to it.
-    has_weights: bool = True
-
-
-# Fields of a kind whose drafts do without a model.
-WITHOUT_MODEL = {"needs_network": False, "has_temperature": False, "has_weights": False}
+    # Whether ``DraftOptions.settings`` apply to the draft, and whether its ``weights`` do.
+    has_temperature: bool = False
+    has_weights: bool = False
 
 
 def one_checkpoint(argument: str) -> Sequence[str]:

@@ -58,7 +58,9 @@ DRAFTS = {n: d for n, d in every_draft.T5_DRAFTS.items() if n not in LEFT_OUT} |
 # Every draft, and every verifier with one that knows much and one that seldom proposes.
 PAIRS = [
     *((draft, "block") for draft in DRAFTS),
-    *itertools.product(("transformer",), [name for name in registry.names("verifier") if name != "block"]),
+    *itertools.product(
+        ("transformer",), [name for name in registry.names("verifier") if name != "block"]
+    ),
     *itertools.product(
         ("copy",),
         [n for n in registry.names("verifier") if n not in ("block", *DEFAULT_WIDTHS)],

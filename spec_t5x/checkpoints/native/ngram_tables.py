@@ -112,7 +112,7 @@ def _of_order(order: int | None) -> DraftKind:
         packaged="ngram",
         format=FORMAT.name if order is None else None,
         needs_network=False,
-        has_weights=False,
+        has_temperature=True,
     )
 
 

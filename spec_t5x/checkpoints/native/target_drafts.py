@@ -188,6 +188,8 @@ def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) ->
         checkpoints=one_checkpoint,
         packaged=name,
         needs_encoder=True,
+        has_temperature=True,
+        has_weights=True,
     )
 
 

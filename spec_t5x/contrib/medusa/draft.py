@@ -82,5 +82,5 @@ KIND = DraftKind(
     checkpoints=one_checkpoint,
     packaged="medusa",
     needs_encoder=True,
-    has_weights=False,
+    has_temperature=True,
 )
