@@ -306,16 +306,12 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
     check_choice("verifier", name, registry.names("verifier"))
     # Made for every name, because the constructor checks the range of ``lenience``.
     token = TokenVerifier(lenience)
-    if name == "token":
-        chosen = token
-    elif lenience != 1:
+    if lenience != 1 and name != "token":
         raise InputError(f"lenience is {lenience} and verifier {name!r}: give 1, or token")
-    elif name in DEFAULT_WIDTHS:
+    if name in DEFAULT_WIDTHS:
         if name == "multi" and len(widths) > 1:
             raise InputError(f"widths are {tuple(widths)}: multi takes one number, tree several")
         return TreeVerifier(tuple(widths) or DEFAULT_WIDTHS[name])
-    else:
-        chosen = registry.find("verifier", name)()
     if widths:
         raise InputError(f"widths are {tuple(widths)} and verifier {name!r}: use multi or tree")
-    return chosen
+    return token if name == "token" else registry.find("verifier", name)()

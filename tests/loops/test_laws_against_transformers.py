@@ -55,6 +55,7 @@ LEFT_OUT = (*MIXED, "parrot", "int8", "shared encoder")
 DRAFTS = {n: d for n, d in every_draft.T5_DRAFTS.items() if n not in LEFT_OUT} | {
     "ngram": lambda: ngrams(VOCAB),
 }
+VERIFIERS = registry.names("verifier")
 # Every draft, and every verifier with one that knows much and one that seldom proposes.
 PAIRS = [
     *((draft, "block") for draft in DRAFTS),
