@@ -10,6 +10,7 @@ token is at position 0 and not counted in the row's length. A cache of length n 
 
 import abc
 import dataclasses
+import numbers
 from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
@@ -400,7 +401,18 @@ def check_parts(model: Target | Draft, interface: type = Target, remedy: str = "
         what = "a class" if isinstance(model, type) else "no pytree"
         raise InputError(f"{name} is {what}: give an object of a flax.struct.dataclass")
     # The last three are Protocol and its bases.
-    names = [name for cls in interface.__mro__[:-3] for name in (*cls.__annotations__, *vars(cls))]
+    parts = interface.__mro__[:-3]
+    static = [name for cls in parts for name in cls.__annotations__]
+    children = jax.tree_util.tree_leaves_with_path(model, is_leaf=lambda node: node is not model)
+    for path, child in children:
+        is_array = hasattr(child, "dtype") or isinstance(child, numbers.Number)
+        name = jax.tree_util.keystr(path, simple=True)
+        if name in static or not is_array and jax.tree_util.all_leaves([child]):
+            raise InputError(
+                f"{type(model).__name__}.{name} is a leaf, which compiled code takes for an array: "
+                "declare it with flax.struct.field(pytree_node=False)"
+            )
+    names = [*static, *(name for cls in parts for name in vars(cls))]
     names = dict.fromkeys(name for name in names if name[0] != "_" and not hasattr(model, name))
     if names:
         remedy = remedy or f"see interfaces.{interface.__name__}"
