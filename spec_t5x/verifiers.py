@@ -16,7 +16,6 @@ and the target's distributions into a ``Verdict`` for each row. A new verifier i
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -32,7 +31,6 @@ from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.sampling.verification import (
     Verdict,
     block_verification,
-    lenient_argmax_acceptable,
     lenient_argmax_verification,
     mask_unproposed,
     matching_verification,
@@ -160,27 +158,14 @@ class TokenVerifier(Verifier):
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
         """Computes beta with the lenience; rows at temperature 0 have the argmax rule (A.5)."""
-        given = (proposal, target_logits, target_probs, settings)
-        if self.lenience == 1:
-            return overlap_chances(*given)
-        if settings.greedy:
-            return self._chances_at_argmax(proposal, target_logits)
-        sampled = overlap_chances(*given, self.lenience)
-        if settings.temperature.ndim == 0:
+        sampled = overlap_chances(proposal, target_logits, target_probs, settings, self.lenience)
+        if self.lenience == 1 or not (settings.greedy or settings.temperature.ndim):
             return sampled
-        at_argmax = settings.temperature <= MIN_TEMPERATURE
-        of_argmax = self._chances_at_argmax(proposal, target_logits)
-        return jnp.where(at_argmax[:, None], of_argmax, sampled)
-
-    def _chances_at_argmax(self, proposal: Proposal, target_logits: Array) -> Array:
-        """Computes beta at temperature 0: the draft's mass on tokens with ``p(x) >= l max(p)``."""
-        target_logits = target_logits[:, : proposal.tokens.shape[1]]
-        if proposal.probs is None:
-            acceptable = functools.partial(lenient_argmax_acceptable, lenience=self.lenience)
-            return jax.vmap(acceptable)(proposal.tokens, target_logits).astype(jnp.float32)
-        own = jax.nn.softmax(target_logits, axis=-1)
-        acceptable = own >= self.lenience * jnp.max(own, axis=-1, keepdims=True)
-        return jnp.sum(jnp.where(acceptable, proposal.probs, 0.0), axis=-1)
+        logits = target_logits[:, :-1]
+        accepted = logits - jnp.max(logits, axis=-1, keepdims=True) >= jnp.log(self.lenience)
+        mass = jnp.where(accepted, proposal.distributions(logits.shape[-1]), 0.0)
+        at_argmax = settings.greedy | (settings.temperature <= MIN_TEMPERATURE)
+        return jnp.where(at_argmax.reshape(-1, 1), jnp.sum(mass, axis=-1), sampled)
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
         """Accepts leading drafts with ``u l q(x) < p(x)``; u is uniform in [0, 1)."""

@@ -253,16 +253,9 @@ def lenient_argmax_verification(
     The paper prints the inequality reversed. p is the softmax of the logits, before
     ``standardize``; ``target_tokens`` are their argmax, and the lenience l is in (0, 1].
     """
-    acceptable = lenient_argmax_acceptable(draft_tokens, target_logits[:-1], lenience)
-    return _accept_leading(acceptable, target_tokens, num_proposed)
-
-
-def lenient_argmax_acceptable(
-    draft_tokens: Int[Array, "gamma"], target_logits: Float[Array, "gamma vocab"], lenience: float
-) -> Bool[Array, "gamma"]:
-    """Returns, for each draft, whether ``p(x) >= l max(p)``, p the softmax of the logits."""
-    largest = jnp.max(target_logits, axis=-1)
-    return values_at(target_logits, draft_tokens) - largest >= jnp.log(lenience)
+    logits = target_logits[:-1]
+    below = values_at(logits, draft_tokens) - jnp.max(logits, axis=-1)
+    return _accept_leading(below >= jnp.log(lenience), target_tokens, num_proposed)
 
 
 def _accept_leading(
