@@ -216,6 +216,7 @@ class Target(Protocol):
     ) -> Cache:
         """Encodes ``inputs`` and returns a cache with room for ``max_length`` positions.
 
+        Texts are tokens ``[batch, source]``; padding after them (0) must not change the logits.
         The cache holds ``prompts`` (start token first), of which each row's last token may be
         missing: the caller rolls back to each row's length. Without prompts the cache is empty.
 
@@ -347,7 +348,8 @@ class Draft(Protocol):
         """Returns the state before the first proposal, with room for ``max_length`` positions.
 
         ``inputs`` and ``prompts`` are those of ``Target.prefill``. Every leaf of the state has a
-        leading batch axis, except in caches that have the method ``repeat_rows``.
+        leading batch axis, except in caches that have the method ``repeat_rows``. A row may come
+        from a state with less room, and has zeros beyond it.
         """
         return ()
 

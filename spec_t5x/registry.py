@@ -6,7 +6,7 @@ entries when it is imported; the first look-up imports all of these folders:
 
     register("draft", medusa="spec_t5x.contrib.medusa.draft:KIND")
 
-A package of your own does likewise, and a gin file imports it (``import mypkg``).
+Another package does likewise when Python or a gin file imports it (``import mypkg``).
 """
 
 import functools

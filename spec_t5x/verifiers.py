@@ -79,7 +79,10 @@ class Verifier:
         draft_probs: Float[Array, "gamma vocab"],
         target_probs: Float[Array, "gamma+1 vocab"],
     ) -> Verdict:
-        """Verifies one row; the arguments are those of ``verification.token_verification``."""
+        """Verifies one row, except where ``verify_argmax`` verifies all, at temperature 0.
+
+        The arguments are those of ``verification.token_verification``.
+        """
         raise InputError(f"{type(self).__name__} has no verify_row: see spec_t5x.verifiers")
 
     def __call__(
