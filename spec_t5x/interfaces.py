@@ -99,8 +99,7 @@ class Proposal:
             )
         if is_known and self.drawn >= num:
             return self
-        bound = self.drawn if is_known else jnp.minimum(self.drawn, num)
-        return self.replace(counts=jnp.minimum(self.num_proposed, bound))
+        return self.replace(counts=jnp.minimum(self.num_proposed, self.drawn))
 
 
 @flax.struct.dataclass(kw_only=True)

@@ -128,9 +128,7 @@ class GenerateOptions:
         "maximum length of a source in tokens, end of sequence included, or of a decoder-only "
         "model's prompt (default: the checkpoint's, or 512)",
     )
-    verifier: str = option(
-        "block", "rule that accepts or rejects proposed tokens", registry.names("verifier")
-    )
+    verifier: str = option("block", "rule that accepts drafted tokens", registry.names("verifier"))
     lenience: float = option(
         1.0,
         "below 1 the token verifier accepts more but is lossy: a token's probability grows by a "

@@ -34,6 +34,7 @@ from spec_t5x.sampling.verification import (
     lenient_argmax_verification,
     mask_unproposed,
     matching_verification,
+    node_verification,
     rejection_acceptance,
     rejection_verification,
     token_verification,
@@ -47,6 +48,8 @@ class Verifier:
 
     # True if draft and target sample with the same noise at the same position.
     coupled: ClassVar[bool] = False
+    # Verification of a node's children in a tree, at a temperature above 0.
+    verify_node = staticmethod(node_verification)
 
     def tree(self, gamma: int) -> Tree | None:
         """Returns the tree of depth ``gamma`` to verify; None for a chain of ``gamma`` drafts."""
@@ -257,7 +260,8 @@ class CoupledVerifier(Verifier):
 class TreeVerifier(Verifier):
     """Verification of several drafts for one position, in a static tree.
 
-    The drafts are drawn without replacement; ``loops/speculative_tree.py`` verifies them.
+    The drafts are drawn without replacement. ``loops/speculative_tree.py`` verifies them by
+    ``verify_node`` and no other method, at temperature 0 by the argmax.
     """
 
     # Children of each node at depths 0, 1, …; at further depths, up to gamma, a node has one child.

@@ -88,7 +88,7 @@ def step(
     elif tree is None:
         found = verify(*given, gamma, verifier)
     else:
-        found = tree_lib.verify(*given, tree)
+        found = tree_lib.verify(*given, tree, verifier)
 
     tokens = found.emitted
     log_probs = token_log_probs(found.logits, found.probs, tokens, settings, loop.rescale_log_probs)

@@ -130,6 +130,13 @@ def _check_law(decoded: Decoded, settings: Sampling | None, name: str, remedy: s
 def _loop(gamma: int, verifier: Verifier) -> Loop:
     """Returns a loop's checked settings; a verifier needs a hash, as programs are kept by it."""
     loop = Loop(gamma=gamma, max_decode_len=LENGTH, verifier=verifier)
+    kind, methods = type(verifier), ("__call__", "verify_row", "verify_argmax")
+    unused = [name for name in methods if getattr(kind, name) is not getattr(Verifier, name)]
+    if unused and gamma and verifier.tree(gamma) is not None:
+        raise InputError(
+            f"{kind.__name__} has {unused[0]}, which nothing calls, as it verifies trees: give "
+            "verify_node"
+        )
     try:
         hash(verifier)
     except TypeError as error:

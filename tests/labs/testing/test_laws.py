@@ -21,7 +21,7 @@ from spec_t5x.labs.testing.laws import (
 )
 from spec_t5x.labs.testing.toy_models import TableTarget
 from spec_t5x.sampling.distributions import sampling, standardize
-from spec_t5x.sampling.verification import Verdict, token_verification
+from spec_t5x.sampling.verification import Verdict, node_verification, token_verification
 from spec_t5x.types import Array, Float32
 from spec_t5x.verifiers import TokenVerifier, TreeVerifier, Verifier
 from tests.toy_drafts import ConstantDraft
@@ -229,7 +229,12 @@ def test_what_is_no_verifier_is_named(unchecked):
     class Listed(TokenVerifier):
         shares: list = dataclasses.field(default_factory=list)
 
+    @dataclasses.dataclass(frozen=True)
+    class Rows(TreeVerifier):
+        verify_row = TokenVerifier.verify_row
+
     for verifier, message in (
+        (Rows(), "Rows has verify_row, which nothing calls, as it verifies trees: give verify_n"),
         (TokenVerifier, "verifier is <class .*TokenVerifier'>: give an object of spec_t5x.verif"),
         (Listed(), r"Listed has no hash \(unhashable .*\): make it a frozen dataclass"),
         (Verifier(), "Verifier has no verify_row"),
@@ -249,11 +254,22 @@ class Generous(Verifier):
         return verdict.replace(num_accepted=jnp.maximum(verdict.num_accepted, 1))
 
 
+@dataclasses.dataclass(frozen=True)
+class Forgetful(TreeVerifier):
+    """A verifier of trees that draws from the target, whatever it rejected."""
+
+    def verify_node(self, uniforms, children, draft_probs, target_probs):
+        chosen, _ = node_verification(uniforms, children, draft_probs, target_probs)
+        return chosen, target_probs
+
+
 def test_right_drafts_and_verifiers_pass_and_a_wrong_verifier_is_found():
     check_draft(Wrong(LOGITS))
     check_verifier(TreeVerifier((2,)), gamma=2, settings=sampling(0.7))
     with pytest.raises(InputError, match="Generous breaks the target's law"):
         check_verifier(Generous(), gamma=2)
+    with pytest.raises(InputError, match="Forgetful breaks the target's law"):
+        check_verifier(Forgetful((2,)), gamma=2, settings=sampling(0.7))
 
 
 @flax.struct.dataclass
