@@ -306,4 +306,7 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
         return TreeVerifier(tuple(widths) or DEFAULT_WIDTHS[name])
     if widths:
         raise InputError(f"widths are {tuple(widths)} and verifier {name!r}: use multi or tree")
-    return token if name == "token" else registry.find("verifier", name)()
+    kind = registry.find("verifier", name)
+    if not (isinstance(kind, type) and issubclass(kind, Verifier)):
+        raise InputError(f"verifier {name!r} is registered as {kind!r}: give a class of Verifier")
+    return token if name == "token" else kind()

@@ -248,3 +248,6 @@ def test_a_verifier_that_is_registered_has_a_name_for_every_option(monkeypatch):
     assert verifier("first") == GenerateOptions(verifier="first").make_verifier() == FirstOnly()
     with pytest.raises(InputError, match="lenience is 0.5 and verifier 'first': give 1, or token"):
         verifier("first", lenience=0.5)
+    registry.register("verifier", tau="math:tau")
+    with pytest.raises(InputError, match=r"^verifier 'tau' is registered as 6.28.*: give a class"):
+        GenerateOptions(verifier="tau")

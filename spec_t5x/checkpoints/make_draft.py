@@ -162,7 +162,9 @@ def check_draft(text: str | None, options: GenerateOptions) -> None:
 
 def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:
     """Yields kind and checked argument of a draft and of the drafts that it names."""
-    kind, argument = registry.find("draft", kind_of(text)), _argument(text)
+    kind = registry.find("draft", kind_of(text))
+    # A directory's name is itself the argument.
+    argument = text.partition(":")[2] if _is_named(text) else text
     if not isinstance(kind, DraftKind):
         raise InputError(f"draft {kind_of(text)!r} is registered as {kind!r}: give a DraftKind")
     kind.check(text, argument)
@@ -194,11 +196,6 @@ def kind_of(text: str) -> str:
     format = read_if_there(directory / CONFIG_NAME).get("format")
     kinds = registry.find_all("draft").items() if format else ()
     return next((name for name, kind in kinds if kind.format == format), TRANSFORMER)
-
-
-def _argument(text: str) -> str:
-    """Returns what follows a kind's name; a directory's name is itself the argument."""
-    return text.partition(":")[2] if _is_named(text) else text
 
 
 def _is_named(text: str) -> bool:
