@@ -273,7 +273,8 @@ class GenerateOptions:
     @property
     def repeats(self) -> bool:
         """True if outputs do not depend on how many tokens are proposed in each iteration."""
-        return self.sampling().greedy and self.lenience == 1 or self.make_verifier().coupled
+        verifier = self.make_verifier()
+        return self.sampling().greedy and not verifier.lossy or verifier.coupled
 
     def settled(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options in ``NEUTRAL``: as set here, else by the checkpoint, else neutral."""

@@ -16,6 +16,7 @@ and the target's distributions into a ``Verdict`` for each row. A new verifier i
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -44,8 +45,10 @@ from spec_t5x.types import Array, Float, Float32, Int, Key
 
 @dataclasses.dataclass(frozen=True)
 class Verifier:
-    """Base class of verifiers, which are lossless unless a subclass says otherwise."""
+    """Base class of verifiers."""
 
+    # True if texts do not follow the target's distribution: a lossy rule, at any temperature.
+    lossy: ClassVar[bool] = False
     # True if draft and target sample with the same noise at the same position.
     coupled: ClassVar[bool] = False
     # Verification of a node's children in a tree, at a temperature above 0.
@@ -113,9 +116,15 @@ class Verifier:
         draft_probs = proposal.distributions(target_probs.shape[-1])
         if proposal.counts is not None:
             draft_probs = jax.vmap(mask_unproposed)(draft_probs, proposal.counts)
-        return jax.vmap(self.verify_row)(
+        verdict = jax.vmap(self.verify_row)(
             accept_keys, emit_keys, proposal.tokens, draft_probs, target_probs
         )
+        if not self.lossy or settings.temperature.ndim == 0:
+            return verdict
+        # Rows at temperature 0 have the argmax rule even in a batch with sampled rows.
+        at_argmax = settings.temperature <= MIN_TEMPERATURE
+        of_argmax = self.verify_argmax(proposal, target_logits)
+        return jax.tree.map(functools.partial(jnp.where, at_argmax), of_argmax, verdict)
 
     def verify_argmax(
         self, proposal: Proposal, target_logits: Float32[Array, "batch block vocab"]
@@ -162,10 +171,15 @@ class TokenVerifier(Verifier):
                 f"lenience is {self.lenience}: give a number above 0, at most 1 (1 is lossless)"
             )
 
+    @property
+    def lossy(self) -> bool:
+        """True if the lenience is below 1."""
+        return self.lenience < 1
+
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
         """Computes beta with the lenience; rows at temperature 0 have the argmax rule (A.5)."""
         sampled = overlap_chances(proposal, target_logits, target_probs, settings, self.lenience)
-        if self.lenience == 1 or not (settings.greedy or settings.temperature.ndim):
+        if not self.lossy or not (settings.greedy or settings.temperature.ndim):
             return sampled
         logits = target_logits[:, :-1]
         accepted = logits - jnp.max(logits, axis=-1, keepdims=True) >= jnp.log(self.lenience)
@@ -179,23 +193,11 @@ class TokenVerifier(Verifier):
             key, emit_key, draft_tokens, draft_probs, target_probs, self.lenience
         )
 
-    def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
-        """Verifies as the base class does, but rows at temperature 0 by ``verify_argmax``."""
-        verdict = super().__call__(stream, lengths, proposal, target_logits, target_probs, settings)
-        if self.lenience == 1 or settings.temperature.ndim == 0:
-            return verdict
-        # Rows at temperature 0 have the argmax rule even in a batch with sampled rows.
-        at_argmax = settings.temperature <= MIN_TEMPERATURE
-        of_argmax = self.verify_argmax(proposal, target_logits)
-        return jax.tree.map(
-            lambda ours, theirs: jnp.where(at_argmax, ours, theirs), of_argmax, verdict
-        )
-
     def verify_argmax(
         self, proposal: Proposal, target_logits: Float32[Array, "batch block vocab"]
     ) -> Verdict:
         """Accepts leading drafts that are the argmax or, if l < 1, have ``p(x) >= l max(p)``."""
-        if self.lenience == 1:
+        if not self.lossy:
             return super().verify_argmax(proposal, target_logits)
         return jax.vmap(lenient_argmax_verification, (0, 0, 0, 0, None))(
             proposal.tokens,
@@ -245,12 +247,9 @@ class CoupledVerifier(Verifier):
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
         """Accepts leading drafts that equal the noise's choice from the target's distribution."""
-
-        def choose(offset, probs):
-            return sample_coupled(stream, lengths + offset, probs, settings)
-
-        offsets = jnp.arange(target_probs.shape[1])
-        target_tokens = jax.vmap(choose, (0, 1), 1)(offsets, target_probs)
+        positions = lengths[:, None] + jnp.arange(target_probs.shape[1])[None, :]
+        choose = jax.vmap(sample_coupled, (None, 1, 1, None), 1)
+        target_tokens = choose(stream, positions, target_probs, settings)
         return jax.vmap(matching_verification)(
             proposal.tokens, target_tokens, proposal.num_proposed
         )

@@ -132,6 +132,8 @@ def verdict(sides: Sides, seconds: Whole, options: GenerateOptions, *, beside: f
     plain, speculative = map(_ids, sides)
     if plain == speculative:
         found = "Both texts are identical."
+    elif options.make_verifier().lossy:
+        found = "The texts differ, as the verifier is lossy."
     elif not options.repeats:
         found = "The texts are two draws from one distribution."
     else:

@@ -130,6 +130,8 @@ def _check_law(decoded: Decoded, settings: Sampling | None, name: str, remedy: s
 def _loop(gamma: int, verifier: Verifier) -> Loop:
     """Returns a loop's checked settings; a verifier needs a hash, as programs are kept by it."""
     loop = Loop(gamma=gamma, max_decode_len=LENGTH, verifier=verifier)
+    if verifier.lossy:
+        raise InputError(f"{type(verifier).__name__} is lossy, and has another law: give another")
     kind, methods = type(verifier), ("__call__", "verify_row", "verify_argmax")
     unused = [name for name in methods if getattr(kind, name) is not getattr(Verifier, name)]
     if unused and gamma and verifier.tree(gamma) is not None:

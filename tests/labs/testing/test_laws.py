@@ -234,6 +234,7 @@ def test_what_is_no_verifier_is_named(unchecked):
         verify_row = TokenVerifier.verify_row
 
     for verifier, message in (
+        (TokenVerifier(0.5), "TokenVerifier is lossy, and has another law"),
         (Rows(), "Rows has verify_row, which nothing calls, as it verifies trees: give verify_n"),
         (TokenVerifier, "verifier is <class .*TokenVerifier'>: give an object of spec_t5x.verif"),
         (Listed(), r"Listed has no hash \(unhashable .*\): make it a frozen dataclass"),
