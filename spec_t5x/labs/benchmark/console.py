@@ -81,7 +81,7 @@ def _plain_steps(comparison: Comparison) -> list[tuple[str, str]]:
 
 def _verdict(comparison: Comparison) -> str:
     if comparison.identical is None and comparison.lossy:
-        return "draws from two distributions, by a lossy verifier"
+        return "draws from two distributions (lossy)"
     if comparison.identical is None:
         return "two draws from one distribution"
     if comparison.identical:
