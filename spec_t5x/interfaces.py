@@ -10,6 +10,7 @@ token is at position 0 and not counted in the row's length. A cache of length n 
 
 import abc
 import dataclasses
+import numbers
 from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
@@ -98,8 +99,7 @@ class Proposal:
             )
         if is_known and self.drawn >= num:
             return self
-        bound = self.drawn if is_known else jnp.minimum(self.drawn, num)
-        return self.replace(counts=jnp.minimum(self.num_proposed, bound))
+        return self.replace(counts=jnp.minimum(self.num_proposed, self.drawn))
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -215,6 +215,7 @@ class Target(Protocol):
     ) -> Cache:
         """Encodes ``inputs`` and returns a cache with room for ``max_length`` positions.
 
+        Texts are tokens ``[batch, source]``; padding after them (0) must not change the logits.
         The cache holds ``prompts`` (start token first), of which each row's last token may be
         missing: the caller rolls back to each row's length. Without prompts the cache is empty.
 
@@ -346,7 +347,8 @@ class Draft(Protocol):
         """Returns the state before the first proposal, with room for ``max_length`` positions.
 
         ``inputs`` and ``prompts`` are those of ``Target.prefill``. Every leaf of the state has a
-        leading batch axis, except in caches that have the method ``repeat_rows``.
+        leading batch axis, except in caches that have the method ``repeat_rows``. A row may come
+        from a state with less room, and has zeros beyond it.
         """
         return ()
 
@@ -400,7 +402,18 @@ def check_parts(model: Target | Draft, interface: type = Target, remedy: str = "
         what = "a class" if isinstance(model, type) else "no pytree"
         raise InputError(f"{name} is {what}: give an object of a flax.struct.dataclass")
     # The last three are Protocol and its bases.
-    names = [name for cls in interface.__mro__[:-3] for name in (*cls.__annotations__, *vars(cls))]
+    parts = interface.__mro__[:-3]
+    static = [name for cls in parts for name in cls.__annotations__]
+    children = jax.tree_util.tree_leaves_with_path(model, is_leaf=lambda node: node is not model)
+    for path, child in children:
+        is_array = hasattr(child, "dtype") or isinstance(child, numbers.Number)
+        name = jax.tree_util.keystr(path, simple=True)
+        if name in static or not is_array and jax.tree_util.all_leaves([child]):
+            raise InputError(
+                f"{type(model).__name__}.{name} is a leaf, which compiled code takes for an array: "
+                "declare it with flax.struct.field(pytree_node=False)"
+            )
+    names = [*static, *(name for cls in parts for name in vars(cls))]
     names = dict.fromkeys(name for name in names if name[0] != "_" and not hasattr(model, name))
     if names:
         remedy = remedy or f"see interfaces.{interface.__name__}"

@@ -4,8 +4,6 @@
 AUTO = "auto"
 # Name in place of a draft's that selects plain decoding.
 NO_DRAFT = "none"
-# Names of verifiers; ``registry`` has those of drafts.
-VERIFIERS = ("token", "block", "coupled", "rejection", "multi", "tree")
 # Weights: 8-bit matrices with a scale per column, or 4-bit with a scale per 64 rows of one.
 INT8 = "int8"
 INT4 = "int4"

@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from spec_t5x import registry
 from spec_t5x.errors import (
     InputError,
     check_at_least,
@@ -16,7 +17,7 @@ from spec_t5x.errors import (
     check_unused,
     did_you_mean,
 )
-from spec_t5x.names import AUTO, VERIFIERS, ours
+from spec_t5x.names import AUTO, ours
 
 if TYPE_CHECKING:
     from spec_t5x.sampling.distributions import Sampling
@@ -131,7 +132,7 @@ class GenerateOptions:
         "maximum length of a source in tokens, end of sequence included, or of a decoder-only "
         "model's prompt (default: the checkpoint's, or 512)",
     )
-    verifier: str = option("block", "rule that accepts or rejects the proposed tokens", VERIFIERS)
+    verifier: str = option("block", "rule that accepts drafted tokens", registry.names("verifier"))
     lenience: float = option(
         1.0,
         "below 1 the token verifier accepts more but is lossy: a token's probability grows by a "
@@ -278,7 +279,8 @@ class GenerateOptions:
     @property
     def repeats(self) -> bool:
         """True if outputs do not depend on how many tokens are proposed in each iteration."""
-        return self.sampling().greedy and self.lenience == 1 or self.make_verifier().coupled
+        verifier = self.make_verifier()
+        return self.sampling().greedy and not verifier.lossy or verifier.coupled
 
     def settled(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options in ``NEUTRAL``: as set here, else by the checkpoint, else neutral."""

@@ -1,4 +1,4 @@
-"""Registry of model families, drafts, checkpoint formats, tokenizers, operations and trainings.
+"""Registry of families, drafts, verifiers, formats, tokenizers, operations and trainings.
 
 An entry has a kind, a name and an address ``module:object``, which is imported when the entry is
 looked up. The core's entries are listed here. Each folder of ``spec_t5x/contrib`` registers its
@@ -6,7 +6,7 @@ entries when it is imported; the first look-up imports all of these folders:
 
     register("draft", medusa="spec_t5x.contrib.medusa.draft:KIND")
 
-A program registers its entries before its first look-up.
+Another package does likewise when Python or a gin file imports it (``import mypkg``).
 """
 
 import functools
@@ -33,6 +33,14 @@ _PLACES: dict[str, dict[str, str]] = {
         "int8": "spec_t5x.drafts.self_draft:IN_INT8",
         "int4": "spec_t5x.drafts.self_draft:IN_INT4",
         "mixed": "spec_t5x.drafts.mixed:KIND",
+    },
+    "verifier": {
+        "token": "spec_t5x.verifiers:TokenVerifier",
+        "block": "spec_t5x.verifiers:BlockVerifier",
+        "coupled": "spec_t5x.verifiers:CoupledVerifier",
+        "rejection": "spec_t5x.verifiers:RejectionVerifier",
+        "multi": "spec_t5x.verifiers:TreeVerifier",
+        "tree": "spec_t5x.verifiers:TreeVerifier",
     },
     "format": {
         "t5x": "spec_t5x.checkpoints.formats:T5X",

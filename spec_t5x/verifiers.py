@@ -11,15 +11,19 @@ and the target's distributions into a ``Verdict`` for each row. A new verifier i
         def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs):
             shorter = draft_probs.at[1:].set(0.0)  # as if nothing more were proposed
             return token_verification(key, emit_key, draft_tokens, shorter, target_probs)
+
+    register("verifier", first="mypkg.verifiers:FirstOnly")  # a name in gin, T5X and Python
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from spec_t5x import registry
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.interfaces import Proposal
 from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap, values_at
@@ -32,6 +36,7 @@ from spec_t5x.sampling.verification import (
     lenient_argmax_verification,
     mask_unproposed,
     matching_verification,
+    node_verification,
     rejection_acceptance,
     rejection_verification,
     token_verification,
@@ -41,10 +46,14 @@ from spec_t5x.types import Array, Float, Float32, Int, Key
 
 @dataclasses.dataclass(frozen=True)
 class Verifier:
-    """Base class of verifiers, which are lossless unless a subclass says otherwise."""
+    """Base class of verifiers."""
 
+    # True if texts do not follow the target's distribution: a lossy rule, at any temperature.
+    lossy: ClassVar[bool] = False
     # True if draft and target sample with the same noise at the same position.
     coupled: ClassVar[bool] = False
+    # Verification of a node's children in a tree, at a temperature above 0.
+    verify_node = staticmethod(node_verification)
 
     def tree(self, gamma: int) -> Tree | None:
         """Returns the tree of depth ``gamma`` to verify; None for a chain of ``gamma`` drafts."""
@@ -77,7 +86,10 @@ class Verifier:
         draft_probs: Float[Array, "gamma vocab"],
         target_probs: Float[Array, "gamma+1 vocab"],
     ) -> Verdict:
-        """Verifies one row; the arguments are those of ``verification.token_verification``."""
+        """Verifies one row, except where ``verify_argmax`` verifies all, at temperature 0.
+
+        The arguments are those of ``verification.token_verification``.
+        """
         raise InputError(f"{type(self).__name__} has no verify_row: see spec_t5x.verifiers")
 
     def __call__(
@@ -105,9 +117,15 @@ class Verifier:
         draft_probs = proposal.distributions(target_probs.shape[-1])
         if proposal.counts is not None:
             draft_probs = jax.vmap(mask_unproposed)(draft_probs, proposal.counts)
-        return jax.vmap(self.verify_row)(
+        verdict = jax.vmap(self.verify_row)(
             accept_keys, emit_keys, proposal.tokens, draft_probs, target_probs
         )
+        if not self.lossy or settings.temperature.ndim == 0:
+            return verdict
+        # Rows at temperature 0 have the argmax rule even in a batch with sampled rows.
+        at_argmax = settings.temperature <= MIN_TEMPERATURE
+        of_argmax = self.verify_argmax(proposal, target_logits)
+        return jax.tree.map(functools.partial(jnp.where, at_argmax), of_argmax, verdict)
 
     def verify_argmax(
         self, proposal: Proposal, target_logits: Float32[Array, "batch block vocab"]
@@ -154,18 +172,20 @@ class TokenVerifier(Verifier):
                 f"lenience is {self.lenience}: give a number above 0, at most 1 (1 is lossless)"
             )
 
+    @property
+    def lossy(self) -> bool:
+        """True if the lenience is below 1."""
+        return self.lenience < 1
+
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
         """Computes beta with the lenience; rows at temperature 0 have the argmax rule (A.5)."""
         sampled = overlap_chances(proposal, target_logits, target_probs, settings, self.lenience)
-        if self.lenience == 1 or not (settings.greedy or settings.temperature.ndim):
+        if not self.lossy or not (settings.greedy or settings.temperature.ndim):
             return sampled
-        acceptable = lenient_argmax(target_logits[:, : sampled.shape[1]], self.lenience)
-        draft_probs = proposal.distributions(target_logits.shape[-1])
-        of_argmax = jnp.sum(jnp.where(acceptable, draft_probs, 0.0), axis=-1)
-        if settings.greedy:
-            return of_argmax
-        at_argmax = settings.temperature <= MIN_TEMPERATURE
-        return jnp.where(at_argmax[:, None], of_argmax, sampled)
+        acceptable = lenient_argmax(target_logits[:, :-1], self.lenience)
+        mass = jnp.where(acceptable, proposal.distributions(target_logits.shape[-1]), 0.0)
+        at_argmax = settings.greedy | (settings.temperature <= MIN_TEMPERATURE)
+        return jnp.where(at_argmax.reshape(-1, 1), jnp.sum(mass, axis=-1), sampled)
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
         """Accepts leading drafts with ``u l q(x) < p(x)``; u is uniform in [0, 1)."""
@@ -173,23 +193,11 @@ class TokenVerifier(Verifier):
             key, emit_key, draft_tokens, draft_probs, target_probs, self.lenience
         )
 
-    def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
-        """Verifies as the base class does, but rows at temperature 0 by ``verify_argmax``."""
-        verdict = super().__call__(stream, lengths, proposal, target_logits, target_probs, settings)
-        if self.lenience == 1 or settings.temperature.ndim == 0:
-            return verdict
-        # Rows at temperature 0 have the argmax rule even in a batch with sampled rows.
-        at_argmax = settings.temperature <= MIN_TEMPERATURE
-        of_argmax = self.verify_argmax(proposal, target_logits)
-        return jax.tree.map(
-            lambda ours, theirs: jnp.where(at_argmax, ours, theirs), of_argmax, verdict
-        )
-
     def verify_argmax(
         self, proposal: Proposal, target_logits: Float32[Array, "batch block vocab"]
     ) -> Verdict:
         """Accepts leading drafts that are the argmax or, if l < 1, have ``p(x) >= l max(p)``."""
-        if self.lenience == 1:
+        if not self.lossy:
             return super().verify_argmax(proposal, target_logits)
         return jax.vmap(lenient_argmax_verification, (0, 0, 0, 0, None))(
             proposal.tokens,
@@ -239,12 +247,9 @@ class CoupledVerifier(Verifier):
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
         """Accepts leading drafts that equal the noise's choice from the target's distribution."""
-
-        def choose(offset, probs):
-            return sample_coupled(stream, lengths + offset, probs, settings)
-
-        offsets = jnp.arange(target_probs.shape[1])
-        target_tokens = jax.vmap(choose, (0, 1), 1)(offsets, target_probs)
+        positions = lengths[:, None] + jnp.arange(target_probs.shape[1])[None, :]
+        choose = jax.vmap(sample_coupled, (None, 1, 1, None), 1)
+        target_tokens = choose(stream, positions, target_probs, settings)
         return jax.vmap(matching_verification)(
             proposal.tokens, target_tokens, proposal.num_proposed
         )
@@ -254,7 +259,8 @@ class CoupledVerifier(Verifier):
 class TreeVerifier(Verifier):
     """Verification of several drafts for one position, in a static tree.
 
-    The drafts are drawn without replacement; ``loops/speculative_tree.py`` verifies them.
+    The drafts are drawn without replacement. ``loops/speculative_tree.py`` verifies them by
+    ``verify_node`` and no other method, at temperature 0 by the argmax.
     """
 
     # Children of each node at depths 0, 1, …; at further depths, up to gamma, a node has one child.
@@ -272,14 +278,6 @@ class TreeVerifier(Verifier):
         return Tree((*self.widths, *[1] * (gamma - len(self.widths)))[:gamma])
 
 
-VERIFIERS: dict[str, type[Verifier]] = {
-    "token": TokenVerifier,
-    "block": BlockVerifier,
-    "coupled": CoupledVerifier,
-    "rejection": RejectionVerifier,
-    "multi": TreeVerifier,
-    "tree": TreeVerifier,
-}
 # ``TreeVerifier.widths`` by the name of the verifier, if none are given.
 DEFAULT_WIDTHS = {"multi": (3,), "tree": (3, 2)}
 
@@ -288,7 +286,7 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
     """Returns a verifier by its name.
 
     Args:
-      name: a key of ``VERIFIERS``.
+      name: a name in the registry.
       lenience: only for ``token``, in (0, 1]; below 1 is lossy (section A.5).
       widths: ``TreeVerifier.widths``, only for ``multi`` (one number) and ``tree``; empty takes
         ``DEFAULT_WIDTHS``.
@@ -296,19 +294,18 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
     Raises:
       InputError: an unknown name, or a setting that the verifier does not have.
     """
-    check_choice("verifier", name, VERIFIERS)
+    check_choice("verifier", name, registry.names("verifier"))
     # Made for every name, because the constructor checks the range of ``lenience``.
     token = TokenVerifier(lenience)
-    if name == "token":
-        chosen = token
-    elif lenience != 1:
+    if lenience != 1 and name != "token":
         raise InputError(f"lenience is {lenience} and verifier {name!r}: give 1, or token")
-    elif name in DEFAULT_WIDTHS:
+    if name in DEFAULT_WIDTHS:
         if name == "multi" and len(widths) > 1:
             raise InputError(f"widths are {tuple(widths)}: multi takes one number, tree several")
         return TreeVerifier(tuple(widths) or DEFAULT_WIDTHS[name])
-    else:
-        chosen = VERIFIERS[name]()
     if widths:
         raise InputError(f"widths are {tuple(widths)} and verifier {name!r}: use multi or tree")
-    return chosen
+    kind = registry.find("verifier", name)
+    if not (isinstance(kind, type) and issubclass(kind, Verifier)):
+        raise InputError(f"verifier {name!r} is registered as {kind!r}: give a class of Verifier")
+    return token if name == "token" else kind()

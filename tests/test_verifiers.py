@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spec_t5x import registry
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Proposal
+from spec_t5x.options import GenerateOptions
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.draws import Draws, RowStream, purpose_keys
 from spec_t5x.sampling.verification import block_verification, token_verification
 from spec_t5x.verifiers import (
-    VERIFIERS,
     BlockVerifier,
     CoupledVerifier,
     RejectionVerifier,
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 VOCAB, GAMMA, ROWS = 5, 3, 64
 SAMPLED = sampling(1.0)
+VERIFIERS = registry.names("verifier")
 # Verifiers of one draft for each position.
 ROW_VERIFIERS = ("token", "block", "coupled", "rejection")
 STREAM = RowStream(jax.random.split(jax.random.key(0), ROWS))
@@ -61,7 +63,7 @@ def verify(chosen, proposal, logits, settings=SAMPLED):
 
 
 def test_every_verifier_has_its_name():
-    for name, kind in VERIFIERS.items():
+    for name, kind in registry.find_all("verifier").items():
         assert type(verifier(name)) is kind
         # Static arguments: those of one setting share a program.
         assert hash(verifier(name)) == hash(verifier(name, lenience=1.0))
@@ -238,3 +240,14 @@ def test_first_only():
     all_of_them = verify(TokenVerifier(), proposal, logits)
     np.testing.assert_array_equal(verdict.num_accepted, np.minimum(all_of_them.num_accepted, 1))
     assert np.max(all_of_them.num_accepted) > 1
+
+
+def test_a_verifier_that_is_registered_has_a_name_for_every_option(monkeypatch):
+    monkeypatch.setitem(registry._PLACES, "verifier", dict(registry._PLACES["verifier"]))
+    registry.register("verifier", first=f"{__name__}:FirstOnly")
+    assert verifier("first") == GenerateOptions(verifier="first").make_verifier() == FirstOnly()
+    with pytest.raises(InputError, match="lenience is 0.5 and verifier 'first': give 1, or token"):
+        verifier("first", lenience=0.5)
+    registry.register("verifier", tau="math:tau")
+    with pytest.raises(InputError, match=r"^verifier 'tau' is registered as 6.28.*: give a class"):
+        GenerateOptions(verifier="tau")

@@ -36,7 +36,7 @@ from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_if_there
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
-from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request, one_checkpoint
+from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
@@ -127,7 +127,8 @@ def find_models(
     check_task(directory, task)
     for draft in filter(None, drafts):
         for kind, argument in _checked_parts(str(draft), options or DraftOptions()):
-            models += kind.checkpoints(argument)
+            if argument and kind.has_checkpoint:
+                models.append(argument)
             # Those for an encoder, which a target may lack, are left to ``make_draft``.
             if not (argument or kind.packaged is None or kind.needs_encoder):
                 _packaged(directory, kind.packaged)
@@ -179,10 +180,7 @@ def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:
 
 def _have_weights(parts: Iterable[tuple[DraftKind, str]]) -> bool:
     """Tells whether ``DraftOptions.weights`` apply to one of a draft's ``_parts``."""
-    return any(
-        kind.has_weights and (not argument or kind.checkpoints(argument))
-        for kind, argument in parts
-    )
+    return any(kind.has_weights for kind, _ in parts)
 
 
 def kind_of(text: str) -> str:
@@ -237,5 +235,10 @@ def model_draft(request: Request, argument: str) -> TransformerDraft:
 
 
 KIND = DraftKind(
-    make=model_draft, draft=TransformerDraft, checkpoints=one_checkpoint, packaged=TRANSFORMER
+    make=model_draft,
+    draft=TransformerDraft,
+    has_checkpoint=True,
+    packaged=TRANSFORMER,
+    has_temperature=True,
+    has_weights=True,
 )

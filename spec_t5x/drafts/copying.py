@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.drafts.kinds import WITHOUT_MODEL, DraftKind, Request, whole_number
+from spec_t5x.drafts.kinds import DraftKind, Request, whole_number
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, DraftTraits, Outcome, Proposal
 from spec_t5x.types import PAD_ID, Array, Float32, Int
@@ -196,4 +196,4 @@ def copy_draft(request: Request, argument: str = "") -> CopyDraft:
     )
 
 
-KIND = DraftKind(make=copy_draft, draft=CopyDraft, check=whole_number, **WITHOUT_MODEL)
+KIND = DraftKind(make=copy_draft, draft=CopyDraft, check=whole_number, needs_network=False)

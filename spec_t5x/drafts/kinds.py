@@ -60,8 +60,9 @@ class DraftKind:
     draft: type | None = None
     # The "format" in config.json of a directory with a draft of this kind; None if none has.
     format: str | None = None
-    # The checkpoints, and the ``NAME:ARGUMENT`` of other drafts, that the argument names.
-    checkpoints: Callable[[str], Sequence[str]] = lambda argument: ()
+    # Whether the argument names a checkpoint, which is found before the target is loaded.
+    has_checkpoint: bool = False
+    # The ``NAME:ARGUMENT`` of other drafts that the argument names.
     drafts: Callable[[str], Sequence[str]] = lambda argument: ()
     # Raises ``InputError`` for an argument that is none of this kind's; gets the whole text, too.
     check: Callable[[str, str], object] = lambda text, argument: None
@@ -70,19 +71,9 @@ class DraftKind:
     # Whether the draft needs more of a target than its vocabulary, and whether an encoder.
     needs_network: bool = True
     needs_encoder: bool = False
-    # Whether the draft may sample with settings other than the target's.
-    has_temperature: bool = True
-    # Whether ``DraftOptions.weights`` apply to it.
-    has_weights: bool = True
-
-
-# Fields of a kind whose drafts do without a model.
-WITHOUT_MODEL = {"needs_network": False, "has_temperature": False, "has_weights": False}
-
-
-def one_checkpoint(argument: str) -> Sequence[str]:
-    """Returns ``[argument]``, the name of a draft's checkpoint; ``[]`` if the argument is empty."""
-    return [argument] if argument else []
+    # Whether ``DraftOptions.settings`` apply to the draft, and whether its ``weights`` do.
+    has_temperature: bool = False
+    has_weights: bool = False
 
 
 def no_argument(text: str, argument: str) -> None:

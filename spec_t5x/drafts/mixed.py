@@ -138,4 +138,9 @@ def _make(request: Request, argument: str) -> MixedDraft:
     return MixedDraft(copies, request.make(argument or "transformer", request.options))
 
 
-KIND = DraftKind(make=_make, draft=MixedDraft, drafts=lambda argument: [argument or "transformer"])
+KIND = DraftKind(
+    make=_make,
+    draft=MixedDraft,
+    drafts=lambda argument: [argument or "transformer"],
+    has_temperature=True,
+)

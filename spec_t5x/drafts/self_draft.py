@@ -98,10 +98,10 @@ def _rounded(weights: str) -> DraftKind:
     def make(request: Request, argument: str) -> SelfDraft:
         return SelfDraft.rounded(request.model, BITS[weights], request.options.settings)
 
-    return DraftKind(make=make, draft=SelfDraft, check=no_argument, has_weights=False)
+    return DraftKind(make=make, draft=SelfDraft, check=no_argument, has_temperature=True)
 
 
 EARLY_EXIT = DraftKind(
-    make=_early_exit, draft=SelfDraft, check=whole_number, needs_encoder=True, has_weights=False
+    make=_early_exit, draft=SelfDraft, check=whole_number, needs_encoder=True, has_temperature=True
 )
 IN_INT8, IN_INT4 = _rounded(INT8), _rounded(INT4)

@@ -3,7 +3,7 @@
 import flax.struct
 import jax.numpy as jnp
 
-from spec_t5x.drafts.kinds import WITHOUT_MODEL, DraftKind, Request, no_argument
+from spec_t5x.drafts.kinds import DraftKind, Request, no_argument
 from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
 
 
@@ -32,4 +32,4 @@ def _make(request: Request, argument: str) -> UniformDraft:
     return UniformDraft(request.model.vocab_size)
 
 
-KIND = DraftKind(make=_make, draft=UniformDraft, check=no_argument, **WITHOUT_MODEL)
+KIND = DraftKind(make=_make, draft=UniformDraft, check=no_argument, needs_network=False)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from spec_t5x import registry
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.data.task_options import TRANSLATE_PREFIX
 from spec_t5x.errors import InputError
@@ -24,7 +25,6 @@ from spec_t5x.generation import GenerateOptions, Generator, StreamEvent
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution
 from spec_t5x.machine.extras import needed
 from spec_t5x.names import AUTO
-from spec_t5x.verifiers import VERIFIERS
 
 # Characters of the longest text; the target may take less.
 MAX_CHARACTERS = 1000
@@ -132,6 +132,8 @@ def verdict(sides: Sides, seconds: Whole, options: GenerateOptions, *, beside: f
     plain, speculative = map(_ids, sides)
     if plain == speculative:
         found = "Both texts are identical."
+    elif options.make_verifier().lossy:
+        found = "The texts differ, as the verifier is lossy."
     elif not options.repeats:
         found = "The texts are two draws from one distribution."
     else:
@@ -241,7 +243,7 @@ def page(
     generators, options = generators or {}, options or GenerateOptions(gamma=4)
     drafts = dict.fromkeys(generators, ["its own"])
     drafts |= {name: [*kinds, "copy", "int8", "uniform"] for name, kinds in PACKAGED_DRAFTS.items()}
-    first = next(iter(drafts))
+    first, names = next(iter(drafts)), registry.names("verifier")
 
     @functools.lru_cache(maxsize=3)  # Weights take memory.
     def load(target: str, draft: str) -> Generator:
@@ -273,7 +275,7 @@ def page(
         with gr.Row():
             target = gr.Dropdown([*drafts], value=first, label="Target")
             draft = gr.Dropdown(drafts[first], label="Draft")
-            verifier = gr.Dropdown([*VERIFIERS], value=options.verifier, label="Verifier")
+            verifier = gr.Dropdown([*names], value=options.verifier, label="Verifier")
         with gr.Row():
             number = 4 if options.gamma == AUTO else options.gamma
             gamma = gr.Slider(0, max(16, number), number, step=1, label="Gamma", elem_id="gamma")

@@ -87,7 +87,7 @@ def step(
     elif tree is None:
         found = verify(*given, gamma, verifier)
     else:
-        found = tree_lib.verify(*given, tree)
+        found = tree_lib.verify(*given, tree, verifier)
 
     tokens = found.emitted
     log_probs = outputs_lib.token_log_probs(

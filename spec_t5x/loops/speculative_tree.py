@@ -3,12 +3,13 @@
 The loop is that of ``speculative.py``, but the draft proposes a static tree. ONE target call
 scores all nodes, each of which attends to the row's text and to the path from the root to itself.
 The verifier walks down from the root: at each node it tests the children one after the other
-(``node_verification``; at temperature 0, whether a child is the argmax) and moves to the first
+(``Verifier.verify_node``; at temperature 0, whether a child is the argmax) and moves to the first
 accepted child; if none is accepted, the verifier draws the next token itself. Cache entries of
 the path's nodes move to the end of the text, and the others are rolled back.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +30,9 @@ from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, sam
 from spec_t5x.sampling.draws import RowStream, purpose_keys
 from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.sampling.verification import Verdict, node_verification
+from spec_t5x.sampling.verification import Verdict
 from spec_t5x.types import Array, Float, Float32, Int, Key
-from spec_t5x.verifiers import overlap_chances
+from spec_t5x.verifiers import Verifier
 
 
 def verify(
@@ -41,6 +42,7 @@ def verify(
     context: Context,
     stream: RowStream,
     tree: Tree,
+    verifier: Verifier,
 ) -> Verified:
     """Proposes, scores and verifies one tree of tokens for each row."""
     lengths, settings, cache = context.lengths, context.settings, context.target_cache
@@ -53,7 +55,7 @@ def verify(
     logits, states, cache = shown_to(draft, target).score_nodes(cache, nodes)
     logits = ruled_nodes(context, logits, tree, [proposal.tokens])
     probs = standardize(logits, settings)
-    verdict = verify_tree(stream, lengths, proposal, logits, probs, settings, tree)
+    verdict = verify_tree(stream, lengths, proposal, logits, probs, settings, tree, verifier)
 
     path = verdict.path
     logits, probs, states = (_along(values, path) for values in (logits, probs, states))
@@ -74,7 +76,7 @@ def verify(
         logits=logits,
         probs=probs,
         states=states,
-        beta=overlap_chances(Proposal(firsts, of_firsts), logits, probs, settings),
+        beta=verifier.chances(Proposal(firsts, of_firsts), logits, probs, settings, verdict),
         target_cache=target.move(cache, lengths[:, None] + path[:, 1:], lengths + 1),
         draft_state=draft_state,
     )
@@ -88,10 +90,11 @@ def verify_tree(
     probs: Float32[Array, "batch nodes vocab"],
     settings: Sampling,
     tree: Tree,
+    verifier: Verifier,
 ) -> Verdict:
     """Returns each row's verdict, from the target's ``logits`` and ``probs`` after each node."""
     if settings.greedy:
-        walk = functools.partial(walk_argmax, tree=tree)
+        walk = functools.partial(walk_argmax, tree)
         return jax.vmap(walk)(proposal.tokens, argmax(logits), proposal.depths)
     emit_keys, accept_keys, _ = purpose_keys(stream, lengths)
     draft_probs = proposal.probs
@@ -100,25 +103,25 @@ def verify_tree(
         draft_probs = jax.nn.one_hot(firsts, probs.shape[-1], dtype=jnp.float32)
     proposed = tree.depths[None, : tree.num_inner] < proposal.depths[:, None]
     draft_probs = jnp.where(proposed[..., None], draft_probs, 0.0)
-    walk = functools.partial(walk_sampled, tree=tree)
+    walk = functools.partial(walk_sampled, tree, verifier.verify_node)
     return jax.vmap(walk)(accept_keys, emit_keys, proposal.tokens, draft_probs, probs)
 
 
 def walk_sampled(
+    tree: Tree,
+    verify_node: Callable,
     key: Key[Array, ""],
     emit_key: Key[Array, ""],
     draft_tokens: Int[Array, "drafts"],
     draft_probs: Float[Array, "inner vocab"],
     target_probs: Float[Array, "nodes vocab"],
-    *,
-    tree: Tree,
 ) -> Verdict:
-    """Walks down one row's tree with ``node_verification``, which is exact for any draft."""
+    """Walks down one row's tree with ``verify_node`` (``Verifier.verify_node``)."""
     uniforms = uniform(key, sum(tree.branching))
     starts = np.cumsum((0, *tree.branching))
 
     def children_verdict(depth, node, children):
-        return node_verification(
+        return verify_node(
             uniforms[starts[depth] : starts[depth + 1]],
             draft_tokens[children - 1],
             draft_probs[node],
@@ -130,11 +133,10 @@ def walk_sampled(
 
 
 def walk_argmax(
+    tree: Tree,
     draft_tokens: Int[Array, "drafts"],
     target_tokens: Int[Array, "nodes"],
     num_levels: Int[Array, ""],
-    *,
-    tree: Tree,
 ) -> Verdict:
     """Walks down ``num_levels`` of a row's tree, to the child that is the argmax at its parent."""
 

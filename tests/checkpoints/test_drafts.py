@@ -8,7 +8,7 @@ from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.eagle import EagleDraft
-from spec_t5x.drafts.kinds import DraftOptions
+from spec_t5x.drafts.kinds import DraftKind, DraftOptions
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.ngram import NgramDraft
 from spec_t5x.drafts.self_draft import SelfDraft
@@ -107,6 +107,21 @@ def test_flags_give_the_drafts_settings(packaged):
 def test_weights_of_drafts_without_a_model_are_refused(packaged, name):
     with pytest.raises(InputError, match="has no weights of a model: leave draft_weights out"):
         make_draft(name, *packaged, DraftOptions(weights="int4"))
+
+
+SILENT = DraftKind(make=lambda request, argument: UniformDraft(request.model.vocab_size))
+
+
+def test_a_kind_takes_only_the_options_that_it_declares(packaged, monkeypatch):
+    monkeypatch.setitem(registry._PLACES, "draft", dict(registry._PLACES["draft"]))
+    registry.register("draft", silent=f"{__name__}:SILENT")
+    assert isinstance(make_draft("silent", *packaged), UniformDraft)
+    for option, message in (
+        ({"settings": sampling(0.5)}, "draft 'silent' takes no temperature: leave"),
+        ({"weights": "int4"}, "draft 'silent' has no weights of a model: leave"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            make_draft("silent", *packaged, DraftOptions(**option))
 
 
 @pytest.mark.parametrize("name", ["transformer", "bigram", "eagle"])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from spec_t5x import registry
 from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.huggingface import t5
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
@@ -24,7 +25,7 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.rules import rules
 from spec_t5x.types import EOS_ID
-from spec_t5x.verifiers import DEFAULT_WIDTHS, VERIFIERS, verifier
+from spec_t5x.verifiers import DEFAULT_WIDTHS, verifier
 from tests.drafts import test_every_draft as every_draft
 from tests.drafts.test_ngram import ngrams
 from tests.toy_t5 import tiny_t5
@@ -54,11 +55,17 @@ LEFT_OUT = (*MIXED, "parrot", "int8", "shared encoder")
 DRAFTS = {n: d for n, d in every_draft.T5_DRAFTS.items() if n not in LEFT_OUT} | {
     "ngram": lambda: ngrams(VOCAB),
 }
+VERIFIERS = registry.names("verifier")
 # Every draft, and every verifier with one that knows much and one that seldom proposes.
 PAIRS = [
     *((draft, "block") for draft in DRAFTS),
-    *itertools.product(("transformer",), [name for name in VERIFIERS if name != "block"]),
-    *itertools.product(("copy",), [n for n in VERIFIERS if n not in ("block", *DEFAULT_WIDTHS)]),
+    *itertools.product(
+        ("transformer",), [name for name in registry.names("verifier") if name != "block"]
+    ),
+    *itertools.product(
+        ("copy",),
+        [n for n in registry.names("verifier") if n not in ("block", *DEFAULT_WIDTHS)],
+    ),
     ("eagle", "tree"),
 ]
 # With the source in int8 each draft and each verifier once, and the loops of trees.

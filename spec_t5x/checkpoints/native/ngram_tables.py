@@ -19,7 +19,7 @@ from spec_t5x.checkpoints.native.directory import DraftFormat, read_arrays
 from spec_t5x.checkpoints.native.target_drafts import read_config
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
-from spec_t5x.drafts.kinds import DraftKind, Request, one_checkpoint
+from spec_t5x.drafts.kinds import DraftKind, Request
 from spec_t5x.drafts.ngram import ContextLevel, NgramDraft
 from spec_t5x.errors import InputError
 from spec_t5x.types import Int, Integer
@@ -108,11 +108,11 @@ def _of_order(order: int | None) -> DraftKind:
     return DraftKind(
         make=make,
         draft=NgramDraft,
-        checkpoints=one_checkpoint,
+        has_checkpoint=True,
         packaged="ngram",
         format=FORMAT.name if order is None else None,
         needs_network=False,
-        has_weights=False,
+        has_temperature=True,
     )
 
 

@@ -25,7 +25,7 @@ from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_jso
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.tensors import array_tensors, check_tensors, read_params
 from spec_t5x.drafts.eagle import EagleDraft
-from spec_t5x.drafts.kinds import DraftKind, Request, one_checkpoint
+from spec_t5x.drafts.kinds import DraftKind, Request
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import abstract_params
@@ -177,9 +177,11 @@ def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) ->
         make=make,
         draft=draft,
         format=kind.name,
-        checkpoints=one_checkpoint,
+        has_checkpoint=True,
         packaged=name,
         needs_encoder=True,
+        has_temperature=True,
+        has_weights=True,
     )
 
 

@@ -211,4 +211,4 @@ def _drafts(argument: str) -> tuple[str, str]:
     return directory if directory in BITS else named, inner or _INNER
 
 
-KIND = DraftKind(make=_make, draft=CascadeDraft, drafts=_drafts, has_weights=False)
+KIND = DraftKind(make=_make, draft=CascadeDraft, drafts=_drafts, has_temperature=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from spec_t5x.contrib.medusa.checkpoints import FORMAT, load_heads
 from spec_t5x.contrib.medusa.network import T5Heads
-from spec_t5x.drafts.kinds import DraftKind, Request, one_checkpoint
+from spec_t5x.drafts.kinds import DraftKind, Request
 from spec_t5x.drafts.sequential import draw_token
 from spec_t5x.interfaces import Context, Draft, DraftTraits, Proposal
 from spec_t5x.loops.outputs import prompt_lengths
@@ -79,8 +79,8 @@ KIND = DraftKind(
     make=_make,
     draft=MedusaDraft,
     format=FORMAT,
-    checkpoints=one_checkpoint,
+    has_checkpoint=True,
     packaged="medusa",
     needs_encoder=True,
-    has_weights=False,
+    has_temperature=True,
 )

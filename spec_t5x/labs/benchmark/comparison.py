@@ -159,6 +159,8 @@ class Comparison(TimedRounds):
     batch_size: int = 1
     # The largest share of the processors that other programs used during a part of the timing.
     beside: float = 0.0
+    # True if the verifier is lossy, so that the texts' distribution is not the target's.
+    lossy: bool = False
 
     @property
     def block_efficiency(self) -> float:
@@ -358,6 +360,7 @@ def comparison_of(
         gamma=gamma,
         temperature=options.temperature,
         verifier=options.verifier,
+        lossy=options.make_verifier().lossy,
         batch_size=options.batch_size,
         speculative_tokens=round(mean.pop("appended")),
         step_times=step_times,

@@ -80,6 +80,8 @@ def _plain_steps(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _verdict(comparison: Comparison) -> str:
+    if comparison.identical is None and comparison.lossy:
+        return "draws from two distributions (lossy)"
     if comparison.identical is None:
         return "two draws from one distribution"
     if comparison.identical:

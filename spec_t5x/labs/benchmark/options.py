@@ -4,12 +4,13 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
+from spec_t5x import registry
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_jsonl
 from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.list_options import as_lists
-from spec_t5x.names import AUTO, VERIFIERS
+from spec_t5x.names import AUTO
 from spec_t5x.options import GenerateOptions, option
 
 if TYPE_CHECKING:
@@ -321,5 +322,5 @@ def draft_and_verifier(pair: str) -> tuple[str, str]:
     ('copy', 'own')
     """
     draft, _, verifier = str(pair).rpartition("/")
-    is_pair = draft and verifier in (*VERIFIERS, OWN_VERIFIER)
+    is_pair = draft and verifier in (*registry.names("verifier"), OWN_VERIFIER)
     return (draft, verifier) if is_pair else (str(pair), OWN_VERIFIER)

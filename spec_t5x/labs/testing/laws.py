@@ -21,7 +21,7 @@ import numpy as np
 from scipy import stats
 
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.interfaces import (
     Cache,
     Context,
@@ -82,7 +82,8 @@ def check_draft(
 
     The check finds several tokens drawn with the same ``Draws``, a distribution other than the one
     drawn from, and a count of proposals that depends on the very token that it leaves out; before
-    that, states without rows, and proposals and new states of a wrong shape or type.
+    that, states without rows or of a size that other states have not, and proposals and new states
+    of a wrong shape or type.
 
     Args:
       draft: a draft of ``VOCAB_SIZE`` tokens.
@@ -129,6 +130,15 @@ def _check_law(decoded: Decoded, settings: Sampling | None, name: str, remedy: s
 def _loop(gamma: int, verifier: Verifier) -> Loop:
     """Returns a loop's checked settings; a verifier needs a hash, as programs are kept by it."""
     loop = Loop(gamma=gamma, max_decode_len=LENGTH, verifier=verifier)
+    if verifier.lossy:
+        raise InputError(f"{type(verifier).__name__} is lossy, and has another law: give another")
+    kind, methods = type(verifier), ("__call__", "verify_row", "verify_argmax")
+    unused = [name for name in methods if getattr(kind, name) is not getattr(Verifier, name)]
+    if unused and gamma and verifier.tree(gamma) is not None:
+        raise InputError(
+            f"{kind.__name__} has {unused[0]}, which nothing calls, as it verifies trees: give "
+            "verify_node"
+        )
     try:
         hash(verifier)
     except TypeError as error:
@@ -154,10 +164,13 @@ class _DraftCheck:
         for num in (len(sources), 1):
             # The shapes are kept, as the state's class may refuse what ``eval_shape`` returns.
             jax.eval_shape(
-                lambda *args: shapes.append(_shapes(self.prefill(*args))),
+                lambda draft, *given: shapes.append(
+                    _shapes(draft.prefill(*given, self.loop.max_length))
+                ),
                 *(self.draft, sources[:num], prompts[:num]),
             )
         _check_rows(f"the state of {self.name}", *shapes, batch=len(sources))
+        jax.eval_shape(self.refill, self.draft, sources, prompts)
         if self.loop.gamma:
             jax.eval_shape(self.iterate, self.draft, sources, prompts)
 
@@ -165,13 +178,12 @@ class _DraftCheck:
     def name(self) -> str:
         return type(self.draft).__name__
 
-    def prefill(self, draft: Draft, *inputs: Array) -> DraftState:
-        if isinstance(draft.vocab_size, jax.core.Tracer):
-            raise InputError(
-                f"{self.name}.vocab_size is a leaf, whose value compiled code does not know: "
-                "declare it with flax.struct.field(pytree_node=False)"
-            )
-        return draft.prefill(*inputs, self.loop.max_length)
+    def refill(self, draft: Draft, sources: Array, prompts: Array) -> None:
+        """Takes a row from a state with room for the prompts alone, as bulk inference does."""
+        rooms = self.loop.max_length, prompts.shape[1]
+        kept, waiting = (draft.prefill(sources, prompts, room) for room in rooms)
+        move = Move(source=jnp.int32(0), to=jnp.int32(1), num_sources=len(sources))
+        _moved(move, kept, waiting, f"a state of {self.name}")
 
     def iterate(self, draft: Draft, sources: Array, prompts: Array) -> None:
         """Proposes and commits once, and catches up."""
@@ -264,11 +276,23 @@ def _check_rows(whose: str, several: Shapes, one: Shapes, batch: int) -> None:
             )
 
 
+def _moved(move: Move, kept: PyTree, waiting: PyTree, whose: str) -> PyTree:
+    """Returns ``kept`` after a move; raises ``InputError`` if its parts do not fit together."""
+    try:
+        return move.of_all(kept, waiting)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"no row can be taken from {whose} of another max_length ({one_line(error)}): let "
+            "arrays alone depend on it, or give insert_rows"
+        ) from error
+
+
 def check_target(target: Target, inputs: PyTree, *, atol: float = 1e-3) -> None:
     """Checks that a target's calls give the same logits for the same tokens, as loops assume.
 
-    Tokens are fed one by one, in blocks, after a rollback, as prompts, in rows repeated for several
-    decodes, in the row of another input and, if the target is a ``NodeTarget``, in a tree.
+    Tokens are fed one by one, in blocks, after a padded source, after a rollback, as prompts, in
+    rows repeated for several decodes, in the row of another input and, if the target is a
+    ``NodeTarget``, in a tree.
 
     Args:
       target: a target of any vocabulary.
@@ -292,6 +316,7 @@ class _TargetCheck:
         self.check_leaves()
         one_by_one = self.logits_one_by_one()
         self.check_blocks(one_by_one)
+        self.check_padding(one_by_one)
         self.check_rollback(one_by_one)
         self.check_repeated_rows(one_by_one)
         self.check_inserted_rows(one_by_one)
@@ -362,6 +387,14 @@ class _TargetCheck:
             what = f"the first {num} tokens of a block get other logits if only they matter (num)"
             self.compare(logits[:, :num], expected[:, :num], what)
 
+    def check_padding(self, expected) -> None:
+        """Pads sources, if the inputs are tokens: the sources beside one decide how much."""
+        if getattr(self.inputs, "ndim", 0) != 2 or not jnp.issubdtype(self.inputs, jnp.integer):
+            return
+        padded = jnp.pad(self.inputs, ((0, 0), (0, 2)), constant_values=PAD_ID)
+        logits, _ = self.score(self.prefill(padded), self.tokens)
+        self.compare(logits, expected, "padding (0) after a source changes its logits: mask it")
+
     def check_rollback(self, expected) -> None:
         """Feeds tokens, rolls rows back to unequal lengths, and feeds other tokens from there."""
         kept = 1 + np.arange(self.batch, dtype=np.int32) % (FED // 2)
@@ -399,13 +432,7 @@ class _TargetCheck:
         _, cache = self.score(self.prefill(), self.tokens[:, :half])
         waiting = self._call("prefill", (1,), self.target, self.inputs)
         move = Move(source=jnp.int32(0), to=jnp.int32(last), num_sources=self.batch)
-        try:
-            cache = move.of_all(cache, waiting)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"no row can be taken from a cache of another max_length ({error}): let arrays "
-                "alone depend on it, or give the cache insert_rows"
-            ) from error
+        cache = _moved(move, cache, waiting, "a cache")
         tokens = np.array(self.tokens[:, half:])
         tokens[last] = self.tokens[0, : FED - half]
         logits, _ = self.score(cache, tokens)

@@ -80,6 +80,10 @@ def test_tables_and_comparisons_show_doubts(made_up, capsys):  # noqa: F811
     assert "doubt" not in str(sweep.table(rows[:1]))
     print_comparison(made_up)
     assert "Not to be relied on" not in capsys.readouterr().out
+    sampled = dataclasses.replace(made_up, identical=None)
+    for lossy, said in ((False, "two draws from one"), (True, "draws from two distributions")):
+        print_comparison(dataclasses.replace(sampled, lossy=lossy))
+        assert said in capsys.readouterr().out
     print_comparison(dataclasses.replace(made_up, beside=0.45))
     assert capsys.readouterr().out.splitlines()[-1] == caution([BUSY])
 

@@ -119,6 +119,10 @@ def test_the_verdict_says_what_the_texts_are(generator):
     for options, expected in (
         (OPTIONS, "The texts differ"),
         (SAMPLED, "two draws from one distribution"),
+        (
+            dataclasses.replace(OPTIONS, verifier="token", lenience=0.5),
+            "The texts differ, as the verifier is lossy.",
+        ),
         (dataclasses.replace(SAMPLED, verifier="coupled"), "The texts differ"),
     ):
         assert expected in demo.verdict((slow, fast[:-1]), (1.0, 1.0), options)

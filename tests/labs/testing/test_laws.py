@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Draft, Proposal, TreeDraft, TreeProposal
+from spec_t5x.interfaces import Draft, DraftTraits, Proposal, TreeDraft, TreeProposal
 from spec_t5x.labs.testing.laws import (
     VOCAB_SIZE,
     check_draft,
@@ -21,7 +21,7 @@ from spec_t5x.labs.testing.laws import (
 )
 from spec_t5x.labs.testing.toy_models import TableTarget
 from spec_t5x.sampling.distributions import sampling, standardize
-from spec_t5x.sampling.verification import Verdict, token_verification
+from spec_t5x.sampling.verification import Verdict, node_verification, token_verification
 from spec_t5x.types import Array, Float32
 from spec_t5x.verifiers import TokenVerifier, TreeVerifier, Verifier
 from tests.toy_drafts import ConstantDraft
@@ -119,6 +119,14 @@ def test_a_draft_of_which_nothing_is_accepted_proves_nothing():
 
 
 @flax.struct.dataclass
+class SizedState:
+    """A state that has another tree structure for another size."""
+
+    rows: Array
+    size: int = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
 class Counter(TreeDraft):
     """A draft whose state counts accepted tokens; ``kind`` names its mistake."""
 
@@ -126,6 +134,8 @@ class Counter(TreeDraft):
     vocab_size: int = flax.struct.field(pytree_node=False, default=VOCAB_SIZE)
 
     def prefill(self, inputs, prompts, max_length):
+        if self.kind == "a size":
+            return SizedState(jnp.zeros(inputs.shape[0]), max_length)
         return jnp.zeros(() if self.kind == "one state" else inputs.shape[0], jnp.int32)
 
     def propose(self, state, context, gamma):
@@ -162,6 +172,7 @@ class Counter(TreeDraft):
             "one state",
             r"the state of Counter: it has shape \(\) for 3 rows and \(\) for 1: every leaf",
         ),
+        ("a size", "no row can be taken from a state of Counter of another max_length"),
         ("no new state", "Counter.propose returns a Proposal: return a Proposal and the draft's s"),
         ("one distribution", r"proposes probs float32 \[3, 3\]: give float32 \[3, 3, 4\]"),
         ("one count", r"proposes counts int32 \[\]: give integer \[3\]"),
@@ -194,7 +205,17 @@ def test_what_is_no_draft_is_named(unchecked):
     class Sized(Counter):
         vocab_size: int = VOCAB_SIZE
 
+    @flax.struct.dataclass
+    class Named(Counter):
+        name: str = "draft"
+
+    @flax.struct.dataclass
+    class Varying(Counter):
+        traits: DraftTraits = DraftTraits(varies=True)
+
     for draft, message in (
+        (Named(), r"Named.name is a leaf, .* flax.struct.field\(pytree_node=False\)"),
+        (Varying(), "Varying.traits is a leaf"),
         (Counter, "Counter is a class: give an object of a flax.struct.dataclass"),
         (Undecorated(), "Undecorated is no pytree: give an object"),
         (Sized(), r"Sized.vocab_size is a leaf, .* flax.struct.field\(pytree_node=False\)"),
@@ -208,7 +229,13 @@ def test_what_is_no_verifier_is_named(unchecked):
     class Listed(TokenVerifier):
         shares: list = dataclasses.field(default_factory=list)
 
+    @dataclasses.dataclass(frozen=True)
+    class Rows(TreeVerifier):
+        verify_row = TokenVerifier.verify_row
+
     for verifier, message in (
+        (TokenVerifier(0.5), "TokenVerifier is lossy, and has another law"),
+        (Rows(), "Rows has verify_row, which nothing calls, as it verifies trees: give verify_n"),
         (TokenVerifier, "verifier is <class .*TokenVerifier'>: give an object of spec_t5x.verif"),
         (Listed(), r"Listed has no hash \(unhashable .*\): make it a frozen dataclass"),
         (Verifier(), "Verifier has no verify_row"),
@@ -228,11 +255,22 @@ class Generous(Verifier):
         return verdict.replace(num_accepted=jnp.maximum(verdict.num_accepted, 1))
 
 
+@dataclasses.dataclass(frozen=True)
+class Forgetful(TreeVerifier):
+    """A verifier of trees that draws from the target, whatever it rejected."""
+
+    def verify_node(self, uniforms, children, draft_probs, target_probs):
+        chosen, _ = node_verification(uniforms, children, draft_probs, target_probs)
+        return chosen, target_probs
+
+
 def test_right_drafts_and_verifiers_pass_and_a_wrong_verifier_is_found():
     check_draft(Wrong(LOGITS))
     check_verifier(TreeVerifier((2,)), gamma=2, settings=sampling(0.7))
     with pytest.raises(InputError, match="Generous breaks the target's law"):
         check_verifier(Generous(), gamma=2)
+    with pytest.raises(InputError, match="Forgetful breaks the target's law"):
+        check_verifier(Forgetful((2,)), gamma=2, settings=sampling(0.7))
 
 
 @flax.struct.dataclass
@@ -241,6 +279,8 @@ class SumCache:
 
     sums: Float32[Array, "batch length vocab"]
     lengths: Array
+    # Width of the sources.
+    widths: Array
 
 
 @flax.struct.dataclass
@@ -269,16 +309,16 @@ class SumTarget:
     def prefill(self, inputs, max_length, prompts=None):
         batch = inputs.shape[0]
         sums = jnp.zeros((batch, max_length, self.vocab_size))
-        lengths = jnp.zeros(batch, jnp.int32)
+        lengths, widths = jnp.zeros(batch, jnp.int32), jnp.full(batch, inputs.shape[1])
         if self.kind == "one length for all rows":
             lengths = jnp.zeros(1, jnp.int32)
         if self.kind == "keeps a row in its place":
-            return StayingCache(sums=sums, lengths=lengths)
+            return StayingCache(sums=sums, lengths=lengths, widths=widths)
         if self.kind == "counts its rows":
             return sums, *[lengths] * batch
         if self.kind == "has a size":
-            return SizedCache(sums=sums, lengths=lengths, size=max_length)
-        cache = SumCache(sums=sums, lengths=lengths)
+            return SizedCache(sums=sums, lengths=lengths, widths=widths, size=max_length)
+        cache = SumCache(sums=sums, lengths=lengths, widths=widths)
         if prompts is None or self.kind == "forgets prompts":
             return cache
         return self.score(cache, prompts)[2]
@@ -296,6 +336,8 @@ class SumTarget:
         if self.kind == "looks ahead":
             seen = jnp.ones_like(seen)
         logits = jnp.cos(3 * jnp.einsum("bnl,blv->bnv", seen, sums))
+        if self.kind == "sees padding":
+            logits += cache.widths[:, None, None]
         if self.kind == "tells rows by their place":
             logits += jnp.arange(batch)[:, None, None]
         return logits, logits[..., :2], cache.replace(sums=sums, lengths=cache.lengths + new)
@@ -325,6 +367,7 @@ def test_targets_that_are_right_pass(model):
         ("nothing", "inputs have 1 row"),
         ("one length for all rows", r"the cache: .lengths has shape \(1,\) for 2 rows"),
         ("counts its rows", "the cache has other leaves for 2 rows than for 1"),
+        ("sees padding", r"SumTarget: padding \(0\) after a source changes its logits"),
         ("adds to its cache", "SumTarget: what was rolled back still counts"),
         ("rolls back nothing", "SumTarget: rollback changes nothing"),
         ("looks ahead", "a block of tokens gets other logits"),
