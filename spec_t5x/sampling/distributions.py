@@ -170,8 +170,6 @@ def argmax_probs(logits: Float[Array, "*rows vocab"]) -> Float32[Array, "*rows v
 
 def keep_top_k(logits: Float[Array, "*rows vocab"], k: int) -> Float[Array, "*rows vocab"]:
     """Replaces logits below each row's k-th largest by minus infinity, so that ties are kept."""
-    if k >= logits.shape[-1]:
-        return logits
     if k == 1:
         return jnp.where(logits >= jnp.max(logits, axis=-1, keepdims=True), logits, -jnp.inf)
     # Maps logits to unsigned integers in the same order; -0 becomes 0 first, so that both tie.
