@@ -129,8 +129,8 @@ def in_a_batch(proposer, model=None, temperature=0.0, **options):
 
 def check(found, expected):
     assert sorted(found) == list(range(NUM))
-    # An accelerator may sum products of other numbers of rows in another order.
-    atol = 0.0 if jax.default_backend() == "cpu" else 1e-4
+    # XLA may sum products of other numbers of rows in another order.
+    atol = 0.0 if target().operations.platform == "cpu" else 1e-4
     for place, one in found.items():
         for name, values in vars(one_of(expected, place)).items():
             np.testing.assert_allclose(getattr(one, name), values, 0, atol, err_msg=name)
@@ -144,7 +144,8 @@ GROUPS = [[0, 1], [2, 3, 4], [], [5, 6], [7, 8]]
     "options",
     [
         {"temperature": 0.0, "verifier": BlockVerifier()},
-        {"temperature": 1.0, "verifier": TokenVerifier(), "num_decodes": 2},
+        # Hot, so that no input gets one text twice, in an order that rounding decides.
+        {"temperature": 2.0, "verifier": TokenVerifier(), "num_decodes": 2},
         {"temperature": 1.0, "verifier": BlockVerifier()},
         {"temperature": 1.0, "verifier": CoupledVerifier()},
         {"temperature": 1.0, "verifier": TreeVerifier((2, 1, 1))},
@@ -152,7 +153,7 @@ GROUPS = [[0, 1], [2, 3, 4], [], [5, 6], [7, 8]]
     ids=["greedy", "decodes", "block", "coupled", "tree"],
 )
 def test_an_input_gets_what_it_gets_in_a_batch(options):
-    """Texts, scores and statistics are equal, on a CPU to the last bit."""
+    """Texts, scores and statistics are equal, with the kernels for CPUs to the last bit."""
     expected = in_a_batch(draft(), **options)
     check(in_slots(draft(), GROUPS, **options).found, expected)
     assert np.ptp(expected.lengths) > 0 and np.sum(expected.stats.accepted) > 0
