@@ -280,7 +280,7 @@ def going_on(found: Candidates, beams: int, eos_id: EndOfSequence) -> Candidates
 def extend(
     beams: Beams, following: Continuations, ranking: Ranking, eos_id: EndOfSequence
 ) -> tuple[Beams, Int[Array, "batch beams"]]:
-    """Makes one step of the search in every row that has not ended.
+    """Makes one step of the search in every row; the caller keeps those that have ended.
 
     ``following`` are the continuations of the live hypotheses. Returns the state after the step,
     and for each new live hypothesis the index of its parent among the old ones.
@@ -312,8 +312,7 @@ def extend(
         finished_lengths=finished_lengths,
     )
     settled = ranking.is_settled(extended) | (live.log_probs[:, -1] == -jnp.inf)
-    extended = extended.replace(ended=(lengths >= extended.limits) | settled)
-    return where_rows(beams.ended, beams, extended), live.parents
+    return extended.replace(ended=(lengths >= extended.limits) | settled), live.parents
 
 
 def finish(beams: Beams, stats: BeamStats) -> BeamResult:

@@ -240,8 +240,7 @@ def _begun(slots: Slots, group: Members) -> _Burst:
     state, num = slots.state, slots.places.shape[0]
     if state.pace is not None:
         slots = slots.replace(state=state.replace(pace=state.pace.new_batch()))
-    # One entry more than inputs: ``_taken_out`` also writes slots that were free.
-    capacity = num + group.places.shape[0] + 1
+    capacity = num + group.places.shape[0]
 
     def room(leaf):
         return jnp.zeros((capacity * (leaf.shape[0] // num), *leaf.shape[1:]), leaf.dtype)
@@ -306,7 +305,7 @@ def _refilled(carry: _Burst) -> _Burst:
 
 
 def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
-    """Stores the outputs of a slot; if the slot was free, the next outputs overwrite these."""
+    """Stores the outputs of a slot; if it was free, those of a waiting input overwrite them."""
     slots = carry.slots
     move = Move(source=slot, to=carry.num_ended, num_sources=slots.places.shape[0])
     return carry.replace(

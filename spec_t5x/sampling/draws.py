@@ -94,9 +94,8 @@ def _gumbel_row(key: Key[Array, ""], row: UInt32[Array, ""], width: int) -> Floa
     """Returns ``jax.random.gumbel(key, (rows, width))[row]`` without drawing the other rows."""
     indices = row * jnp.uint32(width) + jnp.arange(width, dtype=jnp.uint32)
     high, low = threefry2x32_p.bind(*jax.random.key_data(key), jnp.zeros_like(indices), indices)
-    tiny = jnp.finfo(jnp.float32).tiny
-    uniforms = fractions(high, low) * (1 - tiny) + tiny
-    return -jnp.log(-jnp.log(jnp.maximum(tiny, uniforms)))
+    uniforms = jnp.maximum(fractions(high, low), jnp.finfo(jnp.float32).tiny)
+    return -jnp.log(-jnp.log(uniforms))
 
 
 Stream = RowStream | T5XStream

@@ -213,7 +213,7 @@ def count_unrejected(
     of_draft = values_at(draft_probs, draft_tokens)
     of_target = values_at(target_probs[:-1], draft_tokens)
     shares = rejection_acceptance(target_probs[:-1], draft_probs)
-    return _leading((of_draft > 0) & (uniforms * of_draft < shares * of_target))
+    return _leading(uniforms * of_draft < shares * of_target)
 
 
 def rejection_acceptance(
@@ -309,11 +309,7 @@ def node_verification(
         left = residual(target, draft)
         without = normalize(draft.at[token].set(0.0))
         chosen = jnp.where((chosen == num) & accept, index, chosen)
-        return (
-            jnp.where(present, left, target),
-            jnp.where(present, without, draft),
-            chosen,
-        ), None
+        return (jnp.where(present, left, target), without, chosen), None
 
     start = (target_probs, draft_probs, jnp.int32(num))
     indices = jnp.arange(num, dtype=jnp.int32)

@@ -127,6 +127,34 @@ def test_an_empty_place_has_no_candidates():
     np.testing.assert_allclose(found.log_probs, [[-1.5, -2.5]])
 
 
+@pytest.mark.parametrize(
+    ("exponent", "early_stopping", "worst", "settled"),
+    [
+        (1.0, False, -0.5, True),
+        (1.0, False, -1.5, False),
+        # At the limit, with 9 generated tokens, a live hypothesis may score -2 / 9.
+        (1.0, "never", -0.5, False),
+        (1.0, "never", -0.21, True),
+        # The longer, the worse: it scores best at its present length, -2 * 2.
+        (-1.0, "never", -10.0, False),
+        (-1.0, "never", -3.0, True),
+        (1.0, True, -9.0, True),
+    ],
+)
+def test_a_search_settles_by_the_rules_of_transformers(exponent, early_stopping, worst, settled):
+    started = hypotheses.start(jnp.array([[0, 5]]), 2, 10, None)
+    beams = started.replace(
+        lengths=started.starts + 2,
+        live_log_probs=jnp.array([[-7.0, -2.0]]),
+        finished_scores=jnp.array([[worst, 0.0]]),
+        finished_lengths=jnp.array([[2, 3]]),
+    )
+    ranking = hypotheses.TransformersRanking(exponent=exponent, early_stopping=early_stopping)
+    assert ranking.is_settled(beams).tolist() == [settled]
+    # Not while an entry is empty.
+    assert not ranking.is_settled(beams.replace(finished_lengths=jnp.array([[0, 3]])))[0]
+
+
 @pytest.mark.parametrize("excluded", [(), (0, 3)])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_logits_that_are_not_finite_come_first_whatever_their_sign(sign, excluded):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.testing import laws
@@ -70,6 +71,12 @@ def test_a_draft_that_becomes_good_is_asked_again():
     assert text == SOURCE[0].tolist()
     for found, wanted in zip(jax.tree.leaves(stepped), jax.tree.leaves(decoded), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_an_iteration_costs_what_a_draft_that_varies_proposed():
+    decoded = decode(CopyDraft(16), pace=pace())
+    iterations = int(decoded.pace.iterations)
+    assert int(decoded.pace.drafted) == int(decoded.stats.proposed[0, 0]) < 3 * iterations
 
 
 def test_a_draft_that_failed_in_one_batch_is_not_tried_in_the_next():

@@ -620,6 +620,19 @@ def test_proposed_tokens_of_another_shape_or_type_are_refused(unchecked, tokens,
         decode(WRITER, Odd(jnp.int32(1), 16), 2, sources=TABLE_SOURCES[:3])
 
 
+def test_tokens_that_were_not_drawn_are_not_proposed():
+    proposal = Proposal(jnp.zeros((2, 3), jnp.int32), jnp.full((2, 3, 4), 0.25))
+    counts = jnp.array([1, 3])
+    for drawn, given, expected in (
+        (jnp.int32(2), None, [2, 2]),
+        (jnp.int32(2), counts, [1, 2]),
+        (2, counts, [1, 2]),
+        (jnp.int32(7), None, [3, 3]),
+    ):
+        checked = proposal.replace(drawn=drawn, counts=given).checked(2, 3)
+        np.testing.assert_array_equal(checked.num_proposed, expected)
+
+
 def test_a_draft_needs_a_worthwhile_number_of_tokens():
     with pytest.raises(InputError, match="max_worthwhile is 0: give at least 1"):
         DraftTraits(max_worthwhile=0)

@@ -68,11 +68,14 @@ def check_appended(decoded):
 
 
 def test_a_tree_of_one_branch_is_a_chain():
-    """At temperature 0 all results are the same; with more children the calls are fewer."""
-    tree = decode(TransformerDraft(near()), TreeVerifier((1,)))
-    chain = decode(TransformerDraft(near()), TokenVerifier())
-    for found, expected in zip(jax.tree.leaves(tree), jax.tree.leaves(chain), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-4)
+    """With a greedy draft all results are the same; with more children the calls are fewer."""
+    draft = TransformerDraft(near(), GREEDY)
+    for settings in (sampling(1.0), GREEDY):
+        tree, chain = (
+            decode(draft, each, settings) for each in (TreeVerifier((1,)), TokenVerifier())
+        )
+        for found, expected in zip(jax.tree.leaves(tree), jax.tree.leaves(chain), strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-4)
     verifier = TreeVerifier((2, 2))
     wide = decode(TransformerDraft(near()), verifier)
     assert np.sum(wide.stats.target_calls) < np.sum(tree.stats.target_calls)

@@ -47,8 +47,10 @@ def one_hot(tokens, vocab):
 
 @pytest.mark.parametrize("temperature", [0.0, MIN_TEMPERATURE])
 def test_temperature_up_to_1e_4_puts_all_mass_on_the_first_argmax(temperature):
-    probs = standardize(jnp.asarray(LOGITS), sampling(temperature))
-    np.testing.assert_array_equal(probs, one_hot([1, 0, 0], 4))
+    # The last row, which has a tie, also beside rows that are sampled.
+    for of_rows, first in ((temperature, 0), ([1.0, 1.0, temperature], 2)):
+        probs = standardize(jnp.asarray(LOGITS), sampling(of_rows))
+        np.testing.assert_array_equal(probs[first:], one_hot([1, 0, 0], 4)[first:])
 
 
 @pytest.mark.parametrize("temperature", [2e-4, 2.5])
@@ -201,6 +203,10 @@ def test_thresholds_are_found_among_all_bit_patterns():
     values[1] = np.round(values[1] / np.abs(values[1]).max() * 3)
     values[2, ::3], values[3, ::5], values[4, ::2], values[5] = -np.inf, np.inf, -0.0, 0.0
     values[4, ::6] = 0.0
+    # Three neighbours, which differ by one in the last bits.
+    values[0] = values[0, 0]
+    for each in (2, 6):
+        values[0, ::each] = np.nextafter(values[0, 0], np.float32(np.inf))
     for k in (1, 2, 5, 40, 98):
         kept = np.where(values >= np.sort(values, axis=-1)[:, -k, None], values, -np.inf)
         np.testing.assert_array_equal(TOP_K(jnp.asarray(values), k), kept)

@@ -737,6 +737,21 @@ def test_a_node_without_children_emits_from_the_target():
     np.testing.assert_array_equal(emission, target)
 
 
+def test_a_child_that_the_target_excludes_is_refused_even_at_u_0():
+    target, draft = jnp.array([[1.0, 0.0], [0.5, 0.5]])
+    chosen, _ = node_verification(jnp.zeros(2), jnp.array([1, 0]), draft, target)
+    assert chosen == 1
+
+
+def test_a_child_that_the_draft_could_not_draw_counts_as_absent():
+    target, draft = jnp.array([[0.4, 0.3, 0.3], [0.0, 0.9, 0.1]])
+    for u in (0.2, 0.5):
+        alone = node_verification(jnp.array([u]), jnp.array([1]), draft, target)
+        chosen, emission = node_verification(jnp.array([u, u]), jnp.array([0, 1]), draft, target)
+        assert chosen == 1 + alone[0]
+        np.testing.assert_allclose(emission, alone[1], atol=1e-6)
+
+
 def test_the_law_at_a_node_holds_to_1e_5_in_float32():
     rng = np.random.default_rng(21)
     for num in (2, 3):
