@@ -160,6 +160,19 @@ def test_an_input_gets_what_it_gets_in_a_batch(options):
     assert np.ptp(expected.lengths) > 0 and np.sum(expected.stats.accepted) > 0
 
 
+@pytest.mark.parametrize("by_xla", ["target", "draft"])
+def test_one_model_may_have_kernels_and_the_other_none(by_xla):
+    """Only one of them may suit the kernels; the states of both leave a program and enter one."""
+    models = {"target": target(), "draft": draft().model}
+    models[by_xla] = models[by_xla].replace(weights=models[by_xla].params, operations=XLA)
+    proposer, model = TransformerDraft(models["draft"]), models["target"]
+    expected = in_a_batch(proposer, model)
+    for place, one in in_slots(proposer, GROUPS, model=model).found.items():
+        other = one_of(expected, place)
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_array_equal(one.accepted, other.accepted)
+
+
 def test_tied_tokens_are_drawn_as_in_a_batch():
     """With ``top_k`` 1 coupled noise chooses among them, as in T5X; here all tokens tie."""
     params = target().params

@@ -96,6 +96,16 @@ def dot_with_table(
     return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, _num_used(inputs, num), table)
 
 
+def row_major(array: Float32[Array, "*shape"]) -> Float32[Array, "*shape"]:
+    """Returns an array that is row-major in memory, as kernels read it.
+
+    JAX's ``with_layout_constraint`` does so, too, but lets XLA choose the layouts of all other
+    results of the program, which JAX 0.10.0 to 0.11.0 then reads as row-major.
+    """
+    shape = jax.ShapeDtypeStruct(array.shape, jnp.float32)
+    return jax.ffi.ffi_call("SpecT5XRowMajor", shape, input_output_aliases={0: 0})(array)
+
+
 def look_up(tokens: Int[Array, "*shape"], table: Array) -> Float32[Array, "*shape width"]:
     """Returns the table's rows of ``tokens``; NaN for tokens outside ``[0, vocab)``.
 

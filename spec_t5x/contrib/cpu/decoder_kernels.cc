@@ -822,6 +822,14 @@ ffi::Error Dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs, ffi::Buffer<f
   return ffi::Error::Success();
 }
 
+// The array itself: XLA gives kernels row-major operands.
+ffi::Error RowMajor(ffi::Buffer<ffi::F32> array, ffi::ResultBuffer<ffi::F32> same) {
+  if (same->typed_data() != array.typed_data()) {
+    std::copy_n(array.typed_data(), array.element_count(), same->typed_data());
+  }
+  return ffi::Error::Success();
+}
+
 // outputs[row] = table[tokens[row]], NaN for tokens that the table does not have. XLA would have two
 // threads look up a few rows, which takes longer than the rows.
 ffi::Error LookUp(ffi::Buffer<ffi::S32> tokens, ffi::AnyBuffer table,
@@ -1641,6 +1649,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XMultiply, Multiply,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XDot, Dot);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XLookUp, LookUp);
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XRowMajor, RowMajor);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XNormalize, Normalize,
                               ffi::Ffi::Bind()

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax.linen.module import InterceptorContext
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from spec_t5x.contrib.cpu import calls
 from spec_t5x.interfaces import Nodes
@@ -91,11 +90,8 @@ def _empty_cache(plain: Callable, layer: DecoderLayer, encoded: Array, max_lengt
     cache = plain(encoded, max_length)
     if not _is_plain(layer.source_attention.traits):
         return cache
-    # Row-major, as the kernels read: otherwise a loop copies both in every iteration.
-    keys, values = (
-        with_layout_constraint(array, Layout((0, 1, 2, 3)))
-        for array in (cache.cross_keys, cache.cross_values)
-    )
+    # Otherwise a loop copies both in every iteration.
+    keys, values = map(calls.row_major, (cache.cross_keys, cache.cross_values))
     return cache.replace(cross_keys=keys, cross_values=values)
 
 

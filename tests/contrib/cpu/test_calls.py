@@ -123,6 +123,22 @@ def test_products_with_a_table(rows, vocab, inner):
     )
 
 
+def test_a_row_major_array_leaves_the_layouts_of_other_results_alone():
+    """A copy shows it: it reads an array as row-major, in whatever order it is in memory."""
+    inputs, kernel = draws(3, 5, 16), draws(16, 2, 8)
+
+    @jax.jit
+    def heads(inputs, kernel):
+        # Whose order in memory XLA would choose.
+        plain = jnp.einsum("bse,ehd->bhsd", inputs, kernel)
+        return plain, calls.row_major(2 * plain)
+
+    plain, twice = map(jnp.copy, heads(inputs, kernel))
+    expected = np.einsum("bse,ehd->bhsd", inputs, kernel)
+    np.testing.assert_allclose(plain, expected, atol=1e-4)
+    np.testing.assert_allclose(twice, 2 * expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_rows_of_a_table(dtype):
     table = draws(70, 19).astype(dtype)
