@@ -53,7 +53,8 @@ copy() {
     gsutil -m cp -n -r "$1" "$2"
   else
     # Without an account gcloud reads nothing, not even what is public.
-    CLOUDSDK_AUTH_DISABLE_CREDENTIALS=true run gcloud storage cp --no-clobber --recursive "$1" "$2"
+    run env CLOUDSDK_AUTH_DISABLE_CREDENTIALS=true \
+      gcloud storage cp --no-clobber --recursive "$1" "$2"
   fi
 }
 

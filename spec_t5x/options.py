@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -318,9 +319,11 @@ def check_types(options: Any) -> None:
 
 
 def _plain(value):
-    """Converts lists to tuples, at all depths, and NumPy's numbers to Python's."""
-    if isinstance(value, list | tuple):
+    """Converts lists and ranges to tuples, at all depths, NumPy's numbers to Python's, paths."""
+    if isinstance(value, list | tuple | range):
         return tuple(_plain(each) for each in value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
 
 

@@ -22,10 +22,11 @@ while :; do
   case ${1:-} in
     --dry-run) DRY_RUN=1 ;;
     --grow)
-      [ -n "${2:-}" ] || die "--grow is the last argument: give a model's directory after it"
+      [[ ${2:-} != "" && $2 != -* ]] || die "--grow is '${2:-}': give a model's directory after it"
       growing=("--gin.train.initial_checkpoint='$(realpath -m "$2")'" --gin.train.grow=True)
       shift
       ;;
+    --help) help_flag --help ;;
     -*) die "unknown argument '$1': see --help; flags of gin come last" ;;
     *) break ;;
   esac

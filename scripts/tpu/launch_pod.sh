@@ -36,6 +36,9 @@ on_all() {
 }
 
 if [ "${REST[0]}" = setup ]; then
+  for flag in "${REST[@]:1}"; do
+    [ "$flag" = --no-t5x ] || die "'$flag' after setup: give --no-t5x there, other flags before it"
+  done
   archive=$(mktemp -d)/spec_t5x.tar.gz
   run git archive --prefix=spec_t5x/ -o "$archive" HEAD
   run gcloud compute tpus tpu-vm scp "$archive" "$TPU_NAME:spec_t5x.tar.gz" "${where[@]:1}"

@@ -66,7 +66,8 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
             raise
         except _ERRORS as error:
             reason = _WORDS_OF_GIN.sub("", " ".join(str(error).split()))
-            raise InputError(f"gin: {name}: {reason}: fix it, text needs quotes") from error
+            quotes = ", text needs quotes" if "Failed to parse" in reason else ""
+            raise InputError(f"gin: {name}: {reason}: fix it{quotes}") from error
     for name, text in parts:
         for macro in _macros(text):
             # A name with a dot is one of gin's constants, such as %gin.REQUIRED.

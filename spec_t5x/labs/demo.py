@@ -132,8 +132,10 @@ def verdict(sides: Sides, seconds: Whole, options: GenerateOptions, *, beside: f
     plain, speculative = map(_ids, sides)
     if plain == speculative:
         found = "Both texts are identical."
-    elif options.make_verifier().lossy:
+    elif options.make_verifier().lossy and options.sampling().greedy:
         found = "The texts differ, as the verifier is lossy."
+    elif options.make_verifier().lossy:
+        found = "The texts are draws from two distributions, as the verifier is lossy."
     elif not options.repeats:
         found = "The texts are two draws from one distribution."
     else:

@@ -176,10 +176,3 @@ def test_paths_in_a_bucket(bucket):
     assert kvstore_spec(place) == {"driver": "gcs", "bucket": "bucket", "path": "a/"}
     assert kvstore_spec(locate("gs://bucket"))["path"] == ""
     assert kvstore_spec(Path("/a/b")) == {"driver": "file", "path": "/a/b/"}
-
-
-def test_damaged_json_in_a_bucket_is_one_line(bucket):
-    (bucket / "model" / "state").mkdir(parents=True)
-    (bucket / "model" / "state" / "_METADATA").write_text("{")
-    message = message_of(load, "gs://bucket/model")
-    assert message.startswith("cannot read gs://bucket/model/state/_METADATA as JSON (")

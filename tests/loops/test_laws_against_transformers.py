@@ -59,12 +59,9 @@ VERIFIERS = registry.names("verifier")
 # Every draft, and every verifier with one that knows much and one that seldom proposes.
 PAIRS = [
     *((draft, "block") for draft in DRAFTS),
+    *itertools.product(("transformer",), [name for name in VERIFIERS if name != "block"]),
     *itertools.product(
-        ("transformer",), [name for name in registry.names("verifier") if name != "block"]
-    ),
-    *itertools.product(
-        ("copy",),
-        [n for n in registry.names("verifier") if n not in ("block", *DEFAULT_WIDTHS)],
+        ("copy",), [name for name in VERIFIERS if name not in ("block", *DEFAULT_WIDTHS)]
     ),
     ("eagle", "tree"),
 ]

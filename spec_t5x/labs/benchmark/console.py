@@ -86,4 +86,5 @@ def _verdict(comparison: Comparison) -> str:
         return "two draws from one distribution"
     if comparison.identical:
         return "identical"
-    return f"{len(comparison.divergences)} of {comparison.num_inputs} differ"
+    lossy = " (the verifier is lossy)" if comparison.lossy else ""
+    return f"{len(comparison.divergences)} of {comparison.num_inputs} differ{lossy}"

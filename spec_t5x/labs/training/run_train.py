@@ -146,9 +146,10 @@ def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
     arguments, parameters = gin.get_bindings(training), inspect.signature(training).parameters
     for name, value in arguments.items():
         kind = parameters[name].annotation if name in parameters else inspect.Parameter.empty
-        allowed = typing.get_args(kind) or (kind,)
+        allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
         # A function of another package may have no annotation, or one that names no class.
-        is_known = kind is not inspect.Parameter.empty and all(isinstance(a, type) for a in allowed)
+        classes = [a for a in allowed if isinstance(a, type) and type(a) is not types.GenericAlias]
+        is_known = kind is not inspect.Parameter.empty and len(classes) == len(allowed)
         is_name = isinstance(value, str | type | types.FunctionType)
         if is_known and is_name and not isinstance(value, allowed):
             wanted = getattr(kind, "__name__", kind)

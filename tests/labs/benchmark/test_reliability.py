@@ -84,6 +84,8 @@ def test_tables_and_comparisons_show_doubts(made_up, capsys):  # noqa: F811
     for lossy, said in ((False, "two draws from one"), (True, "draws from two distributions")):
         print_comparison(dataclasses.replace(sampled, lossy=lossy))
         assert said in capsys.readouterr().out
+    print_comparison(dataclasses.replace(made_up, identical=False, divergences=[], lossy=True))
+    assert "differ (the verifier is lossy)" in capsys.readouterr().out
     print_comparison(dataclasses.replace(made_up, beside=0.45))
     assert capsys.readouterr().out.splitlines()[-1] == caution([BUSY])
 

@@ -123,6 +123,10 @@ def test_the_verdict_says_what_the_texts_are(generator):
             dataclasses.replace(OPTIONS, verifier="token", lenience=0.5),
             "The texts differ, as the verifier is lossy.",
         ),
+        (
+            dataclasses.replace(SAMPLED, verifier="token", lenience=0.5),
+            "draws from two distributions, as the verifier is lossy.",
+        ),
         (dataclasses.replace(SAMPLED, verifier="coupled"), "The texts differ"),
     ):
         assert expected in demo.verdict((slow, fast[:-1]), (1.0, 1.0), options)
