@@ -322,7 +322,7 @@ def test_losses_and_scores_are_the_stock_models():
         ({"logit_callback_fn": lambda logits, state: logits}, "logit_callback_fn"),
         ({"beam": 3}, "'beam'.*temperature_sample takes"),
         ({"num_decodes": 3}, "'num_decodes': bind predict_batch_with_aux.num_decodes"),
-        ({"topk": np.array([1, 2])}, r"topk is array\(\[1, 2\]\): give one number, it is part"),
+        ({"topk": np.array([1, 2])}, r"topk is array\(\[1, 2\]\): give one number, known"),
         # Not 1, which is argmax.
         ({"topk": 1.5}, "top_k is 1.5: give a whole number"),
         ({"topk": "40"}, "topk is '40': give one number"),
