@@ -112,7 +112,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     ids = check_supported(values, directory)
     config = read_config(values, directory / CONFIG_NAME)
     tensors = unwrapped(open_tensors(directory), _TOP, directory)
-    if tensors and not any(name.startswith("decoder.") for name in tensors):
+    if tensors and not any(".decoder." in f".{name}" for name in tensors):
         raise InputError(f"{directory} holds no decoder: give a whole encoder-decoder")
     left, config = _settled(tensors, config, values, directory)
     metadata, vocabulary = {"model_type": values["model_type"]}, read_vocabulary(directory, values)
