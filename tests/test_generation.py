@@ -298,12 +298,14 @@ def test_prefixes_share_a_program_and_padding_changes_no_text(generator, monkeyp
             for answer in generator.generate(TEXTS[:3], GREEDY, output_prefix=prefix, **changes)
         ]
 
-    def widths():
-        batches = (text_batches(generator, TEXTS[:1], options(output_prefix=p)) for p in prefixes)
+    def widths(**limits):
+        given = (options(output_prefix=prefix, **limits) for prefix in prefixes)
+        batches = (text_batches(generator, TEXTS[:1], one) for one in given)
         return [batch.prompts.shape for (batch,) in batches]
 
     shared = decoded()
-    assert widths() == [(1, 17), (1, 17)]
+    # The limit of sources is none of prefixes.
+    assert widths() == widths(max_source_len=8, truncate=True) == [(1, 17), (1, 17)]
     # Without padding.
     monkeypatch.setattr(Generator, "_longest_prompt", lambda self, options: 0)
     ids = map(generator.vocabulary.encode, prefixes)
