@@ -30,7 +30,7 @@ from spec_t5x.labs.benchmark.comparison import compare, without_open
 from spec_t5x.labs.benchmark.evaluation import evaluate
 from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.labs.benchmark.text_batches import text_batches
-from spec_t5x.loops import refill
+from spec_t5x.loops import refill, speculative
 from spec_t5x.loops.pace import Costs
 from spec_t5x.models.binding import Model
 from spec_t5x.models.decoder_only import DecoderOnlyConfig, DecoderOnlyModel, DecoderOnlyTransformer
@@ -457,6 +457,15 @@ def test_without_a_draft_tokens_come_one_by_one(generator, temperature, verifier
         events = events_of(generator.plain(), text, settings, place)
         assert [len(event.appended) for event in events] == [1] * len(events)
         assert not any(event.proposed for event in events)
+
+
+def test_streams_without_a_draft_share_a_program(generator):
+    missed = []
+    for verifier in ("block", "token", "tree"):
+        settings = options(temperature=1.0, seed=3, verifier=verifier)
+        list(events_of(generator.plain(), TEXTS[0], settings, 0))
+        missed.append(speculative._compiled.cache_info().misses)
+    assert missed[0] == missed[1] == missed[2]
 
 
 def test_a_streams_clock_leaves_out_the_callers_time(generator, monkeypatch):
