@@ -59,9 +59,9 @@ def check_numbers(least: int, most: int | float = math.inf, /, **values: Any) ->
             raise InputError(f"{name} is {value}: give at least {least}{upper}")
 
 
-def one_line(error: BaseException, most: int = 200) -> str:
-    """Returns an error's text (or type, if empty) as one line of at most ``most`` characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
+def one_line(what: Any, most: int = 200) -> str:
+    """Returns an error's text (or type, if empty), or a value's, as one line, cut to ``most``."""
+    text = " ".join(str(what).split()) or type(what).__name__
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

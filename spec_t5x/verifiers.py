@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x import registry
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError, as_input_error, check_choice
 from spec_t5x.interfaces import Proposal
 from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap, values_at
 from spec_t5x.sampling.draws import Stream, purpose_keys, sample_coupled
@@ -288,24 +288,25 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
     Args:
       name: a name in the registry.
       lenience: only for ``token``, in (0, 1]; below 1 is lossy (section A.5).
-      widths: ``TreeVerifier.widths``, only for ``multi`` (one number) and ``tree``; empty takes
-        ``DEFAULT_WIDTHS``.
+      widths: ``TreeVerifier.widths``, only for ``multi`` (one number), ``tree`` and other classes
+        of ``TreeVerifier``; empty takes ``DEFAULT_WIDTHS`` or the class's.
 
     Raises:
-      InputError: an unknown name, or a setting that the verifier does not have.
+      InputError: an unknown name, a setting that the verifier does not have, or a field without
+        a default.
     """
     check_choice("verifier", name, registry.names("verifier"))
     # Made for every name, because the constructor checks the range of ``lenience``.
     token = TokenVerifier(lenience)
     if lenience != 1 and name != "token":
         raise InputError(f"lenience is {lenience} and verifier {name!r}: give 1, or token")
-    if name in DEFAULT_WIDTHS:
-        if name == "multi" and len(widths) > 1:
-            raise InputError(f"widths are {tuple(widths)}: multi takes one number, tree several")
-        return TreeVerifier(tuple(widths) or DEFAULT_WIDTHS[name])
-    if widths:
-        raise InputError(f"widths are {tuple(widths)} and verifier {name!r}: use multi or tree")
     kind = registry.find("verifier", name)
     if not (isinstance(kind, type) and issubclass(kind, Verifier)):
         raise InputError(f"verifier {name!r} is registered as {kind!r}: give a class of Verifier")
-    return token if name == "token" else kind()
+    if widths and not issubclass(kind, TreeVerifier):
+        raise InputError(f"widths are {tuple(widths)} and verifier {name!r}: use multi or tree")
+    if name == "multi" and len(widths) > 1:
+        raise InputError(f"widths are {tuple(widths)}: multi takes one number, tree several")
+    widths = tuple(widths) or DEFAULT_WIDTHS.get(name, ())
+    with as_input_error(f"verifier {name!r} cannot be made", "give its fields defaults", TypeError):
+        return token if name == "token" else kind(**({"widths": widths} if widths else {}))

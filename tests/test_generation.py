@@ -30,7 +30,7 @@ from spec_t5x.labs.benchmark.comparison import compare, without_open
 from spec_t5x.labs.benchmark.evaluation import evaluate
 from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.labs.benchmark.text_batches import text_batches
-from spec_t5x.loops import refill
+from spec_t5x.loops import refill, speculative
 from spec_t5x.loops.pace import Costs
 from spec_t5x.models.binding import Model
 from spec_t5x.models.decoder_only import DecoderOnlyConfig, DecoderOnlyModel, DecoderOnlyTransformer
@@ -298,12 +298,14 @@ def test_prefixes_share_a_program_and_padding_changes_no_text(generator, monkeyp
             for answer in generator.generate(TEXTS[:3], GREEDY, output_prefix=prefix, **changes)
         ]
 
-    def widths():
-        batches = (text_batches(generator, TEXTS[:1], options(output_prefix=p)) for p in prefixes)
+    def widths(**limits):
+        given = (options(output_prefix=prefix, **limits) for prefix in prefixes)
+        batches = (text_batches(generator, TEXTS[:1], one) for one in given)
         return [batch.prompts.shape for (batch,) in batches]
 
     shared = decoded()
-    assert widths() == [(1, 17), (1, 17)]
+    # The limit of sources is none of prefixes.
+    assert widths() == widths(max_source_len=8, truncate=True) == [(1, 17), (1, 17)]
     # Without padding.
     monkeypatch.setattr(Generator, "_longest_prompt", lambda self, options: 0)
     ids = map(generator.vocabulary.encode, prefixes)
@@ -455,6 +457,15 @@ def test_without_a_draft_tokens_come_one_by_one(generator, temperature, verifier
         events = events_of(generator.plain(), text, settings, place)
         assert [len(event.appended) for event in events] == [1] * len(events)
         assert not any(event.proposed for event in events)
+
+
+def test_streams_without_a_draft_share_a_program(generator):
+    missed = []
+    for verifier in ("block", "token", "tree"):
+        settings = options(temperature=1.0, seed=3, verifier=verifier)
+        list(events_of(generator.plain(), TEXTS[0], settings, 0))
+        missed.append(speculative._compiled.cache_info().misses)
+    assert missed[0] == missed[1] == missed[2]
 
 
 def test_a_streams_clock_leaves_out_the_callers_time(generator, monkeypatch):

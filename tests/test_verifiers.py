@@ -21,6 +21,7 @@ from spec_t5x.verifiers import (
     CoupledVerifier,
     RejectionVerifier,
     TokenVerifier,
+    TreeVerifier,
     Verifier,
     verifier,
 )
@@ -233,6 +234,20 @@ class FirstOnly(Verifier):
         return token_verification(key, emit_key, draft_tokens, shorter, target_probs)
 
 
+@dataclasses.dataclass(frozen=True)
+class Wide(TreeVerifier):
+    """Verifies four drafts, unless it is told otherwise."""
+
+    widths: tuple[int, ...] = (4,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(BlockVerifier):
+    """Needs a setting that no option gives."""
+
+    scale: float
+
+
 def test_first_only():
     """The module's example verifies the first draft as token verification does, and no other."""
     proposal, logits = batch()
@@ -251,3 +266,18 @@ def test_a_verifier_that_is_registered_has_a_name_for_every_option(monkeypatch):
     registry.register("verifier", tau="math:tau")
     with pytest.raises(InputError, match=r"^verifier 'tau' is registered as 6.28.*: give a class"):
         GenerateOptions(verifier="tau")
+    registry.register("verifier", scaled=f"{__name__}:Scaled")
+    with pytest.raises(
+        InputError, match=r"'scaled' cannot be made .*'scale'.: give its fields def"
+    ):
+        GenerateOptions(verifier="scaled")
+
+
+def test_a_registered_verifier_of_trees_takes_widths(monkeypatch):
+    monkeypatch.setitem(registry._PLACES, "verifier", dict(registry._PLACES["verifier"]))
+    registry.register("verifier", wide=f"{__name__}:Wide")
+    assert verifier("wide") == Wide((4,))
+    assert GenerateOptions(verifier="wide", widths=(2, 3)).make_verifier() == Wide((2, 3))
+    assert verifier("tree") == TreeVerifier((3, 2))
+    with pytest.raises(InputError, match=r"widths are \(0,\): give at least 1"):
+        verifier("wide", widths=[0])

@@ -27,6 +27,8 @@ SPIECE_NAME = "spiece.model"
 _BEGINS, _CONTINUES = ("▁", "Ġ"), "##"
 # Texts that transformers' ``clean_up_tokenization_spaces`` strips of spaces, in this order.
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+# Beginning of a piece in a model file: its tag and length.
+_PIECE = re.compile(rb"\n([\x80-\xff]*[\x00-\x7f])")
 _BYTE_OFFSET = 3  # ids 0, 1, 2 are pad, eos, unk
 _NUM_BYTES = 256
 # Sentinels with the digits that transformers accepts: no leading zeros.
@@ -119,8 +121,8 @@ class SentencePieceVocabulary(Vocabulary):
         check_at_least(self, extra_ids=0)
         if not self.path.is_file():
             raise InputError(f"no vocabulary at {self.path}: give a SentencePiece model file")
-        content = self.path.read_bytes()
         with _reading(self.path):
+            content = _whole(self.path)
             if extra_ids:
                 content = _append_sentinels(content, extra_ids)
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=content)
@@ -250,7 +252,7 @@ def read_spiece(path: Path) -> tuple[list[str], set[str]]:
     Raises ``InputError`` if the file is no SentencePiece model.
     """
     with _reading(path):
-        model = _parsed(path.read_bytes())
+        model = model_proto().FromString(_whole(path))
     kinds = model_proto().SentencePiece.CONTROL, model_proto().SentencePiece.USER_DEFINED
     symbols = {piece.piece for piece in model.pieces if piece.type in kinds}
     return [piece.piece for piece in model.pieces], symbols
@@ -266,7 +268,7 @@ def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
 
 def _append_sentinels(content: bytes, extra_ids: int) -> bytes:
     """Appends the pieces ``<extra_id_{n-1}>`` .. ``<extra_id_0>`` to a serialized model."""
-    model = _parsed(content)
+    model = model_proto().FromString(content)
     for i in reversed(range(extra_ids)):
         # With the word boundary in front, as seqio has it: "a <extra_id_0> b" gets
         # no lone boundary piece.
@@ -278,13 +280,16 @@ def _append_sentinels(content: bytes, extra_ids: int) -> bytes:
     return model.SerializeToString()
 
 
-def _parsed(content: bytes) -> Any:
-    """Returns the message of a serialized model; raises ``ValueError`` if its end was cut off."""
-    model = model_proto().FromString(content)
-    # It follows the pieces: a file that is cut off between two of them can be parsed.
-    if not model.HasField("trainer_spec"):
+def _whole(path: Path) -> bytes:
+    """Returns a model file's content; raises ``ValueError`` if its end was cut off."""
+    content, at = path.read_bytes(), 0
+    while piece := _PIECE.match(content, at):
+        size = sum((byte & 127) << 7 * place for place, byte in enumerate(piece[1]))
+        at = piece.end() + size
+    # Specifications follow the pieces: a file that is cut off between two of them can be parsed.
+    if at == len(content):
         raise ValueError("it ends after its pieces")
-    return model
+    return content
 
 
 def model_proto() -> Any:

@@ -136,7 +136,9 @@ class BatchDecoder:
         max_decode_len, positions = self.max_decode_len(options), self.target.max_positions
         check_positions(self.target, max_decode_len)
         room = sys.maxsize if positions is None else positions - max_decode_len
-        return room if options.max_source_len is None else min(room, options.max_source_len)
+        # An encoder's limit is of sources, not of a prefix of outputs.
+        given = options.max_source_len if self.is_decoder_only else None
+        return room if given is None else min(room, given)
 
     def by_length(
         self, inputs: Iterable[Input], options: GenerateOptions

@@ -143,6 +143,9 @@ class _Run:
             ) from error
         index, count = self.options.workers
         held.enter_context(processes.locked(self.directory, index))
+        if count == 1:
+            # Here for a refusal at once, and below for workers that begin in the meantime.
+            processes.check_alone(self.directory)
         inputs, digests = survey(self.source, self.options.shard_size, self.progress.reading)
         now = Manifest(source=self.source.name, count=inputs, digests=digests, settings=settings)
         with processes.one_at_a_time(self.directory):

@@ -18,7 +18,7 @@ from spec_t5x.sampling.distributions import Sampling, write_rows
 from spec_t5x.sampling.draws import Stream, draft_draws
 from spec_t5x.sampling.verification import Verdict
 from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
-from spec_t5x.verifiers import BlockVerifier, Verifier
+from spec_t5x.verifiers import BlockVerifier, CoupledVerifier, Verifier
 
 DEFAULT_VERIFIER = BlockVerifier()
 
@@ -56,8 +56,10 @@ class Loop:
 
     @property
     def plain(self) -> "Loop":
-        """Loop at gamma 0: an iteration is one target call, without a draft."""
-        return dataclasses.replace(self, gamma=0)
+        """Loop at gamma 0: an iteration is one target call, without a draft or a verdict."""
+        # All verifiers that are not coupled draw alike, and share a program.
+        verifier = CoupledVerifier() if self.verifier.coupled else DEFAULT_VERIFIER
+        return dataclasses.replace(self, gamma=0, verifier=verifier)
 
     @property
     def num_nodes(self) -> int:

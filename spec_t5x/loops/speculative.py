@@ -350,6 +350,7 @@ def speculative_steps(
     outputs_lib.check_given(target, inputs, prompts, max_decode_steps, draft=draft, **options)
     loop = Loop(**options)
     stream, settings = checked(target, draft, prompts, rng, settings, loop, pace)
+    loop = loop if loop.gamma else loop.plain
     begin = _compiled(init, loop, donate=())
     go_plainly, iterate = _compiled(step, loop.plain), _compiled(step, loop)
     make_ready = _compiled(prepare, loop)

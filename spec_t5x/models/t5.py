@@ -10,6 +10,7 @@ of tokens to a static cache, each row at a separate position. *States* are
 import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from spec_t5x.errors import InputError, check_at_least, check_choice
+from spec_t5x.errors import InputError, check_choice, check_numbers
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import (
@@ -100,22 +101,26 @@ class NetworkConfig:
         return dataclasses.replace(self, **numbers)
 
     def __post_init__(self):
-        name, fields = type(self).__name__, dataclasses.fields(self)
-        sizes = {field.name: int(field.default != 0) for field in fields if field.type is int}
-        check_at_least(self, **sizes)
-        for field in fields:
+        name = type(self).__name__
+        for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            # gin and JSON give lists, which are not hashable, as a configuration must be.
-            if isinstance(value, list):
-                object.__setattr__(self, field.name, tuple(value))
-            if field.type is float and not (isinstance(value, int | float) and 0 <= value < np.inf):
+            if field.type is int:
+                check_numbers(int(field.default != 0), **{field.name: value})
+            if field.type is float and not (isinstance(value, Real) and 0 <= value < np.inf):
                 raise InputError(f"{field.name} is {value!r}: give a number of at least 0")
+            # gin and JSON give lists, which are not hashable, and JSON takes no numbers of NumPy.
+            kind = tuple if isinstance(value, list) else field.type
+            if kind in (tuple, int, float):
+                object.__setattr__(self, field.name, kind(value))
         if self.has_relpos and not 1 < self.relpos_num_buckets // 2 < self.relpos_max_distance:
             raise InputError(
                 f"relpos_max_distance is {self.relpos_max_distance} and relpos_num_buckets "
                 f"{self.relpos_num_buckets}: give 4 buckets or more and a distance above their half"
             )
-        for activation in self.mlp_activations or ("",):
+        if not self.mlp_activations or not isinstance(self.mlp_activations, tuple):
+            given = f"{name}.mlp_activations is {self.mlp_activations!r}"
+            raise InputError(f"{given}: give a list of names, such as ('gelu', 'linear')")
+        for activation in self.mlp_activations:
             check_choice(f"{name}.mlp_activations", activation, ACTIVATIONS)
         check_choice(f"{name}.dtype", self.dtype, STORED_DTYPES)
 

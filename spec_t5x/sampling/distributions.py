@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Shaped
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.machine.operations import by_kernel
 from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.sampling.rules import Rules
@@ -73,9 +73,8 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
     """
     values = np.asarray(temperature, np.float32)
     if values.ndim > 1 or not np.all(np.isfinite(values)) or np.any(values < 0):
-        raise InputError(
-            f"{prefix}temperature is {temperature}: give a number of at least 0 (0 is argmax)"
-        )
+        given = f"{prefix}temperature is {one_line(temperature)}"
+        raise InputError(f"{given}: give a number of at least 0 (0 is argmax)")
     if top_k < 0 or int(top_k) != top_k:
         raise InputError(
             f"{prefix}top_k is {top_k}: give a whole number of at least 0 (0 keeps all)"

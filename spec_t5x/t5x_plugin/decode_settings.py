@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from t5x import decoding
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.loops.outputs import first_hole
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.types import PAD_ID, Array, Int
@@ -134,7 +134,7 @@ def _sample_settings(values: Mapping[str, Any], max_decode_len: int) -> SampleSe
             steps = jnp.minimum(steps, limit)
         counts = np.asarray(1 if isinstance(steps, jax.core.Tracer) else steps)
         if counts.min() < 1 or counts.max() > max_decode_len:
-            raise InputError(f"max_decode_steps is {steps}: give 1 to {max_decode_len}")
+            raise InputError(f"max_decode_steps is {one_line(steps)}: give 1 to {max_decode_len}")
         steps = jnp.asarray(steps, jnp.int32)
     return SampleSettings(
         sampling=_sampling(values),
@@ -152,9 +152,8 @@ def _sampling(values: Mapping[str, Any]) -> Sampling:
         value = values[name]
         is_number = isinstance(value, numbers.Real | jax.Array | np.ndarray) and not np.ndim(value)
         if isinstance(value, jax.core.Tracer) or not is_number:
-            raise InputError(
-                f"{name} is {value!r}: give one number, known when the program is traced"
-            )
+            given = f"{name} is {one_line(repr(value))}"
+            raise InputError(f"{given}: give one number, known when the program is traced")
         filters[ours] = np.asarray(value).item()
     temperature = values["temperature"]
     if not isinstance(temperature, jax.core.Tracer):
@@ -172,9 +171,9 @@ def _beam_settings(
     is_whole = isinstance(length, numbers.Integral)
     if length is not None and not (is_whole and 0 < length <= max_decode_len):
         raise InputError(f"max_decode_len is {length!r}: give 1 to the targets' length")
-    is_number = isinstance(alpha, numbers.Real | jax.Array | np.ndarray)
+    is_number = isinstance(alpha, numbers.Real | jax.Array | np.ndarray) and not np.ndim(alpha)
     if not (is_number and (isinstance(alpha, jax.core.Tracer) or 0 <= alpha < math.inf)):
-        raise InputError(f"alpha is {alpha!r}: give a number of at least 0")
+        raise InputError(f"alpha is {one_line(repr(alpha))}: give a number of at least 0")
     return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)
 
 

@@ -393,6 +393,13 @@ def test_torch_files_of_other_objects_than_tensors(directory, state, expected):
     assert message.isprintable()
 
 
+def test_a_decoder_of_another_module_than_its_output_layer_is_one(directory):
+    path = directory / "model.safetensors"
+    head = {"lm_head.weight": load_file(path)["shared.weight"]}
+    save_file({f"model.{n}": t for n, t in load_file(path).items()} | head, path)
+    assert_refused(directory, "unexpected (model.decoder.block.0.layer.0.SelfAttention.k.weight")
+
+
 def test_an_encoder_whose_configuration_is_of_both(directory):
     path = directory / "model.safetensors"
     tensors = {n: t for n, t in load_file(path).items() if not n.startswith("decoder.")}

@@ -77,6 +77,11 @@ def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
         ("network.T5Config:\n  emb_dim = 8\n  mlp_activations = ('silu', 'linear')\n", True),
         ("network.T5Config.mlp_activations = ['silu', 'linear']\n", True),
         ('network.T5Config.mlp_activations = \\\n    ("silu", "linear")  # as in T5 1.2\n', True),
+        # As ``gin.config_str`` writes a macro, and a long tuple.
+        ("ACT = ('silu', 'linear')\nnetwork.T5Config.mlp_activations = %ACT\n", True),
+        ("network.T5Config.mlp_activations = %A\nA = %B\nB = \\\n    ('silu', 'linear')\n", True),
+        ("network.T5Config.mlp_activations = (\n    'silu',  # gated\n    'linear',\n)\n", True),
+        ("network.T5Config.mlp_activations = \\\n    ('silu',\n     'linear')\n", True),
         ("draft/network.T5Config.mlp_activations = ('silu', 'linear')\n", False),
     ],
 )
@@ -89,12 +94,21 @@ def test_activations_are_those_of_t5xs_gin_file(tmp_path, configs, random_params
     assert found == (("silu", "linear") if is_read else ("gelu", "linear"))
 
 
-def test_activations_that_cannot_be_read_are_refused(tmp_path, configs, random_params):
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("network.T5Config.mlp_activations = %ACTIVATIONS\n", "%ACTIVATIONS"),
+        ("network.T5Config.mlp_activations = %A\nA = %A\n", "%A"),
+        ("A = ('silu',\n  @linear)\nT5Config.mlp_activations = %A\n", "('silu', @linear)"),
+    ],
+)
+def test_activations_that_cannot_be_read_are_refused(tmp_path, configs, random_params, text, value):
     save_t5x(tmp_path / "checkpoint_0", random_params(configs["1.1"]), configs["1.1"])
     (tmp_path / "checkpoint_0" / "spec_t5x.json").unlink()
-    (tmp_path / "config.gin").write_text("network.T5Config.mlp_activations = %ACTIVATIONS\n")
+    (tmp_path / "config.gin").write_text(text)
     message = message_of(open_model, tmp_path)
-    assert f"{tmp_path / 'config.gin'} binds mlp_activations to %ACTIVATIONS" in message
+    assert f"{tmp_path / 'config.gin'} binds mlp_activations to {value} (" in message
+    assert "\n" not in message
 
 
 def change_specs(tree, change, path=()):

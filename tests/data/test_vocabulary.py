@@ -109,7 +109,11 @@ def test_files_that_are_no_vocabulary_are_refused(tmp_path, name, extra_ids, mes
         SentencePieceVocabulary(tmp_path / name, extra_ids)
 
 
-@pytest.mark.parametrize("read", [lambda path: SentencePieceVocabulary(path, 100), read_spiece])
+@pytest.mark.parametrize(
+    "read",
+    [SentencePieceVocabulary, lambda path: SentencePieceVocabulary(path, 100), read_spiece],
+    ids=["loaded", "appended", "parsed"],
+)
 def test_a_file_that_is_cut_off_between_two_pieces_is_refused(tmp_path, model_path, read):
     """SentencePiece itself loads it, with fewer pieces."""
     model = model_proto().FromString(model_path.read_bytes())
@@ -120,6 +124,20 @@ def test_a_file_that_is_cut_off_between_two_pieces_is_refused(tmp_path, model_pa
     path.write_bytes(content)
     with pytest.raises(InputError, match="is not a SentencePiece model .it ends after its pieces"):
         read(path)
+
+
+@pytest.mark.parametrize("extra_ids", [0, 10])
+def test_a_model_without_the_specification_of_its_training_is_whole(
+    tmp_path, model_path, extra_ids
+):
+    """It is optional. A long piece has a length of two bytes."""
+    model = model_proto().FromString(model_path.read_bytes())
+    model.ClearField("trainer_spec")
+    model.pieces.add(piece="ä" * 150, score=-9.0)
+    path = tmp_path / "spiece.model"
+    path.write_bytes(model.SerializeToString())
+    assert SentencePieceVocabulary(path, extra_ids).vocab_size == 121 + extra_ids
+    assert len(read_spiece(path)[0]) == 121
 
 
 def test_impossible_vocabulary_size(tmp_path):

@@ -299,14 +299,18 @@ def test_each_worker_takes_its_part_and_the_last_joins_all(runner):
     assert alone.files() == before
 
 
-def test_two_runs_in_one_directory_are_one_too_many(runner):
+def test_two_runs_in_one_directory_are_one_too_many(runner, monkeypatch):
     runner.output.mkdir()
+    survey = bulk.survey
+    # Refused before the inputs are read, which may take long.
+    monkeypatch.setattr(bulk, "survey", None)
     for process in (0, 3):
         with (
             processes.locked(runner.output, process),
             pytest.raises(InputError, match=r"out is in use by process \d+ on"),
         ):
             runner()
+    monkeypatch.setattr(bulk, "survey", survey)
     # What is left of one that was killed does not matter.
     assert runner().errors == 0
 

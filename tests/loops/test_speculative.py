@@ -23,7 +23,7 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import sampling, values_at
 from spec_t5x.sampling.draws import RowStream
-from spec_t5x.verifiers import TokenVerifier, Verifier
+from spec_t5x.verifiers import BlockVerifier, CoupledVerifier, TokenVerifier, TreeVerifier, Verifier
 from tests.loops.stubs import drain, no_prompts, teacher_forced, texts, writes_the_source
 from tests.toy_drafts import ConstantDraft, StubTarget, TableDraft
 from tests.toy_t5 import tiny_t5
@@ -559,6 +559,13 @@ class Hidden(Verifier):
 
     def __init__(self, share):
         self.share = share
+
+
+def test_plain_loops_differ_only_by_the_noise_that_they_draw_with():
+    chosen = TokenVerifier(0.5), TreeVerifier((3, 2)), BlockVerifier(), CoupledVerifier()
+    plain = [decode_state.Loop(gamma=3, max_decode_len=9, verifier=one).plain for one in chosen]
+    assert plain[0] == plain[1] == plain[2] != plain[3]
+    assert [one.verifier.coupled for one in plain] == [False, False, False, True]
 
 
 def test_a_verifier_may_cache_its_properties():

@@ -323,6 +323,10 @@ def test_losses_and_scores_are_the_stock_models():
         ({"beam": 3}, "'beam'.*temperature_sample takes"),
         ({"num_decodes": 3}, "'num_decodes': bind predict_batch_with_aux.num_decodes"),
         ({"topk": np.array([1, 2])}, r"topk is array\(\[1, 2\]\): give one number, known"),
+        # One line each.
+        ({"topk": np.ones((2, 2))}, r"^topk is array\(\[\[1., 1.\], \[1., 1.\]\]\): give one num"),
+        ({"max_decode_steps": np.full(99, 17)}, r"^max_decode_steps is \[17 17 .*\.\.\.: give 1"),
+        ({"temperature": np.full(99, -1.0)}, r"^temperature is \[-1. -1. .*\.\.\.: give a number"),
         # Not 1, which is argmax.
         ({"topk": 1.5}, "top_k is 1.5: give a whole number"),
         ({"topk": "40"}, "topk is '40': give one number"),
@@ -349,6 +353,7 @@ def test_what_cannot_be_honoured_is_an_error(decoder_params, message):
         ({"alpha": -0.1}, "alpha is -0.1: give a number of at least 0"),
         ({"alpha": "0.6"}, "alpha is '0.6': give a number of at least 0"),
         ({"alpha": float("nan")}, "alpha is nan: give a number of at least 0"),
+        ({"alpha": np.ones(3)}, r"alpha is array\(\[1., 1., 1.\]\): give a number"),
         ({"eos_id": 7}, "a prompt holds 7, the search's eos_id: leave it out, or"),
     ],
 )

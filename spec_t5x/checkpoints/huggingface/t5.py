@@ -17,8 +17,8 @@ import numpy as np
 from spec_t5x.checkpoints.huggingface import generation_config, vocabulary_files
 from spec_t5x.checkpoints.huggingface.generation_config import GENERATION, GENERATION_NAME, TASKS
 from spec_t5x.checkpoints.huggingface.weight_files import (
-    WEIGHTS,
     check_shared,
+    check_weights,
     open_tensors,
     renumbered,
     same_table,
@@ -112,7 +112,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     ids = check_supported(values, directory)
     config = read_config(values, directory / CONFIG_NAME)
     tensors = unwrapped(open_tensors(directory), _TOP, directory)
-    if tensors and not any(name.startswith("decoder.") for name in tensors):
+    if tensors and not any(".decoder." in f".{name}" for name in tensors):
         raise InputError(f"{directory} holds no decoder: give a whole encoder-decoder")
     left, config = _settled(tensors, config, values, directory)
     metadata, vocabulary = {"model_type": values["model_type"]}, read_vocabulary(directory, values)
@@ -263,13 +263,10 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def check_whole(values: dict[str, Any], path: Path) -> None:
-    """Raises ``InputError`` for an encoder alone, quantized weights and a file that is not read."""
+    """Raises ``InputError`` for an encoder alone, and as ``check_weights``."""
     if values.get("is_encoder_decoder", True) is False:
         raise InputError(f"{path} is an encoder alone: give an encoder-decoder")
-    if values.get("quantization_config") is not None:
-        raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
-    if (name := values.get("transformers_weights")) not in (None, *WEIGHTS[:1]):
-        raise InputError(f"{path} has transformers_weights {name!r}: rename both to {WEIGHTS[0]}")
+    check_weights(values, path)
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:

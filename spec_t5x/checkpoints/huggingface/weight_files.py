@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 # Imported because it registers bfloat16 with numpy, and so for safetensors.
 import ml_dtypes  # noqa: F401
@@ -173,6 +174,14 @@ def check_no_adapter(directory: Path, name: str) -> None:
         raise InputError(
             f"{name} has an adapter, {ADAPTER_NAME}, which is not read: give merged weights alone"
         )
+
+
+def check_weights(values: dict[str, Any], path: Path) -> None:
+    """Raises ``InputError`` if a config.json says that weights are quantized or in another file."""
+    if values.get("quantization_config") is not None:
+        raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
+    if (name := values.get("transformers_weights")) not in (None, *WEIGHTS[:1]):
+        raise InputError(f"{path} has transformers_weights {name!r}: rename both to {WEIGHTS[0]}")
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -22,7 +22,7 @@ from spec_t5x.checkpoints.t5x.scanned import ours
 from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.models.t5 import T5Config
 
-_ACTIVATIONS = re.compile(r"(?m)^\s*(?:[\w.]*T5Config\.)?mlp_activations\s*=[\s\\]*(.+)")
+_ACTIVATIONS = r"(?:[\w.]*T5Config\.)?mlp_activations"
 _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
 
 
@@ -56,10 +56,10 @@ def open_model(location: Location, values: None = None) -> StoredModel:
         # Resolved: the directory above "." is its parent.
         place = directory if isinstance(directory, GcsPath) else directory.resolve()
         settings = place.parent / "config.gin"
-        if settings.is_file() and (bound := _ACTIVATIONS.search(settings.read_text("utf-8"))):
-            what = f"{settings} binds mlp_activations to {bound[1]}"
+        if settings.is_file() and (bound := _bound(_ACTIVATIONS, settings.read_text("utf-8"))):
+            what = f"{settings} binds mlp_activations to {' '.join(bound.split())}"
             with as_input_error(what, "bind a tuple of names", ValueError, SyntaxError):
-                config = dataclasses.replace(config, mlp_activations=ast.literal_eval(bound[1]))
+                config = dataclasses.replace(config, mlp_activations=ast.literal_eval(bound))
     metadata = model_files.extra_entries(sidecar)
     if step is not None:
         metadata["step"] = int(open_tensors({"step": step}, str(found))["step"].read(()))
@@ -70,6 +70,16 @@ def open_model(location: Location, values: None = None) -> StoredModel:
         directory=directory,
         metadata=metadata,
     )
+
+
+def _bound(name: str, text: str) -> str | None:
+    """Returns what the text of a gin file binds to a name (a pattern), through its macros."""
+    # A tuple may go on in the next lines.
+    found = re.search(rf"(?m)^\s*{name}\s*=[\s\\]*([(\[][^)\]]*[)\]]|.+)", text)
+    macro = found and re.match(r"%([\w.]+)", found[1])
+    # Without this line, so that a macro of itself has an end.
+    value = macro and _bound(re.escape(macro[1]), text.replace(found[0], ""))
+    return value or found and found[1]
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]], source: str) -> T5Config:

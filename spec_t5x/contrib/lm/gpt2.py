@@ -20,6 +20,7 @@ from spec_t5x.checkpoints.huggingface.vocabulary_files import (
     tokenizer_folder,
 )
 from spec_t5x.checkpoints.huggingface.weight_files import (
+    check_weights,
     open_tensors,
     renumbered,
     same_table,
@@ -35,12 +36,11 @@ from spec_t5x.errors import InputError
 
 # Two names for the tanh approximation, which Flax calls gelu.
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
-# Settings that change the network or its file, with the only supported values, those of GPT-2.
+# Settings that change the network, with the only supported values, those of GPT-2.
 _FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
-    "transformers_weights": None,
 }
 
 _PREFIX = "transformer."
@@ -175,8 +175,7 @@ def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
     for name, needed in _FIXED.items():
         if present.get(name, needed) != needed:
             raise InputError(f"{path} has {name} {present[name]}: give a GPT-2 without it")
-    if "quantization_config" in present:
-        raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
+    check_weights(values, path)
     with describing(path, "GPT-2"):
         return GPTConfig(
             # Our start token has a row that theirs lacks.

@@ -222,7 +222,8 @@ def test_speculative_texts_equal_the_greedy_ones_of_transformers(theirs, directo
     [
         ({"activation_function": "relu"}, "activation_function 'relu': supported are"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
-        ({"transformers_weights": "a.safetensors"}, "transformers_weights a.safetensors: give a"),
+        ({"transformers_weights": "a.safetensors"}, "transformers_weights 'a.safetensors': rename"),
+        ({"quantization_config": {}}, "config.json is quantized: give float32"),
         ({"eos_token_id": NUM_IDS}, f"eos_token_id {NUM_IDS} and vocab_size"),
         ({"n_layer": 3}, "missing"),
         ({"n_embd": None}, "has no n_embd"),
@@ -237,6 +238,14 @@ def test_a_wrong_configuration_is_one_line(directory, tmp_path, changes, message
     with pytest.raises(InputError, match=message) as error:
         load(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_the_weights_that_are_read_may_be_named(directory, tmp_path):
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    values = json.loads((directory / "config.json").read_text())
+    named = {"transformers_weights": "model.safetensors", "is_encoder_decoder": False}
+    (tmp_path / "config.json").write_text(json.dumps(values | named))
+    assert load(tmp_path).config == load(directory).config
 
 
 def test_ids_of_generation_config_come_first(directory, tmp_path):
