@@ -292,8 +292,7 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
         of ``TreeVerifier``; empty takes ``DEFAULT_WIDTHS`` or the class's.
 
     Raises:
-      InputError: an unknown name, a setting that the verifier does not have, or a field without
-        a default.
+      InputError: an unknown name, a setting that it does not have, or a field without default.
     """
     check_choice("verifier", name, registry.names("verifier"))
     # Made for every name, because the constructor checks the range of ``lenience``.

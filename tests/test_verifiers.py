@@ -236,7 +236,7 @@ class FirstOnly(Verifier):
 
 @dataclasses.dataclass(frozen=True)
 class Wide(TreeVerifier):
-    """Verifies four drafts, unless it is told otherwise."""
+    """Verifies four drafts for a position by default."""
 
     widths: tuple[int, ...] = (4,)
 

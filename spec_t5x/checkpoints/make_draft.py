@@ -156,7 +156,7 @@ def check_draft(text: str | None, options: GenerateOptions) -> None:
     if options.beams and options.gamma != AUTO and kind is not TransformerDraft:
         raise InputError(
             f"beams is {options.beams}, gamma {options.gamma} and draft {text!r}, but only a model "
-            "of its own checkpoint drafts for a search: give one, or gamma 0"
+            "of its own checkpoint drafts in a search: give one, or gamma 0"
         )
     if options.make_verifier().tree(1) is not None and not hasattr(kind, "propose_tree"):
         raise InputError(

@@ -269,14 +269,10 @@ def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
 def _append_sentinels(content: bytes, extra_ids: int) -> bytes:
     """Appends the pieces ``<extra_id_{n-1}>`` .. ``<extra_id_0>`` to a serialized model."""
     model = model_proto().FromString(content)
+    kind = model_proto().SentencePiece.USER_DEFINED
     for i in reversed(range(extra_ids)):
-        # With the word boundary in front, as seqio has it: "a <extra_id_0> b" gets
-        # no lone boundary piece.
-        model.pieces.add(
-            piece=f"\u2581<extra_id_{i}>",
-            score=0.0,
-            type=model_proto().SentencePiece.USER_DEFINED,
-        )
+        # The word boundary in front is seqio's: "a <extra_id_0> b" gets no lone boundary piece.
+        model.pieces.add(piece=f"\u2581<extra_id_{i}>", score=0.0, type=kind)
     return model.SerializeToString()
 
 
@@ -284,8 +280,7 @@ def _whole(path: Path) -> bytes:
     """Returns a model file's content; raises ``ValueError`` if its end was cut off."""
     content, at = path.read_bytes(), 0
     while piece := _PIECE.match(content, at):
-        size = sum((byte & 127) << 7 * place for place, byte in enumerate(piece[1]))
-        at = piece.end() + size
+        at = piece.end() + sum((byte & 127) << 7 * n for n, byte in enumerate(piece[1]))
     # Specifications follow the pieces: a file that is cut off between two of them can be parsed.
     if at == len(content):
         raise ValueError("it ends after its pieces")

@@ -342,15 +342,14 @@ class BatchDecoder:
             "max_decode_len": room,
             "max_decode_steps": batch.max_decode_steps,
         }
-        if not self._searches_speculatively(options):
-            return beam_search(self.target, batch.tokens, batch.prompts, **named)
-        if type(self.draft) is not TransformerDraft:
-            raise InputError(
-                f"beams is {options.beams} and gamma {options.gamma}, but only a model of its own "
-                "checkpoint drafts for a search: give a smaller one as the draft, or gamma 0"
-            )
-        drafting = {"draft_model": self.draft.model, "gamma": options.gamma}
-        return beam_search(self.target, batch.tokens, batch.prompts, **drafting, **named)
+        if self._searches_speculatively(options):
+            if type(self.draft) is not TransformerDraft:
+                raise InputError(
+                    f"beams is {options.beams} and gamma {options.gamma}, but only a model of its "
+                    "own checkpoint drafts in a search: give a smaller one as the draft, or gamma 0"
+                )
+            named |= {"draft_model": self.draft.model, "gamma": options.gamma}
+        return beam_search(self.target, batch.tokens, batch.prompts, **named)
 
     def _searches_speculatively(self, options: GenerateOptions) -> bool:
         return self.draft is not None and options.gamma not in (0, AUTO)
@@ -404,11 +403,9 @@ class BatchDecoder:
         best = range(options.beams - options.num_decodes, options.beams)
         for row, text in enumerate(batch.texts):
             error = _unsound("target", text, result.scores[row])
-            efficiency = float(result.stats.block_efficiency[row]) if speculative else None
-            counts = {
-                "target_calls": int(result.stats.target_calls[row]),
-                "block_efficiency": efficiency,
-            }
+            counts = {"target_calls": int(result.stats.target_calls[row])}
+            if speculative:
+                counts["block_efficiency"] = float(result.stats.block_efficiency[row])
             outputs = (
                 self._generation(text, lengths[row], result, (row, beam), (), **counts)
                 for beam in reversed(() if error else best)

@@ -551,9 +551,7 @@ def _within(length: int, before: int, after: int) -> Bool[np.ndarray, "1 1 lengt
 
 
 def _pairs(
-    relation: Callable[[Array, Array], Array],
-    queries: Array,
-    keys: Array,
+    relation: Callable[[Array, Array], Array], queries: Array, keys: Array
 ) -> Bool[Array, "batch 1 length source"]:
     """Applies a relation to each query ``[batch length]`` and key ``[batch source]``."""
     return relation(queries[:, None, :, None], keys[:, None, None, :])

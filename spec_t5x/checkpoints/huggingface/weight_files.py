@@ -4,6 +4,7 @@ Files are mapped into memory, so that only slices in use are read, except PyTorc
 """
 
 import dataclasses
+import functools
 import logging
 import pickle
 import re
@@ -120,9 +121,8 @@ def same_table(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or len(one.shape) != 2:
         return False
     rows, width = one.shape
-    blocks = [
-        (slice(start, min(start + _ROWS, rows)), slice(0, width)) for start in range(0, rows, _ROWS)
-    ]
+    starts = range(0, rows, _ROWS)
+    blocks = ((slice(start, min(start + _ROWS, rows)), slice(0, width)) for start in starts)
     # NaN equals NaN here, because the later check for NaN has the better message.
     return all(np.array_equal(one.read(i), other.read(i), equal_nan=True) for i in blocks)
 
@@ -240,13 +240,10 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
     check_torch(path)
     import torch
 
-    def read(tensor):
-        def part(index):
-            found = tensor[index].detach()
-            # numpy has no bfloat16 that torch could return; float32 holds it exactly.
-            return (found.float() if found.dtype == torch.bfloat16 else found).contiguous().numpy()
-
-        return part
+    def read(tensor, index):
+        found = tensor[index].detach()
+        # numpy has no bfloat16 that torch could return; float32 holds it exactly.
+        return (found.float() if found.dtype == torch.bfloat16 else found).contiguous().numpy()
 
     try:
         # weights_only: a pickle from elsewhere must not run code. Files from before PyTorch 1.6 are
@@ -267,7 +264,7 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
             name=name,
             shape=tuple(tensor.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
-            read=reading_weights(path)(read(tensor)),
+            read=reading_weights(path)(functools.partial(read, tensor)),
         )
         for name, tensor in state.items()
     }
@@ -299,6 +296,5 @@ def write_safetensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]
         file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
         (directory / f"shard-{number}").rename(directory / file)
         weight_map |= dict.fromkeys(names, file)
-    write_json(
-        directory / WEIGHTS[1], {"metadata": {"total_size": total}, "weight_map": weight_map}
-    )
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    write_json(directory / WEIGHTS[1], index)

@@ -94,15 +94,12 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], source: str) -> T5Config
         shape = shapes.get(path)
         if shape is None or len(shape) != 2:
             found = "is not there" if shape is None else f"is {list(shape)}, not a matrix"
-            raise InputError(
-                f"{source}: {path}, which determines the configuration, {found}: {COPY_AGAIN}"
-            )
+            what = f"{source}: {path}, which determines the configuration,"
+            raise InputError(f"{what} {found}: {COPY_AGAIN}")
         return shape
 
-    bias = "encoder/relpos_bias/rel_embedding"
-    per_layer = bias not in shapes
-    if per_layer:
-        bias = "encoder/layers_0/relpos_bias/rel_embedding"
+    per_layer = "encoder/relpos_bias/rel_embedding" not in shapes
+    bias = f"encoder/{'layers_0/' if per_layer else ''}relpos_bias/rel_embedding"
     vocab_size, emb_dim = matrix("token_embedder/embedding")
     num_heads, num_buckets = matrix(bias)
     _, joined = matrix("encoder/layers_0/attention/query/kernel")
