@@ -351,7 +351,7 @@ def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
-    """Returns the values of config.json for transformers 4 and 5; ``kind`` is the model_type."""
+    """Returns config.json, with T5's special ids, for transformers; ``kind`` is the model_type."""
     name, *gate = config.mlp_activations
     if name not in _ACTIVATIONS or gate not in ([], ["linear"]):
         raise InputError(
@@ -368,6 +368,7 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
         # Also decides in every version, except for mT5 in version 5, whether logits are rescaled.
         "tie_word_embeddings": config.logits_via_embedding,
         "torch_dtype": dtype,
+        **_SPECIAL_IDS,
     }
 
 
