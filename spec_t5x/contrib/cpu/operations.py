@@ -63,7 +63,7 @@ def _tempered(
 ) -> Float32[Array, "*rows vocab"]:
     rows = logits.shape[:-1]
     temperatures = jnp.broadcast_to(temperature, (*rows, 1))[..., 0]
-    masses = jnp.broadcast_to(*(top_p or (jnp.float32(0),)), rows)
+    masses = jnp.broadcast_to(top_p[0] if top_p else jnp.float32(0), rows)
     least = MIN_TEMPERATURE
     return calls.standardize(logits, temperatures, masses, top_k=top_k, least_temperature=least)
 

@@ -94,16 +94,15 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     )
 
 
-def check_supported(values: dict[str, Any], directory: Path) -> None:
-    """Raises ``InputError`` unless a config.json, which holds ``values``, is supported."""
+def check_supported(values: dict[str, Any], directory: Path) -> list[int]:
+    """Returns ``_ids``; raises ``InputError`` if config.json, of ``values``, is not supported."""
     _read_config(values, directory / CONFIG_NAME)
-    _ids(values, directory)
+    return _ids(values, directory)
 
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> MappedVocabulary | None:
     """Reads the vocabulary of a directory, or of the one above a checkpoint of a training."""
-    check_supported(values, directory)
-    num_ids, start_id, eos_id, *more = _ids(values, directory)
+    num_ids, start_id, eos_id, *more = check_supported(values, directory)
     folder = tokenizer_folder(directory)
     if (tokenizer := read_tokenizer(folder)) is None:
         return None
