@@ -67,7 +67,8 @@ class Engine:
         self.decoder, self.options = decoder, options
         depends = options.gamma != AUTO or not options.repeats
         self._paces = {} if paces is None or depends else paces
-        self.pace = self._paces.get(costly(options))
+        self._costly = costly(options)
+        self.pace = self._paces.get(self._costly)
         # True if batches are decoded in slots. A beam search has none, and a single row makes no
         # other row wait.
         self.in_slots = options.batch_size > 1 and not options.beams
@@ -115,7 +116,7 @@ class Engine:
         self._slots = self._waiting = None
         while self.under_way:
             yield self.under_way.popleft()()
-        self._paces[costly(self.options)] = self.pace
+        self._paces[self._costly] = self.pace
 
     def answers(self, batches: Iterable[tuple[tuple[int, ...], Batch]]) -> Iterator[Answered]:
         """Yields the answers to batches; a batch is submitted before the one before is awaited."""
@@ -140,7 +141,7 @@ class Engine:
 
         def run() -> Generator[Iteration, bool, Answer]:
             decoded = yield from steps
-            self.pace = self._paces[costly(self.options)] = decoded.pace
+            self.pace = self._paces[self._costly] = decoded.pace
             if decoder.draft is None:
                 decoded = decoded.replace(stats=None)
             (answer,) = all_answered(decoder.collect(batch, decoded, self.options))
@@ -178,11 +179,10 @@ class Engine:
         """
         if self.decoder.draft is None:
             raise InputError("there is no draft whose costs could be measured: give one")
-        name = costly(self.options)
         with _MEASURING:
-            if name not in self._costs:
-                self._costs[name] = self._measured(batch, dict(name))
-        return self._costs[name]
+            if self._costly not in self._costs:
+                self._costs[self._costly] = self._measured(batch, dict(self._costly))
+        return self._costs[self._costly]
 
     def _measured(self, batch: Batch, settings: dict[str, object]) -> Costs:
         decoder, verifier = self.decoder, self.options.make_verifier()
@@ -218,7 +218,7 @@ class Engine:
             return None
         if self.options.beams:
             return "the draft was left out: a beam search drafts if gamma is a number"
-        costs = self._costs.get(costly(self.options))
+        costs = self._costs.get(self._costly)
         if costs is None:
             return None
         if costs.needed > OPTIMISM:
