@@ -244,7 +244,7 @@ def costly(options: GenerateOptions) -> tuple[tuple[str, object], ...]:
     """Returns names and values of the options that the time of a step depends on."""
     values, sampling = {name: getattr(options, name) for name in _COSTLY}, options.sampling()
     # Of these, only whether there is one: each new number would be measured for seconds.
-    values |= {"top_k": sampling.top_k > 0, "top_p": sampling.top_p is not None}
+    values |= {"top_k": sampling.top_k is not None, "top_p": sampling.top_p is not None}
     values["repetition_penalty"] = options.repetition_penalty and options.repetition_penalty != 1
     # Rounded as in ``BatchDecoder.room``: similar limits share a program.
     room = options.max_decode_len and bucket(options.max_decode_len, sys.maxsize)

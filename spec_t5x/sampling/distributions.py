@@ -33,13 +33,13 @@ MIN_TEMPERATURE = 1e-4
 class Sampling:
     """Settings of the sampled distribution; ``sampling(...)`` makes and checks them.
 
-    Temperature, mass and rules' arrays are traced: new values compile nothing. The rest is static.
+    Numbers and rules' arrays are traced: new values compile nothing. The rest is static.
     """
 
     # One temperature for all rows, or one for each row; at most ``MIN_TEMPERATURE`` is argmax.
     temperature: Float32[Array, "*batch"]
-    # Number of likeliest tokens that are kept; 0 keeps all.
-    top_k: int = flax.struct.field(pytree_node=False, default=0)
+    # Number of likeliest tokens that are kept; None keeps all.
+    top_k: UInt32[Array, ""] | None = None
     # Least probability mass of the nucleus, the likeliest tokens that are kept; None keeps all.
     top_p: Float32[Array, ""] | None = None
     # True if every row is argmax, known when the program is traced: no noise is drawn.
@@ -55,7 +55,7 @@ class Sampling:
 
     def keep_ties(self) -> "Sampling":
         """Returns settings with which ``top_k`` 1 draws among tied tokens, as in T5X."""
-        return dataclasses.replace(self, greedy=self.greedy and self.top_k != 1)
+        return dataclasses.replace(self, greedy=self.greedy and self.top_k is None)
 
 
 def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str = "") -> Sampling:
@@ -89,7 +89,7 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
     return Sampling(
         temperature=jnp.asarray(values),
         # Filters that cannot change the result are left out of the compiled program.
-        top_k=0 if cold else int(top_k),
+        top_k=None if cold or not top_k else jnp.uint32(min(top_k, 2**31)),
         top_p=None if cold or top_p in (0, 1) else jnp.float32(top_p),
         greedy=cold or top_k == 1,
     )
@@ -105,21 +105,24 @@ def standardize(
     temperature = settings.temperature
     if temperature.ndim:
         temperature = temperature.reshape(-1, *[1] * (logits.ndim - 1))
-    top_p = () if settings.top_p is None else (settings.top_p,)
-    return tempered(logits, temperature, *top_p, top_k=settings.top_k)
+    kept = (each for each in (settings.top_k, settings.top_p) if each is not None)
+    return tempered(logits, temperature, *kept)
 
 
 @by_kernel
 def tempered(
-    logits: Float32[Array, "*rows vocab"], temperature: Array, *top_p: Array, top_k: int
+    logits: Float32[Array, "*rows vocab"], temperature: Array, *kept: Array
 ) -> Float32[Array, "*rows vocab"]:
-    """Returns ``standardize``'s result for a temperature that broadcasts to ``logits``."""
+    """Returns ``standardize``'s result for a temperature that broadcasts to ``logits``.
+
+    What is ``kept`` is the number of tokens, in uint32, or their mass, in float32.
+    """
     warped = logits / jnp.maximum(temperature, MIN_TEMPERATURE)
-    if top_k:
-        warped = keep_top_k(warped, top_k)
+    if kept and kept[0].dtype == jnp.uint32:
+        warped = keep_top_k(warped, *kept)
     probs = jax.nn.softmax(warped, axis=-1)
-    if top_p:
-        probs = keep_top_p(probs, *top_p)
+    if kept and kept[0].dtype == jnp.float32:
+        probs = keep_top_p(probs, *kept)
     return jnp.where(temperature > MIN_TEMPERATURE, probs, argmax_probs(logits))
 
 
@@ -168,15 +171,13 @@ def argmax_probs(logits: Float[Array, "*rows vocab"]) -> Float32[Array, "*rows v
     return jax.nn.one_hot(argmax(logits), logits.shape[-1], dtype=jnp.float32)
 
 
-def keep_top_k(logits: Float[Array, "*rows vocab"], k: int) -> Float[Array, "*rows vocab"]:
+def keep_top_k(logits: Float[Array, "*rows vocab"], k: Array) -> Float[Array, "*rows vocab"]:
     """Replaces logits below each row's k-th largest by minus infinity, so that ties are kept."""
-    if k == 1:
-        return jnp.where(logits >= jnp.max(logits, axis=-1, keepdims=True), logits, -jnp.inf)
     # Maps logits to unsigned integers in the same order; -0 becomes 0 first, so that both tie.
     bits = jnp.where(logits == 0, 0.0, logits).astype(jnp.float32)
     bits = lax.bitcast_convert_type(bits, jnp.uint32)
     numbers = bits ^ jnp.where(bits >> 31 == 1, jnp.uint32(0xFFFFFFFF), jnp.uint32(1 << 31))
-    ones = jnp.ones((1,) * logits.ndim, jnp.int32)
+    ones = jnp.ones((1,) * logits.ndim, jnp.uint32)
     return jnp.where(numbers >= _largest_threshold(numbers, ones, k), logits, -jnp.inf)
 
 
@@ -188,7 +189,7 @@ def keep_top_p(probs: Float32[Array, "*rows vocab"], p: Array) -> Float32[Array,
 
 
 def _largest_threshold(
-    numbers: UInt32[Array, "*rows vocab"], weights: Array, enough: float | int | Array
+    numbers: UInt32[Array, "*rows vocab"], weights: Array, enough: Array
 ) -> UInt32[Array, "*rows 1"]:
     """Returns each row's largest t with ``sum(weights[numbers >= t]) >= enough``; 0 if none.
 

@@ -116,7 +116,7 @@ def t5x_texts(target, rng, settings, prompts, max_decode_len):
         logits = np.stack([logits[row, len(text) - 1] for row, text in enumerate(texts)])
         scaled = logits / temperature.reshape(-1, 1).astype(np.float32)
         if settings.top_k:
-            smallest = np.sort(scaled, axis=-1)[:, -settings.top_k, None]
+            smallest = np.sort(scaled, axis=-1)[:, -int(settings.top_k), None]
             scaled = np.where(scaled >= smallest, scaled, np.float32(-1e7))
         if temperature.ndim:
             draw = functools.partial(jax.random.categorical, rng1)

@@ -141,17 +141,27 @@ def test_rows_sum_to_one_in_float32_whatever_the_logits_type(chosen):
     np.testing.assert_allclose(probs, softmax(np.asarray(logits, np.float64)), atol=1e-6)
 
 
-def test_changing_the_temperature_compiles_nothing():
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"temperature": 0.5}, {"temperature": 2.0}),
+        ({"temperature": 1.0, "top_k": 2}, {"temperature": 0.7, "top_k": 2**40}),
+        ({"temperature": 1.0, "top_p": 0.5}, {"temperature": 0.7, "top_p": 0.9}),
+    ],
+    ids=["temperature", "top_k", "top_p"],
+)
+def test_changing_a_number_compiles_nothing(first, second):
     traced = []
 
     @jax.jit
     def probs(logits, chosen):
-        traced.append(chosen.top_k)
+        traced.append(chosen)
         return standardize(logits, chosen)
 
     logits = jnp.asarray(LOGITS)
-    np.testing.assert_allclose(probs(logits, sampling(0.5)), softmax(LOGITS / 0.5), atol=1e-6)
-    np.testing.assert_allclose(probs(logits, sampling(2.0)), softmax(LOGITS / 2.0), atol=1e-6)
+    for numbers in (first, second):
+        chosen = sampling(**numbers)
+        np.testing.assert_array_equal(probs(logits, chosen), jax.jit(standardize)(logits, chosen))
     assert len(traced) == 1
 
 
@@ -175,7 +185,7 @@ def nucleus_by_sorting(probs, p):
 
 
 TOP_P = jax.jit(keep_top_p)
-TOP_K = jax.jit(keep_top_k, static_argnames="k")
+TOP_K = jax.jit(keep_top_k)
 
 # Whole numbers of 64ths (so that every sum is exact in float32), among them many
 # zeros and ties, and p at, just below and just above the sums that occur.

@@ -141,9 +141,9 @@ def summarize(
 def standardize(
     logits: Float32[Array, "*rows width"],
     temperatures: Float32[Array, "*rows"],
+    top_k: UInt32[Array, "*rows"],
     top_p: Float32[Array, "*rows"],
     *,
-    top_k: int,
     least_temperature: float,
 ) -> Float32[Array, "*rows width"]:
     """Returns the distribution that each row of logits is sampled from.
@@ -152,8 +152,9 @@ def standardize(
     nucleus of mass ``top_p`` (0: uncut). Up to ``least_temperature`` it is 1 at the first argmax.
     """
     shape = jax.ShapeDtypeStruct(logits.shape, jnp.float32)
-    options = {"top_k": np.int64(top_k), "least_temperature": np.float32(least_temperature)}
-    return _of_rows("SpecT5XStandardize", shape, logits, temperatures, top_p, **options)
+    least = np.float32(least_temperature)
+    given = logits, temperatures, top_k, top_p
+    return _of_rows("SpecT5XStandardize", shape, *given, least_temperature=least)
 
 
 def compare(

@@ -1108,17 +1108,20 @@ void StandardizeRow(const float* logits, int64_t width, float temperature, int64
 }
 
 ffi::Error Standardize(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits,
-                       ffi::Buffer<ffi::F32> temperatures, ffi::Buffer<ffi::F32> top_p,
-                       ffi::ResultBuffer<ffi::F32> probs, int64_t top_k, float least_temperature) {
+                       ffi::Buffer<ffi::F32> temperatures, ffi::Buffer<ffi::U32> top_k,
+                       ffi::Buffer<ffi::F32> top_p, ffi::ResultBuffer<ffi::F32> probs,
+                       float least_temperature) {
   const int64_t width = logits.dimensions().back();
   const int64_t rows = logits.element_count() / width;
-  if (static_cast<int64_t>(temperatures.element_count()) != rows ||
-      static_cast<int64_t>(top_p.element_count()) != rows) {
-    return ffi::Error::InvalidArgument("a temperature and a mass are needed for each row");
+  for (size_t count : {temperatures.element_count(), top_k.element_count(), top_p.element_count()}) {
+    if (static_cast<int64_t>(count) != rows) {
+      return ffi::Error::InvalidArgument("a temperature, top_k and top_p are needed for each row");
+    }
   }
   Share(pool, rows, rows * width >= kNumbersWorthSharing, [&](int64_t row) {
-    StandardizeRow(logits.typed_data() + row * width, width, temperatures.typed_data()[row], top_k,
-                   top_p.typed_data()[row], least_temperature, probs->typed_data() + row * width);
+    StandardizeRow(logits.typed_data() + row * width, width, temperatures.typed_data()[row],
+                   top_k.typed_data()[row], top_p.typed_data()[row], least_temperature,
+                   probs->typed_data() + row * width);
   });
   return ffi::Error::Success();
 }
@@ -1675,9 +1678,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XStandardize, Standardize,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<int64_t>("top_k")
                                   .Attr<float>("least_temperature"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XCompare, Compare);

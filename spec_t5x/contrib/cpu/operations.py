@@ -59,13 +59,16 @@ CPU = CpuOperations()
 
 
 def _tempered(
-    logits: Float32[Array, "*rows vocab"], temperature: Array, *top_p: Array, top_k: int
+    logits: Float32[Array, "*rows vocab"], temperature: Array, *kept: Array
 ) -> Float32[Array, "*rows vocab"]:
     rows = logits.shape[:-1]
     temperatures = jnp.broadcast_to(temperature, (*rows, 1))[..., 0]
-    masses = jnp.broadcast_to(top_p[0] if top_p else jnp.float32(0), rows)
+    top_k, top_p = (
+        jnp.broadcast_to(next((each for each in kept if each.dtype == dtype), dtype(0)), rows)
+        for dtype in (jnp.uint32, jnp.float32)
+    )
     least = MIN_TEMPERATURE
-    return calls.standardize(logits, temperatures, masses, top_k=top_k, least_temperature=least)
+    return calls.standardize(logits, temperatures, top_k, top_p, least_temperature=least)
 
 
 def _overlap(target_probs: Array, draft_probs: Array) -> Array:

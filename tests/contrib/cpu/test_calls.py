@@ -201,7 +201,7 @@ WIDTHS = [1, 37, 5000]
 
 
 # The expected distributions, by XLA's operations alone.
-by_xla = jax.jit(distributions.tempered.__wrapped__, static_argnames="top_k")
+by_xla = jax.jit(distributions.tempered.__wrapped__)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -212,16 +212,17 @@ def test_distributions_are_those_of_xla(width, k, p):
     logits[0] = np.round(logits[0])
     logits[1, :, : width // 2] = -np.inf
     temperatures = np.tile(np.float32([[1.0], [0.7], [0.0]]), (1, 4))
-    options = {"top_k": k, "least_temperature": distributions.MIN_TEMPERATURE}
-    found = np.asarray(calls.standardize(logits, temperatures, np.full((3, 4), p, "f4"), **options))
-    masses = (np.float32(p),) if p else ()
+    options = {"least_temperature": distributions.MIN_TEMPERATURE}
+    numbers = np.full((3, 4), k, np.uint32), np.full((3, 4), p, np.float32)
+    found = np.asarray(calls.standardize(logits, temperatures, *numbers, **options))
+    kept = [number[0, 0] for number in numbers if number.any()]
     np.testing.assert_allclose(
-        found, by_xla(logits, temperatures[..., None], *masses, top_k=k), rtol=5e-6, atol=1e-9
+        found, by_xla(logits, temperatures[..., None], *kept), rtol=5e-6, atol=1e-9
     )
     assert (found[np.isneginf(logits)] == 0).all()
     assert (np.max(found[2], axis=-1) == 1).all()
     # The same row beside others, or alone.
-    of_row = (np.asarray(number, np.float32) for number in (0.7, p))
+    of_row = (np.asarray(each) for each in (np.float32(0.7), np.uint32(k), np.float32(p)))
     alone = calls.standardize(logits[1, 3], *of_row, **options)
     np.testing.assert_array_equal(alone, found[1, 3])
 
