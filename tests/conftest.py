@@ -123,10 +123,10 @@ def known_costs(monkeypatch):
     def measure(target, draft, inputs, settings, loop):
         # At most 3 drafted tokens, because each width of a call is compiled.
         largest, whole = min(loop.gamma, 3), loop.verifier.tree(loop.gamma) is not None
-        return Costs.by_formula(c=0.1, position=0.05, largest=largest, whole=whole)
+        return Costs.by_formula(c=0.1, position=0.05, largest=largest, whole=whole), True
 
     monkeypatch.setattr(costs, "measure", measure)
-    monkeypatch.setattr(costs, "remembered", lambda key, measure, store: measure())
+    monkeypatch.setattr(costs, "remembered", lambda key, measure, store: measure()[0])
     # Suppresses messages that depend on elapsed time or on the machine's load.
     monkeypatch.setattr(progress, "A_MOMENT", 1e6)
     monkeypatch.setattr(psutil, "cpu_times", lambda: types.SimpleNamespace(user=0.0, system=0.0))

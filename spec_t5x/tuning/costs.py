@@ -3,7 +3,8 @@
 Plain steps, the draft's prefill and iterations with 1, 3, 5, 8 and the most drafts (with a tree,
 its depth alone) are timed in turn (``tuning.timed_calls``); costs between these *limits* are
 interpolated. Timing takes a few seconds beside compilation. The costs are stored for the machine,
-the models and the settings. The kernels for CPUs multiply six rows at once, hence the limit 5.
+the models and the settings, unless other programs disturbed the timing. The kernels for CPUs
+multiply six rows at once, hence the limit 5.
 """
 
 import contextlib
@@ -36,6 +37,9 @@ _BUDGET = 4.0
 _MOST_ROUNDS = 15
 # Timings whose median is relied on.
 _ENOUGH_ROUNDS = 5
+# Spread of a plain step's timings, their quartiles' distance over their median, above which they
+# were disturbed: .04 to .2 on quiet machines with two cores, .6 to 2 beside busy programs.
+_MOST_SPREAD = 0.4
 # Depth and nodes of the largest trees that are measured.
 _MAX_DEPTH = 4
 _MAX_NODES = 64
@@ -60,7 +64,9 @@ def largest_limit(draft: Draft, verifier: Verifier) -> int:
     )
 
 
-def remembered(key: Mapping[str, Any], measure: Callable[[], Costs], store: Store) -> Costs:
+def remembered(
+    key: Mapping[str, Any], measure: Callable[[], tuple[Costs, bool]], store: Store
+) -> Costs:
     """Returns the costs stored for ``key`` (``identity.py``); measures and stores missing ones."""
     costs = store.load(key, Costs.parse)
     if costs is not None:
@@ -68,15 +74,21 @@ def remembered(key: Mapping[str, Any], measure: Callable[[], Costs], store: Stor
         return costs
     start = time.perf_counter()
     with doing(log, "measuring the costs of speculation on this machine, once"):
-        costs = measure()
+        costs, steady = measure()
     seconds = time.perf_counter() - start
-    trouble = store.save(key, dataclasses.asdict(costs)) or "and stored them"
-    log.info("measured the costs of speculation in %.1f s, %s", seconds, trouble)
+    outcome = "and not stored them, since other programs keep the machine busy"
+    if steady:
+        outcome = store.save(key, dataclasses.asdict(costs)) or "and stored them"
+    log.info("measured the costs of speculation in %.1f s, %s", seconds, outcome)
     return costs
 
 
-def measure(target: Target, draft: Draft, inputs: PyTree, settings: Sampling, loop: Loop) -> Costs:
+def measure(
+    target: Target, draft: Draft, inputs: PyTree, settings: Sampling, loop: Loop
+) -> tuple[Costs, bool]:
     """Measures the costs: times plain steps, the draft's prefill and iterations in turn.
+
+    Also returns whether the timings are steady enough for the costs to be stored.
 
     Args:
       target, draft, inputs, settings: as in decoding (``loops.speculative_decode``).
@@ -87,7 +99,8 @@ def measure(target: Target, draft: Draft, inputs: PyTree, settings: Sampling, lo
     timed = Timed.half_way(target, draft, inputs, settings, loop)
     programs = [timed.iterations(0), timed.prefills, *map(timed.iterations, limits)]
     times = interleaved(programs, _MOST_ROUNDS, budget=_BUDGET)
-    return of_times(limits, times, whole=whole)
+    low, middle, high = np.quantile(times[:, 0], (0.25, 0.5, 0.75))
+    return of_times(limits, times, whole=whole), bool(high - low <= _MOST_SPREAD * middle)
 
 
 def of_times(

@@ -16,6 +16,8 @@ from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
 
 # An id that no token has: rows do not end, so that all steps are alike.
 NO_EOS = -1
+# Tokens half way through an output at most: drafts are fed them, and few outputs have more.
+_MOST_TOKENS = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class Timed:
     def half_way(
         cls, target: Target, draft: Draft, inputs: PyTree, settings: Sampling, loop: Loop
     ) -> "Timed":
-        """Makes the state of rows that hold ``loop.max_decode_len // 2`` varied tokens.
+        """Makes the state of rows of ``loop.max_decode_len // 2`` varied tokens, at most 512.
 
         The tokens are not fed to the target, since a call's time does not depend on what its cache
         holds; the draft has been fed them. Errors are those of ``speculative.check_arguments``.
@@ -86,7 +88,8 @@ def _half_way(target, draft, inputs, stream, settings, *, loop: Loop) -> DecodeS
     places = jnp.arange(old.sequences.shape[1])
     first = EOS_ID + 1
     text = jnp.where(places == 0, PAD_ID, first + places % max(draft.vocab_size - first, 1))
-    lengths = jnp.full_like(old.lengths, max(loop.max_decode_len // 2, 1))
+    num_tokens = min(max(loop.max_decode_len // 2, 1), _MOST_TOKENS)
+    lengths = jnp.full_like(old.lengths, num_tokens)
     sequences = jnp.broadcast_to(text, old.sequences.shape).astype(old.sequences.dtype)
     state = state.replace(
         outputs=old.replace(sequences=sequences, lengths=lengths),

@@ -14,6 +14,7 @@ from spec_t5x.loops.pace import Costs
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.store import Store
+from spec_t5x.tuning.timed_calls import Timed
 from spec_t5x.verifiers import verifier
 from tests.toy_t5 import tiny_t5
 
@@ -71,8 +72,8 @@ def test_what_is_timed_is_what_decodes(monkeypatch, make, name):
     monkeypatch.setattr(costs_lib, "interleaved", interleaved)
     inputs = jnp.ones((2, 5), jnp.int32)
     loop = Loop(gamma=3, max_decode_len=16, num_decodes=2, verifier=choice)
-    costs = measure(target, draft, inputs, sampling(1.0), loop)
-    assert costs.largest == 3 and costs.prefill == 0.5
+    costs, steady = measure(target, draft, inputs, sampling(1.0), loop)
+    assert steady and costs.largest == 3 and costs.prefill == 0.5
     if name == "tree":
         assert proposed[0] == [0] * 4 and len(proposed) == 2 and min(proposed[1]) > 0
     else:
@@ -87,11 +88,11 @@ def test_a_draft_without_trees_is_refused_before_anything_is_timed():
 
 
 def test_what_was_measured_is_measured_once(tmp_path, caplog):
-    calls = []
+    calls, steady = [], True
 
     def measured():
         calls.append(0)
-        return Costs(iteration=(1.0, 1.5))
+        return Costs(iteration=(1.0, 1.5)), steady
 
     caplog.set_level("INFO")
     for _ in range(2):
@@ -102,6 +103,25 @@ def test_what_was_measured_is_measured_once(tmp_path, caplog):
     (tmp_path / "file").touch()
     remembered({"a": 1}, measured, Store(tmp_path / "file"))
     assert "but cannot store them" in caplog.text
+    # Costs that may be wrong are used in this process alone.
+    steady = False
+    for _ in range(2):
+        remembered({"b": 1}, measured, Store(tmp_path / "costs"))
+    assert len(calls) == 4
+    assert "and not stored them, since other programs keep the machine busy" in caplog.text
+
+
+def test_timings_of_a_busy_machine_are_not_steady(monkeypatch):
+    """The plain step, the first program, is the one that others are compared with."""
+    target, loop = tiny_t5(0), Loop(gamma=1, max_decode_len=16)
+    steady = []
+    for plain in ([1.0, 1.1, 1.2, 1.1], [1.0, 2.0, 1.0, 2.0]):
+        times = np.stack([plain, *[[1.0] * 4] * 2], axis=1)
+        monkeypatch.setattr(costs_lib, "interleaved", lambda *_, times=times, **__: times)
+        draft = CopyDraft(target.vocab_size)
+        given = target, draft, jnp.ones((1, 5), jnp.int32), sampling(0.0), loop
+        steady.append(measure(*given)[1])
+    assert steady == [True, False]
 
 
 def test_the_most_that_may_be_drafted():
@@ -114,3 +134,11 @@ def test_the_most_that_may_be_drafted():
     for widths in ((4, 3, 2, 2), (1, 1, 1, 1, 1), (200, 9)):
         with pytest.raises(InputError, match="give gamma a number, or fewer widths"):
             costs_lib.largest_limit(model, verifier("tree", widths=widths))
+
+
+def test_drafts_are_fed_no_more_tokens_than_an_output_may_have():
+    target = tiny_t5(0)
+    given = target, CopyDraft(target.vocab_size), jnp.ones((1, 5), jnp.int32), sampling(0.0)
+    for most, length in ((1, 1), (40, 20), (3000, 512)):
+        timed = Timed.half_way(*given, Loop(gamma=1, max_decode_len=most))
+        np.testing.assert_array_equal(timed.state.outputs.lengths, [length])

@@ -50,7 +50,9 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
     """Nothing is measured twice, and nothing is taken for something else."""
     keys = []
     monkeypatch.setattr(
-        costs, "remembered", lambda key, measure, store: keys.append(json.dumps(key)) or measure()
+        costs,
+        "remembered",
+        lambda key, measure, store: keys.append(json.dumps(key)) or measure()[0],
     )
     generator = Generator(
         target=tiny_t5(0),
@@ -108,7 +110,7 @@ def test_threads_that_begin_together_measure_once(monkeypatch):
         measured.append(key)
         # Others get time to begin measuring, too.
         time.sleep(0.05)
-        return measure()
+        return measure()[0]
 
     monkeypatch.setattr(costs, "remembered", remembered)
     generator = Generator(
