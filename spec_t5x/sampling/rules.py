@@ -7,7 +7,7 @@ rules, their order and their arithmetic are those of transformers' logits proces
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import flax.struct
 import jax
@@ -50,8 +50,8 @@ class Rules:
     min_decode_len: Int[Array, ""] | None = None
     # Divides the positive and multiplies the negative logits of tokens that are in the text.
     repetition_penalty: Float32[Array, ""] | None = None
-    # Phrases, padded on the left, and the bias added to the logit of a phrase's last token where
-    # the text ends with the phrase's other tokens.
+    # Phrases, padded on the left (``_padded``), and the bias added to the logit of a phrase's last
+    # token where the text ends with the phrase's other tokens.
     phrases: Int[Array, "phrases longest"] | None = None
     phrase_biases: Float32[Array, "phrases"] | None = None
     # Size n of the n-grams that no text may repeat; 0 for no rule.
@@ -194,8 +194,7 @@ def rules(
 
     single = [word[0] for word in words if len(word) == 1 and word[0] not in eos_ids]
     phrases |= {word: -np.inf for word in words if len(word) > 1}
-    longest = max(map(len, phrases), default=0)
-    filled = [(_ANY,) * (longest - len(text)) + text for text in phrases]
+    padded, biases = _padded(phrases) if phrases else (None, None)
     made = Rules(
         banned=mask([*suppress_tokens, *single]),
         banned_first=mask(begin_suppress_tokens),
@@ -204,8 +203,8 @@ def rules(
         ends=mask(eos_ids) if min_decode_len else None,
         min_decode_len=jnp.int32(min_decode_len) if min_decode_len else None,
         repetition_penalty=None if repetition_penalty == 1 else jnp.float32(repetition_penalty),
-        phrases=jnp.asarray(filled, jnp.int32) if phrases else None,
-        phrase_biases=jnp.asarray([*phrases.values()], jnp.float32) if phrases else None,
+        phrases=padded,
+        phrase_biases=biases,
         no_repeat_ngram_size=no_repeat_ngram_size,
         start_id=start_id,
     )
@@ -219,6 +218,16 @@ def _check_ids(vocab_size: int, **ids: Iterable[int]) -> None:
             raise InputError(
                 f"{name} has token {token} and the model {vocab_size} tokens: give lower ids"
             )
+
+
+def _padded(phrases: Mapping[tuple[int, ...], float]) -> tuple[Array, Array]:
+    """Returns ``Rules.phrases`` and their biases, of powers of two so that few sizes compile."""
+    num, longest = (1 << (n - 1).bit_length() for n in (len(phrases), max(map(len, phrases))))
+    # A row without a phrase adds 0.
+    texts, biases = np.full((num, longest), _ANY, np.int32), np.zeros(num, np.float32)
+    for i, (text, bias) in enumerate(phrases.items()):
+        texts[i, longest - len(text) :], biases[i] = text, bias
+    return jnp.asarray(texts), jnp.asarray(biases)
 
 
 def _any_token(

@@ -1,5 +1,6 @@
 """Tests of the rules of decoding, place by place against transformers' processors."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -47,6 +48,7 @@ CASES = {
     "no pair twice": {"no_repeat_ngram_size": 2},
     "no triple twice": {"no_repeat_ngram_size": 3},
     "n-grams longer than any text": {"no_repeat_ngram_size": 40},
+    "five bad words": {"bad_words_ids": ((3, 4), (2, 2, 2), (4, 3), (5, 2), (2, 3))},
     "biases": {"sequence_bias": (((3,), -2.5), ((2, 4), 3.0), ((0, 5), 1.5))},
     "biases of a phrase that is given twice": {
         "sequence_bias": (((3,), -2.5), ((3,), 1.0), ((2, 4), 3.0), ((2, 4), -1.0))
@@ -123,6 +125,15 @@ def test_the_start_token_may_be_the_token_that_ends_a_text():
     made = rules(VOCAB, EOS, repetition_penalty=2.0, start_id=1)
     found = made(jnp.ones((1, 1, VOCAB)), place_after(np.zeros((1, 1, 3), np.int32), [0]))
     np.testing.assert_array_equal(found[0, 0], [1, 0.5, 1, 1, 1, 1, 1])
+
+
+def test_phrases_of_similar_sizes_share_programs():
+    def compiled_for(*words):
+        return [leaf.shape for leaf in jax.tree.leaves(rules(VOCAB, EOS, bad_words_ids=words))]
+
+    three = compiled_for((3, 4, 2), (2, 3), (5, 4))
+    assert three == compiled_for((3, 4, 2, 5), (2, 3), (5, 4), (4, 4))
+    assert three != compiled_for((3, 4, 2), (2, 3), (5, 4), (4, 4), (6, 6))
 
 
 def test_neutral_values_are_no_rules():
