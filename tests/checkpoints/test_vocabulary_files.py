@@ -174,6 +174,11 @@ def no_frame(values):
     values["post_processor"] = None
 
 
+def sentinels_that_are_pieces(values):
+    """Leaves <extra_id_0> and <extra_id_1> to the model."""
+    del values["added_tokens"][-2:]
+
+
 NAMES = [f"<extra_id_{i}>" for i in range(EXTRA_IDS)]
 SENTINELS = decoder(*reversed(NAMES), first=PIECES, special=True)
 HL = decoder("<hl>", first=NEW + 1, special=True)
@@ -213,6 +218,14 @@ PLAIN = {
         {"name": "own", "ids": OWN_IDS, "extra_ids": 0, "change": pad, "settings": AS_IT_IS},
     ),
     "other steps and spiece": (UNIGRAM, {"change": lower, "settings": AS_IT_IS, "spiece": "t5"}),
+    "some sentinels and spiece": (
+        UNIGRAM,
+        {
+            "change": sentinels_that_are_pieces,
+            "settings": AS_IT_IS | {"extra_special_tokens": NAMES[2:]},
+            "spiece": "t5",
+        },
+    ),
     "json of 4.40": (UNIGRAM, {"change": of_version_4_40}),
     "json of 4.41": (UNIGRAM, {"change": of_version_4_41}),
     "no end of sources": (MAPPED, {"change": no_frame, "settings": AS_IT_IS}),
