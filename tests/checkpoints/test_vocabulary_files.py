@@ -239,6 +239,7 @@ PLAIN = {
     "added and other steps": (UNIGRAM, TOKENS | {"change": lower, "settings": AS_IT_IS}),
     "added, as it is": (UNIGRAM, TOKENS | {"settings": AS_IT_IS}),
     "added to umT5": (UNIGRAM, TOKENS | {"kind": "umt5"}),
+    "other steps of umT5": (UNIGRAM, {"change": lower, "kind": "umt5"}),
     "cut and padded": (UNIGRAM, TOKENS | {"change": truncate}),
     "own ids and tokens": (MAPPED, TOKENS | {"name": "own", "ids": OWN_IDS, "extra_ids": 0}),
     "a sentinel starts a text": (MAPPED, {"ids": T5_IDS | {"decoder_start_token_id": NEW - 1}}),
@@ -294,6 +295,10 @@ OTHERS = {
         {"tokens": ["<sep>", "<hl>"], "settings": {"added_tokens_decoder": decoder("<sep>")}},
     ),
     "roles": (UNIGRAM, {"by_5": False, "settings": {"sep_token": "<sep>", "bos_token": "<s>"}}),
+    "a token of the settings alone": (
+        UNIGRAM,
+        {"settings": {"added_tokens_decoder": decoder("<sep>")}},
+    ),
     "special by name": (
         UNIGRAM,
         {"by_5": False, "settings": {"extra_special_tokens": {"highlight_token": "<hl>"}}},
