@@ -223,9 +223,6 @@ class RejectionVerifier(Verifier):
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
         """Returns ``1 / M`` at each draft, where M is the largest ``p / q`` (section A.2)."""
-        if settings.greedy:
-            # If all mass of p is on one token, only that token is accepted, for any M.
-            return overlap_chances(proposal, target_logits, target_probs, settings)
         draft_probs = proposal.distributions(target_probs.shape[-1])
         return rejection_acceptance(target_probs[:, :-1], draft_probs)
 

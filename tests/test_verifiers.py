@@ -15,6 +15,7 @@ from spec_t5x.interfaces import Proposal
 from spec_t5x.options import GenerateOptions
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.draws import Draws, RowStream, purpose_keys
+from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.sampling.verification import block_verification, token_verification
 from spec_t5x.verifiers import (
     BlockVerifier,
@@ -215,6 +216,22 @@ def test_chances_are_how_often_a_draft_is_accepted(chosen):
     if chosen not in (TokenVerifier(), BlockVerifier()):
         _, chances, strict = compare(drawn, mixed)
         assert abs(np.mean(chances[1::2]) - np.mean(strict[1::2])) > 0.05
+
+
+def test_at_temperature_0_a_chance_is_the_drafts_probability_of_the_argmax():
+    proposal, logits = batch()
+    settings = sampling(0.0)
+    given = proposal, logits, standardize(logits, settings), settings
+    best = np.argmax(logits, axis=-1)[:, :-1, None]
+    expected = np.take_along_axis(np.asarray(proposal.probs), best, axis=-1)[..., 0]
+    for chosen in (TokenVerifier(), BlockVerifier(), RejectionVerifier()):
+        verdict = verify(chosen, proposal, logits, settings)
+        np.testing.assert_array_equal(chosen.chances(*given, verdict), expected)
+
+
+def test_a_tree_is_as_deep_as_gamma():
+    assert verifier("tree").tree(1) == Tree((3,))
+    assert verifier("tree").tree(4) == Tree((3, 2, 1, 1))
 
 
 # A new one

@@ -85,9 +85,7 @@ class Ranking:
         """Returns the divisor of log-probabilities; ``lengths`` include the prompts' ``starts``."""
         return brevity_penalty(self.exponent, lengths)
 
-    def counted(
-        self, ends: Bool[Array, "batch top"], found: "Candidates", beams: Beams
-    ) -> Bool[Array, "batch top"]:
+    def counted(self, ends: Bool[Array, "batch top"], beams: Beams) -> Bool[Array, "batch top"]:
         """Returns the mask of candidates to add to the finished; ``ends`` masks those that end."""
         return ends
 
@@ -120,12 +118,10 @@ class TransformersRanking(Ranking):
         exponent = jnp.asarray(self.exponent, jnp.float32)
         return (lengths - starts).astype(jnp.float32) ** exponent
 
-    def counted(self, ends, found, beams):
+    def counted(self, ends, beams):
         """Returns the mask of the ``beams`` likeliest that end: at a row's limit, of all."""
-        num = beams.live_log_probs.shape[1]
-        is_last = beams.lengths + 1 >= beams.limits
-        ends = ends | (is_last[:, None] & (found.log_probs > -jnp.inf))
-        return ends & (jnp.arange(ends.shape[1]) < num)[None, :]
+        num, is_last = beams.live_log_probs.shape[1], beams.lengths + 1 >= beams.limits
+        return (ends | is_last[:, None]) & (jnp.arange(ends.shape[1]) < num)[None, :]
 
     def is_settled(self, beams):
         """Returns the mask of rows whose search ends by the rule of ``early_stopping``."""
@@ -289,7 +285,7 @@ def extend(
     found, lengths = candidates(beams.live_log_probs, following), beams.lengths + 1
     live = going_on(found, num, eos_id)
 
-    ends = ranking.counted(outputs_lib.ends(found.tokens, eos_id), found, beams)
+    ends = ranking.counted(outputs_lib.ends(found.tokens, eos_id), beams)
     scores = found.log_probs / ranking.penalty(lengths, beams.starts)[:, None]
     ending = (
         continued(beams.live_sequences, found, lengths),

@@ -152,7 +152,8 @@ class CopyDraft(Draft):
         places = jnp.arange(size)
         matches = jnp.where(places < end - 1, in_source, 0)
         distance = jnp.abs(places + 1 - (state.pointer + new))
-        matched = jnp.argmax(2 * size * matches - jnp.minimum(distance, 2 * size - 1)) + 1
+        # Two places' distances differ by less than the source's size.
+        matched = jnp.argmax(size * matches - distance) + 1
         replaced = self._after_word(source, end, there, text[length])
         edited = jnp.where(jnp.max(matches) > 0, matched, replaced)
         return jnp.where(num_agreeing == new, there, edited).astype(jnp.int32)
@@ -178,8 +179,8 @@ class CopyDraft(Draft):
         for back in range(min(self.max_match, places.shape[0])):
             wanted = text[jnp.maximum(length - back, 0)]
             shifted = jnp.pad(places, (back, 0), constant_values=PAD_ID)[: places.shape[0]]
-            # Neither padding nor the start token matches.
-            still &= (shifted == wanted) & (wanted != PAD_ID) & (length - back > 0)
+            # Neither padding nor the start token, which has its id, matches.
+            still &= (shifted == wanted) & (wanted != PAD_ID)
             matches += still
         return matches
 

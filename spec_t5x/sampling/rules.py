@@ -117,7 +117,7 @@ class Rules:
         num = tokens.shape[-1] - size + 1
         if num < 1:
             return jnp.zeros((*places.lengths.shape, vocab_size), bool)
-        matches = is_text[..., :num] & is_text[..., size - 1 :]
+        matches = is_text[..., size - 1 :]
         for offset in range(size - 1):
             # An n-gram's beginning is compared with the text's last ``size - 1`` tokens.
             at = jnp.maximum(places.lengths - (size - 2) + offset, 0)

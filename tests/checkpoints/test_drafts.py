@@ -1,5 +1,7 @@
 """Drafts by name: what the command line says becomes the draft that it means."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from spec_t5x import registry
@@ -15,6 +17,7 @@ from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
+from spec_t5x.machine.operations import XLA
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
 
@@ -72,11 +75,32 @@ def test_arguments_follow_a_colon(packaged):
     assert make_draft("mixed:bigram", *packaged).second.order == 2
 
 
-def test_settings_reach_the_draft(packaged):
-    options = DraftOptions(settings=sampling(0.5))
-    draft = make_draft("transformer", *packaged, options)
-    assert float(draft.settings.temperature) == 0.5
-    assert float(make_draft("bigram", *packaged, options).settings.temperature) == 0.5
+def test_copies_follow_the_words_of_the_vocabulary(packaged):
+    starts = np.packbits(packaged[0].vocabulary.word_starts()).tobytes()
+    copy, mixed = make_draft("copy", *packaged), make_draft("mixed:uniform", *packaged).first
+    assert copy == CopyDraft(copy.vocab_size, word_starts=starts)
+    # Beside another draft only matches are copied.
+    assert mixed == copy.replace(min_match=2, patience=0)
+
+
+def test_a_target_with_fewer_layers_or_bits(packaged):
+    loaded, model = packaged
+    layers = loaded.config.num_decoder_layers
+    draft = make_draft("early_exit", *packaged)
+    assert draft.model.config.num_decoder_layers == layers // 2 > 1
+    # XLA computes this model.
+    plain = model.replace(weights=model.params, operations=XLA)
+    for name, dtype in (("int8", jnp.int8), ("int4", jnp.int4)):
+        weights = make_draft(name, loaded, plain).model.weights
+        assert weights["decoder"]["layers_0"]["mlp"]["wo"]["kernel"].values.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "name", ["transformer", "bigram", "eagle", "early_exit", "int8", "int4", "mixed:bigram"]
+)
+def test_settings_reach_the_draft(packaged, name):
+    draft = make_draft(name, *packaged, DraftOptions(settings=sampling(0.5)))
+    assert float(getattr(draft, "second", draft).settings.temperature) == 0.5
 
 
 def test_a_packaged_target_may_end_in_a_slash():

@@ -394,7 +394,7 @@ def test_settings_of_a_task(with_settings, pair, caplog):
     generator = Generator.load(directory, task="summarization")
     generator.generate("summarize: The cat.", beams=4)[0]
     assert left_out(caplog) == []
-    generator.generate("The cat.")[0]
+    list(generator.generate(["summarize: The cat.", "The cat."], batch_size=2))
     (line,) = left_out(caplog)
     assert "num_beams 4 (--beams 4), prefix 'summarize: ' (put it before each input)" in line
     sources = [generator.vocabulary.framed(generator.vocabulary.encode(t)) for t in SENTENCES]

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.huggingface import weight_files
 from spec_t5x.checkpoints.huggingface.t5 import (
     EOS,
     MORE_EOS,
@@ -20,6 +21,7 @@ from spec_t5x.checkpoints.huggingface.t5 import (
     special_ids,
 )
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.storage.tensors import array_tensors
 from spec_t5x.generation import GenerateOptions, Generator
 from tests.checkpoints.faults import message_of
 from tests.torch_t5 import SIZES, assert_same_logits, enlivened
@@ -127,6 +129,15 @@ def test_two_embeddings_are_refused(directory, stored):
     tables(directory, **stored)
     message = message_of(load, directory)
     assert "encoder and decoder share one embedding here" in message and str(directory) in message
+
+
+def test_tables_are_compared_up_to_their_last_row(monkeypatch):
+    monkeypatch.setattr(weight_files, "_ROWS", 4)
+    table, other = np.zeros((10, 3), np.float32), np.zeros((10, 3), np.float32)
+    tensors = array_tensors({"one": table, "other": other})
+    assert weight_files.same_table(tensors["one"], tensors["other"])
+    other[-1, -1] = 1.0
+    assert not weight_files.same_table(tensors["one"], tensors["other"])
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod."])

@@ -174,6 +174,11 @@ def no_frame(values):
     values["post_processor"] = None
 
 
+def sentinels_that_are_pieces(values):
+    """Leaves <extra_id_0> and <extra_id_1> to the model."""
+    del values["added_tokens"][-2:]
+
+
 NAMES = [f"<extra_id_{i}>" for i in range(EXTRA_IDS)]
 SENTINELS = decoder(*reversed(NAMES), first=PIECES, special=True)
 HL = decoder("<hl>", first=NEW + 1, special=True)
@@ -213,6 +218,14 @@ PLAIN = {
         {"name": "own", "ids": OWN_IDS, "extra_ids": 0, "change": pad, "settings": AS_IT_IS},
     ),
     "other steps and spiece": (UNIGRAM, {"change": lower, "settings": AS_IT_IS, "spiece": "t5"}),
+    "some sentinels and spiece": (
+        UNIGRAM,
+        {
+            "change": sentinels_that_are_pieces,
+            "settings": AS_IT_IS | {"extra_special_tokens": NAMES[2:]},
+            "spiece": "t5",
+        },
+    ),
     "json of 4.40": (UNIGRAM, {"change": of_version_4_40}),
     "json of 4.41": (UNIGRAM, {"change": of_version_4_41}),
     "no end of sources": (MAPPED, {"change": no_frame, "settings": AS_IT_IS}),
@@ -226,6 +239,7 @@ PLAIN = {
     "added and other steps": (UNIGRAM, TOKENS | {"change": lower, "settings": AS_IT_IS}),
     "added, as it is": (UNIGRAM, TOKENS | {"settings": AS_IT_IS}),
     "added to umT5": (UNIGRAM, TOKENS | {"kind": "umt5"}),
+    "other steps of umT5": (UNIGRAM, {"change": lower, "kind": "umt5"}),
     "cut and padded": (UNIGRAM, TOKENS | {"change": truncate}),
     "own ids and tokens": (MAPPED, TOKENS | {"name": "own", "ids": OWN_IDS, "extra_ids": 0}),
     "a sentinel starts a text": (MAPPED, {"ids": T5_IDS | {"decoder_start_token_id": NEW - 1}}),
@@ -281,6 +295,10 @@ OTHERS = {
         {"tokens": ["<sep>", "<hl>"], "settings": {"added_tokens_decoder": decoder("<sep>")}},
     ),
     "roles": (UNIGRAM, {"by_5": False, "settings": {"sep_token": "<sep>", "bos_token": "<s>"}}),
+    "a token of the settings alone": (
+        UNIGRAM,
+        {"settings": {"added_tokens_decoder": decoder("<sep>")}},
+    ),
     "special by name": (
         UNIGRAM,
         {"by_5": False, "settings": {"extra_special_tokens": {"highlight_token": "<hl>"}}},

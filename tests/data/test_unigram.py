@@ -217,3 +217,16 @@ def test_an_added_token(written, tmp_path):
     saved = UnigramVocabulary(tmp_path / "saved" / "tokenizer.json")
     assert saved.fingerprint() == vocabulary.fingerprint()
     assert not UnigramVocabulary(written).has_added
+
+
+def as_of_mt5(values):
+    """Makes the sentinels pieces that begin a word."""
+    del values["added_tokens"][-EXTRA_IDS:]
+    values["model"]["vocab"][-EXTRA_IDS:] = [[f"▁<extra_id_{i}>", 0.0] for i in range(EXTRA_IDS)]
+
+
+def test_sentinels_that_are_pieces_are_no_extra_ids(written, tmp_path):
+    """An export says how many transformers has to add."""
+    vocabulary = UnigramVocabulary(changed(written, tmp_path / "tokenizer.json", as_of_mt5))
+    assert vocabulary.extra_ids == 0
+    assert vocabulary.vocab_size == 150 + EXTRA_IDS

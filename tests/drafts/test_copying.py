@@ -190,6 +190,13 @@ def test_what_each_call_proposes(source, output, expected):
     assert found == by_hand(source, output, EACH_A_WORD)
 
 
+def test_after_many_plain_steps_the_nearest_match_is_followed():
+    source, output = [2, 6, 3, 6, 4, 1], [*[9] * 28, 6, 1]
+    (found,) = calls(CopyDraft(VOCAB), [source], [output], plain_steps=28)
+    assert [tokens for tokens, _ in found] == [[2, 6, 3, 6], [4, 1]]
+    assert found == by_hand(source, output, EACH_A_WORD, plain_steps=28)
+
+
 def test_a_replaced_word_of_several_pieces_is_passed_over():
     """Even tokens begin words: 4 takes the place of 6 5 7, and 10 11 of 10 9 3."""
     source, output = [2, 6, 5, 7, 8, 10, 9, 3, 1], [2, 4, 8, 10, 11, 1]
@@ -201,7 +208,9 @@ def test_a_replaced_word_of_several_pieces_is_passed_over():
 
 
 tokens = st.integers(2, 6)
-texts = st.lists(tokens, max_size=SOURCE - 1).map(lambda text: [*text, 1])
+# Some tokenizers end a source without the end of sequence.
+ends = st.sampled_from([1, 1, 3])
+texts = st.builds(lambda text, end: [*text, end], st.lists(tokens, max_size=SOURCE - 1), ends)
 
 
 @settings(max_examples=150, deadline=None)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.drafts.ngram import NgramDraft
+from spec_t5x.drafts.ngram import MASS_UNITS, ContextLevel, NgramDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft
 from spec_t5x.labs.testing.toy_models import TableTarget
@@ -83,6 +83,19 @@ def test_before_the_start_token_there_is_nothing():
     draft = count_ngrams(join_texts(texts), VOCAB, order=3)
     proposal = propose(draft, SEQUENCES, jnp.zeros(3, jnp.int32), KEYS, GREEDY, 2)
     np.testing.assert_array_equal(proposal.tokens, [[6, 7]] * 3)
+
+
+def test_a_context_that_is_not_stored_is_no_other_one():
+    pair = jnp.array([0, 1, 2])
+    level = ContextLevel(
+        first=pair, tokens=jnp.array([3, 5]), starts=pair, successors=pair[:2], masses=pair[1:]
+    )
+    found = [
+        [int(level.find(*map(jnp.int32, each))) for each in ((i, 3), (i, 5))] for i in pair - 1
+    ]
+    assert found == [[-1, -1], [0, -1], [-1, 1]]
+    followed = [float(jnp.sum(level.followed_by(i, 3)[1]) * MASS_UNITS) for i in pair - 1]
+    assert followed == [0, 1, 2]
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])

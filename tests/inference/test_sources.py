@@ -72,6 +72,7 @@ def test_inputs_that_are_all_errors_are_refused_before_a_model_is_loaded(tmp_pat
         (b'{"source": "x"}', "no field 'inputs' or 'input' or 'text' (there are ['source'])"),
         (b'{"text": 5}', "field 'text' is 5, not a text"),
         (b'{"text": "x", "score": NaN}', "NaN is not a finite number"),
+        (b'{"text": "x", "score": -1e999}', "-1e999 is not a finite number"),
     ],
 )
 def test_bad_json_is_one_line_and_no_more(tmp_path, line, reason):
