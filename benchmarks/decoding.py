@@ -99,7 +99,13 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 failed.append((call, error))
                 programs = [pair for pair in programs if pair[0] is not call]
     for call, program in programs:
-        yield call.row() | ({"kernels": call.kernels(program)} if args.profile else {})
+        row = call.row()
+        if args.profile:
+            try:
+                row["kernels"] = call.kernels(program)
+            except Exception as error:  # the times are kept
+                failed.append((call, error))
+        yield row
     if failed:
         reasons = "; ".join(
             f"batch {call.batch}, gamma {call.gamma} by {call.by} cannot be compiled or run "

@@ -26,6 +26,22 @@ def test_mistakes_are_a_line(arguments, message, capsys):
 
 
 @pytest.mark.usefixtures("quick_compilation")
+def test_a_profile_that_fails_loses_no_times(tmp_path, monkeypatch, capsys):
+    def failing(*arguments):
+        raise RuntimeError("no CUPTI")
+
+    for module in (random_pair, random_models):
+        monkeypatch.setattr(module, "size", lambda name: tiny_t5(0, vocab_size=64).config)
+    monkeypatch.setattr(decoding._Call, "kernels", failing)
+    kept, sizes = tmp_path / "kept.json", ("--source_len", "8", "--max_decode_len", "4")
+    flags = ["--gamma", "0", "--by", "XLA", *sizes, "--profile", "--json", str(kept)]
+    assert decoding.main(flags) == 2
+    (row,) = json.loads(kept.read_text())["rows"]
+    assert row["seconds"] and "kernels" not in row
+    assert "(no CUPTI)" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("from_round", [0, 1])
 @pytest.mark.parametrize("reason", ["RESOURCE_EXHAUSTED: Out of memory", "illegal instruction"])
 def test_programs_that_cannot_run_are_named_after_the_other_rows(
