@@ -33,7 +33,7 @@ from benchmarks import command, random_pair
 from benchmarks.gpu_launches import BY, MOST_INNER_HELP, all_kernels, computed_by
 from spec_t5x.contrib.gpu.operations import MOST_INNER
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError, check_numbers, is_out_of_memory, one_line
+from spec_t5x.errors import InputError, check_numbers, one_line
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
 from spec_t5x.labs.benchmark.random_models import random_sources
@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     Raises:
       InputError: a number below its least, an unknown size, or too little memory; after all other
-        rows, programs that cannot be compiled or for which the device has too little memory.
+        rows, programs that cannot be compiled or run, each with its reason.
     """
     check_numbers(0, gamma=min(args.gamma))
     numbers = {"source_len": args.source_len, "max_decode_len": args.max_decode_len}
@@ -95,17 +95,24 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for call, program in programs:
             try:
                 call.time(program)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
+            except Exception as error:  # too little memory, or a kernel that cannot run
                 failed.append((call, error))
                 programs = [pair for pair in programs if pair[0] is not call]
     for call, program in programs:
-        yield call.row() | ({"kernels": call.kernels(program)} if args.profile else {})
+        row = call.row()
+        if args.profile:
+            try:
+                row["kernels"] = call.kernels(program)
+            except Exception as error:  # the times are kept
+                failed.append((call, error))
+        yield row
     if failed:
-        names = (f"batch {call.batch}, gamma {call.gamma} by {call.by}" for call, _ in failed)
-        reason = one_line(failed[0][1])
-        raise InputError(f"{'; '.join(names)} cannot be compiled or run ({reason}): leave them out")
+        reasons = "; ".join(
+            f"batch {call.batch}, gamma {call.gamma} by {call.by} cannot be compiled or run "
+            f"({one_line(error, most=2000)})"
+            for call, error in failed
+        )
+        raise InputError(f"{reasons}: leave them out")
 
 
 def _programs(calls: Sequence["_Call"]) -> list[Compiled | Exception]:

@@ -74,10 +74,11 @@ fi
 run mkdir -p "$output"
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}
 
-within() { # COMMAND: stops it when the minutes are over, with status 124
+signal=TERM
+within() { # COMMAND: stops it by the signal when the minutes are over, with status 124
   local left=$((deadline - SECONDS)) status=0
   [ $left -gt 0 ] || return 124
-  run timeout --kill-after=30 "$left" "$@" || status=$?
+  run timeout --signal=$signal --kill-after=30 "$left" "$@" || status=$?
   # A program that is not stopped is killed.
   [ $status != 137 ] || [ $SECONDS -lt $deadline ] || status=124
   return $status
@@ -111,18 +112,20 @@ flags() {
 }
 
 # The tests of verifiers, loops, drafts and networks, on the accelerator in float32; on a GPU in
-# eight processes if pytest can.
+# eight processes if pytest can, which share compiled programs. Interrupted, pytest writes its
+# results so far.
 laws() { # FOLDER
-  local tests=("tests/$1") several=()
+  local tests=("tests/$1") several=() signal=INT
   [ -z "$tiny" ] || tests=("tests/sampling/test_verification.py")
   [ "$1" != kernels ] || tests=("tests/contrib/gpu${tiny:+/test_products.py}")
   if [ -z "$tiny" ] && [ "${ACCELERATOR:-}" != tpu ] &&
     "$python" -c 'import xdist' 2>/dev/null; then
-    several=(--numprocesses 8)
+    several=(--numprocesses 8 --dist worksteal)
     local -x XLA_PYTHON_CLIENT_MEM_FRACTION=.08
   fi
   JAX_DEFAULT_MATMUL_PRECISION=highest within "$python" -m pytest "${tests[@]}" -q --tb=short \
-    "${several[@]}" --continue-on-collection-errors -p no:cacheprovider --junitxml "$part"
+    "${several[@]}" --override-ini usefixtures=kept_programs \
+    --continue-on-collection-errors -p no:cacheprovider --junitxml "$part"
 }
 
 # The packaged T5 on example texts of its three tasks: the same texts as plain decoding, or, in
@@ -235,7 +238,9 @@ for stage in "${waiting[@]}"; do
   fi
   say "stage $stage"
   [ ! -e "$part" ] || mv --backup=numbered "$part" "$part.old"
+  start=$SECONDS
   measure "$stage" > "$log" 2>&1 || status=$?
+  say "stage $stage took $((SECONDS - start)) seconds"
   if [ $status = 124 ] && [ "$stage" = "${waiting[0]}" ]; then
     say "stage $stage takes longer than $minutes minutes: give more"
     exit 75

@@ -26,24 +26,43 @@ def test_mistakes_are_a_line(arguments, message, capsys):
 
 
 @pytest.mark.usefixtures("quick_compilation")
+def test_a_profile_that_fails_loses_no_times(tmp_path, monkeypatch, capsys):
+    def failing(*arguments):
+        raise RuntimeError("no CUPTI")
+
+    for module in (random_pair, random_models):
+        monkeypatch.setattr(module, "size", lambda name: tiny_t5(0, vocab_size=64).config)
+    monkeypatch.setattr(decoding._Call, "kernels", failing)
+    kept, sizes = tmp_path / "kept.json", ("--source_len", "8", "--max_decode_len", "4")
+    flags = ["--gamma", "0", "--by", "XLA", *sizes, "--profile", "--json", str(kept)]
+    assert decoding.main(flags) == 2
+    (row,) = json.loads(kept.read_text())["rows"]
+    assert row["seconds"] and "kernels" not in row
+    assert "(no CUPTI)" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("from_round", [0, 1])
-def test_programs_without_memory_are_named_after_the_other_rows(
-    from_round, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize("reason", ["RESOURCE_EXHAUSTED: Out of memory", "illegal instruction"])
+def test_programs_that_cannot_run_are_named_after_the_other_rows(
+    reason, from_round, tmp_path, monkeypatch, capsys
 ):
     for module in (random_pair, random_models):
         monkeypatch.setattr(module, "size", lambda name: tiny_t5(0, vocab_size=64).config)
     run = decoding._Call._run
 
     def limited(call, program, number, steps):
-        if call.batch == 2 and number >= from_round:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        if call.batch > 1 and number >= from_round:
+            raise jax.errors.JaxRuntimeError(f"{reason} at batch {call.batch}")
         return run(call, program, number, steps)
 
     monkeypatch.setattr(decoding._Call, "_run", limited)
     kept, sizes = tmp_path / "kept.json", ("--source_len", "8", "--max_decode_len", "4")
-    flags = ["--batch", "2", "1", "--gamma", "0", "--by", "XLA", *sizes, "--json", str(kept)]
+    flags = ["--batch", "2", "1", "3", "--gamma", "0", "--by", "XLA", *sizes, "--json", str(kept)]
     assert decoding.main(flags) == 2
     assert [row["batch"] for row in json.loads(kept.read_text())["rows"]] == [1]
     shown = capsys.readouterr()
-    named = "batch 2, gamma 0 by XLA cannot be compiled or run (RESOURCE_EXHAUSTED: Out of memory)"
-    assert named in shown.err and "tokens/s" in shown.out
+    for batch in (2, 3):
+        named = f"batch {batch}, gamma 0 by XLA cannot be compiled or run"
+        assert f"{named} ({reason} at batch {batch})" in shown.err
+    assert "tokens/s" in shown.out

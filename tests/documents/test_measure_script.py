@@ -132,6 +132,15 @@ def test_a_text_in_float32_that_is_not_that_of_plain_decoding_is_a_failure(measu
     assert [line["comparison"]["identical"] for line in lines] == [True, False, True, False]
 
 
+def test_laws_are_interrupted_so_that_they_keep_their_results(tmp_path):
+    """Pytest writes nothing when it is terminated."""
+    command = ["bash", str(REPOSITORY / "scripts/gpu/measure.sh"), "--dry-run", str(tmp_path)]
+    shown = subprocess.run([*command, "laws_loops", "xl_plain"], capture_output=True, text=True)
+    laws, plain = (line for line in shown.stdout.splitlines() if line.startswith("timeout"))
+    assert "--signal=INT" in laws and "-m pytest" in laws
+    assert "--signal=TERM" in plain
+
+
 def test_after_its_minutes_it_stops_and_continues_later(measure, tmp_path):
     given = str(tmp_path / "output"), "xl_plain", "xl_kv8"
     status, ran, error = measure("--minutes", "0", *given)

@@ -25,8 +25,9 @@ _TOKENS, _MOST_TILES = 2, 4
 _ELEMENTS, _MOST_ELEMENTS, _PROGRAMS = 1 << 10, 8 << 10, 4 << 10
 # Elements of a row that are one array: eight for each thread.
 _STEP = 256
-# Bytes of reads under way of a program in tiles, so that two programs fit a processor, and stages.
-_AHEAD, _STAGES = 96 << 10, (3, 8)
+# Bytes of reads under way of a program in tiles, and stages: two programs fit a processor of an
+# H100, and one that of an L4 or A10, which has 99 KiB for it and some other values.
+_AHEAD, _STAGES = 90 << 10, (3, 8)
 
 
 class _Sizes(NamedTuple):

@@ -109,3 +109,15 @@ def test_logits_of_bfloat16_states_are_not_rounded(in_tiles):
 @pytest.mark.parametrize("shape", [(16, 100), (40, 32)])
 def test_matrices_that_do_not_fit(shape):
     assert not products.fits(Transposed.of(drawn(0, *shape)))
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_reads_under_way_fit_the_smallest_shared_memory(kind):
+    """An L4 and an A10 have 99 KiB; compiled for one, programs took 5.5 KiB beside the reads."""
+    num, normed, activations, _ = kind
+    groups = [[None] * num] if activations else [[None]] * num
+    for inner, rows in itertools.product((512, 768, 1024, 2048, 4096), (8, 32, 48, 64, 512)):
+        sizes = products._sizes_in_tiles(rows, inner, 1024, groups, normed)
+        columns = sizes.columns * len(groups[0])
+        reads = (sizes.stages - 1) * 2 * sizes.step * (columns + sizes.tokens)
+        assert reads + 6000 <= 99 << 10
