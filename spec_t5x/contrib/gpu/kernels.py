@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from spec_t5x.types import Array
 
@@ -56,7 +55,12 @@ class Kernel(NamedTuple):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _call(kernel: Kernel, interpret: bool, operands: tuple) -> Sequence[Array]:
     # Jitted, so that the same kernel is lowered once for all layers of a network.
-    options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
+    params = None
+    if not interpret:
+        # Here, since JAX 0.11.2 deprecates it: machines without a GPU need no such module.
+        from jax.experimental.pallas import triton
+
+        params = triton.CompilerParams(num_warps=kernel.warps, num_stages=kernel.stages)
     return pl.pallas_call(
         functools.partial(kernel.function, *kernel.arguments),
         grid=kernel.grid,
@@ -64,7 +68,7 @@ def _call(kernel: Kernel, interpret: bool, operands: tuple) -> Sequence[Array]:
         input_output_aliases=dict(kernel.aliases),
         name=kernel.function.__name__.strip("_"),
         interpret=interpret,
-        compiler_params=None if interpret else triton.CompilerParams(**options),
+        compiler_params=params,
     )(*operands)
 
 

@@ -1,6 +1,7 @@
 """Implementation of the core's ``Operations`` by the GPU kernels."""
 
 import functools
+import importlib.util
 import logging
 import math
 from collections.abc import Callable
@@ -98,6 +99,8 @@ class GpuOperations(Operations):
         found, kind = capability(devices[0]) or 0, devices[0].device_kind
         if found < 8:
             return False, f"{kind} is no NVIDIA GPU of compute capability 8.0"
+        if importlib.util.find_spec("jax.experimental.pallas.triton") is None:
+            return False, f"JAX {jax.__version__} has no Pallas on Triton"
         if switch(SWITCH) == "1":
             return True, f"{SWITCH} is 1"
         if found != 9:

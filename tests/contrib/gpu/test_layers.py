@@ -2,7 +2,10 @@
 
 import contextlib
 import functools
+import importlib.util
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from unittest import mock
 
@@ -274,6 +277,16 @@ def test_devices_and_the_switch(switch, devices, reason, monkeypatch, caplog):
     assert [record.getMessage() for record in caplog.records] == (
         said if reason and switch == "1" else []
     )
+
+
+def test_a_jax_without_pallas_on_triton_has_no_kernels(monkeypatch):
+    """Their modules are imported all the same, on every machine."""
+    absent = "import sys; sys.modules['jax.experimental.pallas.triton'] = None"
+    code = f"{absent}; import spec_t5x.contrib.gpu.operations"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    monkeypatch.setattr(jax, "devices", lambda: [H100])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert GPU.state() == (False, f"JAX {jax.__version__} has no Pallas on Triton")
 
 
 def in_type(params, dtype):
