@@ -243,6 +243,13 @@ def test_a_wider_batch_ends_the_slots_and_begins_new_ones(generator, greedy_alon
     assert len(made) == 4
 
 
+def test_slots_take_no_wider_prompts(generator):
+    (batch,) = text_batches(generator, TEXTS[:1], options(output_prefix="a"))
+    takes = functools.partial(engine._Slots.takes, types.SimpleNamespace(_first=batch))
+    wider = np.pad(batch.prompts, ((0, 0), (0, 16)))
+    assert takes(batch) and not takes(dataclasses.replace(batch, prompts=wider))
+
+
 def test_requests_of_many_seeds_and_stops_share_costs_and_one_pace(generator):
     """A service keeps nothing for each request, and what one has learned serves the next."""
     which, coupled = dataclasses.replace(generator), options(gamma="auto", verifier="coupled")

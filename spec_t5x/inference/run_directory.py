@@ -92,7 +92,7 @@ def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:
     """
     atomic.remove_unfinished(directory)
     if overwrite:
-        # The manifest is deleted last, so that no file is ever without it.
+        # The manifest is deleted last, so that no answer is ever without it.
         for name in (*sorted(_answers(directory)), MANIFEST):
             (directory / name).unlink(missing_ok=True)
     if not _answers(directory):
