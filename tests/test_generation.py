@@ -238,6 +238,16 @@ def test_a_wider_batch_ends_the_slots_and_begins_new_ones(generator, greedy_alon
     assert len(made) == 2
     auto = generator.generate(texts, GREEDY, batch_size=2, gamma="auto")
     assert texts_of(auto) == texts_of(expected) and len(made) == 4
+    # A batch that no other follows needs none.
+    assert_same(generator.generate(texts[:2], GREEDY, batch_size=2), expected[:2])
+    assert len(made) == 4
+
+
+def test_slots_take_no_wider_prompts(generator):
+    (batch,) = text_batches(generator, TEXTS[:1], options(output_prefix="a"))
+    takes = functools.partial(engine._Slots.takes, types.SimpleNamespace(_first=batch))
+    wider = np.pad(batch.prompts, ((0, 0), (0, 16)))
+    assert takes(batch) and not takes(dataclasses.replace(batch, prompts=wider))
 
 
 def test_requests_of_many_seeds_and_stops_share_costs_and_one_pace(generator):
@@ -304,6 +314,10 @@ def test_prefixes_share_a_program_and_padding_changes_no_text(generator, monkeyp
         return [batch.prompts.shape for (batch,) in batches]
 
     shared = decoded()
+    for prefix in prefixes:
+        ((plain,),) = generator.generate(TEXTS[:1], GREEDY, gamma=0, output_prefix=prefix)
+        given = len(generator.vocabulary.encode(prefix))
+        assert plain.target_calls == len(plain.output_ids) - given
     # The limit of sources is none of prefixes.
     assert widths() == widths(max_source_len=8, truncate=True) == [(1, 17), (1, 17)]
     # Without padding.
@@ -314,10 +328,15 @@ def test_prefixes_share_a_program_and_padding_changes_no_text(generator, monkeyp
 
 def test_a_decoder_alone_without_a_limit_of_positions_takes_a_prompt_of_any_length():
     target = DecoderOnlyModel({}, DecoderOnlyTransformer(DecoderOnlyConfig()))
-    decodes = decoder.BatchDecoder(target=target, vocabulary=ByteVocabulary(), max_source_len=16)
+    decodes = Generator(target=target, vocabulary=ByteVocabulary(), max_source_len=16)
     assert len(decodes.tokenize("a" * 900, GREEDY)) == 900
+    short = options(max_source_len=5)
     with pytest.raises(InputError, match="the prompt has 9 tokens and there is room for 5"):
-        decodes.tokenize("a" * 9, options(max_source_len=5))
+        decodes.tokenize("a" * 9, short)
+    # What is to be continued stays.
+    cut = decodes.tokenize("abcdefghi", dataclasses.replace(short, truncate=True))
+    assert cut == decodes.tokenize("efghi", short)
+    assert decodes._checked_ids([], short) == decodes.tokenize("", short) == []
 
 
 # --- outputs -----------------------------------------------------------------
@@ -348,7 +367,8 @@ def test_sampled_outputs_depend_on_place_and_seed_alone(generator):
     assert_same([others[1], others[3]], [alone[1], alone[3]])
     # Two places are two draws, and so are two seeds.
     assert others[0][0].output_ids != others[2][0].output_ids
-    assert texts_of(generator.generate(TEXTS, SAMPLED, seed=4)) != texts_of(alone)
+    for seed in (4, 3 + 2**31):
+        assert texts_of(generator.generate(TEXTS, SAMPLED, seed=seed)) != texts_of(alone)
     # Nor on JAX's default generator, which may draw the same for all rows.
     with jax.default_prng_impl("unsafe_rbg"):
         assert_same(generator.generate(TEXTS[:2], SAMPLED, batch_size=2), alone[:2])
@@ -369,6 +389,14 @@ def test_scores_are_the_targets_log_probabilities(generator, greedy_alone):
     log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     expected = log_probs[np.arange(len(ids)), ids].sum()
     assert generation.score == pytest.approx(expected, abs=1e-3)
+    # Rescaled, they are of the distribution that is sampled from.
+    settings = dataclasses.replace(SAMPLED, temperature=2.0, rescale_log_probs=True)
+    ((generation,),) = generator.generate(["My sister"], settings)
+    ids = generation.output_ids
+    logits = token_logits(generator.target, generator.tokenize("My sister", GREEDY), ids) / 2
+    log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    expected = log_probs[np.arange(len(ids)), ids].sum()
+    assert generation.score == pytest.approx(expected, abs=1e-3)
 
 
 def test_counts_are_of_each_sequence(greedy_alone):
@@ -383,6 +411,19 @@ def test_counts_are_of_each_sequence(greedy_alone):
         assert len(g.output_ids) - g.target_calls <= g.accepted <= len(g.output_ids)
         assert g.block_efficiency == pytest.approx(len(g.output_ids) / g.target_calls)
         assert 0 <= g.alpha <= 1
+
+
+def test_counts_of_several_decodes_are_each_its_own(generator):
+    ask = dataclasses.replace(SAMPLED, num_decodes=2, batch_size=2)
+    (batch,) = text_batches(generator, TEXTS[:2], ask)
+    decoded = generator.decode(batch, ask)
+    stats = jax.device_get(decoded.stats)
+    for row, answer in enumerate(generator.collect(batch, decoded, ask)):
+        for name in ("target_calls", "proposed", "accepted", "accepted_by_position"):
+            # The best is first.
+            expected = getattr(stats, name)[row, ::-1].tolist()
+            assert [getattr(one, name) for one in answer] == expected
+    assert np.any(stats.proposed[:, 0] != stats.proposed[:, 1])
 
 
 def test_a_batch_is_read_once_the_next_one_is_under_way(generator, monkeypatch):
@@ -466,6 +507,18 @@ def test_streams_without_a_draft_share_a_program(generator):
         list(events_of(generator.plain(), TEXTS[0], settings, 0))
         missed.append(speculative._compiled.cache_info().misses)
     assert missed[0] == missed[1] == missed[2]
+
+
+def test_a_stream_holds_back_words_whose_spaces_may_go(generator, monkeypatch):
+    vocabulary = copy.copy(generator.vocabulary)
+    monkeypatch.setattr(vocabulary, "cleans_up", True)
+    words = ["It", "is", "n't", "wet", ".", "We", "'re", ","] * 2
+    decode = lambda ids: vocabulary.cleaned(" ".join(words[: len(ids)]))  # noqa: E731
+    monkeypatch.setattr(vocabulary, "decode", decode)
+    spaced = dataclasses.replace(generator, vocabulary=vocabulary)
+    *before, last = spaced.plain().stream(TEXTS[0], GREEDY)
+    assert last.text.startswith("It isn't wet. We're,") and len(before) > 8
+    assert all(last.text.startswith(event.text) for event in before)
 
 
 def test_a_streams_clock_leaves_out_the_callers_time(generator, monkeypatch):
@@ -709,6 +762,9 @@ def test_a_beam_search_gives_its_best_hypotheses(generator):
         assert group[1].score <= group[0].score == pytest.approx(expected[0].score, abs=1e-4)
         assert group[0].target_calls <= expected[0].target_calls
         assert group[0].block_efficiency >= 1 and expected[0].block_efficiency is None
+    every = list(generator.generate(TEXTS[:3], settings, num_decodes=3))
+    for group, whole in zip(found, every, strict=True):
+        assert [g.output_ids for g in group] == [g.output_ids for g in whole[:2]]
 
 
 def test_a_beam_search_needs_a_model_to_draft(generator):
@@ -740,6 +796,7 @@ def test_answers_have_an_index_and_come_one_by_one(generator, greedy_alone):
     assert list(answers()) == [*answers()] == expected
     kept = answers()
     assert kept[1] == expected[1] and list(kept) == list(kept) == expected
+    assert [next(kept) for _ in TEXTS] == expected
     coming = answers(iter(TEXTS))
     assert next(coming) == expected[0] and list(coming) == expected[1:]
     assert list(answers([])) == []
@@ -1076,7 +1133,7 @@ def test_near_limits_share_a_program_and_change_no_text(generator, which, rooms,
     assert set(rooms) == set(lengths)
 
 
-def test_limits_share_what_speculation_costs_and_searches_are_exact(generator, rooms):
+def test_limits_share_what_speculation_costs_and_searches_are_exact(generator, rooms, monkeypatch):
     costs = [engine.costly(options(max_decode_len=length)) for length in (9, 16, 17, 32)]
     assert costs[0] == costs[1] != costs[2] == costs[3]
     (batch,) = text_batches(generator, TEXTS[:1], GREEDY)
@@ -1085,4 +1142,46 @@ def test_limits_share_what_speculation_costs_and_searches_are_exact(generator, r
     # A limit below the smallest bucket.
     assert bucket(5, 8) == 8 and bucket(16, 96) == 16
     list(generator.generate(TEXTS[:1], gamma=0, beams=2, max_decode_len=9))
-    assert rooms == [9]
+    # With the padded prefix.
+    list(generator.generate(TEXTS[:1], gamma=0, beams=2, max_decode_len=9, output_prefix="a"))
+    assert rooms == [9, 16 + 9]
+    # A model with fewer positions than the rounded limit.
+    monkeypatch.setattr(CopyDraft, "check", _fits_20)
+    copying = generator.with_draft(CopyDraft(generator.target.vocab_size))
+    assert copying.room(batch, options(max_decode_len=17)) == 17
+    monkeypatch.setattr(T5Model, "max_positions", 20)
+    assert generator.room(batch, options(max_decode_len=17)) == 17
+
+
+def _fits_20(draft, target, max_decode_len):
+    if max_decode_len > 20:
+        raise InputError("there are 20 positions")
+
+
+def test_rules_are_of_all_ids_that_end_a_text_and_of_its_start(generator, monkeypatch):
+    vocabulary = copy.copy(generator.vocabulary)
+    monkeypatch.setattr(vocabulary, "eos_ids", (EOS_ID, 7))
+    monkeypatch.setattr(vocabulary, "start_in_text", 9)
+    found = dataclasses.replace(generator, vocabulary=vocabulary).rules(options(min_decode_len=2))
+    assert np.flatnonzero(found.ends).tolist() == [EOS_ID, 7] and found.start_id == 9
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_search_gets_the_options_of_searches(generator, monkeypatch):
+    given = []
+    monkeypatch.setattr(decoder, "beam_search", lambda *args, **named: given.append(named))
+
+    def asked(**changes):
+        ask = options(gamma=0, beams=2, suppress_tokens=(5,), **changes)
+        (batch,) = text_batches(generator, TEXTS[:1], ask)
+        generator.search(batch, ask)
+        return given.pop()
+
+    named = asked(beam_alpha=0.3, output_prefix="Der")
+    prefix = len(generator.vocabulary.encode("Der"))
+    # Start token, prefix and text: the padding of the prefix is no part of a hypothesis.
+    assert named["ranking"].longest.tolist() == [1 + prefix + 16]
+    assert named["ranking"].exponent == 0.3
+    assert named["rules"] is not None and named["max_decode_steps"].tolist() == [16]
+    ranking = asked(length_penalty=2.0, early_stopping="never")["ranking"]
+    assert (ranking.exponent, ranking.early_stopping) == (2.0, "never")

@@ -36,6 +36,11 @@ def test_a_stop_string_in_the_prefix_ends_nothing(generator):
     ((found,),) = plain.generate(TEXTS[0], stopping)
     *_, last = plain.stream(TEXTS[0], stopping)
     assert found.output == last.text == whole.output and whole.output.startswith("a. b")
+    # One after it ends the output, whose ids include the prefix's.
+    stop, decode = whole.output[-2:], generator.vocabulary.decode
+    ((cut,),) = plain.generate(TEXTS[0], given, stop=stop)
+    assert cut.output == whole.output.partition(stop)[0]
+    assert stop in decode(cut.output_ids) and stop not in decode(cut.output_ids[:-1])
 
 
 def test_a_stop_string_may_begin_in_the_prefix():
@@ -59,6 +64,7 @@ def test_a_stop_string_may_begin_in_the_prefix():
         # The string that is complete first, not the one that begins first.
         (("bcdefg", "de"), Stopped(5, "abc")),
         (("abcde", "de"), Stopped(5, "")),
+        (("de", "abcde"), Stopped(5, "")),
     ],
 )
 def test_the_first_stop_string_that_is_complete_ends_the_text(stop, expected):

@@ -267,14 +267,13 @@ class _Slots:
 
         Without a ``pace``, iterations have ``options.gamma`` drafts.
         """
-        self._decoder, self._options, self._first = decoder, options, batch
-        self.pace = None if decoder.draft is None else pace
+        self._decoder, self._options, self._first, self.pace = decoder, options, batch, pace
         # The text of each input that has not ended, and the tokens of its prompt.
         self._inputs: dict[int, tuple[str, int]] = {}
         self._group: refill.Members | None = None
-        gamma = options.gamma if self.pace is None else self.pace.largest
+        gamma = options.gamma if pace is None else pace.largest
         self._loop = decoder.loop(batch, options, 0 if decoder.draft is None else gamma)
-        self._slots = refill.fill(self._prepared(places, batch, waits=False), self.pace)
+        self._slots = refill.fill(self._prepared(places, batch, waits=False), pace)
 
     def takes(self, batch: Batch) -> bool:
         """Returns whether the batch's padded sources and prompts fit the first batch's shapes."""

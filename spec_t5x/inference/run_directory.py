@@ -92,8 +92,8 @@ def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:
     """
     atomic.remove_unfinished(directory)
     if overwrite:
-        # The manifest is deleted last, so that no file is ever without it.
-        for name in (*sorted(_answers(directory)), COSTS, MANIFEST):
+        # The manifest is deleted last, so that no answer is ever without it.
+        for name in (*sorted(_answers(directory)), MANIFEST):
             (directory / name).unlink(missing_ok=True)
     if not _answers(directory):
         # A run that wrote no shard may start again with other settings, and other costs.

@@ -128,4 +128,4 @@ def of_times(
     points = np.interp(np.arange(1, largest + 1), limits, timed)
     # The cost of an empty proposal is extrapolated from those of 1 and 2 drafts.
     empty = max(1.0, 2 * points[0] - points[1]) if largest > 1 else 1.0
-    return Costs(iteration=(float(min(empty, points[0])), *points.tolist()), prefill=prefill)
+    return Costs(iteration=(float(empty), *points.tolist()), prefill=prefill)

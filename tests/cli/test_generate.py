@@ -362,6 +362,17 @@ def test_a_flood_of_lines_is_answered_in_parts():
     assert 0 < len(first) <= 4096
 
 
+def test_an_error_of_the_input_comes_after_its_lines():
+    def lines():
+        yield b"a line\n"
+        raise OSError("the pipe is gone")
+
+    coming = arriving(lines())
+    assert next(coming) == [b"a line\n"]
+    with pytest.raises(OSError, match="the pipe is gone"):
+        next(coming)
+
+
 def test_an_interruption_while_it_waits_for_a_line(tiny_pair):
     command = [sys.executable, "-m", "spec_t5x.cli.main", "generate", "--gamma", "0"]
     command += ["--target", str(tiny_pair / "target"), "--draft", "none", "--max_decode_len", "4"]

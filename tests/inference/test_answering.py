@@ -11,7 +11,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator
 from spec_t5x.generation.batches import random_keys
 from spec_t5x.generation.engine import Engine
-from spec_t5x.inference.answering import Answerer, Learned, Tally
+from spec_t5x.inference.answering import Answerer, Learned, Tally, line_of
 from spec_t5x.inference.sources import Item
 from spec_t5x.loops import refill
 from spec_t5x.loops.pace import Costs
@@ -41,7 +41,9 @@ def lines_of(generator, options, some: list[Item], progress=lambda tally: None) 
     return lines
 
 
-@pytest.mark.parametrize("change", [{"temperature": 1.0, "num_decodes": 2}, {"beams": 2}])
+@pytest.mark.parametrize(
+    "change", [{"temperature": 1.0, "num_decodes": 2}, {"beams": 2, "num_decodes": 2}]
+)
 def test_lines_have_the_texts_of_generate_at_any_batch_size(generator, change):
     """Texts are the same in slots or alone, and with any other inputs."""
     options, tally = dataclasses.replace(OPTIONS, **change), Tally()
@@ -75,6 +77,21 @@ def test_with_auto_the_pace_decides_where_texts_do_not_depend_on_it(
     assert answerer.options.gamma == "auto"
 
 
+def test_with_auto_a_shards_lines_depend_on_no_other_shard(generator):
+    options, own = dataclasses.replace(OPTIONS, gamma="auto"), dataclasses.replace(generator)
+    own.assume(options, Costs.by_formula(c=0.1))
+    later = items(len(TEXTS))
+    both = dict(Answerer(generator=own, options=options).shards([(0, items()), (1, later)]))
+    assert both[1] == lines_of(own, options, later)
+
+
+def test_a_prefix_is_no_generated_token(generator):
+    options, tally = dataclasses.replace(OPTIONS, output_prefix="Der"), Tally()
+    lines = lines_of(generator, options, items()[:2], tally.add)
+    given = len(generator.prefix_ids(options))
+    assert tally.tokens == sum(len(json.loads(line)["output_ids"]) - given for line in lines)
+
+
 @pytest.mark.parametrize("c", [0.01, 3.0])
 def test_with_auto_a_sampled_text_depends_on_nothing_beside_it(generator, c):
     """The number of drafts is decided once for all of a run."""
@@ -88,6 +105,8 @@ def test_with_auto_a_sampled_text_depends_on_nothing_beside_it(generator, c):
         sized = dataclasses.replace(options, batch_size=size)
         answerer = Answerer(generator=dataclasses.replace(generator), options=sized)
         answerer.assume(learned)
+        # A draft that is not asked needs no prefill, and outputs have no counts of it.
+        assert (answerer.generator.draft is None) == (c > 1)
         found.append(lines_of(answerer.generator, answerer.options, items()))
     assert found[0] == found[1]
 
@@ -147,6 +166,8 @@ def test_an_input_that_comes_to_no_text_is_a_line_with_the_reason(generator, mon
     lines = lines_of(generator, OPTIONS, items(), tally.add)
     assert json.loads(lines[2]) == {"index": 2, "line": 3, "error": "not finite", "inputs": {}}
     assert (tally.inputs, tally.errors) == (len(TEXTS), 1)
+    of_task = dataclasses.replace(items()[2], task="a task")
+    assert json.loads(line_of(of_task, Answer(error=InputError("no"))))["task"] == "a task"
 
 
 def test_ids_that_come_with_an_input_are_taken(generator):

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 
+import jax
 import pytest
 
 from spec_t5x.errors import InputError
@@ -240,6 +241,14 @@ def test_a_cpu_with_other_vectors_does_not_continue(runner, monkeypatch):
         runner()
 
 
+def test_all_that_decides_the_last_digits_is_a_setting(runner):
+    runner()
+    found = json.loads(runner.files()["manifest.json"])["settings"]
+    names = ("platform", "device_kind", "instructions", "models_and_devices", "kernels", "jax")
+    assert set(names) <= set(found)
+    assert (found["jax"], found["models_and_devices"]) == (jax.__version__, [1, 1])
+
+
 def test_inputs_that_change_under_way_are_refused(runner):
     def load():
         runner.source.write_text(runner.source.read_text().replace("04 ", "44 "))
@@ -273,9 +282,11 @@ def test_damaged_files_are_found(runner):
     (runner.output / "predictions.jsonl").unlink()
     shard = runner.output / "predictions-00001-of-00004.jsonl"
     content = shard.read_bytes()
-    shard.write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
-    with pytest.raises(InputError, match="00001-of-00004.jsonl is not as it was written: delete"):
-        runner()
+    lines = content.splitlines(keepends=True)
+    for damaged in (lines[:-1], lines[::-1], [*lines, lines[0]]):
+        shard.write_bytes(b"".join(damaged))
+        with pytest.raises(InputError, match="00001-of-00004.jsonl is not as it was written: del"):
+            runner()
     assert not (runner.output / "predictions.jsonl").exists()
     shard.write_bytes(content)
     runner()
@@ -297,6 +308,16 @@ def test_each_worker_takes_its_part_and_the_last_joins_all(runner):
     last = alone(shard_index=0, shard_count=2)
     assert (last.inputs, last.shards_left) == (11, 0)
     assert alone.files() == before
+
+
+def test_workers_share_the_settings_of_the_first_before_it_has_written_a_shard(runner):
+    def stopped():
+        raise InputError("no model")
+
+    with pytest.raises(InputError, match="no model"):
+        runner(load=stopped, shard_index=0, shard_count=2)
+    with pytest.raises(InputError, match="gamma was 4 and is 7"):
+        runner(dataclasses.replace(OPTIONS, gamma=7), shard_index=1, shard_count=2)
 
 
 def test_two_runs_in_one_directory_are_one_too_many(runner, monkeypatch):

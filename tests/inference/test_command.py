@@ -12,12 +12,15 @@ import pytest
 
 from spec_t5x.checkpoints.digests import files_digest
 from spec_t5x.cli.main import main
+from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.generation import Generator
 from spec_t5x.inference import processes
+from spec_t5x.types import EOS_ID
 from tests.inference.echo import Echo
 
 seqio = pytest.importorskip("seqio")
 
+from spec_t5x.inference.task_source import TaskSource  # noqa: E402
 from spec_t5x.labs.local_tasks import register_tsv_task  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[2]
@@ -169,6 +172,15 @@ def test_a_seqio_task_comes_with_its_own_ids_and_fields(run, tmp_path, tiny_pair
     for row, text in enumerate(texts):
         ids = [*task.output_features["inputs"].vocabulary.encode(text), 1]
         assert batch.tokens[row, : len(ids)].tolist() == ids
+
+
+def test_an_example_without_a_text_has_that_of_its_ids():
+    words = ByteVocabulary()
+    source = TaskSource(tasks=[], split="train", lengths=None, vocabulary=words)
+    example = {"task": "its task", "ids": [*words.encode("cat"), EOS_ID], "fields": {}}
+    item = source.item(4, json.dumps(example).encode())
+    assert (item.text, item.ids, item.task) == ("cat", example["ids"], "its task")
+    assert (item.index, item.place) == (4, ("example", 4))
 
 
 def test_a_mixture_is_its_tasks_in_order_cut_to_their_lengths(run, tmp_path, tiny_pair):

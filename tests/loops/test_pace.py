@@ -134,6 +134,20 @@ def test_a_prefill_has_to_pay_within_the_text():
     one = jnp.int32(1)
     after = short.made_ready().speculative(jnp.float32(2), one, one, right, none)
     assert int(after.limit) > 0 and after.lost > 4 - 2
+    # A draft that is fed the text again has had its prefill.
+    assert short.made_ready().made_ready().lost == short.made_ready().lost
+
+
+def test_a_batch_tells_how_long_texts_are_and_a_pause_when_it_ends():
+    pace, one = Pace.start(CHEAP).new_batch(), jnp.float32(1)
+    before = pace.length
+    for _ in range(REST - 1):
+        pace = pace.plain(one)
+    assert pace.idle == REST - 1 and pace.plain(one).idle == 0
+    after = pace.end_batch().length
+    assert after == before + (REST - 1 - before) / 4
+    # A batch without text tells nothing.
+    assert pace.end_batch().new_batch().end_batch().length == after
 
 
 def test_a_draft_that_varies_is_judged_by_what_it_proposes():

@@ -235,6 +235,12 @@ def test_at_a_pace_texts_are_the_same_and_so_is_a_second_run(c):
     assert (plain_steps > 2) == (c > 0.2)
 
 
+def test_a_pace_that_always_drafts_prefills_the_draft_for_those_who_wait():
+    """The statistics show it: a draft that never saw an input's source would be rejected."""
+    pace = Pace.start(Costs.by_formula(c=0.0, largest=3))
+    check(in_slots(draft(), GROUPS, pace=pace).found, in_a_batch(draft(), pace=pace))
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     order=st.permutations(range(NUM)),

@@ -46,6 +46,14 @@ def test_a_slow_spell_or_an_interrupted_timing_changes_no_costs():
     assert costs_lib.of_times(LIMITS, interrupted) == expected
 
 
+def test_noise_makes_no_longer_proposal_cheaper():
+    costs = costs_lib.of_times([1, 3, 5], np.asarray([[2.0, 0.0, 5.0, 3.0, 7.0]] * 5))
+    np.testing.assert_allclose(costs.iteration, [2.5, 2.5, 2.5, 2.5, 3.0, 3.5])
+    # Nor an empty one than a plain step.
+    costs = costs_lib.of_times([1, 3], np.asarray([[2.0, 0.0, 2.2, 9.0]] * 5))
+    np.testing.assert_allclose(costs.iteration, [1.0, 1.1, 2.8, 4.5])
+
+
 def test_a_tree_is_measured_whole():
     costs = costs_lib.of_times([3], np.asarray([[2.0, 0.0, 5.0]]), whole=True)
     np.testing.assert_allclose(costs.iteration, [1.0, math.inf, math.inf, 2.5])

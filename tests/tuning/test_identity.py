@@ -98,9 +98,11 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
         costed.engine(GenerateOptions(temperature=1.0, seed=seed)).costs(batch)
     assert len(keys) == asked + 1
     assert len({before, *different}) == 1 + len(different)
-    # Another program, as of another version of the package.
-    monkeypatch.setattr(identity, "_source", lambda: "changed")
-    assert key() not in (before, *different)
+    # Another program, as of another version of the package, and another machine.
+    for part in ("_source", "machine"):
+        with monkeypatch.context() as patch:
+            patch.setattr(identity, part, lambda: "another")
+            assert key() not in (before, *different)
 
 
 def test_threads_that_begin_together_measure_once(monkeypatch):
