@@ -31,9 +31,9 @@ from spec_t5x.sampling.draws import Stream, purpose_keys, sample_coupled
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.sampling.verification import (
     Verdict,
+    accept_leading,
     block_verification,
     lenient_argmax,
-    lenient_argmax_verification,
     mask_unproposed,
     matching_verification,
     node_verification,
@@ -199,13 +199,10 @@ class TokenVerifier(Verifier):
         """Accepts leading drafts that are the argmax or, if l < 1, have ``p(x) >= l max(p)``."""
         if not self.lossy:
             return super().verify_argmax(proposal, target_logits)
-        return jax.vmap(lenient_argmax_verification, (0, 0, 0, 0, None))(
-            proposal.tokens,
-            target_logits,
-            argmax(target_logits),
-            proposal.num_proposed,
-            self.lenience,
+        acceptable = values_at(
+            lenient_argmax(target_logits[:, :-1], self.lenience), proposal.tokens
         )
+        return jax.vmap(accept_leading)(acceptable, argmax(target_logits), proposal.num_proposed)
 
 
 @dataclasses.dataclass(frozen=True)
