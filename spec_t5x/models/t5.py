@@ -8,7 +8,7 @@ of tokens to a static cache, each row at a separate position. *States* are
 """
 
 import dataclasses
-import operator
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import Any, ClassVar
@@ -36,6 +36,10 @@ from spec_t5x.models.cache import Cache, DecoderCache, KeysValues, LayerCache
 from spec_t5x.models.layers import ACTIVATIONS, Dense, Embed, Mlp, RMSNorm, dropout
 from spec_t5x.names import STORED_DTYPES
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
+
+# Masks ``[batch, 1, length, source]`` of a query and a key: both are tokens, or both are equal.
+_both = functools.partial(nn.make_attention_mask, dtype=bool)
+_equal = functools.partial(_both, pairwise_fn=jnp.equal)
 
 
 class NetworkConfig:
@@ -458,9 +462,9 @@ class Transformer(CachedNetwork):
     ) -> Float[Array, "batch source embed"]:
         """Returns the encoder's states; padding (0) is masked, and its states are undefined."""
         is_token = encoder_input_tokens > 0
-        allowed = _pairs(operator.and_, is_token, is_token)
+        allowed = _both(is_token, is_token)
         if encoder_segment_ids is not None:
-            allowed &= _pairs(operator.eq, encoder_segment_ids, encoder_segment_ids)
+            allowed &= _equal(encoder_segment_ids, encoder_segment_ids)
         has_own = self.config.has_source_embedder
         embedder = self.source_embedder if has_own else self.token_embedder
         return self.encoder(embedder(encoder_input_tokens), allowed, not enable_dropout)
@@ -480,11 +484,11 @@ class Transformer(CachedNetwork):
         is_target = decoder_target_tokens > 0
         length = decoder_input_tokens.shape[1]
         allowed = jnp.tril(jnp.ones((1, 1, length, length), bool))
-        allowed &= _pairs(operator.and_, is_target, is_target)
-        cross_allowed = _pairs(operator.and_, is_target, encoder_input_tokens > 0)
+        allowed &= _both(is_target, is_target)
+        cross_allowed = _both(is_target, encoder_input_tokens > 0)
         if encoder_segment_ids is not None:
-            allowed &= _pairs(operator.eq, decoder_segment_ids, decoder_segment_ids)
-            cross_allowed &= _pairs(operator.eq, decoder_segment_ids, encoder_segment_ids)
+            allowed &= _equal(decoder_segment_ids, decoder_segment_ids)
+            cross_allowed &= _equal(decoder_segment_ids, encoder_segment_ids)
         embedded = self.token_embedder(decoder_input_tokens)
         return self.decoder(embedded, encoded, allowed, cross_allowed, not enable_dropout)
 
@@ -548,10 +552,3 @@ def _within(length: int, before: int, after: int) -> Bool[np.ndarray, "1 1 lengt
     positions = np.arange(length)
     distances = positions[:, None] - positions[None, :]
     return ((distances <= before) & (distances >= -after))[None, None]
-
-
-def _pairs(
-    relation: Callable[[Array, Array], Array], queries: Array, keys: Array
-) -> Bool[Array, "batch 1 length source"]:
-    """Applies a relation to each query ``[batch length]`` and key ``[batch source]``."""
-    return relation(queries[:, None, :, None], keys[:, None, None, :])
