@@ -166,8 +166,7 @@ class GenerateOptions:
         None, "id that is always generated first; -1 forces none (default: the checkpoint's)"
     )
     forced_eos_token_id: tuple | None = option(
-        None,
-        "ids, one of which ends outputs that reach max_decode_len (default: the checkpoint's)",
+        None, "ids, one of which ends outputs that reach max_decode_len (default: the checkpoint's)"
     )
     bad_words_ids: tuple | None = option(
         None,

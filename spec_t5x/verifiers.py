@@ -199,9 +199,8 @@ class TokenVerifier(Verifier):
         """Accepts leading drafts that are the argmax or, if l < 1, have ``p(x) >= l max(p)``."""
         if not self.lossy:
             return super().verify_argmax(proposal, target_logits)
-        acceptable = values_at(
-            lenient_argmax(target_logits[:, :-1], self.lenience), proposal.tokens
-        )
+        likely = lenient_argmax(target_logits[:, :-1], self.lenience)
+        acceptable = values_at(likely, proposal.tokens)
         return jax.vmap(accept_leading)(acceptable, argmax(target_logits), proposal.num_proposed)
 
 

@@ -179,10 +179,7 @@ class _Run:
         return Placement.create(self.options.model_parallel, self.decoding.batch_size)
 
     def decode(
-        self,
-        shards: Shards,
-        unfinished: list[int],
-        load: Callable[[Placement], Generator],
+        self, shards: Shards, unfinished: list[int], load: Callable[[Placement], Generator]
     ) -> str | None:
         """Decodes and writes this worker's part of the missing shards.
 

@@ -282,13 +282,7 @@ def _made_ready(carry: _Burst, draft: Draft, settings: Sampling, loop: Loop) -> 
     )
     group = group.replace(state=group.state.replace(draft_state=gather_rows(waiting)))
     state = speculative.prepare(
-        draft,
-        slots.sources,
-        slots.prompts,
-        slots.state,
-        settings,
-        loop,
-        has_state=slots.drafting,
+        draft, slots.sources, slots.prompts, slots.state, settings, loop, has_state=slots.drafting
     )
     slots = slots.replace(state=state, drafting=jnp.asarray(True))
     return carry.replace(slots=slots, group=group)

@@ -105,10 +105,7 @@ class CachedModel:
         return self.config.emb_dim * (1 + len(getattr(self.module, "depths", ())))
 
     def score(
-        self,
-        cache: Cache,
-        tokens: Int[Array, "batch new"],
-        num: Int[Array, ""] | None = None,
+        self, cache: Cache, tokens: Int[Array, "batch new"], num: Int[Array, ""] | None = None
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
         """Feeds new tokens at each row's length; returns logits, normed states, and the cache.
 
