@@ -162,9 +162,7 @@ def prepare(
     """
     draft = draft or NoDraft(target.vocab_size)
     speculative.check_arguments(target, draft, prompts, loop)
-    stream = outputs_lib.row_stream(
-        keys, prompts.shape[0], loop.num_decodes, loop.verifier.coupled, loop.max_decode_len
-    )
+    stream = decode_state.row_stream(keys, prompts.shape[0], loop)
     state = decode_state.init(
         *(target, draft, sources, prompts, stream, loop),
         max_decode_steps=max_decode_steps,

@@ -52,6 +52,7 @@ from spec_t5x.loops.decode_state import (
     init,
     make_context,
     prefill_draft,
+    row_stream,
     with_states,
 )
 from spec_t5x.loops.outputs import Decoded
@@ -404,17 +405,14 @@ def checked(
     pace: Pace | None = None,
 ) -> tuple[Stream, Sampling]:
     """Checks the loop's arguments; returns the stream and the settings of all rows."""
-    gamma, coupled = loop.gamma, loop.verifier.coupled
     check_arguments(target, draft, prompts, loop)
     if not isinstance(settings, Sampling):
         raise InputError(f"settings are {settings}: give distributions.sampling(temperature)")
-    if pace is not None and pace.largest != gamma:
+    if pace is not None and pace.largest != (gamma := loop.gamma):
         raise InputError(f"gamma is {gamma} and the pace's is {pace.largest}: give both the same")
-    stream = outputs_lib.row_stream(
-        rng, prompts.shape[0], loop.num_decodes, coupled, loop.max_decode_len
-    )
     settings = settings.repeat(loop.num_decodes)
-    return stream, settings.keep_ties() if coupled else settings
+    settings = settings.keep_ties() if loop.verifier.coupled else settings
+    return row_stream(rng, prompts.shape[0], loop), settings
 
 
 def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
