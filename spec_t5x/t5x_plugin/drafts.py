@@ -145,16 +145,13 @@ class NamedDraft:
             (*path[:-1], f"{path[-1]}_axes"): AxisMetadata((None,) * np.ndim(leaf))
             for path, leaf in flatten_dict(params).items()
         }
-        # Parameters made of a target's shapes are shapes.
-        params = jax.tree.map(
-            lambda leaf: (
-                jnp.zeros(leaf.shape, leaf.dtype)
-                if isinstance(leaf, jax.ShapeDtypeStruct)
-                else leaf
-            ),
-            params,
-        )
-        return {"params": params, "params_axes": unflatten_dict(axes)}
+
+        def initial(leaf):
+            # Parameters made of a target's shapes are shapes.
+            is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+            return jnp.zeros(leaf.shape, leaf.dtype) if is_shape else leaf
+
+        return {"params": jax.tree.map(initial, params), "params_axes": unflatten_dict(axes)}
 
     def params(self, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
         """Returns the draft's parameters; if the target has arrays, checks that they fit these."""
