@@ -26,21 +26,11 @@ import jax.numpy as jnp
 from spec_t5x import registry
 from spec_t5x.errors import InputError, as_input_error, check_choice
 from spec_t5x.interfaces import Proposal
+from spec_t5x.sampling import verification
 from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap, values_at
 from spec_t5x.sampling.draws import Stream, purpose_keys, sample_coupled
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.sampling.verification import (
-    Verdict,
-    accept_leading,
-    block_verification,
-    lenient_argmax,
-    mask_unproposed,
-    matching_verification,
-    node_verification,
-    rejection_acceptance,
-    rejection_verification,
-    token_verification,
-)
+from spec_t5x.sampling.verification import Verdict
 from spec_t5x.types import Array, Float, Float32, Int, Key
 
 
@@ -53,7 +43,7 @@ class Verifier:
     # True if draft and target sample with the same noise at the same position.
     coupled: ClassVar[bool] = False
     # Verification of a node's children in a tree, at a temperature above 0.
-    verify_node = staticmethod(node_verification)
+    verify_node = staticmethod(verification.node_verification)
 
     def tree(self, gamma: int) -> Tree | None:
         """Returns the tree of depth ``gamma`` to verify; None for a chain of ``gamma`` drafts."""
@@ -116,7 +106,7 @@ class Verifier:
         emit_keys, accept_keys, _ = purpose_keys(stream, lengths)
         draft_probs = proposal.distributions(target_probs.shape[-1])
         if proposal.counts is not None:
-            draft_probs = jax.vmap(mask_unproposed)(draft_probs, proposal.counts)
+            draft_probs = jax.vmap(verification.mask_unproposed)(draft_probs, proposal.counts)
         verdict = jax.vmap(self.verify_row)(
             accept_keys, emit_keys, proposal.tokens, draft_probs, target_probs
         )
@@ -131,7 +121,7 @@ class Verifier:
         self, proposal: Proposal, target_logits: Float32[Array, "batch block vocab"]
     ) -> Verdict:
         """Accepts leading drafts that are the target's argmax: verification at temperature 0."""
-        return jax.vmap(matching_verification)(
+        return jax.vmap(verification.matching_verification)(
             proposal.tokens, argmax(target_logits), proposal.num_proposed
         )
 
@@ -182,14 +172,14 @@ class TokenVerifier(Verifier):
         sampled = overlap_chances(proposal, target_logits, target_probs, settings, self.lenience)
         if not self.lossy or not (settings.greedy or settings.temperature.ndim):
             return sampled
-        acceptable = lenient_argmax(target_logits[:, :-1], self.lenience)
+        acceptable = verification.lenient_argmax(target_logits[:, :-1], self.lenience)
         mass = jnp.where(acceptable, proposal.distributions(target_logits.shape[-1]), 0.0)
         at_argmax = settings.greedy | (settings.temperature <= MIN_TEMPERATURE)
         return jnp.where(at_argmax.reshape(-1, 1), jnp.sum(mass, axis=-1), sampled)
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
         """Accepts leading drafts with ``u l q(x) < p(x)``; u is uniform in [0, 1)."""
-        return token_verification(
+        return verification.token_verification(
             key, emit_key, draft_tokens, draft_probs, target_probs, self.lenience
         )
 
@@ -199,23 +189,25 @@ class TokenVerifier(Verifier):
         """Accepts leading drafts that are the argmax or, if l < 1, have ``p(x) >= l max(p)``."""
         if not self.lossy:
             return super().verify_argmax(proposal, target_logits)
-        likely = lenient_argmax(target_logits[:, :-1], self.lenience)
+        likely = verification.lenient_argmax(target_logits[:, :-1], self.lenience)
         acceptable = values_at(likely, proposal.tokens)
-        return jax.vmap(accept_leading)(acceptable, argmax(target_logits), proposal.num_proposed)
+        return jax.vmap(verification.accept_leading)(
+            acceptable, argmax(target_logits), proposal.num_proposed
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockVerifier(Verifier):
     """Joint verification of all drafts: accepts at least ``TokenVerifier``'s number on average."""
 
-    verify_row = staticmethod(block_verification)
+    verify_row = staticmethod(verification.block_verification)
 
 
 @dataclasses.dataclass(frozen=True)
 class RejectionVerifier(Verifier):
     """Rejection sampling, with which the paper compares (section A.2)."""
 
-    verify_row = staticmethod(rejection_verification)
+    verify_row = staticmethod(verification.rejection_verification)
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
         """Returns ``1 / M`` at each draft, where M is the largest ``p / q`` (section A.2)."""
@@ -223,7 +215,7 @@ class RejectionVerifier(Verifier):
             # If all mass of p is on one token, only that token is accepted, for any M.
             return overlap_chances(proposal, target_logits, target_probs, settings)
         draft_probs = proposal.distributions(target_probs.shape[-1])
-        return rejection_acceptance(target_probs[:, :-1], draft_probs)
+        return verification.rejection_acceptance(target_probs[:, :-1], draft_probs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +238,7 @@ class CoupledVerifier(Verifier):
         positions = lengths[:, None] + jnp.arange(target_probs.shape[1])[None, :]
         choose = jax.vmap(sample_coupled, (None, 1, 1, None), 1)
         target_tokens = choose(stream, positions, target_probs, settings)
-        return jax.vmap(matching_verification)(
+        return jax.vmap(verification.matching_verification)(
             proposal.tokens, target_tokens, proposal.num_proposed
         )
 

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x import interfaces
 from spec_t5x.beams import cache_slots
 from spec_t5x.beams import hypotheses as beams_lib
 from spec_t5x.beams.hypotheses import (
@@ -34,15 +35,7 @@ from spec_t5x.beams.hypotheses import (
     Ranking,
 )
 from spec_t5x.errors import InputError, check_numbers
-from spec_t5x.interfaces import (
-    Cache,
-    Nodes,
-    NodeTarget,
-    Target,
-    check_parts,
-    check_positions,
-    check_vocabularies,
-)
+from spec_t5x.interfaces import Cache, Nodes, NodeTarget, Target
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float32, Int, PyTree
@@ -170,7 +163,7 @@ class _Search:
     def check(self, prompts: Array, beams: int, max_decode_len: int) -> None:
         """Raises ``InputError`` for arguments that cannot be searched with."""
         target, draft_model, gamma = self.target, self.draft_model, self.gamma
-        check_parts(target, NodeTarget, _REMEDY)
+        interfaces.check_parts(target, NodeTarget, _REMEDY)
         if getattr(target, "prefix_lm", False):
             raise InputError(
                 "prefix_lm is True: a search reads prompts causally; sample, or set it False"
@@ -178,13 +171,13 @@ class _Search:
         check_numbers(0, gamma=gamma, max_decode_len=max_decode_len)
         beams_lib.check_beams("beams", beams, target.vocab_size, self.eos_id)
         outputs_lib.check_prompts(prompts, max_decode_len)
-        check_positions(target, max_decode_len)
+        interfaces.check_positions(target, max_decode_len)
         if not gamma:
             return
         if draft_model is None:
             raise InputError(f"gamma is {gamma} and there is no draft_model: give one, or gamma 0")
-        check_parts(draft_model, NodeTarget, _REMEDY)
-        check_vocabularies(draft_model, target)
+        interfaces.check_parts(draft_model, NodeTarget, _REMEDY)
+        interfaces.check_vocabularies(draft_model, target)
         beams_lib.check_beams("draft_beams", self.width, target.vocab_size, self.eos_id)
         if self.width < beams:
             raise InputError(

@@ -20,18 +20,9 @@ from jax import lax
 
 from spec_t5x.errors import InputError, check_choice, check_numbers
 from spec_t5x.interfaces import Nodes
+from spec_t5x.models import attention
 from spec_t5x.models import cache as cache_lib
-from spec_t5x.models.attention import (
-    MASKED,
-    Attention,
-    NewTokens,
-    PairBias,
-    RelativeBias,
-    Traits,
-    after_texts,
-    in_slots,
-    mask_bias,
-)
+from spec_t5x.models.attention import Attention, NewTokens, PairBias, RelativeBias, Traits
 from spec_t5x.models.cache import Cache, DecoderCache, KeysValues, LayerCache
 from spec_t5x.models.layers import ACTIVATIONS, Dense, Embed, Mlp, RMSNorm, dropout
 from spec_t5x.names import STORED_DTYPES
@@ -334,12 +325,12 @@ class Decoder(nn.Module):
 
     def __call__(self, embedded, encoded, allowed, cross_allowed, deterministic):
         states = self.stack_dropout(embedded, deterministic=deterministic)
-        length, cross_bias = embedded.shape[1], mask_bias(cross_allowed)
+        length, cross_bias = embedded.shape[1], attention.mask_bias(cross_allowed)
 
         def bias_of(relpos: RelativeBias | None, traits: Traits) -> Array:
             window = traits.window
             seen = allowed if window is None else allowed & _within(length, window - 1, length)
-            mask = mask_bias(seen)
+            mask = attention.mask_bias(seen)
             return mask if relpos is None else relpos.full(length, False) + mask
 
         outputs = []
@@ -364,17 +355,17 @@ class Decoder(nn.Module):
 
     def extend(self, embedded, cache: Cache, bidirectional=None):
         new = embedded.shape[1]
-        tokens = after_texts(cache, new, self.relpos_bias, bidirectional)
+        tokens = attention.after_texts(cache, new, self.relpos_bias, bidirectional)
         states, extended = self._extend(embedded, cache, tokens)
         return states, extended.at(cache.lengths + new)
 
     def extend_nodes(self, embedded, cache: Cache, nodes: Nodes):
-        return self._extend(embedded, cache, in_slots(nodes, self.relpos_bias))
+        return self._extend(embedded, cache, attention.in_slots(nodes, self.relpos_bias))
 
     def _extend(self, states, cache: Cache, tokens: NewTokens):
         cross_bias = None
         if self.config.has_source:
-            cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
+            cross_bias = attention.mask_bias(cache.source_mask)[:, None, None, :]
         outputs, cache = cache.through(self.layers, states, tokens, cross_bias)
         return self._normed(outputs), cache
 
@@ -508,7 +499,7 @@ def without_added(
         return logits
     ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     is_added = (ids == PAD_ID) | (ids > config.vocab_size - config.added_rows)
-    return jnp.where(is_added, MASKED, logits)
+    return jnp.where(is_added, attention.MASKED, logits)
 
 
 def _norm(cfg: NetworkConfig) -> RMSNorm:
