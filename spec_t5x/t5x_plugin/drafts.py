@@ -26,12 +26,8 @@ from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.models.decoder_only import (
-    DecoderOnlyConfig,
-    DecoderOnlyModel,
-    DecoderOnlyTransformer,
-    init_variables,
-)
+from spec_t5x.models import decoder_only
+from spec_t5x.models.decoder_only import DecoderOnlyConfig, DecoderOnlyModel, DecoderOnlyTransformer
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config, Transformer
@@ -85,7 +81,7 @@ class ModelDraft:
                 "draft of the target's vocabulary, padded to the target's size"
             )
         if isinstance(self.config, DecoderOnlyConfig):
-            return init_variables(DecoderOnlyTransformer(self.config), rng)
+            return decoder_only.init_variables(DecoderOnlyTransformer(self.config), rng)
         tokens = jnp.ones((1, 1), jnp.int32)
         return Transformer(self.config).init(rng, tokens, tokens, tokens, enable_dropout=False)
 
