@@ -9,7 +9,6 @@ from spec_t5x import interfaces
 from spec_t5x.drafts.sequential import catch_up, draft_tokens, draft_tree, slices
 from spec_t5x.interfaces import Cache, Context, Draft, Outcome, Proposal, Target, TreeProposal
 from spec_t5x.loops import decode_state
-from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Int, PyTree
@@ -41,8 +40,7 @@ class TransformerDraft(Draft):
 
     def prefill(self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int) -> Cache:
         """Returns the model's cache with the sources encoded and the prompts fed."""
-        lengths = prompt_lengths(prompts)
-        return decode_state.prefill(self.model, inputs, prompts, lengths, max_length)
+        return decode_state.prefill(self.model, inputs, prompts, max_length)
 
     def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
         """Proposes up to ``gamma`` tokens, each sampled given those before it (Algorithm 1)."""

@@ -242,7 +242,7 @@ def init(
     """
     outputs = outputs_lib.start(prompts, loop.max_decode_len, max_decode_steps, room=loop.gamma + 1)
     room = room or loop.max_length
-    target_cache = prefill(target, inputs, prompts, outputs.lengths, room)
+    target_cache = prefill(target, inputs, prompts, room)
     target_states = None
     if loop.gamma and draft.traits.uses_target_states:
         target_states = _first_states(shown_to(draft, target), target_cache, prompts, room)
@@ -289,15 +289,12 @@ def row_stream(rng: Key[Array, "*batch"] | Stream, batch: int, loop: Loop) -> St
 
 
 def prefill(
-    target: Target,
-    inputs: PyTree,
-    prompts: Int[Array, "batch width"],
-    lengths: Int[Array, "batch"],
-    max_length: int,
+    target: Target, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
 ) -> Cache:
-    """Returns a model's cache with each prompt's first ``lengths`` tokens: all but its last one."""
+    """Returns a model's cache with all tokens of each prompt but the last one."""
     forced = prompts if prompts.shape[1] > 1 else None
-    return target.rollback(target.prefill(inputs, max_length, forced), lengths)
+    cache = target.prefill(inputs, max_length, forced)
+    return target.rollback(cache, outputs_lib.prompt_lengths(prompts))
 
 
 def prefill_draft(
