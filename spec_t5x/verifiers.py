@@ -63,10 +63,20 @@ class Verifier:
     ) -> Float32[Array, "batch gamma"]:
         """Computes beta (Theorem 3.5), each draft's chance of acceptance after those before it.
 
-        The mean of beta over the verified positions estimates alpha. This is token verification's
-        beta; block verification accepts at least as much. ``verdict`` is ``__call__``'s result.
+        Beta is ``sum min(p, q)``, where p is the target's and q the draft's distribution; if p or q
+        has all mass on one token, only that token is read. The mean of beta over the verified
+        positions estimates alpha. This is token verification's beta; block verification accepts at
+        least as much. ``verdict`` is ``__call__``'s result.
         """
-        return overlap_chances(proposal, target_logits, target_probs, settings)
+        gamma = proposal.tokens.shape[1]
+        if settings.greedy:
+            best = argmax(target_logits)[:, :gamma]
+            if proposal.probs is None:
+                return (proposal.tokens == best).astype(jnp.float32)
+            return values_at(proposal.probs, best)
+        if proposal.probs is None:
+            return jnp.minimum(values_at(target_probs[:, :gamma], proposal.tokens), 1.0)
+        return overlap(target_probs, proposal.probs)
 
     def verify_row(
         self,
@@ -126,29 +136,6 @@ class Verifier:
         )
 
 
-def overlap_chances(
-    proposal: Proposal,
-    target_logits: Float32[Array, "batch block vocab"],
-    target_probs: Float32[Array, "batch block vocab"],
-    settings: Sampling,
-    lenience: float = 1.0,
-) -> Float32[Array, "batch gamma"]:
-    """Computes ``sum min(p / l, q)`` at each draft (Theorem 3.5, section A.5 for the lenience l).
-
-    p is the target's and q the draft's distribution. If p or q has all mass on one token, only
-    that token is read.
-    """
-    gamma = proposal.tokens.shape[1]
-    if settings.greedy:
-        best = argmax(target_logits)[:, :gamma]
-        if proposal.probs is None:
-            return (proposal.tokens == best).astype(jnp.float32)
-        return values_at(proposal.probs, best)
-    if proposal.probs is None:
-        return jnp.minimum(values_at(target_probs[:, :gamma], proposal.tokens) / lenience, 1.0)
-    return overlap(target_probs / lenience, proposal.probs)
-
-
 @dataclasses.dataclass(frozen=True)
 class TokenVerifier(Verifier):
     """Token-by-token verification (Algorithm 1); lossy only if the lenience is below 1 (A.5)."""
@@ -168,8 +155,9 @@ class TokenVerifier(Verifier):
         return self.lenience < 1
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
-        """Computes beta with the lenience; rows at temperature 0 have the argmax rule (A.5)."""
-        sampled = overlap_chances(proposal, target_logits, target_probs, settings, self.lenience)
+        """Computes ``sum min(p / l, q)``; rows at temperature 0 have the argmax rule (A.5)."""
+        lenient = target_probs / self.lenience
+        sampled = super().chances(proposal, target_logits, lenient, settings, verdict)
         if not self.lossy or not (settings.greedy or settings.temperature.ndim):
             return sampled
         acceptable = verification.lenient_argmax(target_logits[:, :-1], self.lenience)
@@ -213,7 +201,7 @@ class RejectionVerifier(Verifier):
         """Returns ``1 / M`` at each draft, where M is the largest ``p / q`` (section A.2)."""
         if settings.greedy:
             # If all mass of p is on one token, only that token is accepted, for any M.
-            return overlap_chances(proposal, target_logits, target_probs, settings)
+            return super().chances(proposal, target_logits, target_probs, settings, verdict)
         draft_probs = proposal.distributions(target_probs.shape[-1])
         return verification.rejection_acceptance(target_probs[:, :-1], draft_probs)
 
