@@ -94,7 +94,6 @@ class Placement:
         """Returns the batch with its rows divided among the copies of the models."""
         if self.mesh is None:
             return batch
-        tokens, keys, steps = partitioning.shard_batch(
-            (batch.tokens, batch.keys, batch.max_decode_steps), self.mesh
-        )
+        rows = batch.tokens, batch.keys, batch.max_decode_steps
+        tokens, keys, steps = partitioning.shard_batch(rows, self.mesh)
         return dataclasses.replace(batch, tokens=tokens, keys=keys, max_decode_steps=steps)

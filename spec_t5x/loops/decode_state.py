@@ -246,9 +246,8 @@ def init(
     target_states = None
     if loop.gamma and draft.traits.uses_target_states:
         target_states = _first_states(shown_to(draft, target), target_cache, prompts, room)
-    outputs, target_cache, target_states = outputs_lib.repeat_rows(
-        (outputs, target_cache, target_states), loop.num_decodes
-    )
+    of_inputs = outputs, target_cache, target_states
+    outputs, target_cache, target_states = outputs_lib.repeat_rows(of_inputs, loop.num_decodes)
     draft_state = prefill_draft(draft, inputs, prompts, loop, room) if loop.gamma else ()
     if paced or pace is not None:
         # Zeros in place of the state, so that XLA drops the draft's prefill.
