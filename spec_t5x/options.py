@@ -8,16 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from spec_t5x import registry
-from spec_t5x.errors import (
-    InputError,
-    check_at_least,
-    check_numbers,
-    check_rules,
-    check_unicode,
-    check_unused,
-    did_you_mean,
-)
+from spec_t5x import errors, registry
+from spec_t5x.errors import InputError
 from spec_t5x.names import AUTO, ours
 
 if TYPE_CHECKING:
@@ -80,7 +72,7 @@ def _says_ours(cls: type) -> type:
         for name in given:
             if name not in known:
                 choices = f": choose from {', '.join(known)}"
-                hint = ours(name, known) or did_you_mean(name, known) or choices
+                hint = ours(name, known) or errors.did_you_mean(name, known) or choices
                 raise InputError(f"there is no option {name!r}{hint}")
         init(self, *args, **given)
 
@@ -166,8 +158,7 @@ class GenerateOptions:
         None, "id that is always generated first; -1 forces none (default: the checkpoint's)"
     )
     forced_eos_token_id: tuple | None = option(
-        None,
-        "ids, one of which ends outputs that reach max_decode_len (default: the checkpoint's)",
+        None, "ids, one of which ends outputs that reach max_decode_len (default: the checkpoint's)"
     )
     bad_words_ids: tuple | None = option(
         None,
@@ -195,13 +186,15 @@ class GenerateOptions:
         self._check_ids()
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         biased = [ids for ids, _ in self.sequence_bias or ()]
-        check_rules(penalty, bad_words_ids=self.bad_words_ids or (), sequence_bias=biased)
-        check_numbers(0, 2**32 - 1, seed=self.seed)
+        errors.check_rules(penalty, bad_words_ids=self.bad_words_ids or (), sequence_bias=biased)
+        errors.check_numbers(0, 2**32 - 1, seed=self.seed)
         # Called because they check their arguments.
         self.sampling()
         self.make_verifier()
         if not self.temperature:
-            check_unused(self, "temperature 0, which takes the likeliest token", "top_k", "top_p")
+            errors.check_unused(
+                self, "temperature 0, which takes the likeliest token", "top_k", "top_p"
+            )
         self._check_texts()
         self._check_search()
         if (gamma := self.gamma) != AUTO and 0 < gamma < len(self.widths):
@@ -213,7 +206,7 @@ class GenerateOptions:
         gamma, length = self.gamma, self.settled({})["max_decode_len"]
         ones = dict.fromkeys(("num_decodes", "max_decode_len", "batch_size"), 1)
         zeros = dict.fromkeys(("beams", "min_decode_len", "no_repeat_ngram_size"), 0)
-        check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **ones, **zeros)
+        errors.check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **ones, **zeros)
         is_whole = isinstance(gamma, numbers.Integral) and not isinstance(gamma, bool)
         if gamma != AUTO and not (is_whole and 0 <= gamma <= length):
             raise InputError(
@@ -231,9 +224,9 @@ class GenerateOptions:
             if not isinstance(string, str) or not string:
                 raise InputError(f"stop has {string!r}: give texts of at least one character")
         for name in ("stop", "output_prefix"):
-            check_unicode(name, "".join(getattr(self, name)))
+            errors.check_unicode(name, "".join(getattr(self, name)))
         if self.output_prefix and self.forced_bos_token_id != -1:
-            check_unused(self, "an output_prefix comes first", "forced_bos_token_id")
+            errors.check_unused(self, "an output_prefix comes first", "forced_bos_token_id")
 
     def _check_search(self) -> None:
         """Raises ``InputError`` for options that a beam search has not, or that only one has."""
@@ -247,11 +240,11 @@ class GenerateOptions:
                 f"early_stopping is {self.early_stopping!r}: give True, False or 'never'"
             )
         if beams:
-            check_unused(self, f"beams {beams}: a search does without", *_OF_SAMPLING)
+            errors.check_unused(self, f"beams {beams}: a search does without", *_OF_SAMPLING)
         else:
-            check_unused(self, "beams 0: only a search has one", *OF_SEARCH)
+            errors.check_unused(self, "beams 0: only a search has one", *OF_SEARCH)
         if self.length_penalty is not None:
-            check_unused(self, "a length_penalty replaces it", "beam_alpha")
+            errors.check_unused(self, "a length_penalty replaces it", "beam_alpha")
         if beams and num_decodes > beams:
             raise InputError(
                 f"num_decodes is {num_decodes} and beams {beams}: lower num_decodes, or give more "

@@ -26,21 +26,11 @@ import jax.numpy as jnp
 from spec_t5x import registry
 from spec_t5x.errors import InputError, as_input_error, check_choice
 from spec_t5x.interfaces import Proposal
+from spec_t5x.sampling import verification
 from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap, values_at
 from spec_t5x.sampling.draws import Stream, purpose_keys, sample_coupled
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.sampling.verification import (
-    Verdict,
-    block_verification,
-    lenient_argmax,
-    lenient_argmax_verification,
-    mask_unproposed,
-    matching_verification,
-    node_verification,
-    rejection_acceptance,
-    rejection_verification,
-    token_verification,
-)
+from spec_t5x.sampling.verification import Verdict
 from spec_t5x.types import Array, Float, Float32, Int, Key
 
 
@@ -53,7 +43,7 @@ class Verifier:
     # True if draft and target sample with the same noise at the same position.
     coupled: ClassVar[bool] = False
     # Verification of a node's children in a tree, at a temperature above 0.
-    verify_node = staticmethod(node_verification)
+    verify_node = staticmethod(verification.node_verification)
 
     def tree(self, gamma: int) -> Tree | None:
         """Returns the tree of depth ``gamma`` to verify; None for a chain of ``gamma`` drafts."""
@@ -73,10 +63,20 @@ class Verifier:
     ) -> Float32[Array, "batch gamma"]:
         """Computes beta (Theorem 3.5), each draft's chance of acceptance after those before it.
 
-        The mean of beta over the verified positions estimates alpha. This is token verification's
-        beta; block verification accepts at least as much. ``verdict`` is ``__call__``'s result.
+        Beta is ``sum min(p, q)``, where p is the target's and q the draft's distribution; if p or q
+        has all mass on one token, only that token is read. The mean of beta over the verified
+        positions estimates alpha. This is token verification's beta; block verification accepts at
+        least as much. ``verdict`` is ``__call__``'s result.
         """
-        return overlap_chances(proposal, target_logits, target_probs, settings)
+        gamma = proposal.tokens.shape[1]
+        if settings.greedy:
+            best = argmax(target_logits)[:, :gamma]
+            if proposal.probs is None:
+                return (proposal.tokens == best).astype(jnp.float32)
+            return values_at(proposal.probs, best)
+        if proposal.probs is None:
+            return jnp.minimum(values_at(target_probs[:, :gamma], proposal.tokens), 1.0)
+        return overlap(target_probs, proposal.probs)
 
     def verify_row(
         self,
@@ -116,7 +116,7 @@ class Verifier:
         emit_keys, accept_keys, _ = purpose_keys(stream, lengths)
         draft_probs = proposal.distributions(target_probs.shape[-1])
         if proposal.counts is not None:
-            draft_probs = jax.vmap(mask_unproposed)(draft_probs, proposal.counts)
+            draft_probs = jax.vmap(verification.mask_unproposed)(draft_probs, proposal.counts)
         verdict = jax.vmap(self.verify_row)(
             accept_keys, emit_keys, proposal.tokens, draft_probs, target_probs
         )
@@ -131,32 +131,9 @@ class Verifier:
         self, proposal: Proposal, target_logits: Float32[Array, "batch block vocab"]
     ) -> Verdict:
         """Accepts leading drafts that are the target's argmax: verification at temperature 0."""
-        return jax.vmap(matching_verification)(
+        return jax.vmap(verification.matching_verification)(
             proposal.tokens, argmax(target_logits), proposal.num_proposed
         )
-
-
-def overlap_chances(
-    proposal: Proposal,
-    target_logits: Float32[Array, "batch block vocab"],
-    target_probs: Float32[Array, "batch block vocab"],
-    settings: Sampling,
-    lenience: float = 1.0,
-) -> Float32[Array, "batch gamma"]:
-    """Computes ``sum min(p / l, q)`` at each draft (Theorem 3.5, section A.5 for the lenience l).
-
-    p is the target's and q the draft's distribution. If p or q has all mass on one token, only
-    that token is read.
-    """
-    gamma = proposal.tokens.shape[1]
-    if settings.greedy:
-        best = argmax(target_logits)[:, :gamma]
-        if proposal.probs is None:
-            return (proposal.tokens == best).astype(jnp.float32)
-        return values_at(proposal.probs, best)
-    if proposal.probs is None:
-        return jnp.minimum(values_at(target_probs[:, :gamma], proposal.tokens) / lenience, 1.0)
-    return overlap(target_probs / lenience, proposal.probs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,18 +155,19 @@ class TokenVerifier(Verifier):
         return self.lenience < 1
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
-        """Computes beta with the lenience; rows at temperature 0 have the argmax rule (A.5)."""
-        sampled = overlap_chances(proposal, target_logits, target_probs, settings, self.lenience)
+        """Computes ``sum min(p / l, q)``; rows at temperature 0 have the argmax rule (A.5)."""
+        lenient = target_probs / self.lenience
+        sampled = super().chances(proposal, target_logits, lenient, settings, verdict)
         if not self.lossy or not (settings.greedy or settings.temperature.ndim):
             return sampled
-        acceptable = lenient_argmax(target_logits[:, :-1], self.lenience)
+        acceptable = verification.lenient_argmax(target_logits[:, :-1], self.lenience)
         mass = jnp.where(acceptable, proposal.distributions(target_logits.shape[-1]), 0.0)
         at_argmax = settings.greedy | (settings.temperature <= MIN_TEMPERATURE)
         return jnp.where(at_argmax.reshape(-1, 1), jnp.sum(mass, axis=-1), sampled)
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
         """Accepts leading drafts with ``u l q(x) < p(x)``; u is uniform in [0, 1)."""
-        return token_verification(
+        return verification.token_verification(
             key, emit_key, draft_tokens, draft_probs, target_probs, self.lenience
         )
 
@@ -199,12 +177,10 @@ class TokenVerifier(Verifier):
         """Accepts leading drafts that are the argmax or, if l < 1, have ``p(x) >= l max(p)``."""
         if not self.lossy:
             return super().verify_argmax(proposal, target_logits)
-        return jax.vmap(lenient_argmax_verification, (0, 0, 0, 0, None))(
-            proposal.tokens,
-            target_logits,
-            argmax(target_logits),
-            proposal.num_proposed,
-            self.lenience,
+        likely = verification.lenient_argmax(target_logits[:, :-1], self.lenience)
+        acceptable = values_at(likely, proposal.tokens)
+        return jax.vmap(verification.accept_leading)(
+            acceptable, argmax(target_logits), proposal.num_proposed
         )
 
 
@@ -212,19 +188,19 @@ class TokenVerifier(Verifier):
 class BlockVerifier(Verifier):
     """Joint verification of all drafts: accepts at least ``TokenVerifier``'s number on average."""
 
-    verify_row = staticmethod(block_verification)
+    verify_row = staticmethod(verification.block_verification)
 
 
 @dataclasses.dataclass(frozen=True)
 class RejectionVerifier(Verifier):
     """Rejection sampling, with which the paper compares (section A.2)."""
 
-    verify_row = staticmethod(rejection_verification)
+    verify_row = staticmethod(verification.rejection_verification)
 
     def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
         """Returns ``1 / M`` at each draft, where M is the largest ``p / q`` (section A.2)."""
         draft_probs = proposal.distributions(target_probs.shape[-1])
-        return rejection_acceptance(target_probs[:, :-1], draft_probs)
+        return verification.rejection_acceptance(target_probs[:, :-1], draft_probs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +223,7 @@ class CoupledVerifier(Verifier):
         positions = lengths[:, None] + jnp.arange(target_probs.shape[1])[None, :]
         choose = jax.vmap(sample_coupled, (None, 1, 1, None), 1)
         target_tokens = choose(stream, positions, target_probs, settings)
-        return jax.vmap(matching_verification)(
+        return jax.vmap(verification.matching_verification)(
             proposal.tokens, target_tokens, proposal.num_proposed
         )
 

@@ -55,21 +55,17 @@ def settle(
 
 
 def prefill(
-    target: Target,
-    inputs: PyTree,
-    prompts: Int[Array, "batch prompt"],
-    num_positions: int,
-    width: int,
+    target: Target, inputs: PyTree, prompts: Int[Array, "batch prompt"], room: int, width: int
 ) -> Cache:
-    """Returns a cache with ``width`` places at each position, and the prompts at place 0.
+    """Returns a cache of ``room`` positions with ``width`` places each; prompts are at place 0.
 
     The search feeds each row's last token, and in time overwrites the padding of shorter
     prompts, which is fed here.
     """
-    cache = target.prefill(inputs, num_positions * width)
+    cache = target.prefill(inputs, room * width)
     batch, num = prompts.shape[0], prompts.shape[1] - 1
     if num:
-        all_first = jnp.zeros((batch, num, num_positions), jnp.int32)
+        all_first = jnp.zeros((batch, num, room), jnp.int32)
         positions = jnp.tile(jnp.arange(num)[None], (batch, 1))
         fed = nodes(prompts[:, :-1], positions, all_first[:, :, 0], all_first, width)
         *_, cache = target.score_nodes(cache, fed)

@@ -5,7 +5,7 @@ The rules are those of ``t5x.decoding.beam_search``. For each row:
 * the ``2 * beams`` likeliest continuations of its live hypotheses are *candidates*, so that at
   least ``beams`` of them do not end (a second id that ends a text makes it ``3 * beams``);
 * a candidate that ends competes with the finished hypotheses by *score*, its log-probability
-  divided by ``brevity_penalty``;
+  divided by ``Ranking.penalty``;
 * the likeliest of the other candidates are the new live hypotheses;
 * the row ends at its limit, or once its likeliest live hypothesis could not displace the worst
   finished one, even if its log-probability stayed the same until ``max_decode_len``;
@@ -80,10 +80,13 @@ class Ranking:
     longest: Int[Array, "batch"] | None = None
 
     def penalty(
-        self, lengths: Int[Array, "batch"], starts: Int[Array, "batch"]
-    ) -> Float32[Array, "batch"]:
-        """Returns the divisor of log-probabilities; ``lengths`` include the prompts' ``starts``."""
-        return brevity_penalty(self.exponent, lengths)
+        self, lengths: Int[Array, "*rows"], starts: Int[Array, "batch"]
+    ) -> Float32[Array, "*rows"]:
+        """Returns the divisor of log-probabilities; ``lengths`` include the prompts' ``starts``.
+
+        It is ``((5 + length) / 6) ** alpha``, 1 for texts of one token (arXiv 1609.08144).
+        """
+        return ((5.0 + lengths) / 6.0) ** jnp.asarray(self.exponent, jnp.float32)
 
     def counted(self, ends: Bool[Array, "batch top"], beams: Beams) -> Bool[Array, "batch top"]:
         """Returns the mask of candidates to add to the finished; ``ends`` masks those that end."""
@@ -94,7 +97,7 @@ class Ranking:
         # T5X takes the penalty of the longest sequence, in which it counts the start token.
         width = beams.live_sequences.shape[2]
         longest = jnp.asarray(width if self.longest is None else self.longest)
-        within_reach = beams.live_log_probs[:, -1] / brevity_penalty(self.exponent, longest)
+        within_reach = beams.live_log_probs[:, -1] / self.penalty(longest, beams.starts)
         # False while a finished entry is empty.
         return jnp.min(beams.finished_scores, axis=1) > within_reach
 
@@ -211,13 +214,6 @@ def start(
         finished_lengths=jnp.zeros((batch, beams), jnp.int32),
         ended=rows.ended,
     )
-
-
-def brevity_penalty(
-    alpha: float | Float[Array, ""], lengths: Int[Array, "*rows"]
-) -> Float32[Array, "*rows"]:
-    """Returns ``((5 + length) / 6) ** alpha``; 1 for texts of one token (arXiv 1609.08144)."""
-    return ((5.0 + lengths) / 6.0) ** jnp.asarray(alpha, jnp.float32)
 
 
 def num_candidates(beams: int, eos_id: EndOfSequence) -> int:

@@ -23,26 +23,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x import interfaces
 from spec_t5x.beams import cache_slots
 from spec_t5x.beams import hypotheses as beams_lib
-from spec_t5x.beams.hypotheses import (
-    BeamResult,
-    Beams,
-    BeamStats,
-    Candidates,
-    Continuations,
-    Ranking,
-)
 from spec_t5x.errors import InputError, check_numbers
-from spec_t5x.interfaces import (
-    Cache,
-    Nodes,
-    NodeTarget,
-    Target,
-    check_parts,
-    check_positions,
-    check_vocabularies,
-)
+from spec_t5x.interfaces import Cache, Nodes, NodeTarget, Target
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float32, Int, PyTree
@@ -57,13 +42,13 @@ class SearchState:
     """State of a search between two iterations."""
 
     # Live and finished hypotheses.
-    beams: Beams
+    beams: beams_lib.Beams
     # Places (``cache_slots``) of the live hypotheses' tokens but the last ones, in both caches.
     lineages: Int[Array, "batch beams positions"]
     target_cache: Cache
     # None in a plain search.
     draft_cache: Cache | None
-    stats: BeamStats
+    stats: beams_lib.BeamStats
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -103,12 +88,12 @@ def beam_search(
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     eos_id: EndOfSequence = EOS_ID,
-    ranking: Ranking | None = None,
+    ranking: beams_lib.Ranking | None = None,
     rules: Rules | None = None,
     draft_model: Target | None = None,
     gamma: int = 0,
     draft_beams: int | None = None,
-) -> BeamResult:
+) -> beams_lib.BeamResult:
     """Finds the ``beams`` best texts for each input by the search of T5X.
 
     The hypotheses and their order do not depend on the draft, which decides how many steps of
@@ -143,7 +128,7 @@ def beam_search(
         draft_model=draft_model,
         gamma=gamma,
         width=width,
-        ranking=ranking or Ranking(),
+        ranking=ranking or beams_lib.Ranking(),
         rules=rules,
         eos_id=eos_id,
     )
@@ -163,14 +148,14 @@ class _Search:
     gamma: int
     # Number of nodes in a level, and of places at a position.
     width: int
-    ranking: Ranking
+    ranking: beams_lib.Ranking
     rules: Rules | None
     eos_id: EndOfSequence
 
     def check(self, prompts: Array, beams: int, max_decode_len: int) -> None:
         """Raises ``InputError`` for arguments that cannot be searched with."""
         target, draft_model, gamma = self.target, self.draft_model, self.gamma
-        check_parts(target, NodeTarget, _REMEDY)
+        interfaces.check_parts(target, NodeTarget, _REMEDY)
         if getattr(target, "prefix_lm", False):
             raise InputError(
                 "prefix_lm is True: a search reads prompts causally; sample, or set it False"
@@ -178,20 +163,20 @@ class _Search:
         check_numbers(0, gamma=gamma, max_decode_len=max_decode_len)
         beams_lib.check_beams("beams", beams, target.vocab_size, self.eos_id)
         outputs_lib.check_prompts(prompts, max_decode_len)
-        check_positions(target, max_decode_len)
+        interfaces.check_positions(target, max_decode_len)
         if not gamma:
             return
         if draft_model is None:
             raise InputError(f"gamma is {gamma} and there is no draft_model: give one, or gamma 0")
-        check_parts(draft_model, NodeTarget, _REMEDY)
-        check_vocabularies(draft_model, target)
+        interfaces.check_parts(draft_model, NodeTarget, _REMEDY)
+        interfaces.check_vocabularies(draft_model, target)
         beams_lib.check_beams("draft_beams", self.width, target.vocab_size, self.eos_id)
         if self.width < beams:
             raise InputError(
                 f"draft_beams is {self.width} and beams {beams}: give at least as many"
             )
 
-    def init(self, inputs: PyTree, prompts: Array, beams: Beams, max_decode_len: int):
+    def init(self, inputs: PyTree, prompts: Array, beams: beams_lib.Beams, max_decode_len: int):
         """Encodes inputs and feeds prompts, if gamma > 0 for the draft too; returns the state."""
         batch, num = beams.live_log_probs.shape
         # An ended row may be at position max_decode_len, and its last tree reaches gamma further.
@@ -207,7 +192,7 @@ class _Search:
             lineages=jnp.zeros((batch, num, num_positions), jnp.int32),
             target_cache=prefill(self.target),
             draft_cache=prefill(self.draft_model) if self.gamma else None,
-            stats=BeamStats(target_calls=zeros, steps=zeros),
+            stats=beams_lib.BeamStats(target_calls=zeros, steps=zeros),
         )
 
     def step(self, state: SearchState) -> SearchState:
@@ -226,7 +211,7 @@ class _Search:
             lineages=lineages,
             target_cache=target_cache,
             draft_cache=draft_cache,
-            stats=BeamStats(
+            stats=beams_lib.BeamStats(
                 target_calls=state.stats.target_calls + ~state.beams.ended,
                 steps=state.stats.steps + steps,
             ),
@@ -281,8 +266,8 @@ class _Search:
         )
 
     def continuations(
-        self, beams: Beams, nodes: BeamTree, logits: Array, num: int
-    ) -> Continuations:
+        self, beams: beams_lib.Beams, nodes: BeamTree, logits: Array, num: int
+    ) -> beams_lib.Continuations:
         """Returns the likeliest tokens after each node by the rules, for ``num`` hypotheses."""
         places = None
         if self.rules is not None:
@@ -294,8 +279,8 @@ class _Search:
         return beams_lib.continuations(logits, num, self.rules, places)
 
     def replay(
-        self, state: SearchState, tree: BeamTree, following: Continuations
-    ) -> tuple[Beams, Int[Array, "batch beams positions"], Int[Array, "batch"]]:
+        self, state: SearchState, tree: BeamTree, following: beams_lib.Continuations
+    ) -> tuple[beams_lib.Beams, Int[Array, "batch beams positions"], Int[Array, "batch"]]:
         """Makes the steps of the plain search that the scored tree covers.
 
         ``following`` are the target's continuations of all nodes. Returns the hypotheses after
@@ -338,7 +323,9 @@ class _Search:
         return lax.cond(is_reached, feed, lambda cache: cache, cache)
 
 
-def _next_level(level: BeamTree, expected: Candidates, first_parent: Int[Array, ""]) -> BeamTree:
+def _next_level(
+    level: BeamTree, expected: beams_lib.Candidates, first_parent: Int[Array, ""]
+) -> BeamTree:
     """Returns the level of ``expected``, after one whose first node is number ``first_parent``."""
     batch, num = expected.tokens.shape
     places = jnp.arange(num)

@@ -9,19 +9,11 @@ from spec_t5x.checkpoints.formats import NATIVE, Format, format_of
 from spec_t5x.checkpoints.huggingface import generation_config, hub
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.huggingface.vocabulary_files import has_tokenizer
+from spec_t5x.checkpoints.storage import stored_model, vocabularies
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
-from spec_t5x.checkpoints.storage.stored_model import (
-    LoadedModel,
-    Shardings,
-    StoredModel,
-    no_vocabulary,
-)
-from spec_t5x.checkpoints.storage.vocabularies import (
-    VocabularyLike,
-    choose_vocabulary,
-    make_vocabulary,
-)
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
+from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import Vocabulary
@@ -95,7 +87,7 @@ def open_model(
     if "model_type" not in (values or {}):
         values = _OF_T5 | {"vocab_size": rows}
     given = _of_another_model(vocabulary, values)
-    chosen = choose_vocabulary(given, stored.vocabulary, stored.directory, rows)
+    chosen = vocabularies.choose_vocabulary(given, stored.vocabulary, stored.directory, rows)
     return dataclasses.replace(stored, vocabulary=chosen, metadata=metadata)
 
 
@@ -124,7 +116,7 @@ def check_vocabulary(target: str | Path | GcsPath, given: VocabularyLike | None)
     elif is_on_hub(target):
         directory, values, format = _recognized(find(target))
         if format.read_vocabulary and format.read_vocabulary(directory, values) is None:
-            raise no_vocabulary(target)
+            raise stored_model.no_vocabulary(target)
 
 
 def check_vocabularies(target: str | Path | GcsPath, draft: str | Path | GcsPath) -> None:
@@ -141,7 +133,7 @@ def _vocabulary_of_files(directory_or_name: str | Path | GcsPath) -> Vocabulary 
 
 def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) -> Vocabulary:
     """Returns the vocabulary that ``load`` makes of a name; ``num_rows``: ``make_vocabulary``."""
-    return make_vocabulary(_of_another_model(vocabulary), num_rows)
+    return vocabularies.make_vocabulary(_of_another_model(vocabulary), num_rows)
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel) -> None:

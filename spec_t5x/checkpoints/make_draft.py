@@ -20,18 +20,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from spec_t5x import registry
+from spec_t5x.checkpoints import loading
 from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.huggingface import hub
-from spec_t5x.checkpoints.loading import (
-    PACKAGED_MODELS,
-    check_task,
-    check_vocabularies,
-    check_vocabulary,
-    find,
-    find_directory,
-    is_on_hub,
-    open_model,
-)
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_if_there
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
@@ -98,7 +89,7 @@ def _checked_parts(text: str, options: DraftOptions) -> list[tuple[DraftKind, st
 
 def packaged_drafts(target: Location) -> dict[str, str]:
     """Returns the names of a packaged target's drafts by kind; none for another target."""
-    return PACKAGED_DRAFTS.get(target.name, {}) if target.parent == PACKAGED_MODELS else {}
+    return PACKAGED_DRAFTS.get(target.name, {}) if target.parent == loading.PACKAGED_MODELS else {}
 
 
 def _packaged(target: Location, name: str) -> str:
@@ -123,8 +114,8 @@ def find_models(
     First checks the drafts, their ``options`` and the target's ``task``. Vocabularies are read and
     compared before a download, which may take an hour.
     """
-    directory, models = find(target), []
-    check_task(directory, task)
+    directory, models = loading.find(target), []
+    loading.check_task(directory, task)
     for draft in filter(None, drafts):
         for kind, argument in _checked_parts(str(draft), options or DraftOptions()):
             if argument and kind.has_checkpoint:
@@ -134,13 +125,13 @@ def find_models(
                 _packaged(directory, kind.packaged)
     names = [target, *models]
     for name in models:
-        find(name)
-    absent = [name for name in names if is_on_hub(name) and not hub.has_weights(name)]
+        loading.find(name)
+    absent = [name for name in names if loading.is_on_hub(name) and not hub.has_weights(name)]
     if absent:
-        check_vocabulary(target, vocabulary)
+        loading.check_vocabulary(target, vocabulary)
     for name in models if absent else ():
         if kind_of(name) == TRANSFORMER:
-            check_vocabularies(target, name)
+            loading.check_vocabularies(target, name)
     for name in absent:
         hub.download_weights(name)
 
@@ -190,9 +181,9 @@ def kind_of(text: str) -> str:
     if isinstance(locate(text), GcsPath):
         return TRANSFORMER
     try:
-        directory = find_directory(text)
+        directory = loading.find_directory(text)
     except InputError as error:
-        if is_on_hub(text):
+        if loading.is_on_hub(text):
             raise
         raise InputError(
             f"no draft {text!r}: give the directory of a checkpoint, OWNER/NAME of one on the "
@@ -211,7 +202,7 @@ def _is_named(text: str) -> bool:
 
 def model_draft(request: Request, argument: str) -> TransformerDraft:
     """Loads the model ``argument``, resized to the target's ids."""
-    target, stored = request.target, open_model(argument)
+    target, stored = request.target, loading.open_model(argument)
     rows, own_rows = target.config.vocab_size, stored.config.vocab_size
     if stored.vocabulary is None and own_rows != rows:
         raise InputError(

@@ -121,15 +121,17 @@ def _source(options, models):
     from spec_t5x.checkpoints.loading import open_model
 
     # Imported only for a task, because seqio imports TensorFlow, which takes seconds.
-    from spec_t5x.inference.task_source import task_source
+    from spec_t5x.data.task_examples import task_or_mixture
+    from spec_t5x.inference.task_source import TaskSource
 
-    return task_source(
-        options.mixture_or_task,
-        options.split,
-        open_model(models.target, vocabulary=models.vocabulary).known_vocabulary(),
+    vocabulary = open_model(models.target, vocabulary=models.vocabulary).known_vocabulary()
+    given = options.mixture_or_task, vocabulary, options.modules, options.caches
+    return TaskSource(
+        task=task_or_mixture(*given),
+        split=options.split,
         lengths=options.task_feature_lengths,
-        modules=options.modules,
-        caches=options.caches,
+        vocabulary=vocabulary,
+        cached=options.caches is not None,
     )
 
 

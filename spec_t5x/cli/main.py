@@ -191,8 +191,7 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="spec-t5x",
-        description="Lossless speculative decoding of encoder-decoder T5 models.",
+        prog="spec-t5x", description="Lossless speculative decoding of encoder-decoder T5 models."
     )
     parser.add_argument("--version", action="version", version=f"spec-t5x {spec_t5x.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -44,10 +44,7 @@ def seqio_vocabulary(vocabulary: Vocabulary) -> seqio.Vocabulary:
 
 
 def task_or_mixture(
-    name: str,
-    vocabulary: Vocabulary,
-    modules: Sequence[str] = (),
-    caches: Sequence[str] | None = None,
+    name: str, vocabulary: Vocabulary, modules: Sequence[str], caches: Sequence[str] | None
 ) -> seqio.Task | seqio.Mixture:
     """Returns the task or mixture ``name``, with ``vocabulary``'s ids in all features.
 
@@ -75,7 +72,7 @@ def task_or_mixture(
     return seqio.Mixture(name, rates, sample_fn=found._sample_fn)
 
 
-def check_registered(name: str, modules: Sequence[str] = ()) -> None:
+def check_registered(name: str, modules: Sequence[str]) -> None:
     """Raises ``InputError`` for a module that cannot be imported, or a name none registers."""
     for module in (*modules, PAPER_TASKS):
         remedy = "install it, or name another"

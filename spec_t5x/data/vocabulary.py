@@ -217,9 +217,7 @@ class ByteVocabulary(Vocabulary):
         """Writes nothing: the vocabulary has no file, only the constructor's arguments."""
 
 
-def ids_before_eos(
-    ids: Iterable[int], limit: int, eos_ids: Collection[int] = (EOS_ID,)
-) -> list[int]:
+def ids_before_eos(ids: Iterable[int], limit: int, eos_ids: Collection[int]) -> list[int]:
     """Returns the ids before the first of ``eos_ids``, without padding and ids >= ``limit``."""
     kept = []
     for token in map(int, ids):

@@ -7,18 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x import interfaces
 from spec_t5x.drafts.copying import copy_draft
 from spec_t5x.drafts.kinds import DraftKind, Request
-from spec_t5x.interfaces import (
-    Context,
-    Draft,
-    DraftState,
-    DraftTraits,
-    Outcome,
-    Proposal,
-    Target,
-    check_vocabularies,
-)
+from spec_t5x.interfaces import Context, Draft, DraftState, DraftTraits, Outcome, Proposal, Target
 from spec_t5x.types import Array, Bool, Int, PyTree
 
 
@@ -55,7 +47,7 @@ class MixedDraft(Draft):
 
     def check(self, target: Target, max_decode_len: int) -> None:
         """Raises ``InputError`` if the vocabularies differ, or the second draft's check fails."""
-        check_vocabularies(self.first, self.second, "first draft", "second draft")
+        interfaces.check_vocabularies(self.first, self.second, "first draft", "second draft")
         self.second.check(target, max_decode_len)
 
     def prefill(

@@ -5,19 +5,10 @@ from collections.abc import Callable
 import flax.struct
 import jax.numpy as jnp
 
+from spec_t5x import interfaces
 from spec_t5x.drafts.sequential import catch_up, draft_tokens, draft_tree, slices
-from spec_t5x.interfaces import (
-    Cache,
-    Context,
-    Draft,
-    Outcome,
-    Proposal,
-    Target,
-    TreeProposal,
-    check_positions,
-)
+from spec_t5x.interfaces import Cache, Context, Draft, Outcome, Proposal, Target, TreeProposal
 from spec_t5x.loops import decode_state
-from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Int, PyTree
@@ -45,12 +36,11 @@ class TransformerDraft(Draft):
 
     def check(self, target: Target, max_decode_len: int) -> None:
         """Raises ``InputError`` if the model has fewer than ``max_decode_len`` positions."""
-        check_positions(self.model, max_decode_len, "draft")
+        interfaces.check_positions(self.model, max_decode_len, "draft")
 
     def prefill(self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int) -> Cache:
         """Returns the model's cache with the sources encoded and the prompts fed."""
-        lengths = prompt_lengths(prompts)
-        return decode_state.prefill(self.model, inputs, prompts, lengths, max_length)
+        return decode_state.prefill(self.model, inputs, prompts, max_length)
 
     def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
         """Proposes up to ``gamma`` tokens, each sampled given those before it (Algorithm 1)."""

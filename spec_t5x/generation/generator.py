@@ -128,11 +128,21 @@ class Generator(BatchDecoder):
         cls, target: LoadedModel, weights: str = AUTO, task: str | None = None, kv: str = AUTO
     ) -> "Generator":
         """Makes a generator without a draft; the other arguments are as in ``load``."""
+        vocabulary = target.vocabulary
+        defaults, left_out = generation_config.understood(
+            target.metadata.get(generation_config.GENERATION, {}),
+            str(target.directory),
+            task=task,
+            to_ours=vocabulary.from_theirs if isinstance(vocabulary, MappedVocabulary) else list,
+            num_ids=getattr(vocabulary, "num_ids", target.config.vocab_size),
+            is_decoder_only=not target.config.has_source,
+        )
         return cls(
             target=target.bind(weights, kv),
-            vocabulary=target.vocabulary,
+            vocabulary=vocabulary,
             max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
-            **_settings(target, task),
+            defaults=defaults,
+            left_out=left_out,
         )
 
     def generate(
@@ -277,17 +287,3 @@ def _check_several(name: str, inputs: Any, wanted: str, first: int) -> None:
     is_one = isinstance(inputs, str | bytes | Mapping) or getattr(inputs, "ndim", 1) == 0
     if is_one or not isinstance(inputs, Iterable):
         raise InputError(f"{name} are {repr(inputs)[:40]}: give {wanted}")
-
-
-def _settings(target: LoadedModel, task: str | None) -> dict[str, Any]:
-    """Returns fields of a generator: a checkpoint's decoding options, and settings left out."""
-    vocabulary = target.vocabulary
-    options, left_out = generation_config.understood(
-        target.metadata.get(generation_config.GENERATION, {}),
-        str(target.directory),
-        task=task,
-        to_ours=vocabulary.from_theirs if isinstance(vocabulary, MappedVocabulary) else list,
-        num_ids=getattr(vocabulary, "num_ids", target.config.vocab_size),
-        is_decoder_only=not target.config.has_source,
-    )
-    return {"defaults": options, "left_out": left_out}

@@ -85,8 +85,8 @@ def infer(
     run = _Run(options, decoding, source, progress)
     try:
         with stopping(), contextlib.ExitStack() as held, progress:
-            shards, unfinished = run.start(settings, held)
-            verdict = run.decode(shards, unfinished, load)
+            shards = run.start(settings, held)
+            verdict = run.decode(shards, load)
             left = len(shards.unfinished())
             if not left:
                 _merge_once(shards)
@@ -126,10 +126,8 @@ class _Run:
     def directory(self) -> Path:
         return Path(self.options.output_dir).expanduser()
 
-    def start(
-        self, settings: dict[str, Any], held: contextlib.ExitStack
-    ) -> tuple[Shards, list[int]]:
-        """Prepares the directory; returns the run's shards, and the numbers of the missing ones.
+    def start(self, settings: dict[str, Any], held: contextlib.ExitStack) -> Shards:
+        """Prepares the directory; returns the run's shards.
 
         The first worker writes the manifest, and the others compare theirs with it. The process
         keeps a lock on the directory until ``held`` is closed.
@@ -157,8 +155,7 @@ class _Run:
                 run_directory.start(self.directory, now, overwrite=self.options.overwrite)
             else:
                 before.check_same(now, self.directory)
-        shards = _shards(self.directory, now)
-        return shards, shards.unfinished()
+        return _shards(self.directory, now)
 
     def _settings(self, settings: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -178,12 +175,7 @@ class _Run:
     def _placement(self) -> Placement:
         return Placement.create(self.options.model_parallel, self.decoding.batch_size)
 
-    def decode(
-        self,
-        shards: Shards,
-        unfinished: list[int],
-        load: Callable[[Placement], Generator],
-    ) -> str | None:
+    def decode(self, shards: Shards, load: Callable[[Placement], Generator]) -> str | None:
         """Decodes and writes this worker's part of the missing shards.
 
         Its part is every ``count``-th shard, and does not depend on the other workers.
@@ -191,7 +183,7 @@ class _Run:
         Returns:
           The reason why most steps left the draft out; None if they did not.
         """
-        index, count = self.options.workers
+        (index, count), unfinished = self.options.workers, shards.unfinished()
         mine = [shard for shard in unfinished if shard % count == index]
         if not mine:
             return None

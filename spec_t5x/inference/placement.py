@@ -9,15 +9,8 @@ from jax.sharding import Mesh
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Batch, Generator
-from spec_t5x.models import weights
+from spec_t5x.models import partitioning, weights
 from spec_t5x.models.binding import Model, ModelConfig
-from spec_t5x.models.partitioning import (
-    make_mesh,
-    param_shardings,
-    partitioned,
-    replicated,
-    shard_batch,
-)
 from spec_t5x.types import PyTree
 
 
@@ -38,7 +31,7 @@ class Placement:
                 f"model_parallel is {model_parallel} and there are {len(devices)} devices: give "
                 "a divisor of their number"
             )
-        mesh = make_mesh(model=model_parallel, devices=devices)
+        mesh = partitioning.make_mesh(model=model_parallel, devices=devices)
         if batch_size % mesh.shape["data"]:
             raise InputError(
                 f"batch_size is {batch_size} and {mesh.shape['data']} copies of the model run: "
@@ -53,11 +46,13 @@ class Placement:
 
     def within(self) -> contextlib.AbstractContextManager:
         """Returns a context manager, within which computations run on these devices."""
-        return contextlib.nullcontext() if self.mesh is None else partitioned(self.mesh)
+        if self.mesh is None:
+            return contextlib.nullcontext()
+        return partitioning.partitioned(self.mesh)
 
     def params(self, config: ModelConfig) -> PyTree:
         """Returns the shardings, on the mesh, with which a model's parameters are to be loaded."""
-        return param_shardings(config, self.mesh)
+        return partitioning.param_shardings(config, self.mesh)
 
     def generator(self, generator: Generator) -> Generator:
         """Returns the generator with sharded models; other arrays are replicated on the devices."""
@@ -66,19 +61,19 @@ class Placement:
         # Arrays that target and draft share are placed once. The old array is kept beside the new,
         # so that no other array gets its ``id``.
         placed: dict[int, tuple[jax.Array, jax.Array]] = {}
+        everywhere = partitioning.replicated(self.mesh)
 
         def place(leaf: jax.Array, sharding=None) -> jax.Array:
             if id(leaf) not in placed:
-                sharding = sharding or replicated(self.mesh)
-                placed[id(leaf)] = leaf, jax.device_put(leaf, sharding)
+                placed[id(leaf)] = leaf, jax.device_put(leaf, sharding or everywhere)
             return placed[id(leaf)][1]
 
         def place_model(model: Model) -> Model:
             # A draft may lack parameters of the whole model, or have others.
-            shardings = flatten_dict(param_shardings(model.config, self.mesh))
+            shardings = flatten_dict(partitioning.param_shardings(model.config, self.mesh))
             flat = flatten_dict(model.weights)
             params = {
-                path: weights.placed(leaf, shardings.get(path, replicated(self.mesh)), place)
+                path: weights.placed(leaf, shardings.get(path, everywhere), place)
                 for path, leaf in flat.items()
             }
             rest = jax.tree.map(place, model.replace(weights={}))
@@ -99,7 +94,6 @@ class Placement:
         """Returns the batch with its rows divided among the copies of the models."""
         if self.mesh is None:
             return batch
-        tokens, keys, steps = shard_batch(
-            (batch.tokens, batch.keys, batch.max_decode_steps), self.mesh
-        )
+        rows = batch.tokens, batch.keys, batch.max_decode_steps
+        tokens, keys, steps = partitioning.shard_batch(rows, self.mesh)
         return dataclasses.replace(batch, tokens=tokens, keys=keys, max_decode_steps=steps)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.data.task_examples import read_features, task_or_mixture
+from spec_t5x.data.task_examples import read_features
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.inference.sources import PRETOKENIZED, Item
@@ -29,12 +29,19 @@ class TaskSource:
     The task's preprocessors make the ids, with the model's vocabulary.
     """
 
-    tasks: list[seqio.Task]
+    # A task or mixture of ``task_examples.task_or_mixture``, which gives it the vocabulary's ids.
+    task: seqio.Task | seqio.Mixture
     split: str
+    # Lengths that features are cut to; None cuts none.
     lengths: Mapping[str, int] | None
     vocabulary: Vocabulary
     # True reads what seqio's caching has written.
     cached: bool = False
+
+    @property
+    def tasks(self) -> list[seqio.Task]:
+        """Tasks of the mixture, or the task alone."""
+        return seqio.get_subtasks(self.task)
 
     @property
     def name(self) -> str:
@@ -69,28 +76,6 @@ class TaskSource:
             fields=fields,
             task=values["task"],
         )
-
-
-def task_source(
-    name: str,
-    split: str,
-    vocabulary: Vocabulary,
-    *,
-    lengths: Mapping[str, int] | None = None,
-    modules: tuple[str, ...] = (),
-    caches: tuple[str, ...] | None = None,
-) -> TaskSource:
-    """Returns the source of a task or mixture in seqio's registry, with the model's vocabulary.
-
-    Features are cut to ``lengths``; ``modules`` and ``caches`` are those of ``task_or_mixture``.
-    """
-    return TaskSource(
-        tasks=list(seqio.get_subtasks(task_or_mixture(name, vocabulary, modules, caches))),
-        split=split,
-        lengths=lengths,
-        vocabulary=vocabulary,
-        cached=caches is not None,
-    )
 
 
 def _to_line(task: seqio.Task, example: dict[str, Any]) -> bytes:

@@ -15,9 +15,9 @@ from spec_t5x.loops.outputs import Outputs
 from spec_t5x.loops.pace import Pace
 from spec_t5x.names import AUTO
 from spec_t5x.sampling.distributions import Sampling, write_rows
-from spec_t5x.sampling.draws import Stream, draft_draws
+from spec_t5x.sampling.draws import RowStream, Stream, T5XStream, draft_draws
 from spec_t5x.sampling.verification import Verdict
-from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
+from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float, Float32, Int, Key, PyTree
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier, Verifier
 
 DEFAULT_VERIFIER = BlockVerifier()
@@ -242,13 +242,12 @@ def init(
     """
     outputs = outputs_lib.start(prompts, loop.max_decode_len, max_decode_steps, room=loop.gamma + 1)
     room = room or loop.max_length
-    target_cache = prefill(target, inputs, prompts, outputs.lengths, room)
+    target_cache = prefill(target, inputs, prompts, room)
     target_states = None
     if loop.gamma and draft.traits.uses_target_states:
         target_states = _first_states(shown_to(draft, target), target_cache, prompts, room)
-    outputs, target_cache, target_states = outputs_lib.repeat_rows(
-        (outputs, target_cache, target_states), loop.num_decodes
-    )
+    of_inputs = outputs, target_cache, target_states
+    outputs, target_cache, target_states = outputs_lib.repeat_rows(of_inputs, loop.num_decodes)
     draft_state = prefill_draft(draft, inputs, prompts, loop, room) if loop.gamma else ()
     if paced or pace is not None:
         # Zeros in place of the state, so that XLA drops the draft's prefill.
@@ -265,16 +264,36 @@ def init(
     )
 
 
+def row_stream(rng: Key[Array, "*batch"] | Stream, batch: int, loop: Loop) -> Stream:
+    """Returns the stream of the rows of ``batch`` inputs, ``rng`` itself if that is a stream.
+
+    Raises ``InputError`` as ``outputs.checked_keys``, and for T5X's stream if the verifier is not
+    coupled, or the stream has other rows or too few steps.
+    """
+    if isinstance(rng, RowStream):
+        return rng
+    if not isinstance(rng, T5XStream):
+        keys = outputs_lib.checked_keys(rng, batch)
+        return RowStream(outputs_lib.row_keys(keys, batch, loop.num_decodes))
+    if not loop.verifier.coupled:
+        raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
+    rows, steps = rng.starts.shape[0], rng.steps.shape[0]
+    num_rows, num_steps = batch * loop.num_decodes, loop.max_decode_len
+    if rows != num_rows or steps < num_steps:
+        raise InputError(
+            f"T5X's chain of keys is for {rows} rows and {steps} steps: make it for "
+            f"{num_rows} rows and {num_steps} steps"
+        )
+    return rng
+
+
 def prefill(
-    target: Target,
-    inputs: PyTree,
-    prompts: Int[Array, "batch width"],
-    lengths: Int[Array, "batch"],
-    max_length: int,
+    target: Target, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
 ) -> Cache:
-    """Returns a model's cache with each prompt's first ``lengths`` tokens: all but its last one."""
+    """Returns a model's cache with all tokens of each prompt but the last one."""
     forced = prompts if prompts.shape[1] > 1 else None
-    return target.rollback(target.prefill(inputs, max_length, forced), lengths)
+    cache = target.prefill(inputs, max_length, forced)
+    return target.rollback(cache, outputs_lib.prompt_lengths(prompts))
 
 
 def prefill_draft(

@@ -22,7 +22,6 @@ from spec_t5x.sampling.distributions import (
     values_at,
     write_rows,
 )
-from spec_t5x.sampling.draws import RowStream, Stream, T5XStream
 from spec_t5x.sampling.random_bits import THREEFRY, threefry
 from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
 
@@ -222,29 +221,6 @@ def checked_keys(rng: Any, batch: int) -> Key[Array, "*batch"]:
         raise InputError(
             f"the inputs' keys are of JAX's {kind}, which draws the same numbers for all: make "
             f"them with impl={THREEFRY!r}"
-        )
-    return rng
-
-
-def row_stream(
-    rng: Key[Array, "*batch"] | Stream, batch: int, num_decodes: int, coupled: bool, num_steps: int
-) -> Stream:
-    """Returns the stream of ``batch * num_decodes`` rows, ``rng`` itself if that is a stream.
-
-    Raises ``InputError`` as ``checked_keys``, and for T5X's stream if not ``coupled``, or of other
-    rows or too few steps.
-    """
-    if isinstance(rng, RowStream):
-        return rng
-    if not isinstance(rng, T5XStream):
-        return RowStream(row_keys(checked_keys(rng, batch), batch, num_decodes))
-    if not coupled:
-        raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
-    rows, steps = rng.starts.shape[0], rng.steps.shape[0]
-    if rows != batch * num_decodes or steps < num_steps:
-        raise InputError(
-            f"T5X's chain of keys is for {rows} rows and {steps} steps: make it for "
-            f"{batch * num_decodes} rows and {num_steps} steps"
         )
     return rng
 

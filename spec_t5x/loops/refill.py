@@ -162,9 +162,7 @@ def prepare(
     """
     draft = draft or NoDraft(target.vocab_size)
     speculative.check_arguments(target, draft, prompts, loop)
-    stream = outputs_lib.row_stream(
-        keys, prompts.shape[0], loop.num_decodes, loop.verifier.coupled, loop.max_decode_len
-    )
+    stream = decode_state.row_stream(keys, prompts.shape[0], loop)
     state = decode_state.init(
         *(target, draft, sources, prompts, stream, loop),
         max_decode_steps=max_decode_steps,
@@ -282,13 +280,7 @@ def _made_ready(carry: _Burst, draft: Draft, settings: Sampling, loop: Loop) -> 
     )
     group = group.replace(state=group.state.replace(draft_state=gather_rows(waiting)))
     state = speculative.prepare(
-        draft,
-        slots.sources,
-        slots.prompts,
-        slots.state,
-        settings,
-        loop,
-        has_state=slots.drafting,
+        draft, slots.sources, slots.prompts, slots.state, settings, loop, has_state=slots.drafting
     )
     slots = slots.replace(state=state, drafting=jnp.asarray(True))
     return carry.replace(slots=slots, group=group)

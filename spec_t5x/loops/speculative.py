@@ -25,35 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from spec_t5x import interfaces
 from spec_t5x.errors import InputError, check_numbers
-from spec_t5x.interfaces import (
-    Context,
-    Draft,
-    DraftState,
-    NodeTarget,
-    Outcome,
-    Target,
-    TreeDraft,
-    check_parts,
-    check_positions,
-    check_vocabularies,
-    shown_to,
-)
-from spec_t5x.loops import compiled
+from spec_t5x.interfaces import Context, Draft, DraftState, NodeTarget, Outcome, Target, TreeDraft
+from spec_t5x.loops import compiled, decode_state
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative_tree as tree_lib
-from spec_t5x.loops.decode_state import (
-    DecodeState,
-    Iteration,
-    Loop,
-    Verified,
-    done,
-    if_wanted,
-    init,
-    make_context,
-    prefill_draft,
-    with_states,
-)
+from spec_t5x.loops.decode_state import DecodeState, Iteration, Loop, Verified, done, init
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Pace
 from spec_t5x.sampling.distributions import Sampling, standardize
@@ -80,7 +58,7 @@ def step(
     gamma, verifier = loop.gamma, loop.verifier
     old, pace, tree = state.outputs, state.pace, verifier.tree(gamma) if gamma else None
     limit = limit if pace is None else pace.limit
-    context = make_context(state, settings, verifier.coupled, limit)
+    context = decode_state.make_context(state, settings, verifier.coupled, limit)
     given = target, draft, state.draft_state, context, state.stream
     if not gamma:
         found = draw(*given, verifier.coupled)
@@ -116,7 +94,7 @@ def step(
         outputs=outputs,
         target_cache=target.rollback(found.target_cache, outputs.lengths),
         draft_state=draft_state,
-        target_states=with_states(state.target_states, found.states, old.lengths),
+        target_states=decode_state.with_states(state.target_states, found.states, old.lengths),
         stats=state.stats.add(found, iteration, ~old.ended, not gamma and pace is not None),
         pace=pace and _charged(pace, iteration, ~old.ended, limit, longest),
     )
@@ -134,7 +112,7 @@ def draw(
     """Makes a plain step: scores each row's last token and draws the token after it."""
     batch, settings = context.lengths.shape[0], context.settings
     block = context.last_tokens[:, None]
-    logits, states, cache = shown_to(draft, target).score(context.target_cache, block)
+    logits, states, cache = interfaces.shown_to(draft, target).score(context.target_cache, block)
     logits = context.ruled(logits, block[:, :0])
     probs = standardize(logits, settings)
     token = sample_next(stream, context.lengths, probs[:, 0], settings, coupled)
@@ -176,7 +154,7 @@ def verify(
     varies = draft.traits.varies or context.limit is not None
     num = 1 + jnp.max(num_proposed) if varies else None
     # ONE target call over as much of the block as the longest proposal needs.
-    logits, states, cache = shown_to(draft, target).score(cache, block, num)
+    logits, states, cache = interfaces.shown_to(draft, target).score(cache, block, num)
     logits = context.ruled(logits, proposal.tokens)
     probs = standardize(logits, settings)
     verdict = verifier(stream, context.lengths, proposal, logits, probs, settings)
@@ -212,12 +190,12 @@ def prepare(
     ``has_state`` is True if the draft's state exists although ``pace.prefilled`` is False.
     """
     pace = state.pace
-    draft_state = if_wanted(
+    draft_state = decode_state.if_wanted(
         ~(pace.prefilled | has_state),
-        lambda _: prefill_draft(draft, inputs, prompts, loop),
+        lambda _: decode_state.prefill_draft(draft, inputs, prompts, loop),
         state.draft_state,
     )
-    context = make_context(state, settings, loop.verifier.coupled)
+    context = decode_state.make_context(state, settings, loop.verifier.coupled)
     draft_state = draft.catch_up(draft_state, context, width=pace.largest + 1)
     return state.replace(draft_state=draft_state, pace=pace.made_ready())
 
@@ -317,7 +295,9 @@ def drive(
     def alternate(carry):
         carry = run(carry, drafting=False)
         # ``prepare`` copies the draft's state, so it is left out once all rows have ended.
-        return if_wanted(going(carry), lambda carry: run(prepare(carry), drafting=True), carry)
+        return decode_state.if_wanted(
+            going(carry), lambda carry: run(prepare(carry), drafting=True), carry
+        )
 
     if pace(carry) is None:
         return lax.while_loop(going, lambda carry: iterate(carry, loop), carry)
@@ -404,24 +384,21 @@ def checked(
     pace: Pace | None = None,
 ) -> tuple[Stream, Sampling]:
     """Checks the loop's arguments; returns the stream and the settings of all rows."""
-    gamma, coupled = loop.gamma, loop.verifier.coupled
     check_arguments(target, draft, prompts, loop)
     if not isinstance(settings, Sampling):
         raise InputError(f"settings are {settings}: give distributions.sampling(temperature)")
-    if pace is not None and pace.largest != gamma:
+    if pace is not None and pace.largest != (gamma := loop.gamma):
         raise InputError(f"gamma is {gamma} and the pace's is {pace.largest}: give both the same")
-    stream = outputs_lib.row_stream(
-        rng, prompts.shape[0], loop.num_decodes, coupled, loop.max_decode_len
-    )
     settings = settings.repeat(loop.num_decodes)
-    return stream, settings.keep_ties() if coupled else settings
+    settings = settings.keep_ties() if loop.verifier.coupled else settings
+    return decode_state.row_stream(rng, prompts.shape[0], loop), settings
 
 
 def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
     """Raises ``InputError`` unless models, prompts and the loop's settings fit together."""
-    check_positions(target, loop.max_decode_len)
-    check_parts(draft, Draft, "derive it from interfaces.Draft")
-    check_vocabularies(draft, target)
+    interfaces.check_positions(target, loop.max_decode_len)
+    interfaces.check_parts(draft, Draft, "derive it from interfaces.Draft")
+    interfaces.check_vocabularies(draft, target)
     depths = draft.traits.depths
     if draft.traits.uses_target_states and not target.state_size:
         raise InputError(
@@ -434,8 +411,10 @@ def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
             f"and {type(target).__name__} has no method showing: use another draft"
         )
     if loop.gamma and (tree := loop.verifier.tree(loop.gamma)) is not None:
-        check_parts(target, NodeTarget, "use a verifier of chains")
-        check_parts(draft, TreeDraft, "give a draft that proposes trees, or a verifier of chains")
+        interfaces.check_parts(target, NodeTarget, "use a verifier of chains")
+        interfaces.check_parts(
+            draft, TreeDraft, "give a draft that proposes trees, or a verifier of chains"
+        )
         check_numbers(1, target.vocab_size, **{"the largest of widths": max(tree.branching)})
     outputs_lib.check_prompts(prompts, loop.max_decode_len)
     draft.check(target, loop.max_decode_len)

@@ -15,15 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.interfaces import (
-    Context,
-    DraftState,
-    NodeTarget,
-    Proposal,
-    TreeDraft,
-    TreeProposal,
-    shown_to,
-)
+from spec_t5x import interfaces
+from spec_t5x.interfaces import Context, DraftState, NodeTarget, Proposal, TreeDraft, TreeProposal
 from spec_t5x.loops.decode_state import Verified
 from spec_t5x.loops.tree_nodes import ruled_nodes, tree_nodes
 from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, sample, standardize
@@ -52,7 +45,7 @@ def verify(
     # ONE target call over the row's last token and all nodes.
     tokens = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
     nodes = tree_nodes(tree, tokens, lengths, target.num_slots(cache))
-    logits, states, cache = shown_to(draft, target).score_nodes(cache, nodes)
+    logits, states, cache = interfaces.shown_to(draft, target).score_nodes(cache, nodes)
     logits = ruled_nodes(context, logits, tree, [proposal.tokens])
     probs = standardize(logits, settings)
     verdict = verify_tree(stream, lengths, proposal, logits, probs, settings, tree, verifier)

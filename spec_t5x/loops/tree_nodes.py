@@ -51,7 +51,7 @@ def ruled_nodes(
 ) -> Float[Array, "batch nodes vocab"]:
     """Applies the rules of decoding to the logits after nodes ``first, first + 1, …`` of a tree.
 
-    Concatenated, ``tokens`` are those of nodes 1, 2, …, at least of all on the paths to them.
+    ``tokens`` are, one array after another, those of nodes 1, 2, …, with all on the nodes' paths.
     """
     if context.settings.rules is None:
         return logits

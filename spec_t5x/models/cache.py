@@ -97,14 +97,6 @@ class Cache:
             caches.append(layer_cache)
         return outputs, self.replace(layers=tuple(caches))
 
-    def move(self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]) -> "Cache":
-        """Returns the cache with ``slots[b]`` copied to consecutive slots from ``starts[b]``."""
-
-        def moved(cached):
-            return write(cached, jnp.take_along_axis(cached, slots[:, None, :, None], 2), starts)
-
-        return self.map(moved)
-
     def insert_rows(self, new: "Cache", move: Move) -> "Cache":
         """Returns the cache after ``move`` of an input's rows of ``new``, which may be shorter."""
         layers = jax.tree.map(move.beginning, self.layers, new.layers)
@@ -145,10 +137,6 @@ class DecoderCache(Cache):
         """Returns the cache with each row repeated ``times`` times; copies share the source."""
         repeated = self.map(lambda cached: jnp.repeat(cached, times, axis=0))
         return repeated.at(jnp.repeat(self.lengths, times))
-
-    def with_rounded_source(self) -> "DecoderCache":
-        """Returns the cache with the sources' keys and values in int8."""
-        return self.map(RoundedHeads.of, ("cross_keys", "cross_values"))
 
     def insert_rows(self, new: "DecoderCache", move: Move) -> "DecoderCache":
         """Returns the cache after ``move`` of an input of ``new``, whose source may be shorter."""

@@ -14,7 +14,7 @@ from spec_t5x.errors import InputError, check_choice
 from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.operations import XLA, Operations, pack
 from spec_t5x.models import weights as weights_lib
-from spec_t5x.models.cache import Cache, DecoderOnlyCache
+from spec_t5x.models.cache import Cache, DecoderOnlyCache, write
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.names import AUTO, KV
 from spec_t5x.types import Array, Float, Float32, Int, PyTree
@@ -105,10 +105,7 @@ class CachedModel:
         return self.config.emb_dim * (1 + len(getattr(self.module, "depths", ())))
 
     def score(
-        self,
-        cache: Cache,
-        tokens: Int[Array, "batch new"],
-        num: Int[Array, ""] | None = None,
+        self, cache: Cache, tokens: Int[Array, "batch new"], num: Int[Array, ""] | None = None
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
         """Feeds new tokens at each row's length; returns logits, normed states, and the cache.
 
@@ -152,8 +149,12 @@ class CachedModel:
     def move(
         self, cache: Cache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
     ) -> Cache:
-        """Returns the cache with ``slots`` copied to the slots from ``starts`` on."""
-        return cache.move(slots, starts)
+        """Returns the cache with ``slots[b]`` copied to consecutive slots from ``starts[b]``."""
+
+        def moved(cached):
+            return write(cached, jnp.take_along_axis(cached, slots[:, None, :, None], 2), starts)
+
+        return cache.map(moved)
 
     def rollback(self, cache: Cache, lengths: Int[Array, "batch"]) -> Cache:
         """Returns the cache with each row's length set to ``lengths``."""

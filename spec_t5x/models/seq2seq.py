@@ -4,7 +4,7 @@ import flax.struct
 import jax.numpy as jnp
 
 from spec_t5x.errors import InputError
-from spec_t5x.models.cache import DecoderCache
+from spec_t5x.models.cache import DecoderCache, RoundedHeads
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.names import AUTO
@@ -43,5 +43,6 @@ class T5Model(CachedModel):
         places = jnp.arange(1, inputs.shape[1] + 1, dtype=jnp.int32)
         longest = jnp.max(jnp.where(inputs > 0, places, 0))
         cache = self.first(longest).apply(inputs, max_length, method="empty_cache")
-        cache = cache if self.kv == AUTO else cache.with_rounded_source()
+        if self.kv != AUTO:
+            cache = cache.map(RoundedHeads.of, ("cross_keys", "cross_values"))
         return cache if prompts is None else self.score(cache, prompts[:, :-1])[2]

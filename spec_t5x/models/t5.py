@@ -8,7 +8,7 @@ of tokens to a static cache, each row at a separate position. *States* are
 """
 
 import dataclasses
-import operator
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import Any, ClassVar
@@ -20,22 +20,17 @@ from jax import lax
 
 from spec_t5x.errors import InputError, check_choice, check_numbers
 from spec_t5x.interfaces import Nodes
+from spec_t5x.models import attention
 from spec_t5x.models import cache as cache_lib
-from spec_t5x.models.attention import (
-    MASKED,
-    Attention,
-    NewTokens,
-    PairBias,
-    RelativeBias,
-    Traits,
-    after_texts,
-    in_slots,
-    mask_bias,
-)
+from spec_t5x.models.attention import Attention, NewTokens, PairBias, RelativeBias, Traits
 from spec_t5x.models.cache import Cache, DecoderCache, KeysValues, LayerCache
 from spec_t5x.models.layers import ACTIVATIONS, Dense, Embed, Mlp, RMSNorm, dropout
 from spec_t5x.names import STORED_DTYPES
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
+
+# Masks ``[batch, 1, length, source]`` of a query and a key: both are tokens, or both are equal.
+_both = functools.partial(nn.make_attention_mask, dtype=bool)
+_equal = functools.partial(_both, pairwise_fn=jnp.equal)
 
 
 class NetworkConfig:
@@ -330,12 +325,12 @@ class Decoder(nn.Module):
 
     def __call__(self, embedded, encoded, allowed, cross_allowed, deterministic):
         states = self.stack_dropout(embedded, deterministic=deterministic)
-        length, cross_bias = embedded.shape[1], mask_bias(cross_allowed)
+        length, cross_bias = embedded.shape[1], attention.mask_bias(cross_allowed)
 
         def bias_of(relpos: RelativeBias | None, traits: Traits) -> Array:
             window = traits.window
             seen = allowed if window is None else allowed & _within(length, window - 1, length)
-            mask = mask_bias(seen)
+            mask = attention.mask_bias(seen)
             return mask if relpos is None else relpos.full(length, False) + mask
 
         outputs = []
@@ -360,17 +355,17 @@ class Decoder(nn.Module):
 
     def extend(self, embedded, cache: Cache, bidirectional=None):
         new = embedded.shape[1]
-        tokens = after_texts(cache, new, self.relpos_bias, bidirectional)
+        tokens = attention.after_texts(cache, new, self.relpos_bias, bidirectional)
         states, extended = self._extend(embedded, cache, tokens)
         return states, extended.at(cache.lengths + new)
 
     def extend_nodes(self, embedded, cache: Cache, nodes: Nodes):
-        return self._extend(embedded, cache, in_slots(nodes, self.relpos_bias))
+        return self._extend(embedded, cache, attention.in_slots(nodes, self.relpos_bias))
 
     def _extend(self, states, cache: Cache, tokens: NewTokens):
         cross_bias = None
         if self.config.has_source:
-            cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
+            cross_bias = attention.mask_bias(cache.source_mask)[:, None, None, :]
         outputs, cache = cache.through(self.layers, states, tokens, cross_bias)
         return self._normed(outputs), cache
 
@@ -458,9 +453,9 @@ class Transformer(CachedNetwork):
     ) -> Float[Array, "batch source embed"]:
         """Returns the encoder's states; padding (0) is masked, and its states are undefined."""
         is_token = encoder_input_tokens > 0
-        allowed = _pairs(operator.and_, is_token, is_token)
+        allowed = _both(is_token, is_token)
         if encoder_segment_ids is not None:
-            allowed &= _pairs(operator.eq, encoder_segment_ids, encoder_segment_ids)
+            allowed &= _equal(encoder_segment_ids, encoder_segment_ids)
         has_own = self.config.has_source_embedder
         embedder = self.source_embedder if has_own else self.token_embedder
         return self.encoder(embedder(encoder_input_tokens), allowed, not enable_dropout)
@@ -480,11 +475,11 @@ class Transformer(CachedNetwork):
         is_target = decoder_target_tokens > 0
         length = decoder_input_tokens.shape[1]
         allowed = jnp.tril(jnp.ones((1, 1, length, length), bool))
-        allowed &= _pairs(operator.and_, is_target, is_target)
-        cross_allowed = _pairs(operator.and_, is_target, encoder_input_tokens > 0)
+        allowed &= _both(is_target, is_target)
+        cross_allowed = _both(is_target, encoder_input_tokens > 0)
         if encoder_segment_ids is not None:
-            allowed &= _pairs(operator.eq, decoder_segment_ids, decoder_segment_ids)
-            cross_allowed &= _pairs(operator.eq, decoder_segment_ids, encoder_segment_ids)
+            allowed &= _equal(decoder_segment_ids, decoder_segment_ids)
+            cross_allowed &= _equal(decoder_segment_ids, encoder_segment_ids)
         embedded = self.token_embedder(decoder_input_tokens)
         return self.decoder(embedded, encoded, allowed, cross_allowed, not enable_dropout)
 
@@ -504,7 +499,7 @@ def without_added(
         return logits
     ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     is_added = (ids == PAD_ID) | (ids > config.vocab_size - config.added_rows)
-    return jnp.where(is_added, MASKED, logits)
+    return jnp.where(is_added, attention.MASKED, logits)
 
 
 def _norm(cfg: NetworkConfig) -> RMSNorm:
@@ -548,10 +543,3 @@ def _within(length: int, before: int, after: int) -> Bool[np.ndarray, "1 1 lengt
     positions = np.arange(length)
     distances = positions[:, None] - positions[None, :]
     return ((distances <= before) & (distances >= -after))[None, None]
-
-
-def _pairs(
-    relation: Callable[[Array, Array], Array], queries: Array, keys: Array
-) -> Bool[Array, "batch 1 length source"]:
-    """Applies a relation to each query ``[batch length]`` and key ``[batch source]``."""
-    return relation(queries[:, None, :, None], keys[:, None, None, :])

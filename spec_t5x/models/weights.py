@@ -36,7 +36,8 @@ class Form:
     ``output_layer(bits)``, which returns a rounded matrix.
     """
 
-    is_for_kernels: ClassVar[bool] = False  # Whether XLA multiplies with `unpacked()`.
+    # True if kernels alone multiply with the form; XLA then multiplies with ``unpacked()``.
+    is_for_kernels: ClassVar[bool] = False
 
     def unpacked(self) -> "Array | Form":
         """Returns the parameter as it was before packing, by default itself."""

@@ -269,9 +269,7 @@ def sample(key: Key[Array, ""], probs: Float32[Array, "vocab"]) -> Int[Array, ""
 
 
 def sample_residual(
-    key: Key[Array, ""],
-    target_probs: Float32[Array, "vocab"],
-    draft_probs: Float32[Array, "vocab"],
+    key: Key[Array, ""], target_probs: Float32[Array, "vocab"], draft_probs: Float32[Array, "vocab"]
 ) -> Int[Array, ""]:
     """Draws a token from ``residual(target_probs, draft_probs)``; p may sum to less than 1."""
     check_float32(target_probs, "the target's probabilities")

@@ -35,8 +35,8 @@ class RowStream:
     def at(self, positions: Int[Array, "batch"], num: int) -> tuple[Key[Array, "batch"], ...]:
         """Returns ``num`` independent keys for each row's position, as ``num`` arrays of keys."""
         here = jax.vmap(fold_in)(self.keys, positions)
-        # The keys of ``split`` may depend on how many are made. One call makes all of them: a call
-        # takes as long as hashing hundreds of keys.
+        # Not ``split``, whose keys may depend on their number. All are hashed in one call, which
+        # takes as long for one key as for hundreds.
         numbered = jax.vmap(jax.vmap(fold_in, (0, None)), (None, 0))
         return tuple(numbered(here, jnp.arange(num)))
 

@@ -238,33 +238,21 @@ def matching_verification(
     noise chose them, and the same noise the drafts (``distributions.gumbel_argmax``), it is coupled
     verification: the text depends on target and noise alone (arXiv 2408.07978).
     """
-    return _accept_leading(draft_tokens == target_tokens[:-1], target_tokens, num_proposed)
-
-
-def lenient_argmax_verification(
-    draft_tokens: Int[Array, "gamma"],
-    target_logits: Float[Array, "gamma+1 vocab"],
-    target_tokens: Int[Array, "gamma+1"],
-    num_proposed: Int[Array, ""],
-    lenience: float,
-) -> Verdict:
-    """Accepts drafts up to the first without ``p(x) >= l max(p)`` (section A.5), a lossy rule.
-
-    The paper prints the inequality reversed. p is the softmax of the logits, before
-    ``standardize``; ``target_tokens`` are their argmax, and the lenience l is in (0, 1].
-    """
-    acceptable = values_at(lenient_argmax(target_logits[:-1], lenience), draft_tokens)
-    return _accept_leading(acceptable, target_tokens, num_proposed)
+    return accept_leading(draft_tokens == target_tokens[:-1], target_tokens, num_proposed)
 
 
 def lenient_argmax(
     logits: Float[Array, "*rows vocab"], lenience: float
 ) -> Bool[Array, "*rows vocab"]:
-    """Returns the mask of tokens x with ``p(x) >= l max(p)``, where p is the logits' softmax."""
+    """Returns the mask of tokens x with ``p(x) >= l max(p)`` (section A.5), a lossy rule.
+
+    The paper prints the inequality reversed. p is the softmax of the logits, before
+    ``standardize``; the lenience l is in (0, 1].
+    """
     return logits - jnp.max(logits, axis=-1, keepdims=True) >= jnp.log(lenience)
 
 
-def _accept_leading(
+def accept_leading(
     acceptable: Bool[Array, "gamma"],
     target_tokens: Int[Array, "gamma+1"],
     num_proposed: Int[Array, ""],

@@ -26,12 +26,8 @@ from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.models.decoder_only import (
-    DecoderOnlyConfig,
-    DecoderOnlyModel,
-    DecoderOnlyTransformer,
-    init_variables,
-)
+from spec_t5x.models import decoder_only
+from spec_t5x.models.decoder_only import DecoderOnlyConfig, DecoderOnlyModel, DecoderOnlyTransformer
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config, Transformer
@@ -85,7 +81,7 @@ class ModelDraft:
                 "draft of the target's vocabulary, padded to the target's size"
             )
         if isinstance(self.config, DecoderOnlyConfig):
-            return init_variables(DecoderOnlyTransformer(self.config), rng)
+            return decoder_only.init_variables(DecoderOnlyTransformer(self.config), rng)
         tokens = jnp.ones((1, 1), jnp.int32)
         return Transformer(self.config).init(rng, tokens, tokens, tokens, enable_dropout=False)
 
@@ -145,16 +141,13 @@ class NamedDraft:
             (*path[:-1], f"{path[-1]}_axes"): AxisMetadata((None,) * np.ndim(leaf))
             for path, leaf in flatten_dict(params).items()
         }
-        # Parameters made of a target's shapes are shapes.
-        params = jax.tree.map(
-            lambda leaf: (
-                jnp.zeros(leaf.shape, leaf.dtype)
-                if isinstance(leaf, jax.ShapeDtypeStruct)
-                else leaf
-            ),
-            params,
-        )
-        return {"params": params, "params_axes": unflatten_dict(axes)}
+
+        def initial(leaf):
+            # Parameters made of a target's shapes are shapes.
+            is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+            return jnp.zeros(leaf.shape, leaf.dtype) if is_shape else leaf
+
+        return {"params": jax.tree.map(initial, params), "params_axes": unflatten_dict(axes)}
 
     def params(self, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
         """Returns the draft's parameters; if the target has arrays, checks that they fit these."""

@@ -7,7 +7,7 @@ T5X restores one train state from one path. Here that state is split: T5X's chec
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import flax.core
@@ -60,25 +60,16 @@ class SpeculativeCheckpointManager:
         )
 
     def restore(
-        self,
-        path: str,
-        fallback_state: Mapping[str, Any] | None = None,
-        state_transformation_fns: Sequence[Any] = (),
-        **kwargs: Any,
+        self, path: str, fallback_state: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> train_state.TrainState:
         """Returns the train state with the target's part from ``path``, and the draft's parameters.
 
-        ``fallback_state`` and ``state_transformation_fns`` are for the target.
+        ``fallback_state`` and ``kwargs``, T5X's other arguments, are for the target.
         """
         if fallback_state is not None:
             targets, _ = split_params(fallback_state["target"])
             fallback_state = {**fallback_state, "target": targets}
-        target = self._target_manager().restore(
-            path=path,
-            fallback_state=fallback_state,
-            state_transformation_fns=state_transformation_fns,
-            **kwargs,
-        )
+        target = self._target_manager().restore(path=path, fallback_state=fallback_state, **kwargs)
         return self._with_draft(target)
 
     def restore_from_tf_checkpoint(self, path: str, **kwargs: Any) -> train_state.TrainState:

@@ -360,10 +360,7 @@ def split_params(params: PyTree) -> tuple[PyTree, PyTree | None]:
 
 
 def random_stream(
-    settings: SampleSettings,
-    verifier: Verifier,
-    starts: Int[Array, "rows"],
-    num_steps: int,
+    settings: SampleSettings, verifier: Verifier, starts: Int[Array, "rows"], num_steps: int
 ) -> Array | Stream:
     """Returns a typed key for the loops or, for a coupled verifier, T5X's chain of keys."""
     rng = settings.rng

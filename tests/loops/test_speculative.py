@@ -481,14 +481,14 @@ def test_after_refused_drafts_the_cache_is_that_of_a_fresh_prefill():
     init = jax.jit(functools.partial(speculative.init, loop=loop))
     step = jax.jit(functools.partial(speculative.step, loop=loop))
     score = jax.jit(lambda model, cache, tokens: model.score(cache, tokens)[0])
-    prefill = jax.jit(decode_state.prefill, static_argnums=4)
+    prefill = jax.jit(lambda model, text: model.prefill(SOURCES, LENGTH + 5, text))
     for name in ("adversarial", "similar"):
         state = init(model, drafts[name], SOURCES, prompts, stream)
         for _ in range(4):
             state, _ = step(model, drafts[name], state, GREEDY)
             outputs = state.outputs
             text = outputs.sequences[:, : LENGTH + 1]
-            fresh = prefill(model, SOURCES, text, outputs.lengths, LENGTH + 5)
+            fresh = model.rollback(prefill(model, text), outputs.lengths)
             # Several tokens, which would read refused entries of the cache.
             last = values_at(outputs.sequences, outputs.lengths)
             block = jnp.concatenate([last[:, None], SOURCES[:, :4]], axis=1)

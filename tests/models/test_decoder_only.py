@@ -62,7 +62,7 @@ def test_a_prefix_sees_itself_in_both_directions():
 
     @jax.jit
     def next_logits(target, prompts):
-        cache = prefill(target, prompts, prompts, lengths, LENGTH)
+        cache = prefill(target, prompts, prompts, LENGTH)
         return target.score(cache, last)[0][:, 0]
 
     both, causal = next_logits(model(True), PROMPTS), next_logits(model(), PROMPTS)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.sampling.distributions import gumbel_argmax, normalize, residual, sample
+from spec_t5x.sampling.distributions import gumbel_argmax, normalize, residual, sample, values_at
 from spec_t5x.sampling.verification import (
+    accept_leading,
     block_emission_rows,
     block_thresholds,
     block_verification,
@@ -19,7 +20,7 @@ from spec_t5x.sampling.verification import (
     count_block_accepted,
     count_unrejected,
     emission_rows,
-    lenient_argmax_verification,
+    lenient_argmax,
     mask_unproposed,
     matching_verification,
     node_verification,
@@ -421,8 +422,8 @@ def test_lenient_argmax_accepts_from_l_times_the_largest_probability_on(
     tokens, proposed, lenience, accepted
 ):
     logits = jnp.array([[0.0, jnp.log(0.5), -jnp.inf]] * 4)
-    given = jnp.array(tokens), logits, jnp.array([3, 4, 5, 6]), jnp.int32(proposed)
-    verdict = lenient_argmax_verification(*given, lenience=lenience)
+    acceptable = values_at(lenient_argmax(logits[:-1], lenience), jnp.array(tokens))
+    verdict = accept_leading(acceptable, jnp.array([3, 4, 5, 6]), jnp.int32(proposed))
     assert (int(verdict.num_accepted), int(verdict.next_token)) == (accepted, 3 + accepted)
 
 

@@ -14,17 +14,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from spec_t5x.checkpoints.huggingface import weight_files
 from spec_t5x.checkpoints.huggingface.generation_config import GENERATION_NAME
-from spec_t5x.checkpoints.huggingface.weight_files import (
-    ADAPTER_NAME,
-    INDEX_ENDING,
-    TORCH_WEIGHTS,
-    WEIGHTS,
-    check_no_adapter,
-    check_torch,
-    unread,
-    weight_files,
-)
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
 from spec_t5x.data.mapped_vocabulary import MERGES_NAME, VOCAB_NAME, WORDPIECE_NAME
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
@@ -34,7 +25,7 @@ from spec_t5x.errors import InputError, one_line
 # Files that are read besides the weights.
 _SMALL_FILES = (
     *(CONFIG_NAME, GENERATION_NAME, SPIECE_NAME, TOKENIZER_NAME, VOCAB_NAME, MERGES_NAME),
-    ADAPTER_NAME,
+    weight_files.ADAPTER_NAME,
     *(WORDPIECE_NAME, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
 )
 # Names of models on the Hub: OWNER/NAME, or OWNER/NAME@REVISION.
@@ -51,7 +42,7 @@ def snapshot(name: str) -> Path:
     """
     directory = _download(name, name.partition("@")[2] or None, _SMALL_FILES)
     if not (directory / CONFIG_NAME).is_file():
-        if reason := unread(directory):
+        if reason := weight_files.unread(directory):
             raise InputError(f"{name} {reason}")
         raise InputError(
             f"{name} has no {CONFIG_NAME} in {directory}: give the name of a T5 that transformers "
@@ -63,7 +54,7 @@ def snapshot(name: str) -> Path:
 def has_weights(name: str) -> bool:
     """Tells whether all weights are in ``snapshot``'s directory."""
     try:
-        weight_files(snapshot(name))
+        weight_files.find_files(snapshot(name))
     except InputError:
         return False
     return True
@@ -75,7 +66,7 @@ def download_weights(name: str) -> None:
     from huggingface_hub.utils import is_notebook
 
     directory = snapshot(name)
-    check_no_adapter(directory, name)
+    weight_files.check_no_adapter(directory, name)
     if has_weights(name):
         # The Hub need not be asked.
         return
@@ -83,18 +74,18 @@ def download_weights(name: str) -> None:
     commit = directory.name
     with _explained(name):
         listed = HfApi().list_repo_files(name.partition("@")[0], revision=commit)
-    first = next((weights for weights in WEIGHTS if weights in listed), None)
+    first = next((weights for weights in weight_files.WEIGHTS if weights in listed), None)
     if first is None:
-        reason = unread(directory, listed) or (
+        reason = weight_files.unread(directory, listed) or (
             "has neither safetensors nor a pytorch_model.bin: give the name of a T5 that "
             "transformers can load"
         )
         raise InputError(f"{name} {reason}")
-    if first in TORCH_WEIGHTS:
-        check_torch(f"{name}: {first}")
+    if first in weight_files.TORCH_WEIGHTS:
+        weight_files.check_torch(f"{name}: {first}")
     log.info("downloading %s to the Hub's cache, once", name)
     files = [first]
-    if first.endswith(INDEX_ENDING):
+    if first.endswith(weight_files.INDEX_ENDING):
         _download(name, commit, files)
         files = set(map(str, read_json(directory / first).get("weight_map", {}).values()))
     _download(name, commit, files, shown=sys.stderr.isatty() or is_notebook())

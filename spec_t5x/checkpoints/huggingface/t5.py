@@ -14,19 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.huggingface import generation_config, vocabulary_files
+from spec_t5x.checkpoints.huggingface import generation_config, vocabulary_files, weight_files
 from spec_t5x.checkpoints.huggingface.generation_config import GENERATION, GENERATION_NAME, TASKS
-from spec_t5x.checkpoints.huggingface.weight_files import (
-    check_shared,
-    check_weights,
-    open_tensors,
-    renumbered,
-    same_table,
-    scaled,
-    transposed,
-    unwrapped,
-    write_safetensors,
-)
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, write_json
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, Tensor, read_tensors
@@ -111,7 +100,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """Opens the model in ``directory``, whose config.json holds ``values``; see ``Format``."""
     ids = check_supported(values, directory)
     config = read_config(values, directory / CONFIG_NAME)
-    tensors = unwrapped(open_tensors(directory), _TOP, directory)
+    tensors = weight_files.unwrapped(weight_files.open_tensors(directory), _TOP, directory)
     if tensors and not any(".decoder." in f".{name}" for name in tensors):
         raise InputError(f"{directory} holds no decoder: give a whole encoder-decoder")
     left, config = _settled(tensors, config, values, directory)
@@ -142,7 +131,7 @@ def by_our_paths(
     for path, (name, is_transposed) in names.items():
         if name in left:
             tensor = left.pop(name)
-            found[path] = transposed(tensor) if is_transposed else tensor
+            found[path] = weight_files.transposed(tensor) if is_transposed else tensor
     return found | left
 
 
@@ -155,7 +144,8 @@ def renumbered_model(
     added = -len(theirs) % _ROWS
     rows = np.pad(theirs, (0, added))
     config = dataclasses.replace(config, vocab_size=len(rows), added_rows=1 + added)
-    return tensors | {name: renumbered(tensor, rows) for name, tensor in found.items()}, config
+    found = {name: weight_files.renumbered(tensor, rows) for name, tensor in found.items()}
+    return tensors | found, config
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
@@ -192,7 +182,7 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
             tensor = tensor.T if is_transposed else tensor
             yield name, tensor[ours] if ours and name in _TABLES else tensor
 
-    write_safetensors(stage, written())
+    weight_files.write_safetensors(stage, written())
 
 
 def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:
@@ -238,14 +228,14 @@ def _settled(
         return tensors, config
     first = next(iter(tables.values()))
     embedding = tables.get(_TARGETS, first)
-    check_shared(tables.get(_SOURCES, first), embedding, directory)
+    weight_files.check_shared(tables.get(_SOURCES, first), embedding, directory)
     head = tables.get(_LM_HEAD, first)
     tensors[_SHARED] = embedding
     if not config.logits_via_embedding:
         if _LM_HEAD in tables or values.get("tie_word_embeddings") is not False:
             tensors[_LM_HEAD] = head
-    elif not same_table(head, embedding):
-        tensors[_LM_HEAD] = scaled(head, config.output_scale)
+    elif not weight_files.same_table(head, embedding):
+        tensors[_LM_HEAD] = weight_files.scaled(head, config.output_scale)
         config = dataclasses.replace(config, logits_via_embedding=False)
     return tensors, config
 
@@ -266,7 +256,7 @@ def check_whole(values: dict[str, Any], path: Path) -> None:
     """Raises ``InputError`` for an encoder alone, and as ``check_weights``."""
     if values.get("is_encoder_decoder", True) is False:
         raise InputError(f"{path} is an encoder alone: give an encoder-decoder")
-    check_weights(values, path)
+    weight_files.check_weights(values, path)
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:

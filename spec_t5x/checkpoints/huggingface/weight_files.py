@@ -17,14 +17,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401
 import numpy as np
 
-from spec_t5x.checkpoints.storage.files import (
-    check_inside,
-    read_if_there,
-    read_json,
-    reading_weights,
-    save_arrays,
-    write_json,
-)
+from spec_t5x.checkpoints.storage import files
 from spec_t5x.checkpoints.storage.tensors import Tensor, listed
 from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import EXTRAS
@@ -68,12 +61,12 @@ SHARD_BYTES = 10**9
 
 def open_tensors(directory: Path) -> dict[str, Tensor]:
     """Opens all tensors of a directory, by their names in its files; values are read later."""
-    paths, tensors = weight_files(directory), {}
+    paths, tensors = find_files(directory), {}
     check_no_adapter(directory, str(directory))
     for path in paths:
         check_fetched(path)
         open_file = _open_safetensors if path.suffix == ".safetensors" else _open_torch
-        with reading_weights(path):
+        with files.reading_weights(path):
             tensors |= open_file(path)
     return tensors
 
@@ -157,7 +150,7 @@ def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
     """Returns what is in place of weights among ``names`` or a directory's files, with a remedy."""
     names = [path.name for path in directory.iterdir()] if names is None else list(names)
     if ADAPTER_NAME in names:
-        base = read_if_there(directory / ADAPTER_NAME).get("base_model_name_or_path")
+        base = files.read_if_there(directory / ADAPTER_NAME).get("base_model_name_or_path")
         return (
             f"is an adapter of {base}: save the merged model, "
             "merge_and_unload().save_pretrained(DIR), and give DIR"
@@ -184,7 +177,7 @@ def check_weights(values: dict[str, Any], path: Path) -> None:
         raise InputError(f"{path} has transformers_weights {name!r}: rename both to {WEIGHTS[0]}")
 
 
-def weight_files(directory: Path) -> list[Path]:
+def find_files(directory: Path) -> list[Path]:
     """Returns a directory's files of weights; raises ``InputError`` if any are missing."""
     present = [directory / name for name in WEIGHTS if (directory / name).is_file()]
     if not present:
@@ -192,11 +185,11 @@ def weight_files(directory: Path) -> list[Path]:
         raise InputError(f"{directory} {unread(directory) or remedy}")
     if not present[0].name.endswith(INDEX_ENDING):
         return present[:1]
-    weight_map = read_json(present[0]).get("weight_map")
+    weight_map = files.read_json(present[0]).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{present[0]} has no weight_map: copy the file again")
     names = sorted(set(map(str, weight_map.values())))
-    shards = [directory / check_inside(name, present[0]) for name in names]
+    shards = [directory / files.check_inside(name, present[0]) for name in names]
     for shard in shards:
         if not shard.is_file():
             raise InputError(f"no file {shard}, which {present[0].name} lists: copy it there")
@@ -213,7 +206,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
             name=name,
             shape=tuple(part.get_shape()),
             dtype=_SAFETENSORS_TYPES.get(part.get_dtype(), part.get_dtype()),
-            read=reading_weights(path)(part.__getitem__),
+            read=files.reading_weights(path)(part.__getitem__),
         )
         for name, part in parts.items()
     }
@@ -264,7 +257,7 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
             name=name,
             shape=tuple(tensor.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
-            read=reading_weights(path)(functools.partial(read, tensor)),
+            read=files.reading_weights(path)(functools.partial(read, tensor)),
         )
         for name, tensor in state.items()
     }
@@ -278,7 +271,7 @@ def write_safetensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]
     shards, total, size, pending = [], 0, 0, {}
 
     def write_shard():
-        save_arrays(directory / f"shard-{len(shards)}", pending, {"format": "pt"})
+        files.save_arrays(directory / f"shard-{len(shards)}", pending, {"format": "pt"})
         shards.append(list(pending))
 
     for name, tensor in tensors:
@@ -297,4 +290,4 @@ def write_safetensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]
         (directory / f"shard-{number}").rename(directory / file)
         weight_map |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    write_json(directory / WEIGHTS[1], index)
+    files.write_json(directory / WEIGHTS[1], index)

@@ -29,10 +29,7 @@ TABLES = ("children", "tokens", "num_successors", "successors", "masses")
 
 
 def load_ngram(
-    directory_or_name: str | Path,
-    target: LoadedModel | None = None,
-    *,
-    order: int | None = None,
+    directory_or_name: str | Path, target: LoadedModel | None = None, *, order: int | None = None
 ) -> NgramDraft:
     """Reads tables that ``labs/training/exports.py`` wrote, as a draft on JAX's default device.
 

@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from spec_t5x.checkpoints.storage import tensorstore_arrays
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.tensorstore_arrays import (
     COPY_AGAIN,
     METADATA_NAME,
     ArrayEntry,
     Keys,
-    arrays_kvstore,
-    orbax_entries,
-    zarr_spec,
 )
 from spec_t5x.errors import InputError, as_input_error
 
@@ -71,7 +69,7 @@ def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | 
     path = location / CHECKPOINT_NAME
     is_orbax = (location / METADATA_NAME).is_file()
     if is_orbax and not path.is_file():
-        stored = orbax_entries(location)
+        stored = tensorstore_arrays.orbax_entries(location)
     else:
         tree = _read_msgpack(path)
         leaves, version = dict(_leaves(tree)), tree.get("version")
@@ -82,7 +80,7 @@ def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | 
                 f"{path} has version {version!r}, this spec_t5x reads "
                 f"{' and '.join(map(str, VERSIONS))}: save it again with a T5X of 2021 or later"
             )
-        kvstore = arrays_kvstore(location)
+        kvstore = tensorstore_arrays.arrays_kvstore(location)
         stored = {keys: _entry(leaf, kvstore, keys, location) for keys, leaf in leaves.items()}
     flat = {"/".join(keys): entry for keys, entry in stored.items()}
     for prefix in _TARGETS:
@@ -137,7 +135,7 @@ def _entry(leaf: Any, kvstore: Mapping[str, Any], path: Keys, location: Location
     if isinstance(leaf, bytes):
         leaf = leaf.decode(errors="replace")
     if isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
-        return zarr_spec(kvstore, leaf.removeprefix(_PLACEHOLDER))
+        return tensorstore_arrays.zarr_spec(kvstore, leaf.removeprefix(_PLACEHOLDER))
     if not isinstance(leaf, Mapping):
         return np.asarray(leaf)
     leaf = leaf["base"] if leaf["driver"] == "cast" else leaf
@@ -151,4 +149,4 @@ def _entry(leaf: Any, kvstore: Mapping[str, Any], path: Keys, location: Location
     store = leaf.get("kvstore")
     noted = (store.get("path") if isinstance(store, Mapping) else None) or leaf.get("path")
     name = str(noted).strip("/").rpartition("/")[2] if noted else ".".join(path[1:])
-    return zarr_spec(kvstore, name, leaf["driver"])
+    return tensorstore_arrays.zarr_spec(kvstore, name, leaf["driver"])

@@ -30,7 +30,6 @@ from spec_t5x.interfaces import (
     check_vocabularies,
 )
 from spec_t5x.loops import decode_state
-from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.loops.speculative import verify
 from spec_t5x.models.weights import BITS
 from spec_t5x.sampling.distributions import Sampling, write_rows
@@ -100,9 +99,9 @@ class CascadeDraft(Draft):
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> CascadeState:
         """Prefills the middle model's cache and the cheap draft's state."""
-        lengths, room = prompt_lengths(prompts), max_length + self._spare
+        room = max_length + self._spare
         return CascadeState(
-            cache=decode_state.prefill(self.model, inputs, prompts, lengths, room),
+            cache=decode_state.prefill(self.model, inputs, prompts, room),
             draft_state=self.draft.prefill(inputs, prompts, room),
         )
 
