@@ -41,7 +41,7 @@ _COMMANDS = {
     "convert": "cli.convert",
     "compile-tpu": "labs.commands.compile_tpu",
     "reproduce": "labs.commands.reproduce",
-    "doctor": "cli.doctor",
+    "doctor": "labs.commands.doctor",
 }
 
 

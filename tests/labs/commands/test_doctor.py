@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from spec_t5x.checkpoints import loading, named_models
-from spec_t5x.cli import doctor as command
+from spec_t5x.labs.commands import doctor as command
 from spec_t5x.machine import accelerators, description, operations, versions
 from spec_t5x.machine.extras import EXTRAS, Extra
 from spec_t5x.machine.operations import Operations
