@@ -55,7 +55,8 @@ setup(
         # JAX too wants it, to bound its compilation cache.
         "filelock>=3.16,<5",
         "rich>=13.9,<16",
-        "tokenizers>=0.21,<1",
+        # Earlier ones want a huggingface_hub before 1.0.
+        "tokenizers>=0.22.1,<1",
         # Checkpoints by their names on the Hugging Face Hub.
         "huggingface_hub>=1.27,<3",
         # Tables of results, and the machine that they are from.
@@ -133,6 +134,8 @@ setup(
             "build>=1.2,<2",
             "ctranslate2>=4.6,<5",
             "hypothesis>=6.130,<7",
+            # Checks types in a package that conftest.py imports; earlier ones begin too late.
+            "jaxtyping>=0.3.6,<0.4",
             "pytest>=8.4,<10",
             "pytest-xdist>=3.6,<4",
             "scipy>=1.14,<2",
