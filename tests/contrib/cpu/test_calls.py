@@ -201,7 +201,7 @@ def test_a_block_of_values_that_are_no_numbers_is_not_lost():
 def test_a_row_of_values_that_are_no_numbers_has_a_token_of_the_vocabulary(width):
     values = np.full((2, width), np.nan, np.float32)
     best, _ = calls.summarize(values, with_sums=False)
-    assert np.all((0 <= best) & (best < width))
+    assert np.all((best >= 0) & (best < width))
     options = {"top_k": 0, "least_temperature": distributions.MIN_TEMPERATURE}
     zeros = np.zeros(2, np.float32)
     np.testing.assert_array_equal(calls.standardize(values, zeros, zeros, **options).sum(-1), 1)
