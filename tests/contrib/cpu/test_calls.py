@@ -290,7 +290,7 @@ def split(joined):
 
 EMBED = 40
 MATRICES = [draws(EMBED, HEADS * HEAD_DIM, seed=seed) / 4 for seed in (6, 7, 8)]
-MATRICES.append(draws(HEADS * HEAD_DIM, EMBED, seed=9))
+MATRICES.append(draws(HEADS * HEAD_DIM, EMBED, seed=9) / 4)
 BIASES = [draws(weight.shape[1], seed=seed) for seed, weight in enumerate(MATRICES, 10)]
 NORM = norm_of(EMBED, centred=True)
 LAYER = NORM, list(map(pack, MATRICES, BIASES))
