@@ -373,6 +373,10 @@ def test_attention_to_a_source():
     weights = jax.nn.softmax(scores, axis=-1)
     contexts = np.einsum("bhnk,bhkd->bnhd", weights, values).reshape(BATCH, NEW, -1)
     np.testing.assert_allclose(found, through(states, contexts), atol=1e-4)
+    # Consecutive rows share the source of their input.
+    rows = np.repeat(states, 2, axis=0)
+    shared = calls.source_attention(rows, *SOURCE_LAYER, keys, values, mask)
+    np.testing.assert_array_equal(shared, np.repeat(found, 2, axis=0))
 
 
 @pytest.mark.parametrize("used", [None, 13])
