@@ -96,11 +96,15 @@ def test_a_rollback_touches_no_array_but_the_lengths():
 
 
 def test_rows_of_one_source_share_its_keys_and_values():
-    cache = empty_cache()
+    _, cache = SCORE(model(), empty_cache(), TEXTS[:, :4])
+    cache = model().rollback(cache, jnp.array([3, 1, 2]))
     shared = cache.repeat_rows(2)
+    np.testing.assert_array_equal(shared.lengths, [3, 3, 1, 1, 2, 2])
     for layer, before in zip(shared.layers, cache.layers, strict=True):
         assert layer.cross_keys is before.cross_keys and layer.cross_values is before.cross_values
-        assert layer.keys.shape[0] == layer.values.shape[0] == BATCH * 2
+        # Of a text there is a copy beside it, for each row.
+        np.testing.assert_array_equal(layer.keys, np.repeat(before.keys, 2, axis=0))
+        np.testing.assert_array_equal(layer.values, np.repeat(before.values, 2, axis=0))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -15,6 +15,7 @@ from spec_t5x.labs.testing.laws import check_target
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import prefill
 from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.machine.operations import XLA
 from spec_t5x.models.decoder_only import (
     DecoderOnlyConfig,
     DecoderOnlyModel,
@@ -45,7 +46,7 @@ def model(prefix_lm=False, scale=2.5, num_layers=2):
     params = jax.jit(functools.partial(init_variables, module))(jax.random.key(0))["params"]
     # Logits wide enough apart to make texts that differ.
     params = jax.tree.map(lambda leaf: scale * leaf, params)
-    return DecoderOnlyModel(params, module, prefix_lm=prefix_lm)
+    return DecoderOnlyModel.create(params, module.config).replace(prefix_lm=prefix_lm)
 
 
 def test_its_calls_agree_with_one_another():
@@ -60,16 +61,29 @@ def test_a_prefix_sees_itself_in_both_directions():
     lengths = jnp.sum(PROMPTS[:, 1:] != 0, axis=1)
     last = PROMPTS[jnp.arange(ROWS), lengths][:, None]
 
-    @jax.jit
-    def next_logits(target, prompts):
-        cache = prefill(target, prompts, prompts, LENGTH)
-        return target.score(cache, last)[0][:, 0]
+    @functools.partial(jax.jit, static_argnames="room")
+    def next_logits_and_keys(target, prompts, room=LENGTH):
+        cache = prefill(target, prompts, prompts, room)
+        return target.score(cache, last)[0][:, 0], cache.layers[1].keys
 
-    both, causal = next_logits(model(True), PROMPTS), next_logits(model(), PROMPTS)
+    def next_logits(*args):
+        return next_logits_and_keys(*args)[0]
+
+    # Scores so close together that each token has some weight.
+    prefix_lm, causal_lm = model(True, scale=1.0), model(scale=1.0)
+    both, keys = next_logits_and_keys(prefix_lm, PROMPTS)
+    causal, causal_keys = next_logits_and_keys(causal_lm, PROMPTS)
+    # All tokens but the last, from the start token on, see later ones.
+    differ = jnp.max(jnp.abs(keys - causal_keys)[0], axis=(0, 2)) > 1e-3
+    np.testing.assert_array_equal(differ[:6], [True] * 5 + [False])
+    # The room after a prompt is not part of it.
+    np.testing.assert_allclose(next_logits(prefix_lm, PROMPTS, LENGTH + 5), both, atol=1e-5)
+    by_xla = prefix_lm.replace(weights=prefix_lm.params, operations=XLA)
+    np.testing.assert_allclose(next_logits(by_xla, PROMPTS), both, atol=1e-4)
     # Nothing to see in an empty prompt; padding is not part of any.
     np.testing.assert_allclose(both[1], causal[1], atol=1e-5)
     assert jnp.max(jnp.abs(both[0] - causal[0])) > 1e-2
-    alone = next_logits(model(True), PROMPTS.at[0].set(PROMPTS[2]))
+    alone = next_logits(prefix_lm, PROMPTS.at[0].set(PROMPTS[2]))
     np.testing.assert_allclose(both[2], alone[2], atol=1e-5)
 
 

@@ -1,12 +1,16 @@
-"""Configurations of the encoder-decoder: their values, and those that are refused."""
+"""The encoder-decoder: values of its configuration, and the layers whose outputs it shows."""
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
+from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
+from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -37,3 +41,25 @@ def test_numbers_of_numpy_are_made_pythons():
 def test_values_that_a_network_cannot_have_are_refused(name, value, message):
     with pytest.raises(InputError, match=f"^{message}"):
         T5Config(**{name: value})
+
+
+def test_the_outputs_of_layers_follow_the_states_in_the_order_asked_for():
+    model = tiny_t5(2, num_decoder_layers=2)
+    decoder = {k: v for k, v in model.params["decoder"].items() if k != "layers_1"}
+    first_layer = model.config.with_layers(encoder=[0], decoder=[0])
+    shallow = T5Model.create({**model.params, "decoder": decoder}, first_layer)
+
+    @jax.jit
+    def score(model):
+        cache = model.prefill(jnp.array([[5, 6, 7, 1], [9, 1, 0, 0]]), 8)
+        return model.score(cache, jnp.array([[0, 4, 7], [0, 8, 3]]))[:2]
+
+    logits, states = score(model)
+    shown_logits, shown = score(model.showing((1, 0)))
+    np.testing.assert_array_equal(shown_logits, logits)
+    last, second, first = np.split(np.asarray(shown), 3, axis=-1)
+    np.testing.assert_array_equal(last, states)
+    # The norm's scale is of the last layer's states alone.
+    scale = np.asarray(model.params["decoder"]["decoder_norm"]["scale"])
+    np.testing.assert_allclose(second * scale, last, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(first * scale, score(shallow)[1], rtol=1e-5, atol=1e-5)

@@ -27,6 +27,9 @@ def test_rounded_a_value_is_off_by_half_a_step_at_most(bits, group, largest):
         steps = np.abs(matrix[rows]).max(axis=0) / largest
         assert np.all(np.abs(weight.matrix()[rows] - matrix[rows]) <= steps * 0.5001)
         assert np.array_equal(np.abs(values[rows]).max(axis=0), np.where(steps > 0, largest, 0))
+    # Exact products, from which rounding again gives the same values.
+    scales = np.repeat(np.asarray(weight.scales, np.float64), group, axis=0)[:130]
+    np.testing.assert_array_equal(weight.matrix(), values * scales)
     inputs = draws(3, 5, 130)
     np.testing.assert_allclose(weight.times(inputs), inputs @ weight.matrix(), atol=1e-4)
 

@@ -42,10 +42,10 @@ def make(name):
     return MODELS[name]()
 
 
-def cache_of(model, batch):
+def cache_of(model, batch, room=ROOM):
     """Rows of several lengths, with what refused drafts left behind them."""
     rng = np.random.default_rng(batch)
-    cache = prefill(model, jnp.asarray(rng.integers(2, 30, (batch, 7)), jnp.int32), ROOM)
+    cache = prefill(model, jnp.asarray(rng.integers(2, 30, (batch, 7)), jnp.int32), room)
     texts = jnp.asarray(rng.integers(2, 30, (batch, TEXT + 2)), jnp.int32)
     *_, cache = score(model, cache, texts)
     return model.rollback(cache, jnp.asarray(rng.integers(1, TEXT, batch), jnp.int32))
@@ -98,9 +98,11 @@ def test_the_beginning_of_a_block(name, decodes):
 
 @pytest.mark.parametrize(("name", "batch"), [("t5", 30)])
 def test_a_tree(name, batch):
-    """Each node after the text and the path to it."""
+    """Each node after the text and the path to it; the longest rows fill the cache."""
     model, tree = make(name), Tree((2, 2, 1))
-    cache, tokens = cache_of(model, batch), blocks(batch, tree.num_nodes)
+    room = TEXT - 1 + tree.num_nodes
+    cache, tokens = cache_of(model, batch, room), blocks(batch, tree.num_nodes)
+    assert int(cache.lengths.max()) + tree.num_nodes == room
     nodes = tree_nodes(tree, tokens, cache.lengths, model.num_slots(cache))
     logits, *_ = score_nodes(model, cache, nodes)
     for leaf in (tree.num_nodes - 1, tree.level_starts[-1]):
@@ -143,8 +145,8 @@ def test_a_source_without_the_padding_that_all_share():
     """The padding is not computed, and nothing attends to it."""
     model, rng = make("t5"), np.random.default_rng(0)
     sources = rng.integers(2, 30, (3, 7)).astype(np.int32)
-    # Rows of several lengths, and a token that looks like padding.
-    sources[1, 4:] = sources[2, 3] = 0
+    # Rows of several lengths, and tokens that look like padding, also in the longest rows.
+    sources[1, 4:] = sources[[0, 2], 3] = 0
     tokens = blocks(3, 4)
     alone = prefill(model, jnp.asarray(sources), ROOM)
     padded = prefill(model, jnp.asarray(np.pad(sources, ((0, 0), (0, 9)))), ROOM)
@@ -152,4 +154,6 @@ def test_a_source_without_the_padding_that_all_share():
         there = sources[:, None, :, None] > 0
         np.testing.assert_array_equal(one.cross_keys * there, other.cross_keys[:, :, :7] * there)
         assert not other.cross_keys[:, :, 7:].any() and not other.cross_values[:, :, 7:].any()
+        # The last tokens of the longest rows are not padding.
+        assert np.asarray(one.cross_keys)[[0, 2], :, 6].any()
     np.testing.assert_array_equal(score(model, padded, tokens)[0], score(model, alone, tokens)[0])

@@ -197,6 +197,18 @@ def test_a_block_of_values_that_are_no_numbers_is_not_lost():
     np.testing.assert_allclose(log_sums[1], np.log(5000 - 2048), rtol=1e-6)
 
 
+@pytest.mark.parametrize("width", [1, 37, 5000])
+def test_a_row_of_values_that_are_no_numbers_has_a_token_of_the_vocabulary(width):
+    values = np.full((2, width), np.nan, np.float32)
+    best, _ = calls.summarize(values, with_sums=False)
+    assert np.all((best >= 0) & (best < width))
+    options = {"least_temperature": distributions.MIN_TEMPERATURE}
+    zeros = np.zeros(2, np.float32)
+    np.testing.assert_array_equal(
+        calls.standardize(values, zeros, zeros.astype(np.uint32), zeros, **options).sum(-1), 1
+    )
+
+
 WIDTHS = [1, 37, 5000]
 
 
@@ -209,9 +221,10 @@ by_xla = jax.jit(distributions.tempered.__wrapped__)
 def test_distributions_are_those_of_xla(width, k, p):
     logits = 3 * draws(3, 4, width)
     # Ties at the top, at the edge of what is kept, and tokens that are excluded.
-    logits[0] = np.round(logits[0])
+    logits[::2] = np.round(logits[::2])
     logits[1, :, : width // 2] = -np.inf
     temperatures = np.tile(np.float32([[1.0], [0.7], [0.0]]), (1, 4))
+    temperatures[2, ::2] = distributions.MIN_TEMPERATURE
     options = {"least_temperature": distributions.MIN_TEMPERATURE}
     numbers = np.full((3, 4), k, np.uint32), np.full((3, 4), p, np.float32)
     found = np.asarray(calls.standardize(logits, temperatures, *numbers, **options))
@@ -269,7 +282,8 @@ def test_summaries_are_shared_by_threads_and_mapped_over():
     np.testing.assert_array_equal(best, values.argmax(-1))
 
 
-BATCH, HEADS, LENGTH, HEAD_DIM, NEW = 3, 2, 21, 24, 4
+# A head has four registers, one or more beside them, and a rest, for registers of any size.
+BATCH, HEADS, LENGTH, HEAD_DIM, NEW = 3, 2, 21, 92, 4
 STARTS = np.array([0, 5, 17], np.int32)
 
 
@@ -279,7 +293,7 @@ def split(joined):
 
 EMBED = 40
 MATRICES = [draws(EMBED, HEADS * HEAD_DIM, seed=seed) / 4 for seed in (6, 7, 8)]
-MATRICES.append(draws(HEADS * HEAD_DIM, EMBED, seed=9))
+MATRICES.append(draws(HEADS * HEAD_DIM, EMBED, seed=9) / 4)
 BIASES = [draws(weight.shape[1], seed=seed) for seed, weight in enumerate(MATRICES, 10)]
 NORM = norm_of(EMBED, centred=True)
 LAYER = NORM, list(map(pack, MATRICES, BIASES))
@@ -362,6 +376,10 @@ def test_attention_to_a_source():
     weights = jax.nn.softmax(scores, axis=-1)
     contexts = np.einsum("bhnk,bhkd->bnhd", weights, values).reshape(BATCH, NEW, -1)
     np.testing.assert_allclose(found, through(states, contexts), atol=1e-4)
+    # Consecutive rows share the source of their input.
+    rows = np.repeat(states, 2, axis=0)
+    shared = calls.source_attention(rows, *SOURCE_LAYER, keys, values, mask)
+    np.testing.assert_array_equal(shared, np.repeat(found, 2, axis=0))
 
 
 @pytest.mark.parametrize("used", [None, 13])
