@@ -49,7 +49,7 @@ setup(
         "gin-config>=0.5,<0.6",
         "numpy>=2.0,<3",
         "sentencepiece>=0.2.1,<0.3",
-        "safetensors>=0.6,<1",
+        "safetensors>=0.6.1,<1",
         "ml_dtypes>=0.5,<1",
         "jaxtyping>=0.3.3,<0.4",
         # JAX too wants it, to bound its compilation cache.

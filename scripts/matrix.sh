@@ -3,7 +3,7 @@
 # the demo, all notebooks and the tests of decoding. Prints a table with a row per environment.
 #   bash scripts/matrix.sh [--dry-run] [--to DIR] [--steps STEP,STEP] [ENVIRONMENT…]
 #
-#   ENVIRONMENT  colab-gpu colab-tpu jax-0.10 newest-3.12 newest-3.13 (all of them)
+#   ENVIRONMENT  colab-gpu colab-tpu lowest jax-0.10 newest-3.12 newest-3.13 (all of them)
 #   STEP         demo notebooks tests (all of them), after the installation
 #   --to DIR     environments and logs (build/matrix)
 #   COLAB_LISTS  a folder with pip-freeze-gpu.txt and pip-freeze-tpu.txt, what Colab's runtimes have
@@ -19,12 +19,13 @@ set -euo pipefail
 source "$(dirname "$0")/setup_env.sh"
 help_flag "$@"
 
-ENVIRONMENTS=(colab-gpu colab-tpu jax-0.10 newest-3.12 newest-3.13)
+ENVIRONMENTS=(colab-gpu colab-tpu lowest jax-0.10 newest-3.12 newest-3.13)
 STEPS=(demo notebooks tests)
 TESTS=(tests/sampling tests/loops tests/drafts tests/models tests/checkpoints
   tests/machine/test_compilation_cache.py tests/test_generation.py)
 # Tests without PyTorch, whose wheel for every Python is one for CUDA.
-TEST_TOOLS=('pytest>=8.4' 'hypothesis>=6.130,<7' 'beartype>=0.22,<1' 'scipy>=1.14,<2')
+TEST_TOOLS=('pytest>=8.4' 'hypothesis>=6.130,<7' 'beartype>=0.22,<1' 'scipy>=1.14,<2'
+  'jaxtyping>=0.3.6,<0.4')
 # Of Colab's packages, those that this one, an extra or a notebook can meet.
 MET=(absl-py beartype chex etils filelock fsspec gin-config gradio grain huggingface_hub ipykernel
   ipython ipywidgets jax jaxlib flax Jinja2 libtpu matplotlib ml_dtypes nbclient nbformat nltk numpy
@@ -66,7 +67,7 @@ prepare() {
   local name=$1 python=python3.${1##*3.}
   case $name in
     colab-*) python=python3.13 ;;
-    jax-0.10) python=python3.11 ;;
+    lowest | jax-0.10) python=python3.11 ;;
   esac
   rm -rf "$place/env"
   "$python" -m venv "$place/env"
@@ -76,6 +77,13 @@ prepare() {
       local -a met
       mapfile -t met < <(grep -i -x -E "($(IFS='|'; echo "${MET[*]}"))==.*" "$list")
       pip_install -c "$list" "${met[@]}"
+      ;;
+    lowest)
+      # The oldest series that setup.py allows: ==0.6.* for >=0.6.
+      local series='s/^ *"([A-Za-z_-]+)>=([0-9.]+).*/\1==\2.*/p'
+      local -a oldest
+      mapfile -t oldest < <(sed -n '/install_requires/,/\]/p' setup.py | sed -nE "$series")
+      pip_install "${oldest[@]}"
       ;;
     jax-0.10) pip_install 'jax>=0.10,<0.11' ;;
   esac
