@@ -88,7 +88,9 @@ class Ranking:
         """
         return ((5.0 + lengths) / 6.0) ** jnp.asarray(self.exponent, jnp.float32)
 
-    def counted(self, ends: Bool[Array, "batch top"], beams: Beams) -> Bool[Array, "batch top"]:
+    def counted(
+        self, ends: Bool[Array, "batch top"], found: "Candidates", beams: Beams
+    ) -> Bool[Array, "batch top"]:
         """Returns the mask of candidates to add to the finished; ``ends`` masks those that end."""
         return ends
 
@@ -121,10 +123,12 @@ class TransformersRanking(Ranking):
         exponent = jnp.asarray(self.exponent, jnp.float32)
         return (lengths - starts).astype(jnp.float32) ** exponent
 
-    def counted(self, ends, beams):
+    def counted(self, ends, found, beams):
         """Returns the mask of the ``beams`` likeliest that end: at a row's limit, of all."""
-        num, is_last = beams.live_log_probs.shape[1], beams.lengths + 1 >= beams.limits
-        return (ends | is_last[:, None]) & (jnp.arange(ends.shape[1]) < num)[None, :]
+        num = beams.live_log_probs.shape[1]
+        is_last = beams.lengths + 1 >= beams.limits
+        ends = ends | (is_last[:, None] & (found.log_probs > -jnp.inf))
+        return ends & (jnp.arange(ends.shape[1]) < num)[None, :]
 
     def is_settled(self, beams):
         """Returns the mask of rows whose search ends by the rule of ``early_stopping``."""
@@ -281,7 +285,7 @@ def extend(
     found, lengths = candidates(beams.live_log_probs, following), beams.lengths + 1
     live = going_on(found, num, eos_id)
 
-    ends = ranking.counted(outputs_lib.ends(found.tokens, eos_id), beams)
+    ends = ranking.counted(outputs_lib.ends(found.tokens, eos_id), found, beams)
     scores = found.log_probs / ranking.penalty(lengths, beams.starts)[:, None]
     ending = (
         continued(beams.live_sequences, found, lengths),
