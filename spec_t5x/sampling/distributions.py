@@ -44,6 +44,8 @@ class Sampling:
     top_p: Float32[Array, ""] | None = None
     # True if every row is argmax, known when the program is traced: no noise is drawn.
     greedy: bool = flax.struct.field(pytree_node=False, default=False)
+    # True if ``top_k`` is known to be 1, and noise chooses among the tokens that tie.
+    ties: bool = flax.struct.field(pytree_node=False, default=False)
     # Rules of decoding, which callers apply to the logits before ``standardize``; None for none.
     rules: Rules | None = None
 
@@ -53,9 +55,19 @@ class Sampling:
             return self
         return dataclasses.replace(self, temperature=jnp.repeat(self.temperature, times))
 
+    @property
+    def cut(self) -> str | None:
+        """What cuts the distribution: "ties", "top_k" or "top_p"; None if nothing does."""
+        if self.ties:
+            return "ties"
+        return next((name for name in ("top_k", "top_p") if getattr(self, name) is not None), None)
+
     def keep_ties(self) -> "Sampling":
         """Returns settings with which ``top_k`` 1 draws among tied tokens, as in T5X."""
-        return dataclasses.replace(self, greedy=self.greedy and self.top_k is None)
+        # Rows at temperature 0 have no top_k: an argmax with one has top_k 1.
+        if not self.greedy or self.top_k is None:
+            return self
+        return dataclasses.replace(self, greedy=False, ties=True)
 
 
 def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str = "") -> Sampling:
@@ -105,24 +117,34 @@ def standardize(
     temperature = settings.temperature
     if temperature.ndim:
         temperature = temperature.reshape(-1, *[1] * (logits.ndim - 1))
-    kept = (each for each in (settings.top_k, settings.top_p) if each is not None)
-    return tempered(logits, temperature, *kept)
+    cut = settings.cut
+    top_k = 1 if cut == "ties" else settings.top_k if cut == "top_k" else 0
+    top_p = settings.top_p if cut == "top_p" else 0
+    numbers = jnp.asarray(top_k, jnp.uint32), jnp.asarray(top_p, jnp.float32)
+    return tempered(logits, temperature, *numbers, cut=cut)
 
 
 @by_kernel
 def tempered(
-    logits: Float32[Array, "*rows vocab"], temperature: Array, *kept: Array
+    logits: Float32[Array, "*rows vocab"],
+    temperature: Array,
+    top_k: UInt32[Array, ""],
+    top_p: Float32[Array, ""],
+    *,
+    cut: str | None,
 ) -> Float32[Array, "*rows vocab"]:
     """Returns ``standardize``'s result for a temperature that broadcasts to ``logits``.
 
-    What is ``kept`` is the number of tokens, in uint32, or their mass, in float32.
+    What does not ``cut`` the distribution (``Sampling.cut``) is 0; for "ties", ``top_k`` is 1.
     """
     warped = logits / jnp.maximum(temperature, MIN_TEMPERATURE)
-    if kept and kept[0].dtype == jnp.uint32:
-        warped = keep_top_k(warped, *kept)
+    if cut == "ties":
+        warped = jnp.where(warped >= jnp.max(warped, axis=-1, keepdims=True), warped, -jnp.inf)
+    elif cut == "top_k":
+        warped = keep_top_k(warped, top_k)
     probs = jax.nn.softmax(warped, axis=-1)
-    if kept and kept[0].dtype == jnp.float32:
-        probs = keep_top_p(probs, *kept)
+    if cut == "top_p":
+        probs = keep_top_p(probs, top_p)
     return jnp.where(temperature > MIN_TEMPERATURE, probs, argmax_probs(logits))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from spec_t5x.errors import InputError, check_numbers, check_rules
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 
-# Pads phrases shorter than the longest one on the left, where it matches any token.
+# Pads phrases on the left, where it matches any token.
 _ANY = -1
 
 
@@ -221,12 +221,13 @@ def _check_ids(vocab_size: int, **ids: Iterable[int]) -> None:
 
 
 def _padded(phrases: Mapping[tuple[int, ...], float]) -> tuple[Array, Array]:
-    """Returns ``Rules.phrases`` and their biases, of powers of two so that few sizes compile."""
-    num, longest = (1 << (n - 1).bit_length() for n in (len(phrases), max(map(len, phrases))))
-    # A row without a phrase adds 0.
+    """Returns ``Rules.phrases`` and their biases, padded so that similar sizes share programs."""
+    num, longest = -(-len(phrases) // 16) * 16, -(-max(map(len, phrases)) // 4) * 4
+    # A row without a phrase adds 0 to the last id's logit.
     texts, biases = np.full((num, longest), _ANY, np.int32), np.zeros(num, np.float32)
-    for i, (text, bias) in enumerate(phrases.items()):
-        texts[i, longest - len(text) :], biases[i] = text, bias
+    for row, text in zip(texts, phrases, strict=False):
+        row[longest - len(text) :] = text
+    biases[: len(phrases)] = list(phrases.values())
     return jnp.asarray(texts), jnp.asarray(biases)
 
 

@@ -84,6 +84,14 @@ def test_top_k_keeps_all_that_reach_the_kth_and_renormalises(k, kept):
     np.testing.assert_array_equal(np.asarray(probs) > 0, np.asarray(kept) > 0)
 
 
+def test_numbers_of_other_types_cut_as_well():
+    for changes in ({"top_k": 2}, {"top_k": jnp.int32(2)}, {"top_p": np.float64(0.5)}):
+        replaced = sampling(1.0).replace(**changes)
+        found = standardize(jnp.asarray(LOGITS), replaced)
+        expected = standardize(jnp.asarray(LOGITS), sampling(1.0, **changes))
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("temperature", [0.5, [1.0, 0.0, 2.0]], ids=str)
 def test_top_k_1_is_argmax_and_draws_nothing_unless_ties_are_kept(temperature):
     settings = sampling(temperature, top_k=1)

@@ -1,5 +1,7 @@
 """Tests of the rules of decoding, place by place against transformers' processors."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,9 +133,10 @@ def test_phrases_of_similar_sizes_share_programs():
     def compiled_for(*words):
         return [leaf.shape for leaf in jax.tree.leaves(rules(VOCAB, EOS, bad_words_ids=words))]
 
-    three = compiled_for((3, 4, 2), (2, 3), (5, 4))
-    assert three == compiled_for((3, 4, 2, 5), (2, 3), (5, 4), (4, 4))
-    assert three != compiled_for((3, 4, 2), (2, 3), (5, 4), (4, 4), (6, 6))
+    pairs = list(itertools.product(range(2, VOCAB), repeat=2))
+    two = compiled_for((3, 4, 2), (2, 3))
+    assert two == compiled_for((3, 4, 2, 5), *pairs[:15])
+    assert two != compiled_for((3, 4, 2, 5, 5), (2, 3)) and two != compiled_for(*pairs[:17])
 
 
 def test_neutral_values_are_no_rules():

@@ -152,9 +152,8 @@ def standardize(
     nucleus of mass ``top_p`` (0: uncut). Up to ``least_temperature`` it is 1 at the first argmax.
     """
     shape = jax.ShapeDtypeStruct(logits.shape, jnp.float32)
-    least = np.float32(least_temperature)
-    given = logits, temperatures, top_k, top_p
-    return _of_rows("SpecT5XStandardize", shape, *given, least_temperature=least)
+    options = {"least_temperature": np.float32(least_temperature)}
+    return _of_rows("SpecT5XStandardize", shape, logits, temperatures, top_k, top_p, **options)
 
 
 def compare(

@@ -59,14 +59,11 @@ CPU = CpuOperations()
 
 
 def _tempered(
-    logits: Float32[Array, "*rows vocab"], temperature: Array, *kept: Array
+    logits: Float32[Array, "*rows vocab"], temperature: Array, *numbers: Array, cut: str | None
 ) -> Float32[Array, "*rows vocab"]:
     rows = logits.shape[:-1]
     temperatures = jnp.broadcast_to(temperature, (*rows, 1))[..., 0]
-    top_k, top_p = (
-        jnp.broadcast_to(next((each for each in kept if each.dtype == dtype), dtype(0)), rows)
-        for dtype in (jnp.uint32, jnp.float32)
-    )
+    top_k, top_p = (jnp.broadcast_to(number, rows) for number in numbers)
     least = MIN_TEMPERATURE
     return calls.standardize(logits, temperatures, top_k, top_p, least_temperature=least)
 
