@@ -3,7 +3,7 @@
 Plain steps, the draft's prefill and iterations with 1, 3, 5, 8 and the most drafts (with a tree,
 its depth alone) are timed in turn (``tuning.timed_calls``); costs between these *limits* are
 interpolated. Timing takes a few seconds beside compilation. The costs are stored for the machine,
-the models and the settings, unless other programs disturbed the timing. The kernels for CPUs
+the models and the settings, unless the timings vary widely. The kernels for CPUs
 multiply six rows at once, hence the limit 5.
 """
 
@@ -37,9 +37,11 @@ _BUDGET = 4.0
 _MOST_ROUNDS = 15
 # Timings whose median is relied on.
 _ENOUGH_ROUNDS = 5
-# Spread of a plain step's timings, their quartiles' distance over their median, above which they
-# were disturbed: .04 to .2 on quiet machines with two cores, .6 to 2 beside busy programs.
-_MOST_SPREAD = 0.4
+# Spread of timings, their quartiles' distance over their median, above which other programs have
+# disturbed them: at most .4 on a quiet machine with two cores, .8 to 2 beside busy programs.
+_MOST_SPREAD = 0.5
+# Most tokens of an output half way, all of which are fed to the draft; few outputs have more.
+_MOST_TOKENS = 512
 # Depth and nodes of the largest trees that are measured.
 _MAX_DEPTH = 4
 _MAX_NODES = 64
@@ -73,10 +75,10 @@ def remembered(
         log.debug("the costs of speculation were measured before: %s", costs)
         return costs
     start = time.perf_counter()
-    with doing(log, "measuring the costs of speculation on this machine, once"):
+    with doing(log, "measuring the costs of speculation on this machine"):
         costs, steady = measure()
     seconds = time.perf_counter() - start
-    outcome = "and not stored them, since other programs keep the machine busy"
+    outcome = "but do not store them: the timings vary widely, as on a busy machine"
     if steady:
         outcome = store.save(key, dataclasses.asdict(costs)) or "and stored them"
     log.info("measured the costs of speculation in %.1f s, %s", seconds, outcome)
@@ -96,11 +98,19 @@ def measure(
     """
     whole, largest = loop.verifier.tree(loop.gamma) is not None, loop.gamma
     limits = [limit for limit in (() if whole else (1, 3, 5, 8)) if limit < largest] + [largest]
-    timed = Timed.half_way(target, draft, inputs, settings, loop)
+    timed = Timed.half_way(target, draft, inputs, settings, loop, most=_MOST_TOKENS)
     programs = [timed.iterations(0), timed.prefills, *map(timed.iterations, limits)]
     times = interleaved(programs, _MOST_ROUNDS, budget=_BUDGET)
-    low, middle, high = np.quantile(times[:, 0], (0.25, 0.5, 0.75))
-    return of_times(limits, times, whole=whole), bool(high - low <= _MOST_SPREAD * middle)
+    return of_times(limits, times, whole=whole), _are_steady(times)
+
+
+def _are_steady(times: Float[np.ndarray, "rounds programs"]) -> bool:
+    """Tells whether plain steps, and iterations in plain steps, vary little between rounds."""
+    used = np.concatenate([times[:, :1], times[:, 2:] / times[:, :1]], axis=1)
+    # Of few timings all count.
+    ends = (0.25, 0.75) if len(times) >= _ENOUGH_ROUNDS else (0.0, 1.0)
+    low, middle, high = np.quantile(used, (ends[0], 0.5, ends[1]), axis=0)
+    return bool(np.all(high - low <= _MOST_SPREAD * middle))
 
 
 def of_times(

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,6 @@ from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
 
 # An id that no token has: rows do not end, so that all steps are alike.
 NO_EOS = -1
-# Tokens half way through an output at most: drafts are fed them, and few outputs have more.
-_MOST_TOKENS = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,9 +32,15 @@ class Timed:
 
     @classmethod
     def half_way(
-        cls, target: Target, draft: Draft, inputs: PyTree, settings: Sampling, loop: Loop
+        cls,
+        target: Target,
+        draft: Draft,
+        inputs: PyTree,
+        settings: Sampling,
+        loop: Loop,
+        most: int = sys.maxsize,
     ) -> "Timed":
-        """Makes the state of rows of ``loop.max_decode_len // 2`` varied tokens, at most 512.
+        """Makes the state of rows of ``loop.max_decode_len // 2`` varied tokens, at most ``most``.
 
         The tokens are not fed to the target, since a call's time does not depend on what its cache
         holds; the draft has been fed them. Errors are those of ``speculative.check_arguments``.
@@ -44,7 +49,8 @@ class Timed:
         key = jax.random.key(0)
         stream, settings = speculative.checked(target, draft, prompts, key, settings, loop)
         loop = dataclasses.replace(loop, eos_id=NO_EOS)
-        state = _half_way(target, draft, inputs, stream, settings, loop=loop)
+        length = max(min(loop.max_decode_len // 2, most), 1)
+        state = _half_way(target, draft, inputs, stream, settings, length, loop=loop)
         return cls(
             target=target, draft=draft, inputs=inputs, state=state, settings=settings, loop=loop
         )
@@ -81,15 +87,14 @@ def _full(draft: Draft) -> Draft:
 
 
 @compiled.jit(static_argnames="loop")
-def _half_way(target, draft, inputs, stream, settings, *, loop: Loop) -> DecodeState:
+def _half_way(target, draft, inputs, stream, settings, length, *, loop: Loop) -> DecodeState:
     batch = jax.tree.leaves(inputs)[0].shape[0]
     state = decode_state.init(target, draft, inputs, jnp.zeros((batch, 1), jnp.int32), stream, loop)
     old = state.outputs
     places = jnp.arange(old.sequences.shape[1])
     first = EOS_ID + 1
     text = jnp.where(places == 0, PAD_ID, first + places % max(draft.vocab_size - first, 1))
-    num_tokens = min(max(loop.max_decode_len // 2, 1), _MOST_TOKENS)
-    lengths = jnp.full_like(old.lengths, num_tokens)
+    lengths = jnp.full_like(old.lengths, length)
     sequences = jnp.broadcast_to(text, old.sequences.shape).astype(old.sequences.dtype)
     state = state.replace(
         outputs=old.replace(sequences=sequences, lengths=lengths),
