@@ -72,8 +72,8 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     ``contrib/gpu`` is left out where it suits neither model: its program would be XLA's.
 
     Raises:
-      InputError: a number below its least, an unknown size, or too little memory; after all other
-        rows, programs that cannot be compiled or run, each with its reason.
+      InputError: a number below its least, an unknown size, or too little memory; after all rows,
+        programs that could not be compiled or run, or whose kernels were not recorded, and why.
     """
     check_numbers(0, gamma=min(args.gamma))
     numbers = {"source_len": args.source_len, "max_decode_len": args.max_decode_len}
@@ -91,28 +91,39 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     found = list(zip(calls, _programs(calls), strict=True))
     failed = [(call, each) for call, each in found if isinstance(each, Exception)]
     programs = [(call, each) for call, each in found if not isinstance(each, Exception)]
+    running, unrecorded = programs, []
     for _ in range(args.repeats + 1):
-        for call, program in programs:
+        for call, program in running:
             try:
                 call.time(program)
             except Exception as error:  # too little memory, or a kernel that cannot run
                 failed.append((call, error))
-                programs = [pair for pair in programs if pair[0] is not call]
+                running = [pair for pair in running if pair[0] is not call]
     for call, program in programs:
-        row = call.row()
-        if args.profile:
-            try:
-                row["kernels"] = call.kernels(program)
-            except Exception as error:  # the times are kept
-                failed.append((call, error))
-        yield row
-    if failed:
-        reasons = "; ".join(
-            f"batch {call.batch}, gamma {call.gamma} by {call.by} cannot be compiled or run "
-            f"({one_line(error, most=2000)})"
-            for call, error in failed
-        )
-        raise InputError(f"{reasons}: leave them out")
+        # After a wrong read or write on a GPU all programs fail. The first round is not used.
+        if len(call.seconds) > 1:
+            row = call.row()
+            if args.profile:
+                try:
+                    row["kernels"] = call.kernels(program)
+                except Exception as error:  # the times are kept
+                    unrecorded.append((call, error))
+            yield row
+    told = [
+        *_told(failed, "cannot be compiled or run", "leave them out"),
+        *_told(unrecorded, "ran, and their kernels were not recorded", "leave out --profile"),
+    ]
+    if told:
+        raise InputError("; ".join(told))
+
+
+def _told(failed: Sequence[tuple["_Call", Exception]], what: str, remedy: str) -> list[str]:
+    """Returns a sentence for each reason, with the programs that failed for it."""
+    names: dict[str, list[str]] = collections.defaultdict(list)
+    for call, error in failed:
+        name = f"batch {call.batch}, gamma {call.gamma} by {call.by}"
+        names[one_line(error, most=2000)].append(name)
+    return [f"{'; '.join(each)} {what} ({reason}): {remedy}" for reason, each in names.items()]
 
 
 def _programs(calls: Sequence["_Call"]) -> list[Compiled | Exception]:
@@ -167,12 +178,14 @@ class _Call:
     def time(self, program: Compiled) -> None:
         """Runs the program, and then the prefill alone: with no token to generate."""
         number = len(self.seconds)
-        for steps, seconds in ((self.args.max_decode_len, self.seconds), (0, self.prefill_seconds)):
-            taken, decoded = self._run(program, number, steps)
-            seconds.append(taken)
-            if steps and self.gamma:
-                self.target_calls.append(float(jnp.mean(decoded.stats.target_calls)))
-                self.most_calls.append(float(jnp.max(decoded.stats.target_calls)))
+        taken, decoded = self._run(program, number, self.args.max_decode_len)
+        prefill_taken, _ = self._run(program, number, 0)
+        # Recorded once both have run.
+        self.seconds.append(taken)
+        self.prefill_seconds.append(prefill_taken)
+        if self.gamma:
+            self.target_calls.append(float(jnp.mean(decoded.stats.target_calls)))
+            self.most_calls.append(float(jnp.max(decoded.stats.target_calls)))
 
     def row(self) -> dict[str, Any]:
         """Returns the measurements as JSON values."""

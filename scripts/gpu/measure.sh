@@ -19,7 +19,8 @@
 # of .venv, or python3).
 # Tested: the dry run, --tiny on a CPU, and four stages on an H200: steps_small took 35 seconds,
 # xl_plain and xl_drafted together 165, laws_kernels 60; steps_large took 76 on an H100. Stages
-# beside each other took several times as long. Not tested: the other stages.
+# beside each other took several times as long. Not tested: the other stages, and how laws share
+# compiled programs and end.
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"
@@ -52,7 +53,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$output" ] || die "no output: give a folder for the results"
 [ ${#chosen[@]} -gt 0 ] || chosen=("${STAGES[@]}")
-FOR_LAWS="pytest beartype hypothesis pytest-xdist"
+FOR_LAWS="pytest beartype hypothesis pytest-xdist 'jaxtyping>=0.3.6'"
 go_to_repository
 # XLA computes the stages without a suffix.
 export SPEC_T5X_GPU_KERNELS=${SPEC_T5X_GPU_KERNELS:-0}
