@@ -134,7 +134,7 @@ setup(
             "build>=1.2,<2",
             "ctranslate2>=4.6,<5",
             "hypothesis>=6.130,<7",
-            # Checks types in a package that conftest.py imports; earlier ones begin too late.
+            # The plug-in of earlier ones begins after conftest.py has imported the package.
             "jaxtyping>=0.3.6,<0.4",
             "pytest>=8.4,<10",
             "pytest-xdist>=3.6,<4",

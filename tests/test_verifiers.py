@@ -166,6 +166,30 @@ def test_lenience_accepts_more_when_sampling_and_at_temperature_0():
         assert accepted[0] < accepted[1] < accepted[2]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "proposed", "lenience", "accepted"),
+    [
+        # On the boundary.
+        ([1, 0, 1], 3, 0.5, 3),
+        ([1, 0, 1], 3, 0.51, 0),
+        ([1, 0, 1], 2, 0.3, 2),
+        ([1, 0, 1], 0, 0.3, 0),
+        ([1, 2, 1], 3, 0.01, 1),
+        ([0, 1, 0], 3, 1.0, 1),
+    ],
+)
+def test_lenient_argmax_accepts_from_l_times_the_largest_probability_on(
+    ranks, proposed, lenience, accepted
+):
+    """Position i ranks token i first, the next one, of half its probability, and one of none."""
+    ranked = np.array([0.0, np.log(0.5), -np.inf], np.float32)
+    logits = jnp.asarray([[np.roll(ranked, i) for i in range(4)]])
+    tokens = jnp.asarray((np.array([ranks]) + np.arange(3)) % 3, jnp.int32)
+    proposal = Proposal(tokens, counts=jnp.array([proposed], jnp.int32))
+    verdict = TokenVerifier(lenience).verify_argmax(proposal, logits)
+    assert (int(verdict.num_accepted[0]), int(verdict.next_token[0])) == (accepted, accepted % 3)
+
+
 def test_coupled_verification_emits_what_the_noise_chooses_from_the_target():
     proposal, logits = batch(coupled=True)
     verdict = verify(CoupledVerifier(), proposal, logits)

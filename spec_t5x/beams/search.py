@@ -180,16 +180,16 @@ class _Search:
         """Encodes inputs and feeds prompts, if gamma > 0 for the draft too; returns the state."""
         batch, num = beams.live_log_probs.shape
         # An ended row may be at position max_decode_len, and its last tree reaches gamma further.
-        num_positions = max_decode_len + self.gamma + 1
+        room = max_decode_len + self.gamma + 1
         zeros = jnp.zeros(batch, jnp.int32)
 
         def prefill(model):
-            return cache_slots.prefill(model, inputs, prompts, num_positions, self.width)
+            return cache_slots.prefill(model, inputs, prompts, room, self.width)
 
         return SearchState(
             beams=beams,
             # A prompt's tokens are at the first places.
-            lineages=jnp.zeros((batch, num, num_positions), jnp.int32),
+            lineages=jnp.zeros((batch, num, room), jnp.int32),
             target_cache=prefill(self.target),
             draft_cache=prefill(self.draft_model) if self.gamma else None,
             stats=beams_lib.BeamStats(target_calls=zeros, steps=zeros),

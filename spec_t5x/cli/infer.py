@@ -118,16 +118,19 @@ def _source(options, models):
         from spec_t5x.inference.sources import file_source
 
         return file_source(options.input, options.field)
-    from spec_t5x.checkpoints.loading import open_model
-
     # Imported only for a task, because seqio imports TensorFlow, which takes seconds.
+    import seqio
+
+    from spec_t5x.checkpoints.loading import open_model
     from spec_t5x.data.task_examples import task_or_mixture
     from spec_t5x.inference.task_source import TaskSource
 
     vocabulary = open_model(models.target, vocabulary=models.vocabulary).known_vocabulary()
-    given = options.mixture_or_task, vocabulary, options.modules, options.caches
+    task = task_or_mixture(
+        options.mixture_or_task, vocabulary, modules=options.modules, caches=options.caches
+    )
     return TaskSource(
-        task=task_or_mixture(*given),
+        tasks=list(seqio.get_subtasks(task)),
         split=options.split,
         lengths=options.task_feature_lengths,
         vocabulary=vocabulary,

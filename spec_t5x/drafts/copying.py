@@ -179,7 +179,7 @@ class CopyDraft(Draft):
         for back in range(min(self.max_match, places.shape[0])):
             wanted = text[jnp.maximum(length - back, 0)]
             shifted = jnp.pad(places, (back, 0), constant_values=PAD_ID)[: places.shape[0]]
-            # Neither padding nor the start token, which has its id, matches.
+            # Neither padding nor the start token, whose id is padding's, matches.
             still &= (shifted == wanted) & (wanted != PAD_ID)
             matches += still
         return matches

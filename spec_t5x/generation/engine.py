@@ -267,7 +267,8 @@ class _Slots:
 
         Without a ``pace``, iterations have ``options.gamma`` drafts.
         """
-        self._decoder, self._options, self._first, self.pace = decoder, options, batch, pace
+        self._decoder, self._options, self._first = decoder, options, batch
+        self.pace = pace
         # The text of each input that has not ended, and the tokens of its prompt.
         self._inputs: dict[int, tuple[str, int]] = {}
         self._group: refill.Members | None = None

@@ -183,7 +183,8 @@ class _Run:
         Returns:
           The reason why most steps left the draft out; None if they did not.
         """
-        (index, count), unfinished = self.options.workers, shards.unfinished()
+        index, count = self.options.workers
+        unfinished = shards.unfinished()
         mine = [shard for shard in unfinished if shard % count == index]
         if not mine:
             return None

@@ -29,19 +29,14 @@ class TaskSource:
     The task's preprocessors make the ids, with the model's vocabulary.
     """
 
-    # A task or mixture of ``task_examples.task_or_mixture``, which gives it the vocabulary's ids.
-    task: seqio.Task | seqio.Mixture
+    # Tasks of ``task_examples.task_or_mixture``, whose ids are the vocabulary's.
+    tasks: list[seqio.Task]
     split: str
     # Lengths that features are cut to; None cuts none.
     lengths: Mapping[str, int] | None
     vocabulary: Vocabulary
     # True reads what seqio's caching has written.
     cached: bool = False
-
-    @property
-    def tasks(self) -> list[seqio.Task]:
-        """Tasks of the mixture, or the task alone."""
-        return seqio.get_subtasks(self.task)
 
     @property
     def name(self) -> str:

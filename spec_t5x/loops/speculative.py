@@ -387,8 +387,9 @@ def checked(
     check_arguments(target, draft, prompts, loop)
     if not isinstance(settings, Sampling):
         raise InputError(f"settings are {settings}: give distributions.sampling(temperature)")
-    if pace is not None and pace.largest != (gamma := loop.gamma):
-        raise InputError(f"gamma is {gamma} and the pace's is {pace.largest}: give both the same")
+    if pace is not None and pace.largest != loop.gamma:
+        given = f"gamma is {loop.gamma} and the pace's is {pace.largest}"
+        raise InputError(f"{given}: give both the same")
     settings = settings.repeat(loop.num_decodes)
     settings = settings.keep_ties() if loop.verifier.coupled else settings
     return decode_state.row_stream(rng, prompts.shape[0], loop), settings

@@ -51,7 +51,8 @@ def ruled_nodes(
 ) -> Float[Array, "batch nodes vocab"]:
     """Applies the rules of decoding to the logits after nodes ``first, first + 1, …`` of a tree.
 
-    ``tokens`` are, one array after another, those of nodes 1, 2, …, with all on the nodes' paths.
+    The arrays of ``tokens``, joined, are the tokens of nodes 1, 2, …, at least of all on the paths
+    to these nodes.
     """
     if context.settings.rules is None:
         return logits

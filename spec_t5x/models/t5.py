@@ -30,7 +30,7 @@ from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 
 # Masks ``[batch, 1, length, source]`` of a query and a key: both are tokens, or both are equal.
 _both = functools.partial(nn.make_attention_mask, dtype=bool)
-_equal = functools.partial(_both, pairwise_fn=jnp.equal)
+_equal = functools.partial(nn.make_attention_mask, pairwise_fn=jnp.equal, dtype=bool)
 
 
 class NetworkConfig:

@@ -36,7 +36,7 @@ class Form:
     ``output_layer(bits)``, which returns a rounded matrix.
     """
 
-    # True if kernels alone multiply with the form; XLA then multiplies with ``unpacked()``.
+    # True if only kernels can read the form; XLA multiplies with ``unpacked()``.
     is_for_kernels: ClassVar[bool] = False
 
     def unpacked(self) -> "Array | Form":

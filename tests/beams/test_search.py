@@ -334,7 +334,9 @@ def test_more_draft_beams_cover_more_steps():
                 assert_same_result(found, plain_of_tables(name, 2, EOS))
                 calls[more] += int(np.sum(found.stats.target_calls))
     assert calls[6] < calls[None]
-    # A plain search has none.
+
+
+def test_a_plain_search_ignores_the_number_of_draft_beams():
     found = search_tables(tables()["early"], 2, draft_beams=1)
     assert_same_result(found, plain_of_tables("early", 2, EOS))
 

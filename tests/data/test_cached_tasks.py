@@ -2,14 +2,10 @@
 
 import itertools
 import json
-import types
 
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints import loading
-from spec_t5x.checkpoints.named_models import Models
-from spec_t5x.cli import infer
 from spec_t5x.data.task_options import WMT_ENDE, TaskOptions
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.errors import InputError
@@ -22,6 +18,8 @@ from tests.conftest import ENGLISH, GERMAN
 seqio = pytest.importorskip("seqio")
 import tensorflow as tf  # noqa: E402
 
+from spec_t5x.data.task_examples import task_or_mixture  # noqa: E402
+from spec_t5x.inference.task_source import TaskSource  # noqa: E402
 from spec_t5x.labs.metrics import bleu_metric  # noqa: E402
 from spec_t5x.labs.task_scores import read_task  # noqa: E402
 from spec_t5x.labs.training.task_streams import PairedTask  # noqa: E402
@@ -105,17 +103,20 @@ def test_a_task_is_read_from_its_cache_on_request(tmp_path):
     assert sources(name, []) == [CACHED[0]]
 
 
-def test_every_reader_reads_the_cache(tmp_path, monkeypatch):
+def test_every_reader_reads_the_cache(tmp_path):
     name, caches = register(required=True), (str(tmp_path),)
     write_cache(tmp_path, name)
     paired = PairedTask(name, BYTES, lengths=LENGTHS, caches=caches)
     expected = [*BYTES.encode(CACHED[0]), 1]
     for found in (paired.pairs("validation"), paired.shuffled_pairs("train", 0)):
         np.testing.assert_array_equal(found.source.ids, expected)
-    opened = types.SimpleNamespace(known_vocabulary=lambda: BYTES)
-    monkeypatch.setattr(loading, "open_model", lambda *_, **__: opened)
-    cached = {"use_cached_tasks": True, "seqio_additional_cache_dirs": caches}
-    source = infer._source(InferOptions(mixture_or_task=name, **cached), Models())
+    source = TaskSource(
+        tasks=list(seqio.get_subtasks(task_or_mixture(name, BYTES, (), caches))),
+        split="validation",
+        lengths=None,
+        vocabulary=BYTES,
+        cached=True,
+    )
     (line,) = source.raw()
     assert json.loads(line)["ids"] == expected
     assert source.settings["use_cached_tasks"]

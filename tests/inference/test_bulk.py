@@ -241,12 +241,12 @@ def test_a_cpu_with_other_vectors_does_not_continue(runner, monkeypatch):
         runner()
 
 
-def test_all_that_decides_the_last_digits_is_a_setting(runner):
+def test_what_decides_the_last_digits_is_in_the_manifest(runner):
     runner()
     found = json.loads(runner.files()["manifest.json"])["settings"]
     names = ("platform", "device_kind", "instructions", "models_and_devices", "kernels", "jax")
     assert set(names) <= set(found)
-    assert (found["jax"], found["models_and_devices"]) == (jax.__version__, [1, 1])
+    assert found["jax"] == jax.__version__
 
 
 def test_inputs_that_change_under_way_are_refused(runner):

@@ -56,9 +56,9 @@ def test_the_outputs_of_layers_follow_the_states_in_the_order_asked_for():
 
     logits, states = score(model)
     shown_logits, shown = score(model.showing((1, 0)))
-    np.testing.assert_array_equal(shown_logits, logits)
+    np.testing.assert_allclose(shown_logits, logits, rtol=1e-5, atol=1e-5)
     last, second, first = np.split(np.asarray(shown), 3, axis=-1)
-    np.testing.assert_array_equal(last, states)
+    np.testing.assert_allclose(last, states, rtol=1e-5, atol=1e-5)
     # The norm's scale is of the last layer's states alone.
     scale = np.asarray(model.params["decoder"]["decoder_norm"]["scale"])
     np.testing.assert_allclose(second * scale, last, rtol=1e-5, atol=1e-5)

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.sampling.distributions import gumbel_argmax, normalize, residual, sample, values_at
+from spec_t5x.sampling.distributions import gumbel_argmax, normalize, residual, sample
 from spec_t5x.sampling.verification import (
-    accept_leading,
     block_emission_rows,
     block_thresholds,
     block_verification,
@@ -20,7 +19,6 @@ from spec_t5x.sampling.verification import (
     count_block_accepted,
     count_unrejected,
     emission_rows,
-    lenient_argmax,
     mask_unproposed,
     matching_verification,
     node_verification,
@@ -404,27 +402,6 @@ def test_lenience_bends_the_law_as_section_a_5_says(x64, lenience):
         np.testing.assert_allclose(found, expected, atol=1e-12)
         assert np.all(found <= p / lenience + 1e-12)
         assert accepted.sum() == pytest.approx(kept.sum(), abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "proposed", "lenience", "accepted"),
-    [
-        # On the boundary.
-        ([1, 0, 1], 3, 0.5, 3),
-        ([1, 0, 1], 3, 0.51, 0),
-        ([1, 0, 1], 2, 0.3, 2),
-        ([1, 0, 1], 0, 0.3, 0),
-        ([1, 2, 1], 3, 0.01, 1),
-        ([0, 1, 0], 3, 1.0, 1),
-    ],
-)
-def test_lenient_argmax_accepts_from_l_times_the_largest_probability_on(
-    tokens, proposed, lenience, accepted
-):
-    logits = jnp.array([[0.0, jnp.log(0.5), -jnp.inf]] * 4)
-    acceptable = values_at(lenient_argmax(logits[:-1], lenience), jnp.array(tokens))
-    verdict = accept_leading(acceptable, jnp.array([3, 4, 5, 6]), jnp.int32(proposed))
-    assert (int(verdict.num_accepted), int(verdict.next_token)) == (accepted, 3 + accepted)
 
 
 # The check must notice wrong verifiers.

@@ -164,12 +164,8 @@ def _finite_parts(
 
     def read(path: str) -> dict[Bounds, np.ndarray]:
         tensor = tensors[path]
-        wanted = jnp.dtype(tensor.dtype if tensor.keeps_dtype else dtype)
         bounds = _local_bounds(tensor.shape, None if shardings is None else shardings[path])
-        return {
-            part: tensor.read(tuple(slice(*ends) for ends in part)).astype(wanted, copy=False)
-            for part in bounds
-        }
+        return {part: _read(tensor, tuple(slice(*ends) for ends in part), dtype) for part in bounds}
 
     broken = []
     for path, parts in _read_ahead(tensors, read):
@@ -205,6 +201,11 @@ def _on_devices(
     parts: Mapping[Bounds, np.ndarray], shape: tuple[int, ...], sharding: jax.sharding.Sharding
 ) -> jax.Array:
     return jax.make_array_from_callback(shape, sharding, lambda index: parts[_bounds(index, shape)])
+
+
+def _read(tensor: Tensor, index: Index, dtype: str) -> np.ndarray:
+    wanted = tensor.dtype if tensor.keeps_dtype else dtype
+    return tensor.read(index).astype(jnp.dtype(wanted), copy=False)
 
 
 def _read_ahead(tensors: Tensors, read: Callable[[str], _Result]) -> Iterator[tuple[str, _Result]]:

@@ -25,8 +25,8 @@ _TOKENS, _MOST_TILES = 2, 4
 _ELEMENTS, _MOST_ELEMENTS, _PROGRAMS = 1 << 10, 8 << 10, 4 << 10
 # Elements of a row that are one array: eight for each thread.
 _STEP = 256
-# Bytes of reads under way of a program in tiles, and stages: two programs fit a processor of an
-# H100, and one that of an L4 or A10, which has 99 KiB for it and some other values.
+# Bytes of reads under way of a program in tiles, and stages. Two programs fit a processor of an
+# H100; one fits the 99 KiB of an L4 or A10, some of which other values take.
 _AHEAD, _STAGES = 90 << 10, (3, 8)
 
 

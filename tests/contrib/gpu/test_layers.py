@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import re
 import subprocess
 import sys
@@ -279,13 +278,15 @@ def test_devices_and_the_switch(switch, devices, reason, monkeypatch, caplog):
     )
 
 
+TRITON = "jax.experimental.pallas.triton"
+
+
 def test_a_jax_without_pallas_on_triton_has_no_kernels(monkeypatch):
     """Their modules are imported all the same, on every machine."""
-    absent = "import sys; sys.modules['jax.experimental.pallas.triton'] = None"
-    code = f"{absent}; import spec_t5x.contrib.gpu.operations"
+    code = f"import sys; sys.modules['{TRITON}'] = None; import spec_t5x.contrib.gpu.operations"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
     monkeypatch.setattr(jax, "devices", lambda: [H100])
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, TRITON, None)
     assert GPU.state() == (False, f"JAX {jax.__version__} has no Pallas on Triton")
 
 

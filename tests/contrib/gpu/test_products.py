@@ -116,8 +116,9 @@ def test_reads_under_way_fit_the_smallest_shared_memory(kind):
     """An L4 and an A10 have 99 KiB; compiled for one, programs took 5.5 KiB beside the reads."""
     num, normed, activations, _ = kind
     groups = [[None] * num] if activations else [[None]] * num
-    for inner, rows in itertools.product((512, 768, 1024, 2048, 4096), (8, 32, 48, 64, 512)):
-        sizes = products._sizes_in_tiles(rows, inner, 1024, groups, normed)
+    widths, features = (512, 768, 1024, 2048, 4096), (1024, 2816, 5120, 32128)
+    for inner, rows, most in itertools.product(widths, (8, 32, 48, 64, 512), features):
+        sizes = products._sizes_in_tiles(rows, inner, most, groups, normed)
         columns = sizes.columns * len(groups[0])
         reads = (sizes.stages - 1) * 2 * sizes.step * (columns + sizes.tokens)
         assert reads + 6000 <= 99 << 10
