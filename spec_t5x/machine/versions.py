@@ -1,9 +1,6 @@
-"""Versions and requirements of installed packages, read without importing the packages."""
+"""Versions of installed packages, read without importing the packages."""
 
 import importlib.metadata
-from collections.abc import Collection, Iterator
-
-from packaging.requirements import Requirement
 
 
 def version(package: str) -> str | None:
@@ -12,27 +9,3 @@ def version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def requirements(package: str, extras: Collection[str] = ()) -> Iterator[Requirement]:
-    """Yields a package's requirements on other packages, those of ``extras`` included.
-
-    Requirements for other machines are left out. Raises ``PackageNotFoundError`` if not installed.
-    """
-    for text in importlib.metadata.requires(package) or ():
-        requirement = Requirement(text)
-        applies = requirement.marker is None or any(
-            requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)
-        )
-        if applies and requirement.name != package:
-            yield requirement
-
-
-def unmet(requirement: Requirement) -> str | None:
-    """Returns why the requirement is not met, with the remedy; None if it is met."""
-    found, wanted = version(requirement.name), f"{requirement.name}{requirement.specifier}"
-    if found is None:
-        return f"{requirement.name} is not installed: pip install '{wanted}'"
-    if requirement.specifier.contains(found, prereleases=True):
-        return None
-    return f"{requirement.name} is {found}: pip install '{wanted}'"

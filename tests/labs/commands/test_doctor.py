@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import importlib.metadata
 import json
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from spec_t5x.checkpoints import loading, named_models
 from spec_t5x.labs.commands import doctor as command
-from spec_t5x.machine import accelerators, description, operations, versions
+from spec_t5x.machine import accelerators, description, operations
 from spec_t5x.machine.extras import EXTRAS, Extra
 from spec_t5x.machine.operations import Operations
 from tests.documents.test_scripts import requirements_of_setup
@@ -84,7 +85,7 @@ def test_a_problem_and_what_makes_it_slow_are_the_verdict(doctor, monkeypatch):
         reason = "Unable to initialize backend 'tpu': in use (set JAX_PLATFORMS='' to choose one)"
         why = "Unable to initialize backend 'tpu': in use: set JAX_PLATFORMS=cpu"
         assert doctor()[::2] == (1, f"generate would not work: {why}.")
-    monkeypatch.setattr(versions.importlib.metadata, "requires", lambda name: ["flax<0.1"])
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["flax<0.1"])
     assert doctor()[2].startswith("generate would not work: flax is ")
 
 
