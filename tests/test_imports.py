@@ -43,6 +43,7 @@ LABS = (
         "labs.list_options",
         "labs.estimates",
         "labs.metrics",
+        "labs.requirements",
         "labs.testing",
         "labs.text_pairs",
         "labs.theory",

@@ -166,7 +166,7 @@ class CopyDraft(Draft):
             table = jnp.asarray(np.unpackbits(np.frombuffer(self.word_starts, np.uint8)) > 0)
             starts = jnp.take(table, source, mode="clip")
             continues = ~jnp.take(table, token, mode="clip")
-            continues &= starts[jnp.minimum(there, source.shape[0] - 1)]
+            continues &= starts[jnp.minimum(there, last)]
         # The source's last token, its end of sequence, can always be proposed.
         next_word = jnp.min(jnp.where(starts & (places > there) & (places < last), places, last))
         return jnp.where(continues, there, next_word)

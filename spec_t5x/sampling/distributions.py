@@ -57,7 +57,7 @@ class Sampling:
 
     @property
     def cut(self) -> str | None:
-        """What cuts the distribution: "ties", "top_k" or "top_p"; None if nothing does."""
+        """Names what cuts the distribution: "ties", "top_k" or "top_p"; None if nothing does."""
         if self.ties:
             return "ties"
         return next((name for name in ("top_k", "top_p") if getattr(self, name) is not None), None)

@@ -127,11 +127,11 @@ def test_what_was_measured_is_measured_once(tmp_path, caplog):
         ([1.0] * 4, [1.0] * 4, [1.2, 1.2, 6.0, 6.0], False),
         # One of many, and one of two.
         ([1.0] * 9 + [7.0], [1.0] * 10, [1.2] * 10, True),
-        ([1.0, 1.6], [1.0] * 2, [1.2, 1.9], False),
+        ([1.0, 1.8], [1.0] * 2, [1.2, 2.1], False),
     ],
 )
 def test_timings_of_a_busy_machine_are_not_steady(monkeypatch, plain, prefill, iteration, expected):
-    """Of the prefill, which may take no time, only the median counts."""
+    """Only the median of the prefill, which may take no time, counts."""
     times = np.stack([plain, prefill, iteration], axis=1)
     monkeypatch.setattr(costs_lib, "interleaved", lambda *_, **__: times)
     target = tiny_t5(0)
