@@ -12,6 +12,7 @@ import pytest
 
 from spec_t5x.cli.main import main
 from spec_t5x.errors import InputError
+from spec_t5x.labs import requirements
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.theory.formulas import wall_time_improvement
 from spec_t5x.labs.tpu import chips as tpu_chips
@@ -19,7 +20,6 @@ from spec_t5x.labs.tpu import programs
 from spec_t5x.labs.tpu.chips import CHIPS, Collective, StepCost, collectives, step_cost
 from spec_t5x.labs.tpu.compilation import _Compiler
 from spec_t5x.labs.tpu.options import Options, Workload
-from spec_t5x.machine import versions
 from spec_t5x.models import sizes
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.partitioning import make_mesh
@@ -396,6 +396,6 @@ def test_mistakes_are_a_line_before_anything_is_compiled(arguments, message, cap
 )
 def test_without_a_libtpu_that_compiles_the_remedy_is_named(found, message, monkeypatch):
     monkeypatch.setattr(tpu_chips, "version", lambda name: found)
-    monkeypatch.setattr(versions, "version", lambda name: found)
+    monkeypatch.setattr(requirements, "version", lambda name: found)
     with pytest.raises(InputError, match=f"topology 'v4:2x2x1': {message}"):
         tpu_chips.topology("v4:2x2x1")
