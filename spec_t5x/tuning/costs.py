@@ -3,8 +3,8 @@
 Plain steps, the draft's prefill and iterations with 1, 3, 5, 8 and the most drafts (with a tree,
 its depth alone) are timed in turn (``tuning.timed_calls``); costs between these *limits* are
 interpolated. Timing takes a few seconds beside compilation. The costs are stored for the machine,
-the models and the settings, unless the timings vary widely. The kernels for CPUs
-multiply six rows at once, hence the limit 5.
+the models and the settings, unless the timings vary widely. The kernels for CPUs multiply six rows
+at once, hence the limit 5.
 """
 
 import contextlib
@@ -108,8 +108,8 @@ def _are_steady(times: Float[np.ndarray, "rounds programs"]) -> bool:
     """Tells whether plain steps, and iterations in plain steps, vary little between rounds."""
     used = np.concatenate([times[:, :1], times[:, 2:] / times[:, :1]], axis=1)
     # Of few timings all count.
-    ends = (0.25, 0.75) if len(times) >= _ENOUGH_ROUNDS else (0.0, 1.0)
-    low, middle, high = np.quantile(used, (ends[0], 0.5, ends[1]), axis=0)
+    left_out = 0.25 if len(times) >= _ENOUGH_ROUNDS else 0.0
+    low, middle, high = np.quantile(used, (left_out, 0.5, 1 - left_out), axis=0)
     return bool(np.all(high - low <= _MOST_SPREAD * middle))
 
 

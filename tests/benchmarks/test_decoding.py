@@ -1,4 +1,4 @@
-"""``benchmarks.decoding``: mistakes, and too little memory (``test_measure.py`` runs it)."""
+"""``benchmarks.decoding``: mistakes, and programs that fail (``test_measure.py`` runs it)."""
 
 import json
 
@@ -25,30 +25,36 @@ def test_mistakes_are_a_line(arguments, message, capsys):
     assert capsys.readouterr().err.startswith(f"decoding: error: {message}")
 
 
-@pytest.mark.usefixtures("quick_compilation")
-def test_a_profile_that_fails_loses_no_times(tmp_path, monkeypatch, capsys):
-    def failing(*arguments):
-        raise RuntimeError("no CUPTI")
-
+@pytest.fixture
+def failing(tmp_path, monkeypatch, quick_compilation):
+    """Returns a function that runs plain decoding of a toy, which fails; it returns the rows."""
     for module in (random_pair, random_models):
         monkeypatch.setattr(module, "size", lambda name: tiny_t5(0, vocab_size=64).config)
-    monkeypatch.setattr(decoding._Call, "kernels", failing)
     kept, sizes = tmp_path / "kept.json", ("--source_len", "8", "--max_decode_len", "4")
-    flags = ["--gamma", "0", "--by", "XLA", *sizes, "--profile", "--json", str(kept)]
-    assert decoding.main(flags) == 2
-    (row,) = json.loads(kept.read_text())["rows"]
+
+    def run(*flags):
+        given = ["--gamma", "0", "--by", "XLA", *sizes, *flags, "--json", str(kept)]
+        assert decoding.main(given) == 2
+        return json.loads(kept.read_text())["rows"]
+
+    return run
+
+
+def test_a_profile_that_fails_loses_no_times(failing, monkeypatch, capsys):
+    def unrecorded(*arguments):
+        raise RuntimeError("no CUPTI")
+
+    monkeypatch.setattr(decoding._Call, "kernels", unrecorded)
+    (row,) = failing("--profile")
     assert row["seconds"] and "kernels" not in row
     error = capsys.readouterr().err
     assert "batch 1, gamma 0 by XLA ran, and their kernels were not recorded (no CUPTI)" in error
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("from_round", [0, 1])
 def test_programs_without_memory_are_named_after_the_other_rows(
-    from_round, tmp_path, monkeypatch, capsys
+    from_round, failing, monkeypatch, capsys
 ):
-    for module in (random_pair, random_models):
-        monkeypatch.setattr(module, "size", lambda name: tiny_t5(0, vocab_size=64).config)
     run = decoding._Call._run
 
     def limited(call, program, number, steps):
@@ -57,10 +63,7 @@ def test_programs_without_memory_are_named_after_the_other_rows(
         return run(call, program, number, steps)
 
     monkeypatch.setattr(decoding._Call, "_run", limited)
-    kept, sizes = tmp_path / "kept.json", ("--source_len", "8", "--max_decode_len", "4")
-    flags = ["--batch", "2", "1", "3", "--gamma", "0", "--by", "XLA", *sizes, "--json", str(kept)]
-    assert decoding.main(flags) == 2
-    assert [row["batch"] for row in json.loads(kept.read_text())["rows"]] == [1]
+    assert [row["batch"] for row in failing("--batch", "2", "1", "3")] == [1]
     shown = capsys.readouterr()
     for batch in (2, 3):
         named = f"batch {batch}, gamma 0 by XLA cannot be compiled or run"
@@ -68,25 +71,19 @@ def test_programs_without_memory_are_named_after_the_other_rows(
     assert "tokens/s" in shown.out
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_a_wrong_kernel_after_which_every_program_fails_loses_no_rounds(
-    tmp_path, monkeypatch, capsys
+    failing, monkeypatch, capsys
 ):
-    for module in (random_pair, random_models):
-        monkeypatch.setattr(module, "size", lambda name: tiny_t5(0, vocab_size=64).config)
     run, runs = decoding._Call._run, []
 
-    def failing(call, program, number, steps):
+    def wrong(call, program, number, steps):
         runs.append(call.batch)
         # Three rounds of three programs, a decoding and a prefill each, and one decoding.
         if len(runs) > 19:
             raise jax.errors.JaxRuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
         return run(call, program, number, steps)
 
-    monkeypatch.setattr(decoding._Call, "_run", failing)
-    kept, sizes = tmp_path / "kept.json", ("--source_len", "8", "--max_decode_len", "4")
-    flags = ["--batch", "1", "2", "3", "--gamma", "0", "--by", "XLA", *sizes, "--json", str(kept)]
-    assert decoding.main(flags) == 2
-    rows = json.loads(kept.read_text())["rows"]
+    monkeypatch.setattr(decoding._Call, "_run", wrong)
+    rows = failing("--batch", "1", "2", "3")
     assert [(row["batch"], len(row["seconds"])) for row in rows] == [(1, 2), (2, 2), (3, 2)]
     assert capsys.readouterr().err.count("CUDA_ERROR_ILLEGAL_ADDRESS") == 1
