@@ -46,7 +46,7 @@ def check_rules(repetition_penalty: float, **phrases: Collection[Sequence[int]])
         raise InputError(f"repetition_penalty is {repetition_penalty}: give a number above 0")
     for name, texts in phrases.items():
         if not all(map(len, texts)):
-            raise InputError(f"{name} has a text of no tokens: leave it out")
+            raise InputError(f"{name} has an empty list of ids: leave it out, or give ids")
 
 
 def check_numbers(least: int, most: int | float = math.inf, /, **values: Any) -> None:

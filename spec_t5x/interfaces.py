@@ -1,4 +1,4 @@
-"""Protocols of targets and drafts, through which alone the decoding loops use models.
+"""Protocols of targets and drafts: the loops use models only through their members.
 
 A target *scores* new tokens, a draft *proposes* them. Both are pytrees (parameters are leaves),
 so that they are arguments of a compiled function rather than constants in it.
@@ -24,7 +24,7 @@ from spec_t5x.sampling.rules import Places
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
-# State of a target. The cache of a model that drafts has ``lengths [batch]``: cached positions.
+# State of a target. A draft model's has ``lengths [batch]``, the number of cached positions.
 Cache = Any
 # State of a draft, which only the draft reads.
 DraftState = Any
@@ -111,7 +111,7 @@ class Context:
     # Number of tokens after the start token: proposals follow ``sequences[b, :lengths[b] + 1]``.
     lengths: Int[Array, "batch"]
     # Mask of rows that have not ended; proposals of other rows are ignored. In a cascade a row may
-    # be live again: what it then proposes must not depend on the calls in between.
+    # become live again; its proposals must not depend on the calls in between.
     live: Bool[Array, "batch"]
     # The source of random numbers.
     draws: Draws

@@ -92,7 +92,7 @@ class GenerateOptions:
     )
     temperature: float = option(0.0, "sampling temperature; 0 is argmax")
     top_k: int = option(0, "sample from the k likeliest tokens only; 0 keeps all")
-    top_p: float = option(0.0, "sample from the fewest tokens of this total mass; 0 keeps all")
+    top_p: float = option(0.0, "sample from the likeliest tokens of this total mass; 0 keeps all")
     num_decodes: int = option(1, "outputs for each input")
     seed: int = option(
         0,
@@ -109,7 +109,7 @@ class GenerateOptions:
     beams: int = option(
         0, "hypotheses of a beam search, which returns the best num_decodes; 0 does not search"
     )
-    beam_alpha: float = option(0.6, "exponent of a search's brevity penalty; more favours length")
+    beam_alpha: float = option(0.6, "exponent of the brevity penalty; more favours longer outputs")
     length_penalty: float | None = option(
         None,
         "rank hypotheses as transformers does, by log-probability over length to this power, not "
@@ -240,9 +240,9 @@ class GenerateOptions:
                 f"early_stopping is {self.early_stopping!r}: give True, False or 'never'"
             )
         if beams:
-            errors.check_unused(self, f"beams {beams}: a search does without", *_OF_SAMPLING)
+            errors.check_unused(self, f"beams {beams}, a search that ignores it", *_OF_SAMPLING)
         else:
-            errors.check_unused(self, "beams 0: only a search has one", *OF_SEARCH)
+            errors.check_unused(self, "beams 0, which does not search", *OF_SEARCH)
         if self.length_penalty is not None:
             errors.check_unused(self, "a length_penalty replaces it", "beam_alpha")
         if beams and num_decodes > beams:
@@ -301,7 +301,7 @@ class GenerateOptions:
 
 
 def check_types(options: Any) -> None:
-    """Raises ``InputError`` if a field has another type; makes tuples and numbers of Python's."""
+    """Raises ``InputError`` if a field has another type; converts values as ``_plain`` does."""
     for field in dataclasses.fields(options):
         # gin passes any value that a file binds, and lists for tuples.
         value = _plain(getattr(options, field.name))
@@ -312,7 +312,7 @@ def check_types(options: Any) -> None:
 
 
 def _plain(value):
-    """Converts lists and ranges to tuples, at all depths, NumPy's numbers to Python's, paths."""
+    """Converts nested lists and ranges to tuples, NumPy numbers to Python's, and paths to str."""
     if isinstance(value, list | tuple | range):
         return tuple(_plain(each) for each in value)
     if isinstance(value, os.PathLike):

@@ -205,7 +205,7 @@ class RejectionVerifier(Verifier):
 
 @dataclasses.dataclass(frozen=True)
 class CoupledVerifier(Verifier):
-    """Verification with the draft's noise for the target too: texts depend on the seed alone."""
+    """Verification with one noise for draft and target: texts depend on the seed alone."""
 
     coupled: ClassVar[bool] = True
 
@@ -219,7 +219,7 @@ class CoupledVerifier(Verifier):
         return accepted.astype(jnp.float32)
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
-        """Accepts leading drafts that equal the noise's choice from the target's distribution."""
+        """Accepts leading drafts that equal the tokens which the target draws with the noise."""
         positions = lengths[:, None] + jnp.arange(target_probs.shape[1])[None, :]
         choose = jax.vmap(sample_coupled, (None, 1, 1, None), 1)
         target_tokens = choose(stream, positions, target_probs, settings)
@@ -271,7 +271,7 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
     # Made for every name, because the constructor checks the range of ``lenience``.
     token = TokenVerifier(lenience)
     if lenience != 1 and name != "token":
-        raise InputError(f"lenience is {lenience} and verifier {name!r}: give 1, or token")
+        raise InputError(f"lenience is {lenience} and verifier {name!r}: use 1, or verifier token")
     kind = registry.find("verifier", name)
     if not (isinstance(kind, type) and issubclass(kind, Verifier)):
         raise InputError(f"verifier {name!r} is registered as {kind!r}: give a class of Verifier")

@@ -79,7 +79,7 @@ def test_every_verifier_has_its_name():
         ("greedy", {}, "verifier is 'greedy': choose one of " + ", ".join(VERIFIERS)),
         *(("token", {"lenience": bad}, f"lenience is {bad}: ") for bad in (0.0, 1.5, float("nan"))),
         *(
-            (name, {"lenience": 0.5}, f"lenience is 0.5 and verifier '{name}': give 1, or token")
+            (name, {"lenience": 0.5}, f"lenience is 0.5 and verifier '{name}': use 1, or verifier")
             for name in VERIFIERS
             if name != "token"
         ),
@@ -302,7 +302,7 @@ def test_a_verifier_that_is_registered_has_a_name_for_every_option(monkeypatch):
     monkeypatch.setitem(registry._PLACES, "verifier", dict(registry._PLACES["verifier"]))
     registry.register("verifier", first=f"{__name__}:FirstOnly")
     assert verifier("first") == GenerateOptions(verifier="first").make_verifier() == FirstOnly()
-    with pytest.raises(InputError, match="lenience is 0.5 and verifier 'first': give 1, or token"):
+    with pytest.raises(InputError, match="lenience is 0.5 and verifier 'first': use 1, or verif"):
         verifier("first", lenience=0.5)
     registry.register("verifier", tau="math:tau")
     with pytest.raises(InputError, match=r"^verifier 'tau' is registered as 6.28.*: give a class"):

@@ -25,7 +25,7 @@ class Generation:
     accepted_by_position: list[int] | None = None
     # Iterations in which a draft was verified, by position in the block.
     verified_by_position: list[int] | None = None
-    # Generated tokens for each target call; in a beam search those that hypotheses grow by.
+    # Generated tokens, or steps of a beam search, for each target call.
     block_efficiency: float | None = None
     # Mean of ``sum min(p, q)`` over verified positions; None if there were none.
     alpha: float | None = None
@@ -97,7 +97,7 @@ class Answers(Iterator[Answer]):
 
     @contextlib.contextmanager
     def _kept_error(self) -> Iterator[None]:
-        """Raises an error of the decoding again later, in place of the answers that it ended."""
+        """Keeps an error of the decoding, so that later accesses raise it in place of answers."""
         try:
             yield
         except BaseException as error:

@@ -64,7 +64,7 @@ class BatchDecoder:
           InputError: ``draft`` is no ``Draft``, or has another vocabulary.
         """
         if isinstance(draft, str | os.PathLike):
-            raise InputError(f"draft is {str(draft)!r}: give a name to Generator.load")
+            raise InputError(f"draft is {str(draft)!r}: give a Draft, or a name to Generator.load")
         if draft is not None:
             check_parts(draft, Draft)
             check_vocabularies(draft, self.target)
@@ -76,7 +76,7 @@ class BatchDecoder:
 
     @property
     def is_decoder_only(self) -> bool:
-        """True if the target is a decoder alone, whose input is a prompt that it continues."""
+        """True if the target is decoder-only: its input is a prompt, which the output continues."""
         return isinstance(self.target, TextModel)
 
     # Texts to batches
@@ -263,7 +263,7 @@ class BatchDecoder:
         if (options.min_decode_len or 0) > (limit := self.max_decode_len(options)):
             raise InputError(
                 f"min_decode_len is {options.min_decode_len} and outputs have at most {limit} "
-                "tokens: give max_decode_len"
+                "tokens: give a larger max_decode_len"
             )
         return _rules(
             self.target.vocab_size,
@@ -318,18 +318,18 @@ class BatchDecoder:
         settled = options.settled(self.defaults)
         if options.early_stopping is not None and settled["length_penalty"] is None:
             raise InputError(
-                f"early_stopping is {options.early_stopping!r}, which T5X's ranking does not know: "
-                "give length_penalty as well, or leave it out"
+                f"early_stopping is {options.early_stopping!r}, which T5X's ranking does not use: "
+                "give a length_penalty as well, or leave early_stopping out"
             )
         # The end of a search by T5X's rules depends on the longest text that it has room for.
         room = self.longest(batch, options)
         if settled["length_penalty"] is None:
-            # That of each row, whatever prompts are beside it.
+            # The limit of each row follows from its prompt alone, whatever prompts are beside it.
             prompts = np.asarray(prompt_lengths(batch), np.int32)
             longest = prompts + self.max_decode_len(options) + 1
             ranking = Ranking(exponent=options.beam_alpha, longest=longest)
         else:
-            check_unused(options, "the ranking by length_penalty has none", "beam_alpha")
+            check_unused(options, "a length_penalty replaces it", "beam_alpha")
             ranking = TransformersRanking(
                 exponent=settled["length_penalty"], early_stopping=settled["early_stopping"]
             )
@@ -345,8 +345,8 @@ class BatchDecoder:
         if self._searches_speculatively(options):
             if type(self.draft) is not TransformerDraft:
                 raise InputError(
-                    f"beams is {options.beams} and gamma {options.gamma}, but only a model of its "
-                    "own checkpoint drafts in a search: give a smaller one as the draft, or gamma 0"
+                    f"beams is {options.beams} and gamma {options.gamma}, but in a beam search "
+                    "only a separate model can draft: give one as the draft, or gamma 0"
                 )
             named |= {"draft_model": self.draft.model, "gamma": options.gamma}
         return beam_search(self.target, batch.tokens, batch.prompts, **named)

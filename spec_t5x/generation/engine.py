@@ -4,8 +4,8 @@
     collect   returns the answers of all batches under way but the last, which the device decodes
     close     decodes queued batches and returns all remaining answers
 
-Batches of several rows are decoded in slots (``loops/refill.py``), whose *bursts* decode until all
-inputs of a batch have had one. With gamma "auto" a batch has the pace of those before it.
+Batches of several rows are decoded in slots (``loops/refill.py``); a *burst* decodes until all
+inputs of a batch have had a slot. With gamma "auto" a batch continues the pace of earlier ones.
 """
 
 import collections
@@ -35,7 +35,7 @@ from spec_t5x.tuning.store import Store
 
 # Places (indices among all inputs) of inputs that have ended, and their answers.
 Answered = tuple[tuple[int, ...], list[Answer]]
-# Share of plain steps among all steps from which the draft counts as left out.
+# Share of plain steps from which ``verdict`` says that the draft was left out.
 _LEFT_OUT = 0.8
 # Held by the thread that measures: others would slow it, and most need the same costs.
 _MEASURING = threading.Lock()
@@ -234,7 +234,7 @@ class Engine:
             return f"the draft was left out: {costs.where_it_pays}"
         message = f"the draft was left out of {share:.0%} of the steps: {costs.where_it_pays}"
         accepted, reached = pace.counts[:2, 0]
-        # The counts are of the last look, and the rate from which it pays is without a prefill.
+        # The counts are those since the last look, and ``needed`` does not include the prefill.
         if not reached or accepted / reached >= costs.needed:
             return message
         return f"{message}, and {accepted / reached:.0%} of its first tokens were accepted"
@@ -243,7 +243,7 @@ class Engine:
 def costly(options: GenerateOptions) -> tuple[tuple[str, object], ...]:
     """Returns names and values of the options that the time of a step depends on."""
     values, sampling = {name: getattr(options, name) for name in _COSTLY}, options.sampling()
-    # Of these, only whether there is one: each new number would be measured for seconds.
+    # Only whether these are set: measuring the costs of each new number would take seconds.
     values |= {"top_k": sampling.top_k is not None, "top_p": sampling.top_p is not None}
     values["repetition_penalty"] = options.repetition_penalty and options.repetition_penalty != 1
     # Rounded as in ``BatchDecoder.room``: similar limits share a program.

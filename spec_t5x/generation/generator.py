@@ -158,11 +158,11 @@ class Generator(BatchDecoder):
         If an input cannot be decoded, its answer has the ``error``; the others are decoded.
 
         Args:
-          texts: the inputs; a string is one. The next input or, if ``batch_size`` is above 1, up to
-            16 batches are read before an answer comes, so that no input can depend on it. An
+          texts: the inputs; a string is one. They are read ahead of the answers (one input or, if
+            ``batch_size`` is above 1, 16 batches), so no input can depend on an earlier answer. An
             ``InputError`` in place of an input becomes its answer's ``error``.
           options: how to decode.
-          first: place, below 2**31, of the first input; an input's random numbers depend on it.
+          first: place (index) of the first input, below 2**31; random numbers depend on places.
           changes: options that replace those in ``options``.
 
         Raises:
@@ -263,7 +263,7 @@ class Generator(BatchDecoder):
         """
         check_numbers(0, 2**31 - 1, place=place)
         options = dataclasses.replace(options_with(options, changes), batch_size=1)
-        check_unused(options, "a stream decodes one text at once", "num_decodes", "beams")
+        check_unused(options, "a stream decodes one output at a time", "num_decodes", "beams")
         batch = self.make_batch([text], [self.tokenize(text, options)], [place], options)
         return stream(self.engine(options, resumes=True), batch)
 

@@ -14,8 +14,8 @@ from spec_t5x.generation.stop_strings import first_stop, settled
 class StreamEvent:
     """The tokens of one target call: a line of Figure 1."""
 
-    # Output so far, without an end that may still change: an incomplete character, the beginning
-    # of a stop string, or a word whose space may go. The last event has the whole output.
+    # Output so far, without an end that may still change: an incomplete character, the beginning of
+    # a stop string, a word if the space before it may be removed. The last event has all of it.
     text: str
     # Ids that the draft proposed; none in a plain step.
     proposed: list[int]
@@ -40,7 +40,7 @@ class StreamEvent:
 
     @property
     def rejected(self) -> list[int]:
-        """Ids of the proposals from the first refused one on, in whose place ``own`` is."""
+        """Ids of the rejected proposals, the first of which ``own`` replaces."""
         return [] if self.own is None else self.proposed[self.num_accepted :]
 
     @property

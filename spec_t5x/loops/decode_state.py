@@ -52,7 +52,7 @@ class Loop:
         cls, known = type(self.verifier), {f.name for f in dataclasses.fields(self.verifier)}
         # A class has its fields' defaults and cached properties.
         if hidden := [n for n in vars(self.verifier) if not (n in known or hasattr(cls, n))]:
-            raise InputError(f"{cls.__name__} has no field {hidden[0]}: make it a frozen dataclass")
+            raise InputError(f"{cls.__name__}.{hidden[0]} is no field: make it one of a dataclass")
 
     @property
     def plain(self) -> "Loop":

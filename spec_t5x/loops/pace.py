@@ -41,9 +41,9 @@ from spec_t5x.types import Array, Bool, Float, Float32, Int
 REST = 16
 # A limit pays if its speed-up is above 1 by this margin, since measured costs are noisy.
 _MARGIN = 0.02
-# The mean of the prior of the rates; a draft that would not pay at it is never tried. Each prior is
-# worth so many observations.
+# Mean of the prior of the rates; a draft that would not pay at this rate is never tried.
 OPTIMISM = 0.8
+# Number of observations that a prior is worth.
 _WEIGHT = 4.0
 # The share by which an iteration reduces the counts of those before it.
 _FORGETTING = 1 / 32
@@ -66,9 +66,9 @@ class Costs:
             raise InputError(f"costs are {self.iteration}: give at least those of 0 and 1 drafts")
         for value in (*self.iteration, self.prefill):
             if math.isnan(value) or value < 0:
-                raise InputError(f"a cost is {value}: give plain steps, 0 or more")
+                raise InputError(f"a cost is {value}: give a number of at least 0, in plain steps")
         if not math.isfinite(self.iteration[-1]) or not math.isfinite(self.prefill):
-            raise InputError(f"costs are {self}: give finite ones for prefill and longest proposal")
+            raise InputError(f"costs are {self}: give a finite prefill and a finite last iteration")
 
     @classmethod
     def parse(cls, values: Any) -> "Costs":
@@ -134,7 +134,7 @@ class Pace:
     # ``REST``, and plain steps since the last iteration or look.
     rest: Int[Array, ""]
     idle: Int[Array, ""]
-    # Time of recent iterations and prefills less tokens appended, in plain steps, at least 0.
+    # Time of recent iterations and prefills minus the tokens appended, in plain steps, at least 0.
     lost: Float32[Array, ""]
     # For each position: drafts accepted there, and accepted or rejected; iterations whose longest
     # proposal included it, and those whose limit did. Older ones count less.
@@ -168,9 +168,9 @@ class Pace:
 
     @property
     def rates(self) -> Float32[Array, "gamma"]:
-        """Acceptance rate at each position, drawn to that of all, which is drawn to ``OPTIMISM``.
+        """Acceptance rate at each position, shrunk to the overall rate, itself to ``OPTIMISM``.
 
-        Without the rate of all, a rejected first draft would leave the later rates optimistic.
+        Without the overall rate, a rejected first draft would leave the later rates optimistic.
         """
         accepted, reached, *_ = self.counts
         of_all = (jnp.sum(accepted) + _WEIGHT * OPTIMISM) / (jnp.sum(reached) + _WEIGHT)
@@ -190,7 +190,7 @@ class Pace:
 
     @property
     def best_limit(self) -> int:
-        """Limit that pays best at the current rates, 0 if none pays; a host number."""
+        """Limit that pays best at the current rates, 0 if none pays, as a number on the host."""
         return _best(np.asarray(self.factors))
 
     def new_batch(self) -> "Pace":

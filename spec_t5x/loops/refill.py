@@ -222,7 +222,7 @@ def burst(
 
     carry = _begun(slots, group)
     if slots.state.pace is not None:
-        # A group's draft state must exist before its inputs get slots that have theirs.
+        # If the slots have draft states, the group must have them before its inputs get slots.
         wanted = carry.slots.state.pace.limit > 0
         drafting = slots.drafting & wanted
         carry = carry.replace(slots=carry.slots.replace(drafting=drafting))

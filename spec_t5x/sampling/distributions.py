@@ -135,7 +135,7 @@ def tempered(
 ) -> Float32[Array, "*rows vocab"]:
     """Returns ``standardize``'s result for a temperature that broadcasts to ``logits``.
 
-    What does not ``cut`` the distribution (``Sampling.cut``) is 0; for "ties", ``top_k`` is 1.
+    ``top_k`` and ``top_p`` are 0 unless ``cut`` (``Sampling.cut``) names them; "ties" has top_k 1.
     """
     warped = logits / jnp.maximum(temperature, MIN_TEMPERATURE)
     if cut == "ties":

@@ -35,8 +35,8 @@ class RowStream:
     def at(self, positions: Int[Array, "batch"], num: int) -> tuple[Key[Array, "batch"], ...]:
         """Returns ``num`` independent keys for each row's position, as ``num`` arrays of keys."""
         here = jax.vmap(fold_in)(self.keys, positions)
-        # Not ``split``, whose keys may depend on their number. All are hashed in one call, which
-        # takes as long for one key as for hundreds.
+        # Not ``split``, whose keys may depend on how many there are. One call hashes all numbers,
+        # which takes as long for one key as for hundreds.
         numbered = jax.vmap(jax.vmap(fold_in, (0, None)), (None, 0))
         return tuple(numbered(here, jnp.arange(num)))
 
@@ -64,7 +64,7 @@ class T5XStream:
     steps: Key[Array, "steps"]
     # Position of the token that the first step generates, for each row.
     starts: Int[Array, "batch"]
-    # True if all rows get the same noise: T5X maps over rows if each has its own temperature.
+    # True if all rows get the same noise, as in T5X if each row has its own temperature.
     same_for_rows: bool = flax.struct.field(pytree_node=False, default=False)
 
     def gumbels(
@@ -125,9 +125,9 @@ class Draws:
 
         token, draws = draws.next(probs, settings)
 
-    ``Draws`` are immutable: the same ones give the same token again. Continue with those returned,
-    in a loop as part of its carry, and give the last ones' ``drawn`` to the ``Proposal``: tokens
-    beyond that number do not count as proposed.
+    ``Draws`` are immutable: the same object gives the same token again. Continue with the returned
+    object, in a loop as part of its carry, and give ``drawn`` of the last one to the ``Proposal``:
+    tokens beyond that number do not count as proposed.
     """
 
     stream: Stream

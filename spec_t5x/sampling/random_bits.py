@@ -1,4 +1,4 @@
-"""Functions ``fold_in`` and ``uniform`` with the bits of ``jax.random``'s, for which kernels exist.
+"""Functions ``fold_in`` and ``uniform``, bit for bit those of ``jax.random``, with kernels.
 
 XLA for CPUs compiles a hash of two words into some ten small operations, which take longer than
 the sampling itself; a kernel (``machine.operations``) is one call.

@@ -174,7 +174,7 @@ def rules(
       InputError: an id is not in the vocabulary, a phrase is empty, or a value is out of range.
     """
     words = [tuple(word) for word in bad_words_ids]
-    # Of a phrase that is given twice, the last bias counts, as in transformers.
+    # If a phrase is given twice, the last bias is used, as in transformers.
     phrases = {tuple(text): bias for text, bias in sequence_bias}
     forced = () if forced_bos_token_id == -1 else (forced_bos_token_id,)
     _check_ids(

@@ -183,9 +183,9 @@ def test_the_rate_from_which_speculation_pays():
     ("wrong", "message"),
     [
         ({"iteration": (1.0,)}, "give at least those of 0 and 1 drafts"),
-        ({"iteration": (1.0, -0.5)}, "a cost is -0.5: give plain steps, 0 or more"),
+        ({"iteration": (1.0, -0.5)}, "a cost is -0.5: give a number of at least 0, in plain steps"),
         ({"iteration": (1.0, float("nan"))}, "a cost is nan"),
-        ({"iteration": (1.0, math.inf)}, "give finite ones for prefill"),
+        ({"iteration": (1.0, math.inf)}, "give a finite prefill and a"),
         ({"iteration": (1.0, 1.5), "prefill": -1.0}, "a cost is -1.0"),
     ],
 )

@@ -589,7 +589,7 @@ def test_a_verifier_may_cache_its_properties():
         ({"rng": jax.random.split(RBG, len(TABLE_SOURCES))}, "draws the same numbers"),
         ({"verifier": "block"}, "verifier is 'block': give an object of"),
         ({"verifier": TokenVerifier}, "verifier is <class .*TokenVerifier'>: give an object of"),
-        ({"verifier": Hidden(0.5)}, "Hidden has no field share: make"),
+        ({"verifier": Hidden(0.5)}, "Hidden.share is no field: make"),
         ({"num_decodes": 0}, "num_decodes is 0"),
     ],
 )
