@@ -24,7 +24,7 @@ from spec_t5x.names import AUTO, STORED_DTYPES, WEIGHTS
 log = logging.getLogger(__name__)
 
 PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
-# What config.json has of a model that tokenizer files alone do not tell.
+# Entries of config.json as which a folder of tokenizer files alone is read: those of a T5.
 _OF_T5 = {"model_type": "t5"}
 
 
@@ -107,7 +107,7 @@ def check_task(directory: Location, task: str | None) -> None:
 
 
 def check_vocabulary(target: str | Path | GcsPath, given: VocabularyLike | None) -> None:
-    """Raises ``InputError`` if ``given`` is absent, or a target on the Hub has none, without one.
+    """Raises ``InputError`` if ``given`` cannot be read, or is None and a Hub target has none.
 
     Reads no weights.
     """
@@ -132,7 +132,7 @@ def _vocabulary_of_files(directory_or_name: str | Path | GcsPath) -> Vocabulary 
 
 
 def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) -> Vocabulary:
-    """Returns the vocabulary that ``load`` makes of a name; ``num_rows``: ``make_vocabulary``."""
+    """Returns the vocabulary of a name, as in ``load``, for an embedding of ``num_rows``."""
     return vocabularies.make_vocabulary(_of_another_model(vocabulary), num_rows)
 
 
@@ -159,7 +159,7 @@ def _same_ids(target: Vocabulary, draft: Vocabulary) -> bool:
         return target.named_pieces() == draft.named_pieces()
     if not (isinstance(target, UnigramVocabulary) and target.has_added):
         return False
-    # A draft from before the target got added tokens never proposes these.
+    # A draft made before tokens were added to the target never proposes them.
     ids = range(draft.vocab_size)
     return len(ids) <= target.vocab_size and all(target.piece(i) == draft.piece(i) for i in ids)
 

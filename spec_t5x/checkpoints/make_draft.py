@@ -137,17 +137,17 @@ def find_models(
 
 
 def check_draft(text: str | None, options: GenerateOptions) -> None:
-    """Raises ``InputError`` if drafts of the kind in ``text`` lack the tree or search of options.
+    """Raises ``InputError`` if the options have trees or a search that the draft does not support.
 
-    A kind that does not name its drafts' class is left to the loops, which check the draft.
+    If a kind does not name the class of its drafts, the loops check the draft.
     """
     kind = next(_parts(text))[0].draft if text else None
     if kind is None or options.gamma == 0:
         return
     if options.beams and options.gamma != AUTO and kind is not TransformerDraft:
         raise InputError(
-            f"beams is {options.beams}, gamma {options.gamma} and draft {text!r}, but only a model "
-            "of its own checkpoint drafts in a search: give one, or gamma 0"
+            f"beams is {options.beams}, gamma {options.gamma} and draft {text!r}, but in a beam "
+            "search only a separate model can draft: give one, or gamma 0"
         )
     if options.make_verifier().tree(1) is not None and not hasattr(kind, "propose_tree"):
         raise InputError(

@@ -72,8 +72,8 @@ class Models:
                 raise InputError(f"{name} is '': give a name, or leave it out")
         if not self.draft_temperature and (self.draft_top_k or self.draft_top_p):
             raise InputError(
-                f"draft_top_k is {self.draft_top_k} and draft_top_p {self.draft_top_p} without "
-                "a draft_temperature above 0: give one"
+                f"draft_top_k is {self.draft_top_k}, draft_top_p {self.draft_top_p} and "
+                f"draft_temperature {self.draft_temperature}: give a draft_temperature above 0"
             )
         if self.draft == NO_DRAFT:
             check_unused(self, "there is no draft", "draft_weights", "draft_temperature")
@@ -101,7 +101,7 @@ class Models:
         drafts = {} if is_on_hub(self.target) else packaged_drafts(find(self.target))
         if not drafts:
             raise InputError(
-                f"draft is None and target {self.target}: give draft {INT8}, which needs no "
-                f"other model, a model of your own, or {NO_DRAFT} for plain decoding"
+                f"no draft is packaged for target {self.target}: give draft {INT8}, which needs no "
+                f"other model, the name of a smaller model, or {NO_DRAFT} for plain decoding"
             )
         return next(iter(drafts.values()))

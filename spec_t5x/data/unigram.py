@@ -61,7 +61,7 @@ class UnigramVocabulary(TokenizerVocabulary):
             self._added = tokenizers.Tokenizer.from_str(json.dumps(values)) if foreign else None
             text = of_text(values, _SPECIAL_IDS)
         super().__init__(text)
-        # Those of mT5, after a space, are pieces as any other.
+        # mT5's sentinels, which follow a space, are ordinary pieces.
         self.extra_ids = sum(is_sentinel(name) for name in names if not name.startswith(_SPACE))
         # Names as in SentencePiece and seqio, where sentinels begin words.
         self._pieces = [_with_space(name) for name in names]

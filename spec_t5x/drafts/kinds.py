@@ -34,7 +34,7 @@ class DraftOptions:
     def __post_init__(self):
         check_choice("weights", self.weights, WEIGHTS)
         if not isinstance(self.settings, Sampling | None):
-            raise InputError(f"settings is {self.settings!r}: give sampling(temperature)")
+            raise InputError(f"settings are {self.settings!r}: give distributions.sampling(…)")
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
 
 
@@ -64,9 +64,9 @@ class DraftKind:
     has_checkpoint: bool = False
     # The ``NAME:ARGUMENT`` of other drafts that the argument names.
     drafts: Callable[[str], Sequence[str]] = lambda argument: ()
-    # Raises ``InputError`` for an argument that is none of this kind's; gets the whole text, too.
+    # Raises ``InputError`` for an invalid argument; gets the whole text, for messages, and it.
     check: Callable[[str, str], object] = lambda text, argument: None
-    # The kind of the target's packaged draft whose name replaces an empty argument; None for none.
+    # Kind of the target's packaged draft that an empty argument selects; None if it selects none.
     packaged: str | None = None
     # Whether the draft needs more of a target than its vocabulary, and whether an encoder.
     needs_network: bool = True

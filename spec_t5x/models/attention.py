@@ -58,7 +58,7 @@ class Traits:
 
 @flax.struct.dataclass
 class PairBias:
-    """Attention bias of whole sequences as two small parts; their sum is as large as the scores."""
+    """Attention bias of whole sequences in two small parts, whose sum is as large as the scores."""
 
     # Bias by relative position; None for none. ``allowed`` masks the pairs that attend.
     by_position: Float[Array, "1 heads new length"] | None
@@ -244,7 +244,7 @@ class Attention(nn.Module):
 
 
 def _by_row(bias, batch: int):
-    """Repeats the biases of inputs for the rows of each, unless all rows or each have one."""
+    """Repeats each input's bias for its rows; keeps a bias of all rows, or one for each row."""
     inputs = bias.shape[0]
     return bias if inputs in (1, batch) else jnp.repeat(bias, batch // inputs, axis=0)
 

@@ -45,8 +45,8 @@ class CachedModel:
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
-        # A dataclass keeps a method of the class itself. A notebook shows a cell's last value: the
-        # weights would be copied to the host.
+        # A dataclass keeps a ``__repr__`` of the class itself. The generated one would copy the
+        # weights to the host whenever a notebook shows a model.
         cls.__repr__ = cls.__repr__
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""A narrow head: a draft's output layer that scores the likely tokens alone.
+"""A narrow head: a draft's output layer that scores only the likely tokens.
 
 The output layer takes most of the time of a small draft with a large vocabulary, and most tokens
 that it scores never occur. A draft may leave tokens out, since the target generates these itself,
@@ -40,8 +40,8 @@ class NarrowHead:
         ids = np.asarray(ids, np.int32)
         if not ids.size or np.any(np.diff(ids) <= 0) or ids[0] < 0 or ids[-1] >= vocab_size:
             raise InputError(
-                f"a narrow head of {ids.size} ids for a vocabulary of {vocab_size}: give "
-                "increasing ids of it"
+                f"a narrow head has {ids.size} ids of a vocabulary of {vocab_size}: give one or "
+                f"more, increasing, from 0 to {vocab_size - 1}"
             )
         knows = np.zeros(vocab_size, bool)
         knows[ids] = True

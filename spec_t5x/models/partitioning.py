@@ -46,8 +46,8 @@ def make_mesh(
       devices: by default all.
 
     Raises:
-      InputError: a size below 1, a product that is not the number of devices, or TPU chips that
-        are no such grid.
+      InputError: a size below 1, a product that is not the number of devices, or TPU chips whose
+        grid has no such mesh.
     """
     devices = jax.devices() if devices is None else list(devices)
     if model < 1 or (data is not None and data < 1):

@@ -24,7 +24,7 @@ class T5Model(CachedModel):
         """
         if not all(0 <= depth < self.num_layers for depth in depths):
             raise InputError(
-                f"the states of layers {list(depths)} are wanted of a decoder of "
+                f"a draft reads the states of layers {list(depths)}, the decoder has "
                 f"{self.num_layers} layers: choose layers from 0 to {self.num_layers - 1}"
             )
         return self.replace(module=self.module.clone(depths=tuple(depths)))

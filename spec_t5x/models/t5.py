@@ -110,7 +110,7 @@ class NetworkConfig:
         if self.has_relpos and not 1 < self.relpos_num_buckets // 2 < self.relpos_max_distance:
             raise InputError(
                 f"relpos_max_distance is {self.relpos_max_distance} and relpos_num_buckets "
-                f"{self.relpos_num_buckets}: give 4 buckets or more and a distance above their half"
+                f"{self.relpos_num_buckets}: give 4 buckets or more, and a distance over their half"
             )
         if not self.mlp_activations or not isinstance(self.mlp_activations, tuple):
             given = f"{name}.mlp_activations is {self.mlp_activations!r}"

@@ -112,7 +112,7 @@ def test_flags_give_the_drafts_settings(packaged):
         models = Models(draft_temperature=0.7, **{f"draft_{name}": value})
         assert models.draft_options().settings == sampling(0.7, **{name: value})
     assert Models().draft_options().settings is None
-    with pytest.raises(InputError, match="draft_top_k is 5 and draft_top_p 0.0 without a draft_te"):
+    with pytest.raises(InputError, match="draft_top_k is 5, draft_top_p 0.0 and draft_temperature"):
         Models(draft_top_k=5)
     with pytest.raises(InputError, match=r"draft_temperature is 1.0 and there is no draft: leave"):
         Models(draft="none", draft_temperature=1.0)

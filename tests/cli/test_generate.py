@@ -335,7 +335,7 @@ def test_arguments_that_cannot_be_are_refused_in_one_line(generate, arguments, e
             "--verifier is 'tree' and draft 'copy' proposes no trees",
         ),
         (("--draft", "mixed:int8", "--verifier", "multi"), "'mixed:int8' proposes no trees"),
-        (("--draft", "int8", "--beams", 2), "--beams is 2, gamma 3 and draft 'int8', but only"),
+        (("--draft", "int8", "--beams", 2), "--beams is 2, gamma 3 and draft 'int8', but in a"),
     ],
 )
 def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, arguments, expected):
@@ -460,7 +460,7 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         (("infer", "--max-new-tokens=4"), "'--max-new-tokens=4': it is '--max_decode_len' here"),
         (("infer", "--logprobs"), "an output has one score, its tokens have none"),
         (("evaluate", "--batch_sizes", "2"), "did you mean '--batch_size'?: see spec-t5x evaluate"),
-        (("generate", "x", "--target", "{pair}"), "and target {pair}: give --draft int8, which"),
+        (("generate", "x", "--target", "{pair}"), "for target {pair}: give --draft int8, which"),
         (("generate", "x", "--target", "t5-targt"), "no directory t5-targt: give the path of"),
         (("generate", "x", "--target", ""), "--target is '': give a name, or leave it out"),
         (("generate", "x", "--draft", ""), "--draft is '': give a name, or leave it out"),

@@ -80,5 +80,5 @@ def test_a_narrow_layer_has_the_precision_of_the_whole_one(operations):
 
 @pytest.mark.parametrize("ids", [[], [3, 3], [4, 2], [-1, 2], [2, 30]])
 def test_ids_that_are_none(ids):
-    with pytest.raises(InputError, match="for a vocabulary of 30: give increasing ids of it"):
+    with pytest.raises(InputError, match="of a vocabulary of 30: give one or more, increas"):
         NarrowHead.create(np.array(ids, np.int32), 30)

@@ -244,7 +244,7 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
         mapped = zipfile.is_zipfile(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        # Whose text is of many lines.
+        # PyTorch's message has many lines, so it is left out.
         raise InputError(f"cannot read the weights in {path}: {_STATE} or copy it again") from error
     # Trainers nest the tensors.
     while inner := next((state[key] for key in _NESTS if isinstance(state.get(key), dict)), None):

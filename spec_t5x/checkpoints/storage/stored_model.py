@@ -40,8 +40,8 @@ class LoadedModel:
     directory: Location
     # Entries of config.json other than the configuration, and the step of a T5X checkpoint.
     metadata: dict[str, Any]
-    # "int8" or "int4" if matrices were rounded before they were stored or are to be, else "auto";
-    # ``is_rounded`` if they were rounded as they were read.
+    # "int8" or "int4" if the matrices were rounded before storing, or are to be rounded, else
+    # "auto"; ``is_rounded`` if they were rounded while they were read.
     weights: str = AUTO
     is_rounded: bool = False
 
