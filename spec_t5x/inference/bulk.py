@@ -108,8 +108,8 @@ def merge(directory: Path) -> Report:
     if missing := shards.unfinished():
         raise InputError(
             f"{len(missing)} of {shards.count} shards are missing, the first is {missing[0]}: run "
-            f"their workers; shard {missing[0]} has the --shard_index that is its number modulo "
-            "--shard_count"
+            f"their workers (for shard {missing[0]}, --shard_index is {missing[0]} modulo "
+            "--shard_count)"
         )
     _merge_once(shards)
     return _report(shards, Tally(), 0.0)
@@ -142,7 +142,7 @@ class _Run:
         index, count = self.options.workers
         held.enter_context(processes.locked(self.directory, index))
         if count == 1:
-            # Here for a refusal at once, and below for workers that begin in the meantime.
+            # Checked here to refuse at once, and below for workers that begin in the meantime.
             processes.check_alone(self.directory)
         inputs, digests = survey(self.source, self.options.shard_size, self.progress.reading)
         now = Manifest(source=self.source.name, count=inputs, digests=digests, settings=settings)
@@ -216,7 +216,7 @@ class _Run:
         path = self.directory / COSTS
         with processes.one_at_a_time(self.directory):
             if not path.exists():
-                # Of the first shard with an input that can be decoded, whichever are missing.
+                # On the first shard with a decodable input, whether or not that shard is missing.
                 read = (items for _, items in self._read(shards, list(range(shards.count))))
                 learned = next(filter(None, map(answerer.learned, read)), None)
                 if learned is None:

@@ -191,7 +191,7 @@ def _lines(path: Path, indices: range) -> Iterator[bytes]:
             start = b'{"index": %d, ' % (-1 if index is None else index)
             if line is None or not (line.startswith(start) and line.endswith(b"}\n")):
                 raise InputError(
-                    f"{path} is not as it was written: delete it and give the same command again"
+                    f"{path} has changed since it was written: delete it and repeat the command"
                 )
             yield line
 

@@ -64,7 +64,7 @@ def fault_of(error: Exception) -> str | None:
     """Returns the reason and remedy if JAX could not start a platform; None for other errors."""
     if "Unable to initialize backend" not in str(error):
         return None
-    # Without JAX's remedies, which lead to the CPU.
+    # Omits JAX's remedies, which would select the CPU.
     reason = re.sub(r"\.? \((set|you) .*", "", str(error).splitlines()[0])
     found = present()
     return f"{reason}: {_remedy(found) if found else 'set JAX_PLATFORMS=cpu'}"

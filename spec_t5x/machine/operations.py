@@ -64,7 +64,7 @@ class Operations:
         return None
 
     def state(self) -> tuple[bool, str] | None:
-        """Tells whether kernels are used, and why or why not, compiling none; None for XLA's."""
+        """Says whether kernels are used, and why, without compiling any; None for XLA's."""
         return None
 
     def __repr__(self) -> str:

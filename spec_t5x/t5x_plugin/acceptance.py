@@ -56,7 +56,7 @@ def write_inferences(path: str, inferences: Any, *args: Any, **kwargs: Any) -> N
     _, aux = inferences
     _log(path, totals(aux))
     write = t5x_infer.write_inferences_to_file
-    # Gin files bind the function of the program, which is another one: it runs as __main__.
+    # Gin files bind the function of the running program, ``__main__``, not the imported one.
     write = configurable(getattr(sys.modules["__main__"], write.__name__, write))
     write(path, inferences, *args, **kwargs)
 

@@ -127,7 +127,7 @@ def _function_and_bindings(decode_fn: Callable) -> tuple[Callable, dict[str, Any
 def _sample_settings(values: Mapping[str, Any], max_decode_len: int) -> SampleSettings:
     for name in ("state_callback_fn", "logit_callback_fn"):
         if values[name] is not None:
-            raise InputError(f"{name} is set: leave it out, speculation skips steps that it sees")
+            raise InputError(f"{name} is set, but speculation would skip its calls: leave it out")
     steps, limit = values["max_decode_steps"], values["max_decode_steps_hard_limit"]
     if steps is not None:
         if limit is not None and limit > 0:
@@ -166,7 +166,7 @@ def _beam_settings(
 ) -> BeamSettings:
     for name in ("max_decode_step", "min_log_prob"):
         if values[name] != defaults[name]:
-            raise InputError(f"{name} is {values[name]}: leave it out, this search has none")
+            raise InputError(f"{name} is {values[name]}, which is not supported: leave it out")
     length, alpha = values["max_decode_len"], values["alpha"]
     is_whole = isinstance(length, numbers.Integral)
     if length is not None and not (is_whole and 0 < length <= max_decode_len):

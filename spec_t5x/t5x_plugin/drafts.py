@@ -53,8 +53,8 @@ class ModelDraft:
     def __post_init__(self):
         if (self.size is None) == (self.config is None):
             raise InputError(
-                f"ModelDraft has size {self.size!r} and config {self.config!r}: give one of them, "
-                "a gin file of a config after speculate.gin"
+                f"ModelDraft has size {self.size!r} and config {self.config!r}: give one of them "
+                "(a gin file that sets config comes after speculate.gin)"
             )
         if self.size is not None:
             if not isinstance(self.size, str):
@@ -169,8 +169,8 @@ class NamedDraft:
             if _names(path) not in flat:
                 raise InputError(
                     f"draft {self.name!r} has parameters and the model's tree has no "
-                    f"{'/'.join(('draft', *_names(path)))}: put there what the model's read_draft "
-                    "returns"
+                    f"{'/'.join(('draft', *_names(path)))}: set 'draft' in the tree to the result "
+                    "of the model's read_draft"
                 )
             return flat[_names(path)]
 

@@ -96,17 +96,17 @@ def speculate(
 
 
 def _check_export(bound: Mapping[str, Any], model: Any, stock: type, statistics: bool) -> None:
-    """Raises ``InputError`` for bindings of a ``t5x.export`` that would end it later."""
+    """Raises ``InputError`` for bindings with which ``t5x.export`` would fail later."""
     if stock is models.DecoderOnlyModel:
-        raise InputError("t5x.export takes encoder-decoders alone here: leave speculate.gin out")
+        raise InputError("the model to export is decoder-only: leave speculate.gin out")
     if "partitioner" in bound and bound["partitioner"] is None:
         raise InputError(
             "export_lib.save.partitioner is None, with which T5X restores no draft: leave it out"
         )
     if bound.get("create_decoding_state_callback_fn") is not None:
         raise InputError(
-            "export_lib.save.create_decoding_state_callback_fn is set: leave it out, speculation "
-            "skips steps that it sees"
+            "export_lib.save.create_decoding_state_callback_fn is set, but speculation would skip "
+            "its calls: leave it out"
         )
     methods = (of.predict_batch_with_aux for of in (type(model), _SPECULATIVE[stock]))
     if any(bindings_of(method).get("prompt_with_targets") for method in methods):
@@ -116,6 +116,6 @@ def _check_export(bound: Mapping[str, Any], model: Any, stock: type, statistics:
         )
     if statistics and bound.get("inference_mode") == "predict":
         raise InputError(
-            "STATISTICS is True and t5x.export takes tokens and scores alone: give "
+            "STATISTICS is True and t5x.export takes only tokens and scores: give "
             "--gin_file=gin_configs/t5x/export.gin after speculate.gin"
         )

@@ -40,7 +40,7 @@ _ENOUGH_ROUNDS = 5
 # Spread of timings, their quartiles' distance over their median, above which other programs have
 # disturbed them: at most .4 on a quiet machine with two cores, .8 to 2 beside busy programs.
 _MOST_SPREAD = 0.5
-# Most tokens of an output half way, all of which are fed to the draft; few outputs have more.
+# Most tokens of a half-finished output, all of which the draft is fed; few outputs have more.
 _MOST_TOKENS = 512
 # Depth and nodes of the largest trees that are measured.
 _MAX_DEPTH = 4
@@ -107,7 +107,7 @@ def measure(
 def _are_steady(times: Float[np.ndarray, "rounds programs"]) -> bool:
     """Tells whether plain steps, and iterations in plain steps, vary little between rounds."""
     used = np.concatenate([times[:, :1], times[:, 2:] / times[:, :1]], axis=1)
-    # Of few timings all count.
+    # If there are few timings, none is left out.
     left_out = 0.25 if len(times) >= _ENOUGH_ROUNDS else 0.0
     low, middle, high = np.quantile(used, (left_out, 0.5, 1 - left_out), axis=0)
     return bool(np.all(high - low <= _MOST_SPREAD * middle))
@@ -120,8 +120,8 @@ def of_times(
 
     If ``whole``, as with a tree, there is one limit, and an iteration has so many drafts or none.
     """
-    # Ratios within a round are affected least by drift. Their medians, since a timing is a
-    # difference of two, so that noise makes the least of several too small.
+    # Ratios within a round are least affected by drift. Their median is used, not their least: a
+    # timing is a difference of two, so noise may make it too small.
     prefill, *iterations = np.median(times[:, 1:] / times[:, :1], axis=0)
     # An iteration does all that a plain step does, and one with more drafts no less.
     timed = np.maximum(np.maximum.accumulate(iterations), 1.0)

@@ -36,7 +36,7 @@ def _source() -> str:
 def code_digest(*objects: Any) -> str:
     """Returns a hash (hex) of the modules outside of the package that define models and drafts.
 
-    A class of a notebook, which may be defined again, has another one in each call.
+    A class defined in a notebook, where it may be defined again, gets another hash in each call.
     """
     files = set()
     for module in {cls.__module__ for cls in classes_of(*objects)}:

@@ -1,4 +1,4 @@
-"""Decoding half way through its output, and programs that repeat an iteration of it, to time."""
+"""Half-finished decoding, and programs that repeat one of its iterations, for timing."""
 
 import copy
 import dataclasses
@@ -21,7 +21,7 @@ NO_EOS = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
-    """Decoding half way through its output; methods return programs, which repeat a part of it."""
+    """Half-finished decoding; its methods return programs that repeat a part of it."""
 
     target: Target
     draft: Draft

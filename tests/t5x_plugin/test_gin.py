@@ -176,7 +176,7 @@ def test_t5xs_network_for_gpus():
         (
             ["speculate", "export"],
             "create_decoding_state_callback_fn = 'a function'",
-            "create_decoding_state_callback_fn is set: leave it out",
+            "create_decoding_state_callback_fn is set, but speculation would skip its",
         ),
     ],
 )
