@@ -1,10 +1,10 @@
-"""Web page that races plain against speculative decoding of one text: ``spec-t5x demo``.
+"""Web page that compares plain and speculative decoding of one text: ``spec-t5x demo``.
 
 In a notebook, ``demo.page().launch(share=False)`` shows it inline.
 
-A *side* is one way of decoding. Both decode the text in turn, two to seven times, each alone; the
-fastest run counts, which excludes compilation. The page then replays these two runs side by side. A
-verdict compares their speeds, and those of ``generate``, which decodes in one program.
+A *side* is one way of decoding. The sides decode the text in turn, two to seven times each. The
+fastest run of each side, which excludes compilation, is replayed beside the other side's. A verdict
+compares their speeds, and those of ``generate``, which decodes in one program.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ def race(generator: Generator, text: str, options: GenerateOptions) -> Sides:
             f"the text has {len(text)} characters and the page takes {MAX_CHARACTERS}: shorten it"
         )
     if generator.draft is None:
-        raise InputError("the target has no draft to race with: give one")
+        raise InputError("the target has no draft to compare with: give one")
     sides = ([], [])
     with _track:
         for way, events in _runs(generator, sides):

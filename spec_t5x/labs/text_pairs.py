@@ -61,7 +61,7 @@ def read_columns(
     check_numbers(1, num_columns=num_columns)
     for column in columns:
         if not 0 <= column < num_columns:
-            raise InputError(f"column {column} of {num_columns}: give one of 0..{num_columns - 1}")
+            raise InputError(f"column {column} of {num_columns}: give 0 to {num_columns - 1}")
     for number, line in enumerate(text_lines(path), start=1):
         found = line.split("\t")
         if len(found) != num_columns:

@@ -1,4 +1,4 @@
-"""Errors of writing files, as one line."""
+"""Errors of writing files, reported in one line."""
 
 import contextlib
 from collections.abc import Iterator

@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 _MAPS = ("/query/kernel", "/key/kernel", "/value/kernel", "/out/kernel")
 _MAPS += ("/wi/kernel", "/wi_0/kernel", "/wi_1/kernel", "/wo/kernel")
 
-# Most elements of a layer's matrix by default, those of T5-small and the packaged T5: of T5 1.1
-# base no step was compared, and of large eight tokens one by one took more time than by XLA.
+# Most elements of a layer's matrix by default, those of T5-small and the packaged T5. No step of
+# T5 1.1 base was compared, and eight tokens of large, one by one, took longer than by XLA.
 MOST_ELEMENTS = 1 << 20
-# Most rows of a matrix with `SWITCH`, those of T5 1.1 large. XL was not compared.
+# Most rows of a matrix with ``SWITCH``, those of T5 1.1 large. XL was not compared.
 MOST_INNER = 3072
 
 
 class GpuOperations(Operations):
     """Operations by kernels, for models on an NVIDIA GPU that is the only device.
 
-    Without ``SWITCH``, what was tested on one is enabled: one row of a T5 in bfloat16 with matrices
-    of at most ``MOST_ELEMENTS``, on an H100 or H200.
+    Without ``SWITCH``, only what a GPU has tested is enabled: one row of a T5 in bfloat16 with
+    matrices of at most ``MOST_ELEMENTS``, on an H100 or H200.
     """
 
     platform = "cuda"

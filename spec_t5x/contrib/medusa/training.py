@@ -67,9 +67,11 @@ def train_heads(
         InputError: the target is not a T5, files or settings are invalid, or the run diverges.
     """
     data.check_for_draft()
-    check_unused(options, "heads learn without", "label_smoothing")
+    check_unused(options, "heads are trained without it", "label_smoothing")
     if options.z_loss not in (0.0, TrainOptions.z_loss):
-        raise InputError(f"z_loss is {options.z_loss} and heads learn without: leave it out")
+        raise InputError(
+            f"z_loss is {options.z_loss} and heads are trained without it: leave it out"
+        )
     directory = Path(output_dir)
     check_choice("stored dtype", export_dtype, STORED_DTYPES)
     check_settings(optimizer, options, export_dtype, directory / "heads")

@@ -1,4 +1,4 @@
-"""Comparison of speculative with plain decoding: same inputs, same process, compilation apart."""
+"""Comparison of speculative with plain decoding: same inputs, same process, no compilation."""
 
 import dataclasses
 import itertools
@@ -46,7 +46,7 @@ def time_in_turn(
       Fields of ``Comparison`` (seconds and ``beside``), and the results of each round.
     """
     ways = {"plain": plain, "speculative": speculative}
-    # Of a language model only the prompts differ.
+    # Batches of a language model differ only in their prompts.
     shapes = {(b.tokens.shape, b.prompts.shape): b for batches in rounds for b in batches}
     times: dict[str, Any] = {}
     for name, way in ways.items():
@@ -142,18 +142,18 @@ class Comparison(TimedRounds):
     plain_steps: float
     accepted: float
     verified: float
-    # Mean of beta over verified drafts, 0 without any; the given rate if verdicts are drawn. In a
-    # tree, beta is the chance of a node's first child.
+    # Mean of beta over verified drafts, 0 without any; the given rate if acceptances are simulated.
+    # In a tree, beta is the chance of a node's first child.
     alpha: float
     step_times: StepTimes
     # True if all outputs are equal; None when sampling, since outputs are then different draws.
     identical: bool | None
     divergences: list[Divergence]
-    # Speculative outputs of the last round, by input; empty if verdicts are drawn.
+    # Speculative outputs of the last round, by input; empty if acceptances are simulated.
     outputs: list[list[Generation]]
     # Why gamma "auto" left the draft out, so that both ways were plain; None if it did not.
     left_out: str | None = None
-    # Of a tree: the share of verified positions at which a child was accepted, by depth.
+    # For a tree: the share of verified positions at which a child was accepted, by depth.
     acceptance_by_position: list[float] | None = None
     # Inputs decoded together.
     batch_size: int = 1
@@ -295,7 +295,7 @@ def compare(
 
 
 def without_open(options: GenerateOptions, of_checkpoint: Mapping[str, Any]) -> GenerateOptions:
-    """Returns the options with the values of ``settled`` that they use in place of None."""
+    """Returns the options with ``settled``'s values in place of None."""
     settled = options.settled(of_checkpoint)
     longest = settled["max_decode_len"]
     if options.min_decode_len is None:

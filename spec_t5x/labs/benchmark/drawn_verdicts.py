@@ -1,7 +1,7 @@
-"""Times of decoding at a given acceptance rate, without text, by drawn verdicts.
+"""Times of decoding at a simulated acceptance rate, without text.
 
-A draft with random weights (``random_models``) is never right. The verdict, the number of its
-tokens that are accepted, is therefore drawn: each with probability alpha. Drafting, the target
+A draft with random weights (``random_models``) is never right. The number of accepted tokens is
+therefore drawn at random: each token is accepted with probability alpha. Drafting, the target
 call, verification, appending and rolling back are those of decoding. The times are those of a
 trained pair of these sizes and this alpha, if acceptances are i.i.d. as in Theorem 3.8.
 """
@@ -63,7 +63,7 @@ def compare_drawn(
     source_len: int,
     repeats: int,
 ) -> Comparison:
-    """Compares plain with speculative decoding of random sources, with drawn verdicts.
+    """Compares plain with speculative decoding of random sources at a simulated acceptance rate.
 
     Args:
       target, draft: any weights.

@@ -123,7 +123,7 @@ class AcceptanceOptions:
         (), "sample from the k likeliest tokens only; 0 keeps all; repeatable", [int]
     )
     top_ps: tuple = option(
-        (), "sample from the fewest tokens of this total mass; 0 keeps all; repeatable", [float]
+        (), "sample from the likeliest tokens of this total mass; 0 keeps all; repeatable", [float]
     )
     leniences: tuple = option(
         (1.0,), "lenience l of section A.5; 1 is lossless; repeatable", [float]
@@ -139,7 +139,7 @@ class AcceptanceOptions:
     seed: int = option(0, "random seed")
     # The intervals are bootstrapped over texts.
     confidence: float = option(0.95, "confidence level of the intervals")
-    # If leniences include 1; 0 decodes none.
+    # Only if leniences include 1; 0 decodes none.
     decoded_texts: int = option(64, "texts to decode speculatively with each draft, too")
     gamma: int = option(7, "tokens that a draft proposes in an iteration of that decoding")
     truncate: bool = option(False, "cut inputs that are too long")
@@ -186,7 +186,7 @@ class Setting(NamedTuple):
 
     draft: str
     decoding: GenerateOptions
-    # The acceptance rate at which verdicts are drawn; None decodes texts.
+    # The acceptance rate to simulate; None decodes texts.
     alpha: float | None = None
     # The row of Table 2 that these settings repeat; None if they repeat none.
     paper: paper_tables.SpeedUp | None = None
@@ -239,20 +239,22 @@ class BenchmarkOptions:
 
             DrawnVerifier(alpha=self.alpha)
         if self.drawn:
-            check_unused(self, "verdicts are drawn for one random batch", "num_inputs")
+            check_unused(self, "acceptances are simulated for one random batch", "num_inputs")
             for pair in self.pairs:
                 if draft_and_verifier(pair)[1] != OWN_VERIFIER:
-                    raise InputError(f"pairs hold {pair}: verdicts are drawn, give the draft alone")
+                    raise InputError(
+                        f"pairs hold {pair} and acceptances are simulated: give the draft alone"
+                    )
         elif not self.parts:
             check_unused(self, "sources are texts", "source_len")
         if AUTO in self.gammas and (self.drawn or self.parts):
             raise InputError(
-                f"gammas hold {AUTO}: give numbers for drawn verdicts and parts of an iteration"
+                f"gammas hold {AUTO}: give numbers to simulate acceptances, or to time parts"
             )
 
     @property
     def drawn(self) -> bool:
-        """True if verdicts are drawn and no text is read."""
+        """True if acceptances are simulated and no text is read."""
         return self.alpha is not None or self.table_2
 
     def settings(self, decoding: GenerateOptions) -> list[Setting]:

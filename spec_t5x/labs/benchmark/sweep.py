@@ -1,11 +1,11 @@
 """``spec-t5x benchmark``: speculative against plain decoding, for many drafts and settings.
 
-Each row decodes the same inputs plainly and speculatively in turn, in one process, compilation
-apart. Beside the measured speed-up is the one that Theorem 3.8 predicts from the alpha and c of
-the same row, with the cost of verification counted.
+Each row decodes the same inputs plainly and speculatively in turn, in one process, and excludes
+compilation. Beside the measured speed-up is the one that Theorem 3.8 predicts from the alpha, c
+and cost of verification of the same row.
 
-The inputs are texts or, given an acceptance rate alpha, random ids, whose verdicts are drawn at
-that rate (``drawn_verdicts``). The latter also times random weights (``random:t5_1_1_xxl``).
+The inputs are texts or, if an acceptance rate alpha is simulated (``drawn_verdicts``), random
+ids. A simulated rate also serves to time random weights (``random:t5_1_1_xxl``).
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 Report = Callable[[int, int, str], None]
 
-# A draft that needs no weights.
+# The draft that needs no weights.
 COPY = "copy"
 
 
@@ -75,7 +75,7 @@ def run(
       report: called before each row with rows done, rows in all and the row's settings.
       models: the target and its draft, with the draft's settings.
       decoding: options of decoding that all rows share.
-      source: the texts; not read if verdicts are drawn.
+      source: the texts; not read if acceptances are simulated.
 
     Raises:
       InputError: no text, a beam search, or a draft or verifier that does not fit the target.
@@ -135,16 +135,16 @@ def _check(
     check_unused(decoding, "a benchmark has no beam search", "beams")
     if options.drawn:
         rules = (name for name in NEUTRAL if name != "max_decode_len")
-        check_unused(decoding, "verdicts are drawn without rules of decoding", *rules)
-        source.check_no_file("verdicts are drawn without texts")
+        check_unused(decoding, "acceptances are simulated without rules of decoding", *rules)
+        source.check_no_file("acceptances are simulated without texts")
     verifiers = {draft_and_verifier(pair)[1] for pair in options.pairs}
     verifiers = {decoding.verifier if each == OWN_VERIFIER else each for each in verifiers}
     if options.parts and not options.drawn and (trees := verifiers & {"multi", "tree"}):
-        raise InputError(f"the verifier is {min(trees)}: parts are those of chains, choose another")
+        raise InputError(f"the verifier is {min(trees)}: to time parts, choose one of chains")
     if options.drawn and source.name:
         raise InputError(
-            f"verdicts are drawn for random sources and data is {source.name!r}: leave out data, "
-            "or alpha and table_2"
+            f"data is {source.name!r} and acceptances are simulated for random sources: leave out "
+            "data, or alpha and table_2"
         )
     if options.table_2 and not is_random:
         raise InputError(f"target is {models.target!r}: Table 2 is timed with random:t5_1_1_xxl")

@@ -54,7 +54,7 @@ class _Drafts(Draft):
         for name, each in depths.items():
             if each != deepest[: len(each)]:
                 raise InputError(
-                    f"draft {name} wants the target's layers {list(each)}, another wants "
+                    f"draft {name} reads the target's layers {list(each)}, another reads "
                     f"{list(deepest)}: measure them one by one"
                 )
         uses_states = any(draft.traits.uses_target_states for draft in drafts.values())

@@ -46,7 +46,7 @@ def read_sets(source: TextSource, vocabulary: Vocabulary | None) -> list[TextPai
     source.check_given()
     if source.data is not None:
         return [read_file(source)]
-    # Imported here, since seqio imports TensorFlow for seconds, which a file does not need.
+    # Imported here: seqio imports TensorFlow, which takes seconds and which a file does not need.
     from spec_t5x.labs.task_scores import read_task
 
     tasks = read_task(

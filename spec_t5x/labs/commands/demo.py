@@ -8,7 +8,7 @@ from spec_t5x.cli import settings
 from spec_t5x.errors import InputError, check_unused
 from spec_t5x.names import AUTO, NO_DRAFT
 
-HELP = "serve a web page on which plain and speculative decoding race side by side"
+HELP = "serve a web page that shows plain and speculative decoding side by side"
 
 # Gamma, if none was given.
 _GAMMA = 4

@@ -141,5 +141,5 @@ class Exhibit(NamedTuple):
     # ``results`` (``kept_results.Results``), which stores the result, or returns None if measuring
     # failed; content that needs the result is then left out.
     content: Callable[[ReproduceOptions, Any], Sequence[ReportTable | ReportFigure]]
-    # Raises ``InputError`` before anything is measured or written, for what a user can mend.
+    # Raises ``InputError`` for a user's mistake before anything is measured or written.
     check: Callable[[ReproduceOptions], None] = lambda options: None

@@ -32,7 +32,7 @@ class Results:
     """
 
     def __init__(self, directory: Path, origin: Mapping[str, Any]):
-        """Takes a directory, made when a result is stored, and the run's ``origin()``.
+        """Stores the directory, made with the first result, and the run's ``origin()``.
 
         A result is reused on the same machine and versions of Python and JAX. The inputs of a
         measurement include a version, to be raised when the code that measures changes.
@@ -60,7 +60,7 @@ class Results:
         log.info(f"measuring {name}")
         start, others = time.perf_counter(), OtherPrograms()
         try:
-            # As a file would return it, so that this run's report equals later ones.
+            # The result as a file would return it, so that this run's report equals later ones.
             result = json.loads(json.dumps(compute()))
         except Exception as error:
             self.failed[name] = one_line(error)

@@ -29,8 +29,8 @@ from spec_t5x.labs.reproduction.public_plan import MAX_DECODE_LEN, Planned
 from spec_t5x.labs.reproduction.speed_ups import comparison_row
 from spec_t5x.names import AUTO, NO_DRAFT
 
-# Texts whose decoding is timed, of so many that they are chosen from, and repeats; tokens whose
-# acceptance is scored, of so many texts; texts whose quality is scored.
+# Texts to time, the number they are chosen from, and repeats; tokens whose acceptance is scored,
+# and the number of their texts; texts whose quality is scored.
 _FULL = {
     "num_texts": 30,
     "pool": 120,
@@ -47,9 +47,9 @@ _QUICK = {
     "scored_texts": 60,
     "judged_texts": 24,
 }
-# For tasks that the paper has not.
+# For tasks that the paper does not have.
 _GAMMA_TASK = "EnDe"
-# What a row has none of if gamma "auto" left the draft out.
+# Fields that a row lacks if gamma "auto" left the draft out.
 _OF_DRAFTS = (
     *("alpha", "block_efficiency", "c", "verification_cost"),
     *("predicted_speed_up", "predicted_speed_up_with_verification"),
@@ -114,7 +114,7 @@ class Measured:
 def measure(
     planned: Planned, options: ReproduceOptions, results: Measure, models: Models
 ) -> Measured:
-    """Measures what is not kept of a pair; each measurement is kept by itself."""
+    """Makes the measurements of a pair that are not stored yet, and stores each separately."""
     pair = planned.pair
     rows = {"speed_ups": [], "quality": []}
 

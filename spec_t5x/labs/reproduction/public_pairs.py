@@ -100,7 +100,7 @@ def paper_draft(draft: str) -> str | None:
 
 
 def located(models: Path | None) -> dict[str, str]:
-    """Returns the public sizes that there are, from the smallest, each with its place.
+    """Returns the public sizes that are available, the smallest first, each with its location.
 
     Args:
       models: a folder of T5X's checkpoints under the names of ``scripts/fetch_checkpoints.sh``

@@ -38,7 +38,7 @@ from spec_t5x.names import AUTO, INT8
 
 # Tokens generated at most for a text.
 MAX_DECODE_LEN = 128
-# Rows of a batch, from which the largest is taken that the memory holds.
+# Batch sizes, of which the largest that fits in memory is used.
 _BATCH_SIZES = (16, 8, 4, 2, 1)
 # Memory beside weights and caches, for temporary arrays, as a share of both.
 _TEMPORARY = 0.1
@@ -88,10 +88,10 @@ class Planned:
 
 
 def choices(names: Collection[str] = tuple(PUBLIC)) -> list[Choice]:
-    """Returns some public T5 1.0 as this device may hold them, the preferred ones last.
+    """Returns the forms in which this device may hold public T5 1.0, the preferred ones last.
 
-    Where the type is bfloat16, a size also comes with its matrices in int8, a rounded model that is
-    preferred to smaller ones alone.
+    If the device computes in bfloat16, each size also comes with matrices in int8; this rounded
+    model is preferred only to smaller sizes.
     """
     smaller = (INT8,) if DraftOptions().dtype == "bfloat16" else ()
     return [
@@ -112,7 +112,7 @@ def automatic_target(names: Collection[str] = tuple(PUBLIC)) -> Choice:
         return fitting[-1]
     raise InputError(
         f"the device has {_size(description.free_memory())} and {next(iter(names))} takes more: "
-        "give it memory, or --pairs FILE with a smaller target"
+        "use a larger device, or --pairs FILE with a smaller target"
     )
 
 

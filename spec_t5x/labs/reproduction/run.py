@@ -26,7 +26,7 @@ from spec_t5x.machine.atomic import check_can_be_made, remove_unfinished
 log = logging.getLogger(__name__)
 
 ALL = "all"
-# Not among all, since its models are downloaded.
+# The item that "all" excludes, since its models are downloaded.
 PUBLIC = "public"
 
 # In the paper's order.

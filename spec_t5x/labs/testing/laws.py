@@ -81,9 +81,9 @@ def check_draft(
     """Checks that texts sampled with this draft follow the target's law.
 
     The check finds several tokens drawn with the same ``Draws``, a distribution other than the one
-    drawn from, and a count of proposals that depends on the very token that it leaves out; before
-    that, states without rows or of a size that other states have not, and proposals and new states
-    of a wrong shape or type.
+    drawn from, and a count of proposals that depends on the very token that it leaves out. Before
+    it samples, the check finds states without rows or of unequal sizes, and proposals and new
+    states of a wrong shape or type.
 
     Args:
       draft: a draft of ``VOCAB_SIZE`` tokens.

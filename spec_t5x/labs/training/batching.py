@@ -85,7 +85,7 @@ class PairBatch:
     decoder_input_tokens: np.ndarray  # [batch, length] int32, shifted right
     decoder_target_tokens: np.ndarray  # [batch, length] int32
     num_pairs: int  # rows that hold a pair; of packed rows, the pairs of all
-    # Of packed rows, the pair of each source and target token, from 1 in each row; 0 is padding.
+    # For packed rows, the pair of each source and target token, from 1 in each row; 0 is padding.
     segment_ids: tuple[np.ndarray, np.ndarray] | None = None
 
     @property

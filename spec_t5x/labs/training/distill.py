@@ -73,7 +73,7 @@ class DistillOptions:
         for temperature in (self.temperature, *self.eval_temperatures):
             sampling(temperature)
         if not 0.0 <= self.on_policy <= 1.0:
-            raise InputError(f"on_policy is {self.on_policy}: give 0..1")
+            raise InputError(f"on_policy is {self.on_policy}: give a number from 0 to 1")
         check_at_least(self, dev_texts=1, gamma=1, patience=0, train_texts=1)
 
 

@@ -60,12 +60,12 @@ class KeptLayers:
     # With a shared encoder: the number of drafting steps that an EAGLE head (``models/eagle.py``)
     # learns, a draft that continues from the target's states. 0 makes no head.
     unrolled_steps: int = 0
-    # Of a head: the width of its states; None is the target's. A narrower head is faster, and
-    # starts with random parameters.
+    # Width of an EAGLE head's states; None is the target's. A narrower head is faster, and starts
+    # with random parameters.
     width: int | None = None
-    # Of a head: layers of the target's decoder, from 0, whose outputs it reads besides the last's.
+    # Target decoder layers, from 0, whose outputs an EAGLE head reads besides the last layer's.
     depths: tuple = ()
-    # Of a head: says whether it attends to the source.
+    # Whether an EAGLE head attends to the source.
     reads_source: bool = True
     dropout_rate: float = 0.0
 

@@ -120,6 +120,6 @@ def rounded_params(params: PyTree, stored: str, computed: str) -> PyTree:
     arrays = read_tensors(array_tensors(params), "the parameters", "float32")
     split = array_tensors(dict(rounded.split_exactly(arrays)))
     joined = rounded.join(split, "the parameters", "bfloat16")
-    # Where they were: one device may not hold all.
+    # On the same devices as before: one device may not hold all.
     shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
     return read_params(joined, "the parameters", dtype=computed, shardings=shardings)

@@ -83,7 +83,8 @@ class TrainOptions:
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise InputError(f"max_minutes is {self.max_minutes}: give a number above 0, or None")
         if not 0.0 <= self.distillation_weight <= 1.0:
-            raise InputError(f"distillation_weight is {self.distillation_weight}: give 0..1")
+            weight = self.distillation_weight
+            raise InputError(f"distillation_weight is {weight}: give a number from 0 to 1")
         check_choice("objective", self.objective, OBJECTIVES)
 
     @property
@@ -194,7 +195,7 @@ class TrainResult:
     """The final state of a run and its results."""
 
     state: TrainState
-    # Of the last step, as an export rounds it; empty if the step was not evaluated.
+    # Measurements of the last step, rounded as in an export; empty if it was not evaluated.
     dev: Sequence[Measurement]
     finished: bool  # False if ``max_minutes`` ran out
     # Scores of generated texts by task and metric; None if the last step was not scored.

@@ -135,8 +135,8 @@ def test_heads_are_exported_and_resumed(run, caplog):
     ("changes", "message"),
     [
         ({"packed": True}, "packed is True and drafts learn from one pair a row: leave it"),
-        ({"label_smoothing": 0.1}, "label_smoothing is 0.1 and heads learn without"),
-        ({"z_loss": 0.1}, "z_loss is 0.1 and heads learn without"),
+        ({"label_smoothing": 0.1}, "label_smoothing is 0.1 and heads are trained without"),
+        ({"z_loss": 0.1}, "z_loss is 0.1 and heads are trained without"),
     ],
 )
 def test_settings_that_heads_do_not_have(run, changes, message):

@@ -156,5 +156,5 @@ def test_drafts_read_the_first_of_the_layers_that_another_reads():
     for name, found in together.items():
         np.testing.assert_allclose(found, betas(name)[name], atol=1e-5)
     assert np.abs(together["first"] - together["none"]).max() > 0.01
-    with pytest.raises(InputError, match=r"draft second wants the target's layers \[1\]"):
+    with pytest.raises(InputError, match=r"draft second reads the target's layers \[1\]"):
         betas("first", "second")

@@ -159,7 +159,7 @@ def test_whole_decodes_are_timed_apart(generator, monkeypatch):
 def test_what_cannot_race_is_refused(generator):
     for pair, text, expected in (
         (generator, "a" * 1001, "the text has 1001 characters and the page takes 1000"),
-        (generator.plain(), TEXT, "no draft to race with"),
+        (generator.plain(), TEXT, "no draft to compare with"),
     ):
         with pytest.raises(InputError, match=expected):
             demo.race(pair, text, OPTIONS)

@@ -91,7 +91,7 @@ def test_overwrites_only_when_told(count, text_file, tmp_path):
     [
         ({"order": 0}, "order is 0: give at least 1"),
         ({"min_count": 100}, "no 2 tokens occur together 100 times"),
-        ({"column": 1}, "column 1 of 1: give one of 0..0"),
+        ({"column": 1}, "column 1 of 1: give 0 to 0"),
         ({"num_columns": 2}, "line 1: 1 columns, not 2"),
         ({"vocabulary": "no-such-model"}, "no vocabulary at no-such-model"),
     ],

@@ -266,7 +266,7 @@ def test_a_rounded_target_has_the_bytes_that_were_planned(stand_ins, pairs_file)
 
 def test_a_device_for_no_public_target_is_told(monkeypatch):
     monkeypatch.setattr(public_plan.description, "free_memory", lambda: 2**24)
-    reason = "the device has 16 MiB and google-t5/t5-small takes more: give it memory, or --pairs"
+    reason = "the device has 16 MiB and google-t5/t5-small takes more: use a larger device, or --"
     assert message(public_plan.automatic_target).startswith(reason)
 
 

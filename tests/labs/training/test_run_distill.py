@@ -163,7 +163,7 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, output):
         ({"DataOptions__vocabulary": "bytes"}, "leave it out, because a draft has"),
         ({"distill__layers": None}, "neither of distill.layers and distill.model given: give"),
         ({"distill__initial_checkpoint": "x"}, "initial_checkpoint is 'x' and the draft starts"),
-        ({"ON_POLICY": 1.5}, "on_policy is 1.5: give 0..1"),
+        ({"ON_POLICY": 1.5}, "on_policy is 1.5: give a number from 0 to 1"),
         ({"ENCODER_LAYERS": "every:9"}, "'every:9', of 2: give K from 1 to 2"),
         (
             {"DRAFT_VOCAB_SIZE": 9, "ENCODER_LAYERS": "all"},
@@ -174,7 +174,7 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, output):
         ({"HEAD_WIDTH": 24}, "width is 24 and unrolled_steps 0: only drafts that continue from"),
         ({"HEAD_DEPTHS": (0,)}, "depths is (0,) and unrolled_steps 0: only drafts that"),
         ({"KeptLayers.reads_source": False}, "reads_source is False and unrolled_steps 0: only"),
-        ({"HEAD_DEPTHS": (9,), "UNROLLED_STEPS": 2}, "layers [9] are wanted of a decoder of 2"),
+        ({"HEAD_DEPTHS": (9,), "UNROLLED_STEPS": 2}, "states of layers [9], the decoder has 2"),
         ({"HEAD_WIDTH": 999, "UNROLLED_STEPS": 2}, "width is 999 and the target's 32: give less"),
         ({"MAX_TARGET_LENGTH": 17}, "17 tokens and the largest of DataOptions.buckets is 16"),
         (
