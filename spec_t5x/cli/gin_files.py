@@ -129,7 +129,7 @@ def _binding(flag: str) -> str:
     try:
         ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        # A shell's user writes false, which as a text would be true.
+        # On a command line users write false, which as a text would count as true.
         if value in ("true", "false"):
             value = value.capitalize()
         elif _BARE.fullmatch(value):

@@ -1,4 +1,4 @@
-"""A draft that has a decoder alone, and uses the target's encoding of the source.
+"""A draft that is only a decoder, and uses the target's encoding of the source.
 
 An encoder takes most of a small draft's time if sources are long and outputs short. A draft whose
 decoder was made of the target's layers (``labs.training.kept_layers``) attends to the keys and

@@ -3,8 +3,8 @@
 Shapes are taken from a short list, so that few programs are compiled: sources and prompts are
 padded to a bucket, batches to ``batch_size``.
 
-To an encoder-decoder a text is the source. To a decoder alone it is the prompt, which may be
-empty, and the output is its continuation, without the prompt.
+For an encoder-decoder, a text is the source. For a decoder-only model, it is the prompt, which may
+be empty; the output is the continuation, without the prompt.
 """
 
 from spec_t5x.generation.answers import Answer, Generation, all_answered

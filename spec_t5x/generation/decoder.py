@@ -85,8 +85,8 @@ class BatchDecoder:
         """Encodes an input: a source with the ids that frame it (such as EOS), a prompt without.
 
         Raises:
-          InputError: ``text`` is one, is not Unicode, is an empty source or, without
-            ``options.truncate``, is longer than ``max_source_len`` or the target's positions.
+          InputError: ``text`` is an ``InputError``, not Unicode, an empty source or, without
+            ``options.truncate``, longer than ``max_source_len`` or the target's positions.
         """
         if isinstance(text, InputError):
             raise text
@@ -118,7 +118,7 @@ class BatchDecoder:
         )
 
     def _fit_prompt(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
-        # Refuses a prefix of outputs.
+        # Called because it refuses an ``output_prefix``.
         self.prefix_ids(options)
         if ids and options.forced_bos_token_id != -1:
             check_unused(options, "the prompt comes first", "forced_bos_token_id")
@@ -136,7 +136,7 @@ class BatchDecoder:
         max_decode_len, positions = self.max_decode_len(options), self.target.max_positions
         check_positions(self.target, max_decode_len)
         room = sys.maxsize if positions is None else positions - max_decode_len
-        # An encoder's limit is of sources, not of a prefix of outputs.
+        # An encoder-decoder's ``max_source_len`` does not limit the ``output_prefix``.
         given = options.max_source_len if self.is_decoder_only else None
         return room if given is None else min(room, given)
 
@@ -195,13 +195,13 @@ class BatchDecoder:
     def prefix_ids(self, options: GenerateOptions) -> list[int]:
         """Encodes ``options.output_prefix``; returns [] without one.
 
-        Raises ``InputError`` if the model is a decoder alone.
+        Raises ``InputError`` if the model is decoder-only.
         """
         if not options.output_prefix:
             return []
         if self.is_decoder_only:
             raise InputError(
-                f"output_prefix is {options.output_prefix!r} and the model a decoder alone: put "
+                f"output_prefix is {options.output_prefix!r} and the model decoder-only: put "
                 "it into the prompt"
             )
         return self.vocabulary.encode(options.output_prefix)

@@ -318,8 +318,8 @@ def speculative_steps(
 ) -> Iterator[Iteration]:
     """Decodes as ``speculative_decode`` does, but from the host, and yields each iteration.
 
-    Streaming and traces use it. Arguments and tokens are the same; each iteration takes one more
-    round trip between host and device. The prefill has run when the call returns. A plain step,
+    Streaming and traces use this function. Arguments and tokens are the same; each iteration takes
+    one more round trip to the host. The prefill has run when the call returns. A plain step,
     at gamma 0 or by a pace, is an iteration with 0 ``drafts``. The generator returns the
     ``Decoded`` result; ``send(True)`` makes it stop and return the rows as they are.
 

@@ -173,7 +173,7 @@ class CachedModel:
 class TextModel(CachedModel):
     """Decoder without a source, which continues the prompt.
 
-    Of its ``inputs`` only the number of rows is used.
+    Only the number of rows of ``inputs`` is used.
     """
 
     def prefill(

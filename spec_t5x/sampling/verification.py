@@ -99,7 +99,7 @@ def emission_rows(
 ) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
     """Returns the p and q from whose residual the token after the accepted drafts is drawn.
 
-    At the first rejected draft it is ``norm(max(0, p - q))``; after the last, where q is 0, p.
+    At the first rejected draft the residual is ``norm(max(0, p - q))``; after the last, p.
     """
     return target_probs[num_accepted], _draft_row(draft_probs, num_accepted)
 
@@ -116,8 +116,8 @@ def block_verification(
 ) -> Verdict:
     """Verifies the drafts jointly (Sun et al. 2024, arXiv 2403.10444).
 
-    It is exact as ``token_verification`` is, has the same arguments, and accepts at least as many
-    drafts in expectation: a position's spare probability is used by the next one.
+    The rule is as exact as ``token_verification``, has the same arguments, and accepts at least as
+    many drafts in expectation, because a position's spare probability is used at the next one.
     """
     thresholds, carried = block_thresholds(draft_tokens, draft_probs, target_probs)
     accepted = count_block_accepted(uniform(key, draft_tokens.shape[0]), thresholds)
@@ -194,7 +194,7 @@ def rejection_verification(
 ) -> Verdict:
     """Accepts drafts one by one with probability ``p(x) / (M q(x))``, ``M = max p / q``.
 
-    It is exact as ``token_verification`` is, has the same arguments, and accepts no more often:
+    The rule is as exact as ``token_verification``, has its arguments, and accepts no more often:
     with probability ``1 / M``. After a rejection the next token is drawn from the target itself:
     the non-iterative version of section A.2.
     """

@@ -189,7 +189,7 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
         ({"dense_act_fn": "gelu"}, "has the activation 'gelu' (feed_forward_proj 'relu')"),
         ({"dense_act_fn": "gelu_10"}, "has the activation 'gelu_10'"),
         ({"feed_forward_proj": "glu-relu"}, "has feed_forward_proj 'glu-relu': give gated- and"),
-        ({"is_encoder_decoder": False}, "encoder alone"),
+        ({"is_encoder_decoder": False}, "encoder-only model"),
         ({"quantization_config": {}}, "is quantized"),
         ({"vocab_size": "160"}, "config.json has vocab_size '160': set it to a number"),
         ({"transformers_weights": "other.safetensors"}, "has transformers_weights 'other.safe"),

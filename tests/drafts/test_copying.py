@@ -261,7 +261,7 @@ def test_two_calls_after_any_edit_the_source_goes_on(words, start, removed, inse
 
 
 def test_without_a_source_the_output_alone_is_repeated():
-    """The inputs of a decoder alone are padding."""
+    """The inputs of a decoder-only model are padding."""
     (found,) = calls(CopyDraft(VOCAB), [[]], [[5, 6, 7, 5, 6, 7, 5]])
     assert [proposed for proposed, _ in found] == [[], [], [], [], [6, 7, 5]]
 

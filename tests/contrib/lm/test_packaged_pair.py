@@ -14,7 +14,7 @@ def test_same_text_in_fewer_calls():
 def test_a_beginning_of_outputs_is_refused():
     generator = Generator.load("lm-target")
     for changes, message in (
-        ({"output_prefix": "Once"}, "output_prefix is 'Once' and the model a decoder alone"),
+        ({"output_prefix": "Once"}, "output_prefix is 'Once' and the model decoder-only"),
         ({"forced_bos_token_id": 9}, "forced_bos_token_id is 9 and the prompt comes first"),
     ):
         (answer,) = generator.generate("the", **changes)

@@ -231,5 +231,5 @@ def test_unsupported_settings_are_refused(made, tmp_path):
         assert expected in message(**stacks)
     other = message(decoder=values["decoder"] | {"rms_norm_eps": 1e-3})
     assert "rms_norm_eps 1e-06 in its encoder and 0.001 in its decoder" in other
-    assert "an encoder alone" in message(is_encoder_decoder=False)
+    assert "an encoder-only model" in message(is_encoder_decoder=False)
     assert "is quantized" in message(quantization_config={})
