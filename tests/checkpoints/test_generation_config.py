@@ -213,7 +213,7 @@ def of_transformers(directory, ids, **options):
 
 
 def left_out(caplog):
-    return [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    return [r.getMessage() for r in caplog.records if "not applied" in r.getMessage()]
 
 
 def ours(directory, draft, texts=SENTENCES, **options):
@@ -283,7 +283,7 @@ def test_what_is_not_honoured_is_named(with_settings, caplog, settings, named):
     for _ in range(2):
         generator.generate("The cat.", beams=beams)[0]
     (line,) = left_out(caplog)
-    assert line == f"{directory} sets options that are left out: " + line.partition(": ")[2]
+    assert line == f"{directory} sets options that are not applied: " + line.partition(": ")[2]
     assert named in line
     assert "\n" not in line
 
@@ -367,7 +367,7 @@ def test_each_remedy_fits_the_options(caplog, settings, options, named):
     _, left = understood(settings, "my-model", num_ids=9)
     for _ in range(2):
         left.warn(["The cat."], GenerateOptions(**options))
-    expected = [] if named is None else [f"my-model sets options that are left out: {named}"]
+    expected = [] if named is None else [f"my-model sets options that are not applied: {named}"]
     assert left_out(caplog) == expected
 
 

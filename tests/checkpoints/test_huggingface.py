@@ -371,7 +371,7 @@ def test_weights_as_trainers_save_them(made, directory, layout, caplog):
     torch.save(nested, directory / "pytorch_model.bin")
     edit_config(directory, quantization_config=None)
     assert_same_logits(load(directory), made[0])
-    named = [f"{directory} has a head, which no text needs: {HEADS.get(layout)}.weight"]
+    named = [f"{directory} has a head, which decoding ignores: {HEADS.get(layout)}.weight"]
     assert caplog.messages == (named if layout in HEADS else [])
 
 

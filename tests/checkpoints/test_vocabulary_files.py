@@ -481,7 +481,7 @@ def test_special_tokens_that_are_to_be_split(tmp_path, spieces, caplog):
     for _ in range(2):
         assert read_vocabulary(tmp_path, values_of(tmp_path)).encode("<extra_id_0>") == [154]
     (line,) = caplog.messages
-    assert line.startswith(f"{tmp_path / SETTINGS} sets split_special_tokens, which is left out")
+    assert line.startswith(f"{tmp_path / SETTINGS} sets split_special_tokens, which is not app")
 
 
 def byt5(directory):

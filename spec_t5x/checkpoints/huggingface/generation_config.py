@@ -87,7 +87,7 @@ class LeftOut:
                 options, remedy = self._with_remedy(options, name)
                 named.append(text + remedy)
         if named:
-            log.warning("%s sets options that are left out: %s", self.where, ", ".join(named))
+            log.warning("%s sets options that are not applied: %s", self.where, ", ".join(named))
 
     def _with_remedy(self, options: GenerateOptions, name: str) -> tuple[GenerateOptions, str]:
         """Returns ``options`` with a setting's effect, and the flag; unchanged if it is refused."""

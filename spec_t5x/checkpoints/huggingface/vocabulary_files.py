@@ -70,8 +70,8 @@ def read_vocabulary(
     settings = read_if_there(directory / SETTINGS_NAME)
     if settings.get("split_special_tokens"):
         _warn(
-            f"{directory / SETTINGS_NAME} sets split_special_tokens, which is left out: names of "
-            "sentinels in a source are tokens"
+            f"{directory / SETTINGS_NAME} sets split_special_tokens, which is not applied: names "
+            "of sentinels in a source are single tokens"
         )
     kind = str(settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5)
     is_t5 = values["model_type"] != "umt5" and kind.removesuffix("Fast") == _T5

@@ -137,7 +137,7 @@ def unwrapped(
     Wrappers and trainers add a prefix, such as ``module.``; ``modules`` are no prefixes.
     """
     if heads := [name for name in tensors if _HEADS & {*name.split(".")}]:
-        log.warning("%s has a head, which no text needs: %s", directory, listed(heads))
+        log.warning("%s has a head, which decoding ignores: %s", directory, listed(heads))
         tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
     while (first := next(iter(tensors), "").partition(".")[0]) not in ("", *modules):
         if not all(name.startswith(f"{first}.") for name in tensors):
