@@ -69,7 +69,7 @@ def make_draft(
 
     def make(other: str, options: DraftOptions) -> Draft:
         # The weights may be those of the draft that takes the other one.
-        weights = options.weights if _have_weights(_parts(other)) else AUTO
+        weights = options.weights if any(k.has_weights for k, _ in _parts(other)) else AUTO
         return make_draft(other, target, model, dataclasses.replace(options, weights=weights))
 
     if not argument and kind.packaged is not None:
@@ -80,9 +80,9 @@ def make_draft(
 def _checked_parts(text: str, options: DraftOptions) -> list[tuple[DraftKind, str]]:
     """Lists a draft's ``_parts``; raises ``InputError`` for options that it does not take."""
     parts = list(_parts(text))
-    if options.settings is not None and not parts[0][0].has_temperature:
+    if options.settings is not None and not any(kind.has_temperature for kind, _ in parts):
         raise InputError(f"draft {text!r} takes no temperature: leave draft_temperature out")
-    if options.weights != AUTO and not _have_weights(parts):
+    if options.weights != AUTO and not any(kind.has_weights for kind, _ in parts):
         raise InputError(f"draft {text!r} has no weights of a model: leave draft_weights out")
     return parts
 
@@ -167,11 +167,6 @@ def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:
     yield kind, argument
     for inner in kind.drafts(argument):
         yield from _parts(inner)
-
-
-def _have_weights(parts: Iterable[tuple[DraftKind, str]]) -> bool:
-    """Tells whether ``DraftOptions.weights`` apply to one of a draft's ``_parts``."""
-    return any(kind.has_weights for kind, _ in parts)
 
 
 def kind_of(text: str) -> str:
