@@ -66,6 +66,9 @@ class DraftKind:
     drafts: Callable[[str], Sequence[str]] = lambda argument: ()
     # Raises ``InputError`` for an argument that is none of this kind's; gets the whole text, too.
     check: Callable[[str, str], object] = lambda text, argument: None
+    # Opens what the argument names; raises ``InputError`` if it is of another kind or does not fit
+    # the target (a ``LoadedModel``, perhaps without parameters). Reads no weights.
+    open: Callable[[str, Any], object] = lambda argument, target: None
     # The kind of the target's packaged draft whose name replaces an empty argument; None for none.
     packaged: str | None = None
     # Whether the draft needs more of a target than its vocabulary, and whether an encoder.

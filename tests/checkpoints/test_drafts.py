@@ -203,10 +203,9 @@ def test_options_of_no_part_of_a_draft_are_refused_before_a_target_is_loaded(tmp
     if draft in WITHOUT_TEMPERATURE:
         refused.append((warm, "takes no temperature: leave draft_temperature out"))
     for options, message in refused:
-        for load in (find_models, Generator.load):
-            drafts = [draft] if load is find_models else draft
+        for find, drafts in ((find_models, [draft]), (Generator.load, draft)):
             with pytest.raises(InputError, match=f"^draft '{draft}' {message}"):
-                load(tmp_path, drafts, options)
+                find(tmp_path, drafts, options)
     if draft not in WITHOUT_TEMPERATURE:
         with pytest.raises(InputError, match="holds no config.json"):
             Generator.load(tmp_path, draft.replace("bigram", "bigram:t5-ngram"), warm)

@@ -327,6 +327,13 @@ def test_shards(online, directories, monkeypatch):
     assert sorted(sent) == sorted(f"{TARGET}/{name}" for name in set(index["weight_map"].values()))
 
 
+def test_an_index_without_names(online):
+    repository = online.repositories[TARGET]
+    (repository / "model.safetensors").unlink()
+    (repository / "model.safetensors.index.json").write_text('{"weight_map": null}')
+    assert "has no weight_map: copy the file again" in message_of(find_models, TARGET, ())
+
+
 def test_weights_of_pytorch(online, directories, monkeypatch):
     repository = online.repositories[DRAFT]
     model = transformers.T5ForConditionalGeneration.from_pretrained(directories / "draft")
