@@ -125,7 +125,12 @@ class GenerateOptions:
         "maximum length of a source in tokens, end of sequence included, or of a decoder-only "
         "model's prompt (default: the checkpoint's, or 512)",
     )
-    verifier: str = option("block", "rule that accepts drafted tokens", registry.names("verifier"))
+    # No choices: a gin file, which is read after the flags, may register others.
+    verifier: str = option(
+        "block",
+        f"rule that accepts drafted tokens: {', '.join(registry.names('verifier'))}",
+        "NAME",
+    )
     lenience: float = option(
         1.0,
         "below 1 the token verifier accepts more but is lossy: a token's probability grows by a "
@@ -213,11 +218,6 @@ class GenerateOptions:
                 f"gamma is {gamma!r} and max_decode_len {length}: give a whole number from 0 "
                 f"(plain decoding) to max_decode_len, or {AUTO} for the fastest"
             )
-        if self.max_decode_len is not None and (self.min_decode_len or 0) > length:
-            raise InputError(
-                f"min_decode_len is {self.min_decode_len} and max_decode_len {length}: raise "
-                "max_decode_len"
-            )
 
     def _check_texts(self) -> None:
         for string in self.stop:
@@ -227,6 +227,12 @@ class GenerateOptions:
             errors.check_unicode(name, "".join(getattr(self, name)))
         if self.output_prefix and self.forced_bos_token_id != -1:
             errors.check_unused(self, "an output_prefix comes first", "forced_bos_token_id")
+
+    def check_input(self, has_source: bool) -> None:
+        """Raises ``InputError`` for options of a text's beginning beside prompts, not sources."""
+        names = ["output_prefix"] + ["forced_bos_token_id"] * (self.forced_bos_token_id != -1)
+        if not has_source:
+            errors.check_unused(self, "the prompt of a decoder-only model comes first", *names)
 
     def _check_search(self) -> None:
         """Raises ``InputError`` for options that a beam search has not, or that only one has."""

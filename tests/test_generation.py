@@ -132,7 +132,6 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
         ({"suppress_tokens": (-1,)}, "suppress_tokens has (-1,): give a list of whole numbers"),
         ({"bad_words_ids": ((),)}, "bad_words_ids has an empty list of ids: leave it out"),
         ({"sequence_bias": (((), 1.0),)}, "sequence_bias has an empty list of ids: leave it out"),
-        ({"min_decode_len": 9, "max_decode_len": 8}, "min_decode_len is 9 and max_decode_len 8"),
         ({"output_prefix": "\udce4"}, "output_prefix '\\udce4' is not UTF-8"),
         ({"stop": "\udce4"}, "stop '\\udce4' is not UTF-8"),
         ({"beam_alpha": float("nan")}, "beam_alpha is nan"),

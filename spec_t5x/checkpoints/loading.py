@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from spec_t5x.checkpoints.formats import NATIVE, Format, format_of
 from spec_t5x.checkpoints.huggingface import generation_config, hub
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.huggingface.vocabulary_files import has_tokenizer
+from spec_t5x.checkpoints.native import model_files
 from spec_t5x.checkpoints.storage import stored_model, vocabularies
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
@@ -29,7 +31,7 @@ _OF_T5 = {"model_type": "t5"}
 
 
 def load(
-    directory_or_name: str | Path | GcsPath,
+    directory_or_name: str | Path | GcsPath | StoredModel,
     *,
     dtype: str = "float32",
     vocabulary: VocabularyLike | None = None,
@@ -43,7 +45,7 @@ def load(
         directory_or_name: a directory, a packaged model's name, or ``OWNER/NAME`` of a model on
             the Hugging Face Hub; an existing directory has precedence. A T5X checkpoint
             (``…/checkpoint_1000000``), or a directory of several, whose latest is read, may be
-            in a bucket (``gs://…``).
+            in a bucket (``gs://…``). An opened model is one of ``open_model``.
         dtype: "float32" or "bfloat16", the type of the parameters and ``config.dtype``.
         vocabulary: vocabulary of a checkpoint without one, as T5X's are: a ``Vocabulary``, a
             SentencePiece file, ``FILE:100`` with 100 extra ids, "bytes", tokenizer.json, or
@@ -64,7 +66,9 @@ def load(
     # Checked first: opening may download gigabytes.
     check_choice("dtype", dtype, STORED_DTYPES)
     check_choice("weights", weights, WEIGHTS)
-    stored = open_model(directory_or_name, vocabulary=vocabulary)
+    stored = directory_or_name
+    if not isinstance(stored, StoredModel):
+        stored = open_model(directory_or_name, vocabulary=vocabulary)
     with doing(log, f"loading {stored.directory}"):
         return stored.load(
             dtype=dtype, shardings=shardings, for_decoding=for_decoding, weights=weights
@@ -98,6 +102,14 @@ def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
     return open_model(directory_or_name).known_vocabulary()
 
 
+def has_source(target: str | Path | GcsPath) -> bool:
+    """Tells whether a target has an encoder; reads config.json alone."""
+    directory, values, format = _recognized(find(target))
+    if format is NATIVE:
+        return model_files.read_config(values, directory / CONFIG_NAME).has_source
+    return format.config.has_source
+
+
 def check_task(directory: Location, task: str | None) -> None:
     """Raises ``InputError`` if there is a config.json and it has no settings of a ``task``."""
     values = None if task is None else _recognized(directory)[1]
@@ -106,24 +118,22 @@ def check_task(directory: Location, task: str | None) -> None:
         generation_config.check_task(settings, str(directory), task)
 
 
-def check_vocabulary(target: str | Path | GcsPath, given: VocabularyLike | None) -> None:
-    """Raises ``InputError`` if ``given`` cannot be read, or is None and a Hub target has none.
+def check_vocabularies(
+    target: str | Path | GcsPath, drafts: Iterable[str], given: VocabularyLike | None
+) -> None:
+    """Checks vocabularies before weights are downloaded, if files suffice.
 
-    Reads no weights.
+    Raises ``InputError`` if ``given`` is absent, or a target on the Hub has none, without one; and
+    as ``check_same_vocabulary``.
     """
+    ours = _vocabulary_of_files(target)
     if given is not None:
         named_vocabulary(given)
-    elif is_on_hub(target):
-        directory, values, format = _recognized(find(target))
-        if format.read_vocabulary and format.read_vocabulary(directory, values) is None:
-            raise stored_model.no_vocabulary(target)
-
-
-def check_vocabularies(target: str | Path | GcsPath, draft: str | Path | GcsPath) -> None:
-    """Checks as ``check_same_vocabulary``, before weights are downloaded, if files suffice."""
-    ours, theirs = map(_vocabulary_of_files, (target, draft))
-    if ours and theirs:
-        _check_same(ours, theirs, f"target {target} and draft {draft}")
+    elif ours is None and is_on_hub(target):
+        raise stored_model.no_vocabulary(target)
+    for draft in drafts if ours else ():
+        if theirs := _vocabulary_of_files(draft):
+            _check_same(ours, theirs, f"target {target} and draft {draft}")
 
 
 def _vocabulary_of_files(directory_or_name: str | Path | GcsPath) -> Vocabulary | None:

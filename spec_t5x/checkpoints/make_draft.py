@@ -25,7 +25,7 @@ from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.huggingface import hub
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_if_there
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
-from spec_t5x.checkpoints.storage.stored_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -60,29 +60,30 @@ def make_draft(
         target lacks the encoder that it needs, or their vocabularies differ.
     """
     options, text = options or DraftOptions(), str(text)
-    kind, argument = _checked_parts(text, options)[0]
-    if kind.needs_encoder and not target.config.has_source:
-        raise InputError(
-            f"draft {text!r} is for encoder-decoder targets and {target.directory} is "
-            "decoder-only: use transformer, an n-gram draft or copy"
-        )
+    kind, argument = _checked_parts(text, options, target.config.has_source)[0]
 
     def make(other: str, options: DraftOptions) -> Draft:
         # The weights may be those of the draft that takes the other one.
-        weights = options.weights if _have_weights(_parts(other)) else AUTO
+        weights = options.weights if any(k.has_weights for k, _ in _parts(other)) else AUTO
         return make_draft(other, target, model, dataclasses.replace(options, weights=weights))
 
-    if not argument and kind.packaged is not None:
-        argument = _packaged(target.directory, kind.packaged)
-    return kind.make(Request(target=target, model=model, options=options, make=make), argument)
+    request = Request(target=target, model=model, options=options, make=make)
+    return kind.make(request, _given(kind, argument, target.directory))
 
 
-def _checked_parts(text: str, options: DraftOptions) -> list[tuple[DraftKind, str]]:
-    """Lists a draft's ``_parts``; raises ``InputError`` for options that it does not take."""
+def _checked_parts(
+    text: str, options: DraftOptions, has_source: bool
+) -> list[tuple[DraftKind, str]]:
+    """Lists a draft's ``_parts``; raises ``InputError`` for options or a target it cannot have."""
     parts = list(_parts(text))
-    if options.settings is not None and not parts[0][0].has_temperature:
+    if not has_source and any(kind.needs_encoder for kind, _ in parts):
+        raise InputError(
+            f"draft {text!r} is for encoder-decoders and the target is a decoder alone: give "
+            "transformer, an n-gram draft or copy"
+        )
+    if options.settings is not None and not any(kind.has_temperature for kind, _ in parts):
         raise InputError(f"draft {text!r} takes no temperature: leave draft_temperature out")
-    if options.weights != AUTO and not _have_weights(parts):
+    if options.weights != AUTO and not any(kind.has_weights for kind, _ in parts):
         raise InputError(f"draft {text!r} has no weights of a model: leave draft_weights out")
     return parts
 
@@ -92,9 +93,11 @@ def packaged_drafts(target: Location) -> dict[str, str]:
     return PACKAGED_DRAFTS.get(target.name, {}) if target.parent == loading.PACKAGED_MODELS else {}
 
 
-def _packaged(target: Location, name: str) -> str:
-    """Returns the name of a target's packaged draft of the kind ``name``."""
-    drafts = packaged_drafts(target)
+def _given(kind: DraftKind, argument: str, target: Location) -> str:
+    """Returns a draft's argument or, in place of "", the name of a packaged target's draft."""
+    if argument or kind.packaged is None:
+        return argument
+    drafts, name = packaged_drafts(target), kind.packaged
     if name not in drafts:
         raise InputError(
             f"draft {name!r} is not packaged for {target}: give a directory, {name}:DIR"
@@ -108,40 +111,47 @@ def find_models(
     options: DraftOptions | None = None,
     task: str | None = None,
     vocabulary: VocabularyLike | None = None,
-) -> None:
-    """Checks that a target and its drafts' models exist, then downloads weights from the Hub.
+    kv: str = AUTO,
+    decoding: GenerateOptions | None = None,
+) -> StoredModel:
+    """Finds and opens a target, and its drafts' models; downloads weights that are on the Hub.
 
-    First checks the drafts, their ``options`` and the target's ``task``. Vocabularies are read and
-    compared before a download, which may take an hour.
+    Before a download, which may take an hour, checks what config.json and vocabularies decide: the
+    drafts with their ``options``, ``task``, ``kv`` and ``decoding``. No weights are read.
     """
-    directory, models = loading.find(target), []
+    parts, drafts = [], [str(each) for each in drafts if each]
+    for draft in drafts if decoding else ():
+        check_draft(draft, decoding)
+    directory, has_source = loading.find(target), loading.has_source(target)
     loading.check_task(directory, task)
-    for draft in filter(None, drafts):
-        for kind, argument in _checked_parts(str(draft), options or DraftOptions()):
-            if argument and kind.has_checkpoint:
-                models.append(argument)
-            # Those for an encoder, which a target may lack, are left to ``make_draft``.
-            if not (argument or kind.packaged is None or kind.needs_encoder):
-                _packaged(directory, kind.packaged)
-    names = [target, *models]
+    if kv != AUTO and not has_source:
+        raise InputError(f"kv is {kv!r} and the target has no source: leave kv out")
+    if decoding is not None:
+        decoding.check_input(has_source)
+    for draft in drafts:
+        for kind, argument in _checked_parts(draft, options or DraftOptions(), has_source):
+            parts.append((kind, _given(kind, argument, directory)))
+    models = [argument for kind, argument in parts if kind.has_checkpoint]
     for name in models:
         loading.find(name)
-    absent = [name for name in names if loading.is_on_hub(name) and not hub.has_weights(name)]
-    if absent:
-        loading.check_vocabulary(target, vocabulary)
-    for name in models if absent else ():
-        if kind_of(name) == TRANSFORMER:
-            loading.check_vocabularies(target, name)
+    names = filter(loading.is_on_hub, [target, *models])
+    if absent := [name for name in names if not hub.has_weights(name)]:
+        smaller = [name for name in models if kind_of(name) == TRANSFORMER]
+        loading.check_vocabularies(target, smaller, vocabulary)
     for name in absent:
         hub.download_weights(name)
+    stored = loading.open_model(target, vocabulary=vocabulary)
+    for kind, argument in parts:
+        kind.open(argument, stored.unread())
+    return stored
 
 
-def check_draft(text: str | None, options: GenerateOptions) -> None:
+def check_draft(text: str, options: GenerateOptions) -> None:
     """Raises ``InputError`` if the options have trees or a search that the draft does not support.
 
     If a kind does not name the class of its drafts, the loops check the draft.
     """
-    kind = next(_parts(text))[0].draft if text else None
+    kind = next(_parts(text))[0].draft
     if kind is None or options.gamma == 0:
         return
     if options.beams and options.gamma != AUTO and kind is not TransformerDraft:
@@ -167,11 +177,6 @@ def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:
     yield kind, argument
     for inner in kind.drafts(argument):
         yield from _parts(inner)
-
-
-def _have_weights(parts: Iterable[tuple[DraftKind, str]]) -> bool:
-    """Tells whether ``DraftOptions.weights`` apply to one of a draft's ``_parts``."""
-    return any(kind.has_weights for kind, _ in parts)
 
 
 def kind_of(text: str) -> str:
@@ -200,9 +205,9 @@ def _is_named(text: str) -> bool:
     return text.partition(":")[0] in known and not Path(text).expanduser().is_dir()
 
 
-def model_draft(request: Request, argument: str) -> TransformerDraft:
-    """Loads the model ``argument``, resized to the target's ids."""
-    target, stored = request.target, loading.open_model(argument)
+def _open(argument: str, target: LoadedModel) -> StoredModel:
+    """Opens the model ``argument``, resized to the target's ids."""
+    stored = loading.open_model(argument)
     rows, own_rows = target.config.vocab_size, stored.config.vocab_size
     if stored.vocabulary is None and own_rows != rows:
         raise InputError(
@@ -217,9 +222,14 @@ def model_draft(request: Request, argument: str) -> TransformerDraft:
             f"draft {stored.directory} a {type(stored.config).__name__}: give a draft of the "
             "target's kind"
         )
+    return fitted(stored, target)
+
+
+def model_draft(request: Request, argument: str) -> TransformerDraft:
+    """Loads the model ``argument``, resized to the target's ids."""
     options = request.options
     given = {"shardings": options.shardings, "weights": options.weights}
-    loaded = fitted(stored, target).load(
+    loaded = _open(argument, request.target).load(
         dtype=options.dtype, for_decoding=True, **given, option="draft_weights"
     )
     return TransformerDraft(loaded.bind(), settings=options.settings)
@@ -228,6 +238,7 @@ def model_draft(request: Request, argument: str) -> TransformerDraft:
 KIND = DraftKind(
     make=model_draft,
     draft=TransformerDraft,
+    open=_open,
     has_checkpoint=True,
     packaged=TRANSFORMER,
     has_temperature=True,

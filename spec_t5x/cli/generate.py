@@ -53,11 +53,14 @@ def run(args: argparse.Namespace) -> int:
     source = _source(args)
     enable()
 
-    from spec_t5x.checkpoints.make_draft import check_draft
     from spec_t5x.generation import Generator
 
-    check_draft(models.draft_name(), options)
-    command = _Command(args, Generator.load_named(models), options)
+    target, opened = Generator.open(models, [models.draft_name()], options)
+    command = _Command(args, opened, options)
+    if args.text and args.text != ["-"]:
+        # All arguments are checked before the first is decoded.
+        source = iter([[command.checked(line) for part in source for line in part]])
+    command.generator = Generator.load_named(models, target)
     command.run(source)
     return 2 if command.failed else 0
 
@@ -160,13 +163,10 @@ class _Command:
         args, options = self.args, self.options
         single = options.batch_size == options.num_decodes == 1 and not options.beams
         streams = sys.stdout.isatty() and not args.json and single
-        if args.text and args.text != ["-"]:
-            # All arguments are checked before the first is decoded.
-            source = iter([[self._checked(line) for part in source for line in part]])
         if not (args.compare or args.trace or streams):
             self._generate(source)
             return
-        lines = map(self._checked, itertools.chain.from_iterable(source))
+        lines = map(self.checked, itertools.chain.from_iterable(source))
         if args.compare:
             self._compare(list(lines))
         else:
@@ -222,7 +222,7 @@ class _Command:
         else:
             _of_labs("console:print_comparison")(comparison)
 
-    def _checked(self, line: Item) -> Item:
+    def checked(self, line: Item) -> Item:
         """Returns the line; sets and logs its error if it cannot be decoded (raises for a TEXT)."""
         text = InputError(line.error) if line.error else line.text
         try:

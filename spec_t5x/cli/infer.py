@@ -52,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     # Processes must join before JAX looks for devices, as it does when the options are read.
     joined = join(HostOptions(**settings.given(args, HostOptions)))
 
-    from spec_t5x.checkpoints.make_draft import check_draft, find_models
     from spec_t5x.generation import Generator
     from spec_t5x.inference.bulk import infer, merge
     from spec_t5x.inference.signals import Interrupted
@@ -70,13 +69,11 @@ def run(args: argparse.Namespace) -> int:
 
     def load(placement):
         shardings = placement.params if placement.mesh else None
-        return Generator.load_named(models, shardings=shardings)
+        return Generator.load_named(models, target, shardings=shardings)
 
     # Before anything is written: what other workers read must be a run that can start.
-    draft = models.draft_name()
-    check_draft(draft, decoding)
-    find_models(models.target, [draft], models.draft_options(), models.task, models.vocabulary)
-    source, of_models = _source(options, models), _settings(models, options)
+    target, opened = Generator.open(models, [models.draft_name()], decoding)
+    source, of_models = _source(options, opened.vocabulary), _settings(models, options)
     try:
         report = infer(options, decoding, source, load, settings=of_models)
     except Interrupted as interrupted:
@@ -113,7 +110,7 @@ def _with_batch_size(args: argparse.Namespace, decoding):
     return decoding
 
 
-def _source(options, models):
+def _source(options, vocabulary):
     if options.input is not None:
         from spec_t5x.inference.sources import file_source
 
@@ -121,11 +118,9 @@ def _source(options, models):
     # Imported only for a task, because seqio imports TensorFlow, which takes seconds.
     import seqio
 
-    from spec_t5x.checkpoints.loading import open_model
     from spec_t5x.data.task_examples import task_or_mixture
     from spec_t5x.inference.task_source import TaskSource
 
-    vocabulary = open_model(models.target, vocabulary=models.vocabulary).known_vocabulary()
     task = task_or_mixture(
         options.mixture_or_task, vocabulary, modules=options.modules, caches=options.caches
     )

@@ -66,12 +66,15 @@ class DraftKind:
     drafts: Callable[[str], Sequence[str]] = lambda argument: ()
     # Raises ``InputError`` for an invalid argument; gets the whole text, for messages, and it.
     check: Callable[[str, str], object] = lambda text, argument: None
+    # Opens what the argument names; raises ``InputError`` if it is of another kind or does not fit
+    # the target (a ``LoadedModel``, perhaps without parameters). Reads no weights.
+    open: Callable[[str, Any], object] = lambda argument, target: None
     # Kind of the target's packaged draft that an empty argument selects; None if it selects none.
     packaged: str | None = None
     # Whether the draft needs more of a target than its vocabulary, and whether an encoder.
     needs_network: bool = True
     needs_encoder: bool = False
-    # Whether ``DraftOptions.settings`` apply to the draft, and whether its ``weights`` do.
+    # Whether the draft itself takes ``DraftOptions.settings``, and ``weights``; others may inside.
     has_temperature: bool = False
     has_weights: bool = False
 
@@ -83,6 +86,6 @@ def no_argument(text: str, argument: str) -> None:
 
 
 def whole_number(text: str, argument: str) -> None:
-    """Raises ``InputError`` if the argument of the draft ``text`` is given and no whole number."""
-    if argument and not argument.isdecimal():
-        raise InputError(f"draft {text}: give a whole number after the colon")
+    """Raises ``InputError`` if the argument of the draft ``text`` is given and no number from 1."""
+    if argument and not (argument.isdecimal() and argument.strip("0")):
+        raise InputError(f"draft {text}: give a whole number from 1 after the colon")

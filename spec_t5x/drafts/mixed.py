@@ -134,5 +134,4 @@ KIND = DraftKind(
     make=_make,
     draft=MixedDraft,
     drafts=lambda argument: [argument or "transformer"],
-    has_temperature=True,
 )

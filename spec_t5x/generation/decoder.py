@@ -79,6 +79,20 @@ class BatchDecoder:
         """True if the target is decoder-only: its input is a prompt, which the output continues."""
         return isinstance(self.target, TextModel)
 
+    def check(self, options: GenerateOptions) -> None:
+        """Raises ``InputError`` for options with which the target decodes no input at all."""
+        options.check_input(not self.is_decoder_only)
+        check_positions(self.target, self.max_decode_len(options))
+        self.rules(options)
+        has_penalty = options.settled(self.defaults)["length_penalty"] is not None
+        if options.early_stopping is not None and not has_penalty:
+            raise InputError(
+                f"early_stopping is {options.early_stopping!r}, which T5X's ranking does not use: "
+                "give a length_penalty as well, or leave early_stopping out"
+            )
+        if has_penalty and options.beams:
+            check_unused(options, "a length_penalty replaces it", "beam_alpha")
+
     # Texts to batches
 
     def tokenize(self, text: str | InputError, options: GenerateOptions) -> list[int]:
@@ -118,10 +132,6 @@ class BatchDecoder:
         )
 
     def _fit_prompt(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
-        # Called because it refuses an ``output_prefix``.
-        self.prefix_ids(options)
-        if ids and options.forced_bos_token_id != -1:
-            check_unused(options, "the prompt comes first", "forced_bos_token_id")
         limit = self._longest_prompt(options)
         if len(ids) > limit and not options.truncate:
             given = options.max_source_len == limit
@@ -193,18 +203,8 @@ class BatchDecoder:
         )
 
     def prefix_ids(self, options: GenerateOptions) -> list[int]:
-        """Encodes ``options.output_prefix``; returns [] without one.
-
-        Raises ``InputError`` if the model is decoder-only.
-        """
-        if not options.output_prefix:
-            return []
-        if self.is_decoder_only:
-            raise InputError(
-                f"output_prefix is {options.output_prefix!r} and the model decoder-only: put "
-                "it into the prompt"
-            )
-        return self.vocabulary.encode(options.output_prefix)
+        """Encodes ``options.output_prefix``; returns [] without one."""
+        return self.vocabulary.encode(options.output_prefix) if options.output_prefix else []
 
     # The loops
 
@@ -312,15 +312,9 @@ class BatchDecoder:
     def search(self, batch: Batch, options: GenerateOptions) -> BeamResult:
         """Starts a beam search on the device, and returns arrays that the device will fill.
 
-        Raises ``InputError`` if gamma is neither 0 nor "auto", and the draft is no transformer; or
-        if ``early_stopping`` was given without a ``length_penalty``.
+        Raises ``InputError`` if gamma is neither 0 nor "auto", and the draft is no transformer.
         """
         settled = options.settled(self.defaults)
-        if options.early_stopping is not None and settled["length_penalty"] is None:
-            raise InputError(
-                f"early_stopping is {options.early_stopping!r}, which T5X's ranking does not use: "
-                "give a length_penalty as well, or leave early_stopping out"
-            )
         # The end of a search by T5X's rules depends on the longest text that it has room for.
         room = self.longest(batch, options)
         if settled["length_penalty"] is None:
@@ -329,7 +323,6 @@ class BatchDecoder:
             longest = prompts + self.max_decode_len(options) + 1
             ranking = Ranking(exponent=options.beam_alpha, longest=longest)
         else:
-            check_unused(options, "a length_penalty replaces it", "beam_alpha")
             ranking = TransformersRanking(
                 exponent=settled["length_penalty"], early_stopping=settled["early_stopping"]
             )

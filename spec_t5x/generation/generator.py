@@ -15,7 +15,7 @@ from spec_t5x.checkpoints.huggingface import generation_config
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
-from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.drafts.kinds import DraftOptions
@@ -46,7 +46,7 @@ class Generator(BatchDecoder):
     @classmethod
     def load(
         cls,
-        target: str | Path,
+        target: str | Path | StoredModel,
         draft: str | Path | None = None,
         options: DraftOptions | None = None,
         vocabulary: VocabularyLike | None = None,
@@ -64,7 +64,7 @@ class Generator(BatchDecoder):
         names those that are not applied.
 
         Args:
-          target: the model whose output is wanted.
+          target: the model whose output is wanted, or the one that ``open`` returned.
           draft: a draft's name, for ``checkpoints.make_draft``; None or "none" decodes plainly.
           options: settings of the draft; the target computes in their ``dtype`` too.
           vocabulary: for a checkpoint that holds none (``checkpoints.storage.vocabularies``).
@@ -82,7 +82,7 @@ class Generator(BatchDecoder):
             vocabulary is not the target's.
         """
         for name, model in {"target": target, "draft": draft or NO_DRAFT}.items():
-            if not isinstance(model, str | os.PathLike):
+            if not isinstance(model, str | os.PathLike | StoredModel):
                 raise InputError(
                     f"{name} is a {type(model).__name__}: give a directory (save_pretrained makes "
                     "one of a model of transformers) or a name; a draft made here goes to "
@@ -96,16 +96,36 @@ class Generator(BatchDecoder):
         if options.shardings is None:
             options = dataclasses.replace(options, shardings=shardings)
         drafts = () if draft in (None, NO_DRAFT) else (draft,)
-        find_models(target, drafts, options, task, vocabulary)
-        stored = {"vocabulary": vocabulary, "shardings": shardings, "weights": weights}
+        if not isinstance(target, StoredModel):
+            target = find_models(target, drafts, options, task, vocabulary, kv)
+        stored = {"shardings": shardings, "weights": weights}
         loaded, generator = cls.load_target(target, options.dtype, task, kv, **stored)
         if not drafts:
             return generator
         return generator.with_draft(make_draft(draft, loaded, generator.target, options))
 
     @classmethod
+    def open(
+        cls, models: Models, drafts: Iterable[str | None], options: GenerateOptions
+    ) -> tuple[StoredModel, "Generator"]:
+        """Opens a command's models, with ``drafts`` in place of its draft, and checks ``options``.
+
+        Returns the target, and a generator without weights and draft, which tokenizes.
+        """
+        of_models = models.draft_options(), models.task, models.vocabulary, models.kv
+        stored = find_models(models.target, drafts, *of_models, options)
+        generator = cls.of(stored.unread(), task=models.task, kv=models.kv)
+        generator.check(options)
+        return stored, generator
+
+    @classmethod
     def load_target(
-        cls, target: str | Path, dtype: str, task: str | None = None, kv: str = AUTO, **stored: Any
+        cls,
+        target: str | Path | StoredModel,
+        dtype: str,
+        task: str | None = None,
+        kv: str = AUTO,
+        **stored: Any,
     ) -> tuple[LoadedModel, "Generator"]:
         """Returns a target's checkpoint, for ``make_draft``, and a generator without a draft.
 
@@ -117,11 +137,11 @@ class Generator(BatchDecoder):
         return dataclasses.replace(loaded, params=generator.target.weights), generator
 
     @classmethod
-    def load_named(cls, models: Models, **options) -> "Generator":
+    def load_named(cls, models: Models, opened: StoredModel | None = None, **options):
         """Loads the models that a command names; ``options`` are further arguments of ``load``."""
-        named = models.target, models.draft_name(), models.draft_options(), models.vocabulary
+        named = models.draft_name(), models.draft_options(), models.vocabulary
         of_target = {"weights": models.weights, "task": models.task, "kv": models.kv}
-        return cls.load(*named, **of_target, **options)
+        return cls.load(opened or models.target, *named, **of_target, **options)
 
     @classmethod
     def of(
@@ -268,7 +288,11 @@ class Generator(BatchDecoder):
         return stream(self.engine(options, resumes=True), batch)
 
     def engine(self, options: GenerateOptions, *, resumes: bool = False) -> Engine:
-        """Makes an engine, which ``resumes`` the pace of earlier texts if none depends on it."""
+        """Makes an engine, which ``resumes`` the pace of earlier texts if none depends on it.
+
+        Raises ``InputError`` as ``check``.
+        """
+        self.check(options)
         return Engine(self, options, self._costs, self._paces if resumes else None)
 
     def verdict(self, options: GenerateOptions) -> str | None:

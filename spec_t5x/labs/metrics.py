@@ -1,21 +1,100 @@
-"""Metrics by name: their 95 % intervals, signatures, and whether their packages are installed."""
+"""Metrics by name, as T5 reports them: scores, 95 % intervals, signatures, installed packages.
+
+A metric is ``metric(targets, predictions) -> {figure: value in 0..100}``, seqio's signature:
+``targets`` are the references and ``predictions`` the model's outputs, one for each reference.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
-from spec_t5x.data.metrics import (
-    bleu_intl_metric,
-    bleu_score,
-    import_rouge_score,
-    import_sacrebleu,
-    rouge_metric,
-    rouge_scores,
-)
-from spec_t5x.errors import check_choice
+import numpy as np
+
+from spec_t5x.errors import InputError, check_choice
+from spec_t5x.machine.extras import needed
 
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
 
 _RESAMPLINGS = 1000
+# The figures that T5 reports for summaries.
+ROUGE_KEYS = ("rouge1", "rouge2", "rougeLsum")
+
+
+def bleu_intl_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
+    """Computes BLEU as T5 reports it: sacreBLEU with its ``intl`` tokenisation.
+
+    Raises ``InputError`` unless there are targets, and one prediction for each.
+    """
+    return {"bleu": bleu_score(targets, predictions, "intl").score}
+
+
+def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
+    """Computes ROUGE as T5 reports it: ``rouge1``, ``rouge2`` and ``rougeLsum``, each an F1.
+
+    ``rougeLsum`` (longest common subsequences) expects one sentence per line. The rouge-score
+    package computes each figure, without stemming, as the median over 1000 resamplings of the
+    texts. Unlike in T5, their seed is fixed: the same texts always have the same score. Raises
+    ``InputError`` unless there are targets, and one prediction for each.
+    """
+    return {name: mid for name, (_, mid, _) in rouge_scores(targets, predictions).items()}
+
+
+def import_sacrebleu() -> ModuleType:
+    """Imports sacrebleu; raises ``InputError`` if it is not installed."""
+    with needed("sacrebleu"):
+        import sacrebleu
+    return sacrebleu
+
+
+def import_rouge_score() -> tuple[ModuleType, ModuleType]:
+    """Imports rouge-score's scorer and scoring; raises ``InputError`` if it is not installed."""
+    # The import loads NLTK, which takes half a second and which only ROUGE needs.
+    with needed("rouge_score"):
+        from rouge_score import rouge_scorer, scoring
+    return rouge_scorer, scoring
+
+
+def bleu_score(
+    targets: Sequence[str], predictions: Sequence[str], tokenize: str, **options: Any
+) -> Any:
+    """Returns sacreBLEU's ``BLEUScore``; ``options`` are those of its ``corpus_score``."""
+    _check_numbers(targets, predictions)
+    scorer = import_sacrebleu().metrics.BLEU(tokenize=tokenize)
+    return scorer.corpus_score(list(predictions), [list(targets)], **options)
+
+
+def rouge_scores(
+    targets: Sequence[str], predictions: Sequence[str]
+) -> dict[str, tuple[float, float, float]]:
+    """Returns (low, median, high) of each of ``ROUGE_KEYS``, in 0..100."""
+    _check_numbers(targets, predictions)
+    rouge_scorer, scoring = import_rouge_score()
+    scorer = rouge_scorer.RougeScorer(list(ROUGE_KEYS))
+    aggregator = scoring.BootstrapAggregator()
+    for pair in zip(targets, predictions, strict=True):
+        # rougeLsum splits sentences at newlines; CNN/DailyMail ends them with " . ".
+        aggregator.add_scores(scorer.score(*(text.replace(" . ", " .\n") for text in pair)))
+    # rouge-score resamples with numpy's global generator, whose state the caller keeps.
+    state = np.random.get_state()
+    np.random.seed(0)
+    try:
+        found = aggregator.aggregate()
+    finally:
+        np.random.set_state(state)
+    return {
+        key: tuple(
+            100.0 * float(score.fmeasure)
+            for score in (found[key].low, found[key].mid, found[key].high)
+        )
+        for key in ROUGE_KEYS
+    }
+
+
+def _check_numbers(targets: Sequence[Any], predictions: Sequence[str]) -> None:
+    if not targets or len(predictions) != len(targets):
+        raise InputError(
+            f"{len(predictions)} hypotheses for {len(targets)} references: give one for each"
+        )
 
 
 def bleu_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:

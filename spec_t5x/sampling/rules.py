@@ -171,7 +171,8 @@ def rules(
       start_id: the start token's id where rules compare it with tokens of the text.
 
     Raises:
-      InputError: an id is not in the vocabulary, a phrase is empty, or a value is out of range.
+      InputError: an id is not in the vocabulary, a phrase is empty, a value is out of range, or a
+        forced token is suppressed.
     """
     words = [tuple(word) for word in bad_words_ids]
     # If a phrase is given twice, the last bias is used, as in transformers.
@@ -188,8 +189,15 @@ def rules(
     )
     check_rules(repetition_penalty, bad_words_ids=words, sequence_bias=phrases)
     check_numbers(0, min_decode_len=min_decode_len, no_repeat_ngram_size=no_repeat_ngram_size)
+    last = {*forced_eos_token_id}
+    if forced_bos_token_id in suppress_tokens or (last and last <= {*suppress_tokens}):
+        # transformers would exclude every token at such a place.
+        raise InputError(
+            f"forced_bos_token_id is {forced_bos_token_id}, forced_eos_token_id "
+            f"{forced_eos_token_id} and suppress_tokens {suppress_tokens}: leave one of them out"
+        )
 
-    def mask(tokens: Sequence[int]) -> Array | None:
+    def mask(tokens: Sequence[int] | set[int]) -> Array | None:
         return jnp.asarray(np.isin(np.arange(vocab_size), list(tokens))) if len(tokens) else None
 
     single = [word[0] for word in words if len(word) == 1 and word[0] not in eos_ids]
@@ -199,7 +207,7 @@ def rules(
         banned=mask([*suppress_tokens, *single]),
         banned_first=mask(begin_suppress_tokens),
         first=jnp.int32(forced_bos_token_id) if forced else None,
-        last=mask(forced_eos_token_id),
+        last=mask(last - {*suppress_tokens}),
         ends=mask(eos_ids) if min_decode_len else None,
         min_decode_len=jnp.int32(min_decode_len) if min_decode_len else None,
         repetition_penalty=None if repetition_penalty == 1 else jnp.float32(repetition_penalty),

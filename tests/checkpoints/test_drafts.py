@@ -17,6 +17,7 @@ from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
+from spec_t5x.generation import Generator
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
@@ -165,7 +166,6 @@ def test_drafts_of_another_vocabulary_are_refused(tiny, name):
     [
         ("nonsense", "no draft 'nonsense': give the directory of a checkpoint, OWNER/NAME"),
         ("copy:x", "copy:x: give a whole number"),
-        ("copy:0", "min_match is 0"),
         ("early_exit:8", "early exit after 8 of 8"),
         ("uniform:3", "uniform:3: uniform takes no argument"),
     ],
@@ -178,7 +178,9 @@ def test_what_cannot_be_made_is_refused(packaged, name, message):
 @pytest.mark.parametrize(
     ("draft", "message"),
     [
-        ("copy:x", "draft copy:x: give a whole number after the colon"),
+        ("copy:x", "draft copy:x: give a whole number from 1 after the colon"),
+        ("copy:0", "draft copy:0: give a whole number from 1"),
+        ("early_exit:00", "draft early_exit:00: give a whole number from 1"),
         ("early_exit:half", "draft early_exit:half: give a whole number"),
         ("int8:4", "draft int8:4: int8 takes no argument"),
         ("mixed:uniform:3", "draft uniform:3: uniform takes no argument"),
@@ -188,3 +190,22 @@ def test_arguments_are_refused_before_a_target_is_loaded(tmp_path, draft, messag
     # The folder is empty: nothing of a checkpoint is read.
     with pytest.raises(InputError, match=message):
         find_models(tmp_path, [draft])
+
+
+WITHOUT_TEMPERATURE = ["copy", "uniform", "mixed:copy", "mixed:uniform", "mixed:mixed:copy"]
+WITHOUT_WEIGHTS = [*WITHOUT_TEMPERATURE, "int8", "int4", "early_exit", "bigram", "mixed:int8"]
+
+
+@pytest.mark.parametrize("draft", WITHOUT_WEIGHTS)
+def test_options_of_no_part_of_a_draft_are_refused_before_a_target_is_loaded(tmp_path, draft):
+    warm = DraftOptions(settings=sampling(0.5))
+    refused = [(DraftOptions(weights="int8"), "has no weights of a model: leave draft_weights")]
+    if draft in WITHOUT_TEMPERATURE:
+        refused.append((warm, "takes no temperature: leave draft_temperature out"))
+    for options, message in refused:
+        for find, drafts in ((find_models, [draft]), (Generator.load, draft)):
+            with pytest.raises(InputError, match=f"^draft '{draft}' {message}"):
+                find(tmp_path, drafts, options)
+    if draft not in WITHOUT_TEMPERATURE:
+        with pytest.raises(InputError, match="holds no config.json"):
+            Generator.load(tmp_path, draft.replace("bigram", "bigram:t5-ngram"), warm)

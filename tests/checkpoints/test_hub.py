@@ -327,6 +327,19 @@ def test_shards(online, directories, monkeypatch):
     assert sorted(sent) == sorted(f"{TARGET}/{name}" for name in set(index["weight_map"].values()))
 
 
+def test_a_target_without_texts_to_measure_is_not_downloaded(online, capsys):
+    assert main.main(["acceptance", "--target", TARGET, "--draft", "copy"]) == 2
+    assert "there is no text: give TEXT, --data FILE or" in capsys.readouterr().err
+    assert not [name for name in online.sent if name.endswith(".safetensors")]
+
+
+def test_an_index_without_names(online):
+    repository = online.repositories[TARGET]
+    (repository / "model.safetensors").unlink()
+    (repository / "model.safetensors.index.json").write_text('{"weight_map": null}')
+    assert "has no weight_map: copy the file again" in message_of(find_models, TARGET, ())
+
+
 def test_weights_of_pytorch(online, directories, monkeypatch):
     repository = online.repositories[DRAFT]
     model = transformers.T5ForConditionalGeneration.from_pretrained(directories / "draft")

@@ -194,6 +194,10 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
         ({"vocab_size": "160"}, "config.json has vocab_size '160': set it to a number"),
         ({"transformers_weights": "other.safetensors"}, "has transformers_weights 'other.safe"),
         ({"d_model": None}, "has no d_model"),
+        ({"hidden_size": 48}, "config.json has hidden_size 48 and d_model 32: leave out one"),
+        ({"num_hidden_layers": 3}, "has num_hidden_layers 3 and num_layers 1: leave out one"),
+        ({"num_attention_heads": 9}, "has num_attention_heads 9 and num_heads 3: leave out one"),
+        ({"head_dim": 9}, "has head_dim 9 and d_kv 8: leave out one"),
         ({"layer_norm_epsilon": math.nan}, "layer_norm_epsilon is nan: give a number of at leas"),
         ({"relative_attention_max_distance": 16}, "relpos_max_distance is 16 and relpos_num_buck"),
         ({"relative_attention_num_buckets": 3}, "relpos_num_buckets 3: give 4 buckets or more"),
@@ -275,9 +279,10 @@ def test_a_torch_that_would_run_code_is_not_asked(directory, monkeypatch):
     assert_refused(directory, "whose code PyTorch 2.5.1+cpu would run: pip install 'torch>=2.6'")
 
 
-def test_an_index_that_names_no_files(directory):
+@pytest.mark.parametrize("values", [{}, {"weight_map": None}, {"weight_map": ["a"]}])
+def test_an_index_that_names_no_files(directory, values):
     (directory / "model.safetensors").rename(directory / "part.safetensors")
-    (directory / "model.safetensors.index.json").write_text("{}")
+    (directory / "model.safetensors.index.json").write_text(json.dumps(values))
     assert_refused(directory, "index.json has no weight_map: copy the file again")
 
 
@@ -381,6 +386,11 @@ def test_weights_as_trainers_save_them(made, directory, layout, caplog):
         ({"model_ema": {"shared.weight": torch.ones(1)}}, "has 'model_ema', which is no tensor"),
         ({"shared.weight": torch.ones(1), "epoch": 3}, "has 'epoch', which is no tensor: save mod"),
         ({1: torch.ones(1)}, "has 1, which is no tensor"),
+        (
+            {name: {"shared.weight": torch.ones(1)} for name in ("model_ema", "model")}
+            | {"optimizer": {"state": {}}, "args": {"lr": 1.0}},
+            "has weights in 'model' and in 'model_ema'",
+        ),
         (torch.nn.Linear(1, 1), "cannot read the weights in"),
     ],
 )

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from spec_t5x import registry
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator
 from spec_t5x.inference.arriving import arriving
@@ -73,6 +75,13 @@ def greedy(generator, quick_compilation):
 @pytest.fixture(scope="module")
 def sampled(generator, quick_compilation):
     return [group[0] for group in generator.generate(TEXTS, SAMPLED)]
+
+
+@pytest.fixture
+def unread(monkeypatch):
+    """Lets a test fail that reads weights."""
+    fail = lambda *_, **__: pytest.fail("weights are read")  # noqa: E731
+    monkeypatch.setattr(StoredModel, "read_params", fail)
 
 
 def outputs_of(generations) -> list[str]:
@@ -343,6 +352,67 @@ def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, argumen
     assert_refused(generate("x", "--target", "google/none", *arguments), expected)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        # Options that no part of the draft takes, as flags and in gin.
+        (("--draft", "mixed:copy", "--draft_temperature", 1), "'mixed:copy' takes no temperature"),
+        (
+            ("--gin.Models.draft=mixed:uniform", "--gin.Models.draft_weights=int8"),
+            "'mixed:uniform' has no weights of a model",
+        ),
+        # Drafts of another kind, target or size.
+        (("--draft", "copy:0"), "draft copy:0: give a whole number from 1"),
+        (("--draft", "ngram:t5-draft"), "config.json has format 'spec_t5x', not 'spec_t5x_ngram'"),
+        (("--draft", "eagle:t5-draft"), "config.json has format 'spec_t5x', not 'spec_t5x_eagle'"),
+        (("--draft", "mixed:t5-eagle", "--target", "{tiny}"), "draft layers"),
+        (("--draft", "t5-ngram", "--target", "{tiny}"), "have different vocabularies"),
+        (("--draft", "transformer:t5-eagle"), "t5-eagle/config.json has neither format"),
+        (("--draft", "t5-draft", "--target", "{tiny}"), "have different vocabularies"),
+        # Options of decoding that do not fit the checkpoint.
+        (("--suppress_tokens", "9999"), "has token 9999 and the model 8000 tokens: give lower ids"),
+        (("--min_decode_len", 199), "--min_decode_len is 199 and outputs have at most 128"),
+        (("--beams", 2, "--early_stopping", "true", "--gamma", 0), "give --length_penalty as well"),
+        (
+            ("--suppress_tokens", "1,5", "--forced_eos_token_id", "5"),
+            "and --suppress_tokens (1, 5): leave",
+        ),
+        (("y", ""), "the text is empty"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_weights_are_read(
+    run, unread, tiny_pair, arguments, expected
+):
+    arguments = [str(each).format(tiny=tiny_pair / "target") for each in arguments]
+    assert_refused(run("generate", "x", *arguments), expected)
+
+
+def test_a_verifier_that_a_gin_file_registers_has_a_flag(generate, greedy, tmp_path, monkeypatch):
+    monkeypatch.setitem(registry._PLACES, "verifier", dict(registry._PLACES["verifier"]))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "its_verifiers.py").write_text(
+        "from spec_t5x.registry import register\n"
+        "register('verifier', ours='spec_t5x.verifiers:TokenVerifier')\n"
+    )
+    (tmp_path / "ours.gin").write_text("import its_verifiers\n")
+    result = generate(*TEXTS[:1], "--gin_file", tmp_path / "ours.gin", "--verifier", "ours")
+    assert (result.status, result.lines) == (0, [greedy[0].output])
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["generate x", "infer --input {0} --output_dir {1}/out", "evaluate --data {0}", "acceptance x",
+     "benchmark --data {0}"],
+)  # fmt: skip
+def test_every_command_refuses_a_draft_of_another_kind_before_weights_are_read(
+    run, unread, tmp_path, command
+):
+    (data := tmp_path / "pairs.tsv").write_text("a\tb\n")
+    arguments = command.format(data, tmp_path).split()
+    assert_refused(run(*arguments, "--draft", "ngram:t5-draft"), "not 'spec_t5x_ngram'")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_bad_line_of_standard_input_costs_the_others_nothing(generate, greedy, monkeypatch):
     for flags in ((), ("-",), ("--input", "-")):
         with_stdin(monkeypatch, f"{TEXTS[0]}\n\n{TEXTS[1]}".encode())
@@ -453,7 +523,7 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         ((), "COMMAND"),
         (("translate", "x"), "'translate'"),
         (("genrate", "x"), "there is no 'genrate', did you mean 'generate'?"),
-        (("generate", "--verifier", "blok"), "there is no 'blok', did you mean 'block'?"),
+        (("generate", "--verifier", "blok"), "--verifier is 'blok': choose one of token, block"),
         (("convert", "a", "b", "--to", "nativ"), "--to is 'nativ': choose one of t5x, "),
         (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
         (("generate", "--num_beams", "4"), "'--num_beams': it is '--beams' here"),

@@ -38,6 +38,11 @@ CASES = {
     "forced first, suppressed after it": {"forced_bos_token_id": 4, "begin_suppress_tokens": (2,)},
     "forced last": {"forced_eos_token_id": (1,)},
     "one of several last": {"forced_eos_token_id": (1, 3)},
+    "one of several last, another suppressed": {
+        "forced_eos_token_id": (1, 3),
+        "suppress_tokens": (1, 5),
+    },
+    "forced bad words": {"forced_bos_token_id": 4, "bad_words_ids": ((4,), (3,))},
     "a bad word": {"bad_words_ids": ((3,),)},
     "the end is no bad word": {"bad_words_ids": ((1,), (4,))},
     "bad words of several tokens": {"bad_words_ids": ((3, 4), (2, 2, 2), (5,))},
@@ -154,6 +159,14 @@ def test_neutral_values_are_no_rules():
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: give a number above 0"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1: give at least 0"),
         ({"min_decode_len": -2}, "min_decode_len is -2: give at least 0"),
+        (
+            {"forced_bos_token_id": 5, "suppress_tokens": (3, 5)},
+            r"^forced_bos_token_id is 5, .* and suppress_tokens \(3, 5\): leave one of them out",
+        ),
+        (
+            {"forced_eos_token_id": (1, 3), "suppress_tokens": (3, 1, 2)},
+            r"forced_eos_token_id \(1, 3\) and suppress_tokens \(3, 1, 2\): leave one of them",
+        ),
     ],
 )
 def test_impossible_values_are_refused(given, message):

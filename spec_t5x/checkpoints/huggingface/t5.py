@@ -56,6 +56,12 @@ _SIZES = {
     "layer_norm_epsilon": ("layer_norm_epsilon", 1e-6),
 }
 
+# Other names that transformers reads for entries.
+_ALIASES = {
+    **{"hidden_size": "d_model", "num_hidden_layers": "num_layers"},
+    **{"num_attention_heads": "num_heads", "head_dim": "d_kv"},
+}
+
 # Supported values of ``model_type``; only umT5 has a relative bias in every layer.
 _UMT5 = "umt5"
 _KINDS = ("t5", "mt5", _UMT5)
@@ -249,7 +255,9 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
             f"{known_families()}"
         )
     check_whole(values, path)
-    return special_ids(values, directory)
+    ids = special_ids(values, directory)
+    read_config(values, path)
+    return ids
 
 
 def check_whole(values: dict[str, Any], path: Path) -> None:
@@ -303,6 +311,9 @@ def read_config(values: dict[str, Any], path: Path) -> T5Config:
     """Makes the configuration of a config.json's values; ``path`` is for messages."""
     # transformers leaves defaults out, or writes them as null.
     present = {name: value for name, value in values.items() if value is not None}
+    for alias, name in _ALIASES.items():
+        if alias in present and (one := present[alias]) != present.setdefault(name, one):
+            raise InputError(f"{path} has {alias} {one} and {name} {present[name]}: leave out one")
     with describing(path, "T5"):
         present.setdefault("num_decoder_layers", present["num_layers"])
         sizes = {

@@ -43,6 +43,14 @@ def load_ngram(
         InputError: the directory holds no n-grams or damaged ones, their vocabulary is not the
             target's, or ``order`` is not from 1 to the stored order.
     """
+    draft = _read_tables(*_open(directory_or_name, target))
+    if target is not None:
+        draft = draft.with_vocab_size(target.config.vocab_size)
+    return jax.device_put(draft if order is None else draft.with_order(order))
+
+
+def _open(directory_or_name: str | Path, target: LoadedModel | None) -> tuple[Path, int, int]:
+    """Returns the file of tables, their order and number of ids, which are checked."""
     directory, metadata = read_config(directory_or_name, FORMAT)
     with describing(directory / CONFIG_NAME, "n-grams"):
         stored_order, vocab_size = int(metadata["order"]), int(metadata["vocab_size"])
@@ -52,10 +60,7 @@ def load_ngram(
             f"({vocab_size} and {target.vocabulary.vocab_size} ids): count n-grams with the "
             "target's vocabulary (spec-t5x train-ngram)"
         )
-    draft = _read_tables(directory / FORMAT.file, stored_order, vocab_size)
-    if target is not None:
-        draft = draft.with_vocab_size(target.config.vocab_size)
-    return jax.device_put(draft if order is None else draft.with_order(order))
+    return directory / FORMAT.file, stored_order, vocab_size
 
 
 def _offsets(counts: Integer[np.ndarray, "owners"]) -> Int[np.ndarray, "owners_and_one"]:
@@ -105,6 +110,7 @@ def _of_order(order: int | None) -> DraftKind:
     return DraftKind(
         make=make,
         draft=NgramDraft,
+        open=_open,
         has_checkpoint=True,
         packaged="ngram",
         format=FORMAT.name if order is None else None,

@@ -67,6 +67,21 @@ def load_shared_draft(
     directory_or_name: str | Path, target: LoadedModel, kind: DraftFormat = SHARED
 ) -> LoadedSharedDraft:
     """Reads a draft of ``kind``; raises ``InputError`` if it is damaged or of another target."""
+    directory, config, layers, num_known = _open(directory_or_name, target, kind)
+    flat = read_arrays(directory / kind.file)
+    ids, dtype = flat.pop(IDS, None), target.config.dtype
+    return LoadedSharedDraft(
+        params=checked_params(flat, shapes_of_layers(config, num_known), directory, dtype),
+        config=dataclasses.replace(config, dtype=dtype),
+        layers=layers,
+        head=None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size),
+    )
+
+
+def _open(
+    directory_or_name: str | Path, target: LoadedModel, kind: DraftFormat
+) -> tuple[Path, T5Config, tuple[int, ...], int | None]:
+    """Returns a draft's directory, sizes, layers, and number of tokens known, which are checked."""
     directory, metadata = read_config(directory_or_name, kind)
     is_head = kind == EAGLE
     with describing(directory / CONFIG_NAME, "draft under 'draft' and 'layers'"):
@@ -81,14 +96,7 @@ def load_shared_draft(
     if is_head:
         sizes["target_dim"] = (config.target_dim, target.config.emb_dim)
     check_belongs("draft layers", directory, metadata, target, sizes)
-    flat = read_arrays(directory / kind.file)
-    ids, dtype = flat.pop(IDS, None), target.config.dtype
-    return LoadedSharedDraft(
-        params=checked_params(flat, shapes_of_layers(config, num_known), directory, dtype),
-        config=dataclasses.replace(config, dtype=dtype),
-        layers=layers,
-        head=None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size),
-    )
+    return directory, config, layers, num_known
 
 
 def target_fingerprint(target: LoadedModel) -> str:
@@ -140,12 +148,12 @@ def check_belongs(
 ) -> None:
     """Raises ``InputError`` if marks or ``sizes`` (the draft's, the target's) differ.
 
-    The decoder's mark is compared only if the target's parameters have values, not in a trace.
+    The decoder's mark is compared only if the target's parameters are there, with values.
     """
     marks = metadata.get("target")
     marks = marks if isinstance(marks, dict) else {}
     pairs = sizes | {"vocabulary": (marks.get("vocabulary"), target.vocabulary.fingerprint())}
-    if _is_known(target.params["decoder"]["decoder_norm"]["scale"]):
+    if target.params and _is_known(target.params["decoder"]["decoder_norm"]["scale"]):
         pairs["decoder"] = (marks.get("fingerprint"), target_fingerprint(target))
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:
@@ -176,6 +184,7 @@ def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) ->
     return DraftKind(
         make=make,
         draft=draft,
+        open=lambda argument, target: _open(argument, target, kind),
         format=kind.name,
         has_checkpoint=True,
         packaged=name,

@@ -83,6 +83,11 @@ class StoredModel:
         shapes = expected_shapes(self.config)
         check_tensors(self.tensors, shapes, str(self.directory), self.names)
 
+    def unread(self) -> LoadedModel:
+        """Returns the model without its weights, which are not read."""
+        named = {"config": self.config, "directory": self.directory, "metadata": self.metadata}
+        return LoadedModel(params={}, vocabulary=self.known_vocabulary(), **named)
+
     def load(
         self,
         *,

@@ -11,9 +11,9 @@ import flax.struct
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.checkpoints.make_draft import TRANSFORMER
+from spec_t5x import registry
+from spec_t5x.checkpoints.make_draft import TRANSFORMER, kind_of
 from spec_t5x.drafts.kinds import DraftKind, Request
-from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.sequential import catch_up, slices
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
@@ -191,16 +191,22 @@ def _make(request: Request, argument: str) -> CascadeDraft:
     else:
         middle = request.make(name, request.options).model
     cheapest = request.make(inner, dataclasses.replace(request.options, settings=None))
-    drafting = cheapest
-    while isinstance(drafting, MixedDraft):
-        drafting = drafting.second
-    own_cache = isinstance(drafting, SelfDraft) and name not in BITS
-    if own_cache or isinstance(drafting, SharedEncoderDraft):
+    return CascadeDraft(middle, cheapest, settings=request.options.settings)
+
+
+def _check(text: str, argument: str) -> None:
+    """Raises ``InputError`` if the inner draft of ``text`` reads the target's cache."""
+    name, inner = _drafts(argument)
+    drafting = inner
+    while kind_of(drafting) == "mixed":
+        drafting = drafting.partition(":")[2] or TRANSFORMER
+    draft = getattr(registry.find("draft", kind_of(drafting)), "draft", None) or Draft
+    own_cache = issubclass(draft, SelfDraft) and name not in BITS
+    if own_cache or issubclass(draft, SharedEncoderDraft):
         raise InputError(
             f"draft {inner} reads the target's cache, but in a cascade it would draft for "
             f"{name}: give another inner draft, such as copy"
         )
-    return CascadeDraft(middle, cheapest, settings=request.options.settings)
 
 
 def _drafts(argument: str) -> tuple[str, str]:
@@ -210,4 +216,4 @@ def _drafts(argument: str) -> tuple[str, str]:
     return directory if directory in BITS else named, inner or _INNER
 
 
-KIND = DraftKind(make=_make, draft=CascadeDraft, drafts=_drafts, has_temperature=True)
+KIND = DraftKind(make=_make, draft=CascadeDraft, check=_check, drafts=_drafts, has_temperature=True)

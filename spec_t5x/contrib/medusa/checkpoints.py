@@ -39,6 +39,13 @@ def load_heads(directory_or_name: str | Path, target: LoadedModel) -> PyTree:
     Raises:
         InputError: the heads are absent, damaged, or trained for another target.
     """
+    directory, config = open_heads(directory_or_name, target)
+    stored = read_arrays(directory / _HEADS.file)
+    return checked_params(stored, _shapes(config), directory, "float32")
+
+
+def open_heads(directory_or_name: str | Path, target: LoadedModel) -> tuple[Path, HeadsConfig]:
+    """Returns directory and sizes of heads; raises ``InputError`` as ``load_heads``."""
     directory, metadata = read_config(directory_or_name, _HEADS)
     with describing(directory / CONFIG_NAME, "heads under 'heads'"):
         config = HeadsConfig(**metadata["heads"])
@@ -47,8 +54,7 @@ def load_heads(directory_or_name: str | Path, target: LoadedModel) -> PyTree:
         "logits of size": (config.vocab_size, target.config.vocab_size),
     }
     check_belongs("heads", directory, metadata, target, sizes)
-    stored = read_arrays(directory / _HEADS.file)
-    return checked_params(stored, _shapes(config), directory, "float32")
+    return directory, config
 
 
 def _shapes(config: HeadsConfig) -> dict[str, tuple[int, ...]]:

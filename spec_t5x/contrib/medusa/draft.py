@@ -6,7 +6,7 @@ The proposal is a chain of tokens, not a tree; see ``network`` for the heads.
 import flax.struct
 import jax.numpy as jnp
 
-from spec_t5x.contrib.medusa.checkpoints import FORMAT, load_heads
+from spec_t5x.contrib.medusa.checkpoints import FORMAT, load_heads, open_heads
 from spec_t5x.contrib.medusa.network import T5Heads
 from spec_t5x.drafts.kinds import DraftKind, Request
 from spec_t5x.drafts.sequential import draw_token
@@ -78,6 +78,7 @@ def _make(request: Request, argument: str) -> MedusaDraft:
 KIND = DraftKind(
     make=_make,
     draft=MedusaDraft,
+    open=open_heads,
     format=FORMAT,
     has_checkpoint=True,
     packaged="medusa",

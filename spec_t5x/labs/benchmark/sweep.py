@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.checkpoints.make_draft import find_models, make_draft
+from spec_t5x.checkpoints.make_draft import check_draft, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -85,7 +85,7 @@ def run(
     settings = options.settings(decoding)
     if not options.drawn:
         source.check_readable()
-    target, generator, make = _load(models, decoding.seed, {each.draft for each in settings})
+    target, generator, make = _load(models, decoding, settings)
     texts, defaults = [], {}
     if not options.drawn:
         texts, defaults = (
@@ -157,26 +157,28 @@ def _check(
 
 
 def _load(
-    models: Models, seed: int, names: set[str]
+    models: Models, decoding: GenerateOptions, settings: Sequence[Setting]
 ) -> tuple[Target, Generator | None, Callable[[str], Draft]]:
     """Loads the target; returns it, its generator and a function that makes a draft by its name.
 
-    The generator is None for a target of random weights. ``names`` are the drafts to be made.
+    The generator is None for a target of random weights.
     """
-    options = models.draft_options()
-    own = models.draft_name() if OWN_DRAFT in names else None
-    names = {own if name == OWN_DRAFT else name for name in names}
+    options, seed = models.draft_options(), decoding.seed
+    own = models.draft_name() if any(each.draft == OWN_DRAFT for each in settings) else None
+    rows = [each._replace(draft=own) if each.draft == OWN_DRAFT else each for each in settings]
+    names = {row.draft for row in rows}
     if models.target.startswith(RANDOM):
         loaded = generator = None
         _check_sizes(models.target, names, options.dtype)
         given = options.dtype, seed, models.weights, models.kv
         target = random_model(_size(models.target), *given)
     else:
-        stored_ones = [name for name in names if not name.startswith(RANDOM)]
-        find_models(models.target, stored_ones, options, models.task, models.vocabulary)
-        named = models.target, options.dtype, models.task, models.kv
-        stored = {"vocabulary": models.vocabulary, "weights": models.weights}
-        loaded, generator = Generator.load_target(*named, **stored)
+        stored_rows = [row for row in rows if not row.draft.startswith(RANDOM)]
+        for row in stored_rows:
+            check_draft(row.draft, row.decoding)
+        opened, _ = Generator.open(models, {row.draft for row in stored_rows}, decoding)
+        named = opened, options.dtype, models.task, models.kv
+        loaded, generator = Generator.load_target(*named, weights=models.weights)
         target = generator.target
 
     def make(name: str) -> Draft:

@@ -47,25 +47,24 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"Models.draft is {models.draft} beside --draft: give one of them")
     names = options.drafts or (models.draft_name(),)
 
-    from spec_t5x.checkpoints.loading import open_model
-    from spec_t5x.checkpoints.make_draft import find_models, make_draft
+    from spec_t5x.checkpoints.loading import has_source
+    from spec_t5x.checkpoints.make_draft import make_draft
     from spec_t5x.generation import Generator
     from spec_t5x.labs.benchmark import results
     from spec_t5x.labs.benchmark.acceptance import best, measure, table
     from spec_t5x.machine.compilation_cache import enable
     from spec_t5x.machine.progress import Progress
 
+    # A decoder-only target generates from the empty prompt.
+    if not args.text and source.name is None and has_source(models.target):
+        raise InputError("there is no text: give TEXT, --data FILE or --mixture_or_task NAME")
     enable()
     draft_options = models.draft_options()
-    find_models(models.target, names, draft_options, models.task, models.vocabulary)
-    if not args.text and source.name is None:
-        config = open_model(models.target, vocabulary=models.vocabulary).config
-        # A decoder-only target generates from the empty prompt.
-        if config.has_source:
-            raise InputError("there is no text: give TEXT, --data FILE or --mixture_or_task NAME")
-    named = models.target, draft_options.dtype, models.task, models.kv
-    stored = {"vocabulary": models.vocabulary, "weights": models.weights}
-    target, generator = Generator.load_target(*named, **stored)
+    opened, unread = Generator.open(models, names, decoding := options.standardizations()[0])
+    for text in args.text:
+        unread.tokenize(text, decoding)
+    named = opened, draft_options.dtype, models.task, models.kv
+    target, generator = Generator.load_target(*named, weights=models.weights)
     texts = args.text or _texts(source, options, generator)
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
     with Progress("tokens") as progress:

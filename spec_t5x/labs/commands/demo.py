@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
         options = dataclasses.replace(options, gamma=_GAMMA)
     enable()
     own, name = models != type(models)(), f"{models.target}, {models.draft_name()}"
-    page = demo.page({name: Generator.load_named(models)} if own else {}, options)
+    target, _ = Generator.open(models, [models.draft_name()], options)
+    page = demo.page({name: Generator.load_named(models, target)} if own else {}, options)
     quietly = {"quiet": True, "footer_links": [], "run_history": False, "prevent_thread_lock": True}
     try:
         _, address, _ = page.launch(server_name=host, server_port=port, share=False, **quietly)

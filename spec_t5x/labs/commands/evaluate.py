@@ -29,8 +29,6 @@ def run(args: argparse.Namespace) -> int:
     settings.check_no_task(args, source)
     options = source.decoding(options)
 
-    from spec_t5x.checkpoints.loading import open_model
-    from spec_t5x.checkpoints.make_draft import check_draft, find_models
     from spec_t5x.generation import Generator
     from spec_t5x.labs.benchmark.evaluation import check_options, evaluate
     from spec_t5x.labs.benchmark.text_source import read_sets, warn_of_skipped
@@ -38,17 +36,12 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.machine.progress import Progress
 
     check_options(options)
-    check_draft(models.draft_name(), options)
     enable()
-    vocabulary = None
-    if source.data is None:
-        of_draft = [models.draft_name()], models.draft_options()
-        find_models(models.target, *of_draft, models.task, models.vocabulary)
-        stored = open_model(models.target, vocabulary=models.vocabulary)
-        vocabulary = stored.known_vocabulary()
     # Read before the target's weights are, which takes minutes for a large one.
-    sets = read_sets(source, vocabulary)
-    generator = Generator.load_named(models)
+    sets = read_sets(source, None) if source.data else None
+    target, opened = Generator.open(models, [models.draft_name()], options)
+    sets = sets or read_sets(source, opened.vocabulary)
+    generator = Generator.load_named(models, target)
     for texts in sets:
         title = f"evaluating {texts.name}"
         with Progress("inputs") as progress:

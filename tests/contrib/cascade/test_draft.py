@@ -129,6 +129,8 @@ def test_it_is_made_by_its_name():
     [
         ("cascade:int8,copy:x", "draft copy:x: give a whole number"),
         ("cascade:,copy", "draft 'transformer' is not packaged"),
+        ("cascade:t5-draft,int8", "draft int8 reads the target's cache"),
+        ("cascade:int8,mixed:mixed:eagle", "draft mixed:mixed:eagle reads the target's cache"),
     ],
 )
 def test_its_drafts_are_checked_before_a_target_is_loaded(tmp_path, name, message):

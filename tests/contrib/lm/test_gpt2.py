@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.huggingface import hub
 from spec_t5x.checkpoints.loading import load, load_vocabulary
+from spec_t5x.cli.main import main
 from spec_t5x.contrib.lm.gpt import GPTConfig
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
 from spec_t5x.errors import InputError
@@ -160,6 +162,23 @@ def test_what_cannot_be_read_is_named_before_a_download(cached, spoil, message):
     add()
     with pytest.raises(InputError, match=message):
         Generator.load("owner/gpt2")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("Models.kv='int8'", "kv is 'int8' and the target has no source: leave"),
+        ("Models.draft='eagle:absent'", "draft 'eagle:absent' is for encoder-decoders"),
+        ("GenerateOptions.output_prefix='a'", "prefix is 'a' and the prompt of a decoder-only"),
+        ("GenerateOptions.forced_bos_token_id=5", "bos_token_id is 5 and the prompt of a decoder"),
+    ],
+)
+def test_what_a_decoder_alone_lacks_is_named_before_a_download(cached, capsys, option, message):
+    cached[1]()
+    words = ["generate", "x", "--target", "owner/gpt2", f"--gin.{option}"]
+    assert main([*words, *["--draft", "copy"] * ("draft" not in option)]) == 2
+    assert message in capsys.readouterr().err
+    gin.clear_config()
 
 
 @pytest.mark.parametrize(

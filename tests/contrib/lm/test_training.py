@@ -136,7 +136,7 @@ def test_lines_are_not_the_data_of_a_t5():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["the", "--draft", "medusa"], "draft 'medusa' is for encoder-decoder targets"),
+        (["the", "--draft", "medusa"], "draft 'medusa' is for encoder-decoders"),
         (["the", "--draft", "ngram"], "draft 'ngram' is not packaged for "),
         (["the", "--max_decode_len", "49"], "target has 48 positions and --max_decode_len is 49"),
         (
