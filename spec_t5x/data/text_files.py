@@ -17,6 +17,8 @@ from typing import Any
 from spec_t5x.errors import InputError, as_input_error
 
 _GZIP_MAGIC = b"\x1f\x8b"
+# Levels of a JSON line; Python's writer allows fewer where more functions have called it.
+_MOST_LEVELS = 100
 _JSON_SUFFIXES = (".jsonl", ".jsonlines", ".json", ".ndjson")
 
 
@@ -98,13 +100,20 @@ def text_of(line: bytes) -> str:
 def json_object(line: str) -> dict[str, Any]:
     """Parses a line that is a JSON object.
 
-    Raises ``InputError`` if it is not, or if one of its numbers is not finite (1e999).
+    Raises ``InputError`` if it is not, if one of its numbers is not finite (1e999), or if it is
+    nested too deeply to be written again.
     """
     with as_input_error("not JSON", "fix the line", ValueError, RecursionError):
         values = json.loads(line, parse_constant=_refuse, parse_float=_finite)
     if not isinstance(values, dict):
         raise InputError(f"{line.strip()[:40]!r} is not a JSON object: fix the line")
-    return values
+    level = [values]
+    for _ in range(_MOST_LEVELS):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [one for each in inner for one in each if isinstance(one, dict | list)]
+        if not level:
+            return values
+    raise InputError(f"a value is nested over {_MOST_LEVELS} levels deep: fix the line")
 
 
 def _finite(text: str) -> float:
