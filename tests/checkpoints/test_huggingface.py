@@ -348,6 +348,9 @@ def test_files_in_place_of_weights(directory, file, content, expected, has_confi
     assert_refused(directory, expected.format(directory) if expected else nothing)
 
 
+# A dict that holds itself, as pickle can store it.
+ENDLESS: dict = {}
+ENDLESS["model"] = ENDLESS
 LAYOUTS = """value head, classification head, parameters, state_dict, model_state_dict, module,
 a prefix"""
 HEADS = {"value head": "v_head.summary", "classification head": "classification_head.dense"}
@@ -381,6 +384,7 @@ def test_weights_as_trainers_save_them(made, directory, layout, caplog):
         ({"model_ema": {"shared.weight": torch.ones(1)}}, "has 'model_ema', which is no tensor"),
         ({"shared.weight": torch.ones(1), "epoch": 3}, "has 'epoch', which is no tensor: save mod"),
         ({1: torch.ones(1)}, "has 1, which is no tensor"),
+        (ENDLESS, "has 'model', which is no tensor"),
         (torch.nn.Linear(1, 1), "cannot read the weights in"),
     ],
 )

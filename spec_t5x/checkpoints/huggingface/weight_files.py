@@ -246,9 +246,9 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         # Whose text is of many lines.
         raise InputError(f"cannot read the weights in {path}: {_STATE} or copy it again") from error
-    # Trainers nest the tensors.
-    while inner := next((state[key] for key in _NESTS if isinstance(state.get(key), dict)), None):
-        state = inner
+    # Trainers nest the tensors; a dict may also hold itself.
+    for _ in _NESTS:
+        state = next((state[key] for key in _NESTS if isinstance(state.get(key), dict)), state)
     for name, tensor in state.items():
         if not (isinstance(name, str) and isinstance(tensor, torch.Tensor)):
             raise InputError(f"{path} has {name!r}, which is no tensor: {_STATE}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.errors import InputError, as_input_error, one_line
+from spec_t5x.errors import InputError, as_input_error, check_unicode, one_line
 from spec_t5x.machine.atomic import check_can_be_made
 from spec_t5x.machine.git_lfs import check_fetched
 
@@ -31,7 +31,7 @@ def read_json(path: Any) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"no file {path}: give a complete checkpoint") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         check_fetched(path)
         raise InputError(
             f"cannot read {path} as JSON ({one_line(error)}): copy the file again"
@@ -49,7 +49,8 @@ def read_if_there(path: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def describing(path: object, what: str) -> Iterator[None]:
     """Turns errors of the code inside, which makes ``what`` of JSON, into an ``InputError``."""
-    kinds, remedy = (ValueError, TypeError, AttributeError), "copy the file again"
+    kinds = ValueError, TypeError, AttributeError, OverflowError, RecursionError
+    remedy = "copy the file again"
     try:
         with as_input_error(f"{path} describes no {what}", remedy, *kinds):
             yield
@@ -89,8 +90,9 @@ def reading_weights(path: Path) -> contextlib.AbstractContextManager[None]:
 
 def check_inside(name: str, source: object) -> str:
     """Returns ``name``; raises ``InputError`` if this path leads out of the checkpoint."""
+    check_unicode(f"{source} names", name)
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts:
+    if path.is_absolute() or {"..", "\0"} & {*path.parts, *name}:
         raise InputError(
             f"{source} names {name!r}, which is outside of the checkpoint: give one that you trust"
         )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from spec_t5x.checkpoints.huggingface.weight_files import unread
 from spec_t5x.checkpoints.native import model_files
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, SIDECAR_NAME, read_if_there
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, SIDECAR_NAME, describing, read_if_there
 from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensorstore_arrays import COPY_AGAIN, open_tensors
@@ -23,7 +23,7 @@ from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.models.t5 import T5Config
 
 _ACTIVATIONS = r"(?:[\w.]*T5Config\.)?mlp_activations"
-_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
+_LAYER = re.compile(r"(encoder|decoder)/layers_(\d{1,9})/")
 
 
 def open_model(location: Location, values: None = None) -> StoredModel:
@@ -62,7 +62,8 @@ def open_model(location: Location, values: None = None) -> StoredModel:
                 config = dataclasses.replace(config, mlp_activations=ast.literal_eval(bound))
     metadata = model_files.extra_entries(sidecar)
     if step is not None:
-        metadata["step"] = int(open_tensors({"step": step}, str(found))["step"].read(()))
+        with describing(found, "step"):
+            metadata["step"] = int(open_tensors({"step": step}, str(found))["step"].read(()))
     return StoredModel(
         tensors=tensors,
         config=config,
