@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spec_t5x.checkpoints.huggingface import weight_files
 from spec_t5x.checkpoints.huggingface.generation_config import GENERATION_NAME
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.data.mapped_vocabulary import MERGES_NAME, VOCAB_NAME, WORDPIECE_NAME
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.vocabulary import SPIECE_NAME
@@ -87,7 +87,7 @@ def download_weights(name: str) -> None:
     files = [first]
     if first.endswith(weight_files.INDEX_ENDING):
         _download(name, commit, files)
-        files = set(map(str, read_json(directory / first).get("weight_map", {}).values()))
+        files = weight_files.shard_names(directory / first)
     _download(name, commit, files, shown=sys.stderr.isatty() or is_notebook())
 
 

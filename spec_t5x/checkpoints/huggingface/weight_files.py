@@ -185,15 +185,19 @@ def find_files(directory: Path) -> list[Path]:
         raise InputError(f"{directory} {unread(directory) or remedy}")
     if not present[0].name.endswith(INDEX_ENDING):
         return present[:1]
-    weight_map = files.read_json(present[0]).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{present[0]} has no weight_map: copy the file again")
-    names = sorted(set(map(str, weight_map.values())))
-    shards = [directory / files.check_inside(name, present[0]) for name in names]
+    shards = [directory / name for name in shard_names(present[0])]
     for shard in shards:
         if not shard.is_file():
             raise InputError(f"no file {shard}, which {present[0].name} lists: copy it there")
     return shards
+
+
+def shard_names(index: Path) -> list[str]:
+    """Returns the names of the files that an index lists, which are inside of the checkpoint."""
+    weight_map = files.read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index} has no weight_map: copy the file again")
+    return [files.check_inside(name, index) for name in sorted(set(map(str, weight_map.values())))]
 
 
 def _open_safetensors(path: Path) -> dict[str, Tensor]:
