@@ -83,6 +83,7 @@ def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
         ("network.T5Config.mlp_activations = (\n    'silu',  # gated\n    'linear',\n)\n", True),
         ("network.T5Config.mlp_activations = \\\n    ('silu',\n     'linear')\n", True),
         ("draft/network.T5Config.mlp_activations = ('silu', 'linear')\n", False),
+        pytest.param("\n" * 300_000, False, id="blank lines"),
     ],
 )
 def test_activations_are_those_of_t5xs_gin_file(tmp_path, configs, random_params, text, is_read):

@@ -76,7 +76,7 @@ def open_model(location: Location, values: None = None) -> StoredModel:
 def _bound(name: str, text: str) -> str | None:
     """Returns what the text of a gin file binds to a name (a pattern), through its macros."""
     # A tuple may go on in the next lines.
-    found = re.search(rf"(?m)^\s*{name}\s*=[\s\\]*([(\[][^)\]]*[)\]]|.+)", text)
+    found = re.search(rf"(?m)^[ \t]*{name}[ \t]*=[\s\\]*([(\[][^)\]]*[)\]]|.+)", text)
     macro = found and re.match(r"%([\w.]+)", found[1])
     # Without this line, so that a macro of itself has an end.
     value = macro and _bound(re.escape(macro[1]), text.replace(found[0], ""))
