@@ -20,7 +20,7 @@ import ml_dtypes  # noqa: F401
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.machine.operations import XLA
 from spec_t5x.types import PyTree
 
@@ -111,7 +111,7 @@ def check_tensors(
 def listed(names: Sequence[str]) -> str:
     """Returns a text with the first six names, and the number of further ones."""
     more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    return ", ".join(map(one_line, names[:_NAMED])) + more
 
 
 def read_params(
