@@ -5,13 +5,12 @@ A metric is ``metric(targets, predictions) -> {figure: value in 0..100}``, seqio
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from spec_t5x.errors import InputError
-from spec_t5x.machine.extras import needed
+from spec_t5x.machine.extras import imported
 
 # The figures that T5 reports for summaries.
 ROUGE_KEYS = ("rouge1", "rouge2", "rougeLsum")
@@ -36,27 +35,12 @@ def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str
     return {name: mid for name, (_, mid, _) in rouge_scores(targets, predictions).items()}
 
 
-def import_sacrebleu() -> ModuleType:
-    """Imports sacrebleu; raises ``InputError`` if it is not installed."""
-    with needed("sacrebleu"):
-        import sacrebleu
-    return sacrebleu
-
-
-def import_rouge_score() -> tuple[ModuleType, ModuleType]:
-    """Imports rouge-score's scorer and scoring; raises ``InputError`` if it is not installed."""
-    # The import loads NLTK, which takes half a second and which only ROUGE needs.
-    with needed("rouge_score"):
-        from rouge_score import rouge_scorer, scoring
-    return rouge_scorer, scoring
-
-
 def bleu_score(
     targets: Sequence[str], predictions: Sequence[str], tokenize: str, **options: Any
 ) -> Any:
     """Returns sacreBLEU's ``BLEUScore``; ``options`` are those of its ``corpus_score``."""
     _check_numbers(targets, predictions)
-    scorer = import_sacrebleu().metrics.BLEU(tokenize=tokenize)
+    scorer = imported("sacrebleu").metrics.BLEU(tokenize=tokenize)
     return scorer.corpus_score(list(predictions), [list(targets)], **options)
 
 
@@ -65,9 +49,8 @@ def rouge_scores(
 ) -> dict[str, tuple[float, float, float]]:
     """Returns (low, median, high) of each of ``ROUGE_KEYS``, in 0..100."""
     _check_numbers(targets, predictions)
-    rouge_scorer, scoring = import_rouge_score()
-    scorer = rouge_scorer.RougeScorer(list(ROUGE_KEYS))
-    aggregator = scoring.BootstrapAggregator()
+    scorer = imported("rouge_score.rouge_scorer").RougeScorer(list(ROUGE_KEYS))
+    aggregator = imported("rouge_score.scoring").BootstrapAggregator()
     for pair in zip(targets, predictions, strict=True):
         # rougeLsum splits sentences at newlines; CNN/DailyMail ends them with " . ".
         aggregator.add_scores(scorer.score(*(text.replace(" . ", " .\n") for text in pair)))
@@ -78,13 +61,7 @@ def rouge_scores(
         found = aggregator.aggregate()
     finally:
         np.random.set_state(state)
-    return {
-        key: tuple(
-            100.0 * float(score.fmeasure)
-            for score in (found[key].low, found[key].mid, found[key].high)
-        )
-        for key in ROUGE_KEYS
-    }
+    return {key: tuple(100.0 * float(score.fmeasure) for score in found[key]) for key in ROUGE_KEYS}
 
 
 def _check_numbers(targets: Sequence[Any], predictions: Sequence[str]) -> None:

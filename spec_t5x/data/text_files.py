@@ -22,15 +22,6 @@ _MOST_LEVELS = 100
 _JSON_SUFFIXES = (".jsonl", ".jsonlines", ".json", ".ndjson")
 
 
-def is_gzip(path: str | Path) -> bool:
-    """Says whether the file's content is gzip; its name does not matter.
-
-    Raises ``InputError`` if the file is absent or cannot be read.
-    """
-    with _opened(path) as stream:
-        return _holds_gzip(stream)
-
-
 def is_jsonl(path: str | Path) -> bool:
     """Says whether a file's name, without ``.gz`` and in lower case, is that of JSON lines."""
     return str(path).lower().removesuffix(".gz").endswith(_JSON_SUFFIXES)
@@ -41,7 +32,7 @@ def raw_lines(path: str | Path) -> Iterator[bytes]:
 
     Raises ``InputError`` if the file is absent, cannot be read, or is cut short.
     """
-    with _opened(path) as stream:
+    with opened(path) as stream:
         yield from stream_lines(stream, str(path))
 
 
@@ -51,7 +42,7 @@ def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
         stream = io.BufferedReader(stream)
     number = 0
     try:
-        lines = gzip.GzipFile(fileobj=stream) if _holds_gzip(stream) else stream
+        lines = gzip.GzipFile(fileobj=stream) if holds_gzip(stream) else stream
         for number, line in enumerate(lines, start=1):  # noqa: B007, the error names it
             yield line
     except (OSError, EOFError, zlib.error) as error:
@@ -61,7 +52,8 @@ def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
         ) from error
 
 
-def _opened(path: str | Path) -> io.BufferedReader:
+def opened(path: str | Path) -> io.BufferedReader:
+    """Opens a file of bytes; raises ``InputError`` if it is absent, no file or not readable."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder: give a file")
@@ -77,7 +69,7 @@ def _opened(path: str | Path) -> io.BufferedReader:
         ) from error
 
 
-def _holds_gzip(stream: io.BufferedReader) -> bool:
+def holds_gzip(stream: io.BufferedReader) -> bool:
     """Says whether the stream continues with gzip's magic bytes, without consuming them."""
     return stream.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
 
@@ -100,8 +92,7 @@ def text_of(line: bytes) -> str:
 def json_object(line: str) -> dict[str, Any]:
     """Parses a line that is a JSON object.
 
-    Raises ``InputError`` if it is not, if one of its numbers is not finite (1e999), or if it is
-    nested too deeply to be written again.
+    Raises ``InputError`` if it is not, has a number that is not finite (1e999) or is nested deeply.
     """
     with as_input_error("not JSON", "fix the line", ValueError, RecursionError):
         values = json.loads(line, parse_constant=_refuse, parse_float=_finite)

@@ -22,8 +22,7 @@ from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID, Bool
 
 SPIECE_NAME = "spiece.model"
-# Most sentinels: a damaged number must not exhaust the memory.
-MOST_EXTRA_IDS = 10**6
+MOST_EXTRA_IDS = 10**6  # A damaged number must not exhaust the memory.
 
 # Prefixes of pieces that begin a word (SentencePiece, byte-level BPE) or continue one (WordPiece).
 _BEGINS, _CONTINUES = ("▁", "Ġ"), "##"

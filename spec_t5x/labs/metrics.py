@@ -3,15 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from spec_t5x.data.metrics import (
-    bleu_intl_metric,
-    bleu_score,
-    import_rouge_score,
-    import_sacrebleu,
-    rouge_metric,
-    rouge_scores,
-)
+from spec_t5x.data.metrics import bleu_intl_metric, bleu_score, rouge_metric, rouge_scores
 from spec_t5x.errors import check_choice
+from spec_t5x.machine.extras import imported
 
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
 
@@ -44,9 +38,10 @@ def check_installed(metrics: Iterable[Callable]) -> None:
     """Raises ``InputError`` if a package that one of the metrics needs is missing."""
     for metric in metrics:
         if metric in _BLEU_TOKENIZERS:
-            import_sacrebleu()
+            imported("sacrebleu")
         elif metric is rouge_metric:
-            import_rouge_score()
+            # The import loads NLTK, which takes half a second and which only ROUGE needs.
+            imported("rouge_score.rouge_scorer")
 
 
 def metric_intervals(
@@ -74,7 +69,7 @@ def signature(metric: Callable) -> str | None:
     """Returns sacreBLEU's signature, which makes a figure reproducible; None for other metrics."""
     if metric not in _BLEU_TOKENIZERS:
         return None
-    scorer = import_sacrebleu().metrics.BLEU(tokenize=_BLEU_TOKENIZERS[metric])
+    scorer = imported("sacrebleu").metrics.BLEU(tokenize=_BLEU_TOKENIZERS[metric])
     # A scorer has no signature before its first score.
     scorer.corpus_score(["x"], [["x"]])
     return str(scorer.get_signature())

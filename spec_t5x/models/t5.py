@@ -106,9 +106,7 @@ class NetworkConfig:
                 most = _MOST_LAYERS if field.name.endswith("layers") else _MOST
                 check_numbers(int(field.default != 0), most, **{field.name: value})
             if field.type is float and not (isinstance(value, Real) and 0 <= value <= _MOST):
-                raise InputError(
-                    f"{field.name} is {value!r}: give a number of at least 0, at most {_MOST}"
-                )
+                raise InputError(f"{field.name} is {value!r}: give a number from 0 to {_MOST}")
             if field.type is bool and not isinstance(value, bool | np.bool_):
                 raise InputError(f"{field.name} is {value!r}: give True or False")
             # gin and JSON give lists, which are not hashable, and JSON takes no numbers of NumPy.

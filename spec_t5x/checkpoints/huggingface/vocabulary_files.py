@@ -246,11 +246,11 @@ class _Files:
     def _by_transformers(self, given: dict[int, str]) -> dict[str, Any]:
         """Returns transformers' tokenizer.json; raises ``InputError`` if it changes given ids."""
         with needed("transformers"):
-            import transformers
-        if int(transformers.__version__.split(".")[0]) < 5:
+            from transformers import AutoTokenizer, __version__
+        if int(__version__.split(".")[0]) < 5:
             raise InputError(
                 f"the tokenizer of {self.directory} needs transformers 5, and "
-                f"{transformers.__version__} is installed: pip install 'transformers>=5'"
+                f"{__version__} is installed: pip install 'transformers>=5'"
             )
         remedy = "copy its files again"
         if not (self.directory / TOKENIZER_NAME).is_file():
@@ -258,9 +258,7 @@ class _Files:
         what = f"transformers cannot read the tokenizer of {self.directory}"
         with as_input_error(what, remedy, Exception), _unprinted():
             # Without the setting it asks standard input whether to run code of the files.
-            made = transformers.AutoTokenizer.from_pretrained(
-                self.directory, trust_remote_code=False
-            )
+            made = AutoTokenizer.from_pretrained(self.directory, trust_remote_code=False)
             tokenizer = made.backend_tokenizer
         for number, name in given.items():
             if name and (other := tokenizer.token_to_id(name)) != number:

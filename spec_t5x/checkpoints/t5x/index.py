@@ -73,7 +73,16 @@ def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | 
         stored = tensorstore_arrays.orbax_entries(location)
     else:
         with describing(path, "arrays"):
-            stored = _stored(path, is_orbax)
+            leaves, version = dict(_leaves(tree := _read_msgpack(path))), tree.get("version")
+            # Early Orbax, too, wrote this file, without a version.
+            of_orbax = is_orbax or any(isinstance(leaf, str | bytes) for leaf in leaves.values())
+            if not of_orbax and version not in VERSIONS:
+                raise InputError(
+                    f"{path} has version {version!r}, this spec_t5x reads "
+                    f"{' and '.join(map(str, VERSIONS))}: save it with a T5X of 2021 or later"
+                )
+            kvstore = tensorstore_arrays.arrays_kvstore(location)
+            stored = {keys: _entry(leaf, kvstore, keys, path) for keys, leaf in leaves.items()}
     flat = {"/".join(keys): entry for keys, entry in stored.items()}
     for prefix in _TARGETS:
         entries = {
@@ -93,20 +102,6 @@ def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | 
         f"{location} holds no parameters under {_TARGETS[0]!r}, but "
         f"{', '.join(map(repr, found)) or 'nothing'}: give a checkpoint that T5X saved"
     )
-
-
-def _stored(path: Location, is_orbax: bool) -> dict[Keys, ArrayEntry]:
-    tree = _read_msgpack(path)
-    leaves, version = dict(_leaves(tree)), tree.get("version")
-    # Early Orbax, too, wrote this file, without a version.
-    of_orbax = is_orbax or any(isinstance(leaf, str | bytes) for leaf in leaves.values())
-    if not of_orbax and version not in VERSIONS:
-        raise InputError(
-            f"{path} has version {version!r}, this spec_t5x reads "
-            f"{' and '.join(map(str, VERSIONS))}: save it again with a T5X of 2021 or later"
-        )
-    kvstore = tensorstore_arrays.arrays_kvstore(path.parent)
-    return {keys: _entry(leaf, kvstore, keys, path) for keys, leaf in leaves.items()}
 
 
 def _read_msgpack(path: Location) -> dict[str, Any]:
