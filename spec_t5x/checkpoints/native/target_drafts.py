@@ -73,6 +73,7 @@ def load_shared_draft(
         config = (EagleConfig if is_head else T5Config).from_dict(metadata["draft"])
         layers, num_known = tuple(map(int, metadata["layers"])), metadata["tokens_known"]
         num_known = None if num_known is None else int(num_known)
+        shapes = shapes_of_layers(config, num_known)
     sizes = {
         field.name: (getattr(config, field.name), getattr(target.config, field.name, None))
         for field in dataclasses.fields(T5Config)
@@ -84,7 +85,7 @@ def load_shared_draft(
     flat = read_arrays(directory / kind.file)
     ids, dtype = flat.pop(IDS, None), target.config.dtype
     return LoadedSharedDraft(
-        params=checked_params(flat, shapes_of_layers(config, num_known), directory, dtype),
+        params=checked_params(flat, shapes, directory, dtype),
         config=dataclasses.replace(config, dtype=dtype),
         layers=layers,
         head=None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size),
