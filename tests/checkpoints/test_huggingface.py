@@ -194,7 +194,7 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
         ({"vocab_size": "160"}, "config.json has vocab_size '160': set it to a number"),
         ({"transformers_weights": "other.safetensors"}, "has transformers_weights 'other.safe"),
         ({"d_model": None}, "has no d_model"),
-        ({"layer_norm_epsilon": math.nan}, "layer_norm_epsilon is nan: give a number of at leas"),
+        ({"layer_norm_epsilon": math.nan}, "layer_norm_epsilon is nan: give a number from 0"),
         ({"relative_attention_max_distance": 16}, "relpos_max_distance is 16 and relpos_num_buck"),
         ({"relative_attention_num_buckets": 3}, "relpos_num_buckets 3: give 4 buckets or more"),
         (
