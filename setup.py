@@ -13,12 +13,14 @@ class BuildWithGinFiles(build_py):
     """Puts ``gin_configs``, which lies beside the package, inside an installed one."""
 
     def run(self):
-        package = Path(self.build_lib, "spec_t5x")
-        if not self.editable_mode:
+        package = Path(self.build_lib, "spec_t5x").resolve()
+        # --build-lib . builds where the sources are.
+        is_apart = not self.editable_mode and package != HERE.resolve() / "spec_t5x"
+        if is_apart:
             # pip builds in the clone, where the last build's files would be in the wheel, too.
             shutil.rmtree(package, ignore_errors=True)
         super().run()
-        if not self.editable_mode:
+        if is_apart:
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(HERE / "gin_configs", package / "gin_configs", ignore=ignored)
 

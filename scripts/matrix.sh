@@ -39,7 +39,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) DRY_RUN=1 ;;
     --to | --steps)
-      [ $# -gt 1 ] || die "$1 is the last argument: give a value after it"
+      [ -n "${2:-}" ] || die "$1 is '${2:-}': give a value after it"
       if [ "$1" = --to ]; then to=$2; else IFS=, read -ra steps <<< "$2"; fi
       shift
       ;;

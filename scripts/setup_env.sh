@@ -80,7 +80,9 @@ go_to_repository() { cd "$(dirname "${BASH_SOURCE[0]}")/.." || return 1; }
 # Prints the first interpreter that can create the environment.
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3 python}; do
+  local -a candidates=(python3.11 python3.12 python3.13 python3 python)
+  [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+  for candidate in "${candidates[@]}"; do
     # Debian and Ubuntu have venv without ensurepip, which is in a separate package.
     if "$candidate" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
     then

@@ -24,8 +24,10 @@ def text(argument: str) -> str:
 
 def complain(message: str) -> None:
     """Prints ``spec-t5x: message`` to standard error; does nothing if that fails."""
+    # Names in a file may hold codes that a terminal would obey.
+    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in message)
     with contextlib.suppress(OSError):
-        print(f"spec-t5x: {message}", file=sys.stderr, flush=True)
+        print(f"spec-t5x: {shown}", file=sys.stderr, flush=True)
 
 
 def guarded(run: Callable[[], int]) -> int:

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 from spec_t5x.errors import InputError, check_unused
-from spec_t5x.machine.extras import needed
 from spec_t5x.options import GenerateOptions, option
 
 # The paper's tasks (``paper_tasks``), and the prefixes that T5's mixture has for them.
@@ -51,8 +50,8 @@ class TaskOptions:
             check_unused(self, "there is no mixture_or_task", "use_cached_tasks")
         else:
             # Checked here, before a model is downloaded or loaded.
-            with needed("seqio"):
-                from spec_t5x.data.task_examples import check_registered
+            from spec_t5x.data.task_examples import check_registered
+
             check_registered(self.mixture_or_task, self.modules)
         lengths = {} if self.task_feature_lengths is None else self.task_feature_lengths
         if not isinstance(lengths, dict) or set(lengths) - {"inputs", "targets"}:

@@ -17,16 +17,9 @@ from typing import Any
 from spec_t5x.errors import InputError, as_input_error
 
 _GZIP_MAGIC = b"\x1f\x8b"
+# Levels of a JSON line; Python's writer allows fewer where more functions have called it.
+_MOST_LEVELS = 100
 _JSON_SUFFIXES = (".jsonl", ".jsonlines", ".json", ".ndjson")
-
-
-def is_gzip(path: str | Path) -> bool:
-    """Says whether the file's content is gzip; its name does not matter.
-
-    Raises ``InputError`` if the file is absent or cannot be read.
-    """
-    with _opened(path) as stream:
-        return _holds_gzip(stream)
 
 
 def is_jsonl(path: str | Path) -> bool:
@@ -39,7 +32,7 @@ def raw_lines(path: str | Path) -> Iterator[bytes]:
 
     Raises ``InputError`` if the file is absent, cannot be read, or is cut short.
     """
-    with _opened(path) as stream:
+    with opened(path) as stream:
         yield from stream_lines(stream, str(path))
 
 
@@ -49,7 +42,7 @@ def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
         stream = io.BufferedReader(stream)
     number = 0
     try:
-        lines = gzip.GzipFile(fileobj=stream) if _holds_gzip(stream) else stream
+        lines = gzip.GzipFile(fileobj=stream) if holds_gzip(stream) else stream
         for number, line in enumerate(lines, start=1):  # noqa: B007, the error names it
             yield line
     except (OSError, EOFError, zlib.error) as error:
@@ -59,7 +52,8 @@ def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
         ) from error
 
 
-def _opened(path: str | Path) -> io.BufferedReader:
+def opened(path: str | Path) -> io.BufferedReader:
+    """Opens a file of bytes; raises ``InputError`` if it is absent, no file or not readable."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder: give a file")
@@ -75,7 +69,7 @@ def _opened(path: str | Path) -> io.BufferedReader:
         ) from error
 
 
-def _holds_gzip(stream: io.BufferedReader) -> bool:
+def holds_gzip(stream: io.BufferedReader) -> bool:
     """Says whether the stream continues with gzip's magic bytes, without consuming them."""
     return stream.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
 
@@ -98,13 +92,19 @@ def text_of(line: bytes) -> str:
 def json_object(line: str) -> dict[str, Any]:
     """Parses a line that is a JSON object.
 
-    Raises ``InputError`` if it is not, or if one of its numbers is not finite (1e999).
+    Raises ``InputError`` if it is not, has a number that is not finite (1e999) or is nested deeply.
     """
     with as_input_error("not JSON", "fix the line", ValueError, RecursionError):
         values = json.loads(line, parse_constant=_refuse, parse_float=_finite)
     if not isinstance(values, dict):
         raise InputError(f"{line.strip()[:40]!r} is not a JSON object: fix the line")
-    return values
+    level = [values]
+    for _ in range(_MOST_LEVELS):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [one for each in inner for one in each if isinstance(one, dict | list)]
+        if not level:
+            return values
+    raise InputError(f"a value is nested over {_MOST_LEVELS} levels deep: fix the line")
 
 
 def _finite(text: str) -> float:

@@ -51,8 +51,7 @@ class TokenizerVocabulary(Vocabulary):
 
     def save(self, directory: str | Path) -> None:
         """Writes ``directory/tokenizer.json``."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
+        (directory := Path(directory)).mkdir(parents=True, exist_ok=True)
         self._tokenizer.save(str(directory / TOKENIZER_NAME))
 
 

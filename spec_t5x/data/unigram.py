@@ -87,8 +87,7 @@ class UnigramVocabulary(TokenizerVocabulary):
 
     def save(self, directory: str | Path) -> None:
         """Writes ``directory/tokenizer.json`` as it was read."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
+        (directory := Path(directory)).mkdir(parents=True, exist_ok=True)
         (directory / TOKENIZER_NAME).write_bytes(self._content)
 
 

@@ -17,11 +17,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import sentencepiece
 
-from spec_t5x.errors import InputError, as_input_error, check_at_least
+from spec_t5x.errors import InputError, as_input_error, check_numbers
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID, Bool
 
 SPIECE_NAME = "spiece.model"
+MOST_EXTRA_IDS = 10**6  # A damaged number must not exhaust the memory.
 
 # Prefixes of pieces that begin a word (SentencePiece, byte-level BPE) or continue one (WordPiece).
 _BEGINS, _CONTINUES = ("▁", "Ġ"), "##"
@@ -32,7 +33,7 @@ _PIECE = re.compile(rb"\n([\x80-\xff]*[\x00-\x7f])")
 _BYTE_OFFSET = 3  # ids 0, 1, 2 are pad, eos, unk
 _NUM_BYTES = 256
 # Sentinels with the digits that transformers accepts: no leading zeros.
-_SENTINEL = re.compile(r"<extra_id_(0|[1-9]\d*)>")
+_SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
 
 
 @runtime_checkable
@@ -118,7 +119,7 @@ class SentencePieceVocabulary(Vocabulary):
         """
         self.path = Path(path)
         self.extra_ids, self.reads_sentinels = extra_ids, reads_sentinels
-        check_at_least(self, extra_ids=0)
+        check_numbers(0, MOST_EXTRA_IDS, extra_ids=extra_ids)
         if not self.path.is_file():
             raise InputError(f"no vocabulary at {self.path}: give a SentencePiece model file")
         with _reading(self.path):
@@ -179,7 +180,7 @@ class ByteVocabulary(Vocabulary):
         """
         self.extra_ids = extra_ids
         self.reads_sentinels = reads_sentinels
-        check_at_least(self, extra_ids=0)
+        check_numbers(0, MOST_EXTRA_IDS, extra_ids=extra_ids)
 
     @property
     def vocab_size(self) -> int:

@@ -57,10 +57,11 @@ def locked(directory: Path, process: int = 0) -> Iterator[None]:
     Raises ``InputError`` if another run holds the lock, or the directory cannot be written.
     """
     path = directory / f".lock-{process:05}"
-    with _held(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with _held(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as descriptor:
         with contextlib.suppress(OSError):
             # The text is only for a message: a full disk does not matter.
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+            os.truncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
 
 
@@ -80,12 +81,14 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held(path: Path, operation: int) -> Iterator[None]:
-    """Locks a file by ``flock`` within the ``with``; raises ``InputError`` if it cannot."""
+def _held(path: Path, operation: int) -> Iterator[int]:
+    """Yields the descriptor of a file locked by ``flock``; raises ``InputError`` if it cannot."""
     with contextlib.ExitStack() as opened:
         try:
-            # Opened for writing, as NFS needs it.
-            fcntl.flock(opened.enter_context(path.open("a")), operation)
+            # Opened for writing, as NFS needs it; a link might lead to another file of the user.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            opened.callback(os.close, descriptor)
+            fcntl.flock(descriptor, operation)
         except BlockingIOError as error:
             holder = path.read_text(encoding="utf-8", errors="replace") or "another run"
             raise InputError(
@@ -97,4 +100,4 @@ def _held(path: Path, operation: int) -> Iterator[None]:
                 f"cannot lock {path} ({error.strerror}): give an --output_dir that can be written, "
                 "on a file system with locks such as a local disk"
             ) from error
-        yield
+        yield descriptor

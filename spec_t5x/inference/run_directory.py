@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine import atomic
 
 log = logging.getLogger(__name__)
@@ -71,18 +71,16 @@ class Manifest:
 def read_manifest(directory: Path) -> Manifest | None:
     """Reads a directory's manifest; None if absent, ``InputError`` if it cannot be read."""
     path = directory / MANIFEST
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+    kinds = OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError
+    remedy = "give another --output_dir, or --overwrite"
+    with as_input_error(f"{path} is not a manifest of this release", remedy, *kinds):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
         if {name: values.pop(name) for name in _HEADER} != _HEADER:
             raise ValueError("another format")
         return Manifest(**values)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(
-            f"{path} is not a manifest of this release ({error}): give another --output_dir, or "
-            "--overwrite"
-        ) from error
 
 
 def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from spec_t5x.data.text_files import is_gzip, is_jsonl, json_object, raw_lines, text_of
+from spec_t5x.data.text_files import is_jsonl, json_object, opened, raw_lines, text_of
 from spec_t5x.errors import InputError
 
 # Logs a warning once for a file.
@@ -128,7 +128,7 @@ def file_source(path: str, field: str | None = None) -> FileSource:
       field: the field that holds the text; if given, any file is read as JSON lines.
     """
     found = Path(path).expanduser()
-    is_gzip(found)  # raises if it is absent
+    opened(found).close()  # raises if it is absent
     return FileSource(path=found, jsonl=is_jsonl(path) or field is not None, field=field)
 
 

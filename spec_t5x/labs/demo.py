@@ -10,7 +10,6 @@ compares their speeds, and those of ``generate``, which decodes in one program.
 import dataclasses
 import functools
 import html
-import importlib
 import os
 import threading
 import time
@@ -23,7 +22,7 @@ from spec_t5x.data.task_options import TRANSLATE_PREFIX
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator, StreamEvent
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution
-from spec_t5x.machine.extras import needed
+from spec_t5x.machine.extras import imported
 from spec_t5x.names import AUTO
 
 # Characters of the longest text; the target may take less.
@@ -223,8 +222,7 @@ def _screen(status: str, sides: Sides = ([], []), decode=None, role: str = "stat
 def check_installed() -> None:
     """Raises ``InputError`` if gradio is not installed."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Read by the import.
-    with needed("gradio"):
-        importlib.import_module("gradio")
+    imported("gradio")
 
 
 def page(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import gin
 
 from spec_t5x.data.preprocessors import TO_IDS, prefixed
-from spec_t5x.data.text_files import is_gzip
+from spec_t5x.data.text_files import holds_gzip, opened
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.labs.metrics import metric_by_name
@@ -70,7 +70,9 @@ def register_tsv_task(
 
     # By TensorFlow, not ``read``: T5X's save_dataset cannot save the position of a generator.
     def dataset(path: str) -> tf.data.Dataset:
-        lines = tf.data.TextLineDataset(str(path), compression_type="GZIP" if is_gzip(path) else "")
+        with opened(path) as stream:
+            compression = "GZIP" if holds_gzip(stream) else ""
+        lines = tf.data.TextLineDataset(str(path), compression_type=compression)
         return lines.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)
 
     files = (train_file, dev_file, test_file)

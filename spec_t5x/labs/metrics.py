@@ -5,13 +5,12 @@ A metric is ``metric(targets, predictions) -> {figure: value in 0..100}``, seqio
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from spec_t5x.errors import InputError, check_choice
-from spec_t5x.machine.extras import needed
+from spec_t5x.machine.extras import imported
 
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
 
@@ -39,27 +38,12 @@ def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str
     return {name: mid for name, (_, mid, _) in rouge_scores(targets, predictions).items()}
 
 
-def import_sacrebleu() -> ModuleType:
-    """Imports sacrebleu; raises ``InputError`` if it is not installed."""
-    with needed("sacrebleu"):
-        import sacrebleu
-    return sacrebleu
-
-
-def import_rouge_score() -> tuple[ModuleType, ModuleType]:
-    """Imports rouge-score's scorer and scoring; raises ``InputError`` if it is not installed."""
-    # The import loads NLTK, which takes half a second and which only ROUGE needs.
-    with needed("rouge_score"):
-        from rouge_score import rouge_scorer, scoring
-    return rouge_scorer, scoring
-
-
 def bleu_score(
     targets: Sequence[str], predictions: Sequence[str], tokenize: str, **options: Any
 ) -> Any:
     """Returns sacreBLEU's ``BLEUScore``; ``options`` are those of its ``corpus_score``."""
     _check_numbers(targets, predictions)
-    scorer = import_sacrebleu().metrics.BLEU(tokenize=tokenize)
+    scorer = imported("sacrebleu").metrics.BLEU(tokenize=tokenize)
     return scorer.corpus_score(list(predictions), [list(targets)], **options)
 
 
@@ -68,9 +52,8 @@ def rouge_scores(
 ) -> dict[str, tuple[float, float, float]]:
     """Returns (low, median, high) of each of ``ROUGE_KEYS``, in 0..100."""
     _check_numbers(targets, predictions)
-    rouge_scorer, scoring = import_rouge_score()
-    scorer = rouge_scorer.RougeScorer(list(ROUGE_KEYS))
-    aggregator = scoring.BootstrapAggregator()
+    scorer = imported("rouge_score.rouge_scorer").RougeScorer(list(ROUGE_KEYS))
+    aggregator = imported("rouge_score.scoring").BootstrapAggregator()
     for pair in zip(targets, predictions, strict=True):
         # rougeLsum splits sentences at newlines; CNN/DailyMail ends them with " . ".
         aggregator.add_scores(scorer.score(*(text.replace(" . ", " .\n") for text in pair)))
@@ -81,13 +64,7 @@ def rouge_scores(
         found = aggregator.aggregate()
     finally:
         np.random.set_state(state)
-    return {
-        key: tuple(
-            100.0 * float(score.fmeasure)
-            for score in (found[key].low, found[key].mid, found[key].high)
-        )
-        for key in ROUGE_KEYS
-    }
+    return {key: tuple(100.0 * float(score.fmeasure) for score in found[key]) for key in ROUGE_KEYS}
 
 
 def _check_numbers(targets: Sequence[Any], predictions: Sequence[str]) -> None:
@@ -123,9 +100,10 @@ def check_installed(metrics: Iterable[Callable]) -> None:
     """Raises ``InputError`` if a package that one of the metrics needs is missing."""
     for metric in metrics:
         if metric in _BLEU_TOKENIZERS:
-            import_sacrebleu()
+            imported("sacrebleu")
         elif metric is rouge_metric:
-            import_rouge_score()
+            # The import loads NLTK, which takes half a second and which only ROUGE needs.
+            imported("rouge_score.rouge_scorer")
 
 
 def metric_intervals(
@@ -153,7 +131,7 @@ def signature(metric: Callable) -> str | None:
     """Returns sacreBLEU's signature, which makes a figure reproducible; None for other metrics."""
     if metric not in _BLEU_TOKENIZERS:
         return None
-    scorer = import_sacrebleu().metrics.BLEU(tokenize=_BLEU_TOKENIZERS[metric])
+    scorer = imported("sacrebleu").metrics.BLEU(tokenize=_BLEU_TOKENIZERS[metric])
     # A scorer has no signature before its first score.
     scorer.corpus_score(["x"], [["x"]])
     return str(scorer.get_signature())

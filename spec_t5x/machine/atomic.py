@@ -43,9 +43,7 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
 
 def check_can_be_made(path: Path) -> None:
     """Raises ``InputError`` unless a file or folder can be made at ``path``; makes nothing."""
-    there = next(
-        each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each)
-    )
+    there = next(filter(os.path.exists, (path.absolute(), *path.absolute().parents)))
     if not (os.path.isdir(there) and os.access(there, os.W_OK)):
         raise InputError(f"{there} cannot be written to: give another folder")
 

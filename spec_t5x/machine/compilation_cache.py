@@ -112,19 +112,19 @@ def announce() -> None:
 
 def _bounded(directory: Path) -> Path | None:
     """Creates a cache's directory and bounds its size; returns None if it is not writable."""
-    try:
-        directory.mkdir(exist_ok=True)
-        # In a bounded cache JAX stores nothing if a program lacks its file "-atime". A cache that
-        # was not bounded, or a process that was killed, leaves programs without that file.
-        for program in directory.glob("*-cache"):
-            used = program.with_name(f"{program.name.removesuffix('-cache')}-atime")
-            if not used.exists():
-                used.write_bytes(bytes(8))
-    except OSError:
-        return None
     is_set = "JAX_COMPILATION_CACHE_MAX_SIZE" in os.environ
     if jax.config.jax_compilation_cache_max_size == -1 and not is_set:
         jax.config.update("jax_compilation_cache_max_size", MAX_SIZE)
+    is_bounded = jax.config.jax_compilation_cache_max_size != -1
+    try:
+        directory.mkdir(exist_ok=True)
+        # A killed process leaves a program without its file "-atime", and perhaps without its end.
+        # In a bounded cache JAX would then store nothing, and compile that program at every start.
+        for program in directory.glob("*-cache") if is_bounded else ():
+            if not program.with_name(f"{program.name.removesuffix('-cache')}-atime").exists():
+                program.unlink(missing_ok=True)
+    except OSError:
+        return None
     return directory if os.access(directory, os.W_OK) else None
 
 

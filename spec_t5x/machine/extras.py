@@ -1,9 +1,11 @@
 """Optional packages: the part of spec_t5x that imports each, and the extra that installs it."""
 
 import contextlib
+import importlib
 import logging
 import re
 from collections.abc import Iterator
+from types import ModuleType
 from typing import NamedTuple
 
 from spec_t5x.errors import InputError
@@ -66,6 +68,12 @@ def needed(module: str) -> Iterator[None]:
                 f"{extra.purpose}: {module} cannot be imported ({reason[:200]}): {remedy}, and "
                 "restart Python"
             ) from error
+
+
+def imported(name: str) -> ModuleType:
+    """Imports a module of a package in ``EXTRAS``; raises ``InputError`` if that fails."""
+    with needed(name.partition(".")[0]):
+        return importlib.import_module(name)
 
 
 @contextlib.contextmanager

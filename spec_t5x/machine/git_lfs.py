@@ -12,9 +12,8 @@ def check_fetched(path: object) -> None:
     if not (isinstance(path, Path) and path.is_file()):
         return
     with path.open("rb") as file:
-        is_pointer = file.read(len(_BEGINNING)) == _BEGINNING
-    if is_pointer:
-        raise InputError(
-            f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull` in its "
-            "repository"
-        )
+        if file.read(len(_BEGINNING)) == _BEGINNING:
+            raise InputError(
+                f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull` in its "
+                "repository"
+            )

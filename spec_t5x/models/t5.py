@@ -32,6 +32,9 @@ from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 _both = functools.partial(nn.make_attention_mask, dtype=bool)
 _equal = functools.partial(nn.make_attention_mask, pairwise_fn=jnp.equal, dtype=bool)
 
+# Largest setting, and number of layers: a damaged file must not exhaust the memory.
+_MOST, _MOST_LAYERS = 2**31 - 1, 9999
+
 
 class NetworkConfig:
     """Base class of network configurations, frozen dataclasses: validation and JSON."""
@@ -100,9 +103,12 @@ class NetworkConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is int:
-                check_numbers(int(field.default != 0), **{field.name: value})
-            if field.type is float and not (isinstance(value, Real) and 0 <= value < np.inf):
-                raise InputError(f"{field.name} is {value!r}: give a number of at least 0")
+                most = _MOST_LAYERS if field.name.endswith("layers") else _MOST
+                check_numbers(int(field.default != 0), most, **{field.name: value})
+            if field.type is float and not (isinstance(value, Real) and 0 <= value <= _MOST):
+                raise InputError(f"{field.name} is {value!r}: give a number from 0 to {_MOST}")
+            if field.type is bool and not isinstance(value, bool | np.bool_):
+                raise InputError(f"{field.name} is {value!r}: give True or False")
             # gin and JSON give lists, which are not hashable, and JSON takes no numbers of NumPy.
             kind = tuple if isinstance(value, list) else field.type
             if kind in (tuple, int, float):

@@ -412,7 +412,9 @@ def test_a_task_that_is_not_there(with_settings):
     "settings",
     [{"no_repeat_ngram_size": "3"}, {"no_repeat_ngram_size": 2.5}, {"repetition_penalty": True},
      {"suppress_tokens": "x"}, {"bad_words_ids": [3]}, {"max_new_tokens": 0},
-     {"bad_words_ids": [[160]]}, {"early_stopping": "always"}],
+     {"bad_words_ids": [[160]]}, {"early_stopping": "always"},
+     {"max_length": 10**30}, {"repetition_penalty": 10**400},
+     {"sequence_bias": [[[5], 10**400]]}, {"task_specific_params": "x"}],
     ids=str,
 )  # fmt: skip
 def test_values_that_cannot_be(with_settings, settings):

@@ -396,6 +396,11 @@ def test_repositories_that_lack_something(online):
     (online.repositories[DRAFT] / "model.safetensors").unlink()
     message = message_of(Generator.load, TARGET, DRAFT)
     assert "owner/draft has neither safetensors nor a pytorch_model.bin" in message
+    index = online.repositories[DRAFT] / "model.safetensors.index.json"
+    index.write_text('{"weight_map": ["model.safetensors"]}')
+    hub.snapshot.cache_clear()
+    assert "index.json has no weight_map: copy" in message_of(Generator.load, TARGET, DRAFT)
+    index.unlink()
     (online.repositories[DRAFT] / "config.json").unlink()
     hub.snapshot.cache_clear()
     assert "owner/draft has no config.json" in message_of(Generator.load, TARGET, DRAFT)

@@ -198,7 +198,7 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
         ({"num_hidden_layers": 3}, "has num_hidden_layers 3 and num_layers 1: leave out one"),
         ({"num_attention_heads": 9}, "has num_attention_heads 9 and num_heads 3: leave out one"),
         ({"head_dim": 9}, "has head_dim 9 and d_kv 8: leave out one"),
-        ({"layer_norm_epsilon": math.nan}, "layer_norm_epsilon is nan: give a number of at leas"),
+        ({"layer_norm_epsilon": math.nan}, "layer_norm_epsilon is nan: give a number from 0"),
         ({"relative_attention_max_distance": 16}, "relpos_max_distance is 16 and relpos_num_buck"),
         ({"relative_attention_num_buckets": 3}, "relpos_num_buckets 3: give 4 buckets or more"),
         (
@@ -353,6 +353,9 @@ def test_files_in_place_of_weights(directory, file, content, expected, has_confi
     assert_refused(directory, expected.format(directory) if expected else nothing)
 
 
+# A dict that holds itself, as pickle can store it.
+ENDLESS: dict = {}
+ENDLESS["model"] = ENDLESS
 LAYOUTS = """value head, classification head, parameters, state_dict, model_state_dict, module,
 a prefix"""
 HEADS = {"value head": "v_head.summary", "classification head": "classification_head.dense"}
@@ -391,6 +394,7 @@ def test_weights_as_trainers_save_them(made, directory, layout, caplog):
             | {"optimizer": {"state": {}}, "args": {"lr": 1.0}},
             "has weights in 'model' and in 'model_ema'",
         ),
+        (ENDLESS, "has 'model', which is no tensor"),
         (torch.nn.Linear(1, 1), "cannot read the weights in"),
     ],
 )

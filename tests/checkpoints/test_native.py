@@ -105,8 +105,9 @@ def test_overwrites_only_when_told(saved, vocabulary, configs, random_params):
     params = random_params(config, seed=7)
     with pytest.raises(InputError, match="overwrite=True"):
         save_model(saved, params, config, vocabulary)
-    with pytest.raises(InputError, match="config.json cannot hold these values .*: give plain"):
-        save_model(saved, params, config, vocabulary, overwrite=True, extra={"a": object()})
+    for value in (object(), "\ud800"):
+        with pytest.raises(InputError, match="config.json cannot hold these values .*: give plain"):
+            save_model(saved, params, config, vocabulary, overwrite=True, extra={"a": value})
     assert load(saved).config == configs["1.1"]
     save_model(saved, params, config, vocabulary, overwrite=True)
     assert load(saved).config == config

@@ -83,6 +83,7 @@ def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
         ("network.T5Config.mlp_activations = (\n    'silu',  # gated\n    'linear',\n)\n", True),
         ("network.T5Config.mlp_activations = \\\n    ('silu',\n     'linear')\n", True),
         ("draft/network.T5Config.mlp_activations = ('silu', 'linear')\n", False),
+        pytest.param("\n" * 300_000, False, id="blank lines"),
     ],
 )
 def test_activations_are_those_of_t5xs_gin_file(tmp_path, configs, random_params, text, is_read):
@@ -171,7 +172,7 @@ def test_placeholders_of_early_orbax(legacy, t5x_data):
     assert open_model(legacy).directory == legacy
 
 
-@pytest.mark.parametrize("name", ["../elsewhere", "/etc"])
+@pytest.mark.parametrize("name", ["../elsewhere", "/etc", "a\0b"])
 def test_arrays_outside_of_the_checkpoint_are_not_read(legacy, name):
     edit_index(
         legacy,
@@ -286,6 +287,23 @@ def test_damaged_arrays(legacy):
         assert "cannot read token_embedder/embedding of" in message
 
 
+@pytest.mark.parametrize(("entry", "size"), [("chunks", 10**13), ("shape", 2**31 - 1)])
+def test_sizes_that_no_memory_holds(legacy, entry, size):
+    """TensorStore would end the process."""
+    path = legacy / "target.token_embedder.embedding" / ".zarray"
+    values = json.loads(path.read_text())
+    values[entry][0] = size
+    path.write_text(json.dumps(values))
+    tensor = open_model(legacy).tensors["token_embedder/embedding"]
+    message = message_of(tensor.read, (slice(None), slice(None)))
+    assert "cannot read token_embedder/embedding of" in message
+
+
+def test_a_step_that_is_no_number(legacy):
+    edit_index(legacy, lambda tree: tree["optimizer"]["state"].update(step=np.zeros(2)))
+    assert "describes no step (" in message_of(load, legacy, vocabulary="bytes")
+
+
 def test_damaged_orbax(orbax):
     (data,) = (orbax / "state" / "d").iterdir()
     content = data.read_bytes()
@@ -296,8 +314,12 @@ def test_damaged_orbax(orbax):
     assert "38 of 38 arrays are missing" in message_of(load, orbax)
     (orbax / "state" / "_METADATA").write_text('{"tree_metadata": 3}')
     assert "describes no arrays" in message_of(load, orbax)
-    (orbax / "state" / "_METADATA").write_text("{")
-    assert "_METADATA as JSON" in message_of(load, orbax)
+    leaf = {"key_metadata": [{"key": "\ud800"}], "value_metadata": {"value_type": "scalar"}}
+    (orbax / "state" / "_METADATA").write_text(json.dumps({"tree_metadata": {"a": leaf}}))
+    assert "is not UTF-8" in message_of(load, orbax)
+    for damaged in ("{", "[" * 100_000, "1" * 5000):
+        (orbax / "state" / "_METADATA").write_text(damaged)
+        assert "_METADATA as JSON" in message_of(load, orbax)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +329,7 @@ def test_damaged_orbax(orbax):
         (b"model_checkpoint_path: x", "is a TensorFlow checkpoint"),
         (msgpack_serialize([1, 2]), "holds no tree"),
         (msgpack_serialize({"version": 1}), "has version 1, this spec_t5x reads 2 and 3"),
+        (msgpack_serialize({"version": np.zeros(2)}), "checkpoint describes no arrays ("),
         (
             msgpack_serialize({"version": 3, "model": {"a": np.zeros(1)}}),
             "no parameters under 'target', but 'model'",
@@ -334,6 +357,15 @@ def test_damaged_index(legacy, content, expected):
             "1 unexpected (",
         ),
         (lambda t: t.pop("encoder"), "has no encoder"),
+        (lambda t: t["encoder"].update({f"layers_{'9' * 5000}": np.zeros(1)}), "1 unexpected ("),
+        (
+            lambda t: t["encoder"].update(encoder_norm={"driver": "cast", "kvstore": {}}),
+            "checkpoint has no base",
+        ),
+        (
+            lambda t: t["encoder"].update(encoder_norm=[[1], [1, 2]]),
+            "checkpoint describes no arrays (",
+        ),
         (lambda t: t.pop("token_embedder"), "is not there"),
         (
             lambda t: t["encoder"]["encoder_norm"].update(scale={"driver": "n5", "kvstore": {}}),

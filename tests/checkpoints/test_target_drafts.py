@@ -84,6 +84,7 @@ def test_drafts_of_another_target_are_refused(saved, target, random_params):
         ({"target": None}, "are for vocabulary None"),
         ({"draft": None}, "describes no draft under 'draft' and 'layers'"),
         ({"tokens_known": "many"}, "describes no draft under 'draft' and 'layers'"),
+        ({"tokens_known": 1e999}, "describes no draft under 'draft' and 'layers'"),
     ],
 )
 def test_what_is_damaged(saved, target, changes, expected):

@@ -398,6 +398,21 @@ def test_a_layout_that_transformers_has_to_read(tmp_path, spieces, monkeypatch):
     assert "transformers is not installed: pip install 'spec_t5x[hf]'" in message
 
 
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_code_beside_a_tokenizer_is_neither_run_nor_asked_about(
+    tmp_path, spieces, monkeypatch, answer
+):
+    names = {"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": ["tok.Tok", None]}}
+    make(tmp_path, spieces, by_5=False, settings=names | {"additional_special_tokens": ["<hl>"]})
+    (tmp_path / "tok.py").write_text("raise SystemExit('code was run')")
+    values = values_of(tmp_path)
+    (tmp_path / "config.json").unlink()
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or answer)
+    assert "contains custom code" in message_of(read_vocabulary, tmp_path, values)
+    assert not asked
+
+
 BPE_TOKENS = ["<pad>", "</s>", "<unk>", "<s>", "<mask>"]
 OTHER_ENDS = {"decoder_start_token_id": 0, "eos_token_id": 3, "pad_token_id": 0}
 NAMED = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>"}

@@ -81,6 +81,12 @@ def test_output_is_utf8_in_every_locale(command, name, monkeypatch):
     assert written[0] == written[1] == written[2] != ""
 
 
+def test_a_message_has_no_codes_of_a_terminal(capsys):
+    standard_streams.complain("no \x1b]0;title\x07\x9b31m, but «schläft»\nand a line")
+    shown = "spec-t5x: no \\x1b]0;title\\x07\\x9b31m, but «schläft»\nand a line\n"
+    assert capsys.readouterr() == ("", shown)
+
+
 def test_an_argument_is_utf8_in_every_locale(monkeypatch):
     as_bytes = "Käse".encode()
     assert standard_streams.text("Käse") == "Käse"

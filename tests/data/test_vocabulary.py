@@ -87,6 +87,15 @@ def test_bytes(tmp_path):
     assert not (tmp_path / "bytes").exists()
 
 
+@pytest.mark.parametrize("digits", ["1\u0660", "01", "1" * 5000])
+def test_digits_that_are_no_sentinels(model_path, digits):
+    spiece = SentencePieceVocabulary(model_path, 100, reads_sentinels=True)
+    for vocabulary in (spiece, ByteVocabulary(100, reads_sentinels=True)):
+        first = vocabulary.vocab_size - vocabulary.extra_ids
+        assert max(vocabulary.encode("ba <extra_id_10>")) >= first
+        assert max(vocabulary.encode(f"ba <extra_id_{digits}>")) < first
+
+
 @pytest.mark.parametrize(
     ("name", "extra_ids", "message"),
     [
@@ -94,6 +103,7 @@ def test_bytes(tmp_path):
         ("nowhere.model", 0, r"nowhere\.model"),
         ("bos.model", 0, "pad, eos, unk"),
         ("bos.model", -1, "extra_ids is -1"),
+        ("bos.model", 10**9, "extra_ids is 1000000000: give at least 0, at most 1000000"),
     ],
 )
 def test_files_that_are_no_vocabulary_are_refused(tmp_path, name, extra_ids, message):

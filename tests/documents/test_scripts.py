@@ -140,6 +140,14 @@ def test_into_pythons_environment_nothing_replaces_its_jax(dry_run, tmp_path):
     assert package[-6:] == [".", *jax]
 
 
+def test_pythons_path_may_have_a_space(dry_run, tmp_path):
+    python = tmp_path / "a folder" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    status, commands, _ = dry_run("tpu/setup.sh", "--dry-run", PYTHON=str(python))
+    assert status == 0 and commands[0] == [str(python), "-m", "venv", ".venv"]
+
+
 @pytest.mark.parametrize("uv", [True, False])
 def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
     """Programs are noted and do nothing but what the scripts look at; pip can install uv or not."""
@@ -213,6 +221,7 @@ def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
         ("gpu/train_t5.sh", ["--gin.A=1", "x", "y"], {}, "unknown argument '--gin.A=1': see --h"),
         ("fetch_checkpoints.sh", ["--to"], {}, "--to is '': give a folder after it"),
         ("fetch_checkpoints.sh", ["--to", "--list"], {}, "--to is '--list': give a folder"),
+        ("matrix.sh", ["--dry-run", "--to", ""], {}, "--to is '': give a value after it"),
         ("tpu/reproduce.sh", ["out", "--to"], {}, "--to is '': give a folder after it"),
         ("tpu/launch.sh", ["--here", "infer"], {"PYTHON": "false"}, "lacks what spec_t5x requ"),
     ],

@@ -55,6 +55,16 @@ def test_it_holds_every_file_of_the_package_and_no_other(wheel):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
+def test_a_build_where_the_sources_are_keeps_them(tmp_path):
+    for name in ("setup.py", "README.md"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    (tmp_path / "spec_t5x").mkdir()
+    (tmp_path / "spec_t5x" / "__init__.py").touch()
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", "."]
+    subprocess.run(command, cwd=tmp_path, capture_output=True)
+    assert (tmp_path / "spec_t5x" / "__init__.py").exists()
+
+
 def test_its_gin_files_are_found_by_the_names_of_a_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     program = "import sys; from spec_t5x.cli.gin_files import read_all\n"

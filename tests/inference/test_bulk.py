@@ -263,7 +263,7 @@ def test_predictions_of_unknown_origin_are_left_alone(runner):
     (runner.output / "manifest.json").unlink()
     with pytest.raises(InputError, match="holds predictions and no manifest.json"):
         runner()
-    (runner.output / "manifest.json").write_text("{")
+    (runner.output / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(InputError, match="manifest.json is not a manifest"):
         runner()
 
@@ -334,6 +334,15 @@ def test_two_runs_in_one_directory_are_one_too_many(runner, monkeypatch):
     monkeypatch.setattr(bulk, "survey", survey)
     # What is left of one that was killed does not matter.
     assert runner().errors == 0
+
+
+def test_a_lock_that_links_to_another_file_leaves_it_alone(runner, tmp_path):
+    runner.output.mkdir()
+    (tmp_path / "precious").write_text("text")
+    (runner.output / ".lock-00000").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match="cannot lock .*lock-00000"):
+        runner()
+    assert (tmp_path / "precious").read_text() == "text"
 
 
 def test_a_worker_that_begins_while_inputs_are_read_keeps_its_run(runner, monkeypatch):

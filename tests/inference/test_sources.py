@@ -69,6 +69,7 @@ def test_inputs_that_are_all_errors_are_refused_before_a_model_is_loaded(tmp_pat
     ("line", "reason"),
     [
         (b"{", "not JSON ("),
+        (b'{"inputs": "a", "b": %s}' % (b"[" * 100 + b"]" * 100), "over 100 levels deep: fix"),
         (b'{"source": "x"}', "no field 'inputs' or 'input' or 'text' (there are ['source'])"),
         (b'{"text": 5}', "field 'text' is 5, not a text"),
         (b'{"text": "x", "score": NaN}', "NaN is not a finite number"),

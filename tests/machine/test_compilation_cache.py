@@ -84,6 +84,17 @@ def test_the_users_cache_is_bounded(tmp_path):
     assert sum(path.stat().st_size for path in kept) <= 6000
 
 
+def test_a_program_that_a_killed_process_cut_off_is_compiled_again(tmp_path):
+    where = {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30)}
+    run(FILL, **where)
+    (program, *_) = (tmp_path / "spec_t5x" / "compiled").glob("*-cache")
+    content = program.read_bytes()
+    program.write_bytes(content[:100])
+    program.with_name(program.name.replace("-cache", "-atime")).unlink()
+    assert run(FILL, **where) == ""
+    assert program.read_bytes()[100:]
+
+
 def test_a_cache_without_a_bound_stays_so(tmp_path):
     program = (
         "import jax, sys; from spec_t5x.machine import compilation_cache; "
@@ -92,6 +103,9 @@ def test_a_cache_without_a_bound_stays_so(tmp_path):
     )
     where = {"XDG_CACHE_HOME": str(tmp_path)}
     assert run(program, JAX_COMPILATION_CACHE_MAX_SIZE="-1", **where) == "-1"
+    # JAX stores no time of last use there.
+    (kept := tmp_path / "spec_t5x" / "compiled" / "old-cache").touch()
+    assert run(program, JAX_COMPILATION_CACHE_MAX_SIZE="-1", **where) == "-1" and kept.exists()
     assert int(run(program, **where)) > 0
 
 

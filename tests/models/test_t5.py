@@ -27,11 +27,15 @@ def test_numbers_of_numpy_are_made_pythons():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("dropout_rate", "0.1", "dropout_rate is '0.1': give a number of at least 0"),
-        ("dropout_rate", np.float32("nan"), "dropout_rate is .*nan.*: give a number of at least"),
+        ("dropout_rate", "0.1", "dropout_rate is '0.1': give a number from 0"),
+        ("dropout_rate", np.float32("nan"), "dropout_rate is .*nan.*: give a number from 0"),
         ("relpos_num_buckets", None, "relpos_num_buckets is None: give a whole number"),
         ("emb_dim", 32.0, "emb_dim is 32.0: give a whole number of at least 1"),
         ("added_rows", -1, "added_rows is -1: give at least 0"),
+        ("dropout_rate", 10**400, "dropout_rate is 1000*: give a number from 0 to 2147483647"),
+        ("vocab_size", 2**31, "vocab_size is 2147483648: give at least 1, at most 2147483647"),
+        ("num_decoder_layers", 10**9, "num_decoder_layers is 10*: give at least 1, at most 9999"),
+        ("relpos_per_layer", "false", "relpos_per_layer is 'false': give True or False"),
         ("mlp_activations", None, "T5Config.mlp_activations is None: give a list of names"),
         ("mlp_activations", "relu", "T5Config.mlp_activations is 'relu': give a list of names"),
         ("mlp_activations", (), r"T5Config.mlp_activations is \(\): give a list of names"),

@@ -172,7 +172,11 @@ def test_t5xs_network_for_gpus():
         (["speculate"], "partitioner = None", "partitioner is None, with which T5X restores no"),
         (["speculate"], "inference_mode = 'predict'", "STATISTICS is True and t5x.export takes"),
         (["speculate", "export"], "inference_mode = 'predict'", None),
-        (["speculate", "decoder_only", "export"], "batch_size = 1", "the model to export is decoder-only"),
+        (
+            ["speculate", "decoder_only", "export"],
+            "batch_size = 1",
+            "the model to export is decoder-only",
+        ),
         (
             ["speculate", "export"],
             "create_decoding_state_callback_fn = 'a function'",

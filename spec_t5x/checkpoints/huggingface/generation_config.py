@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.errors import InputError
 from spec_t5x.options import GenerateOptions
 
@@ -75,7 +75,8 @@ class LeftOut:
         """Names settings that change the outputs with these inputs and options, each once."""
         usual = GenerateOptions  # A class, whose attributes are the fields' defaults.
         given = [n for n, o in _REPLACED_BY.items() if getattr(options, o) != getattr(usual, o)]
-        if all(text.startswith(self.settings.get("prefix", "")) for text in filter(None, inputs)):
+        prefix = str(self.settings.get("prefix", ""))
+        if all(text.startswith(prefix) for text in filter(None, inputs)):
             given.append("prefix")
         # It moves all scores of a step alike, and so changes the ranking of beams only.
         given += [] if options.beams else ["renormalize_logits"]
@@ -94,7 +95,7 @@ class LeftOut:
         value = self.settings.get("temperature" if name == "do_sample" else name)
         option = _REMEDIES.get(name)
         if option and value != getattr(GenerateOptions, option):
-            with contextlib.suppress(InputError):
+            with contextlib.suppress(InputError, OverflowError):
                 changed = dataclasses.replace(options, **{option: value})
                 return changed, f" (--{option} {'TEXT' if option == 'stop' else value})"
         return options, ""
@@ -148,7 +149,8 @@ def understood(
     if task is not None:
         check_task(settings, where, task)
     tasks = settings.get(TASKS, {})
-    settings = {**settings, **_present(tasks.get(task, {}))}
+    with describing(where, TASKS):
+        settings = {**settings, **_present(tasks.get(task, {}))}
     if settings.get("do_sample"):
         # transformers' defaults where it samples.
         settings = {"temperature": 1.0, "top_k": 50} | settings
@@ -192,7 +194,7 @@ def _present(values: Mapping[str, Any]) -> dict[str, Any]:
 def _number(settings, name: str, kind: type, where: str, otherwise=None):
     value = settings.get(name, otherwise)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or (kind is int and not float(value).is_integer()):
+    if not (is_number and abs(value) < 2**31) or (kind is int and not float(value).is_integer()):
         raise InputError(
             f"{where} has {name} {value!r}: set it to a number (of type {kind.__name__})"
         )
@@ -224,7 +226,7 @@ def _ids(settings: Mapping[str, Any], where: str, to_ours, num_ids: int) -> dict
                 (found[name],) = ours([value])
             else:
                 found[name] = ours(value if isinstance(value, list) else [value])
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{where} has {name} {value!r}: set it to token ids") from error
     return found
 

@@ -87,7 +87,7 @@ def download_weights(name: str) -> None:
     files = [first]
     if first.endswith(weight_files.INDEX_ENDING):
         _download(name, commit, files)
-        files = weight_files.names_in(directory / first)
+        files = weight_files.shard_names(directory / first)
     _download(name, commit, files, shown=sys.stderr.isatty() or is_notebook())
 
 

@@ -31,6 +31,7 @@ from spec_t5x.data.mapped_vocabulary import (
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, type_of_model
 from spec_t5x.data.unigram import UnigramVocabulary, is_t5s, pieces_of
 from spec_t5x.data.vocabulary import (
+    MOST_EXTRA_IDS,
     SPIECE_NAME,
     ByteVocabulary,
     SentencePieceVocabulary,
@@ -38,7 +39,7 @@ from spec_t5x.data.vocabulary import (
     is_sentinel,
     read_spiece,
 )
-from spec_t5x.errors import InputError, as_input_error
+from spec_t5x.errors import InputError, as_input_error, check_numbers
 from spec_t5x.machine.extras import needed
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
 
@@ -78,6 +79,7 @@ def read_vocabulary(
     # mT5's spiece.model holds its sentinels already, T5's does not.
     default = 0 if values["model_type"] == "mt5" else 100
     extra_ids = default if settings.get("extra_ids") is None else settings["extra_ids"]
+    check_numbers(0, MOST_EXTRA_IDS, extra_ids=extra_ids)
     files = _Files(directory, settings, is_t5, extra_ids)
     is_bytes = kind.startswith(_BYT5)
     if is_bytes and start_id is not None:
@@ -244,18 +246,19 @@ class _Files:
     def _by_transformers(self, given: dict[int, str]) -> dict[str, Any]:
         """Returns transformers' tokenizer.json; raises ``InputError`` if it changes given ids."""
         with needed("transformers"):
-            import transformers
-        if int(transformers.__version__.split(".")[0]) < 5:
+            from transformers import AutoTokenizer, __version__
+        if int(__version__.split(".")[0]) < 5:
             raise InputError(
                 f"the tokenizer of {self.directory} needs transformers 5, and "
-                f"{transformers.__version__} is installed: pip install 'transformers>=5'"
+                f"{__version__} is installed: pip install 'transformers>=5'"
             )
         remedy = "copy its files again"
         if not (self.directory / TOKENIZER_NAME).is_file():
             remedy = f"save it there as {TOKENIZER_NAME} with transformers 5"
         what = f"transformers cannot read the tokenizer of {self.directory}"
         with as_input_error(what, remedy, Exception), _unprinted():
-            made = transformers.AutoTokenizer.from_pretrained(self.directory)
+            # Without the setting it asks standard input whether to run code of the files.
+            made = AutoTokenizer.from_pretrained(self.directory, trust_remote_code=False)
             tokenizer = made.backend_tokenizer
         for number, name in given.items():
             if name and (other := tokenizer.token_to_id(name)) != number:

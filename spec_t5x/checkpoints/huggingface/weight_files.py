@@ -185,19 +185,19 @@ def find_files(directory: Path) -> list[Path]:
         raise InputError(f"{directory} {unread(directory) or remedy}")
     if not present[0].name.endswith(INDEX_ENDING):
         return present[:1]
-    shards = [directory / name for name in names_in(present[0])]
+    shards = [directory / name for name in shard_names(present[0])]
     for shard in shards:
         if not shard.is_file():
             raise InputError(f"no file {shard}, which {present[0].name} lists: copy it there")
     return shards
 
 
-def names_in(index: Path) -> list[str]:
-    """Returns the names of the files that an index lists; raises ``InputError`` for none."""
+def shard_names(index: Path) -> list[str]:
+    """Returns the names of the files that an index lists, which are inside of the checkpoint."""
     weight_map = files.read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index} has no weight_map: copy the file again")
-    return sorted({files.check_inside(str(name), index) for name in weight_map.values()})
+    return [files.check_inside(name, index) for name in sorted(set(map(str, weight_map.values())))]
 
 
 def _open_safetensors(path: Path) -> dict[str, Tensor]:
@@ -250,14 +250,17 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         # PyTorch's message has many lines, so it is left out.
         raise InputError(f"cannot read the weights in {path}: {_STATE} or copy it again") from error
-    # Trainers nest the tensors.
-    while key := next((key for key in _NESTS if isinstance(state.get(key), dict)), None):
-        inner = state.pop(key)
-        for other in (name for name, each in state.items() if isinstance(each, dict)):
+    # Trainers nest the tensors; a dict may also hold itself.
+    for _ in _NESTS:
+        key = next((key for key in _NESTS if isinstance(state.get(key), dict)), None)
+        if key is None:
+            break
+        inner, others = state[key], {**state}
+        del others[key]
+        for other, each in others.items():
             # A second model, such as an average of the first, has tensors of the same names.
-            if any(
-                isinstance(state[other][name], torch.Tensor) for name in {*inner} & {*state[other]}
-            ):
+            same = {*inner} & {*each} if isinstance(each, dict) else ()
+            if any(isinstance(each[name], torch.Tensor) for name in same):
                 raise InputError(f"{path} has weights in {key!r} and in {other!r}: {_STATE}")
         state = inner
     for name, tensor in state.items():

@@ -67,11 +67,11 @@ def load_shared_draft(
     directory_or_name: str | Path, target: LoadedModel, kind: DraftFormat = SHARED
 ) -> LoadedSharedDraft:
     """Reads a draft of ``kind``; raises ``InputError`` if it is damaged or of another target."""
-    directory, config, layers, num_known = _open(directory_or_name, target, kind)
+    directory, config, layers, shapes = _open(directory_or_name, target, kind)
     flat = read_arrays(directory / kind.file)
     ids, dtype = flat.pop(IDS, None), target.config.dtype
     return LoadedSharedDraft(
-        params=checked_params(flat, shapes_of_layers(config, num_known), directory, dtype),
+        params=checked_params(flat, shapes, directory, dtype),
         config=dataclasses.replace(config, dtype=dtype),
         layers=layers,
         head=None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size),
@@ -80,14 +80,15 @@ def load_shared_draft(
 
 def _open(
     directory_or_name: str | Path, target: LoadedModel, kind: DraftFormat
-) -> tuple[Path, T5Config, tuple[int, ...], int | None]:
-    """Returns a draft's directory, sizes, layers, and number of tokens known, which are checked."""
+) -> tuple[Path, T5Config, tuple[int, ...], dict[str, tuple[int, ...]]]:
+    """Returns a draft's directory, sizes, layers and parameters' shapes, which are checked."""
     directory, metadata = read_config(directory_or_name, kind)
     is_head = kind == EAGLE
     with describing(directory / CONFIG_NAME, "draft under 'draft' and 'layers'"):
         config = (EagleConfig if is_head else T5Config).from_dict(metadata["draft"])
         layers, num_known = tuple(map(int, metadata["layers"])), metadata["tokens_known"]
         num_known = None if num_known is None else int(num_known)
+        shapes = shapes_of_layers(config, num_known)
     sizes = {
         field.name: (getattr(config, field.name), getattr(target.config, field.name, None))
         for field in dataclasses.fields(T5Config)
@@ -96,7 +97,7 @@ def _open(
     if is_head:
         sizes["target_dim"] = (config.target_dim, target.config.emb_dim)
     check_belongs("draft layers", directory, metadata, target, sizes)
-    return directory, config, layers, num_known
+    return directory, config, layers, shapes
 
 
 def target_fingerprint(target: LoadedModel) -> str:

@@ -8,12 +8,12 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spec_t5x.errors import InputError, as_input_error, one_line
+from spec_t5x.errors import InputError, as_input_error, check_unicode
 from spec_t5x.machine.atomic import check_can_be_made
 from spec_t5x.machine.git_lfs import check_fetched
 
@@ -27,15 +27,13 @@ _STAGE, _RETIRED = "writing", "old"
 
 def read_json(path: Any) -> dict[str, Any]:
     """Returns the JSON object in a ``Path`` or ``GcsPath``, or raises ``InputError``."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"no file {path}: give a complete checkpoint") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    kinds = OSError, ValueError, RecursionError
+    with as_input_error(f"cannot read {path} as JSON", "copy the file again", *kinds):
         check_fetched(path)
-        raise InputError(
-            f"cannot read {path} as JSON ({one_line(error)}): copy the file again"
-        ) from error
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise InputError(f"no file {path}: give a complete checkpoint") from error
     if not isinstance(values, dict):
         raise InputError(f"{path} holds no JSON object: copy the file again")
     return values
@@ -49,7 +47,8 @@ def read_if_there(path: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def describing(path: object, what: str) -> Iterator[None]:
     """Turns errors of the code inside, which makes ``what`` of JSON, into an ``InputError``."""
-    kinds, remedy = (ValueError, TypeError, AttributeError), "copy the file again"
+    kinds = ValueError, TypeError, AttributeError, OverflowError, RecursionError
+    remedy = "copy the file again"
     try:
         with as_input_error(f"{path} describes no {what}", remedy, *kinds):
             yield
@@ -66,7 +65,7 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
     remedy = "give plain numbers, strings, lists and dicts"
     with as_input_error(f"{path.name} cannot hold these values", remedy, TypeError, ValueError):
         text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def save_arrays(
@@ -89,8 +88,8 @@ def reading_weights(path: Path) -> contextlib.AbstractContextManager[None]:
 
 def check_inside(name: str, source: object) -> str:
     """Returns ``name``; raises ``InputError`` if this path leads out of the checkpoint."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts:
+    check_unicode(f"{source} names", name)
+    if name.startswith("/") or {"..", "\0"} & {*name.split("/"), *name}:
         raise InputError(
             f"{source} names {name!r}, which is outside of the checkpoint: give one that you trust"
         )

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import ml_dtypes  # noqa: F401
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.machine.operations import XLA
 from spec_t5x.types import PyTree
 
@@ -41,8 +41,6 @@ _NO_NAMES: Mapping[str, str] = {}
 # One slice for each axis; and the slices as pairs (start, stop), which can be keys.
 Index = tuple[slice, ...]
 Bounds = tuple[tuple[int, int], ...]
-
-_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,7 +109,7 @@ def check_tensors(
 def listed(names: Sequence[str]) -> str:
     """Returns a text with the first six names, and the number of further ones."""
     more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    return ", ".join(map(one_line, names[:_NAMED])) + more
 
 
 def read_params(
@@ -164,8 +162,10 @@ def _finite_parts(
 
     def read(path: str) -> dict[Bounds, np.ndarray]:
         tensor = tensors[path]
+        wanted = jnp.dtype(tensor.dtype if tensor.keeps_dtype else dtype)
         bounds = _local_bounds(tensor.shape, None if shardings is None else shardings[path])
-        return {part: _read(tensor, tuple(slice(*ends) for ends in part), dtype) for part in bounds}
+        parts = ((part, tuple(slice(*ends) for ends in part)) for part in bounds)
+        return {part: tensor.read(index).astype(wanted, copy=False) for part, index in parts}
 
     broken = []
     for path, parts in _read_ahead(tensors, read):
@@ -203,12 +203,7 @@ def _on_devices(
     return jax.make_array_from_callback(shape, sharding, lambda index: parts[_bounds(index, shape)])
 
 
-def _read(tensor: Tensor, index: Index, dtype: str) -> np.ndarray:
-    wanted = tensor.dtype if tensor.keeps_dtype else dtype
-    return tensor.read(index).astype(jnp.dtype(wanted), copy=False)
-
-
-def _read_ahead(tensors: Tensors, read: Callable[[str], _Result]) -> Iterator[tuple[str, _Result]]:
+def _read_ahead(tensors: Tensors, read: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
     """Yields each path with ``read(path)``, in order, while threads read the next ones."""
     pool = ThreadPoolExecutor(_AHEAD)
     paths, pending = iter(tensors), collections.deque()

@@ -92,9 +92,13 @@ def _tensor(path: str, array: Any, source: str) -> Tensor:
     def read(index):
         if isinstance(array, np.ndarray):
             return np.asarray(array[index])
+        part = array[index]
         try:
-            return array[index].read().result()
-        except (ValueError, OSError) as error:
+            # TensorStore ends the process if there is no memory for the part or a chunk.
+            for shape in (part.shape, array.chunk_layout.read_chunk.shape or ()):
+                np.empty(shape, array.dtype.numpy_dtype)
+            return part.read().result()
+        except (ValueError, OSError, MemoryError) as error:
             raise _unreadable(path, source, error) from error
 
     return Tensor(name=path, shape=tuple(array.shape), dtype=array.dtype.name, read=read)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from spec_t5x.checkpoints.storage import tensorstore_arrays
+from spec_t5x.checkpoints.storage.files import describing
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.tensorstore_arrays import (
     COPY_AGAIN,
@@ -71,17 +72,17 @@ def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | 
     if is_orbax and not path.is_file():
         stored = tensorstore_arrays.orbax_entries(location)
     else:
-        tree = _read_msgpack(path)
-        leaves, version = dict(_leaves(tree)), tree.get("version")
-        # Early Orbax, too, wrote this file, without a version.
-        of_orbax = is_orbax or any(isinstance(leaf, str | bytes) for leaf in leaves.values())
-        if not of_orbax and version not in VERSIONS:
-            raise InputError(
-                f"{path} has version {version!r}, this spec_t5x reads "
-                f"{' and '.join(map(str, VERSIONS))}: save it again with a T5X of 2021 or later"
-            )
-        kvstore = tensorstore_arrays.arrays_kvstore(location)
-        stored = {keys: _entry(leaf, kvstore, keys, location) for keys, leaf in leaves.items()}
+        with describing(path, "arrays"):
+            leaves, version = dict(_leaves(tree := _read_msgpack(path))), tree.get("version")
+            # Early Orbax, too, wrote this file, without a version.
+            of_orbax = is_orbax or any(isinstance(leaf, str | bytes) for leaf in leaves.values())
+            if not of_orbax and version not in VERSIONS:
+                raise InputError(
+                    f"{path} has version {version!r}, this spec_t5x reads "
+                    f"{' and '.join(map(str, VERSIONS))}: save it with a T5X of 2021 or later"
+                )
+            kvstore = tensorstore_arrays.arrays_kvstore(location)
+            stored = {keys: _entry(leaf, kvstore, keys, path) for keys, leaf in leaves.items()}
     flat = {"/".join(keys): entry for keys, entry in stored.items()}
     for prefix in _TARGETS:
         entries = {
@@ -131,7 +132,7 @@ def _leaves(tree: Mapping, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
             yield inner, value
 
 
-def _entry(leaf: Any, kvstore: Mapping[str, Any], path: Keys, location: Location) -> ArrayEntry:
+def _entry(leaf: Any, kvstore: Mapping[str, Any], keys: Keys, path: Location) -> ArrayEntry:
     if isinstance(leaf, bytes):
         leaf = leaf.decode(errors="replace")
     if isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
@@ -141,12 +142,12 @@ def _entry(leaf: Any, kvstore: Mapping[str, Any], path: Keys, location: Location
     leaf = leaf["base"] if leaf["driver"] == "cast" else leaf
     if leaf.get("driver") not in ("zarr", "zarr3"):
         raise InputError(
-            f"{location}: {'/'.join(path)} is stored with TensorStore's driver "
+            f"{path}: {'/'.join(keys)} is stored with TensorStore's driver "
             f"{leaf.get('driver')!r}, T5X uses zarr: give a checkpoint that T5X saved"
         )
     # Only the array's name is used: drivers and buckets are those of the machine that wrote the
     # checkpoint. Older versions of TensorStore have the path outside of "kvstore".
     store = leaf.get("kvstore")
     noted = (store.get("path") if isinstance(store, Mapping) else None) or leaf.get("path")
-    name = str(noted).strip("/").rpartition("/")[2] if noted else ".".join(path[1:])
+    name = str(noted).strip("/").rpartition("/")[2] if noted else ".".join(keys[1:])
     return tensorstore_arrays.zarr_spec(kvstore, name, leaf["driver"])

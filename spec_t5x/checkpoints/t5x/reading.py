@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from spec_t5x.checkpoints.huggingface.weight_files import unread
 from spec_t5x.checkpoints.native import model_files
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, SIDECAR_NAME, read_if_there
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, SIDECAR_NAME, describing, read_if_there
 from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensorstore_arrays import COPY_AGAIN, open_tensors
@@ -23,7 +23,7 @@ from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.models.t5 import T5Config
 
 _ACTIVATIONS = r"(?:[\w.]*T5Config\.)?mlp_activations"
-_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
+_LAYER = re.compile(r"(encoder|decoder)/layers_(\d{1,9})/")
 
 
 def open_model(location: Location, values: None = None) -> StoredModel:
@@ -62,7 +62,8 @@ def open_model(location: Location, values: None = None) -> StoredModel:
                 config = dataclasses.replace(config, mlp_activations=ast.literal_eval(bound))
     metadata = model_files.extra_entries(sidecar)
     if step is not None:
-        metadata["step"] = int(open_tensors({"step": step}, str(found))["step"].read(()))
+        with describing(found, "step"):
+            metadata["step"] = int(open_tensors({"step": step}, str(found))["step"].read(()))
     return StoredModel(
         tensors=tensors,
         config=config,
@@ -75,7 +76,7 @@ def open_model(location: Location, values: None = None) -> StoredModel:
 def _bound(name: str, text: str) -> str | None:
     """Returns what the text of a gin file binds to a name (a pattern), through its macros."""
     # A tuple may go on in the next lines.
-    found = re.search(rf"(?m)^\s*{name}\s*=[\s\\]*([(\[][^)\]]*[)\]]|.+)", text)
+    found = re.search(rf"(?m)^[ \t]*{name}[ \t]*=[\s\\]*([(\[][^)\]]*[)\]]|.+)", text)
     macro = found and re.match(r"%([\w.]+)", found[1])
     # Without this line, so that a macro of itself has an end.
     value = macro and _bound(re.escape(macro[1]), text.replace(found[0], ""))

@@ -47,10 +47,15 @@ def available() -> bool:
         _say_slow(_NO_COMPILER)
         return False
     try:
-        library = ctypes.CDLL(str(_kept_or_built(compiler)))
+        place = _kept_or_built(compiler)
     except (OSError, subprocess.CalledProcessError) as error:
         reason = (getattr(error, "stderr", None) or "").strip() or str(error)
         _say_slow(f"{compiler[0]} could not build them ({reason.splitlines()[0]}): set CXX")
+        return False
+    try:
+        library = ctypes.CDLL(str(place))
+    except OSError as error:
+        _say_slow(f"{place} cannot be loaded ({error}): remove it")
         return False
     for symbol in re.findall(r"HANDLER_SYMBOL\((\w+)", _SOURCE.read_text()):
         handler = jax.ffi.pycapsule(getattr(library, symbol))

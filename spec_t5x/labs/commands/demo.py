@@ -46,8 +46,10 @@ def run(args: argparse.Namespace) -> int:
     target, _ = Generator.open(models, [models.draft_name()], options)
     page = demo.page({name: Generator.load_named(models, target)} if own else {}, options)
     quietly = {"quiet": True, "footer_links": [], "run_history": False, "prevent_thread_lock": True}
+    # The page has no use for files, which any site that a browser shows could send to gradio.
+    here = {"server_name": host, "server_port": port, "share": False, "max_file_size": 0}
     try:
-        _, address, _ = page.launch(server_name=host, server_port=port, share=False, **quietly)
+        _, address, _ = page.launch(**here, **quietly)
     except OSError as error:
         raise InputError(f"port is {port} and cannot be used at {host}: give another") from error
     print(address, flush=True)

@@ -88,6 +88,13 @@ def test_without_them_one_line_says_why(tmp_path, monkeypatch, caplog, environme
     assert not said or said in lines[0]
 
 
+def test_a_damaged_library_is_named(tmp_path, fake_compiler, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = library.build(["g++"], tmp_path / "spec_t5x" / "kernels")
+    assert not library.available.__wrapped__()
+    assert f"{made} cannot be loaded ({made}: file too short): remove it" in caplog.text
+
+
 def test_their_state_is_reported_without_compiling_them(tmp_path, fake_compiler, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     used, said = library.state()

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -228,6 +230,14 @@ def address(tiny_pair, kept_programs):
                 # A process that does not end would be waited for.
                 process.kill()
     assert (process.returncode, rest) == (0, ("", ""))
+
+
+def test_it_takes_no_files(address):
+    form = b"--x\r\nContent-Disposition: form-data; name=files; filename=a\r\n\r\na\r\n--x--\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=x"}
+    upload = urllib.request.Request(f"{address}gradio_api/upload", form, kind)
+    with pytest.raises(urllib.error.HTTPError, match="413"):
+        urllib.request.urlopen(upload)
 
 
 @pytest.fixture(scope="module")
