@@ -292,27 +292,40 @@ class Counting(Parrot):
         return super().propose(state, context, gamma)[0], 2 * state
 
 
-def test_a_second_draft_is_fed_and_asked_for_rows_without_copies():
-    draft = MixedDraft(Doubting(jnp.array([8, 6]), VOCAB), Counting(jnp.array([5, 4]), VOCAB))
+def propose_for(second, live):
+    """Returns the proposal and state of two drafts for rows of which the first one copies."""
     copied, lengths = jnp.array([False, True, True]), jnp.array([3, 3, 3])
-    kept = MixedState(first=(), second=jnp.int32(0), copied=copied, lengths=lengths)
-    texts = jnp.array([[0, 8], [0, 3], [0, 3]])
+    state = MixedState(first=(), second=jnp.int32(0), copied=copied, lengths=lengths)
+    context = Context(
+        sequences=jnp.array([[0, 8], [0, 3], [0, 3]]),
+        lengths=jnp.array([1, 1, 1]),
+        live=jnp.array(live),
+        draws=Draws(RowStream(outputs_lib.row_keys(KEY, 3)), lengths),
+        settings=GREEDY,
+        target_cache=(),
+    )
+    return MixedDraft(Doubting(jnp.array([8, 6]), VOCAB), second).propose(state, context, 2)
+
+
+def test_a_second_draft_is_fed_and_asked_for_rows_without_copies():
     for live, fed in (([True, True, False], 2), ([True, False, False], 0)):
-        context = Context(
-            sequences=texts,
-            lengths=jnp.array([1, 1, 1]),
-            live=jnp.array(live),
-            draws=Draws(RowStream(outputs_lib.row_keys(KEY, 3)), lengths),
-            settings=GREEDY,
-            target_cache=(),
-        )
-        proposal, state = draft.propose(kept, context, 2)
+        proposal, state = propose_for(Counting(jnp.array([5, 4]), VOCAB), live)
         assert int(state.second) == fed
         np.testing.assert_array_equal(proposal.tokens[:2], [[8, 6], [5, 4] if fed else [0, 0]])
         np.testing.assert_array_equal(proposal.num_proposed[:2], [2, 2 if fed else 0])
         # Rows that are not live keep what they took.
         np.testing.assert_array_equal(state.copied, [True, not live[1], True])
         np.testing.assert_array_equal(state.lengths, [1, 1 if live[1] else 3, 3])
+
+
+def test_what_a_second_draft_did_not_draw_is_not_proposed():
+    class Stopping(Counting):
+        def propose(self, state, context, gamma):
+            proposal, state = super().propose(state, context, gamma)
+            return Proposal(proposal.tokens, proposal.distributions(VOCAB), jnp.int32(1)), state
+
+    proposal, _ = propose_for(Stopping(jnp.array([5, 4]), VOCAB), [True, True, True])
+    np.testing.assert_array_equal(proposal.num_proposed, [2, 1, 1])
 
 
 def test_sampled_texts_of_two_drafts_follow_the_targets_law():
