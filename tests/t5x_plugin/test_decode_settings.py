@@ -98,6 +98,7 @@ def test_a_filter_that_is_not_known_in_a_trace_is_refused():
 def test_prompts_have_room_and_no_end_of_a_search():
     prompts = jnp.array([[0, 5, 7, 0], [0, 4, 0, 0], [7, 0, 0, 0]])
     check_prompts(prompts, room=2)
+    check_prompts(prompts[:, :3])
     check_prompts(prompts, end=6)
     with pytest.raises(InputError, match="a prompt holds 2 tokens and max_decode_len is 1: raise"):
         check_prompts(prompts, room=1)
