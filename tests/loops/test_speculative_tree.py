@@ -176,6 +176,8 @@ def test_stepping_gives_the_same_text():
     iterations, decoded = drain(speculative_steps(*arguments, **options))
     refused, repeats = 0, []
     for iteration in iterations:
+        # Ended rows propose nothing.
+        assert not np.any(iteration.num_proposed[iteration.num_appended == 0])
         for row, accepted in enumerate(iteration.num_accepted.tolist()):
             proposed, appended = iteration.proposed[row], iteration.appended[row]
             assert accepted <= iteration.num_proposed[row] <= 3
