@@ -118,7 +118,11 @@ def test_the_nodes_of_a_tree_follow_their_parents(depths):
     target, own, draft = pair(depths=depths)
     state, context = after_some_iterations(target, draft, TREE)
     tree: Tree = TREE.tree(GAMMA)
-    proposal, _ = jax.jit(lambda *args: draft.propose_tree(*args, tree))(state, context)
+    propose = jax.jit(lambda *args: draft.propose_tree(*args, tree)[0])
+    proposal = propose(state, context)
+    # All of a text is fed to a head that has seen nothing of it.
+    fresh = propose(jax.tree.map(jnp.zeros_like, state), context)
+    np.testing.assert_allclose(fresh.probs, proposal.probs, atol=1e-4)
     for nodes in ((1, 3, 5), (2, 4, 6)):
         drafts = np.asarray(proposal.tokens)[:, np.array(nodes) - 1]
         expected = unrolled_probs(target, own, draft, context, drafts)
