@@ -265,6 +265,23 @@ class Noting(Parrot):
         return context, width
 
 
+def test_a_row_that_is_not_asked_keeps_what_its_cache_lacks():
+    """Rows that copy lack tokens of their texts while the others are drafted for."""
+    draft, live = TransformerDraft(near()), np.array([True, False, True, False])
+    state = draft.prefill(SOURCES, PROMPTS, LENGTH)
+    context = Context(
+        sequences=jnp.tile(jnp.arange(LENGTH), (4, 1)),
+        lengths=jnp.full(4, 6),
+        live=jnp.asarray(live),
+        draws=Draws(RowStream(outputs_lib.row_keys(KEY, 4)), jnp.full(4, 6)),
+        settings=GREEDY,
+        target_cache=(),
+    )
+    after = jax.jit(lambda *given: draft.propose(*given, 3)[1].lengths)(state, context)
+    np.testing.assert_array_equal(after, np.where(live, 9, state.lengths))
+    assert np.all(state.lengths < 6)
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_what_an_outer_model_refuses_is_refused_in_rows_that_copied_too():
     first, second = (Noting(jnp.array([8, 6]), VOCAB) for _ in range(2))
