@@ -117,6 +117,7 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
     ("changes", "expected"),
     [
         ({"gamma": -1}, "gamma is -1"),
+        ({"gamma": 129}, "gamma is 129 and max_decode_len 128: give a whole number from 0"),
         ({"num_decodes": 0}, "num_decodes is 0"),
         # JAX would take it for seed 0.
         ({"seed": 2**32}, "seed is 4294967296"),
@@ -128,6 +129,7 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
         ({"widths": (2,)}, "widths are (2,) and verifier 'block'"),
         ({"beams": -1}, "beams is -1"),
         ({"beams": 2, "beam_alpha": 1.0, "length_penalty": 1.0}, "beam_alpha is 1.0 and a length"),
+        ({"beams": 2, "beam_alpha": 1.0, "length_penalty": 0.0}, "beam_alpha is 1.0 and a length"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: give a number above 0"),
         ({"suppress_tokens": (-1,)}, "suppress_tokens has (-1,): give a list of whole numbers"),
         ({"bad_words_ids": ((),)}, "bad_words_ids has an empty list of ids: leave it out"),
@@ -135,6 +137,8 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
         ({"output_prefix": "\udce4"}, "output_prefix '\\udce4' is not UTF-8"),
         ({"stop": "\udce4"}, "stop '\\udce4' is not UTF-8"),
         ({"beam_alpha": float("nan")}, "beam_alpha is nan"),
+        ({"beam_alpha": float("inf"), "beams": 2}, "beam_alpha is inf: give a finite number"),
+        ({"early_stopping": "always", "beams": 2}, "early_stopping is 'always': give True, False"),
         ({"beams": 4, "temperature": 1.0}, "temperature is 1.0 and beams 4"),
         ({"beams": 2, "num_decodes": 3}, "num_decodes is 3 and beams 2"),
         ({"weights": "int3"}, "weights is 'int3': choose one of auto, int8, int4"),
@@ -981,6 +985,9 @@ def test_ids_that_the_target_does_not_have_are_their_inputs_error(generator):
             {"verifier": "tree", "widths": (2, 2, 2, 2)},
             "gamma is 3 and widths are (2, 2, 2, 2): give at most 3",
         ),
+        ({"verifier": "tree", "widths": (2, 2), "gamma": 1}, "gamma is 1 and widths are (2, 2)"),
+        ({"top_k": 3}, "top_k is 3 and temperature 0, which takes the likeliest token: leave it"),
+        ({"top_p": 0.9}, "top_p is 0.9 and temperature 0"),
     ],
 )
 def test_options_that_would_have_no_effect_are_refused(changes, message):
@@ -1007,6 +1014,28 @@ def test_options_that_would_have_no_effect_are_refused(changes, message):
 )
 def test_values_within_options_are_checked(name, value):
     assert message_of(options, **{name: value}).startswith(f"{name} ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gamma": 16, "min_decode_len": 16},
+        {"beams": 3, "num_decodes": 3},
+        {"verifier": "tree", "widths": (2, 2, 2)},
+        {"suppress_tokens": (0,), "forced_bos_token_id": 0},
+        {"output_prefix": "Das", "forced_bos_token_id": -1},
+        {"suppress_tokens": range(3, 5)},
+    ],
+)
+def test_values_at_their_limits_are_accepted(changes):
+    assert options(**changes)
+
+
+def test_an_option_that_is_set_comes_before_the_checkpoints_even_if_it_is_0():
+    of_checkpoint = {"min_decode_len": 5, "suppress_tokens": (3,), "length_penalty": 2.0}
+    settled = options(min_decode_len=0, suppress_tokens=[]).settled(of_checkpoint)
+    assert (settled["min_decode_len"], settled["suppress_tokens"]) == (0, ())
+    assert settled["length_penalty"] == 2.0
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -1105,6 +1134,8 @@ def test_a_minimum_above_the_usual_limit_needs_a_limit(generator):
 def test_outputs_of_lenient_verification_depend_on_gamma_even_at_temperature_0():
     assert GenerateOptions(verifier="token").repeats
     assert not GenerateOptions(verifier="token", lenience=0.5).repeats
+    assert not GenerateOptions(temperature=1.0).repeats
+    assert GenerateOptions(temperature=1.0, verifier="coupled").repeats
 
 
 @pytest.mark.parametrize("which", _MANY)

@@ -154,11 +154,9 @@ def _walk(tree: Tree, at_leaf: Array, children_verdict):
     node, going = jnp.int32(0), jnp.asarray(True)
     accepted, path, emit_from = jnp.int32(0), [node], at_leaf[0]
     for depth, branching in enumerate(tree.branching):
-        # A row that has stopped computes a verdict on any node of this level, and ignores it.
-        level = tree.level_starts[depth]
-        inner = jnp.clip(node, level, level + tree.level_sizes[depth] - 1)
-        children = first_children[inner] + jnp.arange(branching)
-        chosen, otherwise = children_verdict(depth, inner, children)
+        # A row that has stopped computes a verdict on its last node again, and ignores it.
+        children = first_children[node] + jnp.arange(branching)
+        chosen, otherwise = children_verdict(depth, node, children)
         moves = going & (chosen < branching)
         emit_from = jnp.where(going & ~moves, otherwise, emit_from)
         node = jnp.where(moves, children[jnp.minimum(chosen, branching - 1)], node)

@@ -15,7 +15,8 @@ from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
-from spec_t5x.interfaces import Draft, DraftTraits, Outcome, Proposal
+from spec_t5x.interfaces import Context, Draft, DraftTraits, Outcome, Proposal
+from spec_t5x.labs.testing import laws
 from spec_t5x.labs.training.kept_layers import keep_layers, narrowed_params
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative
@@ -27,7 +28,7 @@ from spec_t5x.models.binding import bind
 from spec_t5x.models.narrow_head import NarrowHead
 from spec_t5x.models.shared_params import own_params
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.sampling.draws import RowStream
+from spec_t5x.sampling.draws import Draws, RowStream
 from spec_t5x.types import Array, Int
 from spec_t5x.verifiers import CoupledVerifier, TokenVerifier
 from tests.toy_drafts import tiny_head
@@ -253,17 +254,101 @@ def test_calls_for_other_rows_change_no_proposal_of_a_row(name):
     assert compared > 0
 
 
-def test_what_an_outer_model_refuses_is_refused_in_rows_that_copied_too():
-    class Noting(Parrot):
-        def commit(self, state, outcome):
-            return outcome.lengths
+@flax.struct.dataclass
+class Noting(Parrot):
+    """A draft whose state is what it was called with last."""
 
-    first, second = (kind(jnp.array([8, 6]), VOCAB) for kind in (Doubting, Noting))
+    def commit(self, state, outcome):
+        return outcome
+
+    def catch_up(self, state, context, width):
+        return context, width
+
+
+def test_a_row_that_is_not_asked_keeps_what_its_cache_lacks():
+    """Rows that copy lack tokens of their texts while the others are drafted for."""
+    draft, live = TransformerDraft(near()), np.array([True, False, True, False])
+    state = draft.prefill(SOURCES, PROMPTS, LENGTH)
+    context = Context(
+        sequences=jnp.tile(jnp.arange(LENGTH), (4, 1)),
+        lengths=jnp.full(4, 6),
+        live=jnp.asarray(live),
+        draws=Draws(RowStream(outputs_lib.row_keys(KEY, 4)), jnp.full(4, 6)),
+        settings=GREEDY,
+        target_cache=(),
+    )
+    after = jax.jit(lambda *given: draft.propose(*given, 3)[1].lengths)(state, context)
+    np.testing.assert_array_equal(after, np.where(live, 9, state.lengths))
+    assert np.all(state.lengths < 6)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_an_outer_model_refuses_is_refused_in_rows_that_copied_too():
+    first, second = (Noting(jnp.array([8, 6]), VOCAB) for _ in range(2))
     lengths, copied = jnp.array([5, 5, 5]), jnp.array([True, True, False])
     state = MixedState(first=(), second=lengths, copied=copied, lengths=lengths)
-    outcome = Outcome(lengths=jnp.array([3, 7, 3]), num_accepted=jnp.array([0, 1, 0]))
+    outcome = Outcome(lengths=jnp.array([3, 7, 3]), num_accepted=jnp.array([0, 1, 2]))
     state = MixedDraft(first, second).commit(state, outcome)
-    np.testing.assert_array_equal(state.second, [3, 5, 3])
+    np.testing.assert_array_equal(state.second.lengths, [3, 5, 3])
+    # Each draft's acceptance is that of its own proposals.
+    np.testing.assert_array_equal(state.first.num_accepted, [0, 1, 0])
+    np.testing.assert_array_equal(state.second.num_accepted, [0, 0, 2])
+    np.testing.assert_array_equal(state.first.lengths, outcome.lengths)
+    caught = MixedDraft(first, second).catch_up(state, "a context", 4)
+    assert caught.first == caught.second == ("a context", 4)
+
+
+@flax.struct.dataclass
+class Counting(Parrot):
+    """A draft whose state tells how many rows it was fed, twice that after a proposal."""
+
+    def catch_up(self, state, context, width):
+        return state + jnp.sum(context.live)
+
+    def propose(self, state, context, gamma):
+        return super().propose(state, context, gamma)[0], 2 * state
+
+
+def propose_for(second, live):
+    """Returns the proposal and state of two drafts for rows of which the first one copies."""
+    copied, lengths = jnp.array([False, True, True]), jnp.array([3, 3, 3])
+    state = MixedState(first=(), second=jnp.int32(0), copied=copied, lengths=lengths)
+    context = Context(
+        sequences=jnp.array([[0, 8], [0, 3], [0, 3]]),
+        lengths=jnp.array([1, 1, 1]),
+        live=jnp.array(live),
+        draws=Draws(RowStream(outputs_lib.row_keys(KEY, 3)), lengths),
+        settings=GREEDY,
+        target_cache=(),
+    )
+    return MixedDraft(Doubting(jnp.array([8, 6]), VOCAB), second).propose(state, context, 2)
+
+
+def test_a_second_draft_is_fed_and_asked_for_rows_without_copies():
+    for live, fed in (([True, True, False], 2), ([True, False, False], 0)):
+        proposal, state = propose_for(Counting(jnp.array([5, 4]), VOCAB), live)
+        assert int(state.second) == fed
+        np.testing.assert_array_equal(proposal.tokens[:2], [[8, 6], [5, 4] if fed else [0, 0]])
+        np.testing.assert_array_equal(proposal.num_proposed[:2], [2, 2 if fed else 0])
+        # Rows that are not live keep what they took.
+        np.testing.assert_array_equal(state.copied, [True, not live[1], True])
+        np.testing.assert_array_equal(state.lengths, [1, 1 if live[1] else 3, 3])
+
+
+def test_what_a_second_draft_did_not_draw_is_not_proposed():
+    class Stopping(Counting):
+        def propose(self, state, context, gamma):
+            proposal, state = super().propose(state, context, gamma)
+            return Proposal(proposal.tokens, proposal.distributions(VOCAB), jnp.int32(1)), state
+
+    proposal, _ = propose_for(Stopping(jnp.array([5, 4]), VOCAB), [True, True, True])
+    np.testing.assert_array_equal(proposal.num_proposed, [2, 1, 1])
+
+
+def test_sampled_texts_of_two_drafts_follow_the_targets_law():
+    """Copies have probability 1, also where the other draft's distribution is at hand."""
+    first = Doubting(jnp.array([2, 3]), laws.VOCAB_SIZE)
+    laws.check_draft(MixedDraft(first, TransformerDraft(laws.other_model())), gamma=3)
 
 
 def go_plainly(draft, state, settings, num_steps):

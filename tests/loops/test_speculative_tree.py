@@ -174,8 +174,10 @@ def test_stepping_gives_the_same_text():
     arguments = (target(), draft, SOURCES, PROMPTS, keys, sampling(1.0))
     options = {"gamma": 3, "verifier": verifier, "max_decode_len": LENGTH}
     iterations, decoded = drain(speculative_steps(*arguments, **options))
-    refused = 0
+    refused, repeats = 0, []
     for iteration in iterations:
+        # Ended rows propose nothing.
+        assert not np.any(iteration.num_proposed[iteration.num_appended == 0])
         for row, accepted in enumerate(iteration.num_accepted.tolist()):
             proposed, appended = iteration.proposed[row], iteration.appended[row]
             assert accepted <= iteration.num_proposed[row] <= 3
@@ -184,9 +186,11 @@ def test_stepping_gives_the_same_text():
                 assert iteration.num_proposed[row] == accepted + 1
                 assert proposed[accepted] != appended[accepted]
                 refused += 1
+                repeats += [proposed[accepted] == proposed[accepted - 1]] * (accepted > 0)
     expected = decode(draft, verifier, sampling(1.0), rng=keys)
     np.testing.assert_array_equal(decoded.tokens, expected.tokens)
-    assert refused > 0
+    # The refused draft follows the accepted ones.
+    assert refused > 0 and repeats and not all(repeats)
 
 
 def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace():
@@ -255,3 +259,15 @@ def test_what_trees_cannot_be_used_with_is_refused():
         decode(draft, TreeVerifier((9, 9, 9)), gamma=3)
     with pytest.raises(InputError, match="the largest of widths is 31: give at least 1, at"):
         decode(draft, TreeVerifier((2, 31)), gamma=2)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_distributions_of_another_type_are_refused():
+    @flax.struct.dataclass
+    class Coarse(TransformerDraft):
+        def propose_tree(self, state, context, tree):
+            proposal, state = super().propose_tree(state, context, tree)
+            return proposal.replace(probs=proposal.probs.astype(jnp.bfloat16)), state
+
+    with pytest.raises(InputError, match="a tree's probs are bfloat16"):
+        decode(Coarse(near()), TreeVerifier(), sampling(1.0), gamma=1)

@@ -148,6 +148,10 @@ def test_a_network_of_a_users_own_is_refused_unless_it_computes_the_same():
     config = examples.T5Config(vocab_size=8)
     with pytest.raises(InputError, match=f"module Adapted has decode of {__name__}, which is unk"):
         t5_config(Adapted(config))
+    for method in ("setup", "encode", "__call__"):
+        own = {method: Adapted.decode, "__module__": __name__}
+        with pytest.raises(InputError, match=f"module Own has {method} of {__name__}"):
+            t5_config(type("Own", (examples.Transformer,), own)(config))
     assert t5_config(Named(config)) == t5_config(examples.Transformer(config))
     with pytest.raises(InputError, match="config.num_experts of Transformer is 4, which no"):
         t5_config(examples.Transformer(OwnConfig(vocab_size=8)))

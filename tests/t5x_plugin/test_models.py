@@ -13,7 +13,9 @@ import numpy as np
 import seqio
 from t5x import decoding, models
 
+from spec_t5x.beams.hypotheses import BeamResult, BeamStats
 from spec_t5x.errors import InputError
+from spec_t5x.t5x_plugin import speculative_model
 from spec_t5x.t5x_plugin.acceptance import totals
 from spec_t5x.t5x_plugin.decode_settings import read_settings
 from spec_t5x.t5x_plugin.drafts import ModelDraft, NamedDraft
@@ -381,6 +383,66 @@ def test_a_vocabulary_without_an_end_has_none_in_its_prompts(decode_fn):
         model, params = stock.speculative()
         with pytest.raises(InputError, match="a prompt holds 1, the search's eos_id"):
             model.predict_batch_with_aux(params, batch, **options)
+
+
+def test_a_search_gets_what_the_call_and_the_model_set(monkeypatch):
+    """A prompt may fill ``max_decode_len``."""
+    searching, given = make_pair("1.1", decode_fn=decoding.beam_search), []
+
+    def search(target, inputs, prompts, *, beams, max_decode_len, **options):
+        given.append((prompts, beams, max_decode_len, options))
+        tokens = jnp.zeros((3, beams, max_decode_len), jnp.int32)
+        numbers, counts = jnp.zeros((3, beams)), jnp.zeros(3, jnp.int32)
+        stats = BeamStats(target_calls=counts, steps=counts)
+        lengths = jnp.zeros((3, beams), jnp.int32)
+        return BeamResult(tokens=tokens, scores=numbers, lengths=lengths, stats=stats)
+
+    monkeypatch.setattr(speculative_model, "beam_search", search)
+    model, params = searching.speculative()
+    model._default_decoder_params = models.DecoderParams(num_decodes=4, return_all_decodes=True)
+    batch = make_batch(3)
+    batch["decoder_input_tokens"] = jnp.tile(jnp.array([2, 5, 4, 6] + [0] * 12), (3, 1))
+    decoder_params = {"eos_id": 7, "alpha": 0.25, "max_decode_len": 3}
+    options = {"decoder_params": decoder_params, "prompt_with_targets": True}
+    tokens, _ = model.predict_batch_with_aux(params, batch, **options)
+    best, _ = model.predict_batch_with_aux(
+        params, batch, **options, num_decodes=2, return_all_decodes=False
+    )
+    assert (tokens.shape, best.shape) == ((3, 4, 3), (3, 3))
+    (prompts, beams, length, options), (_, fewer, *_) = given
+    assert (beams, length, fewer, options["gamma"], options["eos_id"]) == (4, 3, 2, 3, 7)
+    assert options["ranking"].exponent == 0.25
+    np.testing.assert_array_equal(prompts, [[0, 5, 4, 6]] * 3)
+
+
+def test_a_tree_is_drafted_whole_or_not_at_all():
+    model, _ = pair("1.1").speculative(verifier="multi", c=0.1, position=0.05)
+    assert model._costs.iteration == pytest.approx((1.0, np.inf, np.inf, 1.45))
+
+
+def test_batches_that_a_decoder_alone_cannot_continue():
+    model, params = make_decoder_only_pair(True, True).speculative()
+    tokens = jnp.tile(jnp.array([0, 5, 0, 6] + [0] * 12), (3, 1))
+    with pytest.raises(InputError, match="no decoder_causal_attention: give inputs and targets"):
+        model.predict_batch_with_aux(params, {"decoder_input_tokens": tokens})
+    batch = {"decoder_input_tokens": tokens, "decoder_causal_attention": jnp.ones_like(tokens)}
+    with pytest.raises(InputError, match="without holes"):
+        model.predict_batch_with_aux(params, batch)
+
+
+def test_a_draft_is_of_the_targets_kind():
+    decoder, stock = make_decoder_only_pair(True, True), pair("1.1")
+    message = "the draft is a DecoderOnlyConfig and the target a T5Model: give a draft of the"
+    with pytest.raises(InputError, match=message):
+        stock.speculative(draft=decoder.draft)[0]._pair({**stock.params, "draft": {}})
+    model, params = decoder.speculative(draft=NamedDraft(name="int8"))
+    with pytest.raises(InputError, match="'int8' of a decoder-only target: give a ModelDraft or"):
+        model._pair(params)
+
+
+def test_a_draft_of_a_published_size_computes_in_the_type_that_is_given():
+    assert ModelDraft(size="t5_1_1_small").config.dtype == "bfloat16"
+    assert ModelDraft(size="t5_1_1_small", dtype="float32").config.dtype == "float32"
 
 
 def test_a_hole_in_a_prompt_is_an_error():

@@ -17,7 +17,7 @@ from t5x import decoding, models
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.storage.locations import GcsPath
-from spec_t5x.data.vocabulary import SentencePieceVocabulary
+from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.drafts import NamedDraft, as_vocabulary
 from spec_t5x.t5x_plugin.speculation import speculate
@@ -114,3 +114,11 @@ def test_a_vocabulary_in_a_bucket(drafts_of_pair, tmp_path, monkeypatch):
     assert found.fingerprint() == SentencePieceVocabulary(spiece, 3).fingerprint()
     with pytest.raises(InputError, match="no vocabulary at gs://bucket/a.model"):
         as_vocabulary(seqio.SentencePieceVocabulary("gs://bucket/a.model"))
+
+
+def test_vocabularies_of_seqio():
+    found = as_vocabulary(seqio.ByteVocabulary(extra_ids=5))
+    assert found.fingerprint() == ByteVocabulary(5).fingerprint()
+    assert found.fingerprint() != ByteVocabulary(6).fingerprint()
+    with pytest.raises(InputError, match="is a PassThroughVocabulary: a draft by name needs Sent"):
+        as_vocabulary(seqio.PassThroughVocabulary(size=9))

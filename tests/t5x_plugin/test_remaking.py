@@ -14,6 +14,7 @@ import numpy as np
 from t5x import models
 
 from spec_t5x.errors import InputError
+from spec_t5x.t5x_plugin.drafts import NamedDraft
 from spec_t5x.t5x_plugin.remaking import launch_model
 from spec_t5x.t5x_plugin.speculation import speculate
 from tests.t5x_plugin.toy_models import (
@@ -118,7 +119,6 @@ def test_arguments_that_gin_binds_are_honoured(kind, arguments):
 @pytest.mark.parametrize("kind", [STOCK, OURS])
 def test_who_takes_precedence(kind):
     """A caller's argument before gin's, ours before the stock class's, a scope's before none's."""
-    both = {"return_all_decodes": True}
     other = OURS if kind == STOCK else STOCK
     scoped = bind(
         f"{kind}.predict_batch_with_aux.num_decodes = 2",
@@ -132,7 +132,7 @@ def test_who_takes_precedence(kind):
     assert predict(model, params, STOCK)[0].shape == (4, in_scope, TARGET)
     model, params = speculative(bind(f"{other}.predict_batch_with_aux.num_decodes = 5"))
     expected = 5 if other == OURS else 2
-    assert predict(model, params, STOCK, **both)[0].shape == (4, expected, TARGET)
+    assert predict(model, params, STOCK)[0].shape == (4, expected, TARGET)
 
 
 def test_other_methods_keep_their_bindings():
@@ -210,12 +210,22 @@ def test_a_constructor_that_is_not_called():
         model.get_initial_variables(KEY, {})
 
 
+def test_a_speculative_model_may_be_given_another_draft():
+    model, _ = speculative(OwnMetrics)
+    again = speculate(model, NamedDraft(name="copy"), gamma=2)
+    assert isinstance(again, type(model)) and again.draft_source.name == "copy"
+    assert model.draft_source == pair().draft
+
+
 def test_the_launchs_own_model():
     bind(f"{STOCK}.optimizer_def = None", f"{STOCK}.z_loss = 0.5")
     with pytest.raises(InputError, match="bind no models.EncoderDecoderModel.module: give the mo"):
         launch_model()
     arguments = ("module", "input_vocabulary", "output_vocabulary")
     gin.parse_config([f"{STOCK}.{name} = None" for name in arguments])
+    assert launch_model()._z_loss == 0.5
+    # ``speculate`` refuses it, and names the binding that is meant.
+    bind(f"{OURS}.z_loss = 0.25")
     assert launch_model()._z_loss == 0.5
 
 

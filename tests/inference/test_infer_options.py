@@ -1,0 +1,34 @@
+"""Options of bulk inference are checked together."""
+
+import pytest
+
+from spec_t5x.errors import InputError
+from spec_t5x.inference.infer_options import HostOptions, InferOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input": "gs://bucket/in"}, "input is gs://bucket/in: give a path, of a file system"),
+        ({"input": "in", "shard_count": 2}, "shard_index is None and shard_count 2: give both"),
+        ({"mixture_or_task": "task", "field": "text"}, "field is 'text', which only JSON lines"),
+        ({"input": "in", "model_parallel": 0}, "model_parallel is 0: give at least 1"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        InferOptions(output_dir="out", **options).check()
+
+
+def test_shards_are_joined_without_inputs():
+    joins = InferOptions(output_dir="out", merge=True, shard_index=1, shard_count=2)
+    joins.check()
+    assert joins.workers == (1, 2)
+
+
+@pytest.mark.parametrize("given", [("a:1", None, None), ("a:1", 2, None), ("a:1", 2, 2)])
+def test_a_process_has_all_three_options_of_hosts(given):
+    names = ("coordinator_address", "process_count", "process_index")
+    with pytest.raises(InputError, match="coordinator_address is a:1, .*: give all three, and an"):
+        HostOptions(**dict(zip(names, given, strict=True)))
+    assert HostOptions(coordinator_address="a:1", process_count=2, process_index=1)
