@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     enable()
     own, name = models != type(models)(), f"{models.target}, {models.draft_name()}"
     page = demo.page({name: Generator.load_named(models)} if own else {}, options)
-    quietly = {"quiet": True, "footer_links": [], "run_history": False, "prevent_thread_lock": True}
+    quietly = {"quiet": True, "footer_links": [], "prevent_thread_lock": True}
     try:
         _, address, _ = page.launch(server_name=host, server_port=port, share=False, **quietly)
     except OSError as error:
