@@ -72,7 +72,7 @@ setup(
         # Tasks by their names, with TensorFlow.
         "tasks": [
             "seqio>=0.0.20,<0.1",
-            # Earlier ones want a protobuf before 6, which the newest tensorflow-metadata cannot take.
+            # Earlier ones want a protobuf before 6, which tensorflow-metadata 1.21 cannot take.
             "tensorflow>=2.20,<3",
             # TFDS imports it when it prepares a data set, and asks for it on old Pythons only.
             "importlib_resources>=6,<8",
