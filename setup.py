@@ -47,7 +47,7 @@ setup(
     install_requires=[
         "jax>=0.7.2,<0.13",
         "flax>=0.11.2,<0.13",
-        "tensorstore>=0.1.76,<0.2",
+        "tensorstore>=0.1.77,<0.2",
         "gin-config>=0.5,<0.6",
         "numpy>=2.0,<3",
         "sentencepiece>=0.2.1,<0.3",
@@ -74,6 +74,8 @@ setup(
         # Tasks by their names, with TensorFlow.
         "tasks": [
             "seqio>=0.0.20,<0.1",
+            # Earlier ones want a protobuf before 6, which tensorflow-metadata 1.21 cannot take.
+            "tensorflow>=2.20,<3",
             # TFDS imports it when it prepares a data set, and asks for it on old Pythons only.
             "importlib_resources>=6,<8",
         ],
@@ -90,7 +92,7 @@ setup(
         # The figures and the page of ``spec-t5x reproduce``.
         "plots": ["matplotlib>=3.9,<4", "jinja2>=3.1,<4"],
         # Reading pytorch_model.bin, and the implementation that tests compare with.
-        "hf": ["torch>=2.6", "transformers>=5.0,<6"],
+        "hf": ["torch>=2.6", "transformers>=5.1,<6"],
         # JAX for these machines, in the version that is installed or the newest. The set-ups
         # pin it (scripts/constraints.txt).
         "tpu": ["jax[tpu]"],
@@ -114,7 +116,7 @@ setup(
         # Compiling for a TPU without one (spec-t5x compile-tpu).
         "tpu-compile": ["libtpu>=0.0.42,<0.1; platform_system == 'Linux'"],
         # The page of ``spec-t5x demo``.
-        "demo": ["gradio>=6,<7"],
+        "demo": ["gradio>=6.24,<7"],
         # Running the notebooks where Colab does not.
         "notebooks": [
             "spec_t5x[eval,plots]",
@@ -146,7 +148,7 @@ setup(
             "tensorboard>=2.19,<3",
             # One version: the tests compare with it token for token.
             "torch==2.13.0",
-            "transformers>=5.0,<6",
+            "transformers>=5.1,<6",
             "wheel",
         ],
     },

@@ -221,7 +221,8 @@ def _screen(status: str, sides: Sides = ([], []), decode=None, role: str = "stat
 
 def check_installed() -> None:
     """Raises ``InputError`` if gradio is not installed."""
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Read by the import.
+    # Read by the import, and by launch: earlier versions take no such argument.
+    os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_RUN_HISTORY": "False"}
     imported("gradio")
 
 

@@ -366,7 +366,7 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
         "is_encoder_decoder": True,
         **{theirs: getattr(config, ours) for ours, (theirs, _) in _SIZES.items()},
         "feed_forward_proj": projection.replace("gated-gelu_new", _GATED_GELU),
-        # Also decides in every version, except for mT5 in version 5, whether logits are rescaled.
+        # Also decides, except for mT5 in version 5 and all in 5.0, whether logits are rescaled.
         "tie_word_embeddings": config.logits_via_embedding,
         "torch_dtype": dtype,
         **_SPECIAL_IDS,

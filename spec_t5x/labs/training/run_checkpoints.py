@@ -169,8 +169,8 @@ class RunCheckpoints:
         except (OSError, ValueError) as error:
             if isinstance(error, OSError):
                 reason = error.strerror or str(error)
-            elif code := re.search(r"os_error_code='(\d+)'", str(error)):
-                # TensorStore's error, whose code is in the message only.
+            elif code := re.search(r"(?:os_error_code='|OS error )(\d+)", str(error)):
+                # TensorStore's error, whose code is in the message only, in words of its version.
                 reason = os.strerror(int(code[1]))
             else:
                 raise

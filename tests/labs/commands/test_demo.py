@@ -1,7 +1,9 @@
 """``spec-t5x demo``: the race, and the page in a real browser."""
 
 import dataclasses
+import html
 import itertools
+import json
 import os
 import re
 import signal
@@ -107,7 +109,8 @@ def test_both_sides_begin_with_the_prefix_of_outputs(generator):
     plain, drafted = demo.race(generator, TEXT, options)
     prefix = generator.prefix_ids(options)
     shown = demo._coloured(drafted, lambda ids: generator.vocabulary.decode(prefix + ids))
-    assert re.sub("<[^>]*>", "", shown) == plain[-1].text and plain[-1].text.startswith("Der")
+    text = html.unescape(re.sub("<[^>]*>", "", shown))
+    assert text == plain[-1].text and text.startswith("Der")
 
 
 def test_the_verdict_says_what_the_texts_are(generator):
@@ -325,3 +328,8 @@ def test_it_asks_nobody_else_for_anything(browser, address):
     assert asked
     assert [url for url in asked if not url.startswith(address)] == []
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_it_keeps_no_history_of_runs(address):
+    with urllib.request.urlopen(f"{address}config", timeout=60) as answer:
+        assert json.load(answer)["run_history"] is False

@@ -118,6 +118,15 @@ def test_a_checkpoint_that_finds_no_room_ends_the_run(
     assert all(path.name.isdigit() for path in (moved / "checkpoints").iterdir())
 
 
+@pytest.mark.parametrize("code", ["os_error_code='28'", "[OS error 28: ENOSPC No space left]"])
+def test_a_full_disk_is_named_in_the_words_of_every_tensorstore(tmp_path, code):
+    with (
+        pytest.raises(InputError, match=f"{tmp_path}: No space left on device; there is no"),
+        RunCheckpoints(tmp_path, keep=1)._writing(),
+    ):
+        raise ValueError(f"UNAVAILABLE: Error writing 'params': {code}")
+
+
 def test_the_step_after_a_save_leaves_what_is_being_written_alone(tmp_path):
     """Its buffers are donated to a step at once, while the writer still reads."""
     state = {"array": jnp.arange(3_000_000, dtype=jnp.float32)}
