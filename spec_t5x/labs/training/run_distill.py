@@ -24,10 +24,14 @@ from spec_t5x.labs.training.batching import Batches, TokenisedPairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.labs.training.exports import save_model, save_shared_draft
 from spec_t5x.labs.training.first_head import first_head, head_config
-from spec_t5x.labs.training.kept_layers import keep_layers, kept_layers
+from spec_t5x.labs.training.kept_layers import (
+    check_number,
+    keep_layers,
+    kept_layers,
+    likeliest_ids,
+)
 from spec_t5x.labs.training.layout import Layout
 from spec_t5x.labs.training.learners import Network
-from spec_t5x.labs.training.likeliest_tokens import check_number, likeliest_ids
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, log_exported
