@@ -16,7 +16,6 @@ from spec_t5x.labs.benchmark.iteration_parts import overhead
 from spec_t5x.labs.benchmark.options import BenchmarkOptions, TextSource
 from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.models import sizes
-from tests.cli.conftest import nothing_bound  # noqa: F401
 from tests.labs.benchmark.test_drawn_verdicts import TINY
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
