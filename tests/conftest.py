@@ -16,6 +16,7 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = ""
 # Tests never access the Hugging Face Hub, even if a path looks like a repository's name.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import gin
 import jax
 import jaxtyping
 import numpy as np
@@ -114,6 +115,14 @@ def strict_rank_promotion():
     """Makes implicit broadcasting to another rank an error in every test."""
     with jax.numpy_rank_promotion("raise"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_bound():
+    """Clears gin's bindings before and after every test."""
+    gin.clear_config()
+    yield
+    gin.clear_config()
 
 
 @pytest.fixture(autouse=True)

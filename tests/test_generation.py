@@ -36,6 +36,7 @@ from spec_t5x.models.binding import Model
 from spec_t5x.models.decoder_only import DecoderOnlyConfig, DecoderOnlyModel, DecoderOnlyTransformer
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.types import EOS_ID, PAD_ID
+from tests.checkpoints.faults import message_of
 from tests.loops.stubs import teacher_forced
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
@@ -64,14 +65,6 @@ def generator(tiny_pair) -> Generator:
 
 def texts_of(generations) -> list[str]:
     return [group[0].output for group in generations]
-
-
-def message_of(function, *args, **kwargs) -> str:
-    with pytest.raises(InputError) as caught:
-        function(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 # --- loading and options -----------------------------------------------------
@@ -621,27 +614,6 @@ def test_comparison_finds_the_texts_identical_and_counts_them(comparison, greedy
     assert comparison.target_calls == calls
     assert comparison.block_efficiency == pytest.approx(num_tokens / calls)
     assert 0 < comparison.alpha < 1
-
-
-def test_comparison_derives_rates_and_predictions_from_its_times(comparison):
-    for seconds in (comparison.plain_seconds, comparison.speculative_seconds):
-        assert len(seconds) == 2 and min(seconds) > 0
-    made_up = dataclasses.replace(
-        comparison,
-        plain_tokens=30,
-        speculative_tokens=40,
-        plain_seconds=[1.0, 3.0, 2.0],
-        speculative_seconds=[1.0, 1.0, 9.0],
-        alpha=0.5,
-        step_times=TIMES,
-    )
-    values = json.loads(json.dumps(made_up.to_dict()))
-    assert (made_up.plain_rate, made_up.speculative_rate) == (15.0, 40.0)
-    assert values["speed_up"] == pytest.approx(40 / 15)
-    assert made_up.predicted == pytest.approx(1.875 / 1.75)
-    assert made_up.predicted_with_verification == pytest.approx(1.875 / 2.25)
-    assert (values["c"], values["verification_cost"]) == (0.25, 1.5)
-    assert "outputs" not in values
 
 
 def test_a_divergence_is_reported_with_its_place_and_margin(generator, greedy_alone, monkeypatch):

@@ -2,16 +2,13 @@
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
+from tests.child import REPOSITORY, printed
 
 # Modules and packages of the core, from the ground up. Each may import those of the lines above
 # its own, and its own modules.
@@ -226,14 +223,7 @@ def loaded_after() -> dict[str, list[str]]:
         "print(json.dumps(loaded))\n"
     )
     names = "spec_t5x spec_t5x.loops.speculative spec_t5x.generation spec_t5x.cli.main"
-    result = subprocess.run(
-        [sys.executable, "-c", program, names, " ".join([*EXTRAS, "jax"])],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(result.stdout)
+    return json.loads(printed("-c", program, names, " ".join([*EXTRAS, "jax"])))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """The package without ``contrib``, and without ``labs`` too: what remains is imported and works."""
 
+import functools
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import core_copy
+from tests.child import finished
 
 # A part of the core's tests that takes a minute; ``scripts/core_tests.sh`` runs all of them.
 TESTS = (
@@ -63,16 +63,8 @@ def copied(directory: Path, *rings: str) -> tuple[Path, Callable]:
     """Returns a copy of the package without ``rings``, and a function that runs programs in it."""
     core_copy.write(directory, *rings)
 
-    def run(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(directory)},
-            capture_output=True,
-            text=True,
-        )
-
-    return directory, run
+    here = {"cwd": directory, "PYTHONPATH": str(directory)}
+    return directory, functools.partial(finished, sys.executable, **here)
 
 
 @pytest.fixture(scope="module")

@@ -45,17 +45,19 @@ def forward(config):
     return jax.jit(functools.partial(Transformer(config).apply, enable_dropout=False))
 
 
+def logits_of(model, sources, is_token, inputs, **more) -> np.ndarray:
+    """Returns the logits of a torch model, teacher-forced, from arrays of ids."""
+    import torch
+
+    given = {"input_ids": sources, "attention_mask": is_token, "decoder_input_ids": inputs, **more}
+    with torch.no_grad():
+        return model(**{n: torch.tensor(x).long() for n, x in given.items()}).logits.numpy()
+
+
 def assert_same_logits(loaded, model, tolerance=TOLERANCE):
     sources, targets = batch()
     inputs = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
     ours = forward(loaded.config)({"params": loaded.params}, sources, inputs, targets)
-    import torch
-
-    with torch.no_grad():
-        theirs = model(
-            input_ids=torch.tensor(sources).long(),
-            attention_mask=torch.tensor(sources != 0).long(),
-            decoder_input_ids=torch.tensor(inputs).long(),
-        ).logits.numpy()
+    theirs = logits_of(model, sources, sources != 0, inputs)
     real = targets > 0
     np.testing.assert_allclose(np.asarray(ours)[real], theirs[real], rtol=0, atol=tolerance)

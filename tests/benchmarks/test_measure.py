@@ -1,13 +1,11 @@
 """``measure.sh --tiny``: each kind of stage runs in full on a CPU, at small sizes."""
 
 import json
-import os
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.child import finished
+
 STAGES = (
     *("flags", "laws_loops", "laws_kernels", "pairs", "steps_small", "table_2_small"),
     *("xl_drafted", "xl_int8", "closed_8"),
@@ -15,11 +13,8 @@ STAGES = (
 
 
 def test_every_kind_of_stage(tmp_path):
-    command = ["bash", "scripts/gpu/measure.sh", "--tiny", str(tmp_path), *STAGES]
-    environment = {**os.environ, "PYTHON": sys.executable, "JAX_PLATFORMS": "cpu"}
-    result = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True
-    )
+    command = ["bash", "scripts/gpu/measure.sh", "--tiny", tmp_path, *STAGES]
+    result = finished(*command, PYTHON=sys.executable, JAX_PLATFORMS="cpu")
     assert result.returncode == 0, result.stderr
     flags = json.loads((tmp_path / "flags.json").read_text())
     assert [each["status"] for each in flags.values()] == [0] * 4

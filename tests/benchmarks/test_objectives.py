@@ -4,7 +4,6 @@ import ast
 import json
 from pathlib import Path
 
-import gin
 import pytest
 
 from benchmarks import eagle_heads, objectives
@@ -37,8 +36,7 @@ def runs(monkeypatch, request):
 
     monkeypatch.chdir(request.config.rootpath)
     monkeypatch.setattr(objectives, "spec_t5x", train)
-    yield found
-    gin.clear_config()
+    return found
 
 
 def row(recipe, *alphas):

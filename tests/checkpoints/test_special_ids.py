@@ -4,7 +4,6 @@ import functools
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -16,9 +15,8 @@ from spec_t5x.cli.main import main
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.training.exports import save_ngram
 from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
-from spec_t5x.models.t5 import Transformer
 from tests.checkpoints.faults import edit_config, message_of
-from tests.torch_t5 import SIZES, enlivened
+from tests.torch_t5 import SIZES, enlivened, forward, logits_of
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -98,13 +96,25 @@ def made(tmp_path_factory):
     return make
 
 
-def their_sources(family: str) -> tuple[np.ndarray, np.ndarray]:
+def their_sources(tokenizer, pad: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids as transformers' tokenizer gives them, and where they are no padding."""
-    _, start, eos, pad = FAMILIES[family]
-    ids = [tokenizer_of(start, eos, pad).encode(text).ids for text in TEXTS]
+    ids = [tokenizer.encode(text).ids for text in TEXTS]
     width = max(map(len, ids))
     padded = np.array([[*row, *[pad] * (width - len(row))] for row in ids])
     return padded, np.arange(width) < np.array([[len(row)] for row in ids])
+
+
+def same_logits(model, loaded, theirs, is_token, texts, start: int, **more) -> np.ndarray:
+    """Returns our logits of texts in their ids, which must be those of a torch model."""
+    inputs = np.concatenate([np.full((len(texts), 1), start), texts[:, :-1]], 1)
+    expected = logits_of(model, theirs, is_token, inputs, **more)
+    ours = np.array(loaded.vocabulary.from_theirs(range(NUM_IDS)))
+    sources, targets = np.where(is_token, ours[theirs], 0), ours[texts]
+    shifted = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+    logits = forward(loaded.config)({"params": loaded.params}, sources, shifted, targets)
+    np.testing.assert_allclose(logits[..., ours], expected, rtol=0, atol=2e-4)
+    assert np.std(expected) > 0.1
+    return np.asarray(logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -112,40 +122,25 @@ def test_logits_equal_those_of_transformers(made, family):
     model, root = made(family)
     loaded = load(root / "target")
     assert loaded.config.vocab_size == 128 and loaded.config.added_rows == 67
-    theirs, is_token = their_sources(family)
+    _, *special = FAMILIES[family]
+    theirs, is_token = their_sources(tokenizer_of(*special), special[2])
     # What is unknown is a token, of the id that pads or starts elsewhere.
     assert 0 in theirs[WITH_UNKNOWN][is_token[WITH_UNKNOWN]]
     texts = np.random.default_rng(0).integers(0, NUM_IDS, (len(TEXTS), 9))
-    inputs = np.concatenate([np.full((len(TEXTS), 1), FAMILIES[family][1]), texts[:, :-1]], 1)
-    with torch.no_grad():
-        expected = model(
-            input_ids=torch.tensor(theirs),
-            attention_mask=torch.tensor(is_token).long(),
-            decoder_input_ids=torch.tensor(inputs),
-        ).logits.numpy()
-    ours = np.array(loaded.vocabulary.from_theirs(range(NUM_IDS)))
-    sources = np.where(is_token, ours[theirs], 0)
-    shifted = np.pad(ours[texts], ((0, 0), (1, 0)))[:, :-1]
-    forward = jax.jit(functools.partial(Transformer(loaded.config).apply, enable_dropout=False))
-    logits = np.asarray(forward({"params": loaded.params}, sources, shifted, ours[texts]))
-    np.testing.assert_allclose(logits[..., ours], expected, rtol=0, atol=2e-4)
-    others = np.delete(np.arange(128), ours)
+    logits = same_logits(model, loaded, theirs, is_token, texts, special[0])
+    others = np.delete(np.arange(128), loaded.vocabulary.from_theirs(range(NUM_IDS)))
     assert (logits[..., others] < -1e9).all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_equals_that_of_transformers(made, family):
     model, root = made(family)
-    theirs, is_token = their_sources(family)
-    expected = model.generate(
-        torch.tensor(theirs),
-        attention_mask=torch.tensor(is_token).long(),
-        do_sample=False,
-        num_beams=1,
-        max_new_tokens=NUM_NEW,
-    ).numpy()[:, 1:]
+    _, _, eos, pad = FAMILIES[family]
+    tokenizer = tokenizer_of(*FAMILIES[family][1:])
+    theirs, is_token = map(torch.tensor, their_sources(tokenizer, pad))
+    options = {"do_sample": False, "num_beams": 1, "max_new_tokens": NUM_NEW}
+    expected = model.generate(theirs, attention_mask=is_token.long(), **options).numpy()[:, 1:]
     assert len(np.unique(expected)) > 7
-    eos, tokenizer = FAMILIES[family][2], tokenizer_of(*FAMILIES[family][1:])
     for draft in (None, str(root / "draft"), "copy", "early_exit:1", "int8"):
         generator = Generator.load(root / "target", draft)
         answers = generator.generate(TEXTS, OPTIONS)

@@ -8,9 +8,6 @@ T5X's own logits.
 import dataclasses
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -20,8 +17,10 @@ from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.models.t5 import T5Config
 from tests.checkpoints.faults import with_sentinels
+from tests.child import printed
+from tests.torch_t5 import forward, logits_of
 
 checkpoints = pytest.importorskip("t5x.checkpoints", reason="needs T5X")
 torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -88,11 +87,7 @@ def directories(tmp_path_factory, params, t5x_data, spiece) -> dict[tuple[str, s
             paths = (directory / "theirs", directory / "back" / "checkpoint_7")
             to = "t5x_scanned" if version == "umt5" else "t5x"
             jobs.append([str(directory / "saved"), vocabularies[version], *map(str, paths), to])
-    subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(jobs)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        check=True,
-    )
+    printed("-c", PROGRAM, json.dumps(jobs))
     return made
 
 
@@ -103,12 +98,6 @@ def batch():
     targets = rng.integers(2, 250, (2, 7)).astype(np.int32)
     sources[1, 6:] = 0
     return sources, np.pad(targets, ((0, 0), (1, 0)))[:, :-1], targets
-
-
-@functools.cache
-def forward(config: T5Config):
-    """Returns our network, compiled once for both formats."""
-    return jax.jit(functools.partial(Transformer(config).apply, enable_dropout=False))
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +126,7 @@ def test_hugging_face_and_we_have_the_logits_of_t5x(directories, logits_of_t5x, 
     assert model.config.model_type == (version if version in ("mt5", "umt5") else "t5")
     # Version 5 rescales the logits of every umT5, in spite of its config.json.
     model.config.tie_word_embeddings = False
-    with torch.no_grad():
-        theirs = model(
-            input_ids=torch.tensor(sources).long(),
-            attention_mask=torch.tensor(sources != 0).long(),
-            decoder_input_ids=torch.tensor(inputs).long(),
-        ).logits.numpy()
+    theirs = logits_of(model, sources, sources != 0, inputs)
     np.testing.assert_allclose(theirs, expected, rtol=0, atol=TOLERANCE)
     loaded = load(directory)
     assert loaded.config == CONFIGS[version]

@@ -1,18 +1,9 @@
 """Fixtures that tests of commands share."""
 
-import gin
 import pytest
 
 from spec_t5x.cli.main import main
 from tests.cli.results import Result
-
-
-@pytest.fixture(autouse=True)
-def nothing_bound():
-    """Clears gin's bindings, which other tests may have left."""
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 @pytest.fixture

@@ -2,19 +2,17 @@
 
 import logging
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import pytest
 
 from spec_t5x.generation import Generator
 from spec_t5x.machine import accelerators
+from tests.child import REPOSITORY, printed
 
 pytestmark = pytest.mark.usefixtures("unchecked", "quick_compilation", "kept_programs")
 
-REPOSITORY = Path(__file__).parents[2]
 # Runs a command, then prints which heavy modules it has imported.
 PROGRAM = """
 import atexit, os, sys
@@ -27,11 +25,8 @@ main()
 
 
 def program(*arguments, **environment) -> str:
-    values = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])}
-    command = [sys.executable, "-c", PROGRAM, *arguments]
-    done = subprocess.run(command, env=values | environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])}
+    return printed("-c", PROGRAM, *arguments, **paths | environment)
 
 
 def test_a_shell_completes_commands_and_flags_without_jax(tmp_path):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import gin
 import pytest
 
 from spec_t5x.cli import gin_files
@@ -17,7 +16,7 @@ class Parsed(BaseException):
 def parse(monkeypatch):
     """Provides ``parse(*words)``, which runs a command until it has parsed gin.
 
-    Gin starts without bindings, and paths are relative to the repository.
+    Paths are relative to the repository.
     """
     parse_gin = gin_files.parse_gin
 
@@ -31,6 +30,4 @@ def parse(monkeypatch):
 
     monkeypatch.chdir(Path(__file__).parents[2])
     monkeypatch.setattr(gin_files, "parse_gin", parse_and_stop)
-    gin.clear_config()
-    yield run
-    gin.clear_config()
+    return run

@@ -1,13 +1,11 @@
 """``measure.sh``: which stages run, what is kept of them, and what a failed one leaves."""
 
 import json
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.child import finished
+
 STAGES = [
     *("laws_sampling", "laws_loops", "laws_drafts", "laws_models", "pairs"),
     *("steps_small", "steps_base", "steps_large"),
@@ -47,12 +45,8 @@ def measure(tmp_path):
 
     def run(*arguments, machine="gpu", **variables):
         notes.unlink(missing_ok=True)
-        result = subprocess.run(
-            ["bash", str(REPOSITORY / "scripts" / machine / "measure.sh"), *arguments],
-            env={**os.environ, "PYTHON": str(python), "NOTES": str(notes), **variables},
-            capture_output=True,
-            text=True,
-        )
+        variables |= {"PYTHON": str(python), "NOTES": str(notes)}
+        result = finished("bash", f"scripts/{machine}/measure.sh", *arguments, **variables)
         ran = notes.read_text().splitlines() if notes.exists() else []
         return result.returncode, ran, result.stderr
 
@@ -134,8 +128,8 @@ def test_a_text_in_float32_that_is_not_that_of_plain_decoding_is_a_failure(measu
 
 def test_laws_are_interrupted_so_that_they_keep_their_results(tmp_path):
     """Pytest writes nothing when it is terminated."""
-    command = ["bash", str(REPOSITORY / "scripts/gpu/measure.sh"), "--dry-run", str(tmp_path)]
-    shown = subprocess.run([*command, "laws_loops", "xl_plain"], capture_output=True, text=True)
+    command = ["bash", "scripts/gpu/measure.sh", "--dry-run", tmp_path]
+    shown = finished(*command, "laws_loops", "xl_plain")
     laws, plain = (line for line in shown.stdout.splitlines() if line.startswith("timeout"))
     assert "--signal=INT" in laws and "-m pytest" in laws
     assert "--signal=TERM" in plain

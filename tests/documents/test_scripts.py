@@ -1,18 +1,19 @@
 """The shell scripts: they parse, print what they would do, and pin what setup.py allows."""
 
 import ast
+import functools
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.child import REPOSITORY, finished, printed
+
 SCRIPTS = sorted((REPOSITORY / "scripts").rglob("*.sh"))
 T5X = "t5x @ git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c82330cafdc1e16"
 TPU = {"TPU_NAME": "my-v4", "ZONE": "us-central2-b"}
@@ -32,13 +33,7 @@ def dry_run(clone):
     """Provides ``dry_run(script, *arguments)``: status, the commands it would run, its errors."""
 
     def run(script, *arguments, **variables):
-        result = subprocess.run(
-            ["bash", f"scripts/{script}", *arguments],
-            cwd=clone,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-        )
+        result = finished("bash", f"scripts/{script}", *arguments, cwd=clone, **variables)
         assert not (clone / ".venv").exists()
         commands = [shlex.split(line) for line in result.stdout.splitlines()]
         return result.returncode, commands, result.stderr
@@ -73,16 +68,14 @@ def test_a_script_parses_and_its_help_is_its_head(path, tmp_path):
     if path.parent.name in ("tpu", "gpu") or path.name == "fetch_checkpoints.sh":
         # A reader must not think that it was tried where it was not.
         assert "# Tested: the dry run" in head and " Not tested:" in head
-    command = ["bash", path, "--help"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    result = finished("bash", path, "--help", cwd=tmp_path, timeout=30)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == re.sub("^# ?", "", head, flags=re.MULTILINE)
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
 def test_shellcheck_finds_nothing():
-    command = ["shellcheck", "--external-sources", *map(str, SCRIPTS)]
-    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    result = finished("shellcheck", "--external-sources", *SCRIPTS)
     assert (result.returncode, result.stdout) == (0, "")
 
 
@@ -167,13 +160,7 @@ def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
         path.chmod(0o755)
 
     def run(*flags):
-        return subprocess.run(
-            ["bash", "scripts/tpu/setup.sh", *flags],
-            cwd=clone,
-            env={"PATH": str(programs)},
-            capture_output=True,
-            text=True,
-        )
+        return finished("bash", "scripts/tpu/setup.sh", *flags, cwd=clone, PATH=str(programs))
 
     install = "python3 -m pip install --quiet --target .uv uv"
     create = "uv_itself venv --quiet --seed --python 3.11 .venv"
@@ -233,16 +220,10 @@ def test_mistakes_are_named_before_anything_runs(dry_run, script, arguments, var
 
 
 def test_without_a_gpu_nothing_is_launched():
+    given = {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
     command = ["bash", "scripts/gpu/launch.sh", "--here", "--version"]
-    given = {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": ""}
-
-    def launch(**variables):
-        environment = {**os.environ, **given, **variables}
-        return subprocess.run(
-            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True
-        )
-
-    refused = launch()
+    launch = functools.partial(finished, *command, **given)
+    refused = launch(JAX_PLATFORMS="")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "no accelerator: jax.devices() is [CpuDevice(id=0)]" in refused.stderr
     asked_for = launch(JAX_PLATFORMS="cpu")
@@ -335,10 +316,7 @@ def test_on_a_pod_t5xs_programs_run_connected(dry_run, tmp_path):
     (tmp_path / "t5x" / "infer.py").write_text(
         "import __main__, sys\nname = 3\nprint(__name__, __main__.name, sys.argv[1:])\n"
     )
-    done = subprocess.run(
-        [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.stdout == f"on\n__main__ 3 {command[4:]}\n", done.stderr
+    assert printed(*command[1:], cwd=tmp_path) == f"on\n__main__ 3 {command[4:]}\n"
 
 
 def test_checkpoints_are_fetched_from_where_they_are(dry_run):
@@ -367,13 +345,8 @@ def test_public_checkpoints_need_no_account(clone, tmp_path):
     gcloud = tmp_path / "gcloud"
     gcloud.write_text('#!/usr/bin/env bash\necho "$CLOUDSDK_AUTH_DISABLE_CREDENTIALS $3 $4"\n')
     gcloud.chmod(0o755)
-    result = subprocess.run(
-        ["bash", "scripts/fetch_checkpoints.sh", "--to", "a folder", "byt5_small"],
-        cwd=clone,
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-    )
+    command = "bash", "scripts/fetch_checkpoints.sh", "--to", "a folder", "byt5_small"
+    result = finished(*command, cwd=clone, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == "true --no-clobber --recursive\n"
     assert (clone / "a folder" / "byt5_small").is_dir()

@@ -1,8 +1,6 @@
 """The site of the documentation: built without a warning, whole, and loading nothing else."""
 
 import ast
-import os
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,7 +8,8 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.child import REPOSITORY, finished
+
 PACKAGE = REPOSITORY / "spec_t5x"
 # The command line.
 LEFT_OUT = ("cli", "infer")
@@ -36,13 +35,8 @@ class Page(HTMLParser):
 
 def build(site: Path, folder: Path = REPOSITORY) -> str:
     """Builds the site as ``scripts/docs.sh`` does; returns warnings and the exit status."""
-    result = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", site],
-        cwd=folder,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", site]
+    result = finished(*command, cwd=folder, NO_MKDOCS_2_WARNING="1")
     # With --quiet, --strict lets warnings pass.
     lines = (line for line in result.stderr.splitlines() if not line.startswith("INFO "))
     return "\n".join([*lines, f"exit status {result.returncode}"])

@@ -1,15 +1,13 @@
 """The wheel holds the package with its models, gin files and data files, and nothing else."""
 
-import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.child import REPOSITORY, printed
+
 # The largest file, in bytes, that package registries take by default.
 LARGEST = 100e6
 
@@ -28,9 +26,7 @@ def wheel(tmp_path_factory):
     removed = source / "build" / "lib" / "spec_t5x" / "contrib" / "removed"
     removed.mkdir(parents=True)
     (removed / "__init__.py").touch()
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
-    built = subprocess.run([*command, source], capture_output=True, text=True)
-    assert built.returncode == 0, built.stdout + built.stderr
+    printed("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source)
     (path,) = folder.glob("*.whl")
     return path
 
@@ -69,15 +65,8 @@ def test_its_gin_files_are_found_by_the_names_of_a_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     program = "import sys; from spec_t5x.cli.gin_files import read_all\n"
     program += "print(*(name for name, _ in read_all(sys.argv[1:])))"
-    result = subprocess.run(
-        [sys.executable, "-c", program, "gin_configs/runs/distill_t5_draft.gin"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    names = set(result.stdout.split())
+    here = {"cwd": tmp_path, "PYTHONPATH": str(tmp_path / "installed")}
+    names = set(printed("-c", program, "gin_configs/runs/distill_t5_draft.gin", **here).split())
     # The files that it includes are among them.
     assert len(names) > 1
     inside = tmp_path / "installed" / "spec_t5x" / "gin_configs"

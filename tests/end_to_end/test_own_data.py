@@ -76,10 +76,7 @@ def run(tmp_path, monkeypatch):
     def run(arguments):
         gin.clear_config()
         toy = [f"--gin.{name}={value}" for name, value in TOY.get(arguments[0], {}).items()]
-        try:
-            assert main([*arguments, *toy]) == 0
-        finally:
-            gin.clear_config()
+        assert main([*arguments, *toy]) == 0
 
     return run
 

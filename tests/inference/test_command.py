@@ -7,7 +7,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import gin
 import pytest
 
 from spec_t5x.checkpoints.digests import files_digest
@@ -28,12 +27,9 @@ _names = (f"infer_test_{n}" for n in itertools.count())
 
 
 @pytest.fixture(autouse=True)
-def own_state(monkeypatch):
-    """Removes the bindings of other tests; replaces models by a pair that answers at once."""
-    gin.clear_config()
+def quick_answers(monkeypatch):
+    """Replaces models by a pair that answers at once."""
     monkeypatch.setattr(Generator, "load", lambda *args, **kwargs: Echo())
-    yield
-    gin.clear_config()
 
 
 @pytest.fixture

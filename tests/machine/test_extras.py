@@ -1,9 +1,7 @@
 """Packages of extras that are not installed, or do not go together."""
 
 import logging
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +9,8 @@ from spec_t5x.checkpoints.huggingface import weight_files
 from spec_t5x.cli.main import main
 from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import EXTRAS, needed
+from tests.child import printed
 
-REPOSITORY = Path(__file__).parents[2]
 # Modules that extras bring, and others that come with them.
 BROUGHT = {name.partition(".")[0] for name in EXTRAS} | {"orbax", "tensorflow"}
 
@@ -135,8 +133,4 @@ def test_a_generator_needs_no_extra(tiny_pair):
     )
     models = ("--target", str(tiny_pair / "target"), "--draft", str(tiny_pair / "draft"))
     words = ("generate", *models, "--gamma", "2", "--max_decode_len", "4", "--compare", "A cat.")
-    result = subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    assert "identical" in result.stdout
+    assert "identical" in printed("-c", program, *words)

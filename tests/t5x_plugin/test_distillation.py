@@ -306,7 +306,7 @@ class OwnLoss(models.EncoderDecoderModel):
 
 def test_settings_that_cannot_be_honoured(pair, tiny_pair, tmp_path):
     for options, message in (
-        ({"objective": "kl"}, "objective is 'kl': give one of cross_entropy, forward_kl"),
+        ({"objective": "kl"}, "objective is 'kl': choose one of cross_entropy, forw"),
         ({"weight": 1.5}, "weight is 1.5"),
         ({"path": tmp_path / "absent"}, "no directory"),
         ({"path": tiny_pair / "other"}, "already holds a vocabulary"),

@@ -77,7 +77,6 @@ def save(**_):
 @pytest.fixture
 def made():
     """Provides a function that parses files and a launch, and returns a function of macros."""
-    gin.clear_config()
 
     def parse(files, launch):
         for name in files:
@@ -85,8 +84,7 @@ def made():
         gin.parse_config(launch)
         return lambda macro: gin.query_parameter(f"%{macro}").scoped_configurable_fn()
 
-    yield parse
-    gin.clear_config()
+    return parse
 
 
 def test_decoder_only_gin_makes_the_twin(made):

@@ -250,25 +250,20 @@ def test_settings_bound_by_a_partial_and_by_gin_hold():
             "FN = @decoding.temperature_sample\n"
             "SCOPED = @scope/decoding.temperature_sample\n"
         )
-    try:
-        bound = gin.query_parameter("%FN").scoped_configurable_fn
-        scoped = gin.query_parameter("%SCOPED").scoped_configurable_fn
-        texts, _ = assert_same(
-            make_pair("1.1", bound), make_batch(3), {"verifier": "coupled"}, rng=KEY
-        )
-        # Run-time parameters come first.
-        greedy, _ = assert_same(
-            make_pair("1.1", bound),
-            make_batch(3),
-            {"verifier": "coupled"},
-            rng=KEY,
-            decoder_params={"temperature": 0.0},
-        )
-        assert (texts != greedy).any()
-        with pytest.raises(InputError, match="gin scope"):
-            make_pair("1.1", scoped).speculative()
-    finally:
-        gin.clear_config()
+    bound = gin.query_parameter("%FN").scoped_configurable_fn
+    scoped = gin.query_parameter("%SCOPED").scoped_configurable_fn
+    texts, _ = assert_same(make_pair("1.1", bound), make_batch(3), {"verifier": "coupled"}, rng=KEY)
+    # Run-time parameters come first.
+    greedy, _ = assert_same(
+        make_pair("1.1", bound),
+        make_batch(3),
+        {"verifier": "coupled"},
+        rng=KEY,
+        decoder_params={"temperature": 0.0},
+    )
+    assert (texts != greedy).any()
+    with pytest.raises(InputError, match="gin scope"):
+        make_pair("1.1", scoped).speculative()
 
 
 @pytest.mark.parametrize(

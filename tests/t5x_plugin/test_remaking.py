@@ -25,7 +25,7 @@ from tests.t5x_plugin.toy_models import (
     make_pair,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs", "no_bindings")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 KEY = jax.random.PRNGKey(3)
 HEADER = """
@@ -38,13 +38,6 @@ from t5x import models
 STOCK = "models.EncoderDecoderModel"
 OURS = "speculative_model.SpeculativeEncoderDecoderModel"
 DECODER_ONLY = "models.DecoderOnlyModel"
-
-
-@pytest.fixture
-def no_bindings():
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 @functools.cache

@@ -2,9 +2,7 @@
 
 import dataclasses
 import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,9 +20,9 @@ from spec_t5x.t5x_plugin.networks import decoder_only_config
 from spec_t5x.t5x_plugin.speculation import speculate
 from spec_t5x.t5x_plugin.speculative_model import DRAFT
 from spec_t5x.types import PyTree
+from tests.child import REPOSITORY, printed
 from tests.toy_t5 import disturbed, tiny_t5
 
-REPOSITORY = Path(__file__).parents[2]
 VOCAB = 40
 SOURCE, TARGET = 9, 16
 EOS = 1
@@ -80,13 +78,8 @@ def environment(devices: int) -> dict[str, str]:
 
 
 def run_program(program: str, *arguments: str, devices: int) -> None:
-    """Runs Python code with simulated devices; raises CalledProcessError if the code fails."""
-    subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env=environment(devices),
-        cwd=REPOSITORY,
-        check=True,
-    )
+    """Runs Python code with simulated devices."""
+    printed("-c", program, *arguments, **environment(devices))
 
 
 def make_pair(size: str, decode_fn=decoding.temperature_sample) -> Pair:

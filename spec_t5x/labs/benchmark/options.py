@@ -11,7 +11,7 @@ from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.list_options import as_lists
 from spec_t5x.names import AUTO
-from spec_t5x.options import GenerateOptions, option
+from spec_t5x.options import GenerateOptions, check_types, option
 
 if TYPE_CHECKING:
     from spec_t5x.labs.estimates import Bootstrap
@@ -53,9 +53,7 @@ class TextSource(TaskOptions):
     split: str = option("validation", "split of the task", "NAME")
 
     def __post_init__(self):
-        # gin passes on any value that a file binds.
-        if not isinstance(self.data, str | None):
-            raise InputError(f"data is {self.data!r}: give a file of pairs in quotes")
+        check_types(self)
         if self.data and self.mixture_or_task:
             raise InputError(
                 f"data is {self.data!r} and mixture_or_task {self.mixture_or_task!r}: give one"

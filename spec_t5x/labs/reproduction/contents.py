@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.labs.benchmark.traces import TraceLine
 from spec_t5x.names import AUTO
+from spec_t5x.options import check_types
 
 
 class Origin(enum.StrEnum):
@@ -103,21 +104,12 @@ class ReproduceOptions:
     ngrams: Path | str | None = None
 
     def __post_init__(self):
-        # gin passes on any value that a file binds.
-        if not isinstance(self.quick, bool):
-            raise InputError(f"quick is {self.quick!r}: give True or False")
+        check_types(self)
         check_at_least(self, seed=0)
-        if not isinstance(self.target, str):
-            raise InputError(f"target is {self.target!r}: give a text in quotes")
-        if not isinstance(self.data, list | tuple) or not all(
-            isinstance(each, str) for each in self.data
-        ):
+        if not all(isinstance(each, str) for each in self.data):
             raise InputError(f"data is {self.data!r}: give a list of texts, TASK=FILE")
-        object.__setattr__(self, "data", tuple(self.data))
         for name in ("data_dir", "pairs", "models", "ngrams"):
             if (value := getattr(self, name)) is not None:
-                if not isinstance(value, str | Path):
-                    raise InputError(f"{name} is {value!r}: give a text in quotes")
                 object.__setattr__(self, name, Path(value))
         if self.pairs and self.built_in:
             raise InputError(

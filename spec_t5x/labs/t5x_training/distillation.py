@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from t5x import losses, models
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.labs.t5x_training.frozen_target import COLLECTION, FrozenTarget
 from spec_t5x.labs.training.distillation_losses import CROSS_ENTROPY, DIVERGENCES, OBJECTIVES
 from spec_t5x.sampling.distributions import argmax, overlap, sampling, standardize
@@ -72,8 +72,7 @@ class DistillationModel(models.EncoderDecoderModel):
 
     def set_up(self, target: FrozenTarget, objective: str, weight: float) -> None:
         """Checks and stores target and objective; ``remade`` calls no constructor."""
-        if objective not in OBJECTIVES:
-            raise InputError(f"objective is {objective!r}: give one of {', '.join(OBJECTIVES)}")
+        check_choice("objective", objective, OBJECTIVES)
         if not 0 <= weight <= 1:
             raise InputError(f"the objective's weight is {weight}: give a number from 0 to 1")
         target.check_fits(self)

@@ -289,76 +289,66 @@ class _Compiler:
 
     def plain(self) -> Step:
         """Returns a plain step of the target."""
-        model = self.target
-
-        def compiled():
-            return model, *programs.plain_step(model, self.options.work, self.mesh)
-
-        return self._step("plain", self.options.target, 1, compiled)
+        given = self.target, self.options.work, self.mesh
+        return self._step("plain", self.options.target, 1, programs.plain_step, given)
 
     def draft_step(self, name: str) -> Step:
         """Returns a step of a draft that proposes a chain."""
-        work, gamma = self.options.work, self.options.gamma
-
-        def compiled():
-            if is_head(name):
-                head = self.draft(name)
-                step = programs.head_step(self.target, head, work, gamma, self.mesh)
-                return head.model, *step
-            model = self.model(name)
-            return model, *programs.plain_step(model, work, self.mesh)
-
-        return self._step("draft", name, 1, compiled)
+        work = self.options.work
+        if is_head(name):
+            head, gamma = self.draft(name), self.options.gamma
+            given = self.target, head, work, gamma, self.mesh
+            return self._step("draft", name, 1, programs.head_step, given, head.model)
+        return self._step(
+            "draft", name, 1, programs.plain_step, (self.model(name), work, self.mesh)
+        )
 
     def level_step(self, name: str, tree: Tree, depth: int) -> Step:
         """Returns a draft's step over a tree's nodes at one depth."""
-        work = self.options.work
-
-        def compiled():
-            draft = self.draft(name)
-            step = programs.level_step(self.target, draft, work, tree, depth, self.mesh)
-            return draft.model, *step
-
-        nodes, children = tree.level_sizes[depth], tree.branching[depth]
-        return self._step("draft", name, nodes, compiled, tree.branching, children)
+        draft = self.draft(name)
+        given = self.target, draft, self.options.work, tree, depth, self.mesh
+        nodes, of_tree = tree.level_sizes[depth], (tree.branching, tree.branching[depth])
+        return self._step("draft", name, nodes, programs.level_step, given, draft.model, *of_tree)
 
     def verification(self, gamma: int, verifier: Verifier) -> Step:
         """Returns an iteration of a chain of ``gamma`` drafts or a tree without the drafting."""
-        model, tree = self.target, verifier.tree(gamma)
-
-        def compiled():
-            given = model, self.options.work, gamma, self.mesh, verifier
-            return model, *programs.verification(*given)
-
-        branching = tree.branching if tree else ()
-        nodes = verifier.num_nodes(gamma)
-        return self._step("verification", self.options.target, nodes, compiled, branching)
+        tree, nodes = verifier.tree(gamma), verifier.num_nodes(gamma)
+        given = self.target, self.options.work, gamma, self.mesh, verifier
+        name, branching = self.options.target, tree.branching if tree else ()
+        return self._step(
+            "verification", name, nodes, programs.verification, given, None, branching
+        )
 
     def _step(
         self,
         kind: str,
         name: str,
         tokens: int,
-        compiled: Callable[[], tuple[T5Model, Compiled, DecoderCache]],
+        make: Callable[..., tuple[Compiled, DecoderCache]],
+        given: tuple,
+        model: T5Model | None = None,
         branching: tuple[int, ...] = (),
         children: int = 0,
     ) -> Step:
-        """Returns a step over ``tokens`` tokens, with the program that ``compiled`` returns."""
+        """Returns a step over ``tokens`` tokens of ``model``, the first of ``given`` if None.
+
+        ``make(*given)`` compiles the program.
+        """
         key = kind, name, tokens, branching, children
         if key not in self.steps:
             log.info("compiling: %s, %s, %d tokens", kind, name, tokens)
             try:
-                model, program, cache = compiled()
+                program, cache = make(*given)
             except jax.errors.JaxRuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                data, model = self.mesh.devices.shape
+                mesh = ",".join(map(str, self.mesh.devices.shape))
                 raise InputError(
                     f"a call of {name} over {tokens} tokens needs more than a chip's "
-                    f"{self.chip.memory / 2**30:.0f} GiB on mesh {data},{model}: give a larger "
+                    f"{self.chip.memory / 2**30:.0f} GiB on mesh {mesh}: give a larger "
                     "model axis, or fewer bits (--weights int8 or int4)"
                 ) from None
-            cost = step_cost(program, model, cache, tokens)
+            cost = step_cost(program, model or given[0], cache, tokens)
             del program
             _return_memory()
             self.steps[key] = Step(

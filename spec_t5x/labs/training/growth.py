@@ -46,7 +46,7 @@ def check_growth(name: str, old: ModelConfig, new: ModelConfig) -> None:
             )
 
 
-def grown(params: PyTree, old: T5Config, new: T5Config, seed: int = 0) -> PyTree:
+def grown(params: PyTree, old: T5Config, new: T5Config) -> PyTree:
     """Returns float32 parameters of ``new`` that compute the function of ``params``.
 
     Equal copies would have equal gradients and remain equal: to the weights that read the copies of
@@ -56,9 +56,8 @@ def grown(params: PyTree, old: T5Config, new: T5Config, seed: int = 0) -> PyTree
       params: parameters of ``old``, in float32.
       old: configuration of the small network.
       new: configuration of the large one, which ``check_growth`` has accepted.
-      seed: of the random numbers.
     """
-    random, shapes = np.random.default_rng(seed), expected_shapes(new)
+    random, shapes = np.random.default_rng(0), expected_shapes(new)
     small = {path: np.asarray(array) for path, array in flatten_dict(params, sep="/").items()}
     large = {}
     for path, source, is_identity in _sources(shapes, old, new):

@@ -24,10 +24,14 @@ from spec_t5x.labs.training.batching import Batches, TokenisedPairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.labs.training.exports import save_model, save_shared_draft
 from spec_t5x.labs.training.first_head import first_head, head_config
-from spec_t5x.labs.training.kept_layers import keep_layers, kept_layers
+from spec_t5x.labs.training.kept_layers import (
+    check_number,
+    keep_layers,
+    kept_layers,
+    likeliest_ids,
+)
 from spec_t5x.labs.training.layout import Layout
 from spec_t5x.labs.training.learners import Network
-from spec_t5x.labs.training.likeliest_tokens import check_number, likeliest_ids
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, log_exported
@@ -72,20 +76,12 @@ class KeptLayers:
     def __post_init__(self):
         check_types(self)
         check_at_least(self, unrolled_steps=0)
-        for name, default in (("unrolled_steps", 0), ("draft_vocab_size", None)):
-            value = getattr(self, name)
-            if value != default and self.encoder != SHARED:
-                raise InputError(
-                    f"{name} is {value} and encoder {self.encoder!r}: it needs the {SHARED!r} "
-                    "encoder, leave one of them out"
-                )
-        for name, default in (("width", None), ("depths", ()), ("reads_source", True)):
-            value = getattr(self, name)
-            if value != default and not self.unrolled_steps:
-                raise InputError(
-                    f"{name} is {value} and unrolled_steps 0: only drafts that continue from the "
-                    "target's states have this option, give unrolled_steps or leave it out"
-                )
+        if self.encoder != SHARED:
+            why = f"encoder {self.encoder!r}, and it needs the {SHARED!r} encoder"
+            check_unused(self, why, "unrolled_steps", "draft_vocab_size")
+        if not self.unrolled_steps:
+            why = "unrolled_steps 0, and only drafts that continue from the target's states have it"
+            check_unused(self, why, "width", "depths", "reads_source")
 
     def of(self, target: ModelConfig) -> tuple[int, ...]:
         """Returns the indices, from 0, of the target's decoder layers that the draft keeps."""
@@ -221,8 +217,12 @@ def _check(
     data.check_for_draft()
     if distillation.outputs == "references" and not distillation.on_policy:
         check_unused(distillation, "no text is sampled to train on", "temperature")
-    without_text = options.uses_target and options.distillation_weight == 1
     kept, given = layers or KeptLayers(), "neither" if layers is None else "both"
+    if kept.draft_vocab_size:
+        check_unused(options, "the draft does not have all tokens", "label_smoothing")
+    if options.uses_target and options.distillation_weight == 1:
+        why = "distillation_weight 1, which leaves the cross-entropy out"
+        check_unused(options, why, "label_smoothing", *(["z_loss"] if options.z_loss else []))
     mistakes = (
         (
             data.name("dev") is None,
@@ -240,21 +240,6 @@ def _check(
         (
             distillation.patience and not options.eval_period,
             f"patience is {distillation.patience} and eval_period 0: give a period of evaluations",
-        ),
-        (
-            options.label_smoothing and kept.draft_vocab_size,
-            f"label_smoothing is {options.label_smoothing}: leave it 0 for a draft that does not "
-            "have all tokens",
-        ),
-        (
-            without_text and options.label_smoothing,
-            f"label_smoothing is {options.label_smoothing} and distillation_weight 1, which leaves "
-            "the cross-entropy out: leave one of them out",
-        ),
-        (
-            without_text and options.z_loss not in (0.0, TrainOptions.z_loss),
-            f"z_loss is {options.z_loss} and distillation_weight 1, which leaves the "
-            "cross-entropy out: leave one of them out",
         ),
         (
             kept.unrolled_steps and distillation.on_policy,

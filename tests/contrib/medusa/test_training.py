@@ -137,16 +137,12 @@ def test_heads_are_exported_and_resumed(run, caplog):
         ({"packed": True}, "packed is True and drafts learn from one pair a row: leave it"),
         ({"label_smoothing": 0.1}, "label_smoothing is 0.1 and heads are trained without"),
         ({"z_loss": 0.1}, "z_loss is 0.1 and heads are trained without"),
+        ({"vocabulary": "spiece.model"}, "DataOptions.vocabulary is 'spiece.model': leave it out"),
     ],
 )
 def test_settings_that_heads_do_not_have(run, changes, message):
     with pytest.raises(InputError, match=message):
         run(1, **changes)
-
-
-def test_a_target_brings_its_vocabulary(run):
-    with pytest.raises(InputError, match="DataOptions.vocabulary is 'spiece.model': leave it out"):
-        run(2, vocabulary="spiece.model")
 
 
 def test_heads_are_shared_out():

@@ -17,14 +17,19 @@ from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.contrib.t5gemma.huggingface import _read_config, check_supported
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.models.t5 import Transformer
 from tests.checkpoints.faults import message_of
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 make_t5gemma = pytest.importorskip("tests.contrib.t5gemma.torch_t5gemma").make_t5gemma
 # It is skipped without PyTorch, too.
-from tests.checkpoints.test_special_ids import NUM_IDS, TEXTS, tokenizer_of  # noqa: E402
+from tests.checkpoints.test_special_ids import (  # noqa: E402
+    NUM_IDS,
+    TEXTS,
+    same_logits,
+    their_sources,
+    tokenizer_of,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
@@ -59,43 +64,22 @@ def made(tmp_path_factory):
     return make
 
 
-def sources() -> tuple[np.ndarray, np.ndarray]:
-    """Returns ids from transformers' tokenizer, and whether each is a token."""
-    ids = [gemmas_tokenizer().encode(text).ids for text in TEXTS]
-    width = max(map(len, ids))
-    padded = np.array([[*row, *[PAD] * (width - len(row))] for row in ids])
-    return padded, np.arange(width) < np.array([[len(row)] for row in ids])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_those_of_transformers(made, kind):
     model, root = made(kind)
     loaded = load(root / "target")
-    theirs, is_token = sources()
+    theirs, is_token = their_sources(gemmas_tokenizer(), PAD)
     # Longer than the windows of local layers; text and source hold the token that ends an image.
     texts = np.random.default_rng(0).integers(0, NUM_IDS, (len(TEXTS), 12))
     texts[:, 3] = theirs[:, 2] = NUM_IDS - 1
-    inputs = np.concatenate([np.full((len(TEXTS), 1), START), texts[:, :-1]], 1)
-    with torch.no_grad():
-        expected = model(
-            input_ids=torch.tensor(theirs),
-            attention_mask=torch.tensor(is_token).long(),
-            decoder_input_ids=torch.tensor(inputs),
-            decoder_attention_mask=torch.ones(inputs.shape).long(),
-        ).logits.numpy()
-    ours = np.array(loaded.vocabulary.from_theirs(range(NUM_IDS)))
-    padded = np.where(is_token, ours[theirs], 0)
-    shifted = np.pad(ours[texts], ((0, 0), (1, 0)))[:, :-1]
-    forward = jax.jit(functools.partial(Transformer(loaded.config).apply, enable_dropout=False))
-    logits = np.asarray(forward({"params": loaded.params}, padded, shifted, ours[texts]))
-    np.testing.assert_allclose(logits[..., ours], expected, rtol=0, atol=2e-4)
-    assert np.std(expected) > 0.1
+    visible = {"decoder_attention_mask": np.ones(texts.shape)}
+    same_logits(model, loaded, theirs, is_token, texts, START, **visible)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_equals_that_of_transformers(made, kind):
     model, root = made(kind)
-    theirs, is_token = (torch.tensor(array) for array in sources())
+    theirs, is_token = map(torch.tensor, their_sources(gemmas_tokenizer(), PAD))
     options = {"do_sample": False, "num_beams": 1, "max_new_tokens": NUM_NEW}
     expected = model.generate(theirs, attention_mask=is_token.long(), **options).numpy()[:, 1:]
     assert len(np.unique(expected)) > 12

@@ -5,7 +5,6 @@ import json
 import os
 import re
 
-import gin
 import pytest
 
 from spec_t5x.checkpoints.named_models import Models
@@ -22,13 +21,6 @@ from tests.labs.benchmark.test_drawn_verdicts import TINY
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 DECODING = GenerateOptions(max_decode_len=12, verifier="token", lenience=0.5)
-
-
-@pytest.fixture(autouse=True)
-def nothing_bound():
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 @pytest.fixture
@@ -234,6 +226,10 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
     assert (made.block_efficiency, made.acceptance_rate) == (2.5, 0.8)
     assert made.speed_up == made.loop_speed_up == 2.0
     assert made.speed_up_range == (1.0, 3.0)
+    fewer = dataclasses.replace(made, plain_tokens=30)
+    values = json.loads(json.dumps(fewer.to_dict()))
+    assert (fewer.plain_rate, fewer.speculative_rate, values["speed_up"]) == (10.0, 80.0, 8.0)
+    assert (values["c"], values["verification_cost"]) == (0.1, 1.5) and "outputs" not in values
     tokens = 1 + 0.7 + 0.49 + 0.343
     assert made.predicted == pytest.approx(tokens / 1.3)
     assert made.predicted_with_verification == pytest.approx(tokens / 1.8)

@@ -1,3 +1,3 @@
-"""Fixtures of the core's commands, for those of ``labs``."""
+"""Fixture of the core's commands, for those of ``labs``."""
 
-from tests.cli.conftest import nothing_bound, run  # noqa: F401
+from tests.cli.conftest import run  # noqa: F401

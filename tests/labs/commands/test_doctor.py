@@ -43,6 +43,7 @@ def test_a_machine_that_is_well(doctor, monkeypatch):
     assert (status, found["problems"], verdict) == (0, [], "generate would work here.")
     assert found["versions"]["jax"] == jax.__version__
     assert found["machine"]["platform"] == jax.devices()[0].platform
+    assert found["machine"]["free_memory"] > 0
     assert found["packaged_models"] == loading.packaged_names()
     assert found["missing"] == ["reading this (pip install 'spec_t5x[hf]')"]
 

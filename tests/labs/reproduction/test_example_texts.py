@@ -60,8 +60,8 @@ def test_a_directory_without_the_files_is_refused(data_dir):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"quick": "yes"}, "quick is 'yes': give True or False"),
-        ({"data_dir": 3}, "data_dir is 3: give a text in quotes"),
+        ({"quick": "yes"}, "quick is 'yes': give a value of type bool"),
+        ({"data_dir": 3}, "data_dir is 3: give a value of type "),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

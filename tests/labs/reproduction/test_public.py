@@ -21,7 +21,6 @@ from spec_t5x.checkpoints.huggingface import hub
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.cli.main import main
 from spec_t5x.drafts.kinds import DraftOptions
-from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.reproduction import (
@@ -35,6 +34,7 @@ from spec_t5x.labs.reproduction.contents import Origin, ReproduceOptions
 from spec_t5x.labs.reproduction.public_pairs import built_in, paper_draft, read_pairs_file
 from spec_t5x.models import weights
 from tests import public_stand_ins
+from tests.checkpoints.faults import message_of
 from tests.checkpoints.hub_server import serving
 
 LEGACY = Path(__file__).parents[2] / "checkpoints" / "data" / "t5x_legacy" / "checkpoint_7"
@@ -81,14 +81,6 @@ def no_plan_left():
 @pytest.fixture(autouse=True)
 def without_t5x(monkeypatch):
     monkeypatch.setattr(stock_t5x, "is_installed", lambda: False)
-
-
-def message(call, *arguments) -> str:
-    with pytest.raises(InputError) as raised:
-        call(*arguments)
-    text = str(raised.value)
-    assert "\n" not in text
-    return text
 
 
 # Pairs
@@ -149,7 +141,7 @@ def test_the_pairs_of_a_folder(tmp_path, stand_ins):
 )
 def test_what_a_folder_lacks_is_told(stand_ins, models, reason):
     options = ReproduceOptions(models=stand_ins / models, data=("EnDe=a.tsv",), target="t5-3b")
-    assert reason in message(public.plan, options)
+    assert reason in message_of(public.plan, options)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +181,14 @@ def test_gammas_are_the_papers(task, draft, temperature, gamma):
     ],
 )
 def test_mistakes_in_a_pairs_file(pairs_file, changes, reason):
-    assert reason in message(read_pairs_file, pairs_file(**changes))
+    assert reason in message_of(read_pairs_file, pairs_file(**changes))
 
 
 def test_a_pairs_file_is_a_list_of_distinct_pairs(pairs_file, pair):
-    assert "is no list of pairs" in message(read_pairs_file, _written(pairs_file(), "{}"))
-    assert "Expecting value" in message(read_pairs_file, _written(pairs_file(), "[target"))
-    assert "pair 1 is 3: give an object" in message(read_pairs_file, pairs_file(3))
-    twice = message(read_pairs_file, pairs_file(pair, pair | {"draft": "copy"}))
+    assert "is no list of pairs" in message_of(read_pairs_file, _written(pairs_file(), "{}"))
+    assert "Expecting value" in message_of(read_pairs_file, _written(pairs_file(), "[target"))
+    assert "pair 1 is 3: give an object" in message_of(read_pairs_file, pairs_file(3))
+    twice = message_of(read_pairs_file, pairs_file(pair, pair | {"draft": "copy"}))
     assert "pairs 1 and 2 are both t5-base/EnDe: give one" in twice
     first, second = read_pairs_file(pairs_file(pair, pair | {"draft": "copy", "task": "x/y"}))
     assert (first.name, second.name, second.draft) == ("t5-base/EnDe", "t5-base/x-y", ("copy",))
@@ -267,7 +259,7 @@ def test_a_rounded_target_has_the_bytes_that_were_planned(stand_ins, pairs_file)
 def test_a_device_for_no_public_target_is_told(monkeypatch):
     monkeypatch.setattr(public_plan.description, "free_memory", lambda: 2**24)
     reason = "the device has 16 MiB and google-t5/t5-small takes more: use a larger device, or --"
-    assert message(public_plan.automatic_target).startswith(reason)
+    assert message_of(public_plan.automatic_target).startswith(reason)
 
 
 def test_the_memory_is_that_of_the_weights_and_caches(stand_ins, pairs_file):
@@ -302,14 +294,14 @@ def test_what_does_not_fit_is_told(monkeypatch, stand_ins, pairs_file, changes, 
     if free is not None:
         monkeypatch.setattr(public_plan.description, "free_memory", lambda: free)
     (pair,) = read_pairs_file(pairs_file(**changes))
-    assert reason in message(public_plan.check_pair, pair)
+    assert reason in message_of(public_plan.check_pair, pair)
 
 
 def test_absent_data_are_told_once_all_models_fit(pairs_file, pair):
     absent = pair | {"data": "absent.tsv"}
     both = pairs_file(absent, pair | {"task": "mine", "draft": "absent"})
-    assert "no draft 'absent'" in message(public.plan, ReproduceOptions(pairs=both))
-    assert "absent.tsv" in message(public.plan, ReproduceOptions(pairs=pairs_file(absent)))
+    assert "no draft 'absent'" in message_of(public.plan, ReproduceOptions(pairs=both))
+    assert "absent.tsv" in message_of(public.plan, ReproduceOptions(pairs=pairs_file(absent)))
 
 
 @pytest.mark.parametrize("lost", ["weights", "half", "array"])
@@ -325,7 +317,7 @@ def test_a_half_copied_checkpoint_is_told(tmp_path, stand_ins, pairs_file, lost)
         shutil.rmtree(next(copy.glob("target.*")))
         changes |= {"vocabulary": "bytes", "draft": "copy"}
     (pair,) = read_pairs_file(pairs_file(**changes))
-    assert str(copy) in message(public_plan.check_pair, pair)
+    assert str(copy) in message_of(public_plan.check_pair, pair)
 
 
 @pytest.fixture
@@ -371,18 +363,18 @@ def test_a_built_in_pair_is_checked_and_then_downloaded(served, options, caplog)
 
 def test_another_vocabulary_on_the_hub_is_told_before_the_download(served, stand_ins, options):
     served.repositories[DRAFT] = stand_ins / "other"
-    assert "have different vocabularies" in message(public.check, options)
+    assert "have different vocabularies" in message_of(public.check, options)
     assert not weights_of(served)
 
 
 def test_without_a_network_the_reason_and_the_command_are_told(served, options, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert f"{TARGET} is no directory here and not " in message(public.check, options)
+    assert f"{TARGET} is no directory here and not " in message_of(public.check, options)
     # The configurations alone are in the cache.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     public.plan(options)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert f"run `hf download {TARGET}`" in message(public.check, options)
+    assert f"run `hf download {TARGET}`" in message_of(public.check, options)
 
 
 # The command

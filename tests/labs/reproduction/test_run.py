@@ -1,20 +1,16 @@
 """A run is measured, stopped, resumed, and survives failures."""
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.labs.reproduction import run as running
 from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable, ReproduceOptions, label
-
-REPOSITORY = Path(__file__).parents[3]
+from tests.child import finished
 
 
 class Workshop:
@@ -144,13 +140,8 @@ sys.exit(reproduce({"one": Exhibit("one", content)}, ReproduceOptions(), Path(ou
 
 def test_a_signal_leaves_what_is_finished_and_the_same_command_resumes(shop, run, tmp_path):
     def run_stopped(deadly, number):
-        result = subprocess.run(
-            [sys.executable, "-c", STOPPED_RUN, tmp_path / "out", deadly, str(int(number))],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        given = tmp_path / "out", deadly, int(number)
+        result = finished(sys.executable, "-c", STOPPED_RUN, *given, timeout=120)
         return result.returncode, result.stdout.split(), result.stderr
 
     status, measured, error = run_stopped("b", signal.SIGINT)

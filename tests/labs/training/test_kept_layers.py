@@ -6,7 +6,7 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.exports import model_in_memory
-from spec_t5x.labs.training.kept_layers import keep_layers, kept_layers, with_shared
+from spec_t5x.labs.training.kept_layers import keep_layers, kept_layers, likeliest_ids, with_shared
 from spec_t5x.models.shared_params import own_params
 from tests.toy_t5 import disturbed, tiny_t5
 
@@ -61,3 +61,14 @@ def test_a_draft_is_its_own_parameters_and_those_of_the_target():
         assert ours[of_source][name] is theirs[of_source][name]
     assert np.any(ours["mlp"]["wo"]["kernel"] != theirs["mlp"]["wo"]["kernel"])
     jax.tree.map(np.testing.assert_array_equal, own_params(whole), own)
+
+
+def test_the_likeliest_tokens_of_texts():
+    tokens = np.array([5, 5, 5, 9, 9, 7, 7, 2, 0, 0, 0, 0, 0])
+    # End of sequence first, padding last; of 7 and 9, and of all the others, the lower ids.
+    order = [1, 5, 7, 9, 2, 3, 4, 6, 8, 10, 11]
+    for number in range(1, 12):
+        assert likeliest_ids(tokens, number, 12).tolist() == sorted(order[:number])
+    for number in (0, 12):
+        with pytest.raises(InputError, match=f"a narrow head of {number} of 12 tokens"):
+            likeliest_ids(tokens, number, 12)

@@ -126,10 +126,7 @@ def run_command(command: str, file: str, **bindings) -> int:
         for name, value in values.items()
     ]
     gin.clear_config()
-    try:
-        return main([command, f"--gin_file=gin_configs/runs/{file}.gin", *bound])
-    finally:
-        gin.clear_config()
+    return main([command, f"--gin_file=gin_configs/runs/{file}.gin", *bound])
 
 
 def assert_identical(left, right) -> None:
