@@ -290,7 +290,7 @@ def test_what_an_outer_model_refuses_is_refused_in_rows_that_copied_too():
     outcome = Outcome(lengths=jnp.array([3, 7, 3]), num_accepted=jnp.array([0, 1, 2]))
     state = MixedDraft(first, second).commit(state, outcome)
     np.testing.assert_array_equal(state.second.lengths, [3, 5, 3])
-    # Each draft's acceptance is that of its own proposals.
+    # The acceptance of each draft counts only its proposals.
     np.testing.assert_array_equal(state.first.num_accepted, [0, 1, 0])
     np.testing.assert_array_equal(state.second.num_accepted, [0, 0, 2])
     np.testing.assert_array_equal(state.first.lengths, outcome.lengths)
