@@ -27,7 +27,7 @@ class BuildWithGinFiles(build_py):
 
 setup(
     name="spec_t5x",
-    version="0.1.0",
+    version="0.2.0",
     description="Lossless speculative decoding for encoder-decoder T5 in JAX",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

@@ -7,8 +7,9 @@ Each of the clients has a row of the batch. In static batches all of them wait f
 in slots a request is answered when its row ends, and its client's next one, encoded alone, takes
 the row. The latency of a request is the time from sending to answer. Weights and sources are
 random, lengths of outputs are drawn from a quarter of ``--max_decode_len`` to all of it, and with a
-draft the verdicts are drawn (``labs/benchmark/drawn_verdicts.py``). Both ways decode the same
-requests; in slots, further requests keep all rows busy until the last of these is answered.
+draft the acceptances are simulated (``labs/benchmark/simulated_acceptance.py``). Both ways decode
+the same requests; in slots, further requests keep all rows busy until the last of these is
+answered.
 """
 
 import argparse
@@ -28,9 +29,9 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark import results
-from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
 from spec_t5x.labs.benchmark.random_models import random_sources
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, caution, doubt
+from spec_t5x.labs.benchmark.simulated_acceptance import SimulatedVerifier
 from spec_t5x.loops import refill
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import Loop
@@ -190,7 +191,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         loop = Loop(
             gamma=gamma,
             max_decode_len=args.max_decode_len,
-            verifier=DrawnVerifier(alpha=args.alpha),
+            verifier=SimulatedVerifier(alpha=args.alpha),
             eos_id=NO_EOS,
         )
         server = Server(target, draft if gamma else None, rows, loop)

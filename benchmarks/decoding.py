@@ -7,8 +7,8 @@
 All programs are compiled at once, where ``spec-t5x benchmark`` compiles one by one. Then rounds of
 all programs follow each other; times are medians. Gamma 0 is plain decoding. ``--profile`` also
 records the kernels of a prefill and of one iteration: the loop is one launch. Weights and sources
-are random, and verdicts are drawn with probability ``--alpha``. On a CPU, JAX's interpreter runs
-the kernels, and there is no profile: a test of this script.
+are random, and acceptances are simulated with probability ``--alpha``. On a CPU, JAX's interpreter
+runs the kernels, and there is no profile: a test of this script.
 """
 
 import argparse
@@ -35,8 +35,8 @@ from spec_t5x.contrib.gpu.operations import MOST_INNER
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError, check_numbers, one_line
 from spec_t5x.labs.benchmark import results
-from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
 from spec_t5x.labs.benchmark.random_models import random_sources
+from spec_t5x.labs.benchmark.simulated_acceptance import SimulatedVerifier
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import Decoded, row_keys
 from spec_t5x.loops.speculative import speculative_decode
@@ -78,7 +78,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     check_numbers(0, gamma=min(args.gamma))
     numbers = {"source_len": args.source_len, "max_decode_len": args.max_decode_len}
     check_numbers(1, batch=min(args.batch), repeats=args.repeats, **numbers)
-    verifier = DrawnVerifier(alpha=args.alpha)
+    verifier = SimulatedVerifier(alpha=args.alpha)
     pair = random_pair.make(args.target, args.draft, args)
     calls = []
     for by in args.by:
@@ -148,7 +148,7 @@ class _Call:
     """Program of a batch size, a gamma and a way, with its times; the first round is not used."""
 
     args: argparse.Namespace
-    verifier: DrawnVerifier
+    verifier: SimulatedVerifier
     batch: int
     gamma: int
     by: str

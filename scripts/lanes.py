@@ -124,7 +124,7 @@ PARTS: Mapping[str, Part] = {
         ("tests/benchmarks/", "tests/labs/reproduction/test_measured.py"),
         (
             *("benchmarks/", "spec_t5x/labs/benchmark/", "spec_t5x/labs/reproduction/"),
-            *("scripts/gpu/measure.sh", "tests/labs/benchmark/test_drawn_verdicts.py"),
+            *("scripts/gpu/measure.sh", "tests/labs/benchmark/test_simulated_acceptance.py"),
         ),
     ),
 }

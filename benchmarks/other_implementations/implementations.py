@@ -22,7 +22,7 @@ from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.generation.batches import bucket
-from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
+from spec_t5x.labs.benchmark.simulated_acceptance import SimulatedVerifier
 from spec_t5x.names import AUTO
 from spec_t5x.types import EOS_ID, PAD_ID
 
@@ -35,8 +35,8 @@ class _DrawnVerdicts(GenerateOptions):
 
     alpha: float
 
-    def make_verifier(self) -> DrawnVerifier:
-        return DrawnVerifier(alpha=self.alpha)
+    def make_verifier(self) -> SimulatedVerifier:
+        return SimulatedVerifier(alpha=self.alpha)
 
 
 def ours(

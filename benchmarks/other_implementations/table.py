@@ -41,12 +41,12 @@ def table(groups: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> st
 def _caption(group: Mapping[str, Any]) -> str:
     inputs, bound = group["num_inputs"], group["bound"]
     alphas = ", ".join(f"{alpha:g}" for alpha in group["alphas"] or ())
-    drawn = f", random weights, verdicts drawn at {alphas}" if alphas else ""
+    simulated = f", random weights, acceptances simulated at {alphas}" if alphas else ""
     return (
         f"**{group['title']}**: {inputs} source{'s' * (inputs > 1)} of "
         f"{group['source_tokens'] / inputs:.1f} tokens, outputs of "
-        f"{group['num_tokens'] / inputs:.1f}{drawn}. A step reads {bound['step_bytes'] / 1e6:.0f} "
-        f"MB, at {bound['bytes_per_second'] / 1e9:.1f} GB/s."
+        f"{group['num_tokens'] / inputs:.1f}{simulated}. A step reads "
+        f"{bound['step_bytes'] / 1e6:.0f} MB, at {bound['bytes_per_second'] / 1e9:.1f} GB/s."
     )
 
 

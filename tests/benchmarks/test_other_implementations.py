@@ -16,13 +16,13 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models import sizes
 from spec_t5x.types import EOS_ID, PAD_ID
-from tests.labs.benchmark import test_drawn_verdicts
+from tests.labs.benchmark import test_simulated_acceptance
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 # Texts of one bucket, so that each program is compiled once; the second's output ends early.
 TEXTS = ("My sister", "Wir gehen", "Nobody knows")
-TINY = dataclasses.replace(test_drawn_verdicts.TINY, vocab_size=384, num_decoder_layers=1)
+TINY = dataclasses.replace(test_simulated_acceptance.TINY, vocab_size=384, num_decoder_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_the_table_has_medians_over_rounds(group):
         del row["compile_seconds"], row["peak_bytes"]
     text = table([group | {"alphas": [0.75, 0.9]}], {"processor": "A processor"})
     assert "⁴" not in text and "compile" not in text
-    assert "random weights, verdicts drawn at 0.75, 0.9" in text
+    assert "random weights, acceptances simulated at 0.75, 0.9" in text
 
 
 # Processes

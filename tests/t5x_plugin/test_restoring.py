@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 class Reader:
-    """Stands for T5X's manager: parameters are the number in the last part of the path."""
+    """Replaces T5X's manager: parameters are the number in the last part of the path."""
 
     def __init__(self, directory, train_state, partitioner):
         self.state = train_state

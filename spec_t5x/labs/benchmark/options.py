@@ -233,10 +233,10 @@ class BenchmarkOptions:
             if self.max_decode_lens[1:]:
                 raise InputError(f"max_decode_lens are {self.max_decode_lens}: table_2 takes one")
         if self.alpha is not None:
-            from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
+            from spec_t5x.labs.benchmark.simulated_acceptance import SimulatedVerifier
 
-            DrawnVerifier(alpha=self.alpha)
-        if self.drawn:
+            SimulatedVerifier(alpha=self.alpha)
+        if self.simulated:
             check_unused(self, "acceptances are simulated for one random batch", "num_inputs")
             for pair in self.pairs:
                 if draft_and_verifier(pair)[1] != OWN_VERIFIER:
@@ -245,13 +245,13 @@ class BenchmarkOptions:
                     )
         elif not self.parts:
             check_unused(self, "sources are texts", "source_len")
-        if AUTO in self.gammas and (self.drawn or self.parts):
+        if AUTO in self.gammas and (self.simulated or self.parts):
             raise InputError(
                 f"gammas hold {AUTO}: give numbers to simulate acceptances, or to time parts"
             )
 
     @property
-    def drawn(self) -> bool:
+    def simulated(self) -> bool:
         """True if acceptances are simulated and no text is read."""
         return self.alpha is not None or self.table_2
 
@@ -283,7 +283,7 @@ class BenchmarkOptions:
         settings = []
         for values in chosen:
             draft, verifier = draft_and_verifier(values.pop("pair"))
-            if self.drawn:
+            if self.simulated:
                 values |= {"verifier": "token", "widths": (), "lenience": 1.0}
             elif verifier not in (OWN_VERIFIER, decoding.verifier):
                 # Settings of the run's own verifier do not apply to another.

@@ -4,7 +4,7 @@ Each row decodes the same inputs plainly and speculatively in turn, in one proce
 compilation. Beside the measured speed-up is the one that Theorem 3.8 predicts from the alpha, c
 and cost of verification of the same row.
 
-The inputs are texts or, if an acceptance rate alpha is simulated (``drawn_verdicts``), random
+The inputs are texts or, if an acceptance rate alpha is simulated (``simulated_acceptance``), random
 ids. A simulated rate also serves to time random weights (``random:t5_1_1_xxl``).
 """
 
@@ -26,7 +26,6 @@ from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.comparison import Comparison, compare, pays, without_open
-from spec_t5x.labs.benchmark.drawn_verdicts import compare_drawn
 from spec_t5x.labs.benchmark.iteration_parts import measure_parts, overhead
 from spec_t5x.labs.benchmark.options import (
     OWN_DRAFT,
@@ -44,6 +43,7 @@ from spec_t5x.labs.benchmark.random_models import (
     random_sources,
 )
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, doubt
+from spec_t5x.labs.benchmark.simulated_acceptance import compare_simulated
 from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.labs.benchmark.text_source import read_texts
 from spec_t5x.loops.decode_state import Loop
@@ -83,11 +83,11 @@ def run(
     decoding, source = decoding or GenerateOptions(), source or TextSource()
     _check(options, models, decoding, source)
     settings = options.settings(decoding)
-    if not options.drawn:
+    if not options.simulated:
         source.check_readable()
     target, generator, make = _load(models, decoding, settings)
     texts, defaults = [], {}
-    if not options.drawn:
+    if not options.simulated:
         texts, defaults = (
             read_texts(source, generator, decoding, options.num_inputs),
             generator.defaults,
@@ -103,9 +103,9 @@ def run(
             # One draft is on the device at a time.
             draft = pair = None
             made, draft = name, make(name)
-        if options.drawn:
+        if options.simulated:
             how = {"source_len": options.source_len, "repeats": options.repeats}
-            comparison = compare_drawn(target, draft, row, alpha=setting.alpha, **how)
+            comparison = compare_simulated(target, draft, row, alpha=setting.alpha, **how)
         else:
             pair = generator.with_draft(draft)
             if not pays(pair, text_batches(pair, texts[: row.batch_size], row)[0], row):
@@ -133,22 +133,22 @@ def _check(
     if NO_DRAFT in drafts or (has_own and models.draft == NO_DRAFT):
         raise InputError(f"the draft is {NO_DRAFT}, which has no speed-up: give one to measure")
     check_unused(decoding, "a benchmark has no beam search", "beams")
-    if options.drawn:
+    if options.simulated:
         rules = (name for name in NEUTRAL if name != "max_decode_len")
         check_unused(decoding, "acceptances are simulated without rules of decoding", *rules)
         source.check_no_file("acceptances are simulated without texts")
     verifiers = {draft_and_verifier(pair)[1] for pair in options.pairs}
     verifiers = {decoding.verifier if each == OWN_VERIFIER else each for each in verifiers}
-    if options.parts and not options.drawn and (trees := verifiers & {"multi", "tree"}):
+    if options.parts and not options.simulated and (trees := verifiers & {"multi", "tree"}):
         raise InputError(f"the verifier is {min(trees)}: to time parts, choose one of chains")
-    if options.drawn and source.name:
+    if options.simulated and source.name:
         raise InputError(
             f"data is {source.name!r} and acceptances are simulated for random sources: leave out "
             "data, or alpha and table_2"
         )
     if options.table_2 and not is_random:
         raise InputError(f"target is {models.target!r}: Table 2 is timed with random:t5_1_1_xxl")
-    if is_random and not options.drawn:
+    if is_random and not options.simulated:
         raise InputError(
             f"target {models.target} has random weights and reads no text: give an alpha"
         )
@@ -216,14 +216,14 @@ def _record(setting: Setting, comparison: Comparison, options: BenchmarkOptions)
     row = setting.decoding
     record = comparison.to_dict() | {
         "draft": results.without_folder(setting.draft),
-        "verifier": "drawn" if options.drawn else row.verifier,
+        "verifier": "simulated" if options.simulated else row.verifier,
         "gamma": row.gamma,
         "gamma_mean": comparison.gamma,
         "batch_size": row.batch_size,
         "max_decode_len": row.max_decode_len,
         "predicted": comparison.predicted_with_verification,
     }
-    if options.drawn:
+    if options.simulated:
         record["source_len"] = options.source_len
         record["predicted"] = comparison.step_times.batch_speed_up(
             comparison.alpha, row.gamma, rows=row.batch_size, length=row.max_decode_len
@@ -311,7 +311,7 @@ _COLUMNS: dict[str, Callable[[Row], Any]] = {
 _NOTES = {
     "loop_speed_up": "¹ Without dispatch, encoder and prefill.",
     "predicted": "² Theorem 3.8 with the measured c and cost of verification T(verify), in target "
-    "steps; for drawn verdicts, until the last row of the batch ends.",
+    "steps; for simulated acceptances, until the last row of the batch ends.",
     "acceptance_by_position": "Of a tree, alpha is the acceptance rate of each node's first child; "
     "the prediction takes the acceptance of all children, by depth.",
     "parts": "³ gamma draft steps, their sampling included, and the target call over gamma + 1 "

@@ -16,7 +16,7 @@ from spec_t5x.labs.benchmark.iteration_parts import overhead
 from spec_t5x.labs.benchmark.options import BenchmarkOptions, TextSource
 from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.models import sizes
-from tests.labs.benchmark.test_drawn_verdicts import TINY
+from tests.labs.benchmark.test_simulated_acceptance import TINY
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
@@ -133,7 +133,7 @@ def drawn_row(tiny_sizes):
     return run
 
 
-def test_drawn_verdicts_need_no_text_and_parts_are_timed(drawn_row):
+def test_simulated_acceptances_need_no_text_and_parts_are_timed(drawn_row):
     row = drawn_row("random:tiny_draft", 2, source_len=5, parts=True)
     # All accepted: three tokens an iteration, in both rows.
     assert (row["block_efficiency"], row["acceptance_rate"], row["target_calls"]) == (3, 1, 8)
@@ -142,8 +142,8 @@ def test_drawn_verdicts_need_no_text_and_parts_are_timed(drawn_row):
     assert row["predicted"] == pytest.approx(3 / (2 * row["c"] + row["verification_cost"]))
     # On a busy machine the subtraction may leave nothing of one timing of a toy.
     assert all(len(times) == 5 and max(times) > 0 for times in row["parts"].values())
-    (line,) = [line for line in cells(str(sweep.table([row]))) if "drawn" in line]
-    assert line.startswith("| random:tiny_draft | drawn | 1 | 2 | 12 | 2 | 1.000 | 3.00 |")
+    (line,) = [line for line in cells(str(sweep.table([row]))) if "simulated" in line]
+    assert line.startswith("| random:tiny_draft | simulated | 1 | 2 | 12 | 2 | 1.000 | 3.00 |")
 
 
 def test_copies_of_random_sources_need_no_draft_model(drawn_row):
@@ -155,17 +155,17 @@ def test_table_2_is_timed_with_the_papers_settings(tiny_sizes, made_up, monkeypa
     monkeypatch.setattr(paper_tables, "TABLE_2", paper_tables.TABLE_2[:2])
     timed = []
 
-    def compare_drawn(target, draft, options, *, alpha, **_):
+    def compare_simulated(target, draft, options, *, alpha, **_):
         timed.append((options.gamma, options.temperature, options.verifier, alpha))
         return made_up
 
-    monkeypatch.setattr(sweep, "compare_drawn", compare_drawn)
+    monkeypatch.setattr(sweep, "compare_simulated", compare_simulated)
     flags = ["--target", tiny_sizes.target, "--draft", "random:tiny_draft", "--table_2"]
     assert main(["benchmark", *flags, "--repeats", "1", "--max_decode_len", "20"]) == 0
     # The second row has another draft.
     assert timed == [(7, 0.0, "token", 0.75)]
     (line,) = [line for line in cells(capsys.readouterr().out) if "EnDe" in line]
-    assert line.startswith("| EnDe | random:tiny_draft | drawn | 0 | 1 | 20 | 7 |")
+    assert line.startswith("| EnDe | random:tiny_draft | simulated | 0 | 1 | 20 | 7 |")
     assert "| 3.2 | 3.4 |" in line
 
 
@@ -295,7 +295,7 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_measured(flags, message, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "compare_drawn", None)
+    monkeypatch.setattr(sweep, "compare_simulated", None)
     assert main(["benchmark", *flags.split()]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -29,7 +29,7 @@ from spec_t5x.verifiers import TokenVerifier
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawnVerifier(TokenVerifier):
+class SimulatedVerifier(TokenVerifier):
     """Verifier that accepts each drafted token with probability ``alpha``, up to a rejection.
 
     Algorithm 1 is computed, so that its time counts, and gives the next token; only the
@@ -54,7 +54,7 @@ class DrawnVerifier(TokenVerifier):
         return real.replace(num_accepted=jnp.sum(kept, axis=1, dtype=jnp.int32))
 
 
-def compare_drawn(
+def compare_simulated(
     target: Target,
     draft: Draft,
     options: GenerateOptions,
@@ -92,7 +92,7 @@ def compare_drawn(
             *models, batch.tokens, batch.prompts, batch.keys, settings, eos_id=NO_EOS, **how
         )
 
-    drafting = {"gamma": options.gamma, "verifier": DrawnVerifier(alpha=alpha)}
+    drafting = {"gamma": options.gamma, "verifier": SimulatedVerifier(alpha=alpha)}
     plain = functools.partial(decode, autoregressive_decode, (target,))
     drafted = functools.partial(decode, speculative_decode, (target, draft), **drafting)
     times, decoded = time_in_turn(lambda: plain, lambda: drafted, [[batch] for batch in batches])

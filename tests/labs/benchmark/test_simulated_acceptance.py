@@ -8,7 +8,7 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Proposal
 from spec_t5x.labs.benchmark import random_models
-from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier
+from spec_t5x.labs.benchmark.simulated_acceptance import SimulatedVerifier
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.models.weights import Rounded
@@ -55,7 +55,7 @@ def verify(verifier, *given):
 @pytest.mark.parametrize(("alpha", "temperature"), [(0.3, 1.0), (0.8, 0.0)])
 def test_drafts_are_accepted_with_probability_alpha(alpha, temperature):
     """The law of the count is that of i.i.d. acceptances."""
-    verdict = verify(DrawnVerifier(alpha=alpha), *arguments(temperature=temperature))
+    verdict = verify(SimulatedVerifier(alpha=alpha), *arguments(temperature=temperature))
     counts = np.bincount(np.asarray(verdict.num_accepted), minlength=GAMMA + 1)
     law = np.array([alpha**i * (1 - alpha) for i in range(GAMMA)] + [alpha**GAMMA])
     # Five standard deviations of a count of ROWS draws.
@@ -63,10 +63,10 @@ def test_drafts_are_accepted_with_probability_alpha(alpha, temperature):
 
 
 def test_the_token_is_of_the_real_verdict_and_only_proposed_drafts_are_accepted():
-    verdict = verify(DrawnVerifier(alpha=1.0), *arguments(counts=2))
+    verdict = verify(SimulatedVerifier(alpha=1.0), *arguments(counts=2))
     assert np.all(verdict.num_accepted == 2)
     real = verify(TokenVerifier(), *arguments())
-    drawn = verify(DrawnVerifier(alpha=0.5), *arguments())
+    drawn = verify(SimulatedVerifier(alpha=0.5), *arguments())
     np.testing.assert_array_equal(drawn.next_token, real.next_token)
     assert np.any(drawn.num_accepted != real.num_accepted)
 
