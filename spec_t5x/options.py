@@ -125,12 +125,7 @@ class GenerateOptions:
         "maximum length of a source in tokens, end of sequence included, or of a decoder-only "
         "model's prompt (default: the checkpoint's, or 512)",
     )
-    # No choices: a gin file, which is read after the flags, may register others.
-    verifier: str = option(
-        "block",
-        f"rule that accepts drafted tokens: {', '.join(registry.names('verifier'))}",
-        "NAME",
-    )
+    verifier: str = option("block", "rule that accepts drafted tokens", registry.names("verifier"))
     lenience: float = option(
         1.0,
         "below 1 the token verifier accepts more but is lossy: a token's probability grows by a "

@@ -848,7 +848,7 @@ def test_a_model_in_place_of_its_name_is_refused(generator, tiny_pair):
 )
 def test_arguments_are_checked_before_a_model_is_looked_for(arguments, message):
     assert message in message_of(Generator.load, "no/model", **arguments)
-    assert "give sampling" in message_of(DraftOptions, settings=0.7)
+    assert "give distributions.sampling" in message_of(DraftOptions, settings=0.7)
 
 
 def test_models_are_shown_without_their_weights(generator, tiny_pair):

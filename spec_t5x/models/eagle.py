@@ -105,7 +105,9 @@ class EagleNetwork(CachedNetwork):
         states: Float[Array, "batch new target_states"],
     ) -> tuple[Float[Array, "batch new embed"], DecoderCache]:
         """Feeds tokens with the target's states that predicted them; returns states and cache."""
-        return self.decoder.extend(self.fused(tokens, self.reduction(states)), cache)
+        # States of further layers, which another draft uses, may follow.
+        reduced = self.reduction(states[..., : self.config.state_size])
+        return self.decoder.extend(self.fused(tokens, reduced), cache)
 
     def extend(
         self, cache: DraftingCache, tokens: Int[Array, "batch 1"]

@@ -1,6 +1,7 @@
 """Reading onto a mesh: every process reads its slices and no more, each of them once."""
 
 import collections
+import dataclasses
 import json
 import os
 import socket
@@ -19,7 +20,7 @@ from tests.checkpoints.faults import save_t5x
 # Two processes of four devices each: a mesh of 4 model shards, each on two devices of one
 # process. Every process thus holds half of what is sharded.
 PROGRAM = """
-import json, sys
+import dataclasses, json, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from spec_t5x.checkpoints.storage import tensors as tensors_lib
@@ -40,11 +41,15 @@ def shardings(config):
     return jax.tree.map(of, abstract_params(config))
 
 requested = []
-def read(tensor, index, dtype, read=tensors_lib._read):
-    part = read(tensor, index, dtype)
-    requested.append((tensor.name, part.size))
-    return part
-tensors_lib._read = read
+def watched(tensor):
+    def read(index):
+        part = tensor.read(index)
+        requested.append((tensor.name, part.size))
+        return part
+    return dataclasses.replace(tensor, read=read)
+def finite_parts(tensors, *args, parts=tensors_lib._finite_parts):
+    return parts({path: watched(tensor) for path, tensor in tensors.items()}, *args)
+tensors_lib._finite_parts = finite_parts
 
 for directory in directories:
     requested.clear()
@@ -140,11 +145,14 @@ def test_no_more_is_read_ahead_than_fits(t5x_data, monkeypatch):
     monkeypatch.setattr(tensors_lib, "_AHEAD", 3)
     started = []
 
-    def watched(tensor, index, dtype, read=tensors_lib._read):
-        started.append(tensor.name)
-        return read(tensor, index, dtype)
+    def watched(tensor):
+        def read(index):
+            started.append(tensor.name)
+            return tensor.read(index)
 
-    monkeypatch.setattr(tensors_lib, "_read", watched)
+        return dataclasses.replace(tensor, read=read)
+
+    tensors = {path: watched(tensor) for path, tensor in tensors.items()}
     for done, _ in enumerate(tensors_lib.read_tensors(tensors, "here", "float32")):
         assert done < len(started) <= done + 3
     assert len(started) == len(tensors)

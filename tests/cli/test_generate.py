@@ -372,7 +372,10 @@ def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, argumen
         # Options of decoding that do not fit the checkpoint.
         (("--suppress_tokens", "9999"), "has token 9999 and the model 8000 tokens: give lower ids"),
         (("--min_decode_len", 199), "--min_decode_len is 199 and outputs have at most 128"),
-        (("--beams", 2, "--early_stopping", "true", "--gamma", 0), "give --length_penalty as well"),
+        (
+            ("--beams", 2, "--early_stopping", "true", "--gamma", 0),
+            "give a --length_penalty as well",
+        ),
         (
             ("--suppress_tokens", "1,5", "--forced_eos_token_id", "5"),
             "and --suppress_tokens (1, 5): leave",
@@ -387,15 +390,15 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(
     assert_refused(run("generate", "x", *arguments), expected)
 
 
-def test_a_verifier_that_a_gin_file_registers_has_a_flag(generate, greedy, tmp_path, monkeypatch):
+def test_a_gin_file_registers_a_verifier_and_binds_it(generate, greedy, tmp_path, monkeypatch):
     monkeypatch.setitem(registry._PLACES, "verifier", dict(registry._PLACES["verifier"]))
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "its_verifiers.py").write_text(
         "from spec_t5x.registry import register\n"
         "register('verifier', ours='spec_t5x.verifiers:TokenVerifier')\n"
     )
-    (tmp_path / "ours.gin").write_text("import its_verifiers\n")
-    result = generate(*TEXTS[:1], "--gin_file", tmp_path / "ours.gin", "--verifier", "ours")
+    (tmp_path / "ours.gin").write_text("import its_verifiers\nGenerateOptions.verifier = 'ours'\n")
+    result = generate(*TEXTS[:1], "--gin_file", tmp_path / "ours.gin")
     assert (result.status, result.lines) == (0, [greedy[0].output])
 
 
@@ -523,7 +526,7 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         ((), "COMMAND"),
         (("translate", "x"), "'translate'"),
         (("genrate", "x"), "there is no 'genrate', did you mean 'generate'?"),
-        (("generate", "--verifier", "blok"), "--verifier is 'blok': choose one of token, block"),
+        (("generate", "--verifier", "blok"), "there is no 'blok', did you mean 'block'?"),
         (("convert", "a", "b", "--to", "nativ"), "--to is 'nativ': choose one of t5x, "),
         (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
         (("generate", "--num_beams", "4"), "'--num_beams': it is '--beams' here"),
