@@ -224,10 +224,9 @@ class GenerateOptions:
             errors.check_unused(self, "an output_prefix comes first", "forced_bos_token_id")
 
     def check_input(self, has_source: bool) -> None:
-        """Raises ``InputError`` for options of a text's beginning beside prompts, not sources."""
-        names = ["output_prefix"] + ["forced_bos_token_id"] * (self.forced_bos_token_id != -1)
+        """Raises ``InputError`` for an ``output_prefix`` if inputs are prompts."""
         if not has_source:
-            errors.check_unused(self, "the prompt of a decoder-only model comes first", *names)
+            errors.check_unused(self, "a decoder-only model's prompt comes first", "output_prefix")
 
     def _check_search(self) -> None:
         """Raises ``InputError`` for options that a beam search has not, or that only one has."""
@@ -244,8 +243,6 @@ class GenerateOptions:
             errors.check_unused(self, f"beams {beams}, a search that ignores it", *_OF_SAMPLING)
         else:
             errors.check_unused(self, "beams 0, which does not search", *OF_SEARCH)
-        if self.length_penalty is not None:
-            errors.check_unused(self, "a length_penalty replaces it", "beam_alpha")
         if beams and num_decodes > beams:
             raise InputError(
                 f"num_decodes is {num_decodes} and beams {beams}: lower num_decodes, or give more "

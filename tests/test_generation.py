@@ -15,7 +15,7 @@ import sacrebleu
 from flax.traverse_util import flatten_dict
 
 from spec_t5x import names
-from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.loading import load, open_model
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.drafts.copying import CopyDraft
@@ -121,8 +121,6 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
         ({"lenience": 0.5}, "lenience is 0.5 and verifier 'block'"),
         ({"widths": (2,)}, "widths are (2,) and verifier 'block'"),
         ({"beams": -1}, "beams is -1"),
-        ({"beams": 2, "beam_alpha": 1.0, "length_penalty": 1.0}, "beam_alpha is 1.0 and a length"),
-        ({"beams": 2, "beam_alpha": 1.0, "length_penalty": 0.0}, "beam_alpha is 1.0 and a length"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: give a number above 0"),
         ({"suppress_tokens": (-1,)}, "suppress_tokens has (-1,): give a list of whole numbers"),
         ({"bad_words_ids": ((),)}, "bad_words_ids has an empty list of ids: leave it out"),
@@ -851,6 +849,14 @@ def test_arguments_are_checked_before_a_model_is_looked_for(arguments, message):
     assert "give distributions.sampling" in message_of(DraftOptions, settings=0.7)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_an_open_target_has_its_vocabulary_and_a_draft_has_a_name(tiny_pair):
+    target = open_model(tiny_pair / "target")
+    message = message_of(Generator.load, target, vocabulary="bytes")
+    assert message == "vocabulary is bytes and the model is open: give it to open_model"
+    assert message_of(Generator.load, target, target).startswith("draft is a StoredModel: give a")
+
+
 def test_models_are_shown_without_their_weights(generator, tiny_pair):
     loaded = load(tiny_pair / "target")
     assert "weights is 'int16'" in message_of(loaded.bind, "int16")
@@ -897,9 +903,12 @@ def test_a_failure_is_raised_again(error, message, ask):
         assert message_of(ask, answers).startswith(message)
 
 
-def test_a_length_penalty_of_the_checkpoint_leaves_beam_alpha_without_effect(generator):
-    own = dataclasses.replace(generator.plain(), defaults={"length_penalty": 1.0})
-    answers = own.generate(TEXTS[0], beams=2, beam_alpha=1.0, max_decode_len=8)
+@pytest.mark.parametrize(
+    ("of_checkpoint", "given"), [({"length_penalty": 1.0}, {}), ({}, {"length_penalty": 0.0})]
+)
+def test_a_length_penalty_leaves_beam_alpha_without_effect(generator, of_checkpoint, given):
+    own = dataclasses.replace(generator.plain(), defaults=of_checkpoint)
+    answers = own.generate(TEXTS[0], beams=2, beam_alpha=1.0, max_decode_len=8, **given)
     assert message_of(lambda: list(answers)).startswith("beam_alpha is 1.0 and a length_penalty r")
 
 

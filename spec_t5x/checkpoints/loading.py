@@ -69,6 +69,8 @@ def load(
     stored = directory_or_name
     if not isinstance(stored, StoredModel):
         stored = open_model(directory_or_name, vocabulary=vocabulary)
+    elif vocabulary is not None:
+        raise InputError(f"vocabulary is {vocabulary} and the model is open: give it to open_model")
     with doing(log, f"loading {stored.directory}"):
         return stored.load(
             dtype=dtype, shardings=shardings, for_decoding=for_decoding, weights=weights

@@ -78,7 +78,7 @@ def _checked_parts(
     parts = list(_parts(text))
     if not has_source and any(kind.needs_encoder for kind, _ in parts):
         raise InputError(
-            f"draft {text!r} is for encoder-decoders and the target is a decoder alone: give "
+            f"draft {text!r} is for encoder-decoders and the target is decoder-only: give "
             "transformer, an n-gram draft or copy"
         )
     if options.settings is not None and not any(kind.has_temperature for kind, _ in parts):
@@ -116,8 +116,8 @@ def find_models(
 ) -> StoredModel:
     """Finds and opens a target, and its drafts' models; downloads weights that are on the Hub.
 
-    Before a download, which may take an hour, checks what config.json and vocabularies decide: the
-    drafts with their ``options``, ``task``, ``kv`` and ``decoding``. No weights are read.
+    Before a download, which may take an hour, checks what the names, config.json and vocabularies
+    decide: the drafts with their ``options``, ``task``, ``kv`` and most of ``decoding``.
     """
     parts, drafts = [], [str(each) for each in drafts if each]
     for draft in drafts if decoding else ():

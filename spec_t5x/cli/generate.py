@@ -18,6 +18,7 @@ from spec_t5x.data.text_files import is_jsonl, json_line, stream_lines
 from spec_t5x.errors import InputError, check_unused
 from spec_t5x.inference.arriving import arriving
 from spec_t5x.inference.sources import FileSource, Item, file_source, no_inputs
+from spec_t5x.machine.extras import HAS_LABS
 from spec_t5x.machine.progress import doing
 from spec_t5x.names import NO_DRAFT
 
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         # All arguments are checked before the first is decoded.
         source = iter([[command.checked(line) for part in source for line in part]])
     command.generator = Generator.load_named(models, target)
+    del target  # It may hold all weights of an old file.
     command.run(source)
     return 2 if command.failed else 0
 
@@ -75,7 +77,7 @@ def _check_flags(args, options, draft: str | None) -> None:
     if not (args.trace or args.compare):
         return
     flag = "--trace" if args.trace else "--compare"
-    if not settings.HAS_LABS:
+    if not HAS_LABS:
         raise InputError(f"{flag} {settings.NO_LABS}")
     if draft is None:
         raise InputError(f"{flag} needs a draft and --draft is {NO_DRAFT}: give one")

@@ -15,7 +15,7 @@ from typing import Any
 import spec_t5x
 from spec_t5x.cli import settings, standard_streams
 from spec_t5x.errors import InputError, did_you_mean, is_out_of_memory
-from spec_t5x.machine import xla_flags
+from spec_t5x.machine import extras, xla_flags
 from spec_t5x.machine.accelerators import fault_of
 from spec_t5x.names import ours
 
@@ -209,7 +209,7 @@ def _modules() -> dict[str, Any]:
     """Imports the commands' modules, without those of a missing ``labs``; returns them by name."""
     modules: dict[str, Any] = {}
     for name, place in _COMMANDS.items():
-        if settings.HAS_LABS or not place.startswith("labs."):
+        if extras.HAS_LABS or not place.startswith("labs."):
             module = importlib.import_module(f"spec_t5x.{place}")
             modules |= getattr(module, "TRAININGS", {name: module})
     return modules

@@ -6,7 +6,6 @@ An option's value is its flag's, else gin's, else the default.
 import argparse
 import ast
 import dataclasses
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +14,6 @@ from spec_t5x.cli import standard_streams
 from spec_t5x.errors import InputError
 from spec_t5x.options import GenerateOptions
 
-# The core names modules of ``labs`` by their addresses only, since that package may be removed.
-HAS_LABS = importlib.util.find_spec("spec_t5x.labs") is not None
 NO_LABS = "needs spec_t5x.labs, which is not installed: pip install spec_t5x again"
 GIN_FILE = {"action": "append", "metavar": "FILE", "help": "gin file with settings; repeatable"}
 

@@ -11,14 +11,13 @@ twice. TFDS downloads a data set when it is first read.
 
 import dataclasses
 import functools
-import importlib.util
 import pkgutil
 
 import gin
 
 from spec_t5x.data.preprocessors import TO_IDS, prefixed
 from spec_t5x.data.task_options import CNN_DAILYMAIL, SUMMARIZE_PREFIX, TRANSLATE_PREFIX, WMT_ENDE
-from spec_t5x.machine.extras import needed
+from spec_t5x.machine.extras import HAS_LABS, needed
 
 with needed("seqio"):
     import seqio
@@ -48,7 +47,7 @@ def register_paper_tasks(vocabulary_path: str = VOCABULARY_PATH, extra_ids: int 
     # Not required, because the features of a language model are targets only.
     features = {"inputs": dataclasses.replace(feature, required=False), "targets": feature}
     wmt, cnn = "wmt_t2t_translate/de-en:1.0.0", "cnn_dailymail:3.4.0"
-    registered, has_labs = [], importlib.util.find_spec("spec_t5x.labs") is not None
+    registered = []
     for name, tfds_name, source, target, prefix, metric in (
         (WMT_ENDE, wmt, "en", "de", TRANSLATE_PREFIX, "bleu_intl_metric"),
         (CNN_DAILYMAIL, cnn, "article", "highlights", SUMMARIZE_PREFIX, "rouge_metric"),
@@ -58,7 +57,7 @@ def register_paper_tasks(vocabulary_path: str = VOCABULARY_PATH, extra_ids: int 
         elif name in seqio.TaskRegistry.names():
             continue
         # Without ``labs`` a task can be decoded, and is not scored.
-        found = [pkgutil.resolve_name(f"spec_t5x.labs.metrics:{metric}")] if has_labs else []
+        found = [pkgutil.resolve_name(f"spec_t5x.labs.metrics:{metric}")] if HAS_LABS else []
         columns = {"source": source, "target": target, "prefix": prefix}
         seqio.TaskRegistry.add(
             name,

@@ -51,8 +51,8 @@ class TokenizerVocabulary(Vocabulary):
 
     def save(self, directory: str | Path) -> None:
         """Writes ``directory/tokenizer.json``."""
-        (directory := Path(directory)).mkdir(parents=True, exist_ok=True)
-        self._tokenizer.save(str(directory / TOKENIZER_NAME))
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self._tokenizer.save(str(Path(directory) / TOKENIZER_NAME))
 
 
 def type_of_model(values: dict[str, Any]) -> str:

@@ -87,8 +87,8 @@ class UnigramVocabulary(TokenizerVocabulary):
 
     def save(self, directory: str | Path) -> None:
         """Writes ``directory/tokenizer.json`` as it was read."""
-        (directory := Path(directory)).mkdir(parents=True, exist_ok=True)
-        (directory / TOKENIZER_NAME).write_bytes(self._content)
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        (Path(directory) / TOKENIZER_NAME).write_bytes(self._content)
 
 
 def pieces_of(values: dict[str, Any]) -> tuple[list[str], list[str]]:

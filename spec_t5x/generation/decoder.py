@@ -132,6 +132,8 @@ class BatchDecoder:
         )
 
     def _fit_prompt(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
+        if ids and options.forced_bos_token_id != -1:
+            check_unused(options, "the prompt comes first", "forced_bos_token_id")
         limit = self._longest_prompt(options)
         if len(ids) > limit and not options.truncate:
             given = options.max_source_len == limit

@@ -81,8 +81,9 @@ class Generator(BatchDecoder):
           InputError: a checkpoint that cannot be found, downloaded or read, or a draft whose
             vocabulary is not the target's.
         """
-        for name, model in {"target": target, "draft": draft or NO_DRAFT}.items():
-            if not isinstance(model, str | os.PathLike | StoredModel):
+        given = "" if isinstance(target, StoredModel) else target
+        for name, model in {"target": given, "draft": draft or NO_DRAFT}.items():
+            if not isinstance(model, str | os.PathLike):
                 raise InputError(
                     f"{name} is a {type(model).__name__}: give a directory (save_pretrained makes "
                     "one of a model of transformers) or a name; a draft made here goes to "
@@ -97,8 +98,9 @@ class Generator(BatchDecoder):
             options = dataclasses.replace(options, shardings=shardings)
         drafts = () if draft in (None, NO_DRAFT) else (draft,)
         if not isinstance(target, StoredModel):
-            target = find_models(target, drafts, options, task, vocabulary, kv)
-        stored = {"shardings": shardings, "weights": weights}
+            named = target, drafts, options, task, vocabulary, kv
+            target, vocabulary = find_models(*named), None
+        stored = {"shardings": shardings, "weights": weights, "vocabulary": vocabulary}
         loaded, generator = cls.load_target(target, options.dtype, task, kv, **stored)
         if not drafts:
             return generator
@@ -137,11 +139,11 @@ class Generator(BatchDecoder):
         return dataclasses.replace(loaded, params=generator.target.weights), generator
 
     @classmethod
-    def load_named(cls, models: Models, opened: StoredModel | None = None, **options):
-        """Loads the models that a command names; ``options`` are further arguments of ``load``."""
-        named = models.draft_name(), models.draft_options(), models.vocabulary
+    def load_named(cls, models: Models, opened: StoredModel | None = None, **more) -> "Generator":
+        """Loads the models that a command names; ``more`` are further arguments of ``load``."""
+        named = models.draft_name(), models.draft_options(), None if opened else models.vocabulary
         of_target = {"weights": models.weights, "task": models.task, "kv": models.kv}
-        return cls.load(opened or models.target, *named, **of_target, **options)
+        return cls.load(opened or models.target, *named, **of_target, **more)
 
     @classmethod
     def of(

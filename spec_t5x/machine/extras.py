@@ -1,7 +1,7 @@
 """Optional packages: the part of spec_t5x that imports each, and the extra that installs it."""
 
 import contextlib
-import importlib
+import importlib.util
 import logging
 import re
 from collections.abc import Iterator
@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from spec_t5x.errors import InputError
 
+# The core names modules of ``labs`` by their addresses only, since that package may be removed.
+HAS_LABS = importlib.util.find_spec("spec_t5x.labs") is not None
 # protobuf's message about code that a newer protobuf generated.
 _GENCODE = re.compile(r"gencode ((\d+)\.\d+\.\d+) runtime (\d+\.\d+\.\d+)")
 

@@ -46,7 +46,8 @@ _UNREAD = re.compile(
     r"(?!model(-\d|\.safetensors)).+\.safetensors"
 )
 
-log = logging.getLogger(__name__)
+# Logs a warning once, as a draft is opened twice: to compare it, and to load it.
+_warn = functools.cache(logging.getLogger(__name__).warning)
 
 # Entries of PyTorch's files that hold the tensors, and the remedy for files of other objects.
 _NESTS = ("state_dict", "model_state_dict", "module", "model")
@@ -137,7 +138,7 @@ def unwrapped(
     Wrappers and trainers add a prefix, such as ``module.``; ``modules`` are no prefixes.
     """
     if heads := [name for name in tensors if _HEADS & {*name.split(".")}]:
-        log.warning("%s has a head, which decoding ignores: %s", directory, listed(heads))
+        _warn("%s has a head, which decoding ignores: %s", directory, listed(heads))
         tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
     while (first := next(iter(tensors), "").partition(".")[0]) not in ("", *modules):
         if not all(name.startswith(f"{first}.") for name in tensors):

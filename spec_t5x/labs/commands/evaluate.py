@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     target, opened = Generator.open(models, [models.draft_name()], options)
     sets = sets or read_sets(source, opened.vocabulary)
     generator = Generator.load_named(models, target)
+    del target  # It may hold all weights of an old file.
     for texts in sets:
         title = f"evaluating {texts.name}"
         with Progress("inputs") as progress:

@@ -233,11 +233,7 @@ def download(pairs: Sequence[PublicPair]) -> None:
       InputError: a model cannot be downloaded, or lacks weights.
     """
     for pair in pairs:
-        find_models(pair.target, pair.draft, vocabulary=pair.vocabulary)
-        for name in (pair.target, *(d for d in pair.draft if kind_of(d) == TRANSFORMER)):
-            name = name.removeprefix(f"{TRANSFORMER}:")
-            if is_on_hub(name):
-                open_model(name).check()
+        find_models(pair.target, pair.draft, vocabulary=pair.vocabulary).check()
 
 
 def describe(planned: Sequence[Planned], target_calls: Sequence[int]) -> Iterator[str]:

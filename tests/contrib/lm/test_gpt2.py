@@ -169,8 +169,7 @@ def test_what_cannot_be_read_is_named_before_a_download(cached, spoil, message):
     [
         ("Models.kv='int8'", "kv is 'int8' and the target has no source: leave"),
         ("Models.draft='eagle:absent'", "draft 'eagle:absent' is for encoder-decoders"),
-        ("GenerateOptions.output_prefix='a'", "prefix is 'a' and the prompt of a decoder-only"),
-        ("GenerateOptions.forced_bos_token_id=5", "bos_token_id is 5 and the prompt of a decoder"),
+        ("GenerateOptions.output_prefix='a'", "prefix is 'a' and a decoder-only model's prompt"),
     ],
 )
 def test_what_a_decoder_alone_lacks_is_named_before_a_download(cached, capsys, option, message):

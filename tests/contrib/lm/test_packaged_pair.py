@@ -16,9 +16,12 @@ def test_same_text_in_fewer_calls():
 
 def test_a_beginning_of_outputs_is_refused():
     generator = Generator.load("lm-target")
-    for name, value in (("output_prefix", "Once"), ("forced_bos_token_id", 9)):
-        with pytest.raises(InputError, match=f"^{name} is '?{value}'? and the prompt of a decoder"):
-            list(generator.generate("the", **{name: value}))
+    with pytest.raises(InputError, match="^output_prefix is 'Once' and a decoder-only model's pro"):
+        list(generator.generate("the", output_prefix="Once"))
+    # An empty prompt leaves the first token to the option.
+    refused, forced = generator.generate(["the", ""], forced_bos_token_id=9, max_decode_len=4)
+    assert "forced_bos_token_id is 9 and the prompt comes first" in str(refused.error)
+    assert forced[0].output_ids[0] == 9
 
 
 def test_a_search_does_not_depend_on_the_prompts_beside_it():

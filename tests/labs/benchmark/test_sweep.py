@@ -64,6 +64,16 @@ def test_a_row_for_each_draft_and_verifier(tiny_pair, data, tmp_path, capsys):
         assert row["plain_steps"] == 0 or row["gamma"] == "auto"
 
 
+def test_drafts_are_checked_with_the_verifier_of_their_row(tiny_pair, data, capsys):
+    pair = ["--target", str(tiny_pair / "target"), "--data", str(data), "--repeats", "1"]
+    rows = ["--draft", "copy/block", "--draft", f"{tiny_pair / 'draft'}"]
+    tree = ["--gin.GenerateOptions.verifier='tree'", "--gin.GenerateOptions.widths=(2, 1)"]
+    limits = ["--gamma", "2", "--gin.GenerateOptions.max_decode_len=8"]
+    assert main(["benchmark", *pair, *rows, *tree, *limits]) == 0
+    shown = [line for line in cells(capsys.readouterr().out) if "| yes |" in line]
+    assert {row.split(" | ")[1] for row in shown} == {"block", "tree"}
+
+
 def test_rows_are_kept_as_they_come(data, tmp_path, monkeypatch):
     kept, found = tmp_path / "figures.json", []
 
