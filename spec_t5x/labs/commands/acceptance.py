@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         unread.tokenize(text, decoding)
     named = opened, draft_options.dtype, models.task, models.kv
     target, generator = Generator.load_target(*named, weights=models.weights)
+    del opened, named  # They may hold all weights of an old file.
     texts = args.text or _texts(source, options, generator)
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
     with Progress("tokens") as progress:

@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     own, name = models != type(models)(), f"{models.target}, {models.draft_name()}"
     target, _ = Generator.open(models, [models.draft_name()], options)
     page = demo.page({name: Generator.load_named(models, target)} if own else {}, options)
+    del target  # It may hold all weights of an old file.
     quietly = {"quiet": True, "footer_links": [], "prevent_thread_lock": True}
     # The page has no use for files, which any site that a browser shows could send to gradio.
     here = {"server_name": host, "server_port": port, "share": False, "max_file_size": 0}
