@@ -227,13 +227,14 @@ def test_conversions(made, tmp_path, family):
 def with_two(made):
     """Provides a target whose first text ends with the second of two ids, and the expectation."""
     model, root = made("madlad")
-    theirs, is_token = their_sources("madlad")
+    _, *special = FAMILIES["madlad"]
+    theirs, is_token = their_sources(tokenizer_of(*special), special[2])
     options = {"do_sample": False, "num_beams": 1, "max_new_tokens": NUM_NEW}
     given = {"attention_mask": torch.tensor(is_token).long(), **options}
     longest = model.generate(torch.tensor(theirs), **given).numpy()[:, 1:]
     # A token in the midst of the first text.
     second = next(token for token in longest[0, 4:].tolist() if token not in longest[0, :4])
-    eos = [FAMILIES["madlad"][2], second]
+    eos = [special[1], second]
     expected = model.generate(torch.tensor(theirs), eos_token_id=eos, **given).numpy()[:, 1:]
     assert (expected[0] != longest[0]).any()
     for name in ("target", "draft"):

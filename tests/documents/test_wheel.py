@@ -1,6 +1,8 @@
 """The wheel holds the package with its models, gin files and data files, and nothing else."""
 
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 

@@ -568,7 +568,7 @@ def test_settings_of_a_wrong_type_or_size(name, value, message):
             "choose one of bfloat16, float32",
         ),
         (lambda: ModelDraft(config={"emb_dim": 16}), "ModelDraft is of .*emb_dim.*give the size"),
-        (lambda: ModelDraft(size="t5_small", config=1), "give one of them (a gin file that sets"),
+        (lambda: ModelDraft(size="t5_small", config=1), r"give one of them \(a gin file that sets"),
         (lambda: NamedDraft(name=None), "DRAFT_NAME is None: give a name"),
         (lambda: NamedDraft(name=3), "DRAFT_NAME is 3: give a name"),
     ],
