@@ -151,7 +151,7 @@ def test_what_cannot_be_learnt(target):
     for options, message in (
         ({}, "unrolled_steps is 0: give the steps"),
         ({"unrolled_steps": 2, "draft_vocab_size": 50}, "draft_vocab_size is 50: leave it None"),
-        ({"unrolled_steps": 2, "depths": (7,)}, r"layers \[7\] are wanted"),
+        ({"unrolled_steps": 2, "depths": (7,)}, r"states of layers \[7\], the decoder"),
         ({"unrolled_steps": 2, "made_by": OwnLoss}, "OwnLoss overrides"),
     ):
         with pytest.raises(InputError, match=message):
