@@ -31,7 +31,7 @@ class Format:
     recognizes: Callable[[Location, Values], bool]
     # Opens a checkpoint; its weights are read later.
     open_model: Callable[[Location, Values], StoredModel]
-    # Configurations of the models that can be written, and writers by the names of ``convert``.
+    # Class of the models' configurations, and writers of such models by the names of ``convert``.
     config: type[ModelConfig] = ModelConfig
     writers: Mapping[str, Writer] = dataclasses.field(default_factory=dict)
     # Raises ``InputError`` if config.json, of a model on the Hugging Face Hub, is not supported.

