@@ -256,11 +256,10 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
         key = next((key for key in _NESTS if isinstance(state.get(key), dict)), None)
         if key is None:
             break
-        inner, others = state[key], {**state}
-        del others[key]
-        for other, each in others.items():
+        inner = state[key]
+        for other, each in state.items():
             # A second model, such as an average of the first, has tensors of the same names.
-            same = {*inner} & {*each} if isinstance(each, dict) else ()
+            same = {*inner} & {*each} if other != key and isinstance(each, dict) else ()
             if any(isinstance(each[name], torch.Tensor) for name in same):
                 raise InputError(f"{path} has weights in {key!r} and in {other!r}: {_STATE}")
         state = inner
