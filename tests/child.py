@@ -1,6 +1,7 @@
 """Commands in other processes."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,3 +29,10 @@ def printed(*arguments: Any, **how: Any) -> str:
     done = finished(sys.executable, *arguments, **how)
     assert done.returncode == 0, done.stderr[-6000:]
     return done.stdout
+
+
+def free_address() -> str:
+    """Returns an address of this machine at which processes can meet."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return f"localhost:{free.getsockname()[1]}"

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.storage import tensors as tensors_lib
 from tests.checkpoints.faults import save_t5x
+from tests.child import free_address
 
 # Two processes of four devices each: a mesh of 4 model shards, each on two devices of one
 # process. Every process thus holds half of what is sharded.
@@ -68,9 +68,7 @@ for directory in directories:
 
 def run_two_processes(directories: list[list[Path]], logs: Path) -> list[list[dict]]:
     """Returns the output of each process, given its directories."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     environment = {
         **os.environ,
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",

@@ -5,12 +5,12 @@ import json
 import multiprocessing
 import random
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.child import free_address
 from tests.inference import child
 from tests.quick_compilation import FLAGS
 
@@ -99,10 +99,7 @@ def undisturbed(tmp_path_factory, tiny_pair) -> Command:
 
 def coordinator() -> list[str]:
     """Returns flags for two processes that meet."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    return ["--coordinator_address", f"localhost:{port}", "--process_count", "2"]
+    return ["--coordinator_address", free_address(), "--process_count", "2"]
 
 
 def test_what_a_run_leaves(undisturbed):

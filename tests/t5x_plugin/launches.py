@@ -1,9 +1,11 @@
 """Launches of T5X's programs, from gin files to output files, with two checkpoints."""
 
+import contextlib
 import functools
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import flax.core
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 from t5x import adafactor, checkpoints, partitioning, train_state
 
 from spec_t5x.checkpoints.loading import load
+from tests.child import free_address
 from tests.t5x_plugin.toy_models import REPOSITORY, environment, t5x_network
 
 # A model file as T5X's examples have them, at the size of the tests' pair.
@@ -88,6 +91,15 @@ MODEL_PARALLEL = {
     "partitioning.PjitPartitioner.num_partitions": None,
     "partitioning.PjitPartitioner.model_parallel_submesh": (1, 1, 1, 2),
 }
+# Runs a module as one of several processes that share their devices, as the hosts of a TPU pod do.
+ONE_OF_SEVERAL = """
+import runpy, sys
+import jax
+address, number, index, module, *arguments = sys.argv[1:]
+jax.distributed.initialize(address, int(number), int(index))
+sys.argv = [module, *arguments]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 
 
 class Launches:
@@ -144,18 +156,18 @@ class Launches:
         arguments += [*(f"--gin_file={file}" for file in files), *flags]
         return arguments, {"cwd": REPOSITORY, "env": variables, "text": True}
 
-    def train(self, files: list[str], **macros) -> str:
+    def train(self, files: list[str], *, processes: int = 1, **macros) -> str:
         """Runs ``t5x.train``; returns its standard error."""
-        return finished(*self.command("train", files, **macros))
+        return finished(*self.command("train", files, **macros), processes=processes)
 
-    def output(self, program: str, files: list[str], **macros) -> Path:
+    def output(self, program: str, files: list[str], *, processes: int = 1, **macros) -> Path:
         """Runs ``infer`` or ``eval``; returns the output directory, sets ``log`` to the errors."""
         output = self.directory / f"out_{len(list(self.directory.glob('out_*')))}"
         macros |= {
             f"{program.upper()}_OUTPUT_DIR": str(output),
             "utils.DatasetConfig.batch_size": 8,
         }
-        self.log = finished(*self.command(program, files, **macros))
+        self.log = finished(*self.command(program, files, **macros), processes=processes)
         return output
 
     def infer(self, files: list[str], *, target: str = "target_legacy", **macros) -> list[dict]:
@@ -168,11 +180,35 @@ class Launches:
         return self.infer([f"model_{temperature}.gin", STOCK_INFER], **WITH_SCORES)
 
 
-def finished(arguments: list[str], options: dict) -> str:
-    """Runs a command that must exit with 0; returns its standard error."""
-    done = subprocess.run(arguments, **options, capture_output=True)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return done.stderr
+def finished(arguments: list[str], options: dict, *, processes: int = 1) -> str:
+    """Runs a command that must exit with 0; returns its standard error.
+
+    Several ``processes`` run its module together; the result is the first one's.
+    """
+    commands = [arguments]
+    if processes > 1:
+        python, _, *module = arguments
+        start, number = [python, "-c", ONE_OF_SEVERAL, free_address()], str(processes)
+        commands = [[*start, number, str(index), *module] for index in range(processes)]
+    with contextlib.ExitStack() as files:
+        # Files, not pipes: the processes wait for each other, and none may wait to be read.
+        logs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        children = [
+            files.enter_context(
+                subprocess.Popen(command, **options, stdout=subprocess.DEVNULL, stderr=log)
+            )
+            for command, log in zip(commands, logs, strict=True)
+        ]
+        try:
+            codes = [child.wait(timeout=600) for child in children]
+        finally:
+            for child in children:
+                child.kill()
+        for log in logs:
+            log.seek(0)
+        said = [log.read() for log in logs]
+    assert not any(codes), "\n".join(each[-6000:] for each in said)
+    return said[0]
 
 
 def predictions(output: Path) -> list[dict]:
