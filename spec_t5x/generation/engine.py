@@ -237,7 +237,7 @@ class Engine:
         # The counts are those since the last look, and ``needed`` does not include the prefill.
         if not reached or accepted / reached >= costs.needed:
             return message
-        return f"{message}, and {accepted / reached:.0%} of its first tokens were accepted"
+        return f"{message}, and {accepted / reached:.0%} of its first tokens saved a step"
 
 
 def costly(options: GenerateOptions) -> tuple[tuple[str, object], ...]:

@@ -5,11 +5,12 @@ drafts it appends tokens(g) to a live row (one not ended) on average, and costs,
 
     tokens(g) = 1 + b_1 + b_1 b_2 + … + b_1 … b_g        cost(g) = costs[longest proposal]
 
-where b_i is the acceptance rate of the i-th draft, given that those before it were accepted. The
-costs are measured once (``tuning.costs``). The rates are counted while decoding, over the last
-few dozen iterations, so that they follow the output; they start at an optimistic prior. The
-*limit* of the next iteration is the g with the largest tokens(g) / cost(g), or 0, a plain step,
-if that is not above 1 by a margin, or would not repay a prefill that has yet to run.
+where b_i is the acceptance rate of the i-th draft, given that those before it were accepted; one
+that ends its row counts as rejected, since no token follows it. The costs are measured once
+(``tuning.costs``). The rates are counted while decoding, over the last few dozen iterations, so
+that they follow the output; they start at an optimistic prior. The *limit* of the next iteration
+is the g with the largest tokens(g) / cost(g), or 0, a plain step, if that is not above 1 by a
+margin, or would not repay a prefill that has yet to run.
 
 A draft that did not pay is tried again in *looks*: after a pause of plain steps the counts are
 reset, and the rates are optimistic again. The first pause is short, as one rejected draft may have
@@ -136,8 +137,8 @@ class Pace:
     idle: Int[Array, ""]
     # Time of recent iterations and prefills minus the tokens appended, in plain steps, at least 0.
     lost: Float32[Array, ""]
-    # For each position: drafts accepted there, and accepted or rejected; iterations whose longest
-    # proposal included it, and those whose limit did. Older ones count less.
+    # For each position: drafts that saved a step, and those that did or did not; iterations whose
+    # longest proposal included it, and those whose limit did. Older ones count less.
     counts: Float32[Array, "4 gamma"]
     # Expected tokens of a batch's longest output, and those of the current batch so far.
     length: Float32[Array, ""]
@@ -236,7 +237,7 @@ class Pace:
         """Returns the pace after an iteration that appended ``tokens`` a live row on average.
 
         The longest proposal had ``longest`` of ``limit`` drafts. At each position, ``accepted``
-        counts rows whose draft was accepted, ``refused`` those that got the target's own token.
+        counts rows that appended a token after it, ``refused`` those whose last token it got.
         """
         positions, kept = jnp.arange(self.largest), 1 - _FORGETTING
         # The target's token after the last of ``limit`` drafts rejects none.

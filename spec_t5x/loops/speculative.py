@@ -115,7 +115,9 @@ def draw(
     logits, states, cache = interfaces.shown_to(draft, target).score(context.target_cache, block)
     logits = context.ruled(logits, block[:, :0])
     probs = standardize(logits, settings)
-    token = sample_next(stream, context.lengths, probs[:, 0], settings, coupled)
+    # The argmax of logits and of their one-hot distribution are the same.
+    drawn_from = logits if settings.greedy else probs
+    token = sample_next(stream, context.lengths, drawn_from[:, 0], settings, coupled)
     none = jnp.zeros(batch, jnp.int32)
     return Verified(
         drafts=block[:, :0],
@@ -202,7 +204,7 @@ def prepare(
 
 def _charged(pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit, longest) -> Pace:
     """Returns the pace after an iteration (longest proposal ``longest``) or a plain step."""
-    accepted, appended = iteration.num_accepted[:, None], iteration.num_appended[:, None]
+    appended = iteration.num_appended[:, None]
     tokens = jnp.sum(appended) / jnp.maximum(jnp.sum(live), 1).astype(jnp.float32)
     if not iteration.proposed.shape[1]:
         return pace.plain(tokens)
@@ -211,9 +213,9 @@ def _charged(pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit
         tokens,
         longest=longest,
         limit=limit,
-        accepted=jnp.sum(positions < accepted, axis=0),
-        # A row that ended with an accepted draft rejected none.
-        refused=jnp.sum((positions == accepted) & (appended > accepted), axis=0),
+        # A draft that ends its row saves no step: the target's token would have ended it, too.
+        accepted=jnp.sum(positions < appended - 1, axis=0),
+        refused=jnp.sum(positions == appended - 1, axis=0),
     )
 
 

@@ -91,6 +91,18 @@ def test_a_draft_that_failed_in_one_batch_is_not_tried_in_the_next():
     assert iterations[0] > 0 == iterations[1]
 
 
+def test_drafts_beyond_the_ends_of_short_texts_are_not_counted_as_useful():
+    """All tokens of texts of four are drafted: the iteration needs three drafts, and no more."""
+    now, draft = Pace.start(Costs.by_formula(c=0.2)), TransformerDraft(WRITER)
+    source, options = jnp.array([[5, 6, 7, EOS]]), {"gamma": now.largest, "max_decode_len": 20}
+    for _ in range(12):
+        arguments = WRITER, draft, source, NO_PROMPT, KEY, GREEDY
+        now = speculative_decode(*arguments, **options, pace=now).pace
+    assert int(now.plain_steps) == 0
+    assert int(now.iterations) == 12
+    assert 3 * 12 <= int(now.drafted) <= 4 * 12
+
+
 def test_a_pace_of_other_costs_is_refused():
     with pytest.raises(InputError, match="gamma is 3 and the pace.s is 8"):
         decode(pace=Pace.start(Costs.by_formula(c=0.1)))
