@@ -212,11 +212,10 @@ class Pace:
         lost = jnp.where(self.prefilled, self.lost, self.lost + self.prefill)
         return self.replace(lost=lost, prefilled=jnp.ones_like(self.prefilled))
 
-    def plain(self, tokens: Float32[Array, ""]) -> "Pace":
-        """Returns the pace after a plain step that appended ``tokens`` a live row on average."""
-        after = self.replace(
-            idle=self.idle + 1, written=self.written + tokens, plain_steps=self.plain_steps + 1
-        )
+    def plain(self, appended: Int[Array, "batch"]) -> "Pace":
+        """Returns the pace after a plain step that ``appended`` a token to each live row."""
+        written = self.written + _tokens(appended)
+        after = self.replace(idle=self.idle + 1, written=written, plain_steps=self.plain_steps + 1)
         return lax.cond(
             after.idle >= self.rest * (1 + self.lost), Pace._look, lambda pace: pace, after
         )
@@ -227,20 +226,18 @@ class Pace:
         )._with_limit()
 
     def speculative(
-        self,
-        tokens: Float32[Array, ""],
-        longest: Int[Array, ""],
-        limit: Int[Array, ""],
-        accepted: Int[Array, "gamma"],
-        refused: Int[Array, "gamma"],
+        self, appended: Int[Array, "batch"], longest: Int[Array, ""], limit: Int[Array, ""]
     ) -> "Pace":
-        """Returns the pace after an iteration that appended ``tokens`` a live row on average.
+        """Returns the pace after an iteration that ``appended`` so many tokens to each row.
 
-        The longest proposal had ``longest`` of ``limit`` drafts. At each position, ``accepted``
-        counts rows that appended a token after it, ``refused`` those whose last token it got.
+        The longest proposal had ``longest`` of ``limit`` drafts.
         """
-        positions, kept = jnp.arange(self.largest), 1 - _FORGETTING
+        positions, kept, tokens = jnp.arange(self.largest), 1 - _FORGETTING, _tokens(appended)
+        # The last token saved no step; nor did a draft that was its row's last token.
+        saved = appended[:, None] - 1
+        accepted = jnp.sum(positions[None] < saved, axis=0)
         # The target's token after the last of ``limit`` drafts rejects none.
+        refused = jnp.sum(positions[None] == saved, axis=0)
         reached = accepted + jnp.where(positions < limit, refused, 0)
         new = jnp.stack([accepted, reached, positions < longest, positions < limit])
         return self.replace(
@@ -260,3 +257,8 @@ class Pace:
         gain = (1 - 1 / factor) * jnp.maximum(self.length - self.written, 1)
         pays = (factor > 1 + _MARGIN) & (self.prefilled | (gain > self.prefill))
         return self.replace(limit=jnp.where(pays, best + 1, 0))
+
+
+def _tokens(appended: Int[Array, "batch"]) -> Float32[Array, ""]:
+    """Returns the mean number of tokens of the rows that appended any, which are the live ones."""
+    return jnp.sum(appended) / jnp.maximum(jnp.sum(appended > 0), 1).astype(jnp.float32)

@@ -89,14 +89,16 @@ def step(
         num_appended=num_appended,
         ended=outputs.ended,
     )
-    longest = jnp.max(found.num_proposed) if tree is None else limit
+    if pace is not None:
+        longest = jnp.max(found.num_proposed) if tree is None else limit
+        pace = pace.speculative(num_appended, longest, limit) if gamma else pace.plain(num_appended)
     state = state.replace(
         outputs=outputs,
         target_cache=target.rollback(found.target_cache, outputs.lengths),
         draft_state=draft_state,
         target_states=decode_state.with_states(state.target_states, found.states, old.lengths),
         stats=state.stats.add(found, iteration, ~old.ended, not gamma and pace is not None),
-        pace=pace and _charged(pace, iteration, ~old.ended, limit, longest),
+        pace=pace,
     )
     return state, iteration
 
@@ -200,23 +202,6 @@ def prepare(
     context = decode_state.make_context(state, settings, loop.verifier.coupled)
     draft_state = draft.catch_up(draft_state, context, width=pace.largest + 1)
     return state.replace(draft_state=draft_state, pace=pace.made_ready())
-
-
-def _charged(pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit, longest) -> Pace:
-    """Returns the pace after an iteration (longest proposal ``longest``) or a plain step."""
-    appended = iteration.num_appended[:, None]
-    tokens = jnp.sum(appended) / jnp.maximum(jnp.sum(live), 1).astype(jnp.float32)
-    if not iteration.proposed.shape[1]:
-        return pace.plain(tokens)
-    positions = jnp.arange(pace.largest)[None, :]
-    return pace.speculative(
-        tokens,
-        longest=longest,
-        limit=limit,
-        # A draft that ends its row saves no step: the target's token would have ended it, too.
-        accepted=jnp.sum(positions < appended - 1, axis=0),
-        refused=jnp.sum(positions == appended - 1, axis=0),
-    )
 
 
 # The loops

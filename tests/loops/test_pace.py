@@ -51,16 +51,14 @@ CHUNK = 20
 @jax.jit
 def _write(pace, right):
     """Returns the pace after steps whose drafts are ``right``, and limits and tokens of each."""
-    places = jnp.arange(right.shape[-1])[None, :]
 
     def step(pace, right):
         limit = pace.limit
-        accepted = jnp.minimum(jnp.cumprod(right, axis=1).sum(axis=1), limit)[:, None]
-        tokens = jnp.mean(accepted + 1.0)
-        counts = (accepted > places).sum(axis=0), (accepted == places).sum(axis=0)
-        drafted = pace.speculative(tokens, limit, limit, *counts)
+        appended = 1 + jnp.minimum(jnp.cumprod(right, axis=1).sum(axis=1), limit)
+        drafted = pace.speculative(appended, limit, limit)
+        plain = pace.plain(jnp.ones_like(appended))
         is_plain = functools.partial(jnp.where, limit == 0)
-        return jax.tree.map(is_plain, pace.plain(jnp.float32(1)), drafted), (limit, tokens)
+        return jax.tree.map(is_plain, plain, drafted), (limit, jnp.mean(appended))
 
     return jax.lax.scan(step, pace, right)
 
@@ -130,16 +128,14 @@ def test_a_prefill_has_to_pay_within_the_text():
     assert int(long.limit) > 0
     assert int(short.limit) == 0
     # Once it has run, it no longer matters.
-    right, none = jnp.zeros(8, jnp.int32).at[0].set(1), jnp.zeros(8, jnp.int32)
-    one = jnp.int32(1)
-    after = short.made_ready().speculative(jnp.float32(2), one, one, right, none)
+    after = short.made_ready().speculative(jnp.array([2]), jnp.int32(1), jnp.int32(1))
     assert int(after.limit) > 0 and after.lost > 4 - 2
     # A draft that is fed the text again has had its prefill.
     assert short.made_ready().made_ready().lost == short.made_ready().lost
 
 
 def test_a_batch_tells_how_long_texts_are_and_a_pause_when_it_ends():
-    pace, one = Pace.start(CHEAP).new_batch(), jnp.float32(1)
+    pace, one = Pace.start(CHEAP).new_batch(), jnp.array([1])
     before = pace.length
     for _ in range(REST - 1):
         pace = pace.plain(one)
@@ -153,12 +149,22 @@ def test_a_batch_tells_how_long_texts_are_and_a_pause_when_it_ends():
 
 def test_a_draft_that_varies_is_judged_by_what_it_proposes():
     """It proposes two of eight drafts, or none: one at full cost in each iteration never pays."""
-    pace, zeros = Pace.start(Costs.by_formula(c=0.3, position=0.3)), jnp.zeros(8, jnp.int32)
-    accepted, refused = zeros.at[:2].set([3, 1]), zeros.at[:2].set([2, 2])
+    pace = Pace.start(Costs.by_formula(c=0.3, position=0.3))
     for _ in range(40):
-        for tokens, longest, *counts in ((1.0, 0, zeros, zeros), (1.9, 2, accepted, refused)):
-            pace = pace.speculative(jnp.float32(tokens), jnp.int32(longest), jnp.int32(8), *counts)
+        for longest, appended in ((0, [1, 1, 1, 1, 1]), (2, [1, 2, 3, 3, 3])):
+            pace = pace.speculative(jnp.array(appended), jnp.int32(longest), jnp.int32(8))
     assert pace.limit > 0
+
+
+def test_rows_that_have_ended_do_not_count():
+    pace = Pace.start(CHEAP)
+    alone, beside = jnp.array([3]), jnp.array([0, 3, 0])
+    after, same = (pace.speculative(rows, jnp.int32(4), jnp.int32(8)) for rows in (alone, beside))
+    for found, expected in zip(jax.tree.leaves(same), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert after.plain(jnp.array([0, 1])).written == 4
+    # Two drafts saved a step, and the third did not.
+    np.testing.assert_array_equal(after.counts[:2, :4], [[1, 1, 0, 0], [1, 1, 1, 0]])
 
 
 def test_a_tree_is_taken_whole_or_not_at_all():
