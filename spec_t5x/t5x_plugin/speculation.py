@@ -108,8 +108,9 @@ def _check_export(bound: Mapping[str, Any], model: Any, stock: type, statistics:
             "export_lib.save.create_decoding_state_callback_fn is set, but speculation would skip "
             "its calls: leave it out"
         )
-    methods = (of.predict_batch_with_aux for of in (type(model), _SPECULATIVE[stock]))
-    if any(bindings_of(method).get("prompt_with_targets") for method in methods):
+    given = [bindings_of(of.predict_batch_with_aux) for of in (type(model), _SPECULATIVE[stock])]
+    given.append(bindings_of("export_lib.create_inference_function").get("model_fn_extra_kwargs"))
+    if any((arguments or {}).get("prompt_with_targets") for arguments in given):
         raise InputError(
             "prompt_with_targets is True, and an exported program cannot refuse prompts with "
             "holes: leave it out, or speculate.gin"

@@ -74,6 +74,11 @@ def save(**_):
     """Has the name of T5X's function, whose module needs TensorFlow Serving."""
 
 
+@gin.configurable(module="export_lib")
+def create_inference_function(**_):
+    """Has the name of T5X's function, as ``save``."""
+
+
 @pytest.fixture
 def made():
     """Provides a function that parses files and a launch, and returns a function of macros."""
@@ -183,6 +188,12 @@ def test_t5xs_network_for_gpus():
             ["speculate", "export"],
             "create_decoding_state_callback_fn = 'a function'",
             "create_decoding_state_callback_fn is set, but speculation would skip its",
+        ),
+        (
+            ["speculate", "export"],
+            "batch_size = 1\nexport_lib.create_inference_function.model_fn_extra_kwargs = "
+            "{'prompt_with_targets': True}",
+            "prompt_with_targets is True, and an exported",
         ),
     ],
 )
