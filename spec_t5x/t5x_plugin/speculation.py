@@ -66,8 +66,10 @@ def speculate(
       InputError: a model that overrides decoding, settings that do not fit, or a training.
     """
     # Training would save the draft with the target, and start it from random parameters.
-    if bindings_of("__main__.train", resolve_references=False):
-        raise InputError("speculate.gin is for t5x.infer and t5x.eval: leave it out of t5x.train")
+    for program in ("train", "precompile"):
+        if bindings_of(f"__main__.{program}", resolve_references=False):
+            remedy = f"leave it out of t5x.{program}"
+            raise InputError(f"speculate.gin is for t5x.infer and t5x.eval: {remedy}")
     stock = next((stock for stock in _SPECULATIVE if isinstance(model, stock)), None)
     if stock is None:
         raise InputError(

@@ -79,6 +79,16 @@ def create_inference_function(**_):
     """Has the name of T5X's function, as ``save``."""
 
 
+@gin.configurable(module="__main__")
+def train(**_):
+    """Has the name of T5X's program, which runs as ``__main__``."""
+
+
+@gin.configurable(module="__main__")
+def precompile(**_):
+    """Has the name of T5X's program, as ``train``."""
+
+
 @pytest.fixture
 def made():
     """Provides a function that parses files and a launch, and returns a function of macros."""
@@ -221,6 +231,14 @@ def test_an_export_cannot_refuse_prompts(made, model):
                 value("MODEL")
         else:
             value("MODEL")
+
+
+@pytest.mark.parametrize("program", ["train", "precompile"])
+def test_programs_that_train_take_no_draft(made, program):
+    value = made(["speculate"], LAUNCH)
+    gin.bind_parameter(f"__main__.{program}.model_dir", "a directory")
+    with pytest.raises(InputError, match=f"leave it out of t5x.{program}"):
+        value("MODEL")
 
 
 def test_a_model_of_a_published_size(made):
