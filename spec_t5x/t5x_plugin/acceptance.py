@@ -78,12 +78,11 @@ class AcceptanceEvaluator(seqio.Evaluator):
     ):
         """Evaluates as ``seqio.Evaluator``; plain predictions come from ``predict_with_aux_fn``."""
         if predict_with_aux_fn is not None:
-            predict = functools.partial(self._predict, predict_with_aux_fn, step)
-            predict_with_aux_fn = predict
+            predict_with_aux_fn = functools.partial(self._predict, predict_with_aux_fn, step)
             if predict_fn is not None:
 
                 def predict_fn(dataset):
-                    return predict(dataset)[0]
+                    return predict_with_aux_fn(dataset)[0]
 
         return super().evaluate(
             predict_fn=predict_fn, predict_with_aux_fn=predict_with_aux_fn, step=step, **kwargs
