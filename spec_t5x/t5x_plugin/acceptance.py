@@ -34,13 +34,10 @@ def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
       counts is left out.
     """
     sums = {name: float(np.sum(aux[name])) for name in _COUNTS if name in aux}
-    if not sums.get("target_calls"):
+    if not (calls := sums.get("target_calls")):
         return {}
     generated = sums["steps"] if "steps" in sums else sums["appended"]
-    found = {
-        "target_calls": sums["target_calls"],
-        "block_efficiency": generated / sums["target_calls"],
-    }
+    found = {"target_calls": calls, "block_efficiency": generated / calls}
     if sums.get("verified"):
         found["acceptance_rate"] = sums["accepted"] / sums["verified"]
         found["alpha"] = sums["beta_sum"] / sums["verified"]
@@ -81,12 +78,11 @@ class AcceptanceEvaluator(seqio.Evaluator):
     ):
         """Evaluates as ``seqio.Evaluator``; plain predictions come from ``predict_with_aux_fn``."""
         if predict_with_aux_fn is not None:
-            predict = functools.partial(self._predict, predict_with_aux_fn, step)
-            predict_with_aux_fn = predict
+            predict_with_aux_fn = functools.partial(self._predict, predict_with_aux_fn, step)
             if predict_fn is not None:
 
                 def predict_fn(dataset):
-                    return predict(dataset)[0]
+                    return predict_with_aux_fn(dataset)[0]
 
         return super().evaluate(
             predict_fn=predict_fn, predict_with_aux_fn=predict_with_aux_fn, step=step, **kwargs

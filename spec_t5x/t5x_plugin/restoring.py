@@ -67,15 +67,13 @@ class SpeculativeCheckpointManager:
         ``fallback_state`` and ``kwargs``, T5X's other arguments, are for the target.
         """
         if fallback_state is not None:
-            targets, _ = split_params(fallback_state["target"])
-            fallback_state = {**fallback_state, "target": targets}
+            fallback_state = {**fallback_state, "target": split_params(fallback_state["target"])[0]}
         target = self._target_manager().restore(path=path, fallback_state=fallback_state, **kwargs)
         return self._with_draft(target)
 
     def restore_from_tf_checkpoint(self, path: str, **kwargs: Any) -> train_state.TrainState:
         """Restores a target of T5's Mesh TensorFlow format, and the draft as ``restore`` does."""
-        target = self._target_manager().restore_from_tf_checkpoint(path, **kwargs)
-        return self._with_draft(target)
+        return self._with_draft(self._target_manager().restore_from_tf_checkpoint(path, **kwargs))
 
     def _target_manager(self) -> checkpoints.OrbaxCheckpointManagerInterface:
         state = _part_of_state(self._train_state, draft=False)

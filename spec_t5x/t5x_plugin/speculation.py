@@ -66,8 +66,10 @@ def speculate(
       InputError: a model that overrides decoding, settings that do not fit, or a training.
     """
     # Training would save the draft with the target, and start it from random parameters.
-    if bindings_of("__main__.train", resolve_references=False):
-        raise InputError("speculate.gin is for t5x.infer and t5x.eval: leave it out of t5x.train")
+    for program in ("train", "precompile"):
+        if bindings_of(f"__main__.{program}", resolve_references=False):
+            remedy = f"leave it out of t5x.{program}"
+            raise InputError(f"speculate.gin is for t5x.infer and t5x.eval: {remedy}")
     stock = next((stock for stock in _SPECULATIVE if isinstance(model, stock)), None)
     if stock is None:
         raise InputError(
@@ -108,8 +110,9 @@ def _check_export(bound: Mapping[str, Any], model: Any, stock: type, statistics:
             "export_lib.save.create_decoding_state_callback_fn is set, but speculation would skip "
             "its calls: leave it out"
         )
-    methods = (of.predict_batch_with_aux for of in (type(model), _SPECULATIVE[stock]))
-    if any(bindings_of(method).get("prompt_with_targets") for method in methods):
+    given = [bindings_of(of.predict_batch_with_aux) for of in (type(model), _SPECULATIVE[stock])]
+    given.append(bindings_of("export_lib.create_inference_function").get("model_fn_extra_kwargs"))
+    if any((arguments or {}).get("prompt_with_targets") for arguments in given):
         raise InputError(
             "prompt_with_targets is True, and an exported program cannot refuse prompts with "
             "holes: leave it out, or speculate.gin"

@@ -74,6 +74,21 @@ def save(**_):
     """Has the name of T5X's function, whose module needs TensorFlow Serving."""
 
 
+@gin.configurable(module="export_lib")
+def create_inference_function(**_):
+    """Has the name of T5X's function, as ``save``."""
+
+
+@gin.configurable(module="__main__")
+def train(**_):
+    """Has the name of T5X's program, which runs as ``__main__``."""
+
+
+@gin.configurable(module="__main__")
+def precompile(**_):
+    """Has the name of T5X's program, as ``train``."""
+
+
 @pytest.fixture
 def made():
     """Provides a function that parses files and a launch, and returns a function of macros."""
@@ -184,6 +199,12 @@ def test_t5xs_network_for_gpus():
             "create_decoding_state_callback_fn = 'a function'",
             "create_decoding_state_callback_fn is set, but speculation would skip its",
         ),
+        (
+            ["speculate", "export"],
+            "batch_size = 1\nexport_lib.create_inference_function.model_fn_extra_kwargs = "
+            "{'prompt_with_targets': True}",
+            "prompt_with_targets is True, and an exported",
+        ),
     ],
 )
 def test_exports_that_would_fail_without_a_message(made, files, bound, message):
@@ -210,6 +231,14 @@ def test_an_export_cannot_refuse_prompts(made, model):
                 value("MODEL")
         else:
             value("MODEL")
+
+
+@pytest.mark.parametrize("program", ["train", "precompile"])
+def test_programs_that_train_take_no_draft(made, program):
+    value = made(["speculate"], LAUNCH)
+    gin.bind_parameter(f"__main__.{program}.model_dir", "a directory")
+    with pytest.raises(InputError, match=f"leave it out of t5x.{program}"):
+        value("MODEL")
 
 
 def test_a_model_of_a_published_size(made):
