@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from spec_t5x.checkpoints.huggingface import generation_config, hub
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.huggingface.vocabulary_files import has_tokenizer
 from spec_t5x.checkpoints.native import model_files
-from spec_t5x.checkpoints.storage import stored_model, vocabularies
+from spec_t5x.checkpoints.storage import vocabularies
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
@@ -78,13 +77,22 @@ def load(
 
 
 def open_model(
-    directory_or_name: str | Path | GcsPath, *, vocabulary: VocabularyLike | None = None
+    directory_or_name: str | Path | GcsPath,
+    *,
+    vocabulary: VocabularyLike | None = None,
+    downloads: bool = True,
 ) -> StoredModel:
-    """Opens a model as ``load`` does, but for its weights; those on the Hub are downloaded."""
+    """Opens a model as ``load`` does, but for its weights.
+
+    Those that are still on the Hub are downloaded or, if not ``downloads``, left out.
+    """
     directory, values, format = _recognized(find(directory_or_name))
-    if is_on_hub(directory_or_name):
+    if downloads and is_on_hub(directory_or_name):
         hub.download_weights(directory_or_name)
-    stored = format.open_model(directory, values)
+    if is_absent(directory_or_name):
+        stored = dataclasses.replace(format.open_model(directory, values, False), tensors=None)
+    else:
+        stored = format.open_model(directory, values)
     metadata = stored.metadata
     if values is not None and "format" not in values:
         settings = generation_config.read(directory, values)
@@ -98,10 +106,11 @@ def open_model(
 
 
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
-    """Reads a model's vocabulary, from the Hub without the weights if its files suffice."""
-    if is_on_hub(directory_or_name) and (vocabulary := _vocabulary_of_files(directory_or_name)):
-        return vocabulary
-    return open_model(directory_or_name).known_vocabulary()
+    """Reads a model's vocabulary, from the Hub without the weights."""
+    if not is_on_hub(directory_or_name):
+        return open_model(directory_or_name).known_vocabulary()
+    directory, values, format = _recognized(find(directory_or_name))
+    return format.open_model(directory, values, False).known_vocabulary()
 
 
 def has_source(target: str | Path | GcsPath) -> bool:
@@ -110,37 +119,6 @@ def has_source(target: str | Path | GcsPath) -> bool:
     if format is NATIVE:
         return model_files.read_config(values, directory / CONFIG_NAME).has_source
     return format.config.has_source
-
-
-def check_task(directory: Location, task: str | None) -> None:
-    """Raises ``InputError`` if there is a config.json and it has no settings of a ``task``."""
-    values = None if task is None else _recognized(directory)[1]
-    if values is not None:
-        settings = values.get(generation_config.GENERATION, values)
-        generation_config.check_task(settings, str(directory), task)
-
-
-def check_vocabularies(
-    target: str | Path | GcsPath, drafts: Iterable[str], given: VocabularyLike | None
-) -> None:
-    """Checks vocabularies before weights are downloaded, if files suffice.
-
-    Raises ``InputError`` if ``given`` is absent, or a target on the Hub has none, without one; and
-    as ``check_same_vocabulary``.
-    """
-    ours = _vocabulary_of_files(target)
-    if given is not None:
-        named_vocabulary(given)
-    elif ours is None and is_on_hub(target):
-        raise stored_model.no_vocabulary(target)
-    for draft in drafts if ours else ():
-        if theirs := _vocabulary_of_files(draft):
-            _check_same(ours, theirs, f"target {target} and draft {draft}")
-
-
-def _vocabulary_of_files(directory_or_name: str | Path | GcsPath) -> Vocabulary | None:
-    directory, values, format = _recognized(find(directory_or_name))
-    return format.read_vocabulary and format.read_vocabulary(directory, values)
 
 
 def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) -> Vocabulary:
@@ -227,6 +205,11 @@ def is_on_hub(directory_or_name: str | Path | GcsPath) -> bool:
         return False
     recover(Path(directory_or_name))
     return not Path(directory_or_name).exists()
+
+
+def is_absent(directory_or_name: str | Path | GcsPath) -> bool:
+    """Tells whether a model's weights are on the Hub and still have to be downloaded."""
+    return is_on_hub(directory_or_name) and not hub.has_weights(directory_or_name)
 
 
 def _checked(name: str, directory: Path) -> Path:

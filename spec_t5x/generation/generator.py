@@ -1,6 +1,7 @@
 """Class ``Generator``: text in, text out, the entry for users."""
 
 import dataclasses
+import functools
 import itertools
 import numbers
 import os
@@ -13,7 +14,7 @@ import numpy as np
 
 from spec_t5x.checkpoints.huggingface import generation_config
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import find_models, make_draft
+from spec_t5x.checkpoints.make_draft import check_draft, find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
@@ -98,8 +99,8 @@ class Generator(BatchDecoder):
             options = dataclasses.replace(options, shardings=shardings)
         drafts = () if draft in (None, NO_DRAFT) else (draft,)
         if not isinstance(target, StoredModel):
-            named = target, drafts, options, task, vocabulary, kv
-            target, vocabulary = find_models(*named), None
+            check = functools.partial(cls.of, task=task, kv=kv)
+            target, vocabulary = find_models(target, drafts, options, vocabulary, check), None
         stored = {"shardings": shardings, "weights": weights, "vocabulary": vocabulary}
         loaded, generator = cls.load_target(target, options.dtype, task, kv, **stored)
         if not drafts:
@@ -114,11 +115,17 @@ class Generator(BatchDecoder):
 
         Returns the target, and a generator without weights and draft, which tokenizes.
         """
-        of_models = models.draft_options(), models.task, models.vocabulary, models.kv
-        stored = find_models(models.target, drafts, *of_models, options)
-        generator = cls.of(stored.unread(), task=models.task, kv=models.kv)
-        generator.check(options)
-        return stored, generator
+
+        def checked(target: LoadedModel) -> "Generator":
+            generator = cls.of(target, task=models.task, kv=models.kv)
+            generator.check(options)
+            return generator
+
+        for draft in (drafts := list(filter(None, drafts))):
+            check_draft(draft, options)
+        of_models = models.draft_options(), models.vocabulary, checked
+        stored = find_models(models.target, drafts, *of_models)
+        return stored, checked(stored.unread())
 
     @classmethod
     def load_target(
