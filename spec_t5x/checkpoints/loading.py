@@ -87,7 +87,7 @@ def open_model(
     Those that are still on the Hub are downloaded or, if not ``downloads``, left out.
     """
     directory, values, format = _recognized(find(directory_or_name))
-    if downloads and is_on_hub(directory_or_name):
+    if downloads and is_absent(directory_or_name):
         hub.download_weights(directory_or_name)
     if is_absent(directory_or_name):
         stored = dataclasses.replace(format.open_model(directory, values, False), tensors=None)
@@ -128,15 +128,11 @@ def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) ->
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel) -> None:
     """Raises ``InputError``, naming the first difference, if the draft's ids mean other tokens."""
-    names = f"target {target.directory} and draft {draft.directory}"
-    _check_same(target.vocabulary, draft.vocabulary, names)
-
-
-def _check_same(target: Vocabulary, draft: Vocabulary, names: str) -> None:
-    if not _same_ids(target, draft):
+    pair = target.vocabulary, draft.vocabulary
+    if not _same_ids(*pair):
         raise InputError(
-            f"{names} have different vocabularies ({_first_difference(target, draft)}): "
-            "give a draft trained with the target's vocabulary"
+            f"target {target.directory} and draft {draft.directory} have different vocabularies "
+            f"({_first_difference(*pair)}): give a draft trained with the target's vocabulary"
         )
 
 

@@ -23,6 +23,7 @@ from spec_t5x import registry
 from spec_t5x.checkpoints import loading
 from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.huggingface import hub
+from spec_t5x.checkpoints.native.target_drafts import MARK
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_if_there
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
@@ -127,9 +128,9 @@ def find_models(
 
     def opened() -> StoredModel:
         stored = loading.open_model(target, vocabulary=vocabulary, downloads=False)
-        check(unread := stored.unread())
+        check(stored.unread())
         for kind, argument in parts:
-            model = kind.open(argument, unread)
+            model = kind.open(argument, stored.unread(MARK))
             if isinstance(model, StoredModel):
                 stored.drafts[argument] = model
         return stored

@@ -41,8 +41,7 @@ class SelfDraft(Draft):
         and cache, since keys and values of a layer do not depend on the layers above. Raises
         ``InputError`` if ``num_layers`` is not from 1 to below the target's number of layers.
         """
-        _layers(num_layers, target)
-        config = dataclasses.replace(target.config, num_decoder_layers=num_layers)
+        config = dataclasses.replace(target.config, num_decoder_layers=_layers(num_layers, target))
         dropped = {f"layers_{i}" for i in range(num_layers, target.num_layers)}
         tree = _without_encoder(target.weights)
         tree["decoder"] = {k: v for k, v in tree["decoder"].items() if k not in dropped}

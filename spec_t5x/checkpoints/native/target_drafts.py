@@ -37,12 +37,13 @@ from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO
 from spec_t5x.types import PyTree
 
+# Path of the parameter by which a draft recognizes its target, the decoder's last norm.
+MARK = "decoder/decoder_norm/scale"
 # Name of the array with the tokens of a narrow output layer.
 IDS = "narrow_head/ids"
 # Fields of a configuration that may differ from the target's; the second line for heads alone.
 _OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
 _OF_HEADS = ("emb_dim", "mlp_dim", "logits_via_embedding")
-
 
 _FILE = "draft.safetensors"
 SHARED = DraftFormat("spec_t5x_shared_draft", _FILE, "a draft that spec-t5x distill")

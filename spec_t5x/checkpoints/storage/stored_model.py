@@ -89,10 +89,12 @@ class StoredModel:
             shapes = expected_shapes(self.config)
             check_tensors(self.tensors, shapes, str(self.directory), self.names)
 
-    def unread(self) -> LoadedModel:
-        """Returns the model without its weights, which are not read."""
+    def unread(self, *paths: str) -> LoadedModel:
+        """Returns the model without its weights, except for those at ``paths`` that it has."""
+        few = {path: self.tensors[path] for path in {*paths} & {*(self.tensors or ())}}
+        params = read_params(few, str(self.directory), dtype="float32")
         named = {"config": self.config, "directory": self.directory, "metadata": self.metadata}
-        return LoadedModel(params={}, vocabulary=self.known_vocabulary(), **named)
+        return LoadedModel(params=params, vocabulary=self.known_vocabulary(), **named)
 
     def load(
         self,
