@@ -43,6 +43,11 @@ class Generator(BatchDecoder):
     # The costs of speculation, and the pace after the last texts, by ``costly`` options.
     _costs: dict[tuple, Costs] = dataclasses.field(default_factory=dict, init=False)
     _paces: dict[tuple, Pace | None] = dataclasses.field(default_factory=dict, init=False)
+    # The process that made it: XLA's threads, and so a decode, do not survive a fork.
+    _process: int = dataclasses.field(default_factory=os.getpid)
+
+    def __setstate__(self, state: dict[str, Any]):
+        self.__dict__.update(state | {"_process": os.getpid()})
 
     @classmethod
     def load(
@@ -115,17 +120,13 @@ class Generator(BatchDecoder):
 
         Returns the target, and a generator without weights and draft, which tokenizes.
         """
-
-        def checked(target: LoadedModel) -> "Generator":
-            generator = cls.of(target, task=models.task, kv=models.kv)
-            generator.check(options)
-            return generator
-
+        make = functools.partial(cls.of, task=models.task, kv=models.kv)
         for draft in (drafts := list(filter(None, drafts))):
             check_draft(draft, options)
-        of_models = models.draft_options(), models.vocabulary, checked
-        stored = find_models(models.target, drafts, *of_models)
-        return stored, checked(stored.unread())
+        of_models = models.draft_options(), models.vocabulary
+        check = {"check": lambda target: make(target).check(options)}
+        stored = find_models(models.target, drafts, *of_models, **check)
+        return stored, make(stored.unread())
 
     @classmethod
     def load_target(
@@ -302,6 +303,11 @@ class Generator(BatchDecoder):
         Raises ``InputError`` as ``check``.
         """
         self.check(options)
+        if self._process != os.getpid():
+            raise InputError(
+                f"a Generator of process {self._process} cannot decode in its fork {os.getpid()}: "
+                "start processes by 'spawn', and load models there"
+            )
         return Engine(self, options, self._costs, self._paces if resumes else None)
 
     def verdict(self, options: GenerateOptions) -> str | None:
