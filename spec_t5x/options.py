@@ -182,6 +182,7 @@ class GenerateOptions:
         self._check()
 
     def _check(self) -> None:
+        errors.check_process()
         self._check_lengths()
         self._check_ids()
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty

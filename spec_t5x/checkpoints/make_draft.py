@@ -130,9 +130,7 @@ def find_models(
         stored = loading.open_model(target, vocabulary=vocabulary, downloads=False)
         check(stored.unread())
         for kind, argument in parts:
-            model = kind.open(argument, stored.unread(MARK))
-            if isinstance(model, StoredModel):
-                stored.drafts[argument] = model
+            stored.drafts[kind, argument] = kind.open(argument, stored.unread(MARK))
         return stored
 
     if absent := list(filter(loading.is_absent, [target, *models])):
@@ -224,7 +222,7 @@ def _open(argument: str, target: LoadedModel, downloads: bool = False) -> Stored
 def model_draft(request: Request, argument: str) -> TransformerDraft:
     """Loads the model ``argument``, resized to the target's ids."""
     options, target = request.options, request.target
-    stored = target.drafts.pop(argument, None) or _open(argument, target, downloads=True)
+    stored = target.drafts.pop((KIND, argument), None) or _open(argument, target, downloads=True)
     given = {"shardings": options.shardings, "weights": options.weights}
     loaded = stored.load(dtype=options.dtype, for_decoding=True, **given, option="draft_weights")
     return TransformerDraft(loaded.bind(), settings=options.settings)

@@ -20,7 +20,7 @@ from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, St
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.drafts.kinds import DraftOptions
-from spec_t5x.errors import InputError, check_choice, check_numbers, check_unused
+from spec_t5x.errors import InputError, check_choice, check_numbers, check_process, check_unused
 from spec_t5x.generation.answers import Answer, Answers
 from spec_t5x.generation.batches import Batch
 from spec_t5x.generation.decoder import BatchDecoder
@@ -43,11 +43,6 @@ class Generator(BatchDecoder):
     # The costs of speculation, and the pace after the last texts, by ``costly`` options.
     _costs: dict[tuple, Costs] = dataclasses.field(default_factory=dict, init=False)
     _paces: dict[tuple, Pace | None] = dataclasses.field(default_factory=dict, init=False)
-    # The process that made it: XLA's threads, and so a decode, do not survive a fork.
-    _process: int = dataclasses.field(default_factory=os.getpid)
-
-    def __setstate__(self, state: dict[str, Any]):
-        self.__dict__.update(state | {"_process": os.getpid()})
 
     @classmethod
     def load(
@@ -158,6 +153,7 @@ class Generator(BatchDecoder):
         cls, target: LoadedModel, weights: str = AUTO, task: str | None = None, kv: str = AUTO
     ) -> "Generator":
         """Makes a generator without a draft; the other arguments are as in ``load``."""
+        check_process()
         vocabulary = target.vocabulary
         defaults, left_out = generation_config.understood(
             target.metadata.get(generation_config.GENERATION, {}),
@@ -303,11 +299,6 @@ class Generator(BatchDecoder):
         Raises ``InputError`` as ``check``.
         """
         self.check(options)
-        if self._process != os.getpid():
-            raise InputError(
-                f"a Generator of process {self._process} cannot decode in its fork {os.getpid()}: "
-                "start processes by 'spawn', and load models there"
-            )
         return Engine(self, options, self._costs, self._paces if resumes else None)
 
     def verdict(self, options: GenerateOptions) -> str | None:

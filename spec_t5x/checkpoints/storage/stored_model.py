@@ -45,7 +45,7 @@ class LoadedModel:
     weights: str = AUTO
     is_rounded: bool = False
     # As in ``StoredModel``.
-    drafts: dict[str, "StoredModel"] = dataclasses.field(default_factory=dict)
+    drafts: dict[tuple, Any] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.directory})"
@@ -73,8 +73,8 @@ class StoredModel:
     weights: str = AUTO
     # The checkpoint's names of parameters, by path, for messages.
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # Opened models that draft for this one, by name, which ``make_draft`` takes out and reads.
-    drafts: dict[str, "StoredModel"] = dataclasses.field(default_factory=dict)
+    # What its drafts' kinds opened, by kind and argument; ``DraftKind.make`` takes it out.
+    drafts: dict[tuple, Any] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
         """Raises ``InputError`` unless vocabulary and shapes of weights fit the configuration."""
