@@ -193,9 +193,7 @@ def rules(
     for name, ids in {"forced_bos_token_id": {*forced}, "forced_eos_token_id": last}.items():
         # transformers would exclude every token at such a place.
         if ids and ids <= banned:
-            raise InputError(
-                f"{name} and suppress_tokens have {sorted(ids)}: leave one of them out"
-            )
+            raise InputError(f"{name} and suppress_tokens have {sorted(ids)}: leave one out")
 
     def mask(tokens: Sequence[int] | set[int]) -> Array | None:
         return jnp.asarray(np.isin(np.arange(vocab_size), list(tokens))) if len(tokens) else None
