@@ -359,6 +359,29 @@ def test_a_target_without_texts_to_measure_is_not_downloaded(online, capsys):
     assert not [name for name in online.sent if name.endswith(".safetensors")]
 
 
+def test_what_no_command_could_read_or_write_is_named_before_a_download(online, tmp_path, capsys):
+    (online.repositories[TARGET] / "spiece.model").unlink()
+    output = tmp_path / "checkpoint_1"
+    commands = {
+        f"convert {TARGET} {output} --to t5x --vocabulary {tmp_path}/no.model": "no vocabulary at",
+        f"infer --target {TARGET} --draft copy --input {tmp_path}/no.txt --output_dir {output}": (
+            "no.txt"
+        ),
+    }
+    for command, message in commands.items():
+        assert main.main(command.split()) == 2
+        assert message in capsys.readouterr().err
+    assert not [name for name in online.sent if name.endswith(".safetensors")]
+
+
+def test_a_target_that_a_format_cannot_store_is_not_downloaded(online, tmp_path):
+    ids = {"decoder_start_token_id": 5, "eos_token_id": 1, "pad_token_id": 0}
+    (online.repositories[TARGET] / "generation_config.json").write_text(json.dumps(ids))
+    message = message_of(convert, TARGET, tmp_path / "checkpoint_1", to="t5x")
+    assert "has other special ids than T5's, which t5x cannot store" in message
+    assert not [name for name in online.sent if name.endswith(".safetensors")]
+
+
 def test_an_index_without_names(online):
     repository = online.repositories[TARGET]
     (repository / "model.safetensors").unlink()
