@@ -82,6 +82,7 @@ class Generator(BatchDecoder):
           InputError: a checkpoint that cannot be found, downloaded or read, or a draft whose
             vocabulary is not the target's.
         """
+        check_process()
         given = "" if isinstance(target, StoredModel) else target
         for name, model in {"target": given, "draft": draft or NO_DRAFT}.items():
             if not isinstance(model, str | os.PathLike):
@@ -118,9 +119,8 @@ class Generator(BatchDecoder):
         make = functools.partial(cls.of, task=models.task, kv=models.kv)
         for draft in (drafts := list(filter(None, drafts))):
             check_draft(draft, options)
-        of_models = models.draft_options(), models.vocabulary
-        check = {"check": lambda target: make(target).check(options)}
-        stored = find_models(models.target, drafts, *of_models, **check)
+        check = models.vocabulary, lambda target: make(target).check(options)
+        stored = find_models(models.target, drafts, models.draft_options(), *check)
         return stored, make(stored.unread())
 
     @classmethod
