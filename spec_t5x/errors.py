@@ -9,8 +9,12 @@ import contextlib
 import difflib
 import math
 import numbers
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
+
+# The first process of ``check_process``.
+_FIRST: dict[str, int] = {}
 
 
 class InputError(ValueError):
@@ -57,6 +61,14 @@ def check_numbers(least: int, most: int | float = math.inf, /, **values: Any) ->
             raise InputError(f"{name} is {value!r}: give a whole number of at least {least}{upper}")
         if not least <= value <= most:
             raise InputError(f"{name} is {value}: give at least {least}{upper}")
+
+
+def check_process() -> None:
+    """Raises ``InputError`` in a fork of the first caller, in which JAX would wait for threads."""
+    if (first := _FIRST.setdefault("process", os.getpid())) != os.getpid():
+        raise InputError(
+            f"process {os.getpid()} is a fork of {first}, which used JAX: start it by 'spawn'"
+        )
 
 
 def one_line(what: Any, most: int = 200) -> str:

@@ -182,6 +182,7 @@ class GenerateOptions:
         self._check()
 
     def _check(self) -> None:
+        errors.check_process()
         self._check_lengths()
         self._check_ids()
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
@@ -204,9 +205,11 @@ class GenerateOptions:
 
     def _check_lengths(self) -> None:
         gamma, length = self.gamma, self.settled({})["max_decode_len"]
-        ones = dict.fromkeys(("num_decodes", "max_decode_len", "batch_size"), 1)
+        sizes = {"num_decodes": self.num_decodes, "batch_size": self.batch_size}
+        # Their sums and roundings have to fit in 32 bits.
+        errors.check_numbers(1, 2**30, max_decode_len=length, **sizes)
         zeros = dict.fromkeys(("beams", "min_decode_len", "no_repeat_ngram_size"), 0)
-        errors.check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **ones, **zeros)
+        errors.check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **zeros)
         is_whole = isinstance(gamma, numbers.Integral) and not isinstance(gamma, bool)
         if gamma != AUTO and not (is_whole and 0 <= gamma <= length):
             raise InputError(
@@ -222,11 +225,6 @@ class GenerateOptions:
             errors.check_unicode(name, "".join(getattr(self, name)))
         if self.output_prefix and self.forced_bos_token_id != -1:
             errors.check_unused(self, "an output_prefix comes first", "forced_bos_token_id")
-
-    def check_input(self, has_source: bool) -> None:
-        """Raises ``InputError`` for an ``output_prefix`` if inputs are prompts."""
-        if not has_source:
-            errors.check_unused(self, "a decoder-only model's prompt comes first", "output_prefix")
 
     def _check_search(self) -> None:
         """Raises ``InputError`` for options that a beam search has not, or that only one has."""
@@ -259,7 +257,7 @@ class GenerateOptions:
         pairs = self.sequence_bias or ()
         for pair in pairs:
             is_pair = isinstance(pair, tuple) and len(pair) == 2
-            if not (is_pair and isinstance(pair[1], numbers.Real) and pair[1] < math.inf):
+            if not (is_pair and isinstance(pair[1], numbers.Real) and pair[1] < 3e38):
                 raise InputError(f"sequence_bias has {pair!r}: give pairs (ids, finite number)")
         lists = {name: (getattr(self, name) or (),) for name in _LISTS}
         lists |= {"bad_words_ids": self.bad_words_ids or (), "sequence_bias": [p[0] for p in pairs]}
@@ -304,6 +302,8 @@ def check_types(options: Any) -> None:
         # gin passes any value that a file binds, and lists for tuples.
         value = _plain(getattr(options, field.name))
         object.__setattr__(options, field.name, value)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise InputError(f"{field.name} is {value}: give a number that fits in 64 bits")
         if not isinstance(value, _NUMBERS.get(field.type, field.type)):
             wanted = getattr(field.type, "__name__", field.type)
             raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")

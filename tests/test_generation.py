@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import json
+import os
 import pickle
 import types
 
@@ -14,7 +15,7 @@ import pytest
 import sacrebleu
 from flax.traverse_util import flatten_dict
 
-from spec_t5x import names
+from spec_t5x import errors, names
 from spec_t5x.checkpoints.loading import load, open_model
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
@@ -134,6 +135,18 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
         ({"beams": 2, "num_decodes": 3}, "num_decodes is 3 and beams 2"),
         ({"weights": "int3"}, "weights is 'int3': choose one of auto, int8, int4"),
         ({"kv": "int4"}, "kv is 'int4': choose one of auto, int8"),
+        (
+            {"max_decode_len": 2**31 - 1},
+            "max_decode_len is 2147483647: give at least 1, at most",
+        ),
+        ({"num_decodes": 2**31}, "num_decodes is 2147483648: give at least 1, at most 1073741824"),
+        ({"batch_size": 2**40}, "batch_size is 1099511627776: give at least 1, at most 1073741824"),
+        ({"seed": 2**32}, "seed is 4294967296: give at least 0, at most 4294967295"),
+        ({"top_k": 2**63}, "top_k is 9223372036854775808: give a number that fits in 64 bits"),
+        ({"gamma": 10**400}, "000: give a number that fits in 64 bits"),
+        ({"temperature": 10**400}, "000: give a number that fits in 64 bits"),
+        ({"length_penalty": -(10**400), "beams": 2}, "000: give a number that fits in 64 bits"),
+        ({"sequence_bias": (((1,), 10**400),)}, "sequence_bias has ((1,), 1000"),
     ],
 )
 def test_options_that_cannot_be_are_refused_with_their_value(changes, expected):
@@ -795,6 +808,24 @@ def test_an_answer_that_is_an_error_is_never_empty_in_silence(generator):
     assert pickle.loads(pickle.dumps(good)) == copy.copy(good) == good == list(good)
 
 
+def test_a_fork_is_refused_and_a_process_with_a_copy_is_not(generator, monkeypatch):
+    again = pickle.loads(pickle.dumps(generator))
+    here = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: here + 1)
+    message = f"process {here + 1} is a fork of {here}, which used JAX: start it by 'spawn'"
+    assert message_of(generator.generate, TEXTS[0]) == message_of(GenerateOptions) == message
+    assert message_of(generator.stream, TEXTS[0], GREEDY) == message
+    # A process that was spawned has not used JAX before.
+    monkeypatch.setattr(errors, "_FIRST", {})
+    assert again.generate(TEXTS[0], GREEDY)[0][0] == generator.generate(TEXTS[0], GREEDY)[0][0]
+
+
+def test_whole_numbers_may_be_exponents_of_searches(generator):
+    for changes in ({"beam_alpha": 2**31}, {"length_penalty": -(2**31)}):
+        (answer,) = generator.generate(ENDS, options(beams=2, gamma="auto", **changes))
+        assert answer.error is None
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_no_text_and_no_list_is_refused_at_the_call(generator):
     for texts in (3, None, b"My sister", {"text": "My sister"}, np.array("My sister")):
@@ -1006,6 +1037,7 @@ def test_values_within_options_are_checked(name, value):
         {"suppress_tokens": (0,), "forced_bos_token_id": 0},
         {"output_prefix": "Das", "forced_bos_token_id": -1},
         {"suppress_tokens": range(3, 5)},
+        {"max_source_len": 2**63 - 1, "top_k": 2**63 - 1, "temperature": 1.0},
     ],
 )
 def test_values_at_their_limits_are_accepted(changes):

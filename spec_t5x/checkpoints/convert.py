@@ -62,13 +62,13 @@ def convert(
     # Checked first: reading may download gigabytes.
     step = {"step": t5x.step_of(directory)} if to.startswith("t5x") else {}
     check_destination(directory, overwrite)
-    stored = open_model(source, vocabulary=vocabulary)
+    stored = open_model(source, vocabulary=vocabulary, downloads=False)
     write = _writer_for(source, stored, to)
-    if weights == AUTO and to == "native":
-        weights = stored.weights
-    if dtype is None:
-        types = {tensor.dtype for tensor in stored.tensors.values()}
-        dtype = "bfloat16" if types == {"bfloat16"} else "float32"
+    if stored.tensors is None:
+        stored = open_model(source, vocabulary=vocabulary)
+    weights = stored.weights if (weights, to) == (AUTO, "native") else weights
+    types = {tensor.dtype for tensor in stored.tensors.values()}
+    dtype = dtype or ("bfloat16" if types == {"bfloat16"} else "float32")
     written = dataclasses.replace(stored, metadata=stored.metadata | step, weights=weights)
     written.write(directory, write, dtype=dtype, overwrite=overwrite, report=report)
     return stored

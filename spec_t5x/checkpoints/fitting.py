@@ -45,7 +45,7 @@ def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
     config = dataclasses.replace(draft.config, **changes)
     tensors = {
         path: _resized(tensor, _AXES[path], size) if path in _AXES else tensor
-        for path, tensor in draft.tensors.items()
+        for path, tensor in (draft.tensors or {}).items()
     }
     return dataclasses.replace(draft, config=config, tensors=tensors, vocabulary=target.vocabulary)
 

@@ -14,7 +14,6 @@ from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel, Writer
 from spec_t5x.checkpoints.t5x import reading, writing
-from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.t5 import T5Config
@@ -29,15 +28,14 @@ class Format:
 
     # Tells whether a directory with this config.json holds a checkpoint of this format.
     recognizes: Callable[[Location, Values], bool]
-    # Opens a checkpoint; its weights are read later.
-    open_model: Callable[[Location, Values], StoredModel]
+    # Opens a checkpoint; its weights are read later. Formats of the Hub take a third argument,
+    # False for a model without weights, before they are downloaded.
+    open_model: Callable[..., StoredModel]
     # Class of the models' configurations, and writers of such models by the names of ``convert``.
     config: type[ModelConfig] = ModelConfig
     writers: Mapping[str, Writer] = dataclasses.field(default_factory=dict)
     # Raises ``InputError`` if config.json, of a model on the Hugging Face Hub, is not supported.
     check_supported: Callable[[dict[str, Any], Location], object] | None = None
-    # Reads the vocabulary without weights; None if no file has one.
-    read_vocabulary: Callable[[Location, dict[str, Any]], Vocabulary | None] | None = None
 
 
 def format_of(directory: Location, values: Values) -> Format:
@@ -72,11 +70,9 @@ HUGGINGFACE = Format(
     config=T5Config,
     writers={"huggingface": huggingface_t5.write_model},
     check_supported=huggingface_t5.check_supported,
-    read_vocabulary=huggingface_t5.read_vocabulary,
 )
 NATIVE = Format(
     recognizes=lambda directory, values: (values or {}).get("format") == model_files.FORMAT,
     open_model=model_files.open_model,
     writers={"native": model_files.write_model},
-    read_vocabulary=model_files.read_vocabulary,
 )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from spec_t5x.checkpoints.huggingface import generation_config, hub
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.huggingface.vocabulary_files import has_tokenizer
 from spec_t5x.checkpoints.native import model_files
-from spec_t5x.checkpoints.storage import stored_model, vocabularies
+from spec_t5x.checkpoints.storage import vocabularies
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
@@ -78,13 +77,22 @@ def load(
 
 
 def open_model(
-    directory_or_name: str | Path | GcsPath, *, vocabulary: VocabularyLike | None = None
+    directory_or_name: str | Path | GcsPath,
+    *,
+    vocabulary: VocabularyLike | None = None,
+    downloads: bool = True,
 ) -> StoredModel:
-    """Opens a model as ``load`` does, but for its weights; those on the Hub are downloaded."""
+    """Opens a model as ``load`` does, but for its weights.
+
+    Those that are still on the Hub are downloaded or, if not ``downloads``, left out.
+    """
     directory, values, format = _recognized(find(directory_or_name))
-    if is_on_hub(directory_or_name):
+    if downloads and is_absent(directory_or_name):
         hub.download_weights(directory_or_name)
-    stored = format.open_model(directory, values)
+    if is_absent(directory_or_name):
+        stored = dataclasses.replace(format.open_model(directory, values, False), tensors=None)
+    else:
+        stored = format.open_model(directory, values)
     metadata = stored.metadata
     if values is not None and "format" not in values:
         settings = generation_config.read(directory, values)
@@ -98,10 +106,11 @@ def open_model(
 
 
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
-    """Reads a model's vocabulary, from the Hub without the weights if its files suffice."""
-    if is_on_hub(directory_or_name) and (vocabulary := _vocabulary_of_files(directory_or_name)):
-        return vocabulary
-    return open_model(directory_or_name).known_vocabulary()
+    """Reads a model's vocabulary, from the Hub without the weights."""
+    if not is_on_hub(directory_or_name):
+        return open_model(directory_or_name).known_vocabulary()
+    directory, values, format = _recognized(find(directory_or_name))
+    return format.open_model(directory, values, False).known_vocabulary()
 
 
 def has_source(target: str | Path | GcsPath) -> bool:
@@ -112,37 +121,6 @@ def has_source(target: str | Path | GcsPath) -> bool:
     return format.config.has_source
 
 
-def check_task(directory: Location, task: str | None) -> None:
-    """Raises ``InputError`` if there is a config.json and it has no settings of a ``task``."""
-    values = None if task is None else _recognized(directory)[1]
-    if values is not None:
-        settings = values.get(generation_config.GENERATION, values)
-        generation_config.check_task(settings, str(directory), task)
-
-
-def check_vocabularies(
-    target: str | Path | GcsPath, drafts: Iterable[str], given: VocabularyLike | None
-) -> None:
-    """Checks vocabularies before weights are downloaded, if files suffice.
-
-    Raises ``InputError`` if ``given`` is absent, or a target on the Hub has none, without one; and
-    as ``check_same_vocabulary``.
-    """
-    ours = _vocabulary_of_files(target)
-    if given is not None:
-        named_vocabulary(given)
-    elif ours is None and is_on_hub(target):
-        raise stored_model.no_vocabulary(target)
-    for draft in drafts if ours else ():
-        if theirs := _vocabulary_of_files(draft):
-            _check_same(ours, theirs, f"target {target} and draft {draft}")
-
-
-def _vocabulary_of_files(directory_or_name: str | Path | GcsPath) -> Vocabulary | None:
-    directory, values, format = _recognized(find(directory_or_name))
-    return format.read_vocabulary and format.read_vocabulary(directory, values)
-
-
 def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) -> Vocabulary:
     """Returns the vocabulary of a name, as in ``load``, for an embedding of ``num_rows``."""
     return vocabularies.make_vocabulary(_of_another_model(vocabulary), num_rows)
@@ -150,15 +128,11 @@ def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) ->
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel) -> None:
     """Raises ``InputError``, naming the first difference, if the draft's ids mean other tokens."""
-    names = f"target {target.directory} and draft {draft.directory}"
-    _check_same(target.vocabulary, draft.vocabulary, names)
-
-
-def _check_same(target: Vocabulary, draft: Vocabulary, names: str) -> None:
-    if not _same_ids(target, draft):
+    pair = target.vocabulary, draft.vocabulary
+    if not _same_ids(*pair):
         raise InputError(
-            f"{names} have different vocabularies ({_first_difference(target, draft)}): "
-            "give a draft trained with the target's vocabulary"
+            f"target {target.directory} and draft {draft.directory} have different vocabularies "
+            f"({_first_difference(*pair)}): give a draft trained with the target's vocabulary"
         )
 
 
@@ -227,6 +201,11 @@ def is_on_hub(directory_or_name: str | Path | GcsPath) -> bool:
         return False
     recover(Path(directory_or_name))
     return not Path(directory_or_name).exists()
+
+
+def is_absent(directory_or_name: str | Path | GcsPath) -> bool:
+    """Tells whether a model's weights are on the Hub and still have to be downloaded."""
+    return is_on_hub(directory_or_name) and not hub.has_weights(directory_or_name)
 
 
 def _checked(name: str, directory: Path) -> Path:

@@ -16,13 +16,14 @@ of this kind is packaged with the target. A T5X checkpoint without a vocabulary 
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from spec_t5x import registry
 from spec_t5x.checkpoints import loading
 from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.huggingface import hub
+from spec_t5x.checkpoints.native.target_drafts import MARK
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_if_there
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
@@ -109,41 +110,34 @@ def find_models(
     target: str | Path | GcsPath,
     drafts: Iterable[str | Path | None],
     options: DraftOptions | None = None,
-    task: str | None = None,
     vocabulary: VocabularyLike | None = None,
-    kv: str = AUTO,
-    decoding: GenerateOptions | None = None,
+    check: Callable[[LoadedModel], object] = lambda target: None,
 ) -> StoredModel:
     """Finds and opens a target, and its drafts' models; downloads weights that are on the Hub.
 
-    Before a download, which may take an hour, checks what the names, config.json and vocabularies
-    decide: the drafts with their ``options``, ``task``, ``kv`` and most of ``decoding``.
+    Before a download, which may take an hour, all is opened and compared but the weights, and
+    ``check`` is called with the target; also at the end.
     """
-    parts, drafts = [], [str(each) for each in drafts if each]
-    for draft in drafts if decoding else ():
-        check_draft(draft, decoding)
-    directory, has_source = loading.find(target), loading.has_source(target)
-    loading.check_task(directory, task)
-    if kv != AUTO and not has_source:
-        raise InputError(f"kv is {kv!r} and the target has no source: leave kv out")
-    if decoding is not None:
-        decoding.check_input(has_source)
-    for draft in drafts:
+    directory, has_source, parts = loading.find(target), loading.has_source(target), []
+    for draft in (str(each) for each in drafts if each):
         for kind, argument in _checked_parts(draft, options or DraftOptions(), has_source):
             parts.append((kind, _given(kind, argument, directory)))
     models = [argument for kind, argument in parts if kind.has_checkpoint]
     for name in models:
         loading.find(name)
-    names = filter(loading.is_on_hub, [target, *models])
-    if absent := [name for name in names if not hub.has_weights(name)]:
-        smaller = [name for name in models if kind_of(name) == TRANSFORMER]
-        loading.check_vocabularies(target, smaller, vocabulary)
+
+    def opened() -> StoredModel:
+        stored = loading.open_model(target, vocabulary=vocabulary, downloads=False)
+        check(stored.unread())
+        for kind, argument in parts:
+            stored.drafts[kind, argument] = kind.open(argument, stored.unread(MARK))
+        return stored
+
+    if absent := list(filter(loading.is_absent, [target, *models])):
+        opened()
     for name in absent:
         hub.download_weights(name)
-    stored = loading.open_model(target, vocabulary=vocabulary)
-    for kind, argument in parts:
-        kind.open(argument, stored.unread())
-    return stored
+    return opened()
 
 
 def check_draft(text: str, options: GenerateOptions) -> None:
@@ -205,9 +199,9 @@ def _is_named(text: str) -> bool:
     return text.partition(":")[0] in known and not Path(text).expanduser().is_dir()
 
 
-def _open(argument: str, target: LoadedModel) -> StoredModel:
+def _open(argument: str, target: LoadedModel, downloads: bool = False) -> StoredModel:
     """Opens the model ``argument``, resized to the target's ids."""
-    stored = loading.open_model(argument)
+    stored = loading.open_model(argument, downloads=downloads)
     rows, own_rows = target.config.vocab_size, stored.config.vocab_size
     if stored.vocabulary is None and own_rows != rows:
         raise InputError(
@@ -227,11 +221,10 @@ def _open(argument: str, target: LoadedModel) -> StoredModel:
 
 def model_draft(request: Request, argument: str) -> TransformerDraft:
     """Loads the model ``argument``, resized to the target's ids."""
-    options = request.options
+    options, target = request.options, request.target
+    stored = target.drafts.pop((KIND, argument), None) or _open(argument, target, downloads=True)
     given = {"shardings": options.shardings, "weights": options.weights}
-    loaded = _open(argument, request.target).load(
-        dtype=options.dtype, for_decoding=True, **given, option="draft_weights"
-    )
+    loaded = stored.load(dtype=options.dtype, for_decoding=True, **given, option="draft_weights")
     return TransformerDraft(loaded.bind(), settings=options.settings)
 
 

@@ -11,6 +11,7 @@ import spec_t5x
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 from spec_t5x.inference.infer_options import HostOptions, InferOptions
+from spec_t5x.inference.sources import file_source
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +68,16 @@ def run(args: argparse.Namespace) -> int:
     decoding = options.decoding(_with_batch_size(args, decoding))
     enable()
 
+    # Opened before a download of the models; a task needs their vocabulary.
+    source = None if options.input is None else file_source(options.input, options.field)
+
     def load(placement):
         shardings = placement.params if placement.mesh else None
         return Generator.load_named(models, target, shardings=shardings)
 
     # Before anything is written: what other workers read must be a run that can start.
     target, opened = Generator.open(models, [models.draft_name()], decoding)
-    source, of_models = _source(options, opened.vocabulary), _settings(models, options)
+    source, of_models = source or _task(options, opened.vocabulary), _settings(models, options)
     try:
         report = infer(options, decoding, source, load, settings=of_models)
     except Interrupted as interrupted:
@@ -110,11 +114,7 @@ def _with_batch_size(args: argparse.Namespace, decoding):
     return decoding
 
 
-def _source(options, vocabulary):
-    if options.input is not None:
-        from spec_t5x.inference.sources import file_source
-
-        return file_source(options.input, options.field)
+def _task(options, vocabulary):
     # Imported only for a task, because seqio imports TensorFlow, which takes seconds.
     import seqio
 

@@ -67,7 +67,7 @@ class DraftKind:
     # Raises ``InputError`` for an invalid argument; gets the draft's whole text, and the argument.
     check: Callable[[str, str], object] = lambda text, argument: None
     # Opens what the argument names; raises ``InputError`` if it is of another kind or does not fit
-    # the target (a ``LoadedModel``, perhaps without parameters). Loads no weights.
+    # the target (a ``LoadedModel``, which may lack parameters). Loads no weights.
     open: Callable[[str, Any], object] = lambda argument, target: None
     # Kind of the target's packaged draft that an empty argument selects; None if it selects none.
     packaged: str | None = None

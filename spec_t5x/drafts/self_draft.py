@@ -5,6 +5,7 @@ Nothing has to be trained or loaded.
 """
 
 import dataclasses
+from typing import Any
 
 import flax.struct
 
@@ -40,13 +41,8 @@ class SelfDraft(Draft):
         and cache, since keys and values of a layer do not depend on the layers above. Raises
         ``InputError`` if ``num_layers`` is not from 1 to below the target's number of layers.
         """
-        total = target.config.num_decoder_layers
-        if not 1 <= num_layers < total:
-            raise InputError(
-                f"early exit after {num_layers} of {total} decoder layers: give 1 to {total - 1}"
-            )
-        config = dataclasses.replace(target.config, num_decoder_layers=num_layers)
-        dropped = {f"layers_{i}" for i in range(num_layers, total)}
+        config = dataclasses.replace(target.config, num_decoder_layers=_layers(num_layers, target))
+        dropped = {f"layers_{i}" for i in range(num_layers, target.num_layers)}
         tree = _without_encoder(target.weights)
         tree["decoder"] = {k: v for k, v in tree["decoder"].items() if k not in dropped}
         model = T5Model(tree, Transformer(config), target.operations, in_targets_cache=True)
@@ -88,9 +84,19 @@ def _without_encoder(params: dict) -> dict[str, Array | dict]:
     return {n: tree for n, tree in params.items() if n not in ("encoder", "source_embedder")}
 
 
+def _layers(argument: str | int, target: Any) -> int:
+    """Returns a number of layers, "" being half; raises ``InputError`` if ``target`` lacks them."""
+    total = target.config.num_decoder_layers
+    layers = (total + 1) // 2 if argument == "" else int(argument)
+    if not 1 <= layers < total:
+        raise InputError(
+            f"early exit after {layers} of {total} decoder layers: give 1 to {total - 1}"
+        )
+    return layers
+
+
 def _early_exit(request: Request, argument: str) -> SelfDraft:
-    half = (request.model.config.num_decoder_layers + 1) // 2
-    layers = int(argument or half)
+    layers = _layers(argument, request.model)
     return SelfDraft.early_exit(request.model, layers, request.options.settings)
 
 
@@ -102,6 +108,11 @@ def _rounded(weights: str) -> DraftKind:
 
 
 EARLY_EXIT = DraftKind(
-    make=_early_exit, draft=SelfDraft, check=whole_number, needs_encoder=True, has_temperature=True
+    make=_early_exit,
+    draft=SelfDraft,
+    check=whole_number,
+    open=_layers,
+    needs_encoder=True,
+    has_temperature=True,
 )
 IN_INT8, IN_INT4 = _rounded(INT8), _rounded(INT4)

@@ -81,7 +81,8 @@ class BatchDecoder:
 
     def check(self, options: GenerateOptions) -> None:
         """Raises ``InputError`` for options with which the target decodes no input at all."""
-        options.check_input(not self.is_decoder_only)
+        if self.is_decoder_only:
+            check_unused(options, "a decoder-only model's prompt comes first", "output_prefix")
         check_positions(self.target, self.max_decode_len(options))
         self.rules(options)
         has_penalty = options.settled(self.defaults)["length_penalty"] is not None
@@ -323,10 +324,10 @@ class BatchDecoder:
             # The limit of each row follows from its prompt alone, whatever prompts are beside it.
             prompts = np.asarray(prompt_lengths(batch), np.int32)
             longest = prompts + self.max_decode_len(options) + 1
-            ranking = Ranking(exponent=options.beam_alpha, longest=longest)
+            ranking = Ranking(exponent=float(options.beam_alpha), longest=longest)
         else:
             ranking = TransformersRanking(
-                exponent=settled["length_penalty"], early_stopping=settled["early_stopping"]
+                exponent=float(settled["length_penalty"]), early_stopping=settled["early_stopping"]
             )
             room = self.room(batch, options)
         named = {

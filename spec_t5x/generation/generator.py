@@ -1,6 +1,7 @@
 """Class ``Generator``: text in, text out, the entry for users."""
 
 import dataclasses
+import functools
 import itertools
 import numbers
 import os
@@ -13,13 +14,13 @@ import numpy as np
 
 from spec_t5x.checkpoints.huggingface import generation_config
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import find_models, make_draft
+from spec_t5x.checkpoints.make_draft import check_draft, find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.drafts.kinds import DraftOptions
-from spec_t5x.errors import InputError, check_choice, check_numbers, check_unused
+from spec_t5x.errors import InputError, check_choice, check_numbers, check_process, check_unused
 from spec_t5x.generation.answers import Answer, Answers
 from spec_t5x.generation.batches import Batch
 from spec_t5x.generation.decoder import BatchDecoder
@@ -81,6 +82,7 @@ class Generator(BatchDecoder):
           InputError: a checkpoint that cannot be found, downloaded or read, or a draft whose
             vocabulary is not the target's.
         """
+        check_process()
         given = "" if isinstance(target, StoredModel) else target
         for name, model in {"target": given, "draft": draft or NO_DRAFT}.items():
             if not isinstance(model, str | os.PathLike):
@@ -98,8 +100,8 @@ class Generator(BatchDecoder):
             options = dataclasses.replace(options, shardings=shardings)
         drafts = () if draft in (None, NO_DRAFT) else (draft,)
         if not isinstance(target, StoredModel):
-            named = target, drafts, options, task, vocabulary, kv
-            target, vocabulary = find_models(*named), None
+            check = functools.partial(cls.of, task=task, kv=kv)
+            target, vocabulary = find_models(target, drafts, options, vocabulary, check), None
         stored = {"shardings": shardings, "weights": weights, "vocabulary": vocabulary}
         loaded, generator = cls.load_target(target, options.dtype, task, kv, **stored)
         if not drafts:
@@ -114,11 +116,12 @@ class Generator(BatchDecoder):
 
         Returns the target, and a generator without weights and draft, which tokenizes.
         """
-        of_models = models.draft_options(), models.task, models.vocabulary, models.kv
-        stored = find_models(models.target, drafts, *of_models, options)
-        generator = cls.of(stored.unread(), task=models.task, kv=models.kv)
-        generator.check(options)
-        return stored, generator
+        make = functools.partial(cls.of, task=models.task, kv=models.kv)
+        for draft in (drafts := list(filter(None, drafts))):
+            check_draft(draft, options)
+        check = models.vocabulary, lambda target: make(target).check(options)
+        stored = find_models(models.target, drafts, models.draft_options(), *check)
+        return stored, make(stored.unread())
 
     @classmethod
     def load_target(
@@ -150,6 +153,7 @@ class Generator(BatchDecoder):
         cls, target: LoadedModel, weights: str = AUTO, task: str | None = None, kv: str = AUTO
     ) -> "Generator":
         """Makes a generator without a draft; the other arguments are as in ``load``."""
+        check_process()
         vocabulary = target.vocabulary
         defaults, left_out = generation_config.understood(
             target.metadata.get(generation_config.GENERATION, {}),

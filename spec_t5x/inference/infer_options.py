@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from spec_t5x.data.task_options import TaskOptions
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.options import option
 
 
@@ -100,5 +100,5 @@ class InferOptions(TaskOptions):
                 raise InputError(f"input is {self.input}, which overwrite may delete: move it")
         if self.field is not None and self.mixture_or_task:
             raise InputError(f"field is {self.field!r}, which only JSON lines have: leave it out")
-        check_at_least(self, shard_size=1, model_parallel=1)
+        check_numbers(1, 2**31 - 1, shard_size=self.shard_size, model_parallel=self.model_parallel)
         self.check_task()

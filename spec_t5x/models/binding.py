@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x import registry
-from spec_t5x.errors import check_choice
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.eagle import EagleConfig, EagleNetwork
 from spec_t5x.models.t5 import NetworkConfig
-from spec_t5x.models.weights import BITS
+from spec_t5x.models.weights import BITS, Form
 from spec_t5x.names import AUTO, WEIGHTS
 from spec_t5x.types import PyTree
 
@@ -66,14 +66,27 @@ def bind(params: PyTree, config: ModelConfig, weights: str = AUTO, kv: str = AUT
     """Binds parameters to their configuration as the loops' ``Target``.
 
     Args:
-      params: the parameters of the network.
+      params: the network's parameters, or none; ``InputError`` if they do not fit ``config``.
       config: the network's configuration.
       weights: "auto" keeps the parameters' precision, "int8" and "int4" round the matrices.
       kv: as in ``CachedModel.with_kv``.
     """
     check_choice("weights", weights, WEIGHTS)
+    _check_shapes(params, config)
     model = family_of(config).model.create(params, config).with_kv(kv)
     return model if weights == AUTO else model.rounded(BITS[weights])
+
+
+def _check_shapes(params: PyTree, config: ModelConfig) -> None:
+    flat, expected = flatten_dict(params, sep="/"), expected_shapes(config) if params else {}
+    for path in sorted(flat.keys() | expected.keys()):
+        leaf, shape = flat.get(path), expected.get(path)
+        found = shape if isinstance(leaf, Form) else getattr(leaf, "shape", None)
+        if found is None or found != shape:
+            raise InputError(
+                f"parameter {path} is {found or 'missing'} and the network's {shape or 'none'}: "
+                "give the configuration that the parameters were made with"
+            )
 
 
 def abstract_variables(config: ModelConfig) -> PyTree:

@@ -189,13 +189,11 @@ def rules(
     )
     check_rules(repetition_penalty, bad_words_ids=words, sequence_bias=phrases)
     check_numbers(0, min_decode_len=min_decode_len, no_repeat_ngram_size=no_repeat_ngram_size)
-    last = {*forced_eos_token_id}
-    if forced_bos_token_id in suppress_tokens or (last and last <= {*suppress_tokens}):
+    last, banned = {*forced_eos_token_id}, {*suppress_tokens}
+    for name, ids in {"forced_bos_token_id": {*forced}, "forced_eos_token_id": last}.items():
         # transformers would exclude every token at such a place.
-        raise InputError(
-            f"forced_bos_token_id is {forced_bos_token_id}, forced_eos_token_id "
-            f"{forced_eos_token_id} and suppress_tokens {suppress_tokens}: leave one of them out"
-        )
+        if ids and ids <= banned:
+            raise InputError(f"{name} and suppress_tokens have {sorted(ids)}: leave one out")
 
     def mask(tokens: Sequence[int] | set[int]) -> Array | None:
         return jnp.asarray(np.isin(np.arange(vocab_size), list(tokens))) if len(tokens) else None
@@ -207,7 +205,7 @@ def rules(
         banned=mask([*suppress_tokens, *single]),
         banned_first=mask(begin_suppress_tokens),
         first=jnp.int32(forced_bos_token_id) if forced else None,
-        last=mask(last - {*suppress_tokens}),
+        last=mask(last - banned),
         ends=mask(eos_ids) if min_decode_len else None,
         min_decode_len=jnp.int32(min_decode_len) if min_decode_len else None,
         repetition_penalty=None if repetition_penalty == 1 else jnp.float32(repetition_penalty),

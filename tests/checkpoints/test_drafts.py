@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from spec_t5x import registry
+from spec_t5x.checkpoints import loading
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
@@ -209,3 +210,23 @@ def test_options_of_no_part_of_a_draft_are_refused_before_a_target_is_loaded(tmp
     if draft not in WITHOUT_TEMPERATURE:
         with pytest.raises(InputError, match="holds no config.json"):
             Generator.load(tmp_path, draft.replace("bigram", "bigram:t5-ngram"), warm)
+
+
+def test_each_model_is_opened_once(tiny_pair, monkeypatch):
+    opened, open_model = [], loading.open_model
+
+    def noted(name, **options):
+        opened.append(name)
+        return open_model(name, **options)
+
+    monkeypatch.setattr(loading, "open_model", noted)
+    target, draft = (str(tiny_pair / name) for name in ("target", "draft"))
+    stored = find_models(target, [f"mixed:{draft}"])
+    assert opened == [target, draft]
+    loaded, generator = Generator.load_target(stored, "float32")
+    made = make_draft(f"mixed:{draft}", loaded, generator.target)
+    assert opened == [target, draft] and isinstance(made.second, TransformerDraft)
+    # Its file is not kept open: another draft of this name is opened again.
+    assert not any(stored.drafts.values()) and stored.drafts is loaded.drafts
+    make_draft(draft, loaded, generator.target)
+    assert opened == [target, draft, draft]

@@ -17,9 +17,11 @@ from spec_t5x.checkpoints.digests import files_digest
 from spec_t5x.checkpoints.huggingface import hub, weight_files
 from spec_t5x.checkpoints.loading import find_directory, load, load_vocabulary, named_vocabulary
 from spec_t5x.checkpoints.make_draft import find_models
+from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.cli import main
 from spec_t5x.data.unigram import UnigramVocabulary
+from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from tests.checkpoints.faults import edit_config, message_of
 from tests.checkpoints.hub_server import add_to_cache, commit_of, serving
@@ -263,7 +265,8 @@ def test_vocabularies_are_compared_before_a_download(online, directories, tiny_p
     file.write_text(json.dumps(values))
     for target in (TARGET, str(directories / "target"), str(tiny_pair / "target")):
         message = message_of(find_models, target, [f"mixed:{DRAFT}"])
-        assert f"target {target} and draft {DRAFT} have different vocabularies (" in message
+        names = f"target {find_directory(target)} and draft {find_directory(DRAFT)}"
+        assert f"{names} have different vocabularies (" in message
     assert not [name for name in online.sent if name.endswith(".safetensors")]
 
 
@@ -274,7 +277,30 @@ def test_a_missing_vocabulary_is_named_before_a_download(online, tmp_path):
     (online.repositories[TARGET] / "spiece.model").unlink()
     hub.snapshot.cache_clear()
     shutil.rmtree(constants.HF_HUB_CACHE)
-    assert f"{TARGET} holds no vocabulary: give one" in message_of(Generator.load, TARGET, DRAFT)
+    message = message_of(Generator.load, TARGET, DRAFT)
+    assert message.startswith(f"{find_directory(TARGET)} holds no vocabulary: give one")
+    assert not [name for name in online.sent if name.endswith(".safetensors")]
+
+
+OPTIONS_OF_NO_TARGET = [
+    ({"suppress_tokens": (10**6,)}, {}, "suppress_tokens has token 1000000 and the model"),
+    ({"min_decode_len": 9, "max_decode_len": 8}, {}, "min_decode_len is 9 and outputs have at"),
+    ({"beams": 2, "early_stopping": True}, {}, "early_stopping is True, which T5X's ranking"),
+    ({}, {"draft": "early_exit:99"}, "early exit after 99 of 2 decoder layers: give 1 to 1"),
+    ({}, {"draft": "mixed:early_exit:2"}, "early exit after 2 of 2 decoder layers"),
+    ({}, {"draft": "t5-eagle"}, "draft layers .* are for"),
+    ({}, {"draft": "bigram:t5-ngram"}, "have different vocabularies"),
+    ({}, {"vocabulary": "bytes"}, "already holds a vocabulary"),
+    ({}, {"task": "none"}, "has no settings of a task 'none'"),
+]
+
+
+@pytest.mark.parametrize(("options", "models", "message"), OPTIONS_OF_NO_TARGET)
+def test_what_small_files_decide_is_checked_before_a_download(online, options, models, message):
+    models = Models(**{"target": TARGET, "draft": DRAFT} | models)
+    with pytest.raises(InputError, match=message):
+        Generator.open(models, [models.draft], GenerateOptions(**options))
+    assert f"{TARGET}/config.json" in online.sent
     assert not [name for name in online.sent if name.endswith(".safetensors")]
 
 
@@ -330,6 +356,29 @@ def test_shards(online, directories, monkeypatch):
 def test_a_target_without_texts_to_measure_is_not_downloaded(online, capsys):
     assert main.main(["acceptance", "--target", TARGET, "--draft", "copy"]) == 2
     assert "there is no text: give TEXT, --data FILE or" in capsys.readouterr().err
+    assert not [name for name in online.sent if name.endswith(".safetensors")]
+
+
+def test_what_no_command_could_read_or_write_is_named_before_a_download(online, tmp_path, capsys):
+    (online.repositories[TARGET] / "spiece.model").unlink()
+    output = tmp_path / "checkpoint_1"
+    commands = {
+        f"convert {TARGET} {output} --to t5x --vocabulary {tmp_path}/no.model": "no vocabulary at",
+        f"infer --target {TARGET} --draft copy --input {tmp_path}/no.txt --output_dir {output}": (
+            "no.txt"
+        ),
+    }
+    for command, message in commands.items():
+        assert main.main(command.split()) == 2
+        assert message in capsys.readouterr().err
+    assert not [name for name in online.sent if name.endswith(".safetensors")]
+
+
+def test_a_target_that_a_format_cannot_store_is_not_downloaded(online, tmp_path):
+    ids = {"decoder_start_token_id": 5, "eos_token_id": 1, "pad_token_id": 0}
+    (online.repositories[TARGET] / "generation_config.json").write_text(json.dumps(ids))
+    message = message_of(convert, TARGET, tmp_path / "checkpoint_1", to="t5x")
+    assert "has other special ids than T5's, which t5x cannot store" in message
     assert not [name for name in online.sent if name.endswith(".safetensors")]
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.native.target_drafts import load_shared_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
-from spec_t5x.labs.training.exports import save_shared_draft
+from spec_t5x.labs.training.exports import save_model, save_shared_draft
 from spec_t5x.labs.training.kept_layers import keep_layers, narrowed_params, with_shared
 from spec_t5x.models.binding import bind
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
@@ -73,6 +73,17 @@ def test_drafts_of_another_target_are_refused(saved, target, random_params):
     assert "give draft layers that were trained for this target" in wide
     assert "are for vocabulary" in message(vocabulary=ByteVocabulary())
     assert "are for decoder" in message(params=random_params(target.config, seed=1))
+
+
+def test_another_target_is_recognized_before_its_weights_are_read(
+    saved, target, random_params, tmp_path
+):
+    its, others = target.params, random_params(target.config, seed=1)
+    for name, params in {"its": its, "other": others}.items():
+        save_model(tmp_path / name, params, target.config, target.vocabulary)
+    find_models(tmp_path / "its", [saved])
+    message = message_of(find_models, tmp_path / "other", [saved])
+    assert f"draft layers {saved} are for decoder" in message
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -378,7 +378,7 @@ def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, argumen
         ),
         (
             ("--suppress_tokens", "1,5", "--forced_eos_token_id", "5"),
-            "and --suppress_tokens (1, 5): leave",
+            "and --suppress_tokens have [5]: leave one out",
         ),
         (("y", ""), "the text is empty"),
     ],

@@ -146,9 +146,12 @@ def understood(
       num_ids: number of the tokenizer's ids for which the model has logits.
       is_decoder_only: whether max_length and min_length count the prompt, and so are left out.
     """
-    if task is not None:
-        check_task(settings, where, task)
     tasks = settings.get(TASKS, {})
+    if task is not None and not (isinstance(tasks, Mapping) and task in tasks):
+        raise InputError(
+            f"{where} has no settings of a task {task!r}: it has "
+            f"{', '.join(tasks) or 'no tasks'}; leave --task out, or name one"
+        )
     with describing(where, TASKS):
         settings = {**settings, **_present(tasks.get(task, {}))}
     if settings.get("do_sample"):
@@ -174,16 +177,6 @@ def understood(
     if tasks and task is None:
         left_out[TASKS] = f"settings of the tasks {', '.join(tasks)} (--task NAME)"
     return options, LeftOut(where, left_out, settings)
-
-
-def check_task(values: Mapping[str, Any], where: str, task: str) -> None:
-    """Raises ``InputError`` unless ``values`` of config.json have settings of ``task``."""
-    tasks = values.get(TASKS)
-    if not (isinstance(tasks, Mapping) and task in tasks):
-        raise InputError(
-            f"{where} has no settings of a task {task!r}: it has "
-            f"{', '.join(tasks or ()) or 'no tasks'}; leave --task out, or name one"
-        )
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:

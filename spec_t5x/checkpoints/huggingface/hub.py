@@ -53,11 +53,9 @@ def snapshot(name: str) -> Path:
 
 def has_weights(name: str) -> bool:
     """Tells whether all weights are in ``snapshot``'s directory."""
-    try:
-        weight_files.find_files(snapshot(name))
-    except InputError:
-        return False
-    return True
+    with contextlib.suppress(InputError):
+        return bool(weight_files.find_files(snapshot(name)))
+    return False
 
 
 def download_weights(name: str) -> None:
@@ -67,9 +65,6 @@ def download_weights(name: str) -> None:
 
     directory = snapshot(name)
     weight_files.check_no_adapter(directory, name)
-    if has_weights(name):
-        # The Hub need not be asked.
-        return
     # The commit of config.json, even if the branch has moved since.
     commit = directory.name
     with _explained(name):

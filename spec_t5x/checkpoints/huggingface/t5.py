@@ -102,11 +102,12 @@ _BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
-def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
+def open_model(directory: Path, values: dict[str, Any], has_weights: bool = True) -> StoredModel:
     """Opens the model in ``directory``, whose config.json holds ``values``; see ``Format``."""
     ids = check_supported(values, directory)
     config = read_config(values, directory / CONFIG_NAME)
-    tensors = weight_files.unwrapped(weight_files.open_tensors(directory), _TOP, directory)
+    tensors = weight_files.open_tensors(directory) if has_weights else {}
+    tensors = weight_files.unwrapped(tensors, _TOP, directory)
     if tensors and not any(".decoder." in f".{name}" for name in tensors):
         raise InputError(f"{directory} holds no decoder: give a whole encoder-decoder")
     left, config = _settled(tensors, config, values, directory)

@@ -37,12 +37,13 @@ from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO
 from spec_t5x.types import PyTree
 
+# Path of the parameter by which a draft recognizes its target, the decoder's last norm.
+MARK = "decoder/decoder_norm/scale"
 # Name of the array with the tokens of a narrow output layer.
 IDS = "narrow_head/ids"
 # Fields of a configuration that may differ from the target's; the second line for heads alone.
 _OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
 _OF_HEADS = ("emb_dim", "mlp_dim", "logits_via_embedding")
-
 
 _FILE = "draft.safetensors"
 SHARED = DraftFormat("spec_t5x_shared_draft", _FILE, "a draft that spec-t5x distill")
@@ -169,9 +170,8 @@ def _is_known(values: Any) -> bool:
     """Tells whether this process can read an array: not abstract, traced or on other hosts."""
     if isinstance(values, jax.ShapeDtypeStruct | jax.core.Tracer):
         return False
-    if isinstance(values, jax.Array):
-        return values.is_fully_addressable or values.is_fully_replicated
-    return True
+    is_here = not isinstance(values, jax.Array) or values.is_fully_addressable
+    return is_here or values.is_fully_replicated
 
 
 def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) -> DraftKind:

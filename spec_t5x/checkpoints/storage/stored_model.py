@@ -44,6 +44,8 @@ class LoadedModel:
     # "auto"; ``is_rounded`` if they were rounded while they were read.
     weights: str = AUTO
     is_rounded: bool = False
+    # As in ``StoredModel``.
+    drafts: dict[tuple, Any] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.directory})"
@@ -59,7 +61,8 @@ class LoadedModel:
 class StoredModel:
     """A model whose files are open; its weights are read later."""
 
-    tensors: Tensors
+    # None before they are downloaded.
+    tensors: Tensors | None
     config: ModelConfig
     # None if the checkpoint has no vocabulary and none was given, as for T5X's.
     vocabulary: Vocabulary | None
@@ -70,6 +73,8 @@ class StoredModel:
     weights: str = AUTO
     # The checkpoint's names of parameters, by path, for messages.
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # What its drafts' kinds opened, by kind and argument; ``DraftKind.make`` takes it out.
+    drafts: dict[tuple, Any] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
         """Raises ``InputError`` unless vocabulary and shapes of weights fit the configuration."""
@@ -80,13 +85,16 @@ class StoredModel:
                 f"embeds {self.config.vocab_size}: give the vocabulary it was trained with, and "
                 "the number of its extra ids"
             )
-        shapes = expected_shapes(self.config)
-        check_tensors(self.tensors, shapes, str(self.directory), self.names)
+        if self.tensors is not None:
+            shapes = expected_shapes(self.config)
+            check_tensors(self.tensors, shapes, str(self.directory), self.names)
 
-    def unread(self) -> LoadedModel:
-        """Returns the model without its weights, which are not read."""
+    def unread(self, *paths: str) -> LoadedModel:
+        """Returns the model without its weights, except for those at ``paths`` that it has."""
+        few = {path: self.tensors[path] for path in {*paths} & {*(self.tensors or ())}}
+        params = read_params(few, str(self.directory), dtype="float32")
         named = {"config": self.config, "directory": self.directory, "metadata": self.metadata}
-        return LoadedModel(params={}, vocabulary=self.known_vocabulary(), **named)
+        return LoadedModel(params=params, vocabulary=self.known_vocabulary(), **named)
 
     def load(
         self,
@@ -125,6 +133,7 @@ class StoredModel:
             metadata=self.metadata,
             weights=chosen,
             is_rounded=bits is not None,
+            drafts=self.drafts,
         )
 
     def _check_room(
@@ -192,16 +201,11 @@ class StoredModel:
     def known_vocabulary(self) -> Vocabulary:
         """Returns the vocabulary; raises ``InputError`` if there is none."""
         if self.vocabulary is None:
-            raise no_vocabulary(self.directory)
+            raise InputError(
+                f"{self.directory} holds no vocabulary: give one (--vocabulary), a tokenizer.json "
+                "or spiece.model, the model it was tuned from, or 'bytes'"
+            )
         return self.vocabulary
-
-
-def no_vocabulary(model: Location | str) -> InputError:
-    """Makes the error of a model that has no vocabulary and is given none."""
-    return InputError(
-        f"{model} holds no vocabulary: give one (--vocabulary), a tokenizer.json or spiece.model, "
-        "the model it was tuned from, or 'bytes'"
-    )
 
 
 # Writes all of a model but the vocabulary to an empty directory: directory, model, dtype, report.

@@ -69,14 +69,14 @@ _IN_LAYER = {
 }
 
 
-def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
+def open_model(directory: Path, values: dict[str, Any], has_weights: bool = True) -> StoredModel:
     """Opens a directory whose config.json holds ``values``; see ``formats``.
 
     A text starts with ``bos_token_id`` and ends with ``eos_token_id``.
     """
     config = _read_config(values, directory / CONFIG_NAME)
     rows = their_ids(*_ids(values, directory)[:3])
-    left, config = _settled(open_tensors(directory), config, directory)
+    left, config = _settled(open_tensors(directory) if has_weights else {}, config, directory)
     names = _names(config)
     tensors = {
         path: _ours(path, left[name], rows, third)
@@ -228,5 +228,4 @@ FORMAT = Format(
     open_model=open_model,
     config=GPTConfig,
     check_supported=check_supported,
-    read_vocabulary=read_vocabulary,
 )

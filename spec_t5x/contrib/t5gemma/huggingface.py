@@ -21,7 +21,6 @@ from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.contrib.t5gemma.network import GLOBAL, LOCAL, T5GemmaConfig
 from spec_t5x.data.mapped_vocabulary import their_ids
-from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import expected_shapes
 
@@ -94,12 +93,13 @@ _OF_IMAGES = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projecto
 _IMAGE_END_COPY = "model.decoder.embed_tokens.eoi_embedding"
 
 
-def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
+def open_model(directory: Path, values: dict[str, Any], has_weights: bool = True) -> StoredModel:
     """Opens a directory whose config.json holds ``values``; see ``formats``."""
     ids = check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
+    tensors = open_tensors(directory) if has_weights else {}
     # "model." is part of the names here.
-    tensors = unwrapped(open_tensors(directory), ("model", "lm_head"), directory)
+    tensors = unwrapped(tensors, ("model", "lm_head"), directory)
     left, config = _settled(tensors, config, directory)
     num_ids = config.vocab_size
     left, config = t5.renumbered_model(left, config, ids, _TABLES)
@@ -109,7 +109,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     return StoredModel(
         tensors=t5.by_our_paths(left, tensor_names(config)),
         config=config,
-        vocabulary=_vocabulary(directory, num_ids, ids),
+        vocabulary=mapped_vocabulary(directory, num_ids, ids[t5.START], t5.eos_ids(ids)),
         directory=directory,
         metadata={"model_type": values["model_type"], t5.PAD: ids[t5.PAD]},
     )
@@ -134,16 +134,6 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
                 f"{path} has rope_type {kind!r}: only 'default' and 'linear' are supported"
             )
     return special_ids(values, directory)
-
-
-def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
-    """Reads the directory's vocabulary; returns None if it has no vocabulary files."""
-    num_ids = _stacks(values, directory / CONFIG_NAME)[1]["vocab_size"]
-    return _vocabulary(directory, num_ids, special_ids(values, directory))
-
-
-def _vocabulary(directory: Path, num_ids: int, ids: dict[str, Any]) -> Vocabulary | None:
-    return mapped_vocabulary(directory, num_ids, ids[t5.START], t5.eos_ids(ids))
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -285,5 +275,4 @@ FORMAT = Format(
     open_model=open_model,
     config=T5GemmaConfig,
     check_supported=check_supported,
-    read_vocabulary=read_vocabulary,
 )

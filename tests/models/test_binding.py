@@ -1,0 +1,63 @@
+"""Parameters are bound to the configuration that they were made with."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from spec_t5x.errors import InputError
+from spec_t5x.models.binding import abstract_params, bind
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.weights import Form
+
+CONFIG = T5Config(
+    vocab_size=40,
+    emb_dim=32,
+    num_heads=2,
+    head_dim=16,
+    mlp_dim=48,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    dtype="float32",
+)
+PARAMS = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), abstract_params(CONFIG))
+NORM = "decoder/decoder_norm/scale"
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "found"),
+    [
+        # Kernels would read past the end of the first three.
+        (NORM, lambda leaf: leaf[:-1], "is (31,) and the network's (32,)"),
+        (NORM, None, "is missing and the network's (32,)"),
+        ("token_embedder/embedding", lambda leaf: leaf[:-1], "and the network's ("),
+        ("decoder/layers_0/mlp/wo/kernel", lambda leaf: leaf.T, "and the network's ("),
+        ("decoder/other/scale", lambda leaf: jnp.ones(3), "is (3,) and the network's none"),
+    ],
+)
+def test_parameters_of_another_shape_are_refused(path, change, found):
+    flat = flatten_dict(PARAMS, sep="/")
+    leaf = flat.pop(path, None)
+    if change is not None:
+        flat[path] = change(leaf)
+    message = re.escape(f"parameter {path} ") + ".*" + re.escape(found)
+    with pytest.raises(InputError, match=f"{message}.*: give the configuration that"):
+        bind(unflatten_dict(flat, sep="/"), CONFIG)
+
+
+def test_layers_that_would_not_be_computed_are_refused():
+    fewer = dataclasses.replace(CONFIG, num_decoder_layers=CONFIG.num_decoder_layers - 1)
+    with pytest.raises(InputError, match="the network's none: give the configuration"):
+        bind(PARAMS, fewer)
+
+
+def test_bound_parameters_are_bound_again():
+    model = bind(PARAMS, CONFIG, "int8")
+    again = bind(model.weights, CONFIG)
+    kernel = again.weights["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
+    assert isinstance(kernel, Form)
+    # A model whose weights are read later.
+    assert bind({}, CONFIG).config == CONFIG
