@@ -64,6 +64,8 @@ def test_a_table_ends_with_what_cannot_be_relied_on(rows, sentence):
         (0.45, {"plain_tokens": 40}, False),
         # The longest row decides.
         (1.73, {"batch_size": 8}, False),
+        # Both ways were plain.
+        (1.73, {"left_out": "no acceptance pays"}, False),
     ],
 )
 def test_no_draft_exceeds_the_block_efficiency(made_up, seconds, changes, noise):  # noqa: F811

@@ -132,8 +132,8 @@ def test_divergence_and_cross_entropy_are_mixed():
     weights = (TARGETS > 0).astype(jnp.float32)
     for objective, divergence in DIVERGENCES.items():
         taught = {"target_logits": teacher, "objective": objective}
-        sums = token_losses(student, TARGETS, distillation_weight=0.25, **taught)
-        expected = 0.75 * cross_entropy(student, TARGETS)[0] + 0.25 * divergence(teacher, student)
+        sums = token_losses(student, TARGETS, distillation_weight=0.75, **taught)
+        expected = 0.25 * cross_entropy(student, TARGETS)[0] + 0.75 * divergence(teacher, student)
         np.testing.assert_allclose(sums.loss, (expected * weights).sum(), rtol=1e-5)
     # The cross-entropy alone does not use the target.
     taught = {"target_logits": teacher, "distillation_weight": 1.0, "objective": "cross_entropy"}
@@ -150,6 +150,36 @@ def test_schedule_values():
     schedule = OptimizerOptions(learning_rate=1.0, warmup_steps=25, decay="rsqrt").schedule(1000)
     values = [float(schedule(step)) for step in (0, 24, 25, 100, 400)]
     np.testing.assert_allclose(values, [0.04, 1.0, 1.0, 0.5, 0.25], rtol=1e-6)
+
+
+def test_two_steps_of_adamw_by_hand():
+    """The first step is but the sign of the gradient; the second shows clipping and averages."""
+    params = {"matrix": jnp.full((2, 2), 3.0), "vector": jnp.full(2, 3.0)}
+    # Global norms of 5 and 0.5, of which the first is clipped to 1.
+    steps = [{"matrix": jnp.full((2, 2), 2.0), "vector": jnp.array([3.0, 0.0])}]
+    steps.append(jax.tree.map(lambda leaf: -0.1 * leaf, steps[0]))
+    optimizer = OptimizerOptions(clip_norm=1.0, weight_decay=0.1).optimizer(lambda step: 0.01)
+    state, found = optimizer.init(params), []
+    for gradients in steps:
+        updates, state = optimizer.update(gradients, state, params)
+        found.append(updates)
+    mean = square = 0.0
+    for number, (updates, gradient) in enumerate(zip(found, (2.0 / 5.0, -0.2), strict=True), 1):
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.98 * square + 0.02 * gradient**2
+        scaled = mean / (1 - 0.9**number) / np.sqrt(square / (1 - 0.98**number))
+        np.testing.assert_allclose(updates["matrix"], -0.01 * (scaled + 0.1 * 3.0), rtol=1e-5)
+        # Vectors do not decay.
+        np.testing.assert_allclose(updates["vector"], [-0.01 * scaled, 0.0], rtol=1e-5)
+
+
+def test_adafactor_moves_a_parameter_by_a_share_of_its_size():
+    optimizer = OptimizerOptions(name="adafactor").optimizer(lambda step: 0.01)
+    params = {"small": jnp.full((2, 2), 0.5), "large": jnp.full((2, 2), -4.0)}
+    updates, _ = optimizer.update(
+        jax.tree.map(jnp.ones_like, params), optimizer.init(params), params
+    )
+    for name, size in (("small", 0.5), ("large", 4.0)):
+        np.testing.assert_allclose(updates[name], -0.01 * size, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
