@@ -11,8 +11,8 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.distillation_losses import DIVERGENCES
-from spec_t5x.labs.training.learners import Network
-from spec_t5x.labs.training.losses import cross_entropy, token_losses
+from spec_t5x.labs.training.learners import Network, network_logits
+from spec_t5x.labs.training.losses import DevMetrics, cross_entropy, token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.trainer import TrainOptions, init_state, make_train_step, model_inputs
 from tests.labs.training.toys import Copier, assert_identical, copy_batches, toy_config, train_toy
@@ -87,6 +87,52 @@ def test_in_bfloat16_only_the_network_computes():
     averages = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
     types = {leaf.dtype for leaf in jax.tree.leaves((state.params, sums, averages))}
     assert averages and types == {jnp.dtype(jnp.float32)}
+
+
+def test_a_network_learns_with_its_regularizers_and_dropout():
+    config, options = toy_config(dropout_rate=0.5), {"label_smoothing": 0.1, "z_loss": 0.01}
+    learner = Network(config, TrainOptions(steps=1, **options))
+    inputs = model_inputs(next(copy_batches().batches()))
+    keys = None, jax.random.key(1), jax.random.key(2)
+
+    @jax.jit
+    def losses():
+        params = learner.init(jax.random.key(0))
+        expected = token_losses(network_logits(config, params, inputs), inputs[2], **options)
+        return expected.loss, *(learner.loss(params, inputs, key).loss for key in keys)
+
+    expected, plain, *dropped = map(float, losses())
+    assert plain == pytest.approx(expected, rel=1e-5)
+    assert len({plain, *dropped}) == 3
+
+
+def test_each_step_has_its_own_dropout_and_reports_the_gradients_norm():
+    learner, optimizer = Copier(TrainOptions(steps=1)), optax.sgd(0.5)
+    step, inputs = make_train_step(learner, optimizer), model_inputs(next(copy_batches().batches()))
+
+    def loss_at(number):
+        state = init_state(learner, optimizer)
+        before = jax.tree.map(np.array, state.params)
+        state = state.replace(step=jnp.int32(number))
+        state, sums = step(state, inputs, jax.random.key(3), None)
+        moved = jax.tree.map(np.subtract, before, jax.tree.map(np.array, state.params))
+        assert float(sums.gradient_norm) == pytest.approx(2 * float(optax.global_norm(moved)))
+        return float(sums.loss)
+
+    first, second, again = map(loss_at, (0, 1, 0))
+    assert first == again != second
+    # Another seed begins with other parameters.
+    starts = [init_state(Copier(TrainOptions(steps=1, seed=seed)), optimizer) for seed in (0, 1)]
+    assert np.any(starts[0].params["decoder"]["kernel"] != starts[1].params["decoder"]["kernel"])
+
+
+def test_dev_metrics_are_means_over_tokens():
+    # Sums of cross-entropy, correct tokens and tokens of two batches.
+    found = DevMetrics.of([(3.0, 2.0, 6.0), (1.0, 1.0, 2.0)])
+    assert (found.cross_entropy, found.accuracy, found.num_tokens) == (0.5, 0.375, 8)
+    assert found.perplexity == pytest.approx(1.6487, abs=1e-4)
+    with pytest.raises(InputError, match="0 tokens to evaluate on"):
+        DevMetrics.of([(0.0, 0.0, 0.0)])
 
 
 def random_logits(seed=0, shape=(2, 3, 7)):
