@@ -68,7 +68,17 @@ def test_a_row_for_each_draft_and_verifier(tiny_pair, data, tmp_path, capsys):
         assert row["gamma_mean"] == pytest.approx(row["verified"] / iterations, abs=1)
 
 
-def test_drafts_are_checked_with_the_verifier_of_their_row(tiny_pair, data, capsys):
+def test_drafts_are_checked_with_the_verifier_of_their_row(
+    tiny_pair, data, made_up, monkeypatch, capsys
+):
+    compare = sweep.compare
+
+    def of_trees(pair, texts, row, repeats):
+        chain = dataclasses.replace(made_up, identical=True)
+        return compare(pair, texts, row, repeats) if row.verifier == "tree" else chain
+
+    # Other tests compare with chains.
+    monkeypatch.setattr(sweep, "compare", of_trees)
     pair = ["--target", str(tiny_pair / "target"), "--data", str(data), "--repeats", "1"]
     rows = ["--draft", "copy/block", "--draft", f"{tiny_pair / 'draft'}"]
     tree = ["--gin.GenerateOptions.verifier='tree'", "--gin.GenerateOptions.widths=(2, 1)"]

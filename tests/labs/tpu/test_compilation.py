@@ -281,6 +281,20 @@ def cost(**changes) -> StepCost:
     return StepCost(**{**values, **changes})
 
 
+def test_chips_are_those_of_the_published_figures():
+    """Tera-operations, GB of memory traffic, GiB of memory; links from figures of all of them."""
+    assert {name: (c.flops / 1e12, c.memory_bandwidth / 1e9) for name, c in CHIPS.items()} == {
+        "v4": (275, 1200),
+        "v5e": (197, 819),
+        "v5p": (459, 2765),
+        "v6e": (918, 1600),
+    }
+    assert [chip.memory / 2**30 for chip in CHIPS.values()] == [32, 16, 95, 32]
+    bits_of_links = {"v5e": (1600e9, 4), "v5p": (4800e9, 6), "v6e": (8 * 400e9, 4)}
+    for name, (bits, links) in bits_of_links.items():
+        assert CHIPS[name].link_bandwidth == bits / 8 / links
+
+
 def test_the_slower_of_memory_and_arithmetic_decides():
     v4 = CHIPS["v4"]
     sent = Collective(kind="all-reduce", count=3, result_bytes=1, sent_bytes=50e6)
