@@ -137,8 +137,10 @@ def test_sampled_texts_repeat_with_other_keys_and_sources_are_the_units(toy):
     whole = keys(0, 9)
     assert len(np.unique(whole, axis=0)) == 9
     np.testing.assert_array_equal(keys(4, 5), whole[4:])
-    once = repeated.batches(dataclasses.replace(options, temperature=0.0), 0)
-    assert [batch.texts for batch in once] == [TEXTS[:3], TEXTS[3:4]]
+    greedy = dataclasses.replace(options, temperature=0.0)
+    for limit, expected in ((None, 4), (9, 4), (2, 2)):
+        once = list(repeated.batches(greedy, 0, limit))
+        assert [text for batch in once for text in batch.texts] == TEXTS[:expected]
     assert repeated.numbers(3, 4).tolist() == [3, 0, 1, 2]
     # Of one source, each output is a unit.
     assert _Repeated(toy, TEXTS[:1], options).numbers(3, 4).tolist() == [3, 4, 5, 6]
