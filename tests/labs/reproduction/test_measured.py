@@ -97,7 +97,7 @@ def test_ours_are_beside_the_papers_smallest_and_extra_drafts_after_them(content
 
 
 def test_a_filter_has_its_own_rows_and_shares_those_of_temperature_0(content):
-    rows = [*RATES, rate("transformer", 1.0, 0.9, top_k=40)]
+    rows = [rate("transformer", 1.0, 0.9, top_k=40), *RATES]
     gpt, *_, lamda = content(TABLE_3, {"acceptance/lm": {"rows": rows}})
 
     def alphas(table):

@@ -251,6 +251,7 @@ def test_collectives_are_read_from_the_program():
   %ag = (f32[4]{0}, f32[16]{0}, u32[]) all-gather-start(%x), replica_groups=[1,4]<=[4]
   %done = f32[16]{0} all-gather-done(%ag)
   %rs = bf16[2]{0} reduce-scatter(%x), replica_groups=mesh['a'=2,'b'=2,'c'=2] {'b', 'c'}, to=%s
+  %all = f32[8]{0} all-to-all(%x), replica_groups={{0,1,2,3}}
   %p = pred[6]{0} collective-permute(%x), source_target_pairs={{0,1}}
   %fusion = f32[4] fusion(%all-reduce.1), calls=%c
 """
@@ -262,6 +263,7 @@ def test_collectives_are_read_from_the_program():
             result_bytes=2 * 8 * 768 + 48,
             sent_bytes=1.5 * 2 * 8 * 768 + 48.0,
         ),
+        Collective(kind="all-to-all", count=1, result_bytes=32, sent_bytes=24.0),
         Collective(kind="collective-permute", count=1, result_bytes=6, sent_bytes=6.0),
         Collective(kind="reduce-scatter", count=1, result_bytes=4, sent_bytes=12.0),
     )
