@@ -57,6 +57,17 @@ def test_the_larger_network_computes_the_same(traits, sizes):
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
 
 
+def test_added_layers_are_spread_and_copies_of_the_layers_before_them():
+    old = dataclasses.replace(toy_config(), num_decoder_layers=2)
+    new = dataclasses.replace(old, num_decoder_layers=5)
+    params = _random(old)
+    small, large = (each["decoder"] for each in (params, grown(params, old, new)))
+    for layer, (source, is_added) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1), (1, 1))):
+        ours, theirs = large[f"layers_{layer}"], small[f"layers_{source}"]
+        np.testing.assert_array_equal(ours["mlp"]["wi"]["kernel"], theirs["mlp"]["wi"]["kernel"])
+        assert np.any(ours["mlp"]["wo"]["kernel"]) != is_added
+
+
 def test_copies_are_trained_apart():
     old = toy_config()
     new = dataclasses.replace(old, emb_dim=16, mlp_dim=32)
