@@ -125,6 +125,7 @@ PARTS: Mapping[str, Part] = {
         (
             *("benchmarks/", "spec_t5x/labs/benchmark/", "spec_t5x/labs/reproduction/"),
             *("scripts/gpu/measure.sh", "tests/labs/benchmark/test_simulated_acceptance.py"),
+            "tests/labs/benchmark/test_sweep.py",
         ),
     ),
 }

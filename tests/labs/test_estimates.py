@@ -43,6 +43,22 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say():
     assert over_tokens / trials < 0.6
 
 
+def test_intervals_of_many_texts_are_those_of_a_normal_mean():
+    values = np.random.default_rng(0).normal(0.6, 0.1, 400)
+    error = values.std() / np.sqrt(values.size)
+
+    def bounds(**settings):
+        estimate = ratio(10 * values, np.full(400, 10), Bootstrap(**settings))
+        return estimate.low, estimate.high
+
+    for settings, width in (({}, 1.96), ({"confidence": 0.5}, 0.674)):
+        expected = values.mean() - width * error, values.mean() + width * error
+        assert bounds(resamples=10_000, **settings) == pytest.approx(expected, abs=0.1 * error)
+    assert bounds(seed=1) == bounds(seed=1) != bounds(seed=2)
+    low, high = bounds(resamples=1)
+    assert low == high
+
+
 def test_a_ratio_is_of_sums():
     # 3 of 4 and 0 of 1 accepted; the third text had no draft.
     estimate = ratio(np.array([3, 0, 0]), np.array([4, 1, 0]), BOOTSTRAP)

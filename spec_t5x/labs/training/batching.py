@@ -1,8 +1,8 @@
 """Length-bucketed batches whose order is a function of (seed, step) alone.
 
-A bucket is a padded length, in tokens. Every pair belongs to the smallest bucket that holds its
-longer side; XLA compiles one program for each bucket. The shuffle of an epoch follows from (seed,
-epoch), and all epochs have equally many batches: resuming at step N costs one shuffle.
+A bucket is a pair of padded lengths, in tokens, of sources and of targets; XLA compiles one program
+for each bucket. The shuffle of an epoch follows from (seed, epoch), and all epochs have equally
+many batches: resuming at step N costs one shuffle.
 """
 
 import array

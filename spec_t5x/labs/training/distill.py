@@ -87,7 +87,8 @@ class Student:
     # If the draft shares the target's encoder and embedding, which are frozen: the index of the
     # target's decoder layer that each of the draft's is copied from. None if it shares nothing.
     shared_layers: tuple[int, ...] | None = None
-    # The tokens of a pruned output layer; None if the layer has the whole vocabulary.
+    # The tokens of a pruned output layer, which only a draft that shares parameters has; None if
+    # the layer has the whole vocabulary.
     head: NarrowHead | None = None
     # Number of drafting steps that an EAGLE head (``models.eagle``) learns; 0 for other drafts.
     unrolled_steps: int = 0
@@ -142,7 +143,7 @@ class Student:
         An EAGLE head needs ``read_by_target``; its states differ by drafting step. Successive
         tokens use the steps in turn, so that one call of the output layer trains all steps.
         """
-        if self.shared_layers is None and self.head is None:
+        if self.shared_layers is None:
             return network_logits(self.config, params, inputs, dropout_key)
         source, shifted, text = inputs
         learns, steps = dropout_key is not None, self.unrolled_steps
@@ -156,10 +157,8 @@ class Student:
                 for step in range(1, steps):
                     states = jnp.where(in_turn == step, unrolled[step], states)
             else:
-                # A shared encoder is frozen and has no dropout, as in the target.
-                own_encoder = learns and self.shared_layers is None
-                encoded = network.encode(source, enable_dropout=own_encoder)
-                given = encoded, source, shifted, text
+                # The encoder is the target's, which is frozen and has no dropout.
+                given = network.encode(source), source, shifted, text
                 states = network.decode_states(*given, enable_dropout=learns)
             if self.head is None:
                 return network.logits(states)

@@ -65,11 +65,14 @@ def _inputs_of(config: ModelConfig, inputs: Inputs) -> tuple:
 
 
 class TargetReading(NamedTuple):
-    """A target's outputs over texts: logits, encoder outputs, last decoder states."""
+    """A target's outputs over texts: logits, encoder outputs, states of the decoder.
+
+    The states are the last layer's, and those of the layers that ``T5Model.showing`` adds.
+    """
 
     logits: Float32[Array, "batch length vocab"]
     encoded: Float[Array, "batch source embed"] | None = None
-    states: Float[Array, "batch length embed"] | None = None
+    states: Float[Array, "batch length target_states"] | None = None
 
 
 def read_target(target: T5Model, inputs: Inputs) -> TargetReading:

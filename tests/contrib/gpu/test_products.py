@@ -50,7 +50,8 @@ def test_products(dtype, in_tiles, rows, kind):
     num, normed, activations, added = kind
     states = drawn(0, rows, INNER, dtype=dtype)
     matrices = [drawn(i + 1, INNER, FEATURES, dtype=dtype) / 7 for i in range(num)]
-    norm = products.Norm(drawn(8, INNER, dtype=dtype), 1e-6) if normed else None
+    # An epsilon that shows beside a mean square of 1.
+    norm = products.Norm(drawn(8, INNER, dtype=dtype), 0.1) if normed else None
     residual = drawn(9, rows, FEATURES, dtype=dtype) if added else None
     given = activations, residual
     wanted = expected(states, matrices, norm, *given)
@@ -68,7 +69,7 @@ def test_products(dtype, in_tiles, rows, kind):
 def test_wide_programs_in_tiles(features, normed):
     """Programs of 32 and 64 columns, of 80 tokens in two programs."""
     states, matrix = drawn(0, 80, 64, dtype="bfloat16"), drawn(1, 64, features, dtype="bfloat16")
-    norm = products.Norm(drawn(8, 64, dtype="bfloat16"), 1e-6) if normed else None
+    norm = products.Norm(drawn(8, 64, dtype="bfloat16"), 0.1) if normed else None
     given = [Transposed.of(matrix)], norm
     (found,) = products.multiply(states, *given, in_tiles=True, dtype="float32")
     (one,) = products.multiply(states[77:78], *given, in_tiles=True, dtype="float32")

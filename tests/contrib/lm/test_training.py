@@ -6,7 +6,7 @@ import pytest
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.cli.main import main
 from spec_t5x.contrib.lm.gpt import GPTConfig
-from spec_t5x.contrib.lm.training_data import TextOptions
+from spec_t5x.contrib.lm.training_data import TextOptions, _sampled
 from spec_t5x.contrib.lm.wordpiece import WordPieceVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
@@ -125,6 +125,15 @@ def test_a_mistake_is_one_line(data, tmp_path, capsys, bindings, message):
         line for line in capsys.readouterr().err.splitlines() if "training a vocabulary" not in line
     ]
     assert line.startswith("spec-t5x: error: ") and message in line
+
+
+def test_a_vocabularys_lines_are_drawn_uniformly():
+    assert _sampled(map(str, range(3)), 5) == ["0", "1", "2"]
+    drawn = list(map(int, _sampled(map(str, range(20_000)), 2_000)))
+    assert len(set(drawn)) == 2_000
+    counts = np.histogram(drawn, bins=10, range=(0, 20_000))[0]
+    # Five standard deviations.
+    assert np.abs(counts - 200).max() < 67
 
 
 def test_lines_are_not_the_data_of_a_t5():

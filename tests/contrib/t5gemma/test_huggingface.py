@@ -83,7 +83,8 @@ def test_text_equals_that_of_transformers(made, kind):
     options = {"do_sample": False, "num_beams": 1, "max_new_tokens": NUM_NEW}
     expected = model.generate(theirs, attention_mask=is_token.long(), **options).numpy()[:, 1:]
     assert len(np.unique(expected)) > 12
-    for draft in (None, str(root / "draft"), "copy", "early_exit:2"):
+    # Drafts of the family; others read no layer of a target.
+    for draft in (None, str(root / "draft"), "early_exit:2"):
         generator = Generator.load(root / "target", draft)
         for (answer, *_), row in zip(generator.generate(TEXTS, OPTIONS), expected, strict=True):
             ids = generator.vocabulary.to_theirs(answer.output_ids)

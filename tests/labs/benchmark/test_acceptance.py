@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import re
+import types
 
 import jax
+import numpy as np
 import pytest
 
 from spec_t5x.data.vocabulary import ByteVocabulary
@@ -13,7 +15,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.labs.benchmark.acceptance import best, measure, table
+from spec_t5x.labs.benchmark.acceptance import _Repeated, achieved, best, measure, table
 from spec_t5x.labs.benchmark.options import AcceptanceOptions
 from spec_t5x.labs.estimates import Estimate
 from spec_t5x.types import EOS_ID
@@ -120,6 +122,56 @@ def test_argmax_goes_once_through_the_texts(toy, toy_drafts):
     # Any token is at least that likely.
     assert lenient.alpha.value == 1 > strict.alpha.value
     assert strict.sampling == "argmax"
+
+
+def test_sampled_texts_repeat_with_other_keys_and_sources_are_the_units(toy):
+    options = GenerateOptions(temperature=1.0, batch_size=3, max_decode_len=8)
+    repeated = _Repeated(toy, TEXTS[:4], options)
+
+    def keys(first, limit):
+        batches = list(repeated.batches(options, first, limit))
+        assert [text for batch in batches for text in batch.texts] == (TEXTS[:4] * 3)[:limit]
+        rows = [jax.random.key_data(batch.keys)[: len(batch.texts)] for batch in batches]
+        return np.concatenate(rows)
+
+    whole = keys(0, 9)
+    assert len(np.unique(whole, axis=0)) == 9
+    np.testing.assert_array_equal(keys(4, 5), whole[4:])
+    greedy = dataclasses.replace(options, temperature=0.0)
+    for limit, expected in ((None, 4), (9, 4), (2, 2)):
+        once = list(repeated.batches(greedy, 0, limit))
+        assert [text for batch in once for text in batch.texts] == TEXTS[:expected]
+    assert repeated.numbers(3, 4).tolist() == [3, 0, 1, 2]
+    # Of one source, each output is a unit.
+    assert _Repeated(toy, TEXTS[:1], options).numbers(3, 4).tolist() == [3, 4, 5, 6]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_acceptance_is_pooled_over_outputs_and_resampled_by_source():
+    def output(alpha, efficiency, calls, accepted, verified):
+        counts = {"accepted_by_position": accepted, "verified_by_position": verified}
+        return types.SimpleNamespace(
+            alpha=alpha, block_efficiency=efficiency, target_calls=calls, **counts
+        )
+
+    # Rounding took the second one's alpha above 1; the third verified no draft.
+    outputs = [
+        output(0.25, 1.5, 4, [2, 0], [4, 2]),
+        output(1.0000001, 3.0, 2, [2, 2], [2, 2]),
+        output(None, 1.0, 3, [0, 0], [0, 0]),
+    ]
+    found = achieved(outputs, np.array([0, 1, 1]))
+    assert (found.num_texts, found.target_calls) == (3, 9)
+    assert found.block_efficiency.value == pytest.approx((6 + 6 + 3) / 9)
+    assert found.alpha.value == pytest.approx((0.25 * 6 + 1.0 * 4) / 10, abs=1e-12)
+    assert found.observed.value == pytest.approx(6 / 10)
+    assert found.acceptance_by_position == pytest.approx([4 / 6, 2 / 4])
+    # The bounds of two sources are their rates, of which each resample holds one or both.
+    for estimate, bounds in (
+        (found.block_efficiency, (6 / 4, 9 / 5)),
+        (found.observed, (2 / 6, 1)),
+    ):
+        assert (estimate.num_texts, estimate.low, estimate.high) == pytest.approx((2, *bounds))
 
 
 def test_texts_end_at_the_first_of_several_ids(toy):

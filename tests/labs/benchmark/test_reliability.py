@@ -10,6 +10,7 @@ import pytest
 from spec_t5x.labs.benchmark import comparison, sweep
 from spec_t5x.labs.benchmark.console import print_comparison
 from spec_t5x.labs.benchmark.reliability import MUCH, OtherPrograms, caution, doubt
+from spec_t5x.labs.benchmark.step_times import StepTimes
 from tests.labs.benchmark.test_sweep import a_row, drawn_row, made_up, tiny_sizes  # noqa: F401
 
 QUIET, BUSY = {"beside": 0.02, "noise": False}, {"beside": 0.45, "noise": False}
@@ -63,6 +64,8 @@ def test_a_table_ends_with_what_cannot_be_relied_on(rows, sentence):
         (0.45, {"plain_tokens": 40}, False),
         # The longest row decides.
         (1.73, {"batch_size": 8}, False),
+        # Both ways were plain.
+        (1.73, {"left_out": "no acceptance pays"}, False),
     ],
 )
 def test_no_draft_exceeds_the_block_efficiency(made_up, seconds, changes, noise):  # noqa: F811
@@ -94,7 +97,11 @@ def test_tables_and_comparisons_show_doubts(made_up, capsys):  # noqa: F811
 @pytest.mark.parametrize("shares", [(0.4, 0.1, 0.1), (0.1, 0.4, 0.1), (0.1, 0.1, 0.4)])
 def test_a_row_has_the_share_of_its_busiest_part(shares, drawn_row, monkeypatch):  # noqa: F811
     """The parts are decoding in turn, the steps alone, and those of an iteration."""
-    left = iter(shares)
+    left, step = iter(shares), StepTimes(target=1.0, draft=1.0, verification=1.0)
+    names = ("iteration", "networks", "plain_step", "target_call")
+    # Not measured: they are compiled in seconds.
+    monkeypatch.setattr(comparison, "measure_step_times", lambda *_, **__: step)
+    monkeypatch.setattr(sweep, "measure_parts", lambda *_: {name: [1.0] for name in names})
     for module in (comparison, sweep):
         others = lambda: types.SimpleNamespace(share=next(left))  # noqa: E731
         monkeypatch.setattr(module, "OtherPrograms", others)

@@ -62,9 +62,23 @@ def test_a_row_for_each_draft_and_verifier(tiny_pair, data, tmp_path, capsys):
         assert row["plain_tokens"] == row["speculative_tokens"] > 0
         assert len(row["plain_seconds"]) == len(row["speculative_setup_seconds"]) == 1
         assert row["plain_steps"] == 0 or row["gamma"] == "auto"
+        assert row["predicted"] == row["predicted_speed_up_with_verification"]
+        # Of "auto" the mean over iterations, of which each verifies what it drafts, but the last.
+        iterations = row["target_calls"] - row["plain_steps"]
+        assert row["gamma_mean"] == pytest.approx(row["verified"] / iterations, abs=1)
 
 
-def test_drafts_are_checked_with_the_verifier_of_their_row(tiny_pair, data, capsys):
+def test_drafts_are_checked_with_the_verifier_of_their_row(
+    tiny_pair, data, made_up, monkeypatch, capsys
+):
+    compare = sweep.compare
+
+    def of_trees(pair, texts, row, repeats):
+        chain = dataclasses.replace(made_up, identical=True)
+        return compare(pair, texts, row, repeats) if row.verifier == "tree" else chain
+
+    # Other tests compare with chains.
+    monkeypatch.setattr(sweep, "compare", of_trees)
     pair = ["--target", str(tiny_pair / "target"), "--data", str(data), "--repeats", "1"]
     rows = ["--draft", "copy/block", "--draft", f"{tiny_pair / 'draft'}"]
     tree = ["--gin.GenerateOptions.verifier='tree'", "--gin.GenerateOptions.widths=(2, 1)"]
@@ -191,6 +205,26 @@ def test_the_last_sentence_names_the_best_row():
     found = "transformer with verifier block at gamma 3, 1.31 times plain decoding (1.21–1.41)."
     assert sweep.best(rows) == f"Best: {found}"
     assert sweep.best([]) == "Best: plain decoding; no draft pays at a likely acceptance rate."
+
+
+def test_cells_of_a_row():
+    row = a_row("copy", 1.2, gamma="auto", plain_steps=2, target_calls=8, paper={"measured": 3.4})
+    row |= {"identical": False, "divergences": [1, 2, 3], "overhead_quartiles": [0.025, 0.5]}
+    found = sweep.table([row]).columns
+    expected = {
+        "speed-up": "1.20",
+        "lowest–highest": "1.10–1.30",
+        "gamma": "auto",
+        "plain steps": "25%",
+        "same text": "3 differ",
+        "EMP": 3.4,
+        "quartiles": "2.5%–50.0%",
+    }
+    assert {title: column for title, (column,) in found.items() if title in expected} == expected
+    # Of numbers that no row has there is no column.
+    assert "alpha" not in found and "doubt" not in found
+    settled = sweep.table([row | {"gamma": 3, "identical": True}]).columns
+    assert "plain steps" not in settled and settled["same text"] == ["yes"]
 
 
 def test_the_overhead_is_what_drafts_and_verification_leave():

@@ -51,6 +51,9 @@ def test_exp_equals_the_papers_digits_or_rounding_explains_it(monkeypatch):
         assert shown["same"] == ("yes" if same else "by rounding")
         # There are an alpha and a c that round to the printed ones and give the printed EXP.
         low, high = expected_range(row)
+        for bound, alpha, c in ((low, -0.005, 0.005), (high, 0.005, -0.005)):
+            moved = formulas.wall_time_improvement(row.alpha + alpha, row.gamma, row.c + c)
+            assert bound == pytest.approx(moved, rel=1e-12)
         assert low < shown["ours"] < high
         assert low - 0.05 <= row.expected <= high + 0.05
     assert values(table, "same").count("yes") == 9

@@ -1,15 +1,19 @@
 """Tables 2, 3 and 5, Figures 1 and 5: from made-up results, and measured with a tiny pair."""
 
+import dataclasses
 import json
+import types
 
 import pytest
 
 from spec_t5x.checkpoints import digests
 from spec_t5x.generation import Generator
 from spec_t5x.labs.benchmark import paper_tables, traces
+from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.labs.reproduction import acceptance_rates, compiled_steps, decodes, pairs, speed_ups
 from spec_t5x.labs.reproduction.acceptance_rates import TABLE_3, TABLE_5
 from spec_t5x.labs.reproduction.contents import ReproduceOptions
+from tests.labs.benchmark.test_sweep import made_up  # noqa: F401
 
 QUICK = ReproduceOptions(quick=True)
 
@@ -93,7 +97,7 @@ def test_ours_are_beside_the_papers_smallest_and_extra_drafts_after_them(content
 
 
 def test_a_filter_has_its_own_rows_and_shares_those_of_temperature_0(content):
-    rows = [*RATES, rate("transformer", 1.0, 0.9, top_k=40)]
+    rows = [rate("transformer", 1.0, 0.9, top_k=40), *RATES]
     gpt, *_, lamda = content(TABLE_3, {"acceptance/lm": {"rows": rows}})
 
     def alphas(table):
@@ -143,6 +147,91 @@ def test_figure_5_lays_the_measured_steps_one_after_the_other(content, timeline)
     busy = [run | {"beside": 0.4} for run in timeline]
     (figure,) = content(decodes.FIGURE_5, {"figure5": {"runs": busy}})
     assert "other programs used up to 40% of the processors" in figure.caption
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("alpha", "tried"), [(0.9, [7]), (0.75, [7, 3]), (0.3, [7, 1]), (0.05, [7])]
+)
+def test_the_best_gamma_is_that_of_the_measured_costs(made_up, monkeypatch, alpha, tried):  # noqa: F811
+    """Drafts cost 0.1 and each further token of a call a tenth: the other T(m) are on a line."""
+
+    def factor(gamma):
+        return sum(alpha**i for i in range(gamma + 1)) / (1 + 0.1 * gamma + 0.1 * gamma)
+
+    times, asked = StepTimes(target=2.0, draft=0.2, verification=3.4), []
+
+    def compare(generator, texts, decoding, repeats):
+        asked.append(decoding.gamma)
+        assert (decoding.verifier, texts, repeats) == ("token", ["a"], 3)
+        return dataclasses.replace(made_up, gamma=decoding.gamma, alpha=alpha, step_times=times)
+
+    target = types.SimpleNamespace(with_draft=lambda draft: None)
+    monkeypatch.setattr(pairs, "load_target", lambda name: target)
+    monkeypatch.setattr(pairs, "load_draft", lambda *_: None)
+    monkeypatch.setattr(pairs, "of_one_shape", lambda *_: ["a"])
+    monkeypatch.setattr(speed_ups, "compare", compare)
+    settings = {"temperature": 0.0, "gamma": 7, "try_best": True, "seed": 0, "repeats": 3}
+    settings |= {"num_texts": 2, "max_decode_len": 8}
+    found = speed_ups.measure(pairs.ENDE, "bigram", ["a", "b"], settings)
+    best = max(range(9), key=factor)
+    assert asked == tried == ([7] if best in (0, 7) else [7, best])
+    texts = [f"{gamma} *" if gamma == best else f"{gamma}" for gamma in tried]
+    assert [row["gamma_text"] for row in found["rows"]] == texts
+    assert [row["range"] for row in found["rows"]] == ["1.00–3.00"] * len(tried)
+    assert found["tokens"] == 3 * 240 * len(tried)
+    asked.clear()
+    assert (
+        len(speed_ups.measure(pairs.ENDE, "bigram", ["a"], settings | {"try_best": False})["rows"])
+        == 1
+    )
+    assert asked == [7]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_runs_of_figure_5_are_in_milliseconds_of_their_own_way(made_up):  # noqa: F811
+    event = types.SimpleNamespace(proposed=[5, 6], appended=[5, 6, 7])
+    speculative, plain = decodes._run(2, made_up, [event] * 3), decodes._run(0, made_up, [])
+    shared = {"draft_step": 0.2, "tokens": 120, "beside": 0.0, "noise": False}
+    assert speculative == shared | {
+        "run": "γ = 2",
+        "setup": 500.0,
+        "target_step": 3.0,
+        "proposed": [2] * 3,
+        "appended": [3] * 3,
+        "measured": 1500.0,
+    }
+    assert plain == shared | {
+        "run": "standard decoding",
+        "setup": 1000.0,
+        "target_step": 2.0,
+        "proposed": [0] * 120,
+        "appended": [1] * 120,
+        "measured": 3000.0,
+    }
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_pairs_of_one_target_and_texts_share_a_measurement(quick):
+    asked = {}
+
+    def results(name, inputs, compute):
+        asked.setdefault(name, []).append(inputs)
+
+    options = ReproduceOptions(quick=quick)
+    for pair in pairs.PAIRS:
+        assert acceptance_rates.measure_rates(pair, options, results) == []
+    shared, of_ende, _ = asked.values()
+    assert list(asked) == ["acceptance/lm", "acceptance/ende", "acceptance/summaries"]
+    # LaMDA's filter is measured with the language model's texts.
+    assert len(shared) == 2 and shared[0] == shared[1]
+    assert shared[0]["settings"]["top_ks"] == (0, 40)
+    assert shared[0]["settings"]["leniences"] == (1.0,)
+    settings = of_ende[0]["settings"]
+    assert (settings["top_ks"], settings["leniences"]) == ((0,), (1.0, 0.5, 0.3, 0.1))
+    # As many tokens as in the paper.
+    assert settings["num_tokens"] == (600 if quick else 10_000)
+    assert of_ende[0]["drafts"][:3] == ["unigram", "bigram", "transformer"]
 
 
 # Measured with a tiny pair

@@ -107,6 +107,9 @@ def test_a_public_target_has_the_papers_smaller_drafts(target, files, drafts, da
     prefixes = {"EnDe": "translate English to German: ", "CNN/DM": "summarize: "}
     # A seqio task has its prefix itself.
     assert all(pair.source.prefix == (files and prefixes[pair.task] or "") for pair in found)
+    # As T5 reports them; a seqio task has its metrics itself.
+    metrics = {"EnDe": "bleu_intl", "CNN/DM": "rouge"}
+    assert not files or [pair.source.metric for pair in found] == [metrics[task] for task in files]
     tables = built_in(target, files or {"EnDe": "a.tsv"}, Path("tables"))[0].draft
     assert tables == (*drafts[:-1], "unigram:tables", "bigram:tables", "copy")
 
@@ -152,6 +155,8 @@ def test_what_a_folder_lacks_is_told(stand_ins, models, reason):
         ("unigram:/there/tables-small", "unigram"),
         ("copy", None),
         ("someone/smallish", None),
+        # Of two sizes, either may be meant.
+        ("someone/t5-base-from-small", None),
     ],
 )
 def test_drafts_are_beside_the_papers(draft, theirs):
@@ -160,7 +165,12 @@ def test_drafts_are_beside_the_papers(draft, theirs):
 
 @pytest.mark.parametrize(
     ("task", "draft", "temperature", "gamma"),
-    [("CNN/DM", "t5-large", 1.0, 3), ("EnDe", "copy", 0.0, 7), ("mine", "t5-base", 1.0, 5)],
+    [
+        ("CNN/DM", "t5-large", 1.0, 3),
+        ("CNN/DM", "copy", 0.0, 5),
+        ("EnDe", "copy", 0.0, 7),
+        ("mine", "t5-base", 1.0, 5),
+    ],
 )
 def test_gammas_are_the_papers(task, draft, temperature, gamma):
     assert public_measurements.paper_gamma(task, draft, temperature) == gamma
@@ -254,6 +264,10 @@ def test_a_rounded_target_has_the_bytes_that_were_planned(stand_ins, pairs_file)
     rounded = weights.rounded(load(pair.target).params, 8, tied=True)
     needs = public_plan.check_pair(pair).target_bytes
     assert needs == sum(leaf.nbytes for leaf in jax.tree.leaves(rounded))
+
+
+def test_a_tenth_of_weights_and_caches_is_for_temporary_arrays():
+    assert public_plan.Needs(weights=1000, row=50).total(2) == 1210
 
 
 def test_a_device_for_no_public_target_is_told(monkeypatch):

@@ -234,6 +234,7 @@ def test_the_formulas_of_distributions_can_be_traced():
         (optimal_gamma, (0.5, 0.1, 1.0, -1), "max_gamma is -1"),
         (expected_tokens_by_position, (np.array([0.5, 1.2]),), "betas hold 1.2"),
         (beta, (np.ones(1), np.ones(1), 0.0), "lenience is 0.0"),
+        (formulas.beta_of_lenient_argmax, (np.ones(1), np.ones(1), 1.5), "lenience is 1.5"),
     ],
 )
 def test_values_out_of_range_are_refused(function, arguments, message):

@@ -251,6 +251,7 @@ def test_collectives_are_read_from_the_program():
   %ag = (f32[4]{0}, f32[16]{0}, u32[]) all-gather-start(%x), replica_groups=[1,4]<=[4]
   %done = f32[16]{0} all-gather-done(%ag)
   %rs = bf16[2]{0} reduce-scatter(%x), replica_groups=mesh['a'=2,'b'=2,'c'=2] {'b', 'c'}, to=%s
+  %all = f32[8]{0} all-to-all(%x), replica_groups={{0,1,2,3}}
   %p = pred[6]{0} collective-permute(%x), source_target_pairs={{0,1}}
   %fusion = f32[4] fusion(%all-reduce.1), calls=%c
 """
@@ -262,6 +263,7 @@ def test_collectives_are_read_from_the_program():
             result_bytes=2 * 8 * 768 + 48,
             sent_bytes=1.5 * 2 * 8 * 768 + 48.0,
         ),
+        Collective(kind="all-to-all", count=1, result_bytes=32, sent_bytes=24.0),
         Collective(kind="collective-permute", count=1, result_bytes=6, sent_bytes=6.0),
         Collective(kind="reduce-scatter", count=1, result_bytes=4, sent_bytes=12.0),
     )
@@ -279,6 +281,20 @@ def cost(**changes) -> StepCost:
         "collectives": (),
     }
     return StepCost(**{**values, **changes})
+
+
+def test_chips_are_those_of_the_published_figures():
+    """Tera-operations, GB of memory traffic, GiB of memory; links from figures of all of them."""
+    assert {name: (c.flops / 1e12, c.memory_bandwidth / 1e9) for name, c in CHIPS.items()} == {
+        "v4": (275, 1200),
+        "v5e": (197, 819),
+        "v5p": (459, 2765),
+        "v6e": (918, 1600),
+    }
+    assert [chip.memory / 2**30 for chip in CHIPS.values()] == [32, 16, 95, 32]
+    bits_of_links = {"v5e": (1600e9, 4), "v5p": (4800e9, 6), "v6e": (8 * 400e9, 4)}
+    for name, (bits, links) in bits_of_links.items():
+        assert CHIPS[name].link_bandwidth == bits / 8 / links
 
 
 def test_the_slower_of_memory_and_arithmetic_decides():

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import types
 
 import pytest
 
@@ -137,6 +138,10 @@ def test_the_command_predicts_each_tree_at_each_block_efficiency(monkeypatch, tm
 
 
 def test_steps_alone_have_no_memory_and_what_a_tree_cannot_reach_is_not_predicted(monkeypatch):
+    # Nothing is compiled: other tests have the costs.
+    costs = {"flops": 1.0, "bytes accessed": 1.0}
+    program = types.SimpleNamespace(cost_analysis=lambda: costs, as_text=str)
+    monkeypatch.setattr(programs, "_compile", lambda *_, **__: program)
     monkeypatch.setitem(sizes.SIZES, "tiny", dataclasses.replace(CONFIG, num_decoder_layers=1))
     options = Options(
         target="tiny", drafts=("tiny",), gamma=2, verifier="multi", work=WORK, steps_only=True

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.labs.training.accumulation import mean_gradient
-from spec_t5x.labs.training.losses import token_losses
+from spec_t5x.labs.training.losses import LossSums, token_losses
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -45,6 +45,22 @@ def test_the_gradient_is_that_of_the_whole_batch():
     assert sums_of_parts.num_tokens == sums.num_tokens == np.count_nonzero(inputs[2])
     for name in ("loss", "cross_entropy", "num_correct"):
         np.testing.assert_allclose(getattr(sums_of_parts, name), getattr(sums, name), rtol=1e-5)
+
+
+def test_each_part_has_its_own_key():
+    """Else all parts of a batch would have the same dropout."""
+
+    def noisy(params, inputs, key, frozen):
+        zero = jnp.float32(0)
+        loss = params * jax.random.uniform(key)
+        return LossSums(loss=loss, cross_entropy=zero, num_correct=zero, num_tokens=zero + 1)
+
+    key, rows = jax.random.key(1), jnp.ones((4, 2), jnp.int32)
+    gradient, sums = jax.jit(mean_gradient(noisy, 2))(jnp.float32(3.0), (rows,), key, None)
+    drawn = [float(jax.random.uniform(jax.random.fold_in(key, part))) for part in range(2)]
+    assert float(sums.loss) == pytest.approx(3 * sum(drawn))
+    # The gradient of the mean over both tokens.
+    assert float(gradient) == pytest.approx(sum(drawn) / 2)
 
 
 def test_it_takes_less_memory():

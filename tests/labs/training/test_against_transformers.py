@@ -138,7 +138,7 @@ def test_loss_and_gradients(pair, batch, version, options):
 
 
 def test_a_step_of_adamw(pair, batch):
-    """Gradients are clipped by the global norm; weight decay is that of matrices alone."""
+    """Weight decay is that of matrices alone; ``test_trainer`` has clipping, which shows later."""
     theirs, params, config = pair("1.1")
     theirs = copy.deepcopy(theirs)
     before = tensors_of(theirs, config, lambda parameter: parameter)

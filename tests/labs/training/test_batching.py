@@ -81,6 +81,22 @@ def test_order_depends_on_seed_and_epoch():
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
+def test_a_fingerprint_is_of_all_that_determines_a_batch():
+    sources = [([5, 6], [7, 8, 1]), ([5], [6, 7, 8, 1]), ([5, 6], [7, 9, 1])]
+    batches = [
+        Batches(
+            join_pairs([(first, [1]), (second, [1])]),
+            tokens_per_batch=rows,
+            seed=seed,
+            buckets=(4,),
+        )
+        for first, second in sources
+        for rows in (8, 16)
+        for seed in (0, 1)
+    ]
+    assert len({each.fingerprint for each in batches}) == len(batches)
+
+
 def test_the_shorter_side_is_padded_no_further_than_it_needs():
     batches = make_batches([(30, 5), (25, 3), (6, 7)], tokens_per_batch=64)
     shapes = {
@@ -110,7 +126,12 @@ def test_tokenising_appends_eos_and_drops_long_and_empty_pairs():
     assert (len(pairs), pairs.num_dropped) == (2, 2)
     assert [each.tolist() for each in pairs.source.split()] == [[100, 101, 102, 1], [198, 167, 1]]
     assert [each.tolist() for each in pairs.target.split()] == [[100, 101, 1], [101, 1]]
-    assert pairs.first(1).source.lengths.tolist() == [4]
+    first = pairs.first(1)
+    assert (first.source.ids.tolist(), first.target.lengths.tolist()) == ([100, 101, 102, 1], [3])
+    assert len(pairs.first(9)) == 2
+    # A limit counts the end of sequence.
+    for limits, kept in (((4, 3), 2), ((3, 3), 1), ((4, 2), 1)):
+        assert len(tokenised([("abc", "ab"), ("a", "b")], limits)) == kept
     with pytest.raises(InputError, match=r"dev\.tsv: all 4 pairs are empty or longer than 10"):
         tokenised(texts, (1, 10), name="dev.tsv")
 

@@ -13,10 +13,12 @@ import pytest
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
+from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
 from spec_t5x.labs.benchmark.text_scores import score_texts
 from spec_t5x.labs.theory.formulas import expected_tokens
-from spec_t5x.labs.training.batching import Batches, join_pairs
+from spec_t5x.labs.training import distill
+from spec_t5x.labs.training.batching import Batches, batch_of, join_pairs
 from spec_t5x.labs.training.distill import (
     DistillOptions,
     DraftLearner,
@@ -28,12 +30,14 @@ from spec_t5x.labs.training.first_head import first_head, head_config
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.labs.training.kept_layers import keep_layers
 from spec_t5x.labs.training.learners import network_logits, read_target
+from spec_t5x.labs.training.losses import LossSums, token_losses
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.labs.training.trainer import TrainOptions, fit, model_inputs
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models.eagle import EagleNetwork
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.shared_params import own_params
+from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import sampling
 from tests.labs.training.toys import a_minute_a_step, assert_identical
 from tests.toy_drafts import tiny_head
@@ -310,6 +314,91 @@ def decoded(model, sources, keys, temperature):
     return autoregressive_decode(
         model, sources, starts, keys, sampling(temperature), max_decode_len=10
     )
+
+
+def test_samples_differ_by_step_and_seed_and_rows_without_a_pair_are_left_out(texts, monkeypatch):
+    given = []
+
+    def sample(model, sources, keys, settings, is_row, *, max_length):
+        given.append((np.asarray(jax.random.key_data(keys)), settings, np.asarray(is_row)))
+        return jnp.zeros((len(sources), max_length), jnp.int32)
+
+    monkeypatch.setattr(distill, "sample_outputs", sample)
+    batch = dataclasses.replace(next(texts(1.0).batches()), num_pairs=5)
+    student = make_student()
+    recipe = DistillOptions(on_policy=1.0, temperature=0.5)
+    for step, seed in ((0, 0), (1, 0), (0, 1)):
+        learner = make_learner(student, recipe, seed=seed)
+        learner.inputs(student.params, TARGET.params, step, batch)
+    keys = np.concatenate([keys for keys, *_ in given])
+    assert len(np.unique(keys, axis=0)) == len(keys) == 3 * 8
+    for _, settings, is_row in given:
+        assert settings.temperature == 0.5 and is_row.tolist() == [True] * 5 + [False] * 3
+    # The choice of steps follows from the seed, too.
+    half, chosen = DistillOptions(on_policy=0.5), {}
+    for seed in (0, 1):
+        learner = make_learner(student, half, seed=seed)
+        found = [learner.inputs(student.params, TARGET.params, i, batch)[2] for i in range(16)]
+        chosen[seed] = [text is not batch.decoder_target_tokens for text in found]
+    assert chosen[0] != chosen[1] and all(4 <= sum(each) <= 12 for each in chosen.values())
+
+
+@pytest.mark.parametrize("unrolled_steps", [0, 2])
+def test_a_draft_learns_with_dropout_and_the_targets_encoder_has_none(unrolled_steps, monkeypatch):
+    student, encoded = make_student(unrolled_steps=unrolled_steps), []
+    encode = Transformer.encode
+
+    def noted(network, *given, **options):
+        encoded.append(options.get("enable_dropout", False))
+        return encode(network, *given, **options)
+
+    monkeypatch.setattr(Transformer, "encode", noted)
+    text = np.random.default_rng(0).integers(1, 30, (2, 4))
+    inputs = text, shifted(text), text
+    read = read_target(TARGET, inputs) if unrolled_steps else None
+    keys = None, jax.random.key(0), jax.random.key(1)
+    plain, first, second = (
+        student.logits(student.params, TARGET.params, inputs, read, key) for key in keys
+    )
+    assert not np.allclose(first, plain) and not np.allclose(first, second)
+    assert set(encoded) == {False}
+
+
+@pytest.mark.parametrize("regularizers", [{"label_smoothing": 0.2}, {"z_loss": 0.1}])
+def test_regularizers_count_in_training_and_not_on_held_out_texts(regularizers):
+    text = np.random.default_rng(0).integers(1, 30, (2, 4))
+    inputs, student = (text, shifted(text), text), make_student()
+    options = {"objective": "cross_entropy", "z_loss": 0.0}
+    bare, learner = (make_learner(student, **options | each) for each in ({}, regularizers))
+    params = student.params, TARGET.params
+    logits = student.logits(*params, inputs)
+    expected = token_losses(logits, text, **regularizers).loss
+    found = learner.loss(params[0], inputs, None, params[1])
+    assert float(found.loss) == pytest.approx(float(expected), rel=1e-5)
+    assert abs(float(found.loss - bare.loss(params[0], inputs, None, params[1]).loss)) > 0.1
+    scored, betas = learner.score(*params, inputs, sampling(1.0))
+    assert float(scored.loss) == pytest.approx(float(found.cross_entropy), rel=1e-5)
+    assert betas.shape == text.shape
+
+
+def test_held_out_figures_are_over_all_tokens():
+    """The texts have 3, 1 and 4 tokens; padding has no beta."""
+    targets = [np.array([[5, 6, 1], [1, 0, 0]]), np.array([[7, 8, 9, 1]])]
+    batches = [batch_of(each, each, num_pairs=len(each)) for each in targets]
+    betas = [np.array([[1.0, 0.5, 0.0], [0.25, 0.0, 0.0]]), np.full((1, 4), 0.5)]
+    sums = [
+        LossSums(loss=loss, cross_entropy=0.0, num_correct=0.0, num_tokens=4) for loss in (6.0, 2.0)
+    ]
+    scores = list(zip(sums, betas, strict=True))
+    found = HeldOutAlpha.of(batches, scores, temperature=1.0, gamma=2)
+    assert (found.loss, found.alpha.value) == (1.0, 3.75 / 8)
+    assert (found.alpha.count, found.alpha.num_texts) == (8, 3)
+    assert found.alpha.low == 0.25
+    assert found.expected_tokens == pytest.approx(1 + 3.75 / 8 + (3.75 / 8) ** 2)
+    assert "loss 1.0000  alpha 0.4688 (0.2500-" in str(found)
+    empty = [batch_of(*[np.zeros((1, 2), np.int32)] * 2, num_pairs=0)]
+    with pytest.raises(InputError, match="0 tokens to measure alpha on"):
+        HeldOutAlpha.of(empty, [(sums[0], np.zeros((1, 2)))], temperature=1.0, gamma=2)
 
 
 def test_a_sampled_text_ends_at_generated_padding():

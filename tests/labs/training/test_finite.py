@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.finite import describe
 from tests.labs.training.toys import Copier, assert_identical, copy_batches, train_toy
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
@@ -45,6 +46,20 @@ def test_the_message_says_where(tmp_path):
     # The rate put right, it ends as if nothing had happened.
     resumed = diverge(tmp_path, at=100, steps=8).state
     assert_identical(resumed, diverge(tmp_path / "undisturbed", at=100, steps=8).state)
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ("", "all parameters finite"),
+        ("ca", "2 of 5 parameters not finite: a, c"),
+        ("abc", "3 of 5 parameters not finite: a, b, c"),
+        ("abcd", "4 of 5 parameters not finite: a, b, c, ..."),
+    ],
+)
+def test_three_parameters_are_named_at_most(bad, text):
+    params = {name: jnp.array([1.0, jnp.inf if name in bad else 0.0]) for name in "abcde"}
+    assert describe(params) == text
 
 
 class Unmeasured(Copier):

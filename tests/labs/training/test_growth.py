@@ -16,6 +16,8 @@ from spec_t5x.models.decoder_only import DecoderOnlyConfig
 from tests.labs.training.toys import toy_config
 from tests.toy_t5 import random_params
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 GATED = {"mlp_activations": ("gelu", "linear")}
 TIED = {"logits_via_embedding": True}
 
@@ -55,6 +57,17 @@ def test_the_larger_network_computes_the_same(traits, sizes):
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
 
 
+def test_added_layers_are_spread_and_copies_of_the_layers_before_them():
+    old = dataclasses.replace(toy_config(), num_decoder_layers=2)
+    new = dataclasses.replace(old, num_decoder_layers=5)
+    params = _random(old)
+    small, large = (each["decoder"] for each in (params, grown(params, old, new)))
+    for layer, (source, is_added) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1), (1, 1))):
+        ours, theirs = large[f"layers_{layer}"], small[f"layers_{source}"]
+        np.testing.assert_array_equal(ours["mlp"]["wi"]["kernel"], theirs["mlp"]["wi"]["kernel"])
+        assert np.any(ours["mlp"]["wo"]["kernel"]) != is_added
+
+
 def test_copies_are_trained_apart():
     old = toy_config()
     new = dataclasses.replace(old, emb_dim=16, mlp_dim=32)
@@ -63,7 +76,8 @@ def test_copies_are_trained_apart():
         logits = network_logits(new, params, _inputs())
         return -jnp.mean(jax.nn.log_softmax(logits)[..., 5])
 
-    gradients = flatten_dict(jax.grad(loss)(grown(_random(old), old, new)), sep="/")
+    # Jitted, since the gradient's operations one by one are compiled one by one.
+    gradients = flatten_dict(jax.jit(jax.grad(loss))(grown(_random(old), old, new)), sep="/")
     for path in ("token_embedder/embedding", "decoder/layers_0/mlp/wi/kernel"):
         copies = np.split(np.asarray(gradients[path]), 2, axis=-1)
         size = np.abs(copies[0]).max()

@@ -50,6 +50,11 @@ def test_arrays_of_a_row():
     segments = [[1, 1, 1, 2, 2, 2, 0, 0]], [[1, 1, 2, 2, 0]]
     assert tuple(each.tolist() for each in batch.segment_ids) == segments
     assert (batch.num_pairs, batch.num_tokens) == (2, 4)
+    # Two pairs fill a row of their lengths, and no shorter one.
+    for lengths, num_rows in (((6, 4), 1), ((5, 4), 2), ((6, 3), 2)):
+        found = PackedBatches(pairs, lengths=lengths, tokens_per_batch=64, seed=0).one_pass()
+        segments = [each.segment_ids[0].max(axis=1) for each in found]
+        assert np.count_nonzero(np.concatenate(segments)) == num_rows
 
 
 def test_one_pass_gives_every_pair_once():

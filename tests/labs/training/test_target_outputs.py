@@ -14,6 +14,7 @@ from spec_t5x.labs.training import target_outputs
 from spec_t5x.labs.training.batching import join_pairs
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.machine.operations import Operations
 from spec_t5x.sampling.distributions import sampling
 from tests.toy_t5 import disturbed, tiny_t5
 
@@ -104,6 +105,19 @@ def test_texts_of_another_target_or_setting_are_not_taken_for_these(tmp_path):
     ):
         sample_targets(*given, tmp_path)
         assert len(list(tmp_path.iterdir())) == number
+
+
+def test_a_folder_is_named_by_all_that_outputs_depend_on():
+    pairs, settings = make_pairs((3, 4)), {"temperature": 0.5, "max_length": 8, "seed": 1}
+    others = [dataclasses.replace(OPTIONS, **{name: value}) for name, value in settings.items()]
+    # The same ids, parted elsewhere.
+    ids = pairs.source.ids
+    parted = join_pairs([(ids[:4], [1]), (ids[4:], [1])])
+    kernels = TARGET.target.replace(operations=type("Kernels", (Operations,), {})())
+    other = dataclasses.replace(TARGET, target=kernels)
+    given = [(TARGET, pairs, OPTIONS), *((TARGET, pairs, each) for each in others)]
+    given += [(TARGET, parted, OPTIONS), (other, pairs, OPTIONS)]
+    assert len({target_outputs._key(*each) for each in given}) == len(given)
 
 
 def test_outputs_that_find_no_room(tmp_path, disk):

@@ -11,8 +11,8 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.distillation_losses import DIVERGENCES
-from spec_t5x.labs.training.learners import Network
-from spec_t5x.labs.training.losses import cross_entropy, token_losses
+from spec_t5x.labs.training.learners import Network, network_logits
+from spec_t5x.labs.training.losses import DevMetrics, cross_entropy, token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.trainer import TrainOptions, init_state, make_train_step, model_inputs
 from tests.labs.training.toys import Copier, assert_identical, copy_batches, toy_config, train_toy
@@ -89,6 +89,52 @@ def test_in_bfloat16_only_the_network_computes():
     assert averages and types == {jnp.dtype(jnp.float32)}
 
 
+def test_a_network_learns_with_its_regularizers_and_dropout():
+    config, options = toy_config(dropout_rate=0.5), {"label_smoothing": 0.1, "z_loss": 0.01}
+    learner = Network(config, TrainOptions(steps=1, **options))
+    inputs = model_inputs(next(copy_batches().batches()))
+    keys = None, jax.random.key(1), jax.random.key(2)
+
+    @jax.jit
+    def losses():
+        params = learner.init(jax.random.key(0))
+        expected = token_losses(network_logits(config, params, inputs), inputs[2], **options)
+        return expected.loss, *(learner.loss(params, inputs, key).loss for key in keys)
+
+    expected, plain, *dropped = map(float, losses())
+    assert plain == pytest.approx(expected, rel=1e-5)
+    assert len({plain, *dropped}) == 3
+
+
+def test_each_step_has_its_own_dropout_and_reports_the_gradients_norm():
+    learner, optimizer = Copier(TrainOptions(steps=1)), optax.sgd(0.5)
+    step, inputs = make_train_step(learner, optimizer), model_inputs(next(copy_batches().batches()))
+
+    def loss_at(number):
+        state = init_state(learner, optimizer)
+        before = jax.tree.map(np.array, state.params)
+        state = state.replace(step=jnp.int32(number))
+        state, sums = step(state, inputs, jax.random.key(3), None)
+        moved = jax.tree.map(np.subtract, before, jax.tree.map(np.array, state.params))
+        assert float(sums.gradient_norm) == pytest.approx(2 * float(optax.global_norm(moved)))
+        return float(sums.loss)
+
+    first, second, again = map(loss_at, (0, 1, 0))
+    assert first == again != second
+    # Another seed begins with other parameters.
+    starts = [init_state(Copier(TrainOptions(steps=1, seed=seed)), optimizer) for seed in (0, 1)]
+    assert np.any(starts[0].params["decoder"]["kernel"] != starts[1].params["decoder"]["kernel"])
+
+
+def test_dev_metrics_are_means_over_tokens():
+    # Sums of cross-entropy, correct tokens and tokens of two batches.
+    found = DevMetrics.of([(3.0, 2.0, 6.0), (1.0, 1.0, 2.0)])
+    assert (found.cross_entropy, found.accuracy, found.num_tokens) == (0.5, 0.375, 8)
+    assert found.perplexity == pytest.approx(1.6487, abs=1e-4)
+    with pytest.raises(InputError, match="0 tokens to evaluate on"):
+        DevMetrics.of([(0.0, 0.0, 0.0)])
+
+
 def random_logits(seed=0, shape=(2, 3, 7)):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
@@ -132,8 +178,8 @@ def test_divergence_and_cross_entropy_are_mixed():
     weights = (TARGETS > 0).astype(jnp.float32)
     for objective, divergence in DIVERGENCES.items():
         taught = {"target_logits": teacher, "objective": objective}
-        sums = token_losses(student, TARGETS, distillation_weight=0.25, **taught)
-        expected = 0.75 * cross_entropy(student, TARGETS)[0] + 0.25 * divergence(teacher, student)
+        sums = token_losses(student, TARGETS, distillation_weight=0.75, **taught)
+        expected = 0.25 * cross_entropy(student, TARGETS)[0] + 0.75 * divergence(teacher, student)
         np.testing.assert_allclose(sums.loss, (expected * weights).sum(), rtol=1e-5)
     # The cross-entropy alone does not use the target.
     taught = {"target_logits": teacher, "distillation_weight": 1.0, "objective": "cross_entropy"}
@@ -150,6 +196,36 @@ def test_schedule_values():
     schedule = OptimizerOptions(learning_rate=1.0, warmup_steps=25, decay="rsqrt").schedule(1000)
     values = [float(schedule(step)) for step in (0, 24, 25, 100, 400)]
     np.testing.assert_allclose(values, [0.04, 1.0, 1.0, 0.5, 0.25], rtol=1e-6)
+
+
+def test_two_steps_of_adamw_by_hand():
+    """The first step is but the sign of the gradient; the second shows clipping and averages."""
+    params = {"matrix": jnp.full((2, 2), 3.0), "vector": jnp.full(2, 3.0)}
+    # Global norms of 5 and 0.5, of which the first is clipped to 1.
+    steps = [{"matrix": jnp.full((2, 2), 2.0), "vector": jnp.array([3.0, 0.0])}]
+    steps.append(jax.tree.map(lambda leaf: -0.1 * leaf, steps[0]))
+    optimizer = OptimizerOptions(clip_norm=1.0, weight_decay=0.1).optimizer(lambda step: 0.01)
+    state, found = optimizer.init(params), []
+    for gradients in steps:
+        updates, state = optimizer.update(gradients, state, params)
+        found.append(updates)
+    mean = square = 0.0
+    for number, (updates, gradient) in enumerate(zip(found, (2.0 / 5.0, -0.2), strict=True), 1):
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.98 * square + 0.02 * gradient**2
+        scaled = mean / (1 - 0.9**number) / np.sqrt(square / (1 - 0.98**number))
+        np.testing.assert_allclose(updates["matrix"], -0.01 * (scaled + 0.1 * 3.0), rtol=1e-5)
+        # Vectors do not decay.
+        np.testing.assert_allclose(updates["vector"], [-0.01 * scaled, 0.0], rtol=1e-5)
+
+
+def test_adafactor_moves_a_parameter_by_a_share_of_its_size():
+    optimizer = OptimizerOptions(name="adafactor").optimizer(lambda step: 0.01)
+    params = {"small": jnp.full((2, 2), 0.5), "large": jnp.full((2, 2), -4.0)}
+    updates, _ = optimizer.update(
+        jax.tree.map(jnp.ones_like, params), optimizer.init(params), params
+    )
+    for name, size in (("small", 0.5), ("large", 4.0)):
+        np.testing.assert_allclose(updates[name], -0.01 * size, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 import io
 import json
+import types
 
 import pytest
 
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training import training_log
 from spec_t5x.labs.training.training_log import MetricsFile, TrainingProgress
 from tests.labs.training.toys import copy_batches, train_toy
 
@@ -24,6 +26,28 @@ def test_a_terminal_gets_a_bar(tmp_path, caplog):
         progress.count(2, tokens=10, pairs=2)
         progress.say("a line")
     assert "loss 1.5000" in stream.getvalue() and "a line" in stream.getvalue()
+
+
+def test_rates_are_averages_since_the_last_report_without_pauses(tmp_path, monkeypatch):
+    now = [100.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(training_log, "time", clock)
+    figures = {"loss": 1.0, "accuracy": 0.5, "rate": 1e-3}
+    with TrainingProgress(tmp_path, start_step=0, steps=9) as progress:
+        progress.count(1, tokens=30, pairs=4)
+        now[0] += 3
+        with progress.pause():
+            now[0] += 50
+        progress.count(2, tokens=10, pairs=2)
+        now[0] += 1
+        progress.report(2, **figures)
+        progress.count(3, tokens=6, pairs=1)
+        now[0] += 2
+        progress.report(3, **figures)
+    rates = [
+        (line["tokens_per_s"], line["pairs_per_s"]) for line in lines_of(tmp_path / "metrics.jsonl")
+    ]
+    assert rates == [(10.0, 1.5), (3.0, 0.5)]
 
 
 def lines_of(path):
