@@ -40,8 +40,11 @@ def user_cache() -> Path:
 
 @functools.cache
 def temporary_cache() -> Path:
-    """Returns a temporary directory, one for each process, which is removed at its exit."""
-    directory = tempfile.mkdtemp(prefix="spec_t5x-")
+    """Returns this process's temporary directory, or a path in which nothing can be made."""
+    try:
+        directory = tempfile.mkdtemp(prefix="spec_t5x-")
+    except OSError:
+        return Path(os.devnull)
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return Path(directory)
 
@@ -90,8 +93,8 @@ def announce() -> None:
     def is_long() -> None:
         state["logged"] = True
         directory = jax.config.jax_compilation_cache_dir
-        where = f" (kept in {directory})" if directory else ""
-        log.info("compiling for these models and shapes, which is done once%s", where)
+        where = f", which is done once (kept in {directory})" if directory else ""
+        log.info("compiling for these models and shapes%s", where)
 
     def event(name: str, **_) -> None:
         if name.endswith("compile_requests_use_cache") and "logged" not in state:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -165,3 +166,17 @@ def test_a_cache_that_cannot_be_trusted_is_not_used(caches, monkeypatch, caplog,
     assert found.stat().st_mode & 0o777 == 0o700 and not found.is_relative_to(caches)
     (said,) = caplog.messages
     assert remedy in said
+
+
+def test_without_a_place_for_temporary_files_nothing_is_kept(caches, monkeypatch, caplog):
+    def mkdtemp(**_):
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    place = compilation_cache.temporary_cache.__wrapped__
+    monkeypatch.setattr(compilation_cache, "temporary_cache", place)
+    compilation_cache._in_place_of.cache_clear()
+    caches.write_text("a file")
+    assert compilation_cache._bounded(compilation_cache.user_cache() / "compiled") is None
+    (said,) = caplog.messages
+    assert said.startswith("compiled programs are not kept")
