@@ -110,6 +110,22 @@ def test_a_cache_without_a_bound_stays_so(tmp_path):
     assert int(run(program, **where)) > 0
 
 
+@pytest.mark.parametrize("name", ["owner", "group"])
+@pytest.mark.usefixtures("own_settings")
+def test_a_cache_whose_owner_has_no_name_has_no_bound(tmp_path, monkeypatch, name):
+    def nameless(path):
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_MAX_SIZE", raising=False)
+    jax.config.update("jax_compilation_cache_max_size", -1)
+    with monkeypatch.context() as inside:
+        inside.setattr(Path, name, nameless)
+        assert compilation_cache._bounded(tmp_path) == tmp_path
+        assert jax.config.jax_compilation_cache_max_size == -1
+    assert compilation_cache._bounded(tmp_path) == tmp_path
+    assert jax.config.jax_compilation_cache_max_size == compilation_cache.MAX_SIZE
+
+
 def test_a_compilation_is_logged_once(tmp_path):
     said = run(COMPILE, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).splitlines()
     line = "compiling for these models and shapes, which is done once"
