@@ -12,7 +12,7 @@ for outputs in generator.generate(["translate English to German: Where is the st
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Module of each public name, imported at first use: importing JAX takes a second.
 _LAZY = {

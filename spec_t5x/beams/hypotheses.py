@@ -120,8 +120,7 @@ class TransformersRanking(Ranking):
 
     def penalty(self, lengths, starts):
         """Returns ``generated tokens ** length_penalty``."""
-        exponent = jnp.asarray(self.exponent, jnp.float32)
-        return (lengths - starts).astype(jnp.float32) ** exponent
+        return (lengths - starts).astype(jnp.float32) ** jnp.asarray(self.exponent, jnp.float32)
 
     def counted(self, ends, found, beams):
         """Returns the mask of the ``beams`` likeliest that end: at a row's limit, of all."""

@@ -199,8 +199,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
         _add_common(command)
-        options = command._option_string_actions
-        flags = [option[2:] for option in options if option.startswith("--")]
+        flags = [o[2:] for o in command._option_string_actions if o.startswith("--")]
         command.set_defaults(run=module.run, flags=flags, log_level=logging.INFO)
     return parser
 

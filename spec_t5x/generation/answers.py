@@ -101,9 +101,8 @@ class Answers(Iterator[Answer]):
         try:
             yield
         except BaseException as error:
-            is_error = isinstance(error, Exception)
             stopped = InputError("decoding was interrupted: call generate again")
-            self._coming = _raising(error if is_error else stopped)
+            self._coming = _raising(error if isinstance(error, Exception) else stopped)
             raise
 
 

@@ -52,8 +52,7 @@ class StreamEvent:
 def stream(engine: Engine, batch: Batch) -> Iterator[StreamEvent]:
     """Yields ``Generator.stream``'s events for one input. The prefill has run at the call."""
     began = time.perf_counter()
-    steps = engine.steps(batch)
-    return _events(engine, steps, time.perf_counter() - began)
+    return _events(engine, engine.steps(batch), time.perf_counter() - began)
 
 
 def _events(engine: Engine, steps, prefill: float) -> Iterator[StreamEvent]:

@@ -56,8 +56,7 @@ def locked(directory: Path, process: int = 0) -> Iterator[None]:
 
     Raises ``InputError`` if another run holds the lock, or the directory cannot be written.
     """
-    path = directory / f".lock-{process:05}"
-    with _held(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as descriptor:
+    with _held(directory / f".lock-{process:05}", fcntl.LOCK_EX | fcntl.LOCK_NB) as descriptor:
         with contextlib.suppress(OSError):
             # The text is only for a message: a full disk does not matter.
             os.truncate(descriptor, 0)

@@ -78,8 +78,7 @@ def _to_line(task: seqio.Task, example: dict[str, Any]) -> bytes:
     fields = {
         key: _plain(value) for key, value in sorted(example.items()) if key.endswith(_PRETOKENIZED)
     }
-    ids = np.asarray(example["inputs"]).tolist()
-    line = {"task": task.name, "ids": ids, "fields": fields}
+    line = {"task": task.name, "ids": np.asarray(example["inputs"]).tolist(), "fields": fields}
     return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 

@@ -224,8 +224,7 @@ def burst(
     if slots.state.pace is not None:
         # If the slots have draft states, the group must have them before its inputs get slots.
         wanted = carry.slots.state.pace.limit > 0
-        drafting = slots.drafting & wanted
-        carry = carry.replace(slots=carry.slots.replace(drafting=drafting))
+        carry = carry.replace(slots=carry.slots.replace(drafting=slots.drafting & wanted))
         carry = decode_state.if_wanted(wanted, make_ready, carry)
     carry = lax.while_loop(
         unfinished, lambda carry: _refilled(until_one_ends(carry)), _refilled(carry)

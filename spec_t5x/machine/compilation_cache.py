@@ -40,8 +40,11 @@ def user_cache() -> Path:
 
 @functools.cache
 def temporary_cache() -> Path:
-    """Returns a temporary directory, one for each process, which is removed at its exit."""
-    directory = tempfile.mkdtemp(prefix="spec_t5x-")
+    """Returns this process's temporary directory, or a path in which nothing can be made."""
+    try:
+        directory = tempfile.mkdtemp(prefix="spec_t5x-")
+    except OSError:
+        return Path(os.devnull)
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return Path(directory)
 
@@ -90,8 +93,8 @@ def announce() -> None:
     def is_long() -> None:
         state["logged"] = True
         directory = jax.config.jax_compilation_cache_dir
-        where = f" (kept in {directory})" if directory else ""
-        log.info("compiling for these models and shapes, which is done once%s", where)
+        where = f", which is done once (kept in {directory})" if directory else ""
+        log.info("compiling for these models and shapes%s", where)
 
     def event(name: str, **_) -> None:
         if name.endswith("compile_requests_use_cache") and "logged" not in state:
@@ -113,11 +116,16 @@ def announce() -> None:
 def _bounded(directory: Path) -> Path | None:
     """Creates a cache's directory and bounds its size; returns None if it is not writable."""
     is_set = "JAX_COMPILATION_CACHE_MAX_SIZE" in os.environ
-    if jax.config.jax_compilation_cache_max_size == -1 and not is_set:
-        jax.config.update("jax_compilation_cache_max_size", MAX_SIZE)
-    is_bounded = jax.config.jax_compilation_cache_max_size != -1
     try:
         directory.mkdir(exist_ok=True)
+        if jax.config.jax_compilation_cache_max_size == -1 and not is_set:
+            # To bound a cache, JAX asks for its files' owner by names, which a container's user may
+            # lack; it would then store one program and warn of every other.
+            with contextlib.suppress(KeyError):
+                directory.owner()
+                directory.group()
+                jax.config.update("jax_compilation_cache_max_size", MAX_SIZE)
+        is_bounded = jax.config.jax_compilation_cache_max_size != -1
         # A killed process leaves a program without its file "-atime", and perhaps without its end.
         # In a bounded cache JAX would then store nothing, and compile that program at every start.
         for program in directory.glob("*-cache") if is_bounded else ():

@@ -89,6 +89,9 @@ def _errors_of_absl() -> Iterator[list[str]]:
         messages.append(record.getMessage())
         return False
 
+    with contextlib.suppress(ImportError):
+        # Else the logger would not be of absl's class, and records not name the module they are of.
+        import absl.logging  # noqa: F401
     logger = logging.getLogger("absl")
     logger.addFilter(keep)
     try:

@@ -162,9 +162,8 @@ def argmax(values: Float[Array, "*rows vocab"]) -> Int[Array, "*rows"]:
     times faster on a CPU.
     """
     largest = jnp.max(values, axis=-1, keepdims=True)
-    last = values.shape[-1] - 1
     indices = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
-    return jnp.min(jnp.where(values == largest, indices, last), axis=-1)
+    return jnp.min(jnp.where(values == largest, indices, values.shape[-1] - 1), axis=-1)
 
 
 def values_at(

@@ -1,5 +1,6 @@
 """The wheel holds the package with its models, gin files and data files, and nothing else."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import spec_t5x
 from tests.child import REPOSITORY, printed
 
 # The largest file, in bytes, that package registries take by default.
@@ -51,6 +53,14 @@ def test_it_holds_every_file_of_the_package_and_no_other(wheel):
     assert "spec_t5x/pretrained/t5-target/params/manifest.ocdbt" in inside
     assert "spec_t5x/gin_configs/runs/infer.gin" in inside
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_its_version_is_that_of_the_package_and_the_documents(wheel):
+    version = spec_t5x.__version__
+    assert wheel.name.split("-")[1] == version
+    assert f"\nversion: {version}\n" in (REPOSITORY / "CITATION.cff").read_text()
+    newest = re.search(r"^## (\S+)", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest[1] == version
 
 
 def test_a_build_where_the_sources_are_keeps_them(tmp_path):

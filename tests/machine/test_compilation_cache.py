@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -109,6 +110,22 @@ def test_a_cache_without_a_bound_stays_so(tmp_path):
     assert int(run(program, **where)) > 0
 
 
+@pytest.mark.parametrize("name", ["owner", "group"])
+@pytest.mark.usefixtures("own_settings")
+def test_a_cache_whose_owner_has_no_name_has_no_bound(tmp_path, monkeypatch, name):
+    def nameless(path):
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_MAX_SIZE", raising=False)
+    jax.config.update("jax_compilation_cache_max_size", -1)
+    with monkeypatch.context() as inside:
+        inside.setattr(Path, name, nameless)
+        assert compilation_cache._bounded(tmp_path) == tmp_path
+        assert jax.config.jax_compilation_cache_max_size == -1
+    assert compilation_cache._bounded(tmp_path) == tmp_path
+    assert jax.config.jax_compilation_cache_max_size == compilation_cache.MAX_SIZE
+
+
 def test_a_compilation_is_logged_once(tmp_path):
     said = run(COMPILE, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).splitlines()
     line = "compiling for these models and shapes, which is done once"
@@ -165,3 +182,17 @@ def test_a_cache_that_cannot_be_trusted_is_not_used(caches, monkeypatch, caplog,
     assert found.stat().st_mode & 0o777 == 0o700 and not found.is_relative_to(caches)
     (said,) = caplog.messages
     assert remedy in said
+
+
+def test_without_a_place_for_temporary_files_nothing_is_kept(caches, monkeypatch, caplog):
+    def mkdtemp(**_):
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    place = compilation_cache.temporary_cache.__wrapped__
+    monkeypatch.setattr(compilation_cache, "temporary_cache", place)
+    compilation_cache._in_place_of.cache_clear()
+    caches.write_text("a file")
+    assert compilation_cache._bounded(compilation_cache.user_cache() / "compiled") is None
+    (said,) = caplog.messages
+    assert said.startswith("compiled programs are not kept")

@@ -1,6 +1,7 @@
 """Packages of extras that are not installed, or do not go together."""
 
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -115,6 +116,22 @@ def test_a_command_says_which_extra_it_needs(
     assert main([command, *rest, *(models if needs_models else ())]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_records_of_absl_name_the_module_that_they_are_of():
+    """As a training needs, which hides those of Orbax."""
+    program = (
+        "import logging\n"
+        "from spec_t5x.machine.extras import needed\n"
+        "with needed('optax'):\n"
+        "    pass\n"
+        "logging.basicConfig(format='%(pathname)s')\n"
+        "from absl import logging\n"
+        "logging.use_python_logging()\n"
+        "logging.warning('')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr == "<string>\n"
 
 
 def test_weights_of_pytorch_name_their_extra(without):

@@ -70,8 +70,7 @@ def array_tensors(params: PyTree) -> dict[str, Tensor]:
         shape, dtype = np.shape(array), str(array.dtype)
         return Tensor(name=path, shape=shape, dtype=dtype, read=lambda i: np.asarray(array[i]))
 
-    flat = flatten_dict(params, sep="/")
-    return {path: tensor(path, array) for path, array in flat.items()}
+    return {path: tensor(path, array) for path, array in flatten_dict(params, sep="/").items()}
 
 
 def check_tensors(

@@ -38,8 +38,7 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     specs = {}
     for path, tensor in read_tensors(stored.tensors, str(stored.directory), dtype, report):
         name = ".".join(("target", *path.split("/")))
-        metadata = array_metadata(tensor, "gzip")
-        common = {"driver": "zarr", "dtype": dtype, "metadata": metadata}
+        common = {"driver": "zarr", "dtype": dtype, "metadata": array_metadata(tensor, "gzip")}
         store = ts.open({**zarr_spec(kvstore_spec(stage), name), **common}, create=True)
         store.result().write(tensor).result()
         # The path is relative, so that a checkpoint may be moved.

@@ -48,9 +48,10 @@ def available() -> bool:
         return False
     try:
         place = _kept_or_built(compiler)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, NotImplementedError, subprocess.CalledProcessError) as error:
         reason = (getattr(error, "stderr", None) or "").strip() or str(error)
-        _say_slow(f"{compiler[0]} could not build them ({reason.splitlines()[0]}): set CXX")
+        remedy = "set CXX, or TMPDIR if nothing can be written there"
+        _say_slow(f"{compiler[0]} could not build them ({reason.splitlines()[0]}): {remedy}")
         return False
     try:
         library = ctypes.CDLL(str(place))
@@ -120,6 +121,8 @@ def _kept_or_built(compiler: Sequence[str]) -> Path:
         return build(compiler, directory)
     # File systems without locks raise NotImplementedError.
     except (OSError, NotImplementedError) as error:
+        if directory.parent == temporary_cache():
+            raise
         log.warning(
             "the kernels are compiled at every start because %s cannot be written (%s): set "
             "XDG_CACHE_HOME to another directory",

@@ -25,7 +25,7 @@ from spec_t5x.data.vocabulary import (
     Vocabulary,
 )
 from spec_t5x.errors import InputError, check_at_least, check_unused
-from spec_t5x.labs.metrics import check_installed, metric_by_name
+from spec_t5x.labs.metrics import metric_by_name
 from spec_t5x.labs.text_pairs import read_pairs
 from spec_t5x.labs.training.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.labs.training.packing import PackedBatches
@@ -257,8 +257,6 @@ class DataOptions(TrainingData):
 
     def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
         """Reads the dev file's first pairs with a source; cuts sources that are too long."""
-        metric = metric_by_name(self.metric)
-        check_installed([metric])
         given = (pair for pair in self._prefixed("dev") if pair[0])
         pairs = list(itertools.islice(given, examples))
         if not pairs:
@@ -273,7 +271,7 @@ class DataOptions(TrainingData):
                 sources=sources,
                 ids=[vocabulary.framed(vocabulary.encode(text), longest) for text in sources],
                 targets=targets,
-                score=functools.partial(metric, targets),
+                score=functools.partial(metric_by_name(self.metric), targets),
             )
         ]
 

@@ -26,6 +26,7 @@ from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.errors import InputError, check_choice, check_unused
+from spec_t5x.labs.metrics import check_installed, metric_by_name
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.growth import GROWING, check_growth, grown
 from spec_t5x.labs.training.layout import Layout, count_replicas
@@ -35,6 +36,7 @@ from spec_t5x.labs.training.run_data import TrainingData, kinds_of_data
 from spec_t5x.labs.training.same_run import FREE, check_same, network_settings
 from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
+from spec_t5x.labs.training.training_log import curves_writer
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.sizes import size as published_size
 from spec_t5x.models.t5 import T5Config, check_names
@@ -100,8 +102,11 @@ def train(
             "train.metrics score held-out texts and there are none: give a dev file or split, or "
             "leave train.metrics out"
         )
-    if metrics is None and hasattr(data, "metric"):
-        check_unused(data, "train.metrics is None, which scores no texts", "metric")
+    if hasattr(data, "metric"):
+        if metrics:
+            check_installed([metric_by_name(data.metric)])
+        else:
+            check_unused(data, "train.metrics is None, which scores no texts", "metric")
     check_unused(options, "only drafts learn from a target", "objective", "distillation_weight")
     if grow and initial_checkpoint is None:
         raise InputError("train.grow has no model to grow: give train.initial_checkpoint")
@@ -181,12 +186,15 @@ def check_settings(
 
     Raises:
         InputError: the schedule is longer than the training, the devices do not fit, the
-            optimizer or dtype is unknown, or ``exported`` has files that are no export.
+            optimizer or dtype is unknown, ``exported`` has files that are no export, or what
+            TensorBoard's curves need is not installed.
     """
     check_choice("stored dtype", export_dtype, NATIVE_DTYPES)
     check_destination(exported, overwrite=True)
     optimizer.build(options.steps)
     count_replicas(options.data_parallel, options.model_parallel)
+    if options.tensorboard:
+        curves_writer()
 
 
 def check_kind(config: ModelConfig, data: TrainingData, options: TrainOptions) -> None:

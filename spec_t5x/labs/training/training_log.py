@@ -11,7 +11,7 @@ from typing import Any
 
 from spec_t5x.labs.writing import reported
 from spec_t5x.machine.atomic import write_whole
-from spec_t5x.machine.extras import needed
+from spec_t5x.machine.extras import imported
 from spec_t5x.machine.progress import Progress
 
 
@@ -78,7 +78,7 @@ class TrainingProgress(Progress):
         """
         super().__init__("steps", stream, every=0)
         self._metrics = MetricsFile(directory / "metrics.jsonl", start_step)
-        self._curves = _curves(directory / "tensorboard") if tensorboard else None
+        self._curves = curves_writer()(str(directory / "tensorboard")) if tensorboard else None
         self._steps, self._text = steps, ""
         self._restart()
 
@@ -141,14 +141,17 @@ class TrainingProgress(Progress):
             self._curves.flush()
 
 
-def _curves(directory: Path):
-    """Opens a ``clu`` writer of TensorBoard's files."""
+def curves_writer() -> type:
+    """Returns the class of ``clu`` that writes TensorBoard's files to a directory.
+
+    Raises:
+        InputError: clu or TensorFlow is not installed.
+    """
     # Imported here because clu imports TensorFlow, which takes seconds.
-    with needed("clu"):
-        import tensorflow as tf
-        from clu.metric_writers import SummaryWriter
+    writer = imported("clu.metric_writers").SummaryWriter
+    import tensorflow as tf
 
     if tf.config.get_visible_devices("GPU"):
         # TensorFlow would allocate the GPUs' whole memory, which JAX needs.
         tf.config.set_visible_devices([], "GPU")
-    return SummaryWriter(str(directory))
+    return writer

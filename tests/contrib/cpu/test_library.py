@@ -69,6 +69,15 @@ def test_without_a_cache_directory_it_is_built_in_a_temporary_one(
     assert "the kernels are compiled at every start" in caplog.text
 
 
+def test_without_any_directory_one_line_says_why(tmp_path, fake_compiler, monkeypatch, caplog):
+    (tmp_path / "file").touch()
+    for name in ("user_cache", "temporary_cache"):
+        monkeypatch.setattr(library, name, lambda: tmp_path / "file")
+    assert not library.available.__wrapped__()
+    (said,) = caplog.messages
+    assert "g++ could not build them" in said and "TMPDIR if nothing can be written there" in said
+
+
 @pytest.mark.parametrize(
     ("environment", "said"),
     [

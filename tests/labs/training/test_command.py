@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 from collections.abc import Sequence
 
 import gin
@@ -142,6 +143,24 @@ def test_mistakes_are_found_before_any_data_is_read(train, tmp_path, change, mes
     error = capfd.readouterr().err
     assert error.startswith("spec-t5x: error: ") and message in error
     assert error.count("\n") == 1
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("absent", "change", "message"),
+    [
+        ("clu", {"TrainOptions__tensorboard": True}, "TensorBoard's curves: clu"),
+        ("sacrebleu", {"train__metrics": "@MetricsOptions()"}, "BLEU: sacrebleu"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_what_an_option_needs_is_missed_before_any_data_is_read(
+    train, tmp_path, monkeypatch, absent, change, message, capfd
+):
+    monkeypatch.setitem(sys.modules, absent, None)
+    assert train(DATA_DIR=str(tmp_path), **change) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert message in line and " is not installed: pip install 'spec_t5x[" in line
     assert not (tmp_path / "output").exists()
 
 
