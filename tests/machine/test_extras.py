@@ -119,7 +119,7 @@ def test_a_command_says_which_extra_it_needs(
 
 
 def test_records_of_absl_name_the_module_that_they_are_of():
-    """As a training needs, which hides those of Orbax."""
+    """Warnings of Orbax stay hidden, as a training needs."""
     program = (
         "import logging\n"
         "from spec_t5x.machine.extras import needed\n"
