@@ -156,6 +156,7 @@ class NgramDraft(Draft):
 
     def _window(self, context: Context) -> Int[Array, "batch window"]:
         """Returns each row's last ``order - 1`` tokens, -1 before the start token."""
-        positions = context.lengths[:, None] + jnp.arange(2 - self.order, 1)
+        offsets = jnp.arange(2 - self.order, 1)
+        positions = context.lengths[:, None] + offsets[None, :]
         tokens = jnp.take_along_axis(context.sequences, jnp.maximum(positions, 0), axis=1)
         return jnp.where(positions >= 0, tokens, _NO_TOKEN)

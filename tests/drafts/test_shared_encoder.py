@@ -38,7 +38,7 @@ def made(tied=False):
     """
     target = tiny_t5(0, num_decoder_layers=2, logits_via_embedding=tied)
     params, config = keep_layers(target.params, target.config, encoder=(0,), decoder=LAYERS)
-    own = own_params(disturbed(target.with_params(params), 0.1).params)
+    own = own_params(disturbed(T5Model.create(params, config), 0.1).params)
     whole = T5Model.create(with_shared(own, target.params, LAYERS), config)
 
     def make(**options):

@@ -7,6 +7,7 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.exports import model_in_memory
 from spec_t5x.labs.training.kept_layers import keep_layers, kept_layers, likeliest_ids, with_shared
+from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.shared_params import own_params
 from tests.toy_t5 import disturbed, tiny_t5
 
@@ -48,7 +49,7 @@ def test_a_draft_is_its_own_parameters_and_those_of_the_target():
     target = tiny_t5(0, num_decoder_layers=3)
     of_target = target.params
     params, config = keep_layers(of_target, target.config, encoder=(0,), decoder=(0, 2))
-    own = own_params(disturbed(target.with_params(params), 0.5).params)
+    own = own_params(disturbed(T5Model.create(params, config), 0.5).params)
     assert list(own) == ["decoder"]
     assert set(own["decoder"]["layers_1"]["encoder_decoder_attention"]) == {"query", "out"}
     whole = with_shared(own, of_target, (0, 2))
