@@ -66,7 +66,7 @@ def _main(arguments: Sequence[str]) -> int:
     bindings = [item for item in arguments if item.startswith("--gin.")]
     args, rest = parser.parse_known_args([a for a in arguments if a not in bindings])
     args.gin_bindings = bindings
-    # TensorFlow reads data and writes TensorBoard's files; it warns that it finds no GPU (2.21 always).
+    # TensorFlow, of tasks and curves, warns that it finds no GPU; 2.21 does so all the same.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with _shown_log(args):
         return _run(args, rest)
