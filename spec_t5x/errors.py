@@ -7,14 +7,15 @@ status 2; library users can catch ``ValueError``, the base class.
 
 import contextlib
 import difflib
+import functools
 import math
 import numbers
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-# The first process of ``check_process``.
-_FIRST: dict[str, int] = {}
+# Number of the process that called this first, also in its forks.
+_first_process = functools.cache(os.getpid)
 
 
 class InputError(ValueError):
@@ -65,10 +66,9 @@ def check_numbers(least: int, most: int | float = math.inf, /, **values: Any) ->
 
 def check_process() -> None:
     """Raises ``InputError`` in a fork of the first caller, in which JAX would wait for threads."""
-    if (first := _FIRST.setdefault("process", os.getpid())) != os.getpid():
-        raise InputError(
-            f"process {os.getpid()} is a fork of {first}, which used JAX: start it by 'spawn'"
-        )
+    first, own = _first_process(), os.getpid()
+    if own != first:
+        raise InputError(f"process {own} is a fork of {first}, which used JAX: start it by 'spawn'")
 
 
 def one_line(what: Any, most: int = 200) -> str:

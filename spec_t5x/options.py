@@ -182,7 +182,6 @@ class GenerateOptions:
         self._check()
 
     def _check(self) -> None:
-        errors.check_process()
         self._check_lengths()
         self._check_ids()
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
@@ -257,7 +256,7 @@ class GenerateOptions:
         pairs = self.sequence_bias or ()
         for pair in pairs:
             is_pair = isinstance(pair, tuple) and len(pair) == 2
-            if not (is_pair and isinstance(pair[1], numbers.Real) and pair[1] < 3e38):
+            if not (is_pair and isinstance(pair[1], numbers.Real) and abs(pair[1]) < 3e38):
                 raise InputError(f"sequence_bias has {pair!r}: give pairs (ids, finite number)")
         lists = {name: (getattr(self, name) or (),) for name in _LISTS}
         lists |= {"bad_words_ids": self.bad_words_ids or (), "sequence_bias": [p[0] for p in pairs]}
@@ -302,11 +301,13 @@ def check_types(options: Any) -> None:
         # gin passes any value that a file binds, and lists for tuples.
         value = _plain(getattr(options, field.name))
         object.__setattr__(options, field.name, value)
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise InputError(f"{field.name} is {value}: give a number that fits in 64 bits")
         if not isinstance(value, _NUMBERS.get(field.type, field.type)):
             wanted = getattr(field.type, "__name__", field.type)
             raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
+        # JAX converts no larger ones to 32 bits.
+        most = 3e38 if field.type in (float, float | None) else 2**63 - 1
+        if isinstance(value, int) and abs(value) > most:
+            raise InputError(f"{field.name} is {value}: give a number of at most {most}")
 
 
 def _plain(value):

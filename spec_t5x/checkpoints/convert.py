@@ -66,7 +66,8 @@ def convert(
     write = _writer_for(source, stored, to)
     if stored.tensors is None:
         stored = open_model(source, vocabulary=vocabulary)
-    weights = stored.weights if (weights, to) == (AUTO, "native") else weights
+    if weights == AUTO and to == "native":
+        weights = stored.weights
     types = {tensor.dtype for tensor in stored.tensors.values()}
     dtype = dtype or ("bfloat16" if types == {"bfloat16"} else "float32")
     written = dataclasses.replace(stored, metadata=stored.metadata | step, weights=weights)

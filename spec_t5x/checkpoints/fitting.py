@@ -43,9 +43,9 @@ def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
         # ``added_rows`` counts id 0, which it masks, too: padding, which no text contains.
         changes["added_rows"] = max(max(added, 1) + more, 1)
     config = dataclasses.replace(draft.config, **changes)
-    tensors = {
+    tensors = draft.tensors and {
         path: _resized(tensor, _AXES[path], size) if path in _AXES else tensor
-        for path, tensor in (draft.tensors or {}).items()
+        for path, tensor in draft.tensors.items()
     }
     return dataclasses.replace(draft, config=config, tensors=tensors, vocabulary=target.vocabulary)
 

@@ -107,10 +107,7 @@ def open_model(
 
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
     """Reads a model's vocabulary, from the Hub without the weights."""
-    if not is_on_hub(directory_or_name):
-        return open_model(directory_or_name).known_vocabulary()
-    directory, values, format = _recognized(find(directory_or_name))
-    return format.open_model(directory, values, False).known_vocabulary()
+    return open_model(directory_or_name, downloads=False).known_vocabulary()
 
 
 def has_source(target: str | Path | GcsPath) -> bool:

@@ -116,7 +116,7 @@ def find_models(
     """Finds and opens a target, and its drafts' models; downloads weights that are on the Hub.
 
     Before a download, which may take an hour, all is opened and compared but the weights, and
-    ``check`` is called with the target; also at the end.
+    ``check`` is called with the target. This is repeated with the weights, which are not read.
     """
     directory, has_source, parts = loading.find(target), loading.has_source(target), []
     for draft in (str(each) for each in drafts if each):
@@ -133,7 +133,7 @@ def find_models(
             stored.drafts[kind, argument] = kind.open(argument, stored.unread(MARK))
         return stored
 
-    if absent := list(filter(loading.is_absent, [target, *models])):
+    if absent := list(filter(loading.is_absent, dict.fromkeys([target, *models]))):
         opened()
     for name in absent:
         hub.download_weights(name)

@@ -5,7 +5,7 @@ import functools
 import itertools
 import numbers
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +110,17 @@ class Generator(BatchDecoder):
 
     @classmethod
     def open(
-        cls, models: Models, drafts: Iterable[str | None], options: GenerateOptions
+        cls, models: Models, drafts: Collection[str | None], options: GenerateOptions
     ) -> tuple[StoredModel, "Generator"]:
         """Opens a command's models, with ``drafts`` in place of its draft, and checks ``options``.
 
         Returns the target, and a generator without weights and draft, which tokenizes.
         """
-        make = functools.partial(cls.of, task=models.task, kv=models.kv)
-        for draft in (drafts := list(filter(None, drafts))):
+        for draft in filter(None, drafts):
             check_draft(draft, options)
-        check = models.vocabulary, lambda target: make(target).check(options)
-        stored = find_models(models.target, drafts, models.draft_options(), *check)
+        make = functools.partial(cls.of, task=models.task, kv=models.kv)
+        named = models.target, drafts, models.draft_options(), models.vocabulary
+        stored = find_models(*named, check=lambda target: make(target).check(options))
         return stored, make(stored.unread())
 
     @classmethod
@@ -153,7 +153,6 @@ class Generator(BatchDecoder):
         cls, target: LoadedModel, weights: str = AUTO, task: str | None = None, kv: str = AUTO
     ) -> "Generator":
         """Makes a generator without a draft; the other arguments are as in ``load``."""
-        check_process()
         vocabulary = target.vocabulary
         defaults, left_out = generation_config.understood(
             target.metadata.get(generation_config.GENERATION, {}),

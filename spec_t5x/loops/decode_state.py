@@ -125,19 +125,16 @@ class DecodeStats:
     ) -> "DecodeStats":
         """Returns the counts after an iteration (``is_plain``: a plain step) of ``live`` rows."""
         num_accepted, num_appended = iteration.num_accepted, iteration.num_appended
-        kept = self.replace(
-            target_calls=self.target_calls + live,
-            plain_steps=self.plain_steps + (live & is_plain),
-            appended=self.appended + num_appended,
-        )
-        if not found.drafts.shape[1]:
-            return kept
         # A verified draft entered the output, or the target's token took its place.
         num_verified = jnp.minimum(found.num_drafts, num_appended)
         positions = jnp.arange(self.accepted_by_position.shape[1])[None, :]
         accepted_here, verified = (positions < n[:, None] for n in (num_accepted, num_verified))
-        beta = jnp.where(verified, found.beta, 0.0)
-        return kept.replace(
+        # A plain step has no drafts at any position.
+        beta = jnp.where(verified[:, : found.beta.shape[1]], found.beta, 0.0)
+        return self.replace(
+            target_calls=self.target_calls + live,
+            plain_steps=self.plain_steps + (live & is_plain),
+            appended=self.appended + num_appended,
             proposed=self.proposed + found.num_proposed * live,
             accepted=self.accepted + num_accepted,
             accepted_by_position=self.accepted_by_position + accepted_here,

@@ -137,7 +137,7 @@ class Pace:
     idle: Int[Array, ""]
     # Time of recent iterations and prefills minus the tokens appended, in plain steps, at least 0.
     lost: Float32[Array, ""]
-    # For each position: drafts that saved a step, and those that did or did not; iterations whose
+    # For each position: drafts that saved a step, and all that were verified; iterations whose
     # longest proposal included it, and those whose limit did. Older ones count less.
     counts: Float32[Array, "4 gamma"]
     # Expected tokens of a batch's longest output, and those of the current batch so far.
@@ -232,7 +232,8 @@ class Pace:
 
         The longest proposal had ``longest`` of ``limit`` drafts.
         """
-        positions, kept, tokens = jnp.arange(self.largest), 1 - _FORGETTING, _tokens(appended)
+        positions, kept = jnp.arange(self.largest), 1 - _FORGETTING
+        tokens = _tokens(appended)
         # The last token saved no step; nor did a draft that was its row's last token.
         saved = appended[:, None] - 1
         accepted = jnp.sum(positions[None] < saved, axis=0)

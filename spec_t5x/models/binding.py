@@ -66,7 +66,7 @@ def bind(params: PyTree, config: ModelConfig, weights: str = AUTO, kv: str = AUT
     """Binds parameters to their configuration as the loops' ``Target``.
 
     Args:
-      params: the network's parameters, or none; ``InputError`` if they do not fit ``config``.
+      params: the network's parameters, or {}; ``InputError`` if they do not fit ``config``.
       config: the network's configuration.
       weights: "auto" keeps the parameters' precision, "int8" and "int4" round the matrices.
       kv: as in ``CachedModel.with_kv``.
@@ -78,14 +78,17 @@ def bind(params: PyTree, config: ModelConfig, weights: str = AUTO, kv: str = AUT
 
 
 def _check_shapes(params: PyTree, config: ModelConfig) -> None:
-    flat, expected = flatten_dict(params, sep="/"), expected_shapes(config) if params else {}
+    flat = flatten_dict(params, sep="/")
+    expected = expected_shapes(config) if flat else {}
+    forms = {path: leaf for path, leaf in flat.items() if isinstance(leaf, Form)}
+    whole = jax.eval_shape(lambda forms: {path: f.unpacked() for path, f in forms.items()}, forms)
     for path in sorted(flat.keys() | expected.keys()):
-        leaf, shape = flat.get(path), expected.get(path)
-        found = shape if isinstance(leaf, Form) else getattr(leaf, "shape", None)
+        leaf, shape = whole.get(path, flat.get(path)), expected.get(path)
+        found = getattr(getattr(leaf, "values", leaf), "shape", None)
         if found is None or found != shape:
             raise InputError(
                 f"parameter {path} is {found or 'missing'} and the network's {shape or 'none'}: "
-                "give the configuration that the parameters were made with"
+                "give the parameters and the configuration of one network"
             )
 
 

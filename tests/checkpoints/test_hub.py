@@ -15,7 +15,13 @@ from huggingface_hub import constants
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.digests import files_digest
 from spec_t5x.checkpoints.huggingface import hub, weight_files
-from spec_t5x.checkpoints.loading import find_directory, load, load_vocabulary, named_vocabulary
+from spec_t5x.checkpoints.loading import (
+    find_directory,
+    load,
+    load_vocabulary,
+    named_vocabulary,
+    open_model,
+)
 from spec_t5x.checkpoints.make_draft import find_models
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
@@ -351,6 +357,27 @@ def test_shards(online, directories, monkeypatch):
     sent = [name for name in online.sent if name.endswith((".safetensors", ".bin"))]
     index = json.loads((repository / "model.safetensors.index.json").read_text())
     assert sorted(sent) == sorted(f"{TARGET}/{name}" for name in set(index["weight_map"].values()))
+
+
+def test_a_shard_that_a_repository_lacks(online, directories, monkeypatch):
+    monkeypatch.setattr(weight_files, "SHARD_BYTES", 20_000)
+    repository = online.repositories[DRAFT]
+    shutil.rmtree(repository)
+    convert(directories / "draft", repository, to="huggingface")
+    lost = sorted(repository.glob("model-*.safetensors"))[-1]
+    lost.unlink()
+    message = f"{lost.name}, which model.safetensors.index.json lists: copy it there"
+    for read in (load, open_model, lambda name: find_models(TARGET, [name])):
+        assert message in message_of(read, DRAFT)
+    # It can be opened without weights, and then has none to read.
+    stored = open_model(DRAFT, downloads=False)
+    assert "was opened without weights" in message_of(stored.read_params, dtype="float32")
+
+
+def test_a_model_that_is_its_own_draft_is_downloaded_once(online, caplog):
+    caplog.set_level(logging.INFO, logger="spec_t5x")
+    find_models(DRAFT, [DRAFT])
+    assert caplog.messages.count(f"downloading {DRAFT} to the Hub's cache, once") == 1
 
 
 def test_a_target_without_texts_to_measure_is_not_downloaded(online, capsys):

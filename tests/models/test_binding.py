@@ -44,14 +44,29 @@ def test_parameters_of_another_shape_are_refused(path, change, found):
     if change is not None:
         flat[path] = change(leaf)
     message = re.escape(f"parameter {path} ") + ".*" + re.escape(found)
-    with pytest.raises(InputError, match=f"{message}.*: give the configuration that"):
+    with pytest.raises(InputError, match=f"{message}.*: give the parameters and the conf"):
         bind(unflatten_dict(flat, sep="/"), CONFIG)
 
 
 def test_layers_that_would_not_be_computed_are_refused():
     fewer = dataclasses.replace(CONFIG, num_decoder_layers=CONFIG.num_decoder_layers - 1)
-    with pytest.raises(InputError, match="the network's none: give the configuration"):
+    with pytest.raises(InputError, match="the network's none: give the parameters"):
         bind(PARAMS, fewer)
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"mlp_dim": 2 * CONFIG.mlp_dim}, "layers_0/mlp/wi/kernel is"),
+        ({"vocab_size": 2 * CONFIG.vocab_size}, "embedding is (40, 32) and the network's (80, 32)"),
+    ],
+)
+def test_matrices_that_are_rounded_or_packed_for_kernels_are_compared(weights, change, found):
+    params = bind(PARAMS, CONFIG, weights).weights
+    assert bind(params, CONFIG).config == CONFIG
+    with pytest.raises(InputError, match=re.escape(found)):
+        bind(params, dataclasses.replace(CONFIG, **change))
 
 
 def test_bound_parameters_are_bound_again():

@@ -54,7 +54,8 @@ def snapshot(name: str) -> Path:
 def has_weights(name: str) -> bool:
     """Tells whether all weights are in ``snapshot``'s directory."""
     with contextlib.suppress(InputError):
-        return bool(weight_files.find_files(snapshot(name)))
+        weight_files.find_files(snapshot(name))
+        return True
     return False
 
 
@@ -84,6 +85,8 @@ def download_weights(name: str) -> None:
         _download(name, commit, files)
         files = weight_files.shard_names(directory / first)
     _download(name, commit, files, shown=sys.stderr.isatty() or is_notebook())
+    # The Hub skips files that a repository lacks.
+    weight_files.find_files(directory)
 
 
 def command(name: str) -> str:

@@ -46,7 +46,7 @@ _UNREAD = re.compile(
     r"(?!model(-\d|\.safetensors)).+\.safetensors"
 )
 
-# Logs a warning once, as a draft is opened twice: to compare it, and to load it.
+# Logs a warning once, as a model may be opened twice: to compare it, and to load it.
 _warn = functools.cache(logging.getLogger(__name__).warning)
 
 # Entries of PyTorch's files that hold the tensors, and the remedy for files of other objects.

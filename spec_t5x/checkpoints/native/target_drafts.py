@@ -170,8 +170,9 @@ def _is_known(values: Any) -> bool:
     """Tells whether this process can read an array: not abstract, traced or on other hosts."""
     if isinstance(values, jax.ShapeDtypeStruct | jax.core.Tracer):
         return False
-    is_here = not isinstance(values, jax.Array) or values.is_fully_addressable
-    return is_here or values.is_fully_replicated
+    if isinstance(values, jax.Array):
+        return values.is_fully_addressable or values.is_fully_replicated
+    return True
 
 
 def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) -> DraftKind:

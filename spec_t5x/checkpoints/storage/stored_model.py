@@ -73,7 +73,7 @@ class StoredModel:
     weights: str = AUTO
     # The checkpoint's names of parameters, by path, for messages.
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # What its drafts' kinds opened, by kind and argument; ``DraftKind.make`` takes it out.
+    # What its drafts' kinds opened, by kind and argument; models are taken out when they are read.
     drafts: dict[tuple, Any] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
@@ -174,6 +174,8 @@ class StoredModel:
     def read_params(self, **options) -> PyTree:
         """Checks the model and reads its weights; ``options`` are of ``tensors.read_params``."""
         self.check()
+        if self.tensors is None:
+            raise InputError(f"{self.directory} was opened without weights: open it with downloads")
         return read_params(self.tensors, str(self.directory), **options)
 
     def write(

@@ -14,16 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.checkpoints.huggingface.t5 import read_config, read_vocabulary
 from spec_t5x.checkpoints.loading import (
     check_same_vocabulary,
-    find,
-    is_on_hub,
-    named_vocabulary,
     open_model,
 )
 from spec_t5x.checkpoints.make_draft import TRANSFORMER, find_models, kind_of
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError
@@ -156,21 +151,10 @@ def check_pair(pair: PublicPair) -> Planned:
 
 
 def _opened(name: str, vocabulary: str | None) -> StoredModel:
-    """Opens a model; of a T5 on the Hub only configuration and vocabulary are downloaded."""
-    directory = find(name)
-    values = read_json(directory / CONFIG_NAME) if is_on_hub(name) else {}
-    if values.get("model_type") not in ("t5", "mt5", "umt5"):
-        stored = open_model(name, vocabulary=vocabulary)
-        stored.check()
-        return stored
-    known = named_vocabulary(vocabulary) if vocabulary else read_vocabulary(directory, values)
-    return StoredModel(
-        tensors={},
-        config=read_config(values, directory / CONFIG_NAME),
-        vocabulary=known,
-        directory=directory,
-        metadata={},
-    )
+    """Opens a model and checks it; the weights of one on the Hub are not downloaded."""
+    stored = open_model(name, vocabulary=vocabulary, downloads=False)
+    stored.check()
+    return stored
 
 
 def _needs(models: Sequence[tuple[ModelConfig, str]]) -> Needs:
