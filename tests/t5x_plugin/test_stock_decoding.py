@@ -68,7 +68,7 @@ def test_what_t5x_cannot_run_has_no_row(stored, change):
         generator = Generator.of(stored, "int8")
     else:
         config = dataclasses.replace(stored.config, **{change: 8})
-        generator = Generator.of(dataclasses.replace(stored, config=config))
+        generator = Generator.of(dataclasses.replace(stored, config=config, params={}))
     assert stock_t5x.measure(generator, ENGLISH[:1], GREEDY, 1) == []
 
 
