@@ -152,7 +152,10 @@ def test_lines_are_not_the_data_of_a_t5():
             ["the " * 45, "--max_decode_len", "8"],
             "the prompt has 45 tokens and there is room for 40",
         ),
-        (["the", "--draft", "t5-draft"], "give a draft of the target's kind"),
+        (
+            ["the", "--draft", "t5-draft", "--max_decode_len", "40"],
+            "give a draft of the target's kind",
+        ),
     ],
 )
 def test_a_wrong_command_for_a_language_model_is_one_line(target, capsys, arguments, message):
