@@ -1,9 +1,12 @@
 """Commands in other processes."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,31 @@ def printed(*arguments: Any, **how: Any) -> str:
     done = finished(sys.executable, *arguments, **how)
     assert done.returncode == 0, done.stderr[-6000:]
     return done.stdout
+
+
+def together(
+    commands: Iterable[list[str]], *, timeout: float, **options: Any
+) -> list[tuple[str, str]]:
+    """Runs commands side by side, which must exit with 0; returns output and errors of each.
+
+    ``options`` are those of ``Popen``. The streams are files, not pipes: the commands wait for each
+    other, and none may wait to be read.
+    """
+    with contextlib.ExitStack() as stack:
+        streams, children = [], []
+        for command in commands:
+            out, errors = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+            child = subprocess.Popen(command, stdout=out, stderr=errors, **options)
+            stack.enter_context(child)
+            stack.callback(child.kill)
+            streams.append((out, errors))
+            children.append(child)
+        codes = [child.wait(timeout) for child in children]
+        for stream in (stream for pair in streams for stream in pair):
+            stream.seek(0)
+        said = [(out.read(), errors.read()) for out, errors in streams]
+    assert not any(codes), "\n".join(errors[-6000:] for _, errors in said)
+    return said
 
 
 def free_address() -> str:

@@ -89,10 +89,10 @@ def open_model(
     directory, values, format = _recognized(find(directory_or_name))
     if downloads and is_absent(directory_or_name):
         hub.download_weights(directory_or_name)
-    if is_absent(directory_or_name):
-        stored = dataclasses.replace(format.open_model(directory, values, False), tensors=None)
-    else:
+    if downloads or not is_absent(directory_or_name):
         stored = format.open_model(directory, values)
+    else:
+        stored = dataclasses.replace(format.open_model(directory, values, False), tensors=None)
     metadata = stored.metadata
     if values is not None and "format" not in values:
         settings = generation_config.read(directory, values)

@@ -129,8 +129,8 @@ def find_models(
     def opened() -> StoredModel:
         stored = loading.open_model(target, vocabulary=vocabulary, downloads=False)
         check(stored.unread())
-        for kind, argument in parts:
-            stored.drafts[kind, argument] = kind.open(argument, stored.unread(MARK))
+        marked = stored.unread(MARK) if parts else None
+        stored.drafts.update({(kind, name): kind.open(name, marked) for kind, name in parts})
         return stored
 
     if absent := list(filter(loading.is_absent, dict.fromkeys([target, *models]))):

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.storage import tensors as tensors_lib
 from tests.checkpoints.faults import save_t5x
-from tests.child import free_address
+from tests.child import free_address, together
 
 # Two processes of four devices each: a mesh of 4 model shards, each on two devices of one
 # process. Every process thus holds half of what is sharded.
@@ -66,7 +65,7 @@ for directory in directories:
 """
 
 
-def run_two_processes(directories: list[list[Path]], logs: Path) -> list[list[dict]]:
+def run_two_processes(directories: list[list[Path]]) -> list[list[dict]]:
     """Returns the output of each process, given its directories."""
     address = free_address()
     environment = {
@@ -74,25 +73,10 @@ def run_two_processes(directories: list[list[Path]], logs: Path) -> list[list[di
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    # Files, not pipes: each waits for the other at its end, and none may be kept waiting.
-    outputs = [logs / f"output_{rank}" for rank in range(2)]
-    errors = [logs / f"errors_{rank}" for rank in range(2)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, address, str(rank), *map(str, paths)],
-            env=environment,
-            stdout=outputs[rank].open("w"),
-            stderr=errors[rank].open("w"),
-        )
-        for rank, paths in enumerate(directories)
-    ]
-    try:
-        codes = [process.wait(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0, 0], "".join(path.read_text()[-2000:] for path in errors)
-    return [[json.loads(line) for line in path.read_text().splitlines()] for path in outputs]
+    start = [sys.executable, "-c", PROGRAM, address]
+    commands = [[*start, str(rank), *map(str, paths)] for rank, paths in enumerate(directories)]
+    said = together(commands, timeout=120, env=environment)
+    return [[json.loads(line) for line in lines.splitlines()] for lines, _ in said]
 
 
 def test_a_process_reads_its_slices_and_each_of_them_once(
@@ -119,7 +103,7 @@ def test_a_process_reads_its_slices_and_each_of_them_once(
         for paths in directories:
             paths.append(tmp_path / to)
     flat = flatten_dict(params, sep="/")
-    for rank, reads in enumerate(run_two_processes(directories, tmp_path)):
+    for rank, reads in enumerate(run_two_processes(directories)):
         for directory, read in zip(directories[rank], reads, strict=True):
             expected = {
                 path: leaf.size // 2 if leaf.ndim == 2 and leaf.shape[0] % 4 == 0 else leaf.size

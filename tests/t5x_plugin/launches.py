@@ -1,11 +1,8 @@
 """Launches of T5X's programs, from gin files to output files, with two checkpoints."""
 
-import contextlib
 import functools
 import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import flax.core
@@ -14,7 +11,7 @@ import jax.numpy as jnp
 from t5x import adafactor, checkpoints, partitioning, train_state
 
 from spec_t5x.checkpoints.loading import load
-from tests.child import free_address
+from tests.child import free_address, together
 from tests.t5x_plugin.toy_models import REPOSITORY, environment, t5x_network
 
 # A model file as T5X's examples have them, at the size of the tests' pair.
@@ -86,6 +83,8 @@ INFER = "gin_configs/runs/t5x_infer.gin"
 BY_NAME = "gin_configs/t5x/draft_by_name.gin"
 STOCK_INFER = "t5x/configs/runs/infer.gin"
 WITH_SCORES = {"infer.mode": "predict_with_aux"}
+# Macros of a short training.
+TRAINING = {"BATCH_SIZE": 4, "EVAL_STEPS": 1, "EVAL_PERIOD": 2, "CHECKPOINT_PERIOD": 2}
 # Macros that split each model over two devices.
 MODEL_PARALLEL = {
     "partitioning.PjitPartitioner.num_partitions": None,
@@ -190,25 +189,7 @@ def finished(arguments: list[str], options: dict, *, processes: int = 1) -> str:
         python, _, *module = arguments
         start, number = [python, "-c", ONE_OF_SEVERAL, free_address()], str(processes)
         commands = [[*start, number, str(index), *module] for index in range(processes)]
-    with contextlib.ExitStack() as files:
-        # Files, not pipes: the processes wait for each other, and none may wait to be read.
-        logs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
-        children = [
-            files.enter_context(
-                subprocess.Popen(command, **options, stdout=subprocess.DEVNULL, stderr=log)
-            )
-            for command, log in zip(commands, logs, strict=True)
-        ]
-        try:
-            codes = [child.wait(timeout=600) for child in children]
-        finally:
-            for child in children:
-                child.kill()
-        for log in logs:
-            log.seek(0)
-        said = [log.read() for log in logs]
-    assert not any(codes), "\n".join(each[-6000:] for each in said)
-    return said[0]
+    return together(commands, timeout=600, **options)[0][1]
 
 
 def predictions(output: Path) -> list[dict]:

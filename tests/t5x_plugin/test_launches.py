@@ -28,7 +28,7 @@ from spec_t5x.t5x_plugin.drafts import ModelDraft, NamedDraft
 from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager, checked_path, draft_of
 from spec_t5x.t5x_plugin.speculation import speculate
 from tests.checkpoints.faults import save_t5x
-from tests.t5x_plugin.launches import BY_NAME, INFER, MODEL_PARALLEL, finished
+from tests.t5x_plugin.launches import BY_NAME, INFER, MODEL_PARALLEL, TRAINING, finished
 from tests.t5x_plugin.toy_models import run_program, t5x_network
 
 # A binding of the function that acceptance.write_inferences calls.
@@ -232,7 +232,6 @@ def metrics_of(directory: Path) -> dict[str, float]:
     }
 
 
-TRAINING = {"BATCH_SIZE": 4, "EVAL_STEPS": 1, "EVAL_PERIOD": 2, "CHECKPOINT_PERIOD": 2}
 # On 4 devices, data 2 x model 2.
 DISTILLING = {"devices": 4, "TARGET_DTYPE": "float32", "WARMUP_STEPS": 1, **MODEL_PARALLEL}
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("t5x.infer", reason="needs T5X")
 
 from spec_t5x.checkpoints.loading import load
-from tests.t5x_plugin.launches import BY_NAME, INFER, STOCK_INFER, WITH_SCORES
+from tests.t5x_plugin.launches import BY_NAME, INFER, STOCK_INFER, TRAINING, WITH_SCORES
 
 # The models of a launch are sharded over all four devices.
 SHARED = {"processes": 2, "devices": 2, "partitioning.PjitPartitioner.num_partitions": 4}
@@ -51,8 +51,8 @@ def test_a_draft_is_distilled_in_two_processes_and_used_in_both(launches, traine
         "draft": ("small_model.gin", "t5x_distill"),
         "head": ("model_0.0.gin", "t5x_distill_head"),
     }
-    macros = {"BATCH_SIZE": 4, "EVAL_STEPS": 1, "EVAL_PERIOD": 2, "CHECKPOINT_PERIOD": 2}
-    macros |= {"TARGET_DTYPE": "float32", "WARMUP_STEPS": 1, "MODEL_DIR": str(directory)}
+    macros = {"TARGET_DTYPE": "float32", "WARMUP_STEPS": 1, "MODEL_DIR": str(directory)}
+    macros |= TRAINING
     if trained == "head":
         macros |= {"DRAFT_DIR": str(directory / "draft"), "HEAD_WIDTH": 16, "HEAD_DEPTHS": (0,)}
     model, run = runs[trained]
