@@ -5,13 +5,15 @@ of a target are scored in one pass over its logits (``labs.benchmark.acceptance`
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from spec_t5x.generation import Generator
+from spec_t5x.interfaces import Draft
 from spec_t5x.labs.benchmark import acceptance, paper_tables
 from spec_t5x.labs.benchmark.options import AcceptanceOptions
 from spec_t5x.labs.reproduction import contents, pairs
-from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable, ReproduceOptions
+from spec_t5x.labs.reproduction.contents import Column, Exhibit, ReportTable, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.pairs import Pair
 
@@ -26,13 +28,32 @@ _SMALLEST = {
     "T5-XXL (CNN/DM)": "T5-small",
     "LaMDA (137B)": "LaMDA (100M)",
 }
-RATE_COLUMNS = (
-    contents.label("our_draft", "our draft"),
-    contents.measured("alpha", "α", ".3f"),
-    contents.measured("low", "from", ".3f"),
-    contents.measured("high", "to", ".3f"),
-    contents.measured("tokens", "tokens", "d"),
-)
+# Alphas of Table 5 and, at temperature 0, of section A.5, by draft, temperature and lenience.
+PRINTED_LENIENT = {
+    (cell.draft, temperature, cell.lenience): cell.alpha
+    for temperature, cells in ((1.0, paper_tables.TABLE_5), (0.0, paper_tables.ARGMAX_LENIENCE))
+    for cell in cells
+}
+
+
+def printed_rates(target: str | None) -> dict[tuple[str, float], float]:
+    """Returns Table 3's alphas of one of its targets, by draft and temperature."""
+    rows = (row for row in paper_tables.TABLE_3 if row.target == target)
+    return {(row.draft, row.temperature): row.alpha for row in rows}
+
+
+def rate_columns(*settings: Column) -> tuple[Column, ...]:
+    """Returns the columns of a table of alphas, the paper's beside ours, by draft and settings."""
+    return (
+        contents.paper("draft", "draft"),
+        *settings,
+        contents.paper("paper_alpha", "α"),
+        contents.label("our_draft", "our draft"),
+        contents.measured("alpha", "α", ".3f"),
+        contents.measured("low", "from", ".3f"),
+        contents.measured("high", "to", ".3f"),
+        contents.measured("tokens", "tokens", "d"),
+    )
 
 
 def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]:
@@ -41,7 +62,7 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
     Pairs of the same target and texts share one measurement, which has the filters of all.
     """
     # A quick run has the drafts whose order the paper compares.
-    drafts = _DRAFTS[:3] if options.quick else _DRAFTS
+    names = _DRAFTS[:3] if options.quick else _DRAFTS
     texts = pair.texts(options, 60 if options.quick else 1200)
     settings = {
         "num_tokens": 600 if options.quick else 10_000,
@@ -56,19 +77,22 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
     }
 
     def measure() -> dict[str, Any]:
-        rows = acceptance.measure(
-            pairs.load_target(pair.target),
-            {draft: pairs.load_draft(pair.target, draft) for draft in drafts},
-            texts,
-            AcceptanceOptions(**settings),
-        )
-        # All drafts and leniences are scored on the same tokens.
-        tokens = {(row.temperature, row.top_k): row.num_tokens for row in rows}
-        return {"tokens": sum(tokens.values()), "rows": list(map(dataclasses.asdict, rows))}
+        drafts = {name: pairs.load_draft(pair.target, name) for name in names}
+        return score(pairs.load_target(pair.target), drafts, texts, **settings)
 
-    inputs = pairs.inputs(pair, drafts, texts, settings=settings)
+    inputs = pairs.inputs(pair, names, texts, settings=settings)
     found = results(f"acceptance/{pair.same_texts()[0].name}", inputs, measure)
     return found["rows"] if found else []
+
+
+def score(
+    target: Generator, drafts: Mapping[str, Draft], texts: Sequence[str], **settings: Any
+) -> dict[str, Any]:
+    """Measures with ``AcceptanceOptions(**settings)``; returns rows and the number of tokens."""
+    rows = acceptance.measure(target, drafts, texts, AcceptanceOptions(**settings))
+    # All drafts and leniences are scored on the same tokens.
+    tokens = {(row.temperature, row.top_k): row.num_tokens for row in rows}
+    return {"tokens": sum(tokens.values()), "rows": list(map(dataclasses.asdict, rows))}
 
 
 def find_rate(
@@ -92,11 +116,7 @@ def find_rate(
 
 
 def _table_3(pair: Pair, rows: Sequence[Any]) -> ReportTable:
-    printed = {
-        (row.draft, row.temperature): row.alpha
-        for row in paper_tables.TABLE_3
-        if row.target == pair.stands_for
-    }
+    printed = printed_rates(pair.stands_for)
     ours = {"unigram": "unigram", "bigram": "bigram", _SMALLEST[pair.stands_for]: "transformer"}
     # The paper's drafts in its order, then ours that it does not have.
     names = list(dict.fromkeys((theirs, ours.get(theirs)) for theirs, _ in printed))
@@ -105,13 +125,7 @@ def _table_3(pair: Pair, rows: Sequence[Any]) -> ReportTable:
     return ReportTable(
         caption=f"{pair.stands_for} and our {pair.target}"
         + (f", both behind a top-{pair.top_k} filter" if pair.top_k else ""),
-        columns=(
-            contents.paper("draft", "draft"),
-            contents.label("temperature", "temp."),
-            contents.paper("paper_alpha", "α"),
-            *RATE_COLUMNS,
-            contents.measured("proposed", "proposed"),
-        ),
+        columns=(*rate_columns(contents.TEMPERATURE), contents.PROPOSED),
         rows=[
             {
                 "draft": their_name,
@@ -136,22 +150,15 @@ def _tables_5(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
         1.0: "Temperature 1: a draft x is kept with probability min(1, p(x) / (l q(x))).",
         0.0: "Temperature 0: a draft x is kept where p(x) is at least l max(p) (section A.5).",
     }
-    printed = {1.0: paper_tables.TABLE_5, 0.0: paper_tables.ARGMAX_LENIENCE}
     return [
         ReportTable(
             caption=caption,
-            columns=(
-                contents.paper("draft", "draft"),
-                contents.label("lenience", "lenience l"),
-                contents.paper("paper_alpha", "α"),
-                *RATE_COLUMNS,
-            ),
+            columns=rate_columns(contents.LENIENCE),
             rows=[
-                {"draft": cell.draft, "lenience": cell.lenience, "paper_alpha": cell.alpha}
-                | find_rate(
-                    rates, ours.get(cell.draft), temperature, lenience=cell.lenience, top_k=0
-                )
-                for cell in printed[temperature]
+                {"draft": draft, "lenience": lenience, "paper_alpha": alpha}
+                | find_rate(rates, ours.get(draft), temperature, lenience=lenience)
+                for (draft, printed_at, lenience), alpha in PRINTED_LENIENT.items()
+                if printed_at == temperature
             ],
             note="With lenience below 1 no token comes with more than 1/l times its probability "
             "under the target.",

@@ -47,9 +47,12 @@ measured = partial(Column, Origin.MEASURED)
 compiled = partial(Column, Origin.COMPILED)
 paper = partial(Column, Origin.PAPER)
 
+TEMPERATURE = label("temperature", "temp.")
 # The first columns of every table with rows of Table 2.
-SETTING = (label("task"), label("draft"), label("temperature", "temp."))
+SETTING = (label("task"), label("draft"), TEMPERATURE)
 GAMMA = label("gamma", "γ")
+LENIENCE = label("lenience", "lenience l")
+PROPOSED = measured("proposed", "proposed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,11 @@ from spec_t5x.labs.benchmark.reliability import caution
 from spec_t5x.labs.reproduction import contents, public_measurements, public_plan, stock_t5x
 from spec_t5x.labs.reproduction.acceptance_rates import (
     LENIENCES,
-    RATE_COLUMNS,
+    PRINTED_LENIENT,
     TEMPERATURES,
     find_rate,
+    printed_rates,
+    rate_columns,
 )
 from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
@@ -83,10 +85,9 @@ def _content(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
 
 
 _TARGET = contents.label("target")
-_PAPER_ALPHA = contents.paper("paper_alpha", "α")
 _FIGURES = (
     contents.paper("paper_gamma", "γ", "d"),
-    _PAPER_ALPHA,
+    contents.paper("paper_alpha", "α"),
     contents.paper("paper_speed_up", "speed-up", ".1f"),
 )
 # The table would be wider than a page with these.
@@ -126,12 +127,7 @@ def _key(row: dict[str, Any], temperature: float) -> tuple:
 
 def _rates(pair: PublicPair, measured: Measured) -> ReportTable:
     """Makes a table like Table 3 of a pair."""
-    stands_for = TASKS[pair.task].stands_for if pair.task in TASKS else None
-    printed = {
-        (row.draft, row.temperature): row.alpha
-        for row in paper_tables.TABLE_3
-        if row.target == stands_for
-    }
+    printed = printed_rates(TASKS[pair.task].stands_for) if pair.task in TASKS else {}
     names = list(map(short_name, pair.draft))
     rows = [
         {
@@ -145,13 +141,7 @@ def _rates(pair: PublicPair, measured: Measured) -> ReportTable:
     ]
     return ReportTable(
         caption=f"Table 3 on public weights: {pair.label}, {pair.task}",
-        columns=(
-            contents.paper("draft", "draft"),
-            contents.label("temperature", "temp."),
-            _PAPER_ALPHA,
-            *RATE_COLUMNS,
-            contents.measured("proposed", "proposed"),
-        ),
+        columns=(*rate_columns(contents.TEMPERATURE), contents.PROPOSED),
         rows=rows if measured.rates else [],
         note="α as in section 4.2, the mean of Definition 3.1's β over tokens that the target "
         "generated, with a 95% interval bootstrapped over texts; proposed: the share of tokens "
@@ -161,17 +151,12 @@ def _rates(pair: PublicPair, measured: Measured) -> ReportTable:
 
 def _leniences(pair: PublicPair, measured: Measured) -> ReportTable:
     """Makes a table like Table 5 of a pair, at both temperatures."""
-    printed = {
-        (temperature, cell.draft, cell.lenience): cell.alpha
-        for temperature, cells in ((1.0, paper_tables.TABLE_5), (0.0, paper_tables.ARGMAX_LENIENCE))
-        for cell in cells
-    }
     rows = [
         {
             "draft": paper_draft(name),
             "temperature": temperature,
             "lenience": lenience,
-            "paper_alpha": printed.get((temperature, paper_draft(name), lenience)),
+            "paper_alpha": PRINTED_LENIENT.get((paper_draft(name), temperature, lenience)),
             **find_rate(measured.rates, name, temperature, lenience=lenience),
         }
         for temperature in reversed(TEMPERATURES)
@@ -180,13 +165,7 @@ def _leniences(pair: PublicPair, measured: Measured) -> ReportTable:
     ]
     return ReportTable(
         caption=f"Table 5 on public weights: {pair.label}, {pair.task}",
-        columns=(
-            contents.paper("draft", "draft"),
-            contents.label("temperature", "temp."),
-            contents.label("lenience", "lenience l"),
-            _PAPER_ALPHA,
-            *RATE_COLUMNS,
-        ),
+        columns=rate_columns(contents.TEMPERATURE, contents.LENIENCE),
         rows=rows if measured.rates else [],
     )
 

@@ -7,21 +7,20 @@ that hold a device's memory, of which one target is loaded at a time.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from spec_t5x.checkpoints import digests
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import Draft
-from spec_t5x.labs.benchmark import acceptance, paper_tables
+from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.benchmark.comparison import Comparison, compare
 from spec_t5x.labs.benchmark.evaluation import evaluate
-from spec_t5x.labs.benchmark.options import AcceptanceOptions
 from spec_t5x.labs.benchmark.results import without_folder
 from spec_t5x.labs.benchmark.text_source import read_sets, read_texts
 from spec_t5x.labs.reproduction import pairs, stock_t5x
-from spec_t5x.labs.reproduction.acceptance_rates import LENIENCES, TEMPERATURES
+from spec_t5x.labs.reproduction.acceptance_rates import LENIENCES, TEMPERATURES, score
 from spec_t5x.labs.reproduction.contents import ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.public_pairs import TASKS, PublicPair, paper_draft, short_name
@@ -99,8 +98,7 @@ class Models:
         return self._make(name)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(NamedTuple):
     """Rows of the tables: what was measured of one pair; empty lists where it failed."""
 
     # ``AcceptanceRow`` dictionaries.
@@ -115,37 +113,26 @@ def measure(
     planned: Planned, options: ReproduceOptions, results: Measure, models: Models
 ) -> Measured:
     """Makes the measurements of a pair that are not stored yet, and stores each separately."""
-    pair = planned.pair
-    rows = {"speed_ups": [], "quality": []}
+    pair, speed_ups, quality = planned.pair, [], []
 
-    def ask(name: str, inputs: Mapping[str, Any], compute: Callable[[], Any]) -> list[Any]:
-        found = results(f"public/{pair.name}/{name}", inputs, compute)
+    def ask(name: str, inputs: Mapping[str, Any], compute: Callable, *how: Any) -> list[Any]:
+        task = functools.partial(compute, planned, *how, options, models)
+        found = results(f"public/{pair.name}/{name}", inputs, task)
         return found["rows"] if found else []
 
     common = _inputs(pair, options)
     drafts = {name: digests.files_digest(name)["content"] for name in pair.draft}
-    rates = ask(
-        "acceptance",
-        common | {"drafts": list(drafts.values())},
-        functools.partial(_rates, planned, options, models),
-    )
+    rates = ask("acceptance", common | {"drafts": list(drafts.values())}, _rates)
     for temperature in TEMPERATURES:
         for name in (NO_DRAFT, *pair.draft):
-            short = short_name(name)
+            at, how = f"t{temperature:g}", (name, temperature)
             inputs = common | {"draft": drafts.get(name), "temperature": temperature}
-            task = (planned, name, temperature, options, models)
             if name != NO_DRAFT:
-                rows["speed_ups"] += ask(
-                    f"{short}/t{temperature:g}", inputs, functools.partial(_speed_ups, *task)
-                )
+                speed_ups += ask(f"{short_name(name)}/{at}", inputs, _speed_ups, *how)
             elif stock_t5x.is_installed():
-                rows["speed_ups"] += ask(
-                    f"baseline/t5x/t{temperature:g}", inputs, functools.partial(_stock, *task)
-                )
-            rows["quality"] += ask(
-                f"quality/{short}/t{temperature:g}", inputs, functools.partial(_quality, *task)
-            )
-    return Measured(rates=rates, **rows)
+                speed_ups += ask(f"baseline/t5x/{at}", inputs, _stock, *how)
+            quality += ask(f"quality/{short_name(name)}/{at}", inputs, _quality, *how)
+    return Measured(rates, speed_ups, quality)
 
 
 def _inputs(pair: PublicPair, options: ReproduceOptions) -> dict[str, Any]:
@@ -179,7 +166,11 @@ def _rates(planned: Planned, options: ReproduceOptions, models: Models) -> dict[
     """Scores all drafts of a pair on the same tokens, with lenience on the paper's Table 5 task."""
     pair, how = planned.pair, effort(options)
     generator = models.generator(pair)
-    settings = AcceptanceOptions(
+    texts = read_texts(pair.source, generator, _decoding(0.0, options), how["scored_texts"])
+    return score(
+        generator,
+        {short_name(name): models.draft(pair, name) for name in pair.draft},
+        texts,
         num_tokens=how["num_tokens"],
         temperatures=TEMPERATURES,
         leniences=LENIENCES if pair.task == "EnDe" else (1.0,),
@@ -189,11 +180,6 @@ def _rates(planned: Planned, options: ReproduceOptions, models: Models) -> dict[
         truncate=True,
         seed=options.seed,
     )
-    texts = read_texts(pair.source, generator, _decoding(0.0, options), how["scored_texts"])
-    drafts = {short_name(name): models.draft(pair, name) for name in pair.draft}
-    rows = acceptance.measure(generator, drafts, texts, settings)
-    tokens = {row.temperature: row.num_tokens for row in rows}
-    return {"tokens": sum(tokens.values()), "rows": list(map(dataclasses.asdict, rows))}
 
 
 def _speed_ups(
@@ -266,7 +252,7 @@ def _quality(
         how = {"ids": texts.ids, "metric": texts.metric, "intervals": texts.intervals}
         found = evaluate(generator, texts.pairs, decoding, **how)
         tokens += found.num_tokens
-        for metric, score in found.metrics.items():
+        for metric, value in found.metrics.items():
             low, high = found.intervals.get(metric, (None, None))
             rows.append(
                 {
@@ -276,7 +262,7 @@ def _quality(
                     "draft": short_name(draft),
                     "temperature": temperature,
                     "metric": metric,
-                    "score": float(score),
+                    "score": float(value),
                     "low": low,
                     "high": high,
                     "num_pairs": found.num_pairs,

@@ -7,19 +7,15 @@ downloaded after all pairs are known to fit, and of directories, whose weights a
 import dataclasses
 import functools
 import math
-import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.checkpoints.loading import (
-    check_same_vocabulary,
-    open_model,
-)
+from spec_t5x.checkpoints.loading import check_same_vocabulary, open_model
 from spec_t5x.checkpoints.make_draft import TRANSFORMER, find_models, kind_of
-from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.errors import InputError
 from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH
@@ -30,6 +26,7 @@ from spec_t5x.models.binding import ModelConfig, abstract_params, bind
 from spec_t5x.models.sizes import size
 from spec_t5x.models.weights import BITS, rounded
 from spec_t5x.names import AUTO, INT8
+from spec_t5x.tuning.interleaving import elapsed
 
 # Tokens generated at most for a text.
 MAX_DECODE_LEN = 128
@@ -129,21 +126,13 @@ def check_pair(pair: PublicPair) -> Planned:
         device's memory is too small.
     """
     pair.source.check_scored()
-    target = _opened(pair.target, pair.vocabulary)
-    vocabulary = target.known_vocabulary()
-    whole = LoadedModel(
-        params={},
-        config=target.config,
-        vocabulary=vocabulary,
-        directory=target.directory,
-        metadata=target.metadata,
-    )
+    target = _opened(pair.target, pair.vocabulary).unread()
     models = [(target.config, pair.weights)]
     for draft in pair.draft:
         if kind_of(draft) == TRANSFORMER:
             opened = _opened(draft.removeprefix(f"{TRANSFORMER}:"), None)
             if opened.vocabulary is not None:
-                check_same_vocabulary(whole, opened)
+                check_same_vocabulary(target, opened)
             models.append((opened.config, AUTO))
     needs, target_bytes = _needs(models), _needs(models[:1]).weights
     batch_size = _batch_size(pair, needs)
@@ -241,12 +230,6 @@ def describe(planned: Sequence[Planned], target_calls: Sequence[int]) -> Iterato
 
 def bytes_per_second() -> float:
     """Measures how fast this device reads its memory."""
-    values = jnp.ones(_READ // 4, jnp.float32)
-    total = jax.jit(jnp.sum)
-    total(values).block_until_ready()
-    times = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        total(values).block_until_ready()
-        times.append(time.perf_counter() - start)
-    return _READ / min(times)
+    total = functools.partial(jax.jit(jnp.sum), jnp.ones(_READ // 4, jnp.float32))
+    # The first call compiles, and so is not the fastest.
+    return _READ / min(elapsed(total)[0] for _ in range(_REPEATS + 1))
