@@ -18,7 +18,6 @@ derivative, so that no array of the logits' size is stored for it.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,25 +30,18 @@ Divergence = Callable[
 ]
 
 
-class _Pair(NamedTuple):
-    """Both models' distributions at each position; all ``[batch, length, vocab]``."""
-
-    target_probs: Array
-    draft_probs: Array
-    # log p - log q; 0 where both logits are minus infinity.
-    log_ratio: Array
+# A function of p, q and log p - log q, all ``[batch, length, vocab]``.
+_Terms = Callable[[Array, Array, Array], Array]
 
 
-def _pair(target_logits: Array, draft_logits: Array) -> _Pair:
+def _pair(target_logits: Array, draft_logits: Array) -> tuple[Array, Array, Array]:
+    """Returns p, q and log p - log q, which is 0 where both logits are minus infinity."""
     target_z = jax.nn.logsumexp(target_logits, axis=-1, keepdims=True)
     draft_z = jax.nn.logsumexp(draft_logits, axis=-1, keepdims=True)
     is_masked = jnp.isneginf(target_logits) & jnp.isneginf(draft_logits)
     apart = jnp.where(is_masked, 0.0, target_logits - draft_logits)
-    return _Pair(
-        target_probs=jnp.exp(target_logits - target_z),
-        draft_probs=jnp.exp(draft_logits - draft_z),
-        log_ratio=jnp.where(is_masked, 0.0, apart - target_z + draft_z),
-    )
+    log_ratio = jnp.where(is_masked, 0.0, apart - target_z + draft_z)
+    return jnp.exp(target_logits - target_z), jnp.exp(draft_logits - draft_z), log_ratio
 
 
 def _times(probs: Array, values: Array) -> Array:
@@ -57,15 +49,7 @@ def _times(probs: Array, values: Array) -> Array:
     return probs * jnp.where(probs > 0, values, 0.0)
 
 
-def _forward_terms(pair: _Pair) -> Array:
-    return _times(pair.target_probs, pair.log_ratio)
-
-
-def _reverse_terms(pair: _Pair) -> Array:
-    return -_times(pair.draft_probs, pair.log_ratio)
-
-
-def _divergence(terms: Callable[[_Pair], Array]) -> Divergence:
+def _divergence(terms: _Terms) -> Divergence:
     """Returns the divergence that sums ``terms`` over the vocabulary, given both models' logits.
 
     The divergence has no gradient with respect to the target's logits.
@@ -74,20 +58,18 @@ def _divergence(terms: Callable[[_Pair], Array]) -> Divergence:
     @jax.checkpoint
     def divergence(target_logits, draft_logits):
         pair = _pair(jax.lax.stop_gradient(target_logits), draft_logits)
-        return jnp.sum(terms(pair), axis=-1)
+        return jnp.sum(terms(*pair), axis=-1)
 
     return divergence
 
 
 # Divergences by their names in gin files.
 DIVERGENCES: dict[str, Divergence] = {
-    "forward_kl": _divergence(_forward_terms),
-    "reverse_kl": _divergence(_reverse_terms),
-    "jeffreys": _divergence(lambda pair: _forward_terms(pair) + _reverse_terms(pair)),
+    "forward_kl": _divergence(lambda p, q, ratio: _times(p, ratio)),
+    "reverse_kl": _divergence(lambda p, q, ratio: -_times(q, ratio)),
+    "jeffreys": _divergence(lambda p, q, ratio: _times(p, ratio) - _times(q, ratio)),
     # Half the L1 distance, because 1 - sum min(p, q) loses all digits near 0.
-    "total_variation": _divergence(
-        lambda pair: 0.5 * jnp.abs(pair.target_probs - pair.draft_probs)
-    ),
+    "total_variation": _divergence(lambda p, q, ratio: 0.5 * jnp.abs(p - q)),
 }
 
 # The objective without a divergence: the cross-entropy of the text's tokens.

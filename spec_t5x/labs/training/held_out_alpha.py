@@ -82,11 +82,5 @@ class HeldOutAlpha:
 
     def curves(self) -> dict[str, float]:
         """Returns the figures by the names of their TensorBoard curves."""
-        return {
-            f"held_out/{name}_T{self.temperature:g}": value
-            for name, value in (
-                ("loss", self.loss),
-                ("alpha", self.alpha.value),
-                ("expected_tokens", self.expected_tokens),
-            )
-        }
+        figures = {"loss": self.loss, "alpha": self.value, "expected_tokens": self.expected_tokens}
+        return {f"held_out/{n}_T{self.temperature:g}": value for n, value in figures.items()}
