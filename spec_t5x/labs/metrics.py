@@ -4,6 +4,7 @@ A metric is ``metric(targets, predictions) -> {figure: value in 0..100}``, seqio
 ``targets`` are the references and ``predictions`` the model's outputs, one for each reference.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,10 +14,26 @@ from spec_t5x.errors import InputError, check_choice
 from spec_t5x.machine.extras import imported
 
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
+# ``intervals(targets, predictions)``: confidence intervals by figure, of figures that have one.
+Intervals = Callable[[Sequence[Any], Sequence[str]], dict[str, tuple[float, float]]]
 
 _RESAMPLINGS = 1000
 # The figures that T5 reports for summaries.
 ROUGE_KEYS = ("rouge1", "rouge2", "rougeLsum")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextPairs:
+    """Text pairs of a file or of one task, with their metric."""
+
+    name: str
+    # (source, target); a target is what ``metric`` takes, and ``str`` returns its text.
+    pairs: list[tuple[str, Any]]
+    metric: Metric
+    # Token ids of the sources, EOS included; None tokenizes the texts.
+    ids: list[list[int]] | None = None
+    # None takes ``metric_intervals``.
+    intervals: Intervals | None = None
 
 
 def bleu_intl_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:

@@ -8,8 +8,9 @@ from typing import Any
 from spec_t5x.data.task_examples import read_features, task_or_mixture
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.labs.metrics import check_installed, metric_intervals
+from spec_t5x.labs.metrics import TextPairs, check_installed, metric_intervals
 from spec_t5x.machine.extras import needed
+from spec_t5x.types import EOS_ID
 
 with needed("seqio"):
     import seqio
@@ -26,6 +27,9 @@ class TaskExample:
     # All features as numpy arrays, which the task's postprocessor may read.
     features: Mapping[str, Any]
 
+    def __str__(self) -> str:
+        return self.target
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskExamples:
@@ -34,6 +38,17 @@ class TaskExamples:
     name: str
     examples: list[TaskExample]
     task: seqio.Task
+
+    def pairs(self) -> TextPairs:
+        """Returns the examples as pairs, with the ids that the task's preprocessors made."""
+        return TextPairs(
+            name=self.name,
+            pairs=[(example.source, example) for example in self.examples],
+            metric=self.score,
+            # An empty source is EOS alone.
+            ids=[example.features["inputs"].tolist() or [EOS_ID] for example in self.examples],
+            intervals=self.intervals,
+        )
 
     def score(self, targets: Sequence[TaskExample], predictions: Sequence[str]) -> dict[str, float]:
         """Computes the task's metrics by name, as T5X does, of one prediction for each target.

@@ -8,8 +8,8 @@ from typing import Any
 from spec_t5x.errors import InputError, check_unused
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
 from spec_t5x.labs.benchmark.acceptance import achieved
-from spec_t5x.labs.benchmark.text_source import Intervals, Metric, fits
-from spec_t5x.labs.metrics import bleu_metric, metric_intervals, signature
+from spec_t5x.labs.benchmark.text_source import fits
+from spec_t5x.labs.metrics import Intervals, Metric, bleu_metric, metric_intervals, signature
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

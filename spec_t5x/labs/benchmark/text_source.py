@@ -3,36 +3,14 @@
 import dataclasses
 import itertools
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from spec_t5x.data.text_files import is_jsonl
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.options import TextSource
-from spec_t5x.labs.metrics import metric_by_name
+from spec_t5x.labs.metrics import TextPairs, metric_by_name
 from spec_t5x.labs.text_pairs import read_json_pairs, read_pairs, text_lines
-from spec_t5x.types import EOS_ID
-
-# ``metric(targets, predictions)``: scores by name; targets are the second of each pair.
-Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
-# ``intervals(targets, predictions)``: confidence intervals by score, of scores that have one.
-Intervals = Callable[[Sequence[Any], Sequence[str]], dict[str, tuple[float, float]]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextPairs:
-    """Text pairs of a file or of one task, with their metric."""
-
-    name: str
-    # (source, target); a target is what ``metric`` takes.
-    pairs: list[tuple[str, Any]]
-    metric: Metric
-    # Token ids of the sources, if a task's preprocessors made them; None tokenizes the texts.
-    ids: list[list[int]] | None = None
-    # None takes those of ``labs.metrics``.
-    intervals: Intervals | None = None
 
 
 def read_sets(source: TextSource, vocabulary: Vocabulary | None) -> list[TextPairs]:
@@ -58,16 +36,7 @@ def read_sets(source: TextSource, vocabulary: Vocabulary | None) -> list[TextPai
         modules=source.modules,
         caches=source.caches,
     )
-    return [
-        TextPairs(
-            name=task.name,
-            pairs=[(example.source, example) for example in task.examples],
-            metric=task.score,
-            ids=[example.features["inputs"].tolist() or [EOS_ID] for example in task.examples],
-            intervals=task.intervals,
-        )
-        for task in tasks
-    ]
+    return [task.pairs() for task in tasks]
 
 
 def read_texts(

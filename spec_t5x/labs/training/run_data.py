@@ -6,7 +6,6 @@ A gin file selects a subclass of ``TrainingData``, for example ``train.data = @T
 
 import abc
 import dataclasses
-import functools
 import itertools
 import logging
 import random
@@ -25,13 +24,12 @@ from spec_t5x.data.vocabulary import (
     Vocabulary,
 )
 from spec_t5x.errors import InputError, check_at_least, check_unused
-from spec_t5x.labs.metrics import metric_by_name
+from spec_t5x.labs.metrics import TextPairs, metric_by_name
 from spec_t5x.labs.text_pairs import read_pairs
 from spec_t5x.labs.training.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.labs.training.packing import PackedBatches
 from spec_t5x.labs.training.same_run import train_once
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
-from spec_t5x.labs.training.text_metrics import ScoredTexts
 from spec_t5x.labs.training.trainer import Positioned
 from spec_t5x.machine.progress import doing
 from spec_t5x.options import check_types
@@ -91,7 +89,7 @@ class TrainingData(abc.ABC):
         The training pairs of a seqio task are one epoch, shuffled by ``seed``.
         """
 
-    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
+    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[TextPairs]:
         """Reads the first ``examples`` dev pairs (None: all), on which a model's texts are scored.
 
         Raises:
@@ -255,7 +253,7 @@ class DataOptions(TrainingData):
             name=str(self._path(part)),
         )
 
-    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
+    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[TextPairs]:
         """Reads the dev file's first pairs with a source; cuts sources that are too long."""
         given = (pair for pair in self._prefixed("dev") if pair[0])
         pairs = list(itertools.islice(given, examples))
@@ -263,17 +261,9 @@ class DataOptions(TrainingData):
             raise InputError(
                 f"{self.dev_file} has no pair with a source: give a file with text to score on"
             )
-        sources, targets = map(list, zip(*pairs, strict=True))
-        longest = self.max_source_length
-        return [
-            ScoredTexts(
-                name=Path(self.dev_file).name.partition(".")[0],
-                sources=sources,
-                ids=[vocabulary.framed(vocabulary.encode(text), longest) for text in sources],
-                targets=targets,
-                score=functools.partial(metric_by_name(self.metric), targets),
-            )
-        ]
+        name, longest = Path(self.dev_file).name.partition(".")[0], self.max_source_length
+        ids = [vocabulary.framed(vocabulary.encode(source), longest) for source, _ in pairs]
+        return [TextPairs(name=name, pairs=pairs, metric=metric_by_name(self.metric), ids=ids)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -344,23 +334,13 @@ class TaskDataOptions(TrainingData, TaskOptions):
         given = [limit for limit in (self.dev_examples, of_each) if limit is not None]
         return task.pairs(self.dev_split, limit=min(given, default=None))
 
-    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
+    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[TextPairs]:
         """Reads the first examples of each task's dev split, with the task's metrics."""
         from spec_t5x.labs.task_scores import read_examples
 
-        found, given = [], (self.task_feature_lengths, examples, self.use_cached_tasks)
-        for each in self.task(vocabulary).tasks_with(self.dev_split):
-            task = read_examples(each, self.dev_split, *given)
-            found.append(
-                ScoredTexts(
-                    name=task.name,
-                    sources=[each.source for each in task.examples],
-                    ids=[each.features["inputs"].tolist() for each in task.examples],
-                    targets=[each.target for each in task.examples],
-                    score=functools.partial(task.score, task.examples),
-                )
-            )
-        return found
+        given = self.dev_split, self.task_feature_lengths, examples, self.use_cached_tasks
+        tasks = self.task(vocabulary).tasks_with(self.dev_split)
+        return [read_examples(task, *given).pairs() for task in tasks]
 
 
 def kinds_of_data() -> dict[str, type[TrainingData]]:

@@ -6,7 +6,7 @@ them, so that ``spec-t5x evaluate`` computes the same figures for the exported m
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import gin
@@ -17,6 +17,7 @@ from spec_t5x.checkpoints.storage.tensors import array_tensors, read_params, rea
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import check_at_least
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
+from spec_t5x.labs.metrics import TextPairs
 from spec_t5x.labs.training.training_log import TrainingProgress
 from spec_t5x.labs.writing import reported
 from spec_t5x.machine.atomic import write_whole
@@ -25,7 +26,7 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.names import INT8
 from spec_t5x.options import check_types
-from spec_t5x.types import EOS_ID, PyTree
+from spec_t5x.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,21 +46,10 @@ gin.external_configurable(MetricsOptions, module="spec_t5x")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoredTexts:
-    """Held-out pairs of a file or a task, and the metrics that score generated texts for them."""
-
-    name: str
-    sources: Sequence[str]
-    ids: Sequence[list[int]]  # token ids of the sources, EOS included
-    targets: Sequence[str]
-    score: Callable[[Sequence[str]], dict[str, float]]  # of one generated text for each source
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TextMetrics:
     """A scorer of a model in training, which stores the texts in ``directory/predictions/``."""
 
-    sets: Sequence[ScoredTexts]
+    sets: Sequence[TextPairs]  # with ids
     directory: Path
     config: T5Config
     vocabulary: Vocabulary
@@ -91,22 +81,21 @@ class TextMetrics:
         )
         found, curves = {}, {}
         for each in self.sets:
-            # An empty source is EOS alone.
-            answers = generator.generate_ids((ids or [EOS_ID] for ids in each.ids), options)
+            answers = generator.generate_ids(each.ids, options)
             texts = [output.output for (output,) in all_answered(answers)]
-            found[each.name] = each.score(texts)
+            found[each.name] = each.metric([target for _, target in each.pairs], texts)
             curves |= {f"{each.name} {name}": value for name, value in found[each.name].items()}
             self._write(step, each, texts)
         text = "  ".join(f"{name} {value:.2f}" for name, value in curves.items())
         progress.note(step, text, curves, metrics=found)
         return found
 
-    def _write(self, step: int, scored: ScoredTexts, texts: Sequence[str]) -> None:
+    def _write(self, step: int, scored: TextPairs, texts: Sequence[str]) -> None:
         path = self.directory / "predictions" / f"{scored.name}-{step:06}.jsonl"
         lines = (
             # The keys of seqio's JSONLogger.
-            {"input": {"inputs_pretokenized": source}, "prediction": text, "target": target}
-            for source, text, target in zip(scored.sources, texts, scored.targets, strict=True)
+            {"input": {"inputs_pretokenized": source}, "prediction": text, "target": str(target)}
+            for (source, target), text in zip(scored.pairs, texts, strict=True)
         )
         with reported(path):
             path.parent.mkdir(parents=True, exist_ok=True)

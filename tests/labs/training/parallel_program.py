@@ -11,12 +11,13 @@ import optax
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.labs.metrics import TextPairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.kept_layers import keep_layers
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
-from spec_t5x.labs.training.text_metrics import MetricsOptions, ScoredTexts, TextMetrics
+from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.labs.training.trainer import TrainOptions, fit
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.shared_params import own_params
@@ -34,11 +35,12 @@ def options(steps: int, **more) -> TrainOptions:
 
 def train(directory: Path, steps: int, **more):
     """Trains on batches of 5 rows, which neither devices nor accumulation steps divide."""
-    texts = [""] * len(SOURCES)
-    pairs = {"sources": texts, "ids": SOURCES, "targets": texts}
+    texts = TextPairs(
+        name="texts", pairs=[("", "")] * len(SOURCES), ids=SOURCES, metric=lambda *_: {}
+    )
     batches = copy_batches(64, rows=5)
     scorer = TextMetrics(
-        sets=[ScoredTexts(name="texts", **pairs, score=lambda _: {})],
+        sets=[texts],
         directory=directory,
         config=CONFIG,
         vocabulary=ByteVocabulary(),

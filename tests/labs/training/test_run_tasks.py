@@ -136,10 +136,12 @@ def test_a_file_is_scored_with_its_metric(tiny_pair, tmp_path):
     data = DataOptions(**files, metric="rouge", source_prefix="We see ", max_source_length=9)
     vocabulary = load_vocabulary(str(tiny_pair / "target"))
     (scored,) = data.scored(vocabulary, 3)
-    sources, targets = zip(*pairs[:3], strict=True)
-    assert scored.name == "dev" and scored.sources == [f"We see {each}" for each in sources]
-    assert scored.ids == [[*vocabulary.encode(each)[:8], 1] for each in scored.sources]
-    assert scored.score(targets) == dict.fromkeys(("rouge1", "rouge2", "rougeLsum"), 100.0)
+    assert scored.name == "dev"
+    assert scored.pairs == [(f"We see {source}", target) for source, target in pairs[:3]]
+    assert scored.ids == [[*vocabulary.encode(source)[:8], 1] for source, _ in scored.pairs]
+    targets = [target for _, target in scored.pairs]
+    figures = scored.metric(targets, targets)
+    assert figures == dict.fromkeys(("rouge1", "rouge2", "rougeLsum"), 100.0)
 
 
 def test_texts_are_scored_with_the_weights_that_an_export_stores(tmp_path):
