@@ -1,6 +1,7 @@
 """Examples of a seqio task with their texts, and scores of other texts with the task's metrics."""
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +19,8 @@ with needed("seqio"):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskExample:
-    """One example of a task."""
+    """Reference of one example of a task, as the task's metrics take it."""
 
-    # The model's input text, prefix included.
-    source: str
     # The reference text, before the task's postprocessor.
     target: str
     # All features as numpy arrays, which the task's postprocessor may read.
@@ -29,62 +28,6 @@ class TaskExample:
 
     def __str__(self) -> str:
         return self.target
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskExamples:
-    """The examples of a task's split, and the task that scores outputs for them."""
-
-    name: str
-    examples: list[TaskExample]
-    task: seqio.Task
-
-    def pairs(self) -> TextPairs:
-        """Returns the examples as pairs, with the ids that the task's preprocessors made."""
-        return TextPairs(
-            name=self.name,
-            pairs=[(example.source, example) for example in self.examples],
-            metric=self.score,
-            # An empty source is EOS alone.
-            ids=[example.features["inputs"].tolist() or [EOS_ID] for example in self.examples],
-            intervals=self.intervals,
-        )
-
-    def score(self, targets: Sequence[TaskExample], predictions: Sequence[str]) -> dict[str, float]:
-        """Computes the task's metrics by name, as T5X does, of one prediction for each target.
-
-        The task's postprocessor is applied to both. Metrics of log-likelihoods are left out.
-        """
-        references, outputs = self._postprocessed(targets, predictions)
-        values: dict[str, Any] = {}
-        for metric in self.task.predict_metric_fns:
-            values |= metric(targets=references, predictions=outputs)
-        # seqio's texts and histograms are no figures, and are left out.
-        plain = {
-            name: value.value if isinstance(value, seqio.metrics.Scalar) else value
-            for name, value in values.items()
-        }
-        return {k: float(value) for k, value in plain.items() if isinstance(value, numbers.Real)}
-
-    def intervals(
-        self, targets: Sequence[TaskExample], predictions: Sequence[str]
-    ) -> dict[str, tuple[float, float]]:
-        """Computes the 95 % interval (low, high) of each of ``score``'s BLEU and ROUGE figures."""
-        given = self._postprocessed(targets, predictions)
-        values = {}
-        for metric in self.task.predict_metric_fns:
-            values |= metric_intervals(metric, *given)
-        return values
-
-    def _postprocessed(
-        self, targets: Sequence[TaskExample], predictions: Sequence[str]
-    ) -> tuple[list[Any], list[Any]]:
-        def processed(texts, is_target: bool) -> list[Any]:
-            pairs = zip(targets, texts, strict=True)
-            process = self.task.postprocess_fn
-            return [process(text, example=e.features, is_target=is_target) for e, text in pairs]
-
-        return processed([e.target for e in targets], True), processed(predictions, False)
 
 
 def read_task(
@@ -96,7 +39,7 @@ def read_task(
     limit: int | None = None,
     modules: Sequence[str] = (),
     caches: Sequence[str] | None = None,
-) -> list[TaskExamples]:
+) -> list[TextPairs]:
     """Reads a split of a task, or of each task of a mixture, with ``task_or_mixture``'s arguments.
 
     ``lengths`` is the maximal number of tokens by feature, for preprocessors that use it. ``limit``
@@ -116,15 +59,18 @@ def read_examples(
     lengths: Mapping[str, int] | None,
     limit: int | None,
     cached: bool = False,
-) -> TaskExamples:
-    """Reads a split of one task; arguments and errors are those of ``read_task``."""
+) -> TextPairs:
+    """Reads a split of one task; arguments and errors are those of ``read_task``.
+
+    The targets are ``TaskExample`` objects, and the ids those that the preprocessors made.
+    """
     if not task.predict_metric_fns:
         raise InputError(
             f"task {task.name} has no metric of texts: give another task, or in training leave "
             "train.metrics out"
         )
     check_installed(task.predict_metric_fns)
-    examples = []
+    pairs, ids = [], []
     for features in read_features(task, split, lengths, limit, cached):
         texts = []
         if "inputs" not in features:
@@ -136,7 +82,51 @@ def read_examples(
                     "(seqio.preprocessors.tokenize does)"
                 )
             texts.append(features[key].decode())
-        examples.append(TaskExample(source=texts[0], target=texts[1], features=features))
-    if not examples:
+        pairs.append((texts[0], TaskExample(target=texts[1], features=features)))
+        # An empty source is EOS alone.
+        ids.append(features["inputs"].tolist() or [EOS_ID])
+    if not pairs:
         raise InputError(f"split {split!r} of task {task.name} is empty: give another")
-    return TaskExamples(name=task.name, examples=examples, task=task)
+    metric, intervals = (functools.partial(each, task) for each in (_scores, _intervals))
+    return TextPairs(name=task.name, pairs=pairs, metric=metric, ids=ids, intervals=intervals)
+
+
+def _scores(
+    task: seqio.Task, targets: Sequence[TaskExample], predictions: Sequence[str]
+) -> dict[str, float]:
+    """Computes the task's metrics by name, as T5X does, of one prediction for each target.
+
+    The task's postprocessor is applied to both. Metrics of log-likelihoods are left out.
+    """
+    references, outputs = _postprocessed(task, targets, predictions)
+    values: dict[str, Any] = {}
+    for metric in task.predict_metric_fns:
+        values |= metric(targets=references, predictions=outputs)
+    # seqio's texts and histograms are no figures, and are left out.
+    plain = {
+        name: value.value if isinstance(value, seqio.metrics.Scalar) else value
+        for name, value in values.items()
+    }
+    return {k: float(value) for k, value in plain.items() if isinstance(value, numbers.Real)}
+
+
+def _intervals(
+    task: seqio.Task, targets: Sequence[TaskExample], predictions: Sequence[str]
+) -> dict[str, tuple[float, float]]:
+    """Computes the 95 % interval (low, high) of each of the BLEU and ROUGE figures."""
+    given = _postprocessed(task, targets, predictions)
+    values = {}
+    for metric in task.predict_metric_fns:
+        values |= metric_intervals(metric, *given)
+    return values
+
+
+def _postprocessed(
+    task: seqio.Task, targets: Sequence[TaskExample], predictions: Sequence[str]
+) -> tuple[list[Any], list[Any]]:
+    def processed(texts, is_target: bool) -> list[Any]:
+        pairs = zip(targets, texts, strict=True)
+        process = task.postprocess_fn
+        return [process(text, example=e.features, is_target=is_target) for e, text in pairs]
+
+    return processed([e.target for e in targets], True), processed(predictions, False)

@@ -89,7 +89,7 @@ def folders():
 
 def sources(name, caches):
     (read,) = read_task(name, "validation", BYTES, caches=caches)
-    return [example.source for example in read.examples]
+    return [source for source, _ in read.pairs]
 
 
 def test_a_task_is_read_from_its_cache_on_request(tmp_path):
@@ -131,7 +131,7 @@ def test_a_mixture_is_read_from_the_caches_of_its_tasks(tmp_path):
         read = read_task("cached_mixture", "validation", BYTES, caches=[str(tmp_path)])
     finally:
         seqio.MixtureRegistry.remove("cached_mixture")
-    assert [part.examples[0].target for part in read] == [CACHED[1]] * 2
+    assert [str(part.pairs[0][1]) for part in read] == [CACHED[1]] * 2
 
 
 def test_tasks_that_cannot_be_read(tmp_path):
@@ -154,7 +154,7 @@ def test_a_cache_of_other_ids_is_refused(tmp_path):
         name = register(required=True, vocabulary=spiece)
         write_cache(tmp_path, name, ours)
         (found,) = read_task(name, "validation", model, caches=[str(tmp_path)])
-        return found.examples[0].source
+        return found.pairs[0][0]
 
     # Sentinels of the model's that the task does not have change no id.
     for model in (ours, SentencePieceVocabulary(ours.path, 100)):

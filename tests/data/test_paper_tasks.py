@@ -96,17 +96,18 @@ def test_a_task_is_read_with_the_models_vocabulary_and_scored_with_its_metric(
     for vocabulary in (SentencePieceVocabulary(spiece, extra_ids=100), BYTES):
         (read,) = read_task(name, "validation", vocabulary, lengths={"inputs": 64, "targets": 8})
         assert read.name == name
-        assert [example.source for example in read.examples] == INPUTS[name]
-        assert [example.target for example in read.examples] == TARGETS[name]
-        for example in read.examples:
+        texts, examples = zip(*read.pairs, strict=True)
+        assert list(texts) == INPUTS[name]
+        assert [example.target for example in examples] == TARGETS[name]
+        for text, example in read.pairs:
             ids = [example.features[side].tolist() for side in ("inputs", "targets")]
-            source, target = map(vocabulary.encode, (example.source, example.target))
+            source, target = map(vocabulary.encode, (text, example.target))
             assert ids == [[*source[:63], 1], [*target[:7], 1]]
-    perfect, worse = (read.score(read.examples, TARGETS[name][::step]) for step in (1, -1))
+    perfect, worse = (read.metric(examples, TARGETS[name][::step]) for step in (1, -1))
     assert perfect == pytest.approx(dict.fromkeys(EXPECTED[name][2], 100.0))
     assert all(worse[key] < perfect[key] for key in perfect)
     (one,) = read_task(name, "validation", BYTES, limit=1)
-    assert len(one.examples) == 1
+    assert len(one.pairs) == 1
 
 
 def test_postprocessors_mixtures_and_scores_of_seqios_kind(local_tasks):
@@ -135,7 +136,8 @@ def test_postprocessors_mixtures_and_scores_of_seqios_kind(local_tasks):
         assert set(read) == {"paper_shouting", CNN_DAILYMAIL}
         part = read["paper_shouting"]
         texts = [TARGETS[WMT_ENDE][0].lower(), "x"]
-        assert part.score(part.examples, texts) == {"same": 1.0}
+        examples = [example for _, example in part.pairs]
+        assert part.metric(examples, texts) == {"same": 1.0}
     finally:
         seqio.TaskRegistry.remove("paper_shouting")
         seqio.MixtureRegistry.remove("paper_both")

@@ -27,7 +27,7 @@ def read_sets(source: TextSource, vocabulary: Vocabulary | None) -> list[TextPai
     # Imported here: seqio imports TensorFlow, which takes seconds and which a file does not need.
     from spec_t5x.labs.task_scores import read_task
 
-    tasks = read_task(
+    return read_task(
         source.mixture_or_task,
         source.split,
         vocabulary,
@@ -36,7 +36,6 @@ def read_sets(source: TextSource, vocabulary: Vocabulary | None) -> list[TextPai
         modules=source.modules,
         caches=source.caches,
     )
-    return [task.pairs() for task in tasks]
 
 
 def read_texts(

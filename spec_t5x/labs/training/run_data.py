@@ -340,7 +340,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
 
         given = self.dev_split, self.task_feature_lengths, examples, self.use_cached_tasks
         tasks = self.task(vocabulary).tasks_with(self.dev_split)
-        return [read_examples(task, *given).pairs() for task in tasks]
+        return [read_examples(task, *given) for task in tasks]
 
 
 def kinds_of_data() -> dict[str, type[TrainingData]]:
