@@ -92,11 +92,9 @@ class FrozenTarget:
     def restore(self, partitioner: partitioning.BasePartitioner) -> PyTree:
         """Reads the parameters onto the partitioner's mesh; each device reads its shards."""
         shardings = jax.tree.map(
-            lambda axes: jax.sharding.NamedSharding(
-                partitioner.mesh, jax.sharding.PartitionSpec() if axes is None else axes
-            ),
+            lambda axes: jax.sharding.NamedSharding(partitioner.mesh, axes or jax.P()),
             flax.core.unfreeze(self.mesh_axes(partitioner)),
-            is_leaf=lambda axes: axes is None or isinstance(axes, jax.sharding.PartitionSpec),
+            is_leaf=lambda axes: axes is None,
         )
         return flax.core.freeze(self._stored.read_params(dtype=self._dtype, shardings=shardings))
 

@@ -21,7 +21,7 @@ import numpy as np
 from scipy import stats
 
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.interfaces import (
     Cache,
     Context,
@@ -139,13 +139,9 @@ def _loop(gamma: int, verifier: Verifier) -> Loop:
             f"{kind.__name__} has {unused[0]}, which nothing calls, as it verifies trees: give "
             "verify_node"
         )
-    try:
+    remedy = "make it a frozen dataclass of numbers and tuples"
+    with as_input_error(f"{type(verifier).__name__} has no hash", remedy, TypeError):
         hash(verifier)
-    except TypeError as error:
-        raise InputError(
-            f"{type(verifier).__name__} has no hash ({error}): make it a frozen dataclass of "
-            "numbers and tuples"
-        ) from error
     return loop
 
 
@@ -278,13 +274,10 @@ def _check_rows(whose: str, several: Shapes, one: Shapes, batch: int) -> None:
 
 def _moved(move: Move, kept: PyTree, waiting: PyTree, whose: str) -> PyTree:
     """Returns ``kept`` after a move; raises ``InputError`` if its parts do not fit together."""
-    try:
+    what = f"no row can be taken from {whose} of another max_length"
+    remedy = "let arrays alone depend on it, or give insert_rows"
+    with as_input_error(what, remedy, TypeError, ValueError):
         return move.of_all(kept, waiting)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"no row can be taken from {whose} of another max_length ({one_line(error)}): let "
-            "arrays alone depend on it, or give insert_rows"
-        ) from error
 
 
 def check_target(target: Target, inputs: PyTree, *, atol: float = 1e-3) -> None:
