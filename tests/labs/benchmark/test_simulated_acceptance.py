@@ -10,25 +10,16 @@ from spec_t5x.interfaces import Proposal
 from spec_t5x.labs.benchmark import random_models
 from spec_t5x.labs.benchmark.simulated_acceptance import SimulatedVerifier
 from spec_t5x.loops.outputs import row_keys
-from spec_t5x.models.t5 import T5Config
 from spec_t5x.models.weights import Rounded
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.verifiers import TokenVerifier
+from tests.labs.training.toys import toy_config
 
 ROWS, GAMMA, VOCAB = 4000, 4, 8
 SOURCE = np.array([[5, 6, 7]], np.int32)
-TINY = T5Config(
-    vocab_size=64,
-    emb_dim=16,
-    num_heads=2,
-    head_dim=8,
-    mlp_dim=32,
-    num_encoder_layers=1,
-    num_decoder_layers=2,
-    mlp_activations=("gelu", "linear"),
-    logits_via_embedding=False,
-)
+UNTIED = {"mlp_activations": ("gelu", "linear"), "logits_via_embedding": False}
+TINY = toy_config(64, 16, num_decoder_layers=2, **UNTIED)
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

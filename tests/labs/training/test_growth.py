@@ -45,7 +45,7 @@ def _inputs():
     ],
 )
 def test_the_larger_network_computes_the_same(traits, sizes):
-    old = dataclasses.replace(toy_config(), **traits, num_decoder_layers=2)
+    old = toy_config(**traits, num_decoder_layers=2)
     new = dataclasses.replace(old, **sizes)
     params = _random(old)
     large = grown(params, old, new)
@@ -58,7 +58,7 @@ def test_the_larger_network_computes_the_same(traits, sizes):
 
 
 def test_added_layers_are_spread_and_copies_of_the_layers_before_them():
-    old = dataclasses.replace(toy_config(), num_decoder_layers=2)
+    old = toy_config(num_decoder_layers=2)
     new = dataclasses.replace(old, num_decoder_layers=5)
     params = _random(old)
     small, large = (each["decoder"] for each in (params, grown(params, old, new)))
@@ -93,7 +93,7 @@ def test_copies_are_trained_apart():
     ],
 )
 def test_what_cannot_grow(changes, message):
-    old = dataclasses.replace(toy_config(), num_decoder_layers=2)
+    old = toy_config(num_decoder_layers=2)
     with pytest.raises(InputError, match=message):
         check_growth("small", old, dataclasses.replace(old, **changes))
 

@@ -10,7 +10,7 @@ from spec_t5x.labs.training.batching import Batches, join_pairs
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.packing import PackedBatches
 from spec_t5x.labs.training.trainer import TrainOptions, model_inputs
-from spec_t5x.models.t5 import T5Config
+from tests.labs.training.toys import toy_config
 
 LENGTHS = (24, 16)
 
@@ -82,8 +82,7 @@ def test_another_seed_is_another_order():
 
 def test_a_packed_pair_has_the_loss_of_a_pair_alone():
     pairs = make_pairs(20)
-    sizes = {"emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
-    config = T5Config(vocab_size=50, num_encoder_layers=2, num_decoder_layers=2, **sizes)
+    config = toy_config(50, 16, num_encoder_layers=2, num_decoder_layers=2)
     learner = Network(config, TrainOptions(steps=1))
     params = learner.init(jax.random.key(0))
 

@@ -22,17 +22,10 @@ from spec_t5x.models.t5 import T5Config
 
 
 def toy_config(vocab_size: int = 16, emb_dim: int = 8, **changes) -> T5Config:
-    """Returns a configuration with one encoder and one decoder layer."""
-    return T5Config(
-        vocab_size=vocab_size,
-        emb_dim=emb_dim,
-        num_heads=2,
-        head_dim=emb_dim // 2,
-        mlp_dim=2 * emb_dim,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        **changes,
-    )
+    """Returns a configuration, by default with one encoder and one decoder layer."""
+    sizes = {"num_heads": 2, "head_dim": emb_dim // 2, "mlp_dim": 2 * emb_dim}
+    sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    return T5Config(vocab_size=vocab_size, emb_dim=emb_dim, **sizes | changes)
 
 
 def copy_batches(
