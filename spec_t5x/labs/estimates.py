@@ -1,7 +1,7 @@
 """Acceptance rates from measured betas: means, and their confidence intervals.
 
 Beta is the chance that a draft is accepted at one *place*, a position of a text. Betas of one text
-depend on one another and say less than as many independent draws, so that intervals come from a
+depend on one another and say less than as many independent draws, so the intervals come from a
 bootstrap over whole texts: texts drawn with replacement, as many as there are, make one resample,
 and the interval holds the middle ``confidence`` of the resamples' means (Efron 1979).
 """

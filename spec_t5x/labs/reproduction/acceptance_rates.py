@@ -36,7 +36,7 @@ PRINTED_LENIENT = {
 }
 
 
-def printed_rates(target: str | None) -> dict[tuple[str, float], float]:
+def printed_rates(target: str) -> dict[tuple[str, float], float]:
     """Returns Table 3's alphas of one of its targets, by draft and temperature."""
     rows = (row for row in paper_tables.TABLE_3 if row.target == target)
     return {(row.draft, row.temperature): row.alpha for row in rows}

@@ -52,7 +52,8 @@ class Results:
           OSError: the result cannot be stored.
         """
         self.asked[name] = None
-        depends_on = self._depends_on(name, inputs)
+        machine = {key: value for key, value in self.origin["machine"].items() if key != "spec_t5x"}
+        depends_on = {"name": name, "inputs": inputs, "machine": machine}
         if name not in self.found and (kept := self.store.load(depends_on, _checked)):
             self.found[name] = kept
         if name in self.found or name in self.failed:
@@ -71,10 +72,6 @@ class Results:
         if problem := self.store.save(depends_on, self.found[name]):
             raise OSError(problem)
         return result
-
-    def _depends_on(self, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        machine = {key: value for key, value in self.origin["machine"].items() if key != "spec_t5x"}
-        return {"name": name, "inputs": inputs, "machine": machine}
 
 
 def _checked(kept: Any) -> dict[str, Any]:

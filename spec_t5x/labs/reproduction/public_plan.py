@@ -109,7 +109,7 @@ def automatic_target(names: Collection[str] = tuple(PUBLIC)) -> Choice:
 
 
 def check_data(pair: PublicPair) -> None:
-    """Reads a text of a pair; a seqio task may be downloaded for that, so that it comes last.
+    """Reads a text of a pair; is called last, because a seqio task may be downloaded for it.
 
     Raises:
       InputError: the file or the task cannot be read.

@@ -30,7 +30,7 @@ class Workload:
     source_len: int = option(512, "length of the source in tokens")
     # Caches have room for them.
     max_decode_len: int = option(128, "maximum length of the output in tokens")
-    # Whether tokens are decoded at temperature 0, rather than sampled.
+    # Says whether tokens are decoded at temperature 0, rather than sampled.
     greedy: bool = False
 
 
@@ -46,7 +46,7 @@ class Options:
     # Drafts of other sizes are in bfloat16.
     weights: str = option(AUTO, "type of the target's weights; auto is bfloat16", WEIGHTS)
     kv: str = option(AUTO, "type of the source's keys and values; auto is bfloat16", KV)
-    # A head is of the target's last layer.
+    # An EAGLE head reads the states of the target's last layer.
     drafts: tuple[str, ...] = option(
         ("t5_1_1_small",),
         "published size of the draft; or int8 or int4 (the target's weights rounded), eagle or "

@@ -26,17 +26,11 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeState, Loop, NoDraft
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.models import cache as cache_lib
+from spec_t5x.models import partitioning
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.cache import DecoderCache, LayerCache
 from spec_t5x.models.eagle import DraftingCache, EagleNetwork
 from spec_t5x.models.logical_axes import partition_spec
-from spec_t5x.models.partitioning import (
-    RULES,
-    batch_sharding,
-    param_shardings,
-    partitioned,
-    replicated,
-)
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.shared_params import own_params
 from spec_t5x.models.t5 import T5Config, Transformer
@@ -59,7 +53,7 @@ def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO, kv: str = 
     params = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=sharding),
         abstract_params(config),
-        param_shardings(config, mesh),
+        partitioning.param_shardings(config, mesh),
     )
     model = T5Model(weights=params, module=Transformer(config), kv=kv)
     return model if weights == AUTO else model.rounded(BITS[weights])
@@ -100,7 +94,7 @@ def loop(
     )
     if costs is None:
         return _compile(decode, mesh, model, draft, *inputs)
-    pace = with_sharding(jax.eval_shape(lambda: Pace.start(costs)), replicated(mesh))
+    pace = with_sharding(jax.eval_shape(lambda: Pace.start(costs)), partitioning.replicated(mesh))
 
     def at_pace(pace, *arguments):
         return decode(*arguments, pace=pace)
@@ -221,7 +215,7 @@ def sharded_rows(tree: PyTree, mesh: Mesh) -> PyTree:
     def shard(leaf):
         # Only the caches' keys and values have four axes.
         axes = cache_lib.AXES if leaf.ndim == 4 else ("batch", *[None] * (leaf.ndim - 1))
-        spec = partition_spec(leaf.shape, axes, RULES, mesh)
+        spec = partition_spec(leaf.shape, axes, partitioning.RULES, mesh)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
     return jax.tree.map(shard, tree)
@@ -267,8 +261,8 @@ def _inputs(work: Workload, mesh: Mesh):
         return sources, prompts, keys, Sampling(jnp.float32(not work.greedy), greedy=work.greedy)
 
     *rows, settings = jax.eval_shape(make)
-    everywhere = with_sharding(settings, replicated(mesh))
-    return *with_sharding(rows, batch_sharding(mesh)), everywhere
+    everywhere = with_sharding(settings, partitioning.replicated(mesh))
+    return *with_sharding(rows, partitioning.batch_sharding(mesh)), everywhere
 
 
 def with_sharding(tree: PyTree, sharding: NamedSharding) -> PyTree:
@@ -281,5 +275,5 @@ def with_sharding(tree: PyTree, sharding: NamedSharding) -> PyTree:
 def _compile(function: Callable, mesh: Mesh, *args, donate: int | None = None) -> Compiled:
     jitted = jax.jit(function, donate_argnums=() if donate is None else donate)
     platform = mesh.devices.flat[0].platform.replace("gpu", "cuda")
-    with partitioned(mesh):
+    with partitioning.partitioned(mesh):
         return jitted.trace(*args).lower(lowering_platforms=(platform,)).compile()

@@ -6,16 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.native import ngram_tables
+from spec_t5x.checkpoints.native import ngram_tables, target_drafts
 from spec_t5x.checkpoints.native.directory import DraftFormat, with_extra
 from spec_t5x.checkpoints.native.model_files import write_model
-from spec_t5x.checkpoints.native.target_drafts import (
-    EAGLE,
-    IDS,
-    SHARED,
-    shapes_of_layers,
-    target_fingerprint,
-)
 from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
     save_arrays,
@@ -93,7 +86,7 @@ def save_shared_draft(
 ) -> None:
     """Writes a draft that shares its target's encoder, completely or not at all.
 
-    The format is ``EAGLE`` if ``config`` is an ``EagleConfig``, else ``SHARED``.
+    The format is ``target_drafts.EAGLE`` if ``config`` is an ``EagleConfig``, else ``SHARED``.
 
     Args:
         directory: the directory to write.
@@ -107,9 +100,9 @@ def save_shared_draft(
     """
     num_known = None if head is None else head.ids.shape[0]
     entries = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}
-    ids = {} if head is None else {IDS: np.asarray(head.ids, np.int32)}
-    kind = EAGLE if isinstance(config, EagleConfig) else SHARED
-    shapes = shapes_of_layers(config, num_known)
+    ids = {} if head is None else {target_drafts.IDS: np.asarray(head.ids, np.int32)}
+    kind = target_drafts.EAGLE if isinstance(config, EagleConfig) else target_drafts.SHARED
+    shapes = target_drafts.shapes_of_layers(config, num_known)
     write_for_target(directory, kind, entries, params, shapes, target, exact=ids, **options)
 
 
@@ -136,7 +129,7 @@ def write_for_target(
         **entries,
         "target": {
             "vocabulary": target.vocabulary.fingerprint(),
-            "fingerprint": target_fingerprint(target),
+            "fingerprint": target_drafts.target_fingerprint(target),
         },
         "stored_dtype": dtype,
     }

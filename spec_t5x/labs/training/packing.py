@@ -4,6 +4,7 @@ Segment ids keep the pairs of a row apart: a token attends only to tokens of the
 each pair has the loss that it has alone in a row. XLA compiles one program for all lengths.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,17 +55,12 @@ class PackedBatches(Batches):
         # The first token of each pair follows the start token, not the pair before it.
         is_first = np.diff(of_target, axis=1, prepend=0) != 0
         shifted = np.where(is_first, PAD_ID, batch.decoder_input_tokens)
-        return PairBatch(
-            encoder_input_tokens=source,
-            decoder_input_tokens=shifted,
-            decoder_target_tokens=target,
-            num_pairs=batch.num_pairs,
-            segment_ids=(of_source, of_target),
-        )
+        segment_ids = of_source, of_target
+        return dataclasses.replace(batch, decoder_input_tokens=shifted, segment_ids=segment_ids)
 
 
 def _starts(sources: Sequence[int], targets: Sequence[int], lengths: tuple[int, int]) -> list[int]:
-    """Returns the pairs, by number, that begin a row but for the first: those that fit no more."""
+    """Returns the numbers of the pairs that no longer fit a row, and so begin the next one."""
     starts, used = [], [0, 0]
     for number, pair in enumerate(zip(sources, targets, strict=True)):
         used = [used[0] + pair[0], used[1] + pair[1]]

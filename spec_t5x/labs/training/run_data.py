@@ -18,11 +18,7 @@ import gin
 from spec_t5x import registry
 from spec_t5x.checkpoints.loading import named_vocabulary
 from spec_t5x.data.task_options import TaskOptions
-from spec_t5x.data.vocabulary import (
-    SPIECE_NAME,
-    SentencePieceVocabulary,
-    Vocabulary,
-)
+from spec_t5x.data.vocabulary import SPIECE_NAME, SentencePieceVocabulary, Vocabulary
 from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.labs.metrics import TextPairs, metric_by_name
 from spec_t5x.labs.text_pairs import read_pairs

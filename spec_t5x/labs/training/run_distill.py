@@ -24,12 +24,7 @@ from spec_t5x.labs.training.batching import Batches, TokenisedPairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.labs.training.exports import save_model, save_shared_draft
 from spec_t5x.labs.training.first_head import first_head, head_config
-from spec_t5x.labs.training.kept_layers import (
-    check_number,
-    keep_layers,
-    kept_layers,
-    likeliest_ids,
-)
+from spec_t5x.labs.training.kept_layers import check_number, keep_layers, kept_layers, likeliest_ids
 from spec_t5x.labs.training.layout import Layout
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
@@ -69,7 +64,7 @@ class KeptLayers:
     width: int | None = None
     # Target decoder layers, from 0, whose outputs an EAGLE head reads besides the last layer's.
     depths: tuple = ()
-    # Whether an EAGLE head attends to the source.
+    # Says whether an EAGLE head attends to the source.
     reads_source: bool = True
     dropout_rate: float = 0.0
 

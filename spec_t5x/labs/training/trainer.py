@@ -72,8 +72,8 @@ class TrainOptions:
     data_parallel: int | None = None
     # Says whether to write curves to OUTPUT_DIR/tensorboard as well, which needs TensorFlow.
     tensorboard: bool = False
-    # Minutes of training after which this process stops and exports the current parameters; texts
-    # are read, and written by a target, before. None is no limit.
+    # Minutes of training after which this process stops and exports the current parameters. The
+    # time in which texts are read, and written by a target, is not counted. None is no limit.
     max_minutes: float | None = None
 
     def __post_init__(self):
