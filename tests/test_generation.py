@@ -31,6 +31,7 @@ from spec_t5x.labs.benchmark.comparison import compare, without_open
 from spec_t5x.labs.benchmark.evaluation import evaluate
 from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.labs.benchmark.text_batches import text_batches
+from spec_t5x.labs.metrics import TextPairs
 from spec_t5x.loops import refill, speculative
 from spec_t5x.loops.pace import Costs
 from spec_t5x.models.binding import Model
@@ -683,7 +684,7 @@ def test_evaluation_scores_each_output_against_its_own_reference(generator, gree
     seen = []
     evaluation = evaluate(
         generator,
-        [SKIPPED[0], *pairs, SKIPPED[1]],
+        TextPairs(pairs=[SKIPPED[0], *pairs, SKIPPED[1]]),
         options(batch_size=2),
         lambda done, total: seen.append((done, total)),
     )
@@ -699,7 +700,7 @@ def test_evaluation_scores_each_output_against_its_own_reference(generator, gree
 def test_evaluation_pools_acceptance_over_all_sequences(generator, greedy_alone):
     outputs, batched = [greedy_alone[text][0] for text in TEXTS], options(batch_size=2)
     pairs = [(text, "x") for text in TEXTS]
-    evaluation = evaluate(generator, pairs, batched)
+    evaluation = evaluate(generator, TextPairs(pairs=pairs), batched)
     calls = sum(g.target_calls for g in outputs)
     efficiency = sum(len(g.output_ids) for g in outputs) / calls
     assert evaluation.target_calls == calls
@@ -716,13 +717,14 @@ def test_evaluation_pools_acceptance_over_all_sequences(generator, greedy_alone)
         assert low < value < high
         assert getattr(evaluation, name) == pytest.approx(value, abs=1e-5)
     # One text says nothing of others.
-    assert evaluate(generator, pairs[2:3], batched).intervals == {}
+    assert evaluate(generator, TextPairs(pairs=pairs[2:3]), batched).intervals == {}
 
 
 def test_evaluation_needs_a_usable_pair_and_one_decode(generator):
-    assert "the text is empty" in message_of(evaluate, generator, SKIPPED, options())
-    assert "there are no sources" in message_of(evaluate, generator, [], options())
-    pairs = [("Die Katze", "the cat")]
+    unusable, none = TextPairs(pairs=SKIPPED), TextPairs(pairs=[])
+    assert "the text is empty" in message_of(evaluate, generator, unusable, options())
+    assert "there are no sources" in message_of(evaluate, generator, none, options())
+    pairs = TextPairs(pairs=[("Die Katze", "the cat")])
     message = message_of(evaluate, generator, pairs, options(beams=2))
     assert "beams is 2" in message
     sampled = options(num_decodes=2, temperature=1.0)

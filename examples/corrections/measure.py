@@ -23,6 +23,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.evaluation import evaluate
+from spec_t5x.labs.metrics import TextPairs
 from spec_t5x.labs.text_pairs import read_pairs
 from spec_t5x.labs.tpu.chips import CHIPS, StepCost
 from spec_t5x.machine.description import machine
@@ -50,13 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--gamma is {min(args.gamma)}: give at least 1")
     try:
         generator, rows = Generator.load(args.target, args.draft), []
-        scored = {"metric": figures, "intervals": intervals}
         for file in args.data:
             texts = [Correction(*pair) for pair in read_pairs(file)]
             pairs = [(args.prefix + text.source, text) for text in texts]
+            scored = TextPairs(pairs=pairs, metric=figures, intervals=intervals)
             for gamma in args.gamma:
                 options = GenerateOptions(gamma=gamma, batch_size=args.batch_size)
-                found = evaluate(generator, pairs, options, **scored)
+                found = evaluate(generator, scored, options)
                 rows.append({"text": Path(file).name, "gamma": gamma} | found.to_dict())
         models = {"target": Path(args.target).name, "draft": results.without_folder(args.draft)}
         values = {"machine": machine(), **models, "rows": rows}

@@ -22,20 +22,6 @@ _RESAMPLINGS = 1000
 ROUGE_KEYS = ("rouge1", "rouge2", "rougeLsum")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextPairs:
-    """Text pairs of a file or of one task, with their metric."""
-
-    name: str
-    # (source, target); a target is what ``metric`` takes, and ``str`` returns its text.
-    pairs: list[tuple[str, Any]]
-    metric: Metric
-    # Token ids of the sources, EOS included; None tokenizes the texts.
-    ids: list[list[int]] | None = None
-    # None takes ``metric_intervals``.
-    intervals: Intervals | None = None
-
-
 def bleu_intl_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
     """Computes BLEU as T5 reports it: sacreBLEU with its ``intl`` tokenisation.
 
@@ -97,6 +83,20 @@ def bleu_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str,
     Raises ``InputError`` unless there are targets, and one prediction for each.
     """
     return {"bleu": bleu_score(targets, predictions, "13a").score}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextPairs:
+    """Text pairs of a file or of one task, with their metric."""
+
+    name: str = ""
+    # (source, target); a target is what ``metric`` takes, and ``str`` returns its text.
+    pairs: Sequence[tuple[str, Any]]
+    metric: Metric = bleu_metric
+    # Token ids of the sources, EOS included; None tokenizes the texts.
+    ids: Sequence[list[int]] | None = None
+    # None takes ``metric_intervals``.
+    intervals: Intervals | None = None
 
 
 METRICS: dict[str, Metric] = {

@@ -6,6 +6,7 @@ from spec_t5x.checkpoints.loading import PACKAGED_MODELS
 from spec_t5x.data.task_options import TRANSLATE_PREFIX
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.evaluation import evaluate
+from spec_t5x.labs.metrics import TextPairs
 from spec_t5x.labs.text_pairs import read_pairs
 
 BATCH_32 = GenerateOptions(gamma=4, batch_size=32)
@@ -16,9 +17,8 @@ def evaluation(shared_data):
     """Translates the first pairs of the dev set speculatively; the card has figures of all."""
     generator = Generator.load("t5-target", "t5-draft")
     pairs = list(read_pairs(shared_data / "ende" / "dev.tsv.gz", 1, 2, 3))[:200]
-    return evaluate(
-        generator, [(TRANSLATE_PREFIX + source, target) for source, target in pairs], BATCH_32
-    )
+    prefixed = [(TRANSLATE_PREFIX + source, target) for source, target in pairs]
+    return evaluate(generator, TextPairs(pairs=prefixed), BATCH_32)
 
 
 def test_dev_bleu_by_the_cards_signature(evaluation):

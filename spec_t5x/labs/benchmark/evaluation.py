@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from spec_t5x.errors import InputError, check_unused
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
 from spec_t5x.labs.benchmark.acceptance import achieved
 from spec_t5x.labs.benchmark.text_source import fits
-from spec_t5x.labs.metrics import Intervals, Metric, bleu_metric, metric_intervals, signature
+from spec_t5x.labs.metrics import TextPairs, metric_intervals, signature
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,44 +50,38 @@ def check_options(options: GenerateOptions) -> None:
 
 def evaluate(
     generator: Generator,
-    pairs: Sequence[tuple[str, Any]],
+    texts: TextPairs,
     options: GenerateOptions,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    *,
-    ids: Sequence[list[int]] | None = None,
-    metric: Metric = bleu_metric,
-    intervals: Intervals | None = None,
 ) -> Evaluation:
     """Decodes the sources and scores the outputs against the references ("targets").
 
     Args:
       generator: decodes speculatively if it has a draft.
-      pairs: ``(source, target)``; sources that are empty or too long are skipped.
+      texts: the pairs and their metric; sources that are empty or too long are skipped.
       options: without beams, and ``num_decodes`` 1.
-      ids: token ids of the sources, such as a task's; None tokenizes the texts.
       progress: called with the number of inputs done and their total.
-      metric: ``metric(targets, outputs)`` returns scores by name, pairs in their order.
-      intervals: of the metric's scores; None takes those of ``labs.metrics``.
 
     Raises:
       InputError: no source can be decoded, decoding fails for one, ``num_decodes`` is not 1,
         or beams are given.
     """
     check_options(options)
-    if not pairs:
+    if not texts.pairs:
         raise InputError("there are no sources: give a file with text")
-    decode = generator.generate if ids is None else generator.generate_ids
-    sources = [source for source, _ in pairs] if ids is None else ids
+    decode = generator.generate if texts.ids is None else generator.generate_ids
+    sources = [source for source, _ in texts.pairs] if texts.ids is None else texts.ids
     usable = [i for i, source in enumerate(sources) if fits(generator, source, options)]
     outputs = []
     # If none is usable, raises the first source's own error.
     for (output,) in all_answered(decode([sources[i] for i in usable or [0]], options)):
         outputs.append(output)
         progress(len(outputs), len(usable))
-    texts, targets = [each.output for each in outputs], [pairs[i][1] for i in usable]
+    written, targets = [each.output for each in outputs], [texts.pairs[i][1] for i in usable]
     # The outputs begin with the prefix, which is not generated.
     given = len(generator.prefix_ids(options))
-    ends = (intervals or functools.partial(metric_intervals, metric))(targets, texts)
+    intervals = texts.intervals or functools.partial(metric_intervals, texts.metric)
+    ends = intervals(targets, written)
     figures = dict.fromkeys(("block_efficiency", "alpha", "acceptance_by_position"))
     if drafted := [each for each in outputs if each.proposed is not None]:
         found = achieved(drafted)
@@ -100,9 +93,9 @@ def evaluate(
                     ends |= {name: (estimate.low, estimate.high)}
     return Evaluation(
         num_pairs=len(usable),
-        num_skipped=len(pairs) - len(usable),
-        metrics=metric(targets, texts),
-        bleu_signature=signature(metric),
+        num_skipped=len(texts.pairs) - len(usable),
+        metrics=texts.metric(targets, written),
+        bleu_signature=signature(texts.metric),
         num_tokens=sum(len(each.output_ids) - given for each in outputs),
         target_calls=sum(each.target_calls for each in outputs),
         intervals=ends,

@@ -46,15 +46,8 @@ def run(args: argparse.Namespace) -> int:
     for texts in sets:
         title = f"evaluating {texts.name}"
         with Progress("inputs") as progress:
-            evaluation = evaluate(
-                generator,
-                texts.pairs,
-                options,
-                functools.partial(progress.update, text=title),
-                ids=texts.ids,
-                metric=texts.metric,
-                intervals=texts.intervals,
-            )
+            report = functools.partial(progress.update, text=title)
+            evaluation = evaluate(generator, texts, options, report)
         skipped = evaluation.num_skipped
         warn_of_skipped(skipped, evaluation.num_pairs + skipped, texts.name)
         task = {} if source.data else {"task": texts.name, "split": source.split}

@@ -249,8 +249,7 @@ def _quality(
     source = dataclasses.replace(pair.source, limit=effort(options)["judged_texts"])
     rows, tokens = [], 0
     for texts in read_sets(source, generator.vocabulary):
-        how = {"ids": texts.ids, "metric": texts.metric, "intervals": texts.intervals}
-        found = evaluate(generator, texts.pairs, decoding, **how)
+        found = evaluate(generator, texts, decoding)
         tokens += found.num_tokens
         for metric, value in found.metrics.items():
             low, high = found.intervals.get(metric, (None, None))

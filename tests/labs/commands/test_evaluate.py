@@ -16,6 +16,7 @@ from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.evaluation import evaluate
 from spec_t5x.labs.benchmark.options import TextSource
 from spec_t5x.labs.benchmark.text_source import read_sets, read_texts
+from spec_t5x.labs.metrics import TextPairs
 
 seqio = pytest.importorskip("seqio")
 from spec_t5x.labs.local_tasks import register_jsonl_task, register_tsv_task  # noqa: E402
@@ -165,7 +166,7 @@ def test_generated_tokens_are_those_after_the_prefix(tiny_pair):
     generator = Generator.load(tiny_pair / "target")
     for prefix in ("", "Das ist"):
         options = GenerateOptions(max_decode_len=8, output_prefix=prefix)
-        found = evaluate(generator, PAIRS, options)
+        found = evaluate(generator, TextPairs(pairs=PAIRS), options)
         # Plain decoding calls the target once for each.
         assert found.num_tokens == found.target_calls
 
