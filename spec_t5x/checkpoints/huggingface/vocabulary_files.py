@@ -2,8 +2,9 @@
 
 ``tokenizer.json`` overrides ``spiece.model``. Either file is read without transformers if it alone
 defines the tokenizer: it has all tokens that other files add and, if the class is ``T5Tokenizer``,
-which uses its pieces and normalisation only, no other steps that change ids. A ``tokenizer.json``
-that is not Unigram is used unchanged. In all other cases, transformers makes the tokenizer. Without
+which uses its pieces and normalisation only, no other steps that change ids; other classes that
+make steps of their settings leave them to transformers. ``T5Tokenizer`` cannot read a file that is
+not Unigram, which is used unchanged. In all other cases, transformers makes the tokenizer. Without
 these files, ``checkpoint-500`` has those of the directory above, where a Trainer saves them.
 """
 
@@ -47,8 +48,9 @@ SETTINGS_NAME = "tokenizer_config.json"
 _CLEANS_UP = "clean_up_tokenization_spaces"
 ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
 _T5, _BYT5 = "T5Tokenizer", "ByT5Tokenizer"
-# The class for which transformers uses a tokenizer.json unchanged.
+# Classes, by one of which we write, for which transformers uses a tokenizer.json unchanged.
 _AS_IT_IS = "PreTrainedTokenizerFast"
+_UNCHANGED = (_AS_IT_IS, "TokenizersBackend")
 _OF_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # Steps of ``T5Tokenizer``, and the types of a file's steps (``_steps``) that they replace.
 _SPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
@@ -75,12 +77,13 @@ def read_vocabulary(
             "of sentinels in a source are single tokens"
         )
     kind = str(settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5)
-    is_t5 = values["model_type"] != "umt5" and kind.removesuffix("Fast") == _T5
+    is_own = values["model_type"] == "umt5" or kind in _UNCHANGED
+    is_t5 = not is_own and kind.removesuffix("Fast") == _T5
     # mT5's spiece.model holds its sentinels already, T5's does not.
     default = 0 if values["model_type"] == "mt5" else 100
     extra_ids = default if settings.get("extra_ids") is None else settings["extra_ids"]
     check_numbers(0, MOST_EXTRA_IDS, extra_ids=extra_ids)
-    files = _Files(directory, settings, is_t5, extra_ids)
+    files = _Files(directory, settings, is_own, is_t5, extra_ids)
     is_bytes = kind.startswith(_BYT5)
     if is_bytes and start_id is not None:
         raise InputError(
@@ -150,7 +153,8 @@ class _Files:
     directory: Path
     # The content of tokenizer_config.json.
     settings: dict[str, Any]
-    # True if transformers makes a ``T5Tokenizer``, which uses only parts of a tokenizer.json.
+    # Whether transformers uses a tokenizer.json unchanged, or makes a ``T5Tokenizer`` of parts.
+    is_own: bool
     is_t5: bool
     # Number of sentinels to append to the SentencePiece model.
     extra_ids: int
@@ -217,6 +221,8 @@ class _Files:
 
     def _is_whole(self, own: dict[str, Any], given: dict[int, str], special: set[str]) -> bool:
         """Tells whether the tokenizer.json ``own`` alone defines transformers' tokenizer."""
+        if not (self.is_own or self.is_t5):
+            return False
         tokens = {token["id"]: token for token in own["added_tokens"]}
         names = {number: token["content"] for number, token in tokens.items()}
         if self.is_t5:
