@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from tokenizers import models, pre_tokenizers
 
 from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import generation_config
@@ -36,6 +37,7 @@ from spec_t5x.errors import InputError
 
 # Two names for the tanh approximation, which Flax calls gelu.
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
+_TOKENIZER = "GPT2Tokenizer"
 # Settings that change the network, with the only supported values, those of GPT-2.
 _FIXED = {
     "scale_attn_weights": True,
@@ -106,18 +108,25 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> MappedVocabulary
     folder = tokenizer_folder(directory)
     if (tokenizer := read_tokenizer(folder)) is None:
         return None
-    _check_added(folder, tokenizer)
+    settings = read_if_there(folder / SETTINGS_NAME)
+    _check_added(folder, settings, tokenizer)
+    kind = str(settings.get("tokenizer_class") or _TOKENIZER).removesuffix("Fast")
+    if kind == _TOKENIZER and isinstance(tokenizer.model, models.BPE):
+        # This class takes the step of its settings, whichever a tokenizer.json has.
+        add = bool(settings.get("add_prefix_space"))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add)
     return MappedVocabulary(
         tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
     )
 
 
-def _check_added(directory: Path, tokenizer: tokenizers.Tokenizer) -> None:
+def _check_added(
+    directory: Path, settings: dict[str, Any], tokenizer: tokenizers.Tokenizer
+) -> None:
     """Raises ``InputError`` if the tokenizer lacks a token that transformers adds from a file."""
-    path = directory / SETTINGS_NAME
     added = list(read_if_there(directory / ADDED_NAME))
-    with describing(path, "tokenizer"):
-        listed = read_if_there(path).get("added_tokens_decoder") or {}
+    with describing(directory / SETTINGS_NAME, "tokenizer"):
+        listed = settings.get("added_tokens_decoder") or {}
         added += [token["content"] for token in listed.values()]
     lacking = [token for token in added if tokenizer.token_to_id(token) is None]
     if lacking:

@@ -16,6 +16,7 @@ from spec_t5x.checkpoints.huggingface import hub
 from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.cli.main import main
 from spec_t5x.contrib.lm.gpt import GPTConfig
+from spec_t5x.contrib.lm.gpt2 import read_vocabulary
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
@@ -199,6 +200,22 @@ def test_tokens_that_only_transformers_adds_are_refused(directory, tmp_path, nam
     (place / name).write_text(json.dumps(values))
     with pytest.raises(InputError, match="lacks the added token '<sep>': save it with its tok"):
         load(place)
+
+
+@pytest.mark.parametrize("kind", [None, "GPT2Tokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("adds", [None, False, True])
+@pytest.mark.parametrize("added", [False, True])
+def test_a_space_before_a_text(directory, tmp_path, kind, adds, added):
+    """The settings, or with another class tokenizer.json, have it added."""
+    made = transformers.GPT2Tokenizer.from_pretrained(directory, add_prefix_space=added)
+    made.save_pretrained(tmp_path)
+    settings = {"tokenizer_class": kind, "add_prefix_space": adds}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+    ours = read_vocabulary(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    ids = ours.to_theirs(ours.encode("the cat"))
+    assert ids == transformers.AutoTokenizer.from_pretrained(tmp_path)("the cat").input_ids
 
 
 def test_a_tokenizer_in_the_directory_above(directory, tmp_path):
