@@ -29,6 +29,7 @@ PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
 _OF_T5 = {"model_type": "t5"}
 
 
+@hub.naming()
 def load(
     directory_or_name: str | Path | GcsPath | StoredModel,
     *,
@@ -70,12 +71,13 @@ def load(
         stored = open_model(directory_or_name, vocabulary=vocabulary)
     elif vocabulary is not None:
         raise InputError(f"vocabulary is {vocabulary} and the model is open: give it to open_model")
-    with doing(log, f"loading {stored.directory}"):
+    with doing(log, hub.named(f"loading {stored.directory}")):
         return stored.load(
             dtype=dtype, shardings=shardings, for_decoding=for_decoding, weights=weights
         )
 
 
+@hub.naming()
 def open_model(
     directory_or_name: str | Path | GcsPath,
     *,
@@ -207,7 +209,7 @@ def is_absent(directory_or_name: str | Path | GcsPath) -> bool:
 
 def _checked(name: str, directory: Path) -> Path:
     """Returns ``directory``; raises ``InputError`` if the Hub model in it is not supported."""
-    with describing(name, "model"):
+    with describing(name, "model"), hub.naming():
         _, values, format = _recognized(directory)
         if format.check_supported is not None:
             format.check_supported(values, directory)

@@ -45,6 +45,7 @@ PACKAGED_DRAFTS = {
 }
 
 
+@hub.naming()
 def make_draft(
     text: str | Path, target: LoadedModel, model: Model, options: DraftOptions | None = None
 ) -> Draft:
@@ -106,6 +107,7 @@ def _given(kind: DraftKind, argument: str, target: Location) -> str:
     return drafts[name]
 
 
+@hub.naming()
 def find_models(
     target: str | Path | GcsPath,
     drafts: Iterable[str | Path | None],
@@ -135,8 +137,7 @@ def find_models(
 
     if absent := list(filter(loading.is_absent, dict.fromkeys([target, *models]))):
         opened()
-    for name in absent:
-        hub.download_weights(name)
+    hub.download_weights(*absent)
     return opened()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from spec_t5x.checkpoints.huggingface import generation_config
+from spec_t5x.checkpoints.huggingface import generation_config, hub
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import check_draft, find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
@@ -156,7 +156,7 @@ class Generator(BatchDecoder):
         vocabulary = target.vocabulary
         defaults, left_out = generation_config.understood(
             target.metadata.get(generation_config.GENERATION, {}),
-            str(target.directory),
+            hub.named(str(target.directory)),
             task=task,
             to_ours=vocabulary.from_theirs if isinstance(vocabulary, MappedVocabulary) else list,
             num_ids=getattr(vocabulary, "num_ids", target.config.vocab_size),

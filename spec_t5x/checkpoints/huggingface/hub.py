@@ -30,6 +30,8 @@ _SMALL_FILES = (
 )
 # Names of models on the Hub: OWNER/NAME, or OWNER/NAME@REVISION.
 NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[^@:,\s]+)?", re.ASCII)
+# Names of models by their directories in the Hub's cache.
+_names: dict[str, str] = {}
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +43,32 @@ def snapshot(name: str) -> Path:
     A process asks once for each name, and so reads one commit, whose hash names the directory.
     """
     directory = _download(name, name.partition("@")[2] or None, _SMALL_FILES)
+    _names[str(directory)] = name
     if not (directory / CONFIG_NAME).is_file():
         if reason := weight_files.unread(directory):
             raise InputError(f"{name} {reason}")
         raise InputError(
-            f"{name} has no {CONFIG_NAME} in {directory}: give the name of a T5 that transformers "
-            f"can load, or run `{command(name)}` where there is a network"
+            f"{name} has no {CONFIG_NAME}: give the name of a T5 that transformers can load, or "
+            f"run `{command(name)}` where there is a network"
         )
     return directory
+
+
+def named(text: str) -> str:
+    """Returns a text with models' names in place of their directories in the Hub's cache."""
+    for directory, name in _names.items():
+        text = text.replace(directory, name)
+    return text
+
+
+@contextlib.contextmanager
+def naming() -> Iterator[None]:
+    """Lets errors of the code inside name models as ``named``."""
+    try:
+        yield
+    except InputError as error:
+        error.args = (named(str(error)),)
+        raise
 
 
 def has_weights(name: str) -> bool:
@@ -59,10 +79,20 @@ def has_weights(name: str) -> bool:
     return False
 
 
-def download_weights(name: str) -> None:
-    """Downloads the weights to ``snapshot``'s directory: safetensors, else pytorch_model.bin."""
-    from huggingface_hub import HfApi
+def download_weights(*names: str) -> None:
+    """Downloads models' weights to the directories of ``snapshot``; looks up all of them first."""
     from huggingface_hub.utils import is_notebook
+
+    found = {name: _weights_of(name) for name in names}
+    for name, files in found.items():
+        log.info("downloading %s to the Hub's cache, once", name)
+        shown = sys.stderr.isatty() or is_notebook()
+        _download(name, snapshot(name).name, files, shown=shown)
+
+
+def _weights_of(name: str) -> list[str]:
+    """Returns the names of a model's weights: safetensors, else pytorch_model.bin."""
+    from huggingface_hub import HfApi
 
     directory = snapshot(name)
     weight_files.check_no_adapter(directory, name)
@@ -79,14 +109,13 @@ def download_weights(name: str) -> None:
         raise InputError(f"{name} {reason}")
     if first in weight_files.TORCH_WEIGHTS:
         weight_files.check_torch(f"{name}: {first}")
-    log.info("downloading %s to the Hub's cache, once", name)
-    files = [first]
-    if first.endswith(weight_files.INDEX_ENDING):
-        _download(name, commit, files)
-        files = weight_files.shard_names(directory / first)
-    _download(name, commit, files, shown=sys.stderr.isatty() or is_notebook())
-    # The Hub skips files that a repository lacks.
-    weight_files.find_files(directory)
+    if not first.endswith(weight_files.INDEX_ENDING):
+        return [first]
+    _download(name, commit, [first])
+    files = weight_files.shard_names(directory / first)
+    if lost := [file for file in files if file not in listed]:
+        raise InputError(f"{name} has no {lost[0]}, which {first} lists: give a whole repository")
+    return files
 
 
 def command(name: str) -> str:
