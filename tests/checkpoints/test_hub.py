@@ -310,6 +310,16 @@ def test_what_small_files_decide_is_checked_before_a_download(online, options, m
     assert not [name for name in online.sent if name.endswith(".safetensors")]
 
 
+@pytest.mark.parametrize("command", ["generate", "acceptance"])
+def test_texts_are_encoded_before_a_download(online, capsys, command):
+    limit = ["--max_source_len", "4"]
+    for texts, message in ((["a cat", "a " * 9], "the encoder takes 4"), ([" "], "is empty")):
+        assert main.main([command, *texts, "--target", TARGET, "--draft", DRAFT, *limit]) == 2
+        assert message in capsys.readouterr().err
+    assert f"{TARGET}/config.json" in online.sent
+    assert not [name for name in online.sent if name.endswith(".safetensors")]
+
+
 def test_bars_are_for_a_terminal(online, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
