@@ -18,7 +18,7 @@ from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError, check_choice, shown
 from spec_t5x.machine.progress import doing
 from spec_t5x.names import AUTO, STORED_DTYPES, WEIGHTS
 
@@ -29,7 +29,6 @@ PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
 _OF_T5 = {"model_type": "t5"}
 
 
-@hub.naming()
 def load(
     directory_or_name: str | Path | GcsPath | StoredModel,
     *,
@@ -71,13 +70,12 @@ def load(
         stored = open_model(directory_or_name, vocabulary=vocabulary)
     elif vocabulary is not None:
         raise InputError(f"vocabulary is {vocabulary} and the model is open: give it to open_model")
-    with doing(log, hub.named(f"loading {stored.directory}")):
+    with doing(log, shown(f"loading {stored.directory}")):
         return stored.load(
             dtype=dtype, shardings=shardings, for_decoding=for_decoding, weights=weights
         )
 
 
-@hub.naming()
 def open_model(
     directory_or_name: str | Path | GcsPath,
     *,
@@ -209,7 +207,7 @@ def is_absent(directory_or_name: str | Path | GcsPath) -> bool:
 
 def _checked(name: str, directory: Path) -> Path:
     """Returns ``directory``; raises ``InputError`` if the Hub model in it is not supported."""
-    with describing(name, "model"), hub.naming():
+    with describing(name, "model"):
         _, values, format = _recognized(directory)
         if format.check_supported is not None:
             format.check_supported(values, directory)

@@ -45,7 +45,6 @@ PACKAGED_DRAFTS = {
 }
 
 
-@hub.naming()
 def make_draft(
     text: str | Path, target: LoadedModel, model: Model, options: DraftOptions | None = None
 ) -> Draft:
@@ -107,7 +106,6 @@ def _given(kind: DraftKind, argument: str, target: Location) -> str:
     return drafts[name]
 
 
-@hub.naming()
 def find_models(
     target: str | Path | GcsPath,
     drafts: Iterable[str | Path | None],

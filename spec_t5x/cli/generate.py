@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.generation import Generator
 
     texts = [] if args.text == ["-"] else args.text
-    target, _ = Generator.open(models, [models.draft_name()], options, texts)
+    target, _ = Generator.open(models, [models.draft_name()], options, *texts)
     generator = Generator.load_named(models, target)
     del target  # It may hold all weights of an old file.
     command = _Command(args, generator, options)

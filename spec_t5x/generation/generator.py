@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from spec_t5x.checkpoints.huggingface import generation_config, hub
+from spec_t5x.checkpoints.huggingface import generation_config
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import check_draft, find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
@@ -110,11 +110,7 @@ class Generator(BatchDecoder):
 
     @classmethod
     def open(
-        cls,
-        models: Models,
-        drafts: Collection[str | None],
-        options: GenerateOptions,
-        texts: Sequence[str] = (),
+        cls, models: Models, drafts: Collection[str | None], options: GenerateOptions, *texts: str
     ) -> tuple[StoredModel, "Generator"]:
         """Opens a command's models, with ``drafts`` in place of its draft.
 
@@ -125,13 +121,7 @@ class Generator(BatchDecoder):
             check_draft(draft, options)
         make = functools.partial(cls.of, task=models.task, kv=models.kv)
         named = models.target, drafts, models.draft_options(), models.vocabulary
-
-        def check(target: LoadedModel) -> None:
-            (generator := make(target)).check(options)
-            for text in texts:
-                generator.tokenize(text, options)
-
-        stored = find_models(*named, check=check)
+        stored = find_models(*named, check=lambda target: make(target).check(options, texts))
         return stored, make(stored.unread())
 
     @classmethod
@@ -167,7 +157,7 @@ class Generator(BatchDecoder):
         vocabulary = target.vocabulary
         defaults, left_out = generation_config.understood(
             target.metadata.get(generation_config.GENERATION, {}),
-            hub.named(str(target.directory)),
+            str(target.directory),
             task=task,
             to_ours=vocabulary.from_theirs if isinstance(vocabulary, MappedVocabulary) else list,
             num_ids=getattr(vocabulary, "num_ids", target.config.vocab_size),

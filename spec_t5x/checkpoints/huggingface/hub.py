@@ -20,7 +20,7 @@ from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.data.mapped_vocabulary import MERGES_NAME, VOCAB_NAME, WORDPIECE_NAME
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.vocabulary import SPIECE_NAME
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import HUB_NAMES, InputError, one_line
 
 # Files that are read besides the weights.
 _SMALL_FILES = (
@@ -30,8 +30,6 @@ _SMALL_FILES = (
 )
 # Names of models on the Hub: OWNER/NAME, or OWNER/NAME@REVISION.
 NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[^@:,\s]+)?", re.ASCII)
-# Names of models by their directories in the Hub's cache.
-_names: dict[str, str] = {}
 
 log = logging.getLogger(__name__)
 
@@ -43,32 +41,14 @@ def snapshot(name: str) -> Path:
     A process asks once for each name, and so reads one commit, whose hash names the directory.
     """
     directory = _download(name, name.partition("@")[2] or None, _SMALL_FILES)
-    _names[str(directory)] = name
+    HUB_NAMES[str(directory)] = name
     if not (directory / CONFIG_NAME).is_file():
-        if reason := weight_files.unread(directory):
-            raise InputError(f"{name} {reason}")
-        raise InputError(
-            f"{name} has no {CONFIG_NAME}: give the name of a T5 that transformers can load, or "
-            f"run `{command(name)}` where there is a network"
+        reason = weight_files.unread(directory) or (
+            f"has no {CONFIG_NAME}: give the name of a T5 that transformers can load, or run "
+            f"`{command(name)}` where there is a network"
         )
+        raise InputError(f"{name} {reason}")
     return directory
-
-
-def named(text: str) -> str:
-    """Returns a text with models' names in place of their directories in the Hub's cache."""
-    for directory, name in _names.items():
-        text = text.replace(directory, name)
-    return text
-
-
-@contextlib.contextmanager
-def naming() -> Iterator[None]:
-    """Lets errors of the code inside name models as ``named``."""
-    try:
-        yield
-    except InputError as error:
-        error.args = (named(str(error)),)
-        raise
 
 
 def has_weights(name: str) -> bool:
@@ -83,11 +63,9 @@ def download_weights(*names: str) -> None:
     """Downloads models' weights to the directories of ``snapshot``; looks up all of them first."""
     from huggingface_hub.utils import is_notebook
 
-    found = {name: _weights_of(name) for name in names}
-    for name, files in found.items():
+    for name, files in {name: _weights_of(name) for name in names}.items():
         log.info("downloading %s to the Hub's cache, once", name)
-        shown = sys.stderr.isatty() or is_notebook()
-        _download(name, snapshot(name).name, files, shown=shown)
+        _download(name, snapshot(name).name, files, shown=sys.stderr.isatty() or is_notebook())
 
 
 def _weights_of(name: str) -> list[str]:
@@ -95,7 +73,6 @@ def _weights_of(name: str) -> list[str]:
     from huggingface_hub import HfApi
 
     directory = snapshot(name)
-    weight_files.check_no_adapter(directory, name)
     # The commit of config.json, even if the branch has moved since.
     commit = directory.name
     with _explained(name):

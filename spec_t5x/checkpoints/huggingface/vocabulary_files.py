@@ -1,11 +1,11 @@
 """The vocabulary of a Hugging Face directory: the tokenizer that transformers 5 makes of its files.
 
 ``tokenizer.json`` overrides ``spiece.model``. Either file is read without transformers if it alone
-defines the tokenizer: it has all tokens that other files add and, if the class is ``T5Tokenizer``,
-which uses its pieces and normalisation only, no other steps that change ids; other classes that
-make steps of their settings leave them to transformers. ``T5Tokenizer`` cannot read a file that is
-not Unigram, which is used unchanged. In all other cases, transformers makes the tokenizer. Without
-these files, ``checkpoint-500`` has those of the directory above, where a Trainer saves them.
+defines the tokenizer: it has all tokens that other files add, and the class uses it unchanged or is
+``T5Tokenizer``, which uses its pieces and normalisation only, and finds no other steps that change
+ids. A file that ``T5Tokenizer`` cannot read, because it is not Unigram, is used unchanged. In all
+other cases, transformers makes the tokenizer. Without these files, ``checkpoint-500`` has those of
+the directory above, where a Trainer saves them.
 """
 
 import contextlib
@@ -48,9 +48,8 @@ SETTINGS_NAME = "tokenizer_config.json"
 _CLEANS_UP = "clean_up_tokenization_spaces"
 ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
 _T5, _BYT5 = "T5Tokenizer", "ByT5Tokenizer"
-# Classes, by one of which we write, for which transformers uses a tokenizer.json unchanged.
-_AS_IT_IS = "PreTrainedTokenizerFast"
-_UNCHANGED = (_AS_IT_IS, "TokenizersBackend")
+# Classes for which transformers uses a tokenizer.json unchanged; we write the first one's.
+_UNCHANGED = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _OF_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # Steps of ``T5Tokenizer``, and the types of a file's steps (``_steps``) that they replace.
 _SPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
@@ -135,7 +134,7 @@ def mapped_vocabulary(
 
 def settings_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
     """Returns the values of tokenizer_config.json; ``pad_id`` is the tokenizer's id of padding."""
-    settings = {_CLEANS_UP: vocabulary.cleans_up, "tokenizer_class": _AS_IT_IS}
+    settings = {_CLEANS_UP: vocabulary.cleans_up, "tokenizer_class": _UNCHANGED[0]}
     if isinstance(vocabulary, MappedVocabulary):
         # A token that has a role becomes special, so only special tokens are given one.
         special, ids = vocabulary.special, {"eos_token": vocabulary.eos_id, "pad_token": pad_id}
@@ -221,8 +220,6 @@ class _Files:
 
     def _is_whole(self, own: dict[str, Any], given: dict[int, str], special: set[str]) -> bool:
         """Tells whether the tokenizer.json ``own`` alone defines transformers' tokenizer."""
-        if not (self.is_own or self.is_t5):
-            return False
         tokens = {token["id"]: token for token in own["added_tokens"]}
         names = {number: token["content"] for number, token in tokens.items()}
         if self.is_t5:
@@ -234,7 +231,7 @@ class _Files:
             pieces = {name for name, _ in own["model"]["vocab"]}
             special = special | {*_OF_T5.values()} | set(filter(is_sentinel, pieces))
         known = {names[i] for i, token in tokens.items() if token["special"]}
-        return special <= known and given.items() <= names.items()
+        return (self.is_own or self.is_t5) and special <= known and given.items() <= names.items()
 
     def _is_plain(self, given: dict[int, str], special: set[str]) -> bool:
         """Tells whether other files add no token to the SentencePiece model and its sentinels."""

@@ -16,8 +16,8 @@ from spec_t5x.checkpoints.huggingface import hub
 from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.cli.main import main
 from spec_t5x.contrib.lm.gpt import GPTConfig
-from spec_t5x.contrib.lm.gpt2 import read_vocabulary
-from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
+from spec_t5x.contrib.lm.gpt2 import read_two_files, read_vocabulary
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary, their_ids
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.training.exports import save_model
@@ -226,7 +226,7 @@ def test_a_tokenizer_in_the_directory_above(directory, tmp_path):
 
 
 def test_truncation_and_padding_of_the_tokenizer_are_switched_off(directory):
-    tokenizer, expected = read_tokenizer(directory), load_vocabulary(directory)
+    tokenizer, expected = read_two_files(directory), load_vocabulary(directory)
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=9)
     vocabulary = MappedVocabulary(tokenizer, num_ids=NUM_IDS, start_id=EOS, eos_id=EOS)
