@@ -487,7 +487,7 @@ def test_tokenizers_that_are_not_unigram(tmp_path, layout, capfd, caplog):
     ],
 )
 def test_a_class_makes_its_steps_of_settings(tmp_path, layout, settings, monkeypatch):
-    """Those in its tokenizer.json, which other classes use, change nothing."""
+    """The steps in its tokenizer.json, which other classes use, change nothing."""
     ids, own = CLASSES[layout]
     write_tokenizer(tmp_path, layout)
     write(tmp_path / SETTINGS, own)
