@@ -501,6 +501,8 @@ def test_what_the_hub_refuses(online, draft, expected):
             "a checkpoint of spec_t5x: run `hf download owner/draft --local-dir",
         ),
         ({"format": "other", "model_type": None}, "has model_type None"),
+        # As sentence-t5 has it, beside is_encoder_decoder.
+        ({"architectures": ["T5EncoderModel"]}, "is an encoder-only model: give an encoder-deco"),
     ],
 )
 def test_what_is_no_t5(online, values, expected):

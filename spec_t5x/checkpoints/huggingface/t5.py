@@ -261,7 +261,8 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 def check_whole(values: dict[str, Any], path: Path) -> None:
     """Raises ``InputError`` for an encoder-only model, and as ``check_weights``."""
-    if values.get("is_encoder_decoder", True) is False:
+    saved = str(values.get("architectures"))
+    if values.get("is_encoder_decoder", True) is False or "EncoderModel" in saved:
         raise InputError(f"{path} is an encoder-only model: give an encoder-decoder")
     weight_files.check_weights(values, path)
 
