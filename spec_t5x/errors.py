@@ -18,8 +18,22 @@ from typing import Any
 _first_process = functools.cache(os.getpid)
 
 
+# Names of models by their directories in the Hub's cache.
+HUB_NAMES: dict[str, str] = {}
+
+
+def shown(text: str) -> str:
+    """Returns a message that names models as they were given, not directories of the Hub's."""
+    for directory, name in HUB_NAMES.items():
+        text = text.replace(directory, name)
+    return text
+
+
 class InputError(ValueError):
     """Error in an option, an input, a file or a checkpoint that the user has to change."""
+
+    def __str__(self) -> str:
+        return shown(super().__str__())
 
 
 def check_at_least(settings: Any, **least: int) -> None:

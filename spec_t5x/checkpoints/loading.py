@@ -18,7 +18,7 @@ from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError, check_choice, shown
 from spec_t5x.machine.progress import doing
 from spec_t5x.names import AUTO, STORED_DTYPES, WEIGHTS
 
@@ -70,7 +70,7 @@ def load(
         stored = open_model(directory_or_name, vocabulary=vocabulary)
     elif vocabulary is not None:
         raise InputError(f"vocabulary is {vocabulary} and the model is open: give it to open_model")
-    with doing(log, f"loading {stored.directory}"):
+    with doing(log, shown(f"loading {stored.directory}")):
         return stored.load(
             dtype=dtype, shardings=shardings, for_decoding=for_decoding, weights=weights
         )

@@ -135,8 +135,7 @@ def find_models(
 
     if absent := list(filter(loading.is_absent, dict.fromkeys([target, *models]))):
         opened()
-    for name in absent:
-        hub.download_weights(name)
+    hub.download_weights(*absent)
     return opened()
 
 

@@ -56,13 +56,11 @@ def run(args: argparse.Namespace) -> int:
 
     from spec_t5x.generation import Generator
 
-    target, opened = Generator.open(models, [models.draft_name()], options)
-    command = _Command(args, opened, options)
-    if args.text and args.text != ["-"]:
-        # All arguments are checked before the first is decoded.
-        source = iter([[command.checked(line) for part in source for line in part]])
-    command.generator = Generator.load_named(models, target)
+    texts = [] if args.text == ["-"] else args.text
+    target, _ = Generator.open(models, [models.draft_name()], options, *texts)
+    generator = Generator.load_named(models, target)
     del target  # It may hold all weights of an old file.
+    command = _Command(args, generator, options)
     command.run(source)
     return 2 if command.failed else 0
 
@@ -225,13 +223,11 @@ class _Command:
             _of_labs("console:print_comparison")(comparison)
 
     def checked(self, line: Item) -> Item:
-        """Returns the line; sets and logs its error if it cannot be decoded (raises for a TEXT)."""
+        """Returns the line; sets and logs its error if it cannot be decoded."""
         text = InputError(line.error) if line.error else line.text
         try:
             self.generator.tokenize(text, self.options)
         except InputError as error:
-            if self.args.text and self.args.text != ["-"]:
-                raise
             return self._refused(line, error)
         return line
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary, type_of_model
 from spec_t5x.data.vocabulary import SPIECE_NAME, ids_before_eos, is_sentinel
@@ -150,30 +149,20 @@ def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Toke
 
 def tokenizer_of(values: dict[str, Any], source: object) -> tokenizers.Tokenizer:
     """Makes a tokenizer of a ``tokenizer.json``; ``InputError`` names ``source`` if it cannot."""
-    with _reading(source):
+    with reading_tokenizer(source):
         return tokenizers.Tokenizer.from_str(json.dumps(values))
 
 
-def _reading(source: object) -> contextlib.AbstractContextManager[None]:
+def reading_tokenizer(source: object) -> contextlib.AbstractContextManager[None]:
+    """Turns all errors of the code inside, which reads a tokenizer, into an ``InputError``."""
     # The library raises nothing more definite.
     what, remedy = f"cannot read the tokenizer in {source}", "copy its files again"
     return as_input_error(what, remedy, Exception)
 
 
 def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
-    """Reads ``path``, a ``tokenizer.json`` or a directory with that file or GPT-2's two files.
-
-    Returns None if ``path`` has none of these files. Raises ``InputError`` if a file is invalid.
-    """
+    """Reads a ``tokenizer.json``, or a directory's; returns None if there is none."""
     whole = path if path.is_file() else path / TOKENIZER_NAME
-    vocab, merges = path / VOCAB_NAME, path / MERGES_NAME
     check_fetched(whole)
-    with _reading(path):
-        if whole.is_file():
-            return tokenizers.Tokenizer.from_file(str(whole))
-        if not (vocab.is_file() and merges.is_file()):
-            return None
-        tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+    with reading_tokenizer(path):
+        return tokenizers.Tokenizer.from_file(str(whole)) if whole.is_file() else None

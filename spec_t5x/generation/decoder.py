@@ -79,8 +79,8 @@ class BatchDecoder:
         """True if the target is decoder-only: its input is a prompt, which the output continues."""
         return isinstance(self.target, TextModel)
 
-    def check(self, options: GenerateOptions) -> None:
-        """Raises ``InputError`` for options with which the target decodes no input at all."""
+    def check(self, options: GenerateOptions, texts: Iterable[str] = ()) -> None:
+        """Raises ``InputError`` for options with which the target decodes no input, or a text."""
         check_process()
         if self.is_decoder_only:
             check_unused(options, "a decoder-only model's prompt comes first", "output_prefix")
@@ -94,6 +94,8 @@ class BatchDecoder:
             )
         if has_penalty and options.beams:
             check_unused(options, "a length_penalty replaces it", "beam_alpha")
+        for text in texts:
+            self.tokenize(text, options)
 
     # Texts to batches
 

@@ -110,17 +110,18 @@ class Generator(BatchDecoder):
 
     @classmethod
     def open(
-        cls, models: Models, drafts: Collection[str | None], options: GenerateOptions
+        cls, models: Models, drafts: Collection[str | None], options: GenerateOptions, *texts: str
     ) -> tuple[StoredModel, "Generator"]:
-        """Opens a command's models, with ``drafts`` in place of its draft, and checks ``options``.
+        """Opens a command's models, with ``drafts`` in place of its draft.
 
-        Returns the target, and a generator without weights and draft, which tokenizes.
+        Returns the target, and a generator without weights and draft, which tokenizes. Raises
+        ``InputError`` before a download for ``options`` or ``texts`` that it cannot decode.
         """
         for draft in filter(None, drafts):
             check_draft(draft, options)
         make = functools.partial(cls.of, task=models.task, kv=models.kv)
         named = models.target, drafts, models.draft_options(), models.vocabulary
-        stored = find_models(*named, check=lambda target: make(target).check(options))
+        stored = find_models(*named, check=lambda target: make(target).check(options, texts))
         return stored, make(stored.unread())
 
     @classmethod

@@ -53,7 +53,7 @@ def enable() -> None:
     """Makes JAX store compiled programs in ``JAX_COMPILATION_CACHE_DIR`` or the user's cache.
 
     An empty ``JAX_COMPILATION_CACHE_DIR`` disables the cache. ``JAX_COMPILATION_CACHE_MAX_SIZE``
-    (bytes; ``MAX_SIZE`` by default) bounds the user's cache. ``announce`` is called, too.
+    (bytes; ``MAX_SIZE`` by default) bounds the cache of a user with a name. Calls ``announce``.
     """
     announce()
     directory = os.environ.get("JAX_COMPILATION_CACHE_DIR")

@@ -39,7 +39,7 @@ EXTRAS = {
     "jinja2": Extra("plots", "reproduce"),
     "gradio": Extra("demo", "demo"),
     "torch": Extra("hf", "reading pytorch_model.bin"),
-    "transformers": Extra("hf", "reading a tokenizer with added tokens"),
+    "transformers": Extra("hf", "reading this tokenizer"),
     "libtpu": Extra("tpu-compile", "compile-tpu"),
     "t5x": Extra("t5x", "T5X launches"),
 }

@@ -128,7 +128,8 @@ def test_an_adapter_beside_weights_is_named_before_they_are_downloaded(cached):
     directory = find_directory(TARGET)
     (directory / "adapter_config.json").write_text("{}")
     (directory / "model.safetensors").unlink()
-    assert "has an adapter, adapter_config.json, which" in message_of(find_models, TARGET, ())
+    message = message_of(find_models, TARGET, ())
+    assert message.startswith(f"{TARGET} is an adapter of a model: save the merged model")
 
 
 def test_a_commit(cached, directories):
@@ -271,8 +272,7 @@ def test_vocabularies_are_compared_before_a_download(online, directories, tiny_p
     file.write_text(json.dumps(values))
     for target in (TARGET, str(directories / "target"), str(tiny_pair / "target")):
         message = message_of(find_models, target, [f"mixed:{DRAFT}"])
-        names = f"target {find_directory(target)} and draft {find_directory(DRAFT)}"
-        assert f"{names} have different vocabularies (" in message
+        assert f"target {target} and draft {DRAFT} have different vocabularies (" in message
     assert not [name for name in online.sent if name.endswith(".safetensors")]
 
 
@@ -284,7 +284,7 @@ def test_a_missing_vocabulary_is_named_before_a_download(online, tmp_path):
     hub.snapshot.cache_clear()
     shutil.rmtree(constants.HF_HUB_CACHE)
     message = message_of(Generator.load, TARGET, DRAFT)
-    assert message.startswith(f"{find_directory(TARGET)} holds no vocabulary: give one")
+    assert message.startswith(f"{TARGET} holds no vocabulary: give one")
     assert not [name for name in online.sent if name.endswith(".safetensors")]
 
 
@@ -304,8 +304,19 @@ OPTIONS_OF_NO_TARGET = [
 @pytest.mark.parametrize(("options", "models", "message"), OPTIONS_OF_NO_TARGET)
 def test_what_small_files_decide_is_checked_before_a_download(online, options, models, message):
     models = Models(**{"target": TARGET, "draft": DRAFT} | models)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as raised:
         Generator.open(models, [models.draft], GenerateOptions(**options))
+    assert constants.HF_HUB_CACHE not in str(raised.value)
+    assert f"{TARGET}/config.json" in online.sent
+    assert not [name for name in online.sent if name.endswith(".safetensors")]
+
+
+@pytest.mark.parametrize("command", ["generate", "acceptance"])
+def test_texts_are_encoded_before_a_download(online, capsys, command):
+    limit = ["--max_source_len", "4"]
+    for texts, message in ((["a cat", "a " * 9], "the encoder takes 4"), ([" "], "is empty")):
+        assert main.main([command, *texts, "--target", TARGET, "--draft", DRAFT, *limit]) == 2
+        assert message in capsys.readouterr().err
     assert f"{TARGET}/config.json" in online.sent
     assert not [name for name in online.sent if name.endswith(".safetensors")]
 
@@ -366,12 +377,44 @@ def test_a_shard_that_a_repository_lacks(online, directories, monkeypatch):
     convert(directories / "draft", repository, to="huggingface")
     lost = sorted(repository.glob("model-*.safetensors"))[-1]
     lost.unlink()
-    message = f"{lost.name}, which model.safetensors.index.json lists: copy it there"
+    message = f"{DRAFT} has no {lost.name}, which model.safetensors.index.json lists: give"
     for read in (load, open_model, lambda name: find_models(TARGET, [name])):
         assert message in message_of(read, DRAFT)
+    assert not [name for name in online.sent if name.endswith(".safetensors")]
     # It can be opened without weights, and then has none to read.
     stored = open_model(DRAFT, downloads=False)
     assert "was opened without weights" in message_of(stored.read_params, dtype="float32")
+
+
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
+@pytest.mark.parametrize("listed", ["*", "*.msgpack", "."])
+def test_an_index_lists_names_and_no_patterns(online, index, listed):
+    repository = online.repositories[DRAFT]
+    (repository / "model.safetensors").unlink()
+    (repository / "flax_model.msgpack").write_text("not needed")
+    (repository / index).write_text(json.dumps({"weight_map": {"shared.weight": listed}}))
+    message = message_of(find_models, TARGET, [DRAFT])
+    assert f"{DRAFT} has no {listed}, which {index} lists: give a whole repository" == message
+    assert f"{DRAFT}/flax_model.msgpack" not in online.sent
+
+
+def test_errors_and_warnings_name_models_as_they_were_given(online, caplog, capsys):
+    name = f"{DRAFT}@main"
+    settings = online.repositories[DRAFT] / "generation_config.json"
+    values = json.loads(settings.read_text())
+    settings.write_text(json.dumps(values | {"num_beams": 3, "max_length": 5}))
+    Generator.load(name).generate(TEXTS[0])[0]
+    (line,) = [line for line in caplog.messages if "not applied" in line]
+    assert line.startswith(f"{name} sets options that are not applied: num_beams 3")
+    weights = find_directory(name) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:999])
+    for read in (load, load_vocabulary, lambda name: find_models(TARGET, [name])):
+        message = message_of(read, name)
+        assert message.startswith(f"cannot read the weights in {name}/model.safetensors (")
+    # In a directory of the same files nothing is named so.
+    assert str(online.repositories[TARGET]) in message_of(
+        find_models, online.repositories[TARGET], ["eagle:t5-eagle"]
+    )
 
 
 def test_a_model_that_is_its_own_draft_is_downloaded_once(online, caplog):
@@ -458,6 +501,8 @@ def test_what_the_hub_refuses(online, draft, expected):
             "a checkpoint of spec_t5x: run `hf download owner/draft --local-dir",
         ),
         ({"format": "other", "model_type": None}, "has model_type None"),
+        # As sentence-t5 has it, beside is_encoder_decoder.
+        ({"architectures": ["T5EncoderModel"]}, "is an encoder-only model: give an encoder-deco"),
     ],
 )
 def test_what_is_no_t5(online, values, expected):
@@ -472,6 +517,8 @@ def test_repositories_that_lack_something(online):
     (online.repositories[DRAFT] / "model.safetensors").unlink()
     message = message_of(Generator.load, TARGET, DRAFT)
     assert "owner/draft has neither safetensors nor a pytorch_model.bin" in message
+    # Nor are the target's weights downloaded before the draft's are found.
+    assert f"{TARGET}/model.safetensors" not in online.sent
     index = online.repositories[DRAFT] / "model.safetensors.index.json"
     index.write_text('{"weight_map": ["model.safetensors"]}')
     hub.snapshot.cache_clear()

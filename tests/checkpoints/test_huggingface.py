@@ -243,7 +243,7 @@ def test_a_file_without_tensors(directory):
 
 def test_weights_beside_an_adapter_are_refused(directory):
     (directory / "adapter_config.json").write_text("{}")
-    assert_refused(directory, "has an adapter, adapter_config.json, which is not read: give")
+    assert_refused(directory, "is an adapter of a model: save the merged model")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])

@@ -478,6 +478,39 @@ def test_tokenizers_that_are_not_unigram(tmp_path, layout, capfd, caplog):
     assert has_no_end == (layout == "FRED-T5")
 
 
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        ("CodeT5", {"add_prefix_space": True}),
+        ("FRED-T5", {"add_prefix_space": True}),
+        ("BERT", {"do_lower_case": False}),
+    ],
+)
+def test_a_class_makes_its_steps_of_settings(tmp_path, layout, settings, monkeypatch):
+    """The steps in its tokenizer.json, which other classes use, change nothing."""
+    ids, own = CLASSES[layout]
+    write_tokenizer(tmp_path, layout)
+    write(tmp_path / SETTINGS, own)
+    write(tmp_path / "config.json", {"model_type": "t5", "vocab_size": 512, **ids})
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    before = read_vocabulary(tmp_path, values_of(tmp_path))
+    write(tmp_path / SETTINGS, json.loads((tmp_path / SETTINGS).read_text()) | settings)
+    ours = read_vocabulary(tmp_path, values_of(tmp_path))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in texts(20):
+        assert ours.to_theirs(ours.framed(ours.encode(text))) == theirs(text).input_ids
+    assert ours.encode(ENGLISH[0]) != before.encode(ENGLISH[0])
+    # The file is used for what it is by another class, and by a umT5, which need no transformers.
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "transformers is not installed" in message_of(
+        read_vocabulary, tmp_path, values_of(tmp_path)
+    )
+    umt5 = read_vocabulary(tmp_path, values_of(tmp_path) | {"model_type": "umt5"})
+    write(tmp_path / SETTINGS, AS_IT_IS | settings)
+    for other in (umt5, read_vocabulary(tmp_path, values_of(tmp_path))):
+        assert other.encode(ENGLISH[0]) == before.encode(ENGLISH[0])
+
+
 def test_a_tokenizer_in_the_directory_above(tmp_path, spieces):
     """A Trainer writes checkpoint-500 beside the tokenizer of the run."""
     make(tmp_path, spieces, special=["<hl>"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, shown
 from spec_t5x.options import GenerateOptions
 
 GENERATION_NAME = "generation_config.json"
@@ -176,7 +176,7 @@ def understood(
             raise InputError(f"{where} has early_stopping {ends!r}: give true, false or 'never'")
     if tasks and task is None:
         left_out[TASKS] = f"settings of the tasks {', '.join(tasks)} (--task NAME)"
-    return options, LeftOut(where, left_out, settings)
+    return options, LeftOut(shown(where), left_out, settings)
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:

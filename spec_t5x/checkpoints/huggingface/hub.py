@@ -20,7 +20,7 @@ from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.data.mapped_vocabulary import MERGES_NAME, VOCAB_NAME, WORDPIECE_NAME
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.vocabulary import SPIECE_NAME
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import HUB_NAMES, InputError, one_line
 
 # Files that are read besides the weights.
 _SMALL_FILES = (
@@ -41,13 +41,13 @@ def snapshot(name: str) -> Path:
     A process asks once for each name, and so reads one commit, whose hash names the directory.
     """
     directory = _download(name, name.partition("@")[2] or None, _SMALL_FILES)
+    HUB_NAMES[str(directory)] = name
     if not (directory / CONFIG_NAME).is_file():
-        if reason := weight_files.unread(directory):
-            raise InputError(f"{name} {reason}")
-        raise InputError(
-            f"{name} has no {CONFIG_NAME} in {directory}: give the name of a T5 that transformers "
-            f"can load, or run `{command(name)}` where there is a network"
+        reason = weight_files.unread(directory) or (
+            f"has no {CONFIG_NAME}: give the name of a T5 that transformers can load, or run "
+            f"`{command(name)}` where there is a network"
         )
+        raise InputError(f"{name} {reason}")
     return directory
 
 
@@ -59,13 +59,20 @@ def has_weights(name: str) -> bool:
     return False
 
 
-def download_weights(name: str) -> None:
-    """Downloads the weights to ``snapshot``'s directory: safetensors, else pytorch_model.bin."""
-    from huggingface_hub import HfApi
+def download_weights(*names: str) -> None:
+    """Downloads models' weights to the directories of ``snapshot``; looks up all of them first."""
     from huggingface_hub.utils import is_notebook
 
+    for name, files in {name: _weights_of(name) for name in names}.items():
+        log.info("downloading %s to the Hub's cache, once", name)
+        _download(name, snapshot(name).name, files, shown=sys.stderr.isatty() or is_notebook())
+
+
+def _weights_of(name: str) -> list[str]:
+    """Returns the names of a model's weights: safetensors, else pytorch_model.bin."""
+    from huggingface_hub import HfApi
+
     directory = snapshot(name)
-    weight_files.check_no_adapter(directory, name)
     # The commit of config.json, even if the branch has moved since.
     commit = directory.name
     with _explained(name):
@@ -79,14 +86,13 @@ def download_weights(name: str) -> None:
         raise InputError(f"{name} {reason}")
     if first in weight_files.TORCH_WEIGHTS:
         weight_files.check_torch(f"{name}: {first}")
-    log.info("downloading %s to the Hub's cache, once", name)
-    files = [first]
-    if first.endswith(weight_files.INDEX_ENDING):
-        _download(name, commit, files)
-        files = weight_files.shard_names(directory / first)
-    _download(name, commit, files, shown=sys.stderr.isatty() or is_notebook())
-    # The Hub skips files that a repository lacks.
-    weight_files.find_files(directory)
+    if not first.endswith(weight_files.INDEX_ENDING):
+        return [first]
+    _download(name, commit, [first])
+    files = weight_files.shard_names(directory / first)
+    if lost := [file for file in files if file not in listed]:
+        raise InputError(f"{name} has no {lost[0]}, which {first} lists: give a whole repository")
+    return files
 
 
 def command(name: str) -> str:

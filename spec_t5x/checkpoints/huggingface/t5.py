@@ -165,16 +165,14 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     kind = _UMT5 if config.relpos_per_layer else stored.metadata.get("model_type")
     is_mt5 = config.vocab_size == _MT5_ROWS and not config.logits_via_embedding
     kind = kind or ("mt5" if is_mt5 else "t5")
-    if len(vocabulary.eos_ids) > 1:
-        ids = ids | {EOS: list(vocabulary.eos_ids)}
     if isinstance(vocabulary, MappedVocabulary):
         # A draft for a renumbered target has no metadata of it; EOS pads, as in ``special_ids``.
         pad = stored.metadata.get(PAD, vocabulary.eos_id)
-        eos = [vocabulary.eos_id, *vocabulary.more_eos_ids]
-        eos = eos if vocabulary.more_eos_ids else vocabulary.eos_id
-        ids = {START: vocabulary.start_id, EOS: eos, PAD: pad}
+        ids = {START: vocabulary.start_id, EOS: vocabulary.eos_id, PAD: pad}
         ours = vocabulary.from_theirs(range(vocabulary.num_ids))
         config = dataclasses.replace(config, vocab_size=vocabulary.num_ids, added_rows=0)
+    if len(vocabulary.eos_ids) > 1:
+        ids = ids | {EOS: (vocabulary.to_theirs if ours else list)(vocabulary.eos_ids)}
     generation = dict(stored.metadata.get(GENERATION, {}))
     tasks = {TASKS: generation.pop(TASKS)} if TASKS in generation else {}
     write_json(stage / CONFIG_NAME, config_values(config, dtype, kind) | ids | tasks)
@@ -263,7 +261,8 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 def check_whole(values: dict[str, Any], path: Path) -> None:
     """Raises ``InputError`` for an encoder-only model, and as ``check_weights``."""
-    if values.get("is_encoder_decoder", True) is False:
+    saved = str(values.get("architectures"))
+    if values.get("is_encoder_decoder", True) is False or "EncoderModel" in saved:
         raise InputError(f"{path} is an encoder-only model: give an encoder-decoder")
     weight_files.check_weights(values, path)
 

@@ -1,10 +1,11 @@
 """The vocabulary of a Hugging Face directory: the tokenizer that transformers 5 makes of its files.
 
 ``tokenizer.json`` overrides ``spiece.model``. Either file is read without transformers if it alone
-defines the tokenizer: it has all tokens that other files add and, if the class is ``T5Tokenizer``,
-which uses its pieces and normalisation only, no other steps that change ids. A ``tokenizer.json``
-that is not Unigram is used unchanged. In all other cases, transformers makes the tokenizer. Without
-these files, ``checkpoint-500`` has those of the directory above, where a Trainer saves them.
+defines the tokenizer: it has all tokens that other files add, and the class uses it unchanged or is
+``T5Tokenizer``, which uses its pieces and normalisation only, and finds no other steps that change
+ids. A file that ``T5Tokenizer`` cannot read, because it is not Unigram, is used unchanged. In all
+other cases, transformers makes the tokenizer. Without these files, ``checkpoint-500`` has those of
+the directory above, where a Trainer saves them.
 """
 
 import contextlib
@@ -25,7 +26,6 @@ from spec_t5x.data.mapped_vocabulary import (
     SUFFICIENT,
     MappedVocabulary,
     frame_of,
-    read_tokenizer,
     tokenizer_of,
 )
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, type_of_model
@@ -47,8 +47,9 @@ SETTINGS_NAME = "tokenizer_config.json"
 _CLEANS_UP = "clean_up_tokenization_spaces"
 ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
 _T5, _BYT5 = "T5Tokenizer", "ByT5Tokenizer"
-# The class for which transformers uses a tokenizer.json unchanged.
-_AS_IT_IS = "PreTrainedTokenizerFast"
+# Classes for which transformers uses a tokenizer.json unchanged, or makes the steps that all of
+# Gemma's have, without "Fast"; we write the first one's.
+_UNCHANGED = ("PreTrainedTokenizer", "TokenizersBackend", "GemmaTokenizer")
 _OF_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # Steps of ``T5Tokenizer``, and the types of a file's steps (``_steps``) that they replace.
 _SPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
@@ -71,16 +72,18 @@ def read_vocabulary(
     settings = read_if_there(directory / SETTINGS_NAME)
     if settings.get("split_special_tokens"):
         _warn(
-            f"{directory / SETTINGS_NAME} sets split_special_tokens, which is not applied: names "
-            "of sentinels in a source are single tokens"
+            f"{directory / SETTINGS_NAME} sets split_special_tokens, which is not applied: their "
+            "names in a source are single tokens"
         )
-    kind = str(settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5)
-    is_t5 = values["model_type"] != "umt5" and kind.removesuffix("Fast") == _T5
+    kind = settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5
+    kind = str(kind).removesuffix("Fast")
+    is_own = values["model_type"] == "umt5" or kind in _UNCHANGED
+    is_t5 = not is_own and kind == _T5
     # mT5's spiece.model holds its sentinels already, T5's does not.
     default = 0 if values["model_type"] == "mt5" else 100
     extra_ids = default if settings.get("extra_ids") is None else settings["extra_ids"]
     check_numbers(0, MOST_EXTRA_IDS, extra_ids=extra_ids)
-    files = _Files(directory, settings, is_t5, extra_ids)
+    files = _Files(directory, settings, is_own, is_t5, extra_ids)
     is_bytes = kind.startswith(_BYT5)
     if is_bytes and start_id is not None:
         raise InputError(
@@ -93,7 +96,7 @@ def read_vocabulary(
         vocabulary = files.t5_vocabulary(values.get("vocab_size"), eos_ids)
     else:
         tokenizer, num_ids = files.tokenizer(is_needed=True), values.get("vocab_size")
-        vocabulary = mapped_vocabulary(directory, num_ids, start_id, eos_ids, tokenizer)
+        vocabulary = _mapped(directory, num_ids, start_id, eos_ids, tokenizer)
     if vocabulary is not None and not isinstance(vocabulary, MappedVocabulary):
         vocabulary.eos_ids = tuple(eos_ids)
     # transformers ignores the setting for BPE.
@@ -102,22 +105,20 @@ def read_vocabulary(
     return vocabulary
 
 
-def mapped_vocabulary(
+def _mapped(
     directory: Path,
     num_ids: int | None,
     start_id: int,
     eos_ids: Sequence[int],
-    values: dict[str, Any] | None = None,
+    values: dict[str, Any] | None,
 ) -> MappedVocabulary | None:
-    """Makes a renumbered vocabulary of the directory's tokenizer; None if there is no tokenizer.
+    """Makes a renumbered vocabulary of a tokenizer.json's ``values``; returns None for None.
 
-    All ids are the tokenizer's, whose number replaces None for ``num_ids``. ``values`` of a
-    tokenizer.json, if given, replace the directory's.
+    All ids are the tokenizer's, whose number replaces None for ``num_ids``.
     """
-    directory = tokenizer_folder(directory)
-    tokenizer = read_tokenizer(directory) if values is None else tokenizer_of(values, directory)
-    if tokenizer is None:
+    if values is None:
         return None
+    tokenizer = tokenizer_of(values, directory)
     num_ids, (eos_id, *more) = num_ids or tokenizer.get_vocab_size(), eos_ids
     vocabulary = MappedVocabulary(
         tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
@@ -132,7 +133,7 @@ def mapped_vocabulary(
 
 def settings_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
     """Returns the values of tokenizer_config.json; ``pad_id`` is the tokenizer's id of padding."""
-    settings = {_CLEANS_UP: vocabulary.cleans_up, "tokenizer_class": _AS_IT_IS}
+    settings = {_CLEANS_UP: vocabulary.cleans_up, "tokenizer_class": f"{_UNCHANGED[0]}Fast"}
     if isinstance(vocabulary, MappedVocabulary):
         # A token that has a role becomes special, so only special tokens are given one.
         special, ids = vocabulary.special, {"eos_token": vocabulary.eos_id, "pad_token": pad_id}
@@ -150,7 +151,8 @@ class _Files:
     directory: Path
     # The content of tokenizer_config.json.
     settings: dict[str, Any]
-    # True if transformers makes a ``T5Tokenizer``, which uses only parts of a tokenizer.json.
+    # Whether transformers uses a tokenizer.json unchanged, or makes a ``T5Tokenizer`` of parts.
+    is_own: bool
     is_t5: bool
     # Number of sentinels to append to the SentencePiece model.
     extra_ids: int
@@ -173,7 +175,7 @@ class _Files:
             is_own = is_t5s(tokenizer) and (is_framed or frame_of(made, list) == ((), (EOS_ID,)))
             pieces, foreign = pieces_of(tokenizer) if is_own else ([], [])
         if not is_own:
-            return mapped_vocabulary(self.directory, num_rows, PAD_ID, eos_ids, tokenizer)
+            return _mapped(self.directory, num_rows, PAD_ID, eos_ids, tokenizer)
         # ``spiece.model`` has T5's steps, and its sentinels are added tokens.
         is_plain = not foreign and (self.is_t5 or _has_steps_of_t5(tokenizer))
         added = sum(is_sentinel(token["content"]) for token in tokenizer["added_tokens"])
@@ -228,7 +230,7 @@ class _Files:
             pieces = {name for name, _ in own["model"]["vocab"]}
             special = special | {*_OF_T5.values()} | set(filter(is_sentinel, pieces))
         known = {names[i] for i, token in tokens.items() if token["special"]}
-        return special <= known and given.items() <= names.items()
+        return (self.is_own or self.is_t5) and special <= known and given.items() <= names.items()
 
     def _is_plain(self, given: dict[int, str], special: set[str]) -> bool:
         """Tells whether other files add no token to the SentencePiece model and its sentinels."""

@@ -63,7 +63,6 @@ SHARD_BYTES = 10**9
 def open_tensors(directory: Path) -> dict[str, Tensor]:
     """Opens all tensors of a directory, by their names in its files; values are read later."""
     paths, tensors = find_files(directory), {}
-    check_no_adapter(directory, str(directory))
     for path in paths:
         check_fetched(path)
         open_file = _open_safetensors if path.suffix == ".safetensors" else _open_torch
@@ -151,7 +150,9 @@ def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
     """Returns what is in place of weights among ``names`` or a directory's files, with a remedy."""
     names = [path.name for path in directory.iterdir()] if names is None else list(names)
     if ADAPTER_NAME in names:
-        base = files.read_if_there(directory / ADAPTER_NAME).get("base_model_name_or_path")
+        base = files.read_if_there(directory / ADAPTER_NAME).get(
+            "base_model_name_or_path", "a model"
+        )
         return (
             f"is an adapter of {base}: save the merged model, "
             "merge_and_unload().save_pretrained(DIR), and give DIR"
@@ -162,16 +163,10 @@ def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
     return found and f"has weights in {found}, which is not read: save them by save_pretrained(DIR)"
 
 
-def check_no_adapter(directory: Path, name: str) -> None:
-    """Raises ``InputError`` for an adapter beside a model's weights, which transformers adds."""
-    if (directory / ADAPTER_NAME).is_file():
-        raise InputError(
-            f"{name} has an adapter, {ADAPTER_NAME}, which is not read: give merged weights alone"
-        )
-
-
 def check_weights(values: dict[str, Any], path: Path) -> None:
-    """Raises ``InputError`` if a config.json says that weights are quantized or in another file."""
+    """Raises ``InputError`` if weights are quantized, in another file or beside an adapter."""
+    if (path.parent / ADAPTER_NAME).is_file():
+        raise InputError(f"{path.parent} {unread(path.parent)}")
     if values.get("quantization_config") is not None:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
     if (name := values.get("transformers_weights")) not in (None, *WEIGHTS[:1]):

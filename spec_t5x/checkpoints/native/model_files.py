@@ -119,12 +119,9 @@ def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
     else:
         kind = _name_of("tokenizer", lambda cls: isinstance(vocabulary, cls))
         entry = {"kind": kind, "file": TOKENIZER_NAME}
-    if more:
-        entry[_MORE_EOS] = more
-    if getattr(vocabulary, _READS_SENTINELS, False):
-        entry[_READS_SENTINELS] = True
-    if vocabulary.cleans_up:
-        entry[_CLEANS_UP] = True
+    reads = getattr(vocabulary, _READS_SENTINELS, False)
+    some = {_MORE_EOS: more, _READS_SENTINELS: reads, _CLEANS_UP: vocabulary.cleans_up}
+    entry |= {name: value for name, value in some.items() if value}
     return {**entry, "extra_ids": vocabulary.extra_ids, "fingerprint": vocabulary.fingerprint()}
 
 

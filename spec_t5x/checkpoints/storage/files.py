@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.errors import InputError, as_input_error, check_unicode
+from spec_t5x.errors import InputError, as_input_error, check_unicode, shown
 from spec_t5x.machine.atomic import check_can_be_made
 from spec_t5x.machine.git_lfs import check_fetched
 
@@ -53,7 +53,7 @@ def describing(path: object, what: str) -> Iterator[None]:
         with as_input_error(f"{path} describes no {what}", remedy, *kinds):
             yield
     except InputError as error:
-        if str(path) in str(error):
+        if shown(str(path)) in str(error):
             raise
         raise InputError(f"{path}: {error}") from error
     except KeyError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import generation_config
@@ -31,11 +32,19 @@ from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_if_
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.contrib.lm.gpt import GPTConfig
-from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
+from spec_t5x.data.mapped_vocabulary import (
+    MERGES_NAME,
+    VOCAB_NAME,
+    MappedVocabulary,
+    read_tokenizer,
+    reading_tokenizer,
+    their_ids,
+)
 from spec_t5x.errors import InputError
 
 # Two names for the tanh approximation, which Flax calls gelu.
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
+_TOKENIZER = "GPT2Tokenizer"
 # Settings that change the network, with the only supported values, those of GPT-2.
 _FIXED = {
     "scale_attn_weights": True,
@@ -104,20 +113,39 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> MappedVocabulary
     """Reads the vocabulary of a directory, or of the one above a checkpoint of a training."""
     num_ids, start_id, eos_id, *more = check_supported(values, directory)
     folder = tokenizer_folder(directory)
-    if (tokenizer := read_tokenizer(folder)) is None:
+    if (tokenizer := read_tokenizer(folder) or read_two_files(folder)) is None:
         return None
-    _check_added(folder, tokenizer)
+    settings = read_if_there(folder / SETTINGS_NAME)
+    _check_added(folder, settings, tokenizer)
+    kind = str(settings.get("tokenizer_class") or _TOKENIZER).removesuffix("Fast")
+    if kind == _TOKENIZER and isinstance(tokenizer.model, models.BPE):
+        # This class takes the step of its settings, whichever a tokenizer.json has.
+        add = bool(settings.get("add_prefix_space"))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add)
     return MappedVocabulary(
         tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
     )
 
 
-def _check_added(directory: Path, tokenizer: tokenizers.Tokenizer) -> None:
+def read_two_files(directory: Path) -> tokenizers.Tokenizer | None:
+    """Reads a tokenizer from before ``tokenizer.json``; returns None without its files."""
+    files = directory / VOCAB_NAME, directory / MERGES_NAME
+    if not all(file.is_file() for file in files):
+        return None
+    with reading_tokenizer(directory):
+        tokenizer = tokenizers.Tokenizer(models.BPE.from_file(*map(str, files)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _check_added(
+    directory: Path, settings: dict[str, Any], tokenizer: tokenizers.Tokenizer
+) -> None:
     """Raises ``InputError`` if the tokenizer lacks a token that transformers adds from a file."""
-    path = directory / SETTINGS_NAME
     added = list(read_if_there(directory / ADDED_NAME))
-    with describing(path, "tokenizer"):
-        listed = read_if_there(path).get("added_tokens_decoder") or {}
+    with describing(directory / SETTINGS_NAME, "tokenizer"):
+        listed = settings.get("added_tokens_decoder") or {}
         added += [token["content"] for token in listed.values()]
     lacking = [token for token in added if tokenizer.token_to_id(token) is None]
     if lacking:

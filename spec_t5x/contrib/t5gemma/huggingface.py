@@ -9,7 +9,7 @@ from typing import Any
 
 from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import t5
-from spec_t5x.checkpoints.huggingface.vocabulary_files import mapped_vocabulary
+from spec_t5x.checkpoints.huggingface.vocabulary_files import read_vocabulary
 from spec_t5x.checkpoints.huggingface.weight_files import (
     check_shared,
     open_tensors,
@@ -109,7 +109,12 @@ def open_model(directory: Path, values: dict[str, Any], has_weights: bool = True
     return StoredModel(
         tensors=t5.by_our_paths(left, tensor_names(config)),
         config=config,
-        vocabulary=mapped_vocabulary(directory, num_ids, ids[t5.START], t5.eos_ids(ids)),
+        vocabulary=read_vocabulary(
+            directory,
+            {"tokenizer_class": "GemmaTokenizer"} | values | {"vocab_size": num_ids},
+            ids[t5.START],
+            t5.eos_ids(ids),
+        ),
         directory=directory,
         metadata={"model_type": values["model_type"], t5.PAD: ids[t5.PAD]},
     )

@@ -60,9 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("there is no text: give TEXT, --data FILE or --mixture_or_task NAME")
     enable()
     draft_options = models.draft_options()
-    opened, unread = Generator.open(models, names, decoding := options.standardizations()[0])
-    for text in args.text:
-        unread.tokenize(text, decoding)
+    opened, _ = Generator.open(models, names, options.standardizations()[0], *args.text)
     named = opened, draft_options.dtype, models.task, models.kv
     target, generator = Generator.load_target(*named, weights=models.weights)
     del opened, named  # They may hold all weights of an old file.

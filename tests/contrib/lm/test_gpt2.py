@@ -16,7 +16,8 @@ from spec_t5x.checkpoints.huggingface import hub
 from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.cli.main import main
 from spec_t5x.contrib.lm.gpt import GPTConfig
-from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
+from spec_t5x.contrib.lm.gpt2 import read_two_files, read_vocabulary
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary, their_ids
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.training.exports import save_model
@@ -154,7 +155,7 @@ def test_a_vocabulary_of_the_hub_takes_no_weights(cached, directory):
     [
         (
             lambda copy: (copy / "vocab.json").unlink(),
-            "gpt2/snapshots/.* holds no vocabulary: give one",
+            "^owner/gpt2 holds no vocabulary: give one",
         ),
         (lambda copy: edit_config(copy, add_cross_attention=True), "add_cross_attention"),
     ],
@@ -201,6 +202,22 @@ def test_tokens_that_only_transformers_adds_are_refused(directory, tmp_path, nam
         load(place)
 
 
+@pytest.mark.parametrize("kind", [None, "GPT2Tokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("adds", [None, False, True])
+@pytest.mark.parametrize("added", [False, True])
+def test_a_space_before_a_text(directory, tmp_path, kind, adds, added):
+    """The settings, or with another class tokenizer.json, have it added."""
+    made = transformers.GPT2Tokenizer.from_pretrained(directory, add_prefix_space=added)
+    made.save_pretrained(tmp_path)
+    settings = {"tokenizer_class": kind, "add_prefix_space": adds}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+    ours = read_vocabulary(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    ids = ours.to_theirs(ours.encode("the cat"))
+    assert ids == transformers.AutoTokenizer.from_pretrained(tmp_path)("the cat").input_ids
+
+
 def test_a_tokenizer_in_the_directory_above(directory, tmp_path):
     inner = shutil.copytree(directory, tmp_path / "checkpoint-5")
     for name in ("vocab.json", "merges.txt"):
@@ -209,7 +226,7 @@ def test_a_tokenizer_in_the_directory_above(directory, tmp_path):
 
 
 def test_truncation_and_padding_of_the_tokenizer_are_switched_off(directory):
-    tokenizer, expected = read_tokenizer(directory), load_vocabulary(directory)
+    tokenizer, expected = read_two_files(directory), load_vocabulary(directory)
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=9)
     vocabulary = MappedVocabulary(tokenizer, num_ids=NUM_IDS, start_id=EOS, eos_id=EOS)

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, load_vocabulary
-from spec_t5x.contrib.t5gemma.huggingface import _read_config, check_supported
+from spec_t5x.contrib.t5gemma.huggingface import _read_config, check_supported, open_model
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from tests.checkpoints.faults import message_of
@@ -194,6 +194,25 @@ def test_a_tokenizer_in_the_directory_above(made, tmp_path):
     (inner / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     expected = load_vocabulary(root / "target")
     assert load_vocabulary(inner).fingerprint() == expected.fingerprint()
+
+
+def test_tokens_of_the_settings_and_special_tokens_that_are_to_be_split(made, tmp_path, caplog):
+    root = shutil.copytree(made("t5gemma")[1] / "target", tmp_path / "model")
+    values = json.loads((root / "config.json").read_text())
+    # Rows for more tokens.
+    for stack in ("encoder", "decoder"):
+        values[stack]["vocab_size"] += 9
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "extra_special_tokens": ["<hl>"]}
+    settings |= {"split_special_tokens": True}
+    (root / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours = open_model(root, values, has_weights=False).vocabulary
+    theirs = transformers.AutoTokenizer.from_pretrained(root)
+    ids = ours.to_theirs(ours.framed(ours.encode("a <hl> b")))
+    assert theirs.convert_tokens_to_ids("<hl>") in ids
+    assert ids == theirs("a <hl> b", split_special_tokens=False).input_ids
+    assert any(
+        "sets split_special_tokens, which is not applied" in line for line in caplog.messages
+    )
 
 
 def test_unsupported_settings_are_refused(made, tmp_path):
