@@ -105,11 +105,6 @@ def open_model(
     return dataclasses.replace(stored, vocabulary=chosen, metadata=metadata)
 
 
-def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
-    """Reads a model's vocabulary, from the Hub without the weights."""
-    return open_model(directory_or_name, downloads=False).known_vocabulary()
-
-
 def has_source(target: str | Path | GcsPath) -> bool:
     """Tells whether a target has an encoder; reads config.json alone."""
     directory, values, format = _recognized(find(target))
