@@ -124,10 +124,8 @@ class NamedDraft:
         """True if the draft is a transformer, which a beam search needs."""
         return kind_of(self.name) == TRANSFORMER
 
-    def variables(
-        self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary
-    ) -> PyTree | None:
-        """Returns ``params``, zeros, and ``params_axes``; None if the tree has no parameters.
+    def variables(self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
+        """Returns ``params``, zeros, and ``params_axes``; {} if the tree has no parameters.
 
         Raises:
           InputError: there is no draft of that name, or it is of another target or vocabulary.
@@ -135,7 +133,7 @@ class NamedDraft:
         del rng
         params = self.params(target, vocabulary)
         if not (params and self.in_tree):
-            return None
+            return {}
         axes = {
             (*path[:-1], f"{path[-1]}_axes"): AxisMetadata((None,) * np.ndim(leaf))
             for path, leaf in flatten_dict(params).items()

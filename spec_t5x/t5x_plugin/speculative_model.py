@@ -102,7 +102,7 @@ class SpeculativeModel:
         logging.info("Decoding speculatively: %s", self._summary)
         variables = dict(flax.core.unfreeze(super().get_initial_variables(rng, *args, **kwargs)))
         target = jax.eval_shape(self._target, variables["params"])
-        drafts = draft.variables(rng, target, self.output_vocabulary) or {}
+        drafts = draft.variables(rng, target, self.output_vocabulary)
         for program in ("__main__.infer", "__main__.evaluate") if drafts else ():
             if not bindings_of(program, resolve_references=False).get("use_orbax", True):
                 raise InputError("use_orbax is False, which restores no draft: leave use_orbax out")
