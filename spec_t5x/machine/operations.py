@@ -6,6 +6,7 @@ them are one ``Operations`` object, which is registered under a name:
     register("operations", fast="spec_t5x.contrib.fast.operations:FAST")
 """
 
+import contextvars
 import functools
 import os
 from collections.abc import Callable, Mapping
@@ -91,6 +92,8 @@ class FullPrecision(Operations):
 
 
 XLA, FULL_PRECISION = Operations(), FullPrecision()
+# Whether models may use registered operations; False leaves XLA's alone, as exports need.
+KERNELS = contextvars.ContextVar("KERNELS", default=True)
 
 
 def switch(name: str) -> str | None:
@@ -106,7 +109,8 @@ def switch(name: str) -> str | None:
 
 def registered() -> tuple[Operations, ...]:
     """Returns all registered operations; XLA's are last."""
-    return (*registry.find_all("operations").values(), FULL_PRECISION, XLA)
+    kernels = registry.find_all("operations").values() if KERNELS.get() else ()
+    return (*kernels, FULL_PRECISION, XLA)
 
 
 def usable(shapes: Shapes, dtype: str) -> Operations:

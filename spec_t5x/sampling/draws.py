@@ -77,17 +77,16 @@ class T5XStream:
         if self.same_for_rows:
             return jax.vmap(lambda key: jax.random.gumbel(key, (1, vocab_size))[0])(keys)
         rows = jnp.arange(batch, dtype=jnp.uint32)
-        if _drawn_apart(self.steps, batch * vocab_size):
+        # Whether each number depends on key and index alone. A size that an export does not know
+        # is small: its logits would take 16 GiB.
+        is_small = not isinstance(batch, int) or batch * vocab_size <= 1 << 32
+        high = jax.config.jax_high_dynamic_range_gumbel
+        if is_small and is_threefry(self.steps) and not high:
             return jax.vmap(_gumbel_row, (0, 0, None))(keys, rows, vocab_size)
         # Rows may be at different steps, and a step's noise is ``[batch, vocab]``: a loop over the
         # rows holds the noise of one step at a time.
         noise = functools.partial(jax.random.gumbel, shape=(batch, vocab_size))
         return lax.map(lambda step: noise(step[0])[step[1]], (keys, rows))
-
-
-def _drawn_apart(keys: Key[Array, "*batch"], size: int) -> bool:
-    """Returns whether each of ``size`` Gumbel numbers of JAX depends on key and index alone."""
-    return is_threefry(keys) and not jax.config.jax_high_dynamic_range_gumbel and size <= 1 << 32
 
 
 def _gumbel_row(key: Key[Array, ""], row: UInt32[Array, ""], width: int) -> Float32[Array, "width"]:

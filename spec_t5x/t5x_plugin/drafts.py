@@ -6,6 +6,7 @@ and restored from a T5X checkpoint. A ``NamedDraft`` is any draft of the package
 any format; each device holds all of its parameters.
 """
 
+import contextvars
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
+from spec_t5x.machine.operations import KERNELS
 from spec_t5x.models import decoder_only
 from spec_t5x.models.decoder_only import DecoderOnlyConfig, DecoderOnlyModel, DecoderOnlyTransformer
 from spec_t5x.models.seq2seq import T5Model
@@ -46,9 +48,8 @@ class ModelDraft:
     # The type that the draft computes in, if ``size`` gives the sizes.
     dtype: str = "bfloat16"
 
-    # A beam search can draft with the model; T5X restores its parameters.
+    # A beam search can draft with the model.
     searches = True
-    reads_itself = False
 
     def __post_init__(self):
         if (self.size is None) == (self.config is None):
@@ -57,8 +58,6 @@ class ModelDraft:
                 "(a gin file that sets config comes after speculate.gin)"
             )
         if self.size is not None:
-            if not isinstance(self.size, str):
-                raise InputError(f"DRAFT_SIZE is {self.size!r}: give a name of models.sizes")
             config = dataclasses.replace(size(self.size), dtype=self.dtype)
             object.__setattr__(self, "config", config)
             object.__setattr__(self, "size", None)
@@ -109,9 +108,9 @@ class NamedDraft:
     """
 
     name: str
-
-    # Not T5X but the model restores the parameters (``SpeculativeModel.read_draft``).
-    reads_itself = True
+    # Whether the parameters are in the model's tree, where ``restoring`` puts them, or constants of
+    # the programs, as in an ``InteractiveModel``, which restores no draft.
+    in_tree: bool = False
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
@@ -125,29 +124,22 @@ class NamedDraft:
         """True if the draft is a transformer, which a beam search needs."""
         return kind_of(self.name) == TRANSFORMER
 
-    def variables(
-        self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary
-    ) -> PyTree | None:
-        """Returns ``params`` as on disk and ``params_axes``, or None without parameters.
+    def variables(self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
+        """Returns ``params``, zeros, and ``params_axes``; {} if the tree has no parameters.
 
         Raises:
           InputError: there is no draft of that name, or it is of another target or vocabulary.
         """
         del rng
         params = self.params(target, vocabulary)
-        if not params:
-            return None
+        if not (params and self.in_tree):
+            return {}
         axes = {
             (*path[:-1], f"{path[-1]}_axes"): AxisMetadata((None,) * np.ndim(leaf))
             for path, leaf in flatten_dict(params).items()
         }
-
-        def initial(leaf):
-            # Parameters made of a target's shapes are shapes.
-            is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
-            return jnp.zeros(leaf.shape, leaf.dtype) if is_shape else leaf
-
-        return {"params": jax.tree.map(initial, params), "params_axes": unflatten_dict(axes)}
+        params = jax.tree.map(jnp.zeros_like, params)
+        return {"params": params, "params_axes": unflatten_dict(axes)}
 
     def params(self, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
         """Returns the draft's parameters; if the target has arrays, checks that they fit these."""
@@ -164,15 +156,15 @@ class NamedDraft:
         flat, shared = flatten_dict(params or {}), _ids(target)
 
         def leaf_of_tree(path, leaf):
-            if id(leaf) in shared:
-                return leaf
-            if _names(path) not in flat:
+            if _names(path) in flat:
+                return flat[_names(path)]
+            if self.in_tree and id(leaf) not in shared:
                 raise InputError(
                     f"draft {self.name!r} has parameters and the model's tree has no "
                     f"{'/'.join(('draft', *_names(path)))}: set 'draft' in the tree to the result "
                     "of the model's read_draft"
                 )
-            return flat[_names(path)]
+            return leaf
 
         return jax.tree.map_with_path(leaf_of_tree, self._read(target, vocabulary))
 
@@ -195,8 +187,12 @@ class NamedDraft:
             directory=Path("the T5X checkpoint"),
             metadata={},
         )
+        context = contextvars.copy_context()
+        # JAX exports no kernels; T5X's target has none either.
+        context.run(KERNELS.set, False)
         with jax.ensure_compile_time_eval():
-            return make_draft(self.name, loaded, target, DraftOptions(dtype=config.dtype))
+            options = DraftOptions(dtype=config.dtype)
+            return context.run(make_draft, self.name, loaded, target, options)
 
 
 # Drafts that a speculative T5X model takes.

@@ -19,8 +19,8 @@ from tensorflow.io import gfile
 
 from spec_t5x.errors import InputError, one_line
 from spec_t5x.models.partitioning import gathered
-from spec_t5x.t5x_plugin.drafts import DraftSource
-from spec_t5x.t5x_plugin.speculative_model import DRAFT, SpeculativeModel, split_params
+from spec_t5x.t5x_plugin.drafts import NamedDraft
+from spec_t5x.t5x_plugin.speculative_model import DRAFT, SpeculativeModel, draft_of, split_params
 from spec_t5x.types import PyTree
 
 
@@ -51,7 +51,7 @@ class SpeculativeCheckpointManager:
         """
         self._train_state = train_state
         self._has_draft = DRAFT in train_state.params
-        by_name = model is not None and draft_of(model).reads_itself
+        by_name = model is not None and isinstance(draft_of(model), NamedDraft)
         self._draft_path = checked_path(draft_path, self._has_draft, by_name)
         self._model, self._directory, self._partitioner = model, directory, partitioner
         # A manager looks into its directory when it is made.
@@ -120,16 +120,6 @@ def _not_restored(path: str, why: str) -> InputError:
         f"the draft's checkpoint {path} cannot be restored: {why}: give a T5X checkpoint of the "
         "sizes of DRAFT_SIZE (or draft_of_sizes.gin)"
     )
-
-
-def draft_of(model: Any) -> DraftSource:
-    """Returns the draft of the launch's ``MODEL``; raises ``InputError`` if the model has none."""
-    if not isinstance(model, SpeculativeModel):
-        raise InputError(
-            f"MODEL is a {type(model).__name__} without a draft: give speculate.gin, or the run's "
-            "file that includes it, after the model's file"
-        )
-    return model.draft_source
 
 
 def checked_path(path: Any, has_draft: bool, by_name: bool) -> str | None:

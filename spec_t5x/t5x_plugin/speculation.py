@@ -1,9 +1,11 @@
 """Function ``speculate`` for T5X models; a gin include binds ``MODEL`` to it."""
 
+import copy
 import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import gin
 from t5x import models, partitioning
 
 from spec_t5x.errors import InputError
@@ -13,6 +15,7 @@ from spec_t5x.t5x_plugin.remaking import bindings_of, remade
 from spec_t5x.t5x_plugin.speculative_model import (
     SpeculativeDecoderOnlyModel,
     SpeculativeEncoderDecoderModel,
+    draft_of,
 )
 from spec_t5x.verifiers import verifier as make_verifier
 
@@ -63,13 +66,8 @@ def speculate(
       statistics: returns ``acceptance_aux`` beside the scores; give False to ``t5x.export``.
 
     Raises:
-      InputError: a model that overrides decoding, settings that do not fit, or a training.
+      InputError: a model that overrides decoding, or settings that do not fit.
     """
-    # Training would save the draft with the target, and start it from random parameters.
-    for program in ("train", "precompile"):
-        if bindings_of(f"__main__.{program}", resolve_references=False):
-            remedy = f"leave it out of t5x.{program}"
-            raise InputError(f"speculate.gin is for t5x.infer and t5x.eval: {remedy}")
     stock = next((stock for stock in _SPECULATIVE if isinstance(model, stock)), None)
     if stock is None:
         raise InputError(
@@ -95,6 +93,25 @@ def speculate(
     chosen = make_verifier(verifier, lenience=lenience, widths=widths)
     made.set_up(draft, gamma, chosen, c, position, partitioner, kv, statistics)
     return made
+
+
+@gin.config.register_finalize_hook
+def _check_programs(_: Any) -> None:
+    """Checks, once a launch's files are read, that its program decodes with ``speculate``'s model.
+
+    Raises:
+      InputError: a training, or a program that is given another model.
+    """
+    if not bindings_of(speculate, resolve_references=False):
+        return
+    # Training would save the draft with the target, and start it from random parameters.
+    for program in ("train", "precompile"):
+        if bindings_of(f"__main__.{program}", resolve_references=False):
+            raise InputError(f"speculate.gin does not train: leave it out of t5x.{program}")
+    for program in ("__main__.infer", "__main__.evaluate", "export_lib.save"):
+        if model := bindings_of(program, resolve_references=False).get("model"):
+            # A copy of a reference is what it refers to.
+            draft_of(copy.deepcopy(model))
 
 
 def _check_export(bound: Mapping[str, Any], model: Any, stock: type, statistics: bool) -> None:

@@ -92,31 +92,17 @@ class SpeculativeModel:
         self._summary = f"draft {draft}, gamma {gamma}{pays}, verifier {verifier}, kv {kv}"
 
     @property
-    def draft_source(self) -> DraftSource:
-        """The draft that ``speculate`` was given.
-
-        Raises:
-          InputError: ``speculate`` did not make the model.
-        """
-        if self._draft is None:
-            raise InputError(
-                f"a {type(self).__name__} has no draft: bind MODEL to @speculation.speculate(), as "
-                "gin_configs/t5x/speculate.gin does"
-            )
-        return self._draft
-
-    @property
     def _eos_id(self) -> int:
         # T5X's default for a vocabulary without one.
         return self.output_vocabulary.eos_id or 1
 
     def get_initial_variables(self, rng, *args, **kwargs):
         """Returns T5X's variables, with the draft's under ``draft`` in each collection."""
-        draft = self.draft_source
+        draft = draft_of(self)
         logging.info("Decoding speculatively: %s", self._summary)
         variables = dict(flax.core.unfreeze(super().get_initial_variables(rng, *args, **kwargs)))
         target = jax.eval_shape(self._target, variables["params"])
-        drafts = draft.variables(rng, target, self.output_vocabulary) or {}
+        drafts = draft.variables(rng, target, self.output_vocabulary)
         for program in ("__main__.infer", "__main__.evaluate") if drafts else ():
             if not bindings_of(program, resolve_references=False).get("use_orbax", True):
                 raise InputError("use_orbax is False, which restores no draft: leave use_orbax out")
@@ -351,6 +337,17 @@ def check_pace(gamma: int, c: float | None, position: float) -> None:
         raise InputError(f"c is {c} and gamma 0, which drafts nothing: leave one of them out")
     if position and c is None:
         raise InputError(f"position is {position} without c: give c too")
+
+
+def draft_of(model: Any) -> DraftSource:
+    """Returns the draft of a launch's model; raises ``InputError`` if ``speculate`` gave none."""
+    if (draft := getattr(model, "_draft", None)) is None:
+        raise InputError(
+            f"the launch's model is a {type(model).__name__} without a draft: give speculate.gin, "
+            "or the run's file that includes it, after the model's file, and bind the model of "
+            "infer, evaluate or save to %MODEL"
+        )
+    return draft
 
 
 def split_params(params: PyTree) -> tuple[PyTree, PyTree | None]:

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -185,6 +186,18 @@ def test_a_row_of_t5x_stream_has_its_part_of_the_batchs_noise(partitionable):
         of_batch = jax.jit(functools.partial(jax.random.gumbel, shape=(batch, vocab)))
         expected = [of_batch(stream.steps[step])[row] for row, step in enumerate(steps)]
         np.testing.assert_array_equal(noise(jnp.arange(batch) + steps), np.stack(expected))
+
+
+def test_a_program_for_batches_of_any_size_draws_the_same_noise():
+    """T5X exports such programs."""
+
+    def noise(starts):
+        return t5x_stream(jax.random.key(3), starts, STEPS).gumbels(starts + 2, VOCAB)
+
+    (batch,) = jax.export.symbolic_shape("b")
+    exported = jax.export.export(jax.jit(noise))(jax.ShapeDtypeStruct((batch,), jnp.int32))
+    starts = jnp.arange(BATCH)
+    np.testing.assert_array_equal(exported.call(starts), jax.jit(noise)(starts))
 
 
 @pytest.mark.parametrize("partitionable", [True, False])

@@ -24,6 +24,7 @@ from spec_t5x.t5x_plugin.speculative_model import (
     SpeculativeDecoderOnlyModel,
     SpeculativeEncoderDecoderModel,
 )
+from tests.t5x_plugin import programs  # noqa: F401 registers the programs
 from tests.t5x_plugin.toy_models import REPOSITORY
 
 DECODER_ONLY_LAUNCH = """
@@ -67,26 +68,6 @@ VOCABULARY = @seqio.ByteVocabulary()
 MODEL_SIZE = "byt5_small"
 VOCABULARY_FILE = None
 """
-
-
-@gin.configurable(module="export_lib")
-def save(**_):
-    """Has the name of T5X's function, whose module needs TensorFlow Serving."""
-
-
-@gin.configurable(module="export_lib")
-def create_inference_function(**_):
-    """Has the name of T5X's function, as ``save``."""
-
-
-@gin.configurable(module="__main__")
-def train(**_):
-    """Has the name of T5X's program, which runs as ``__main__``."""
-
-
-@gin.configurable(module="__main__")
-def precompile(**_):
-    """Has the name of T5X's program, as ``train``."""
 
 
 @pytest.fixture
@@ -235,10 +216,40 @@ def test_an_export_cannot_refuse_prompts(made, model):
 
 @pytest.mark.parametrize("program", ["train", "precompile"])
 def test_programs_that_train_take_no_draft(made, program):
-    value = made(["speculate"], LAUNCH)
+    made(["speculate"], LAUNCH)
     gin.bind_parameter(f"__main__.{program}.model_dir", "a directory")
     with pytest.raises(InputError, match=f"leave it out of t5x.{program}"):
-        value("MODEL")
+        gin.finalize()
+
+
+@pytest.mark.parametrize("program", ["__main__.infer", "__main__.evaluate", "export_lib.save"])
+@pytest.mark.parametrize(
+    ("model", "drafts"),
+    [
+        ("%MODEL", True),
+        ("@speculation.speculate()", True),
+        ("%MINE\nMINE = %MODEL", True),
+        ("@models.EncoderDecoderModel()", False),
+        ("%MINE\nMINE = @models.EncoderDecoderModel()", False),
+        ("%MODEL\nMODEL = @models.EncoderDecoderModel()", False),
+    ],
+)
+def test_a_program_that_decodes_gets_the_model_with_the_draft(made, program, model, drafts):
+    made(["speculate", "export"], LAUNCH)
+    gin.parse_config(f"{program}.model = {model}")
+    if drafts:
+        gin.finalize()
+        return
+    with pytest.raises(InputError, match="is a EncoderDecoderModel without a draft: give specul"):
+        gin.finalize()
+
+
+@pytest.mark.parametrize("name", ["draft_by_name", "export"])
+def test_a_draft_without_speculate_gin_is_refused(made, name):
+    made([name], LAUNCH + "MODEL = @models.EncoderDecoderModel()\nDRAFT_NAME = 'copy'")
+    gin.parse_config("__main__.infer.model = %MODEL")
+    with pytest.raises(InputError, match="without a draft: give speculate.gin"):
+        gin.finalize()
 
 
 def test_a_model_of_a_published_size(made):

@@ -25,8 +25,9 @@ from tensorflow.compat.v1.train import summary_iterator as events_in
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.drafts import ModelDraft, NamedDraft
-from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager, checked_path, draft_of
+from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager, checked_path
 from spec_t5x.t5x_plugin.speculation import speculate
+from spec_t5x.t5x_plugin.speculative_model import draft_of
 from tests.checkpoints.faults import save_t5x
 from tests.t5x_plugin.launches import BY_NAME, INFER, MODEL_PARALLEL, TRAINING, finished
 from tests.t5x_plugin.toy_models import run_program, t5x_network
@@ -186,7 +187,7 @@ def test_target_and_draft_are_restored_each_from_its_own(
         (lambda: checked_path(3, has_draft=True, by_name=False), "is 3: give the path of one"),
         (lambda: manager(draft_path=nothing), "there is no draft's checkpoint .*nothing: set DRA"),
         (lambda: manager(draft_path=folder, model=by_name), "draft comes by name: leave it None"),
-        (lambda: draft_of(stock_model), "MODEL is a EncoderDecoderModel without a draft: give s"),
+        (lambda: draft_of(stock_model), "model is a EncoderDecoderModel without a draft: give s"),
     ):
         with pytest.raises(InputError, match=message):
             call()

@@ -561,7 +561,7 @@ def test_settings_of_a_wrong_type_or_size(name, value, message):
     ("make", "message"),
     [
         (ModelDraft, "ModelDraft has size None and config None"),
-        (lambda: ModelDraft(size=5), "DRAFT_SIZE is 5: give a name"),
+        (lambda: ModelDraft(size=5), "size is 5: choose one of t5_1_0_small"),
         (lambda: ModelDraft(size="t5_small"), "size is 't5_small'"),
         (
             lambda: ModelDraft(size="t5_1_1_small", dtype="float16"),

@@ -1,5 +1,6 @@
 """Every draft by its name: its parameters are arguments of T5X's program, the text is T5X's."""
 
+import functools
 import re
 
 import pytest
@@ -7,13 +8,14 @@ import pytest
 pytest.importorskip("t5x.models", reason="needs T5X")
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import seqio
 from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
 from jax.sharding import PartitionSpec
-from t5x import decoding, models
+from t5x import decoding, models, partitioning
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.storage.locations import GcsPath
@@ -53,18 +55,18 @@ def stock(drafts_of_pair):
     return model, params, texts
 
 
+def texts_of(model, params):
+    return model.predict_batch_with_aux(params, BATCH, decoder_params=dict(GREEDY))[0]
+
+
 def predict(model, params):
     """Returns the program of a batch, traced as T5X traces it."""
-
-    def call(params):
-        return model.predict_batch_with_aux(params, BATCH, decoder_params=dict(GREEDY))[0]
-
-    return jax.jit(call).trace(params)
+    return jax.jit(functools.partial(texts_of, model)).trace(params)
 
 
 def speculative(stock, name):
     """Returns the model with a draft, the shapes that T5X sees, and all parameters."""
-    model = speculate(stock[0], NamedDraft(name=name), gamma=2)
+    model = speculate(stock[0], NamedDraft(name=name, in_tree=True), gamma=2)
     shapes = {name: tokens.shape for name, tokens in BATCH.items()}
     variables = jax.eval_shape(
         lambda rng: model.get_initial_variables(rng, shapes), jax.random.key(0)
@@ -89,6 +91,16 @@ def test_the_text_is_t5xs_and_the_program_holds_no_parameters(draft, stock, draf
     constants = re.findall(r'dense<"0x([0-9A-F]+)"', lowered.as_text())
     assert max(map(len, constants), default=0) < 2 * 256
     np.testing.assert_array_equal(lowered.compile()(params), stock[2])
+
+
+def test_an_export_has_no_kernels(stock, drafts_of_pair):
+    """T5X exports on a mesh, where sampling has none either."""
+    model, _, params = speculative(stock, f"eagle:{drafts_of_pair}/eagle")
+    partitioner = partitioning.PjitPartitioner(num_partitions=1)
+    texts = functools.partial(texts_of, model)
+    texts = partitioner.partition(texts, in_axis_resources=(None,), out_axis_resources=None)
+    exported = jax.export.export(jax.jit(texts))(params)
+    np.testing.assert_array_equal(exported.call(params), stock[2])
 
 
 def test_a_draft_of_another_target_is_refused_where_there_are_parameters(stock, drafts_of_pair):

@@ -17,6 +17,8 @@ from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.drafts import NamedDraft
 from spec_t5x.t5x_plugin.remaking import launch_model
 from spec_t5x.t5x_plugin.speculation import speculate
+from spec_t5x.t5x_plugin.speculative_model import draft_of
+from tests.t5x_plugin import programs  # noqa: F401 registers the programs
 from tests.t5x_plugin.toy_models import (
     TARGET,
     OwnMetrics,
@@ -164,11 +166,6 @@ def test_an_override_is_refused_as_before(own):
     assert isinstance(model, OwnMetrics)
 
 
-@gin.configurable(module="__main__")
-def evaluate(**_):
-    """Has the name of T5X's program, which runs as ``__main__``."""
-
-
 class OwnPredictions(models.EncoderDecoderModel):
     """An override of what ``AcceptanceEvaluator`` does not call."""
 
@@ -199,15 +196,15 @@ def test_a_constructor_that_is_not_called():
     with pytest.raises(InputError, match="gin binds Spec.*decode_fn: bind EncoderDecoderModel.dec"):
         speculative(made_by)
     model = made_by.__new__(bind(model=OURS))
-    with pytest.raises(InputError, match="has no draft: bind MODEL to @speculation.speculate"):
+    with pytest.raises(InputError, match="is a Specul.* without a draft: give speculate.gin"):
         model.get_initial_variables(KEY, {})
 
 
 def test_a_speculative_model_may_be_given_another_draft():
     model, _ = speculative(OwnMetrics)
     again = speculate(model, NamedDraft(name="copy"), gamma=2)
-    assert isinstance(again, type(model)) and again.draft_source.name == "copy"
-    assert model.draft_source == pair().draft
+    assert isinstance(again, type(model)) and draft_of(again).name == "copy"
+    assert draft_of(model) == pair().draft
 
 
 def test_the_launchs_own_model():
