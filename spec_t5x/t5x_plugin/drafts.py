@@ -111,6 +111,8 @@ class NamedDraft:
     # Whether the parameters are in the model's tree, where ``restoring`` puts them, or constants of
     # the programs, as in an ``InteractiveModel``, which restores no draft.
     in_tree: bool = False
+    # False leaves the draft to XLA: JAX exports no kernels.
+    kernels: bool = True
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
@@ -188,8 +190,7 @@ class NamedDraft:
             metadata={},
         )
         context = contextvars.copy_context()
-        # JAX exports no kernels; T5X's target has none either.
-        context.run(KERNELS.set, False)
+        context.run(KERNELS.set, self.kernels)
         with jax.ensure_compile_time_eval():
             options = DraftOptions(dtype=config.dtype)
             return context.run(make_draft, self.name, loaded, target, options)

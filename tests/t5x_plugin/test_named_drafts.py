@@ -64,9 +64,9 @@ def predict(model, params):
     return jax.jit(functools.partial(texts_of, model)).trace(params)
 
 
-def speculative(stock, name):
+def speculative(stock, name, **options):
     """Returns the model with a draft, the shapes that T5X sees, and all parameters."""
-    model = speculate(stock[0], NamedDraft(name=name, in_tree=True), gamma=2)
+    model = speculate(stock[0], NamedDraft(name=name, in_tree=True, **options), gamma=2)
     shapes = {name: tokens.shape for name, tokens in BATCH.items()}
     variables = jax.eval_shape(
         lambda rng: model.get_initial_variables(rng, shapes), jax.random.key(0)
@@ -95,7 +95,7 @@ def test_the_text_is_t5xs_and_the_program_holds_no_parameters(draft, stock, draf
 
 def test_an_export_has_no_kernels(stock, drafts_of_pair):
     """T5X exports on a mesh, where sampling has none either."""
-    model, _, params = speculative(stock, f"eagle:{drafts_of_pair}/eagle")
+    model, _, params = speculative(stock, f"eagle:{drafts_of_pair}/eagle", kernels=False)
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     texts = functools.partial(texts_of, model)
     texts = partitioner.partition(texts, in_axis_resources=(None,), out_axis_resources=None)
