@@ -862,14 +862,25 @@ def test_a_model_in_place_of_its_name_is_refused(generator, tiny_pair):
         assert message.startswith(
             f"{name} is a {type(generator.target).__name__}: give a directory"
         )
-    assert "or a name to Generator.load" in message_of(generator.with_draft, "copy")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("how", ["with_draft", "constructor"])
+def test_other_objects_are_refused_as_drafts(generator, how):
+    def make(draft):
+        models = {"target": generator.target, "draft": draft}
+        Generator(**models, vocabulary=generator.vocabulary, max_source_len=16)
+
+    make = make if how == "constructor" else generator.with_draft
+    assert "or a name to Generator.load" in message_of(make, "copy")
     for one, message in (
+        (generator.target, "T5Model has no traits, check, propose, "),
         (object(), "object is no pytree: give an object of a flax.struct.dataclass"),
         (CopyDraft, "CopyDraft is a class: give an object of a flax.struct.dataclass"),
         (type("Undecorated", (CopyDraft,), {})(9), "Undecorated is no pytree: give an object"),
     ):
-        assert message in message_of(generator.with_draft, one)
-    assert "the draft has 9 tokens" in message_of(generator.with_draft, CopyDraft(9))
+        assert message in message_of(make, one)
+    assert "the draft has 9 tokens" in message_of(make, CopyDraft(9))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -49,6 +49,13 @@ class BatchDecoder:
     # Settings of the checkpoint without effect here, which the first batches name.
     left_out: LeftOut | None = None
 
+    def __post_init__(self):
+        if isinstance(draft := self.draft, str | os.PathLike):
+            raise InputError(f"draft is {str(draft)!r}: give a Draft, or a name to Generator.load")
+        if draft is not None:
+            check_parts(draft, Draft)
+            check_vocabularies(draft, self.target)
+
     def __repr__(self) -> str:
         models = {"target": self.target}
         if self.draft is not None:
@@ -60,14 +67,8 @@ class BatchDecoder:
     def with_draft(self: Kind, draft: Draft | None) -> Kind:
         """Returns a copy of this decoder with another draft, or none for None.
 
-        Raises:
-          InputError: ``draft`` is no ``Draft``, or has another vocabulary.
+        Raises ``InputError`` if ``draft`` is no ``Draft``, or has another vocabulary.
         """
-        if isinstance(draft, str | os.PathLike):
-            raise InputError(f"draft is {str(draft)!r}: give a Draft, or a name to Generator.load")
-        if draft is not None:
-            check_parts(draft, Draft)
-            check_vocabularies(draft, self.target)
         return dataclasses.replace(self, draft=draft)
 
     def plain(self: Kind) -> Kind:
@@ -359,9 +360,8 @@ class BatchDecoder:
         """Waits for a batch's results and yields the answer to each input."""
         # The pace stays on the device.
         decoded = jax.device_get(decoded.replace(pace=None))
-        lengths = prompt_lengths(batch)
-        for row, text in enumerate(batch.texts):
-            yield self.answer(text, lengths[row], decoded, row, options)
+        for row, (text, given) in enumerate(zip(batch.texts, prompt_lengths(batch), strict=False)):
+            yield self.answer(text, given, decoded, row, options)
 
     def answer(
         self, text: str, skipped: int, decoded: Decoded, row: int, options: GenerateOptions

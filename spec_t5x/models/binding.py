@@ -42,8 +42,10 @@ class Family:
 
 def family_of(config: ModelConfig) -> Family:
     """Returns the registered family that a configuration belongs to, by its class."""
-    families = registry.find_all("family").values()
-    return next(family for family in families if isinstance(config, family.config))
+    for family in registry.find_all("family").values():
+        if isinstance(config, family.config):
+            return family
+    raise InputError(f"config is a {type(config).__name__}: give one of {known_families()}")
 
 
 def known_families() -> str:
@@ -72,24 +74,28 @@ def bind(params: PyTree, config: ModelConfig, weights: str = AUTO, kv: str = AUT
       kv: as in ``CachedModel.with_kv``.
     """
     check_choice("weights", weights, WEIGHTS)
-    _check_shapes(params, config)
-    model = family_of(config).model.create(params, config).with_kv(kv)
+    model = family_of(config).model.create(_checked(params, config), config).with_kv(kv)
     return model if weights == AUTO else model.rounded(BITS[weights])
 
 
-def _check_shapes(params: PyTree, config: ModelConfig) -> None:
-    flat = flatten_dict(params, sep="/")
+def _checked(params: PyTree, config: ModelConfig) -> PyTree:
+    """Returns parameters as nested dicts; raises ``InputError`` if they do not fit ``config``."""
+    if not isinstance(params, Mapping):
+        raise InputError(f"params are a {type(params).__name__}: give Flax's nested dicts")
+    flat = {"/".join(map(str, path)): leaf for path, leaf in flatten_dict(params).items()}
     expected = expected_shapes(config) if flat else {}
-    forms = {path: leaf for path, leaf in flat.items() if isinstance(leaf, Form)}
-    whole = jax.eval_shape(lambda forms: {path: f.unpacked() for path, f in forms.items()}, forms)
     for path in sorted(flat.keys() | expected.keys()):
-        leaf, shape = whole.get(path, flat.get(path)), expected.get(path)
-        found = getattr(getattr(leaf, "values", leaf), "shape", None)
-        if found is None or found != shape:
+        leaf, shape = flat.get(path), expected.get(path)
+        whole = jax.eval_shape(type(leaf).unpacked, leaf) if isinstance(leaf, Form) else leaf
+        kind = "missing" if leaf is None else f"a {type(leaf).__name__}"
+        found = getattr(getattr(whole, "values", whole), "shape", kind)
+        if found != shape:
             raise InputError(
-                f"parameter {path} is {found or 'missing'} and the network's {shape or 'none'}: "
+                f"parameter {path} is {found} and the network's {shape or 'none'}: "
                 "give the parameters and the configuration of one network"
             )
+    # Paths may have been keys.
+    return unflatten_dict(flat, sep="/")
 
 
 def abstract_variables(config: ModelConfig) -> PyTree:
@@ -110,16 +116,12 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {path: leaf.shape for path, leaf in _variables(config)["params"].items()}
 
 
+@functools.lru_cache(maxsize=16)
 def _variables(config: ModelConfig) -> dict[str, dict[str, Any]]:
     """Returns ``abstract_variables`` by collection and path; ``config.dtype`` has no effect."""
-    return _traced(dataclasses.replace(config, dtype="float32"))
-
-
-@functools.lru_cache(maxsize=16)
-def _traced(config: ModelConfig) -> dict[str, dict[str, Any]]:
-    """Traces a network with one layer in each stack, since layers of a stack are alike."""
-    names = [field.name for field in dataclasses.fields(config)]
-    shallow = dataclasses.replace(config, **{n: 1 for n in names if _LAYERS.fullmatch(n)})
+    # Layers of a stack are alike.
+    one = {name: 1 for name in vars(config) if _LAYERS.fullmatch(name)}
+    shallow = dataclasses.replace(config, dtype="float32", **one)
     is_head = isinstance(config, EagleConfig)
     network = EagleNetwork(shallow) if is_head else network_of(shallow)
     inputs = 1 if is_head or not config.has_source else 3
@@ -128,10 +130,8 @@ def _traced(config: ModelConfig) -> dict[str, dict[str, Any]]:
         # Only shapes are computed, so the key has no effect.
         return network.init(jax.random.key(0), *[tokens] * inputs, enable_dropout=False)
 
-    variables = jax.eval_shape(init, jax.ShapeDtypeStruct((1, 1), jnp.int32))
-    return {
-        name: _every_layer(config, flatten_dict(tree, sep="/")) for name, tree in variables.items()
-    }
+    variables = jax.eval_shape(init, jax.ShapeDtypeStruct((1, 1), jnp.int32)).items()
+    return {name: _every_layer(config, flatten_dict(tree, sep="/")) for name, tree in variables}
 
 
 def _every_layer(config: ModelConfig, flat: dict[str, Any]) -> dict[str, Any]:

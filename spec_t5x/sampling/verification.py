@@ -151,8 +151,9 @@ def block_thresholds(
     # Unrolled, since a loop inside the iteration would split its CUDA graph.
     _, carried = lax.scan(carry, one, (of_target, of_draft, proposed), unroll=True)
     carried = jnp.concatenate([one[None], carried])
-    # Where nothing was proposed, d is 0 and t has mass 1 (or is not finite, as its token will be).
-    follows = jnp.append(proposed[1:], True)
+    # Where nothing was proposed, d is 0 and t has mass 1. A row of t that is not finite counts as
+    # that: rules may exclude all tokens after an end. Else its token, which follows, shows it.
+    follows = jnp.append(proposed[1:], True) & jnp.isfinite(target_probs[1:, 0])
     mass = jnp.where(follows, excess(carried, target_probs, draft_probs)[1:], carried[1:])
     denominator = mass + 1 - carried[1:]
     # The denominator is 0 if draft and target agree so far and in the next row.
@@ -220,8 +221,7 @@ def rejection_acceptance(
     target_probs: Float[Array, "*rows vocab"], draft_probs: Float[Array, "*rows vocab"]
 ) -> Float[Array, "*rows"]:
     """Returns each row's ``1 / M = min q / p``, the rate of rejection sampling (section A.2)."""
-    shares = jnp.where(target_probs > 0, _divide(draft_probs, target_probs), jnp.inf)
-    return jnp.min(shares, axis=-1)
+    return jnp.min(_divide(draft_probs, target_probs), -1, where=target_probs > 0, initial=jnp.inf)
 
 
 # Verification of known tokens, without chance

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from spec_t5x.beams.hypotheses import Ranking, TransformersRanking
 from spec_t5x.beams.search import beam_search
@@ -156,3 +157,26 @@ def test_rules_of_samples_hold_for_rows_of_all_temperatures():
     assert not np.isin(decoded.tokens, [8, 22]).any()
     np.testing.assert_array_equal(decoded.tokens[[0, 2]], plain("masks").tokens[[0, 2]])
     assert jnp.all(jnp.isfinite(decoded.scores))
+
+
+@pytest.mark.parametrize("name", ["block", "token"])
+def test_a_text_that_uses_up_all_tokens_keeps_its_law(name):
+    """After its end every token is excluded, so that its last logits are not finite."""
+    allowed, rows = (3, 7, EOS_ID), 2048
+    suppressed = tuple(token for token in range(VOCAB) if token not in allowed)
+    found = rules(VOCAB, (EOS_ID,), suppress_tokens=suppressed, no_repeat_ngram_size=1)
+    sources, prompts = jnp.tile(SOURCES[:1], (rows, 1)), jnp.zeros((rows, 1), jnp.int32)
+    given = sources, prompts, KEY, sampling(4.0).replace(rules=found)
+    # Its distributions are finite at each place.
+    draft = every_draft.TransformerDraft(every_draft.near(), settings=sampling(0.0))
+    limit = {"max_decode_len": 6}
+    speculative = speculative_decode(
+        target(), draft, *given, gamma=4, verifier=verifier(name), **limit
+    )
+    assert np.isfinite(speculative.scores).all() and np.any(speculative.stats.accepted)
+    texts = [
+        one.tokens[:, 0] for one in (autoregressive_decode(target(), *given, **limit), speculative)
+    ]
+    _, numbers = np.unique(np.concatenate(texts), axis=0, return_inverse=True)
+    table = [np.bincount(each, minlength=5) for each in np.split(numbers.ravel(), 2)]
+    assert stats.chi2_contingency(table).pvalue > 1e-4

@@ -48,6 +48,34 @@ def test_parameters_of_another_shape_are_refused(path, change, found):
         bind(unflatten_dict(flat, sep="/"), CONFIG)
 
 
+@pytest.mark.parametrize(
+    ("params", "config", "message"),
+    [
+        (None, CONFIG, "params are a NoneType: give Flax's nested dicts"),
+        (PARAMS, None, "config is a NoneType: give one of "),
+        (
+            {"decoder": {0: jnp.ones(2)}},
+            CONFIG,
+            "parameter decoder/0 is (2,) and the network's none",
+        ),
+        (
+            PARAMS | {"token_embedder": {"embedding": [0.0]}},
+            CONFIG,
+            "parameter token_embedder/embedding is a list and the network's (40, 32)",
+        ),
+    ],
+    ids=["no parameters", "no configuration", "a number as a key", "a list"],
+)
+def test_other_objects_are_refused(params, config, message, unchecked):
+    with pytest.raises(InputError, match=re.escape(message)):
+        bind(params, config)
+
+
+def test_paths_may_be_keys():
+    bound, expected = bind(flatten_dict(PARAMS, sep="/"), CONFIG), bind(PARAMS, CONFIG)
+    assert jax.tree.structure(bound) == jax.tree.structure(expected)
+
+
 def test_layers_that_would_not_be_computed_are_refused():
     fewer = dataclasses.replace(CONFIG, num_decoder_layers=CONFIG.num_decoder_layers - 1)
     with pytest.raises(InputError, match="the network's none: give the parameters"):

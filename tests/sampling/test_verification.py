@@ -132,11 +132,21 @@ def rejection_cuts(tokens, draft, target):
     return quotient(at_tokens(tokens, target[:-1]) / largest, at_tokens(tokens, draft))
 
 
-def test_block_verification_accepts_no_draft_before_a_row_that_is_not_finite():
+def test_block_verification_proposes_nothing_at_a_row_that_is_not_finite():
+    """Rules may exclude every token after an end, whose probability must not depend on that."""
     draft, target = (np.full((rows, 2), 0.5, np.float32) for rows in (2, 3))
-    target[1] = np.nan
-    thresholds, _ = block_thresholds(np.array([0, 1]), draft, target)
-    assert count_block_accepted(np.zeros(2), thresholds) == 0
+    draft[0], target[:2] = (0.9, 0.1), [(0.6, 0.4), (0.9, 0.1)]
+    tokens = np.array([0, 1])
+    ended, _ = block_thresholds(tokens, np.stack([draft[0], np.zeros(2)]), target)
+    whole, _ = block_thresholds(tokens, draft, target)
+    for row, expected in ((1, ended), (2, whole)):
+        unsound = target.copy()
+        unsound[row] = np.nan
+        found, _ = block_thresholds(tokens, draft, unsound)
+        np.testing.assert_array_equal(found[:row], expected[:row])
+        assert 0 < found[0] < 1
+        # The token of that row follows, so that its score shows it.
+        assert count_block_accepted(np.zeros(2), found) == row
 
 
 def test_block_verification_counts_a_draft_that_is_not_finite_as_not_proposed():
