@@ -126,10 +126,7 @@ def catch_up(
         cache = score(model.rollback(cache, starts), tokens)[-1]
         return model.rollback(cache, jnp.minimum(starts + width, wanted))
 
-    def trails(cache):
-        return jnp.any(context.live & (cache.lengths < wanted))
-
-    return lax.while_loop(trails, feed, cache)
+    return lax.while_loop(lambda kept: jnp.any(context.live & (kept.lengths < wanted)), feed, cache)
 
 
 def slices(

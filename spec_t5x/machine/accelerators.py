@@ -53,8 +53,11 @@ def unused() -> str | None:
         if _NUMBERS.match(ours)[0] != _NUMBERS.match(jaxlib)[0]:
             return f"{plugin} is {ours} and jaxlib {jaxlib}: {_install(extra)}"
     # A virtual machine's host may have a TPU's files, of VFIO, beside its GPU.
-    all_found = list(_all_present())
-    if not all_found or any(_platform() in each.platforms for each in all_found):
+    if not (all_found := list(_all_present())):
+        return None
+    import jax
+
+    if any(jax.default_backend() in each.platforms for each in all_found):
         return None
     found = all_found[0]
     return f"JAX does not see the {found.name}: {_remedy(found)}"
@@ -82,12 +85,6 @@ def capability(device: Any) -> int | None:
 def is_old_gpu(device: Any) -> bool:
     """Tells whether a device is an NVIDIA GPU before Ampere, without bfloat16 and XLA's Triton."""
     return (capability(device) or 8) < 8
-
-
-def _platform() -> str:
-    import jax
-
-    return jax.default_backend()
 
 
 def _remedy(accelerator: Accelerator) -> str:

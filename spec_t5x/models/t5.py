@@ -236,8 +236,7 @@ class DecoderLayer(Layer):
     @property
     def source_attention(self) -> Attention:
         """Attention that computes the source's keys and values."""
-        merges = self.config.merges_source
-        return self.self_attention if merges else self.encoder_decoder_attention
+        return self.self_attention if self.config.merges_source else self.encoder_decoder_attention
 
     def __call__(self, inputs, encoded, bias, cross_bias, deterministic, earlier=()):
         """Computes the layer over whole sequences, teacher-forced.
