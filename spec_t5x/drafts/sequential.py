@@ -133,5 +133,4 @@ def slices(
     sequences: Shaped[Array, "batch width *rest"], starts: Int[Array, "batch"], num: int
 ) -> Shaped[Array, "batch num *rest"]:
     """Returns ``sequences[b, starts[b] : starts[b] + num]`` for each row b."""
-    take = jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, num))
-    return take(sequences, starts)
+    return jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, num))(sequences, starts)

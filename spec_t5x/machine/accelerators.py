@@ -64,11 +64,14 @@ def unused() -> str | None:
 
 
 def fault_of(error: Exception) -> str | None:
-    """Returns the reason and remedy if JAX could not start a platform; None for other errors."""
+    """Returns reason and remedy if JAX has no such platform or cannot start it; None for others."""
+    reason = str(error).partition("\n")[0]
+    if reason.startswith("Unknown backend"):
+        return f"{reason}: set JAX_DEFAULT_DEVICE to one of these, or unset it"
     if "Unable to initialize backend" not in str(error):
         return None
     # Omits JAX's remedies, which would select the CPU.
-    reason = re.sub(r"\.? \((set|you) .*", "", str(error).splitlines()[0])
+    reason = re.sub(r"\.? \((set|you) .*", "", reason)
     found = present()
     return f"{reason}: {_remedy(found) if found else 'set JAX_PLATFORMS=cpu'}"
 

@@ -461,8 +461,7 @@ class Transformer(CachedNetwork):
         allowed = _both(is_token, is_token)
         if encoder_segment_ids is not None:
             allowed &= _equal(encoder_segment_ids, encoder_segment_ids)
-        has_own = self.config.has_source_embedder
-        embedder = self.source_embedder if has_own else self.token_embedder
+        embedder = self.source_embedder if self.config.has_source_embedder else self.token_embedder
         return self.encoder(embedder(encoder_input_tokens), allowed, not enable_dropout)
 
     def decode_states(

@@ -128,3 +128,10 @@ def test_it_prints_jaxs_devices_and_the_line(machine, capsys, monkeypatch):
     devices, why = capsys.readouterr().out.splitlines()
     assert devices.startswith("jax.devices() is [")
     assert why == NO_GPU + CUDA12
+
+
+def test_a_default_device_that_jax_has_not_is_named():
+    why = "Unknown backend: 'gpu' requested, but only cpu is present"
+    line = f"{why}: set JAX_DEFAULT_DEVICE to one of these, or unset it"
+    assert accelerators.fault_of(RuntimeError(f"{why}\n  In call to configurable")) == line
+    assert accelerators.fault_of(RuntimeError()) is None
