@@ -85,8 +85,9 @@ setup(
             "spec_t5x[eval]",
             "optax>=0.2.6,<0.3",
             "orbax-checkpoint>=0.11.30,<0.13",
-            # TensorBoard's curves.
+            # TensorBoard's curves: clu requires neither, and TensorFlow 2.21 no TensorBoard.
             "clu>=0.0.12,<0.1",
+            "tensorboard>=2.19,<3",
             "tensorflow>=2.18,<3",
         ],
         # The figures and the page of ``spec-t5x reproduce``.
@@ -111,7 +112,6 @@ setup(
             "nltk>=3.9,<4",
             "pandas>=2.2,<4",
             "scikit-learn>=1.6,<2",
-            "tensorboard>=2.19,<3",
         ],
         # Compiling for a TPU without one (spec-t5x compile-tpu).
         "tpu-compile": ["libtpu>=0.0.42,<0.1; platform_system == 'Linux'"],
@@ -145,7 +145,6 @@ setup(
             "scipy>=1.14,<2",
             "selenium>=4.30,<5",
             "setuptools>=75",
-            "tensorboard>=2.19,<3",
             # One version: the tests compare with it token for token.
             "torch==2.13.0",
             "transformers>=5.1,<6",

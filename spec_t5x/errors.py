@@ -78,11 +78,24 @@ def check_numbers(least: int, most: int | float = math.inf, /, **values: Any) ->
             raise InputError(f"{name} is {value}: give at least {least}{upper}")
 
 
-def check_process() -> None:
-    """Raises ``InputError`` in a fork of the first caller, in which JAX would wait for threads."""
+def check_jax(of_texts: bool = True) -> None:
+    """Raises ``InputError`` in a fork, where JAX waits for threads, or if settings stop decoding.
+
+    Decoding ``of_texts`` moves arrays from the host and back.
+    """
     first, own = _first_process(), os.getpid()
     if own != first:
         raise InputError(f"process {own} is a fork of {first}, which used JAX: start it by 'spawn'")
+    import jax
+
+    if jax.config.jax_enable_x64:
+        raise InputError("jax_enable_x64 is True and texts are decoded in 32 bits: set it to False")
+    for way in ("host_to_device", "device_to_host") if of_texts else ():
+        value = getattr(jax.config, name := f"jax_transfer_guard_{way}")
+        # The host reads a CPU's arrays in their place.
+        is_free = way == "device_to_host" and jax.default_backend() == "cpu"
+        if str(value).startswith("disallow") and not is_free:
+            raise InputError(f"{name} is {value!r} and texts are on the host: set it to 'allow'")
 
 
 def one_line(what: Any, most: int = 200) -> str:

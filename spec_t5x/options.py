@@ -322,7 +322,7 @@ def _plain(value):
 # Cached, because making the device array in it takes longer than decoding a token.
 @functools.lru_cache
 def _sampling(*settings) -> "Sampling":
-    errors.check_process()
+    errors.check_jax()
     import jax
 
     from spec_t5x.sampling.distributions import sampling

@@ -826,6 +826,35 @@ def test_a_fork_is_refused_and_a_process_with_a_copy_is_not(generator, monkeypat
     assert again.generate(TEXTS[0], GREEDY)[0][0] == generator.generate(TEXTS[0], GREEDY)[0][0]
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("transfer_guard_host_to_device", "disallow"),
+        ("transfer_guard_host_to_device", "disallow_explicit"),
+        ("enable_x64", True),
+    ],
+)
+def test_settings_of_jax_that_stop_decoding_are_named_before_loading(generator, setting, value):
+    before = jax.config.values[f"jax_{setting}"]
+    jax.config.update(f"jax_{setting}", value)
+    try:
+        for call in (lambda: Generator.load("no/model"), lambda: generator.generate("a", GREEDY)):
+            assert message_of(lambda call=call: list(call())).startswith(
+                f"jax_{setting} is {value!r} and texts are "
+            )
+        assert "texts are" in message_of(lambda: options(temperature=0.125).sampling())
+    finally:
+        jax.config.update(f"jax_{setting}", before)
+
+
+def test_settings_of_jax_for_the_users_own_code_do_not_matter(generator, greedy_alone):
+    with jax.numpy_dtype_promotion("strict"), jax.transfer_guard_device_to_host("disallow"):
+        answers = list(generator.generate(TEXTS[:2], GREEDY))
+        *_, last = generator.stream(TEXTS[0], GREEDY)
+    assert_same(answers, [greedy_alone[text] for text in TEXTS[:2]])
+    assert last.generation.output_ids == answers[0][0].output_ids
+
+
 def test_whole_numbers_may_be_exponents_of_searches(generator):
     for changes in ({"beam_alpha": 2**31}, {"length_penalty": -(2**31)}):
         (answer,) = generator.generate(ENDS, options(beams=2, gamma="auto", **changes))

@@ -14,7 +14,7 @@ from typing import Any
 
 import spec_t5x
 from spec_t5x.cli import settings, standard_streams
-from spec_t5x.errors import InputError, did_you_mean, is_out_of_memory
+from spec_t5x.errors import InputError, did_you_mean, is_out_of_memory, one_line
 from spec_t5x.machine import extras, xla_flags
 from spec_t5x.machine.accelerators import fault_of
 from spec_t5x.names import ours
@@ -96,6 +96,12 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
             raise
         # gin appends lines about its own calls to an error that passes through it.
         log.error(f"error: {str(error).splitlines()[0]}")
+        return 2
+    except ValueError as error:
+        # JAX checks its variables when it is imported, of which its inner packages are left then.
+        if args.debug or "jax" in sys.modules or "jax._src" not in sys.modules:
+            raise
+        log.error(f"error: JAX cannot be imported ({one_line(error)}): mend that variable, JAX_…")
         return 2
     except RuntimeError as error:
         fault = fault_of(error)

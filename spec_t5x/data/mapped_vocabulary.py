@@ -37,8 +37,7 @@ def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:
     for name, token in (("start", start_id), ("eos", eos_id)):
         if not 0 <= token < num_ids:
             raise InputError(f"the {name} token's id {token} is not below {num_ids}: lower it")
-    others = np.delete(np.arange(num_ids), eos_id)
-    return np.concatenate([[start_id, eos_id], others])
+    return np.concatenate([[start_id, eos_id], np.delete(np.arange(num_ids), eos_id)])
 
 
 class MappedVocabulary(TokenizerVocabulary):

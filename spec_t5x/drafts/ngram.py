@@ -156,7 +156,6 @@ class NgramDraft(Draft):
 
     def _window(self, context: Context) -> Int[Array, "batch window"]:
         """Returns each row's last ``order - 1`` tokens, -1 before the start token."""
-        offsets = jnp.arange(2 - self.order, 1)
-        positions = context.lengths[:, None] + offsets[None, :]
+        positions = context.lengths[:, None] + jnp.arange(2 - self.order, 1)[None, :]
         tokens = jnp.take_along_axis(context.sequences, jnp.maximum(positions, 0), axis=1)
         return jnp.where(positions >= 0, tokens, _NO_TOKEN)

@@ -76,8 +76,7 @@ class SelfDraft(Draft):
         logits, _, cache = model.score(cache, context.last_tokens[:, None])
         proposal, cache = draft_tokens(model, cache, logits[:, 0], context, settings, gamma)
         # The target overwrites all of these positions before it reads them.
-        written = whole.replace(layers=cache.layers + rest)
-        return proposal.replace(target_cache=written), state
+        return proposal.replace(target_cache=whole.replace(layers=cache.layers + rest)), state
 
 
 def _without_encoder(params: dict) -> dict[str, Array | dict]:
@@ -95,11 +94,6 @@ def _layers(argument: str | int, target: Any) -> int:
     return layers
 
 
-def _early_exit(request: Request, argument: str) -> SelfDraft:
-    layers = _layers(argument, request.model)
-    return SelfDraft.early_exit(request.model, layers, request.options.settings)
-
-
 def _rounded(weights: str) -> DraftKind:
     def make(request: Request, argument: str) -> SelfDraft:
         return SelfDraft.rounded(request.model, BITS[weights], request.options.settings)
@@ -108,7 +102,9 @@ def _rounded(weights: str) -> DraftKind:
 
 
 EARLY_EXIT = DraftKind(
-    make=_early_exit,
+    make=lambda request, argument: SelfDraft.early_exit(
+        request.model, _layers(argument, request.model), request.options.settings
+    ),
     draft=SelfDraft,
     check=whole_number,
     open=_layers,

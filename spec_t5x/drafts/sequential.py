@@ -126,15 +126,11 @@ def catch_up(
         cache = score(model.rollback(cache, starts), tokens)[-1]
         return model.rollback(cache, jnp.minimum(starts + width, wanted))
 
-    def trails(cache):
-        return jnp.any(context.live & (cache.lengths < wanted))
-
-    return lax.while_loop(trails, feed, cache)
+    return lax.while_loop(lambda kept: jnp.any(context.live & (kept.lengths < wanted)), feed, cache)
 
 
 def slices(
     sequences: Shaped[Array, "batch width *rest"], starts: Int[Array, "batch"], num: int
 ) -> Shaped[Array, "batch num *rest"]:
     """Returns ``sequences[b, starts[b] : starts[b] + num]`` for each row b."""
-    take = jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, num))
-    return take(sequences, starts)
+    return jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, num))(sequences, starts)

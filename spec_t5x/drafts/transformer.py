@@ -66,8 +66,7 @@ class TransformerDraft(Draft):
         # The last level was proposed, but not fed to the model.
         fed = path[:, :-1]
         cache = self.model.move(state, roots[:, None] + fed, roots + 1)
-        lengths = jnp.minimum(roots + 1 + fed.shape[1], outcome.lengths)
-        return self.model.rollback(cache, lengths)
+        return self.model.rollback(cache, jnp.minimum(roots + 1 + fed.shape[1], outcome.lengths))
 
     def commit(self, state: Cache, outcome: Outcome) -> Cache:
         """Rolls back the rejected tokens; the last accepted one may be missing in the cache."""

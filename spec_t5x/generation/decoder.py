@@ -15,7 +15,7 @@ from spec_t5x.beams.search import beam_search
 from spec_t5x.checkpoints.huggingface.generation_config import LeftOut
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError, check_process, check_unicode, check_unused
+from spec_t5x.errors import InputError, check_jax, check_unicode, check_unused
 from spec_t5x.generation.answers import Answer, Generation
 from spec_t5x.generation.batches import Batch, Input, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.stop_strings import first_stop
@@ -82,7 +82,7 @@ class BatchDecoder:
 
     def check(self, options: GenerateOptions, texts: Iterable[str] = ()) -> None:
         """Raises ``InputError`` for options with which the target decodes no input, or a text."""
-        check_process()
+        check_jax()
         if self.is_decoder_only:
             check_unused(options, "a decoder-only model's prompt comes first", "output_prefix")
         check_positions(self.target, self.max_decode_len(options))

@@ -20,7 +20,7 @@ from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, St
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.drafts.kinds import DraftOptions
-from spec_t5x.errors import InputError, check_choice, check_numbers, check_process, check_unused
+from spec_t5x.errors import InputError, check_choice, check_jax, check_numbers, check_unused
 from spec_t5x.generation.answers import Answer, Answers
 from spec_t5x.generation.batches import Batch
 from spec_t5x.generation.decoder import BatchDecoder
@@ -82,7 +82,7 @@ class Generator(BatchDecoder):
           InputError: a checkpoint that cannot be found, downloaded or read, or a draft whose
             vocabulary is not the target's.
         """
-        check_process()
+        check_jax()
         given = "" if isinstance(target, StoredModel) else target
         for name, model in {"target": given, "draft": draft or NO_DRAFT}.items():
             if not isinstance(model, str | os.PathLike):

@@ -243,8 +243,7 @@ class _Run:
 
 
 def _shards(directory: Path, manifest: Manifest) -> Shards:
-    size = manifest.settings["shard_size"]
-    return Shards(directory=directory, total=manifest.count, size=size)
+    return Shards(directory=directory, total=manifest.count, size=manifest.settings["shard_size"])
 
 
 def _merge_once(shards: Shards) -> None:

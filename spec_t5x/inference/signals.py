@@ -45,8 +45,7 @@ def stopping() -> Iterator[None]:
             hook(unraisable)
             return
         listen()
-        again = os.getpid(), unraisable.exc_value.number
-        threading.Timer(0.1, os.kill, again).start()
+        threading.Timer(0.1, os.kill, (os.getpid(), unraisable.exc_value.number)).start()
 
     received, hook = [], sys.unraisablehook
     sys.unraisablehook = dropped

@@ -46,7 +46,13 @@ def jit(function: Callable | None = None, **options: Any) -> Callable:
     # Each has its own function, as JAX keeps what it has traced of a function.
     @functools.cache
     def jitted(classes: tuple[type, ...]) -> Callable:
-        return jax.jit(functools.wraps(function)(functools.partial(function)), **options)
+        @functools.wraps(function)
+        def traced(*args, **kwargs):
+            # Counts add true and false, which a user's stricter setting refuses.
+            with jax.numpy_dtype_promotion("standard"):
+                return function(*args, **kwargs)
+
+        return jax.jit(traced, **options)
 
     def program(args, kwargs) -> Callable:
         given = [*args, *[None] * (len(parameters) - len(args))]

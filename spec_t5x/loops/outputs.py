@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_jax
 from spec_t5x.interfaces import Draft, check_parts
 from spec_t5x.loops import compiled
 from spec_t5x.sampling.distributions import (
@@ -300,8 +300,7 @@ def check_sound(scores: Float32[np.ndarray, "rows"]) -> None:
 
 def check_prompts(prompts: Any, max_decode_len: int) -> None:
     """Raises ``InputError`` unless prompts are ids ``[batch, width]`` within ``max_decode_len``."""
-    if jax.config.jax_enable_x64:
-        raise InputError("jax_enable_x64 is True and texts are decoded in 32 bits: set it to False")
+    check_jax(of_texts=False)
     dtype, shape = prompts.dtype, prompts.shape
     # JAX makes int32 of int64.
     if len(shape) != 2 or shape[1] < 1 or dtype not in (jnp.int32, jnp.int64):

@@ -53,19 +53,25 @@ def unused() -> str | None:
         if _NUMBERS.match(ours)[0] != _NUMBERS.match(jaxlib)[0]:
             return f"{plugin} is {ours} and jaxlib {jaxlib}: {_install(extra)}"
     # A virtual machine's host may have a TPU's files, of VFIO, beside its GPU.
-    all_found = list(_all_present())
-    if not all_found or any(_platform() in each.platforms for each in all_found):
+    if not (all_found := list(_all_present())):
+        return None
+    import jax
+
+    if any(jax.default_backend() in each.platforms for each in all_found):
         return None
     found = all_found[0]
     return f"JAX does not see the {found.name}: {_remedy(found)}"
 
 
 def fault_of(error: Exception) -> str | None:
-    """Returns the reason and remedy if JAX could not start a platform; None for other errors."""
+    """Returns reason and remedy if JAX has no such platform or cannot start it; None for others."""
+    reason = str(error).partition("\n")[0]
+    if reason.startswith("Unknown backend"):
+        return f"{reason}: set JAX_DEFAULT_DEVICE to one of these, or unset it"
     if "Unable to initialize backend" not in str(error):
         return None
     # Omits JAX's remedies, which would select the CPU.
-    reason = re.sub(r"\.? \((set|you) .*", "", str(error).splitlines()[0])
+    reason = re.sub(r"\.? \((set|you) .*", "", reason)
     found = present()
     return f"{reason}: {_remedy(found) if found else 'set JAX_PLATFORMS=cpu'}"
 
@@ -82,12 +88,6 @@ def capability(device: Any) -> int | None:
 def is_old_gpu(device: Any) -> bool:
     """Tells whether a device is an NVIDIA GPU before Ampere, without bfloat16 and XLA's Triton."""
     return (capability(device) or 8) < 8
-
-
-def _platform() -> str:
-    import jax
-
-    return jax.default_backend()
 
 
 def _remedy(accelerator: Accelerator) -> str:

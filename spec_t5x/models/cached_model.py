@@ -208,8 +208,7 @@ def by_width(
 
     widths = call_widths(tokens.shape[1])
     smallest = jnp.searchsorted(jnp.asarray(widths), num)
-    branches = [functools.partial(call, width) for width in widths]
-    return lax.switch(smallest, branches, cache, tokens)
+    return lax.switch(smallest, [functools.partial(call, n) for n in widths], cache, tokens)
 
 
 def call_widths(largest: int) -> tuple[int, ...]:

@@ -75,11 +75,8 @@ def partition_spec(
     >>> partition_spec((6, 32), ("heads", "relpos_buckets"), RULES, mesh)  # model = 4
     PartitionSpec(None, None)
     """
-    on_mesh = flax_partitioning.logical_to_mesh_axes(tuple(axes), rules)
-    sized = zip(on_mesh, shape, strict=True)
-    return PartitionSpec(
-        *(name if size % extent(name, mesh) == 0 else None for name, size in sized)
-    )
+    sized = zip(flax_partitioning.logical_to_mesh_axes(tuple(axes), rules), shape, strict=True)
+    return PartitionSpec(*(axis if n % extent(axis, mesh) == 0 else None for axis, n in sized))
 
 
 def extent(names: str | tuple[str, ...] | None, mesh: Mesh | AbstractMesh) -> int:

@@ -236,8 +236,7 @@ class DecoderLayer(Layer):
     @property
     def source_attention(self) -> Attention:
         """Attention that computes the source's keys and values."""
-        merges = self.config.merges_source
-        return self.self_attention if merges else self.encoder_decoder_attention
+        return self.self_attention if self.config.merges_source else self.encoder_decoder_attention
 
     def __call__(self, inputs, encoded, bias, cross_bias, deterministic, earlier=()):
         """Computes the layer over whole sequences, teacher-forced.
@@ -462,8 +461,7 @@ class Transformer(CachedNetwork):
         allowed = _both(is_token, is_token)
         if encoder_segment_ids is not None:
             allowed &= _equal(encoder_segment_ids, encoder_segment_ids)
-        has_own = self.config.has_source_embedder
-        embedder = self.source_embedder if has_own else self.token_embedder
+        embedder = self.source_embedder if self.config.has_source_embedder else self.token_embedder
         return self.encoder(embedder(encoder_input_tokens), allowed, not enable_dropout)
 
     def decode_states(

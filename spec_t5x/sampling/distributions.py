@@ -249,8 +249,7 @@ def overlap(
     draft_probs: Float[Array, "*batch drafts vocab"],
 ) -> Float[Array, "*batch drafts"]:
     """Returns ``beta = sum min(p, q)`` for each row of q (Theorem 3.5); p may have further rows."""
-    beside = target_probs[..., : draft_probs.shape[-2], :]
-    return jnp.sum(jnp.minimum(beside, draft_probs), axis=-1)
+    return jnp.sum(jnp.minimum(target_probs[..., : draft_probs.shape[-2], :], draft_probs), axis=-1)
 
 
 @by_kernel

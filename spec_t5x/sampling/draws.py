@@ -37,8 +37,7 @@ class RowStream:
         here = jax.vmap(fold_in)(self.keys, positions)
         # Not ``split``, whose keys may depend on how many there are. One call hashes all numbers,
         # which takes as long for one key as for hundreds.
-        numbered = jax.vmap(jax.vmap(fold_in, (0, None)), (None, 0))
-        return tuple(numbered(here, jnp.arange(num)))
+        return tuple(jax.vmap(jax.vmap(fold_in, (0, None)), (None, 0))(here, jnp.arange(num)))
 
     def gumbels(
         self, positions: Int[Array, "batch"], vocab_size: int
@@ -148,8 +147,7 @@ class Draws:
         positions, after = self.lengths + self.drawn, self.replace(drawn=self.drawn + 1)
         if self.coupled or settings.greedy:
             return sample_coupled(self.stream, positions, probs, settings), after
-        keys = jax.vmap(fold_in)(self.stream.keys, positions)
-        return jax.vmap(sample)(keys, probs), after
+        return jax.vmap(sample)(jax.vmap(fold_in)(self.stream.keys, positions), probs), after
 
     def next_distinct(
         self,

@@ -41,8 +41,7 @@ def mask_unproposed(
     draft_probs: Float[Array, "gamma vocab"], num_proposed: Int[Array, ""]
 ) -> Float[Array, "gamma vocab"]:
     """Returns ``draft_probs`` with zeros at the positions from ``num_proposed`` on."""
-    proposed = jnp.arange(draft_probs.shape[0]) < num_proposed
-    return jnp.where(proposed[:, None], draft_probs, 0.0)
+    return jnp.where(jnp.arange(draft_probs.shape[0])[:, None] < num_proposed, draft_probs, 0.0)
 
 
 # Token verification, Algorithm 1

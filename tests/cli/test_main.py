@@ -9,7 +9,7 @@ import pytest
 
 from spec_t5x.generation import Generator
 from spec_t5x.machine import accelerators
-from tests.child import REPOSITORY, printed
+from tests.child import REPOSITORY, finished, printed
 
 pytestmark = pytest.mark.usefixtures("unchecked", "quick_compilation", "kept_programs")
 
@@ -129,3 +129,11 @@ def test_a_tpu_of_another_process_is_a_line(run, monkeypatch):
     result = run("generate", "text")
     end = "libtpu does not start, end the other processes that hold the TPU, and restart Python"
     assert (result.status, result.errors) == (2, [f"spec-t5x: error: {why}: {end}"])
+
+
+def test_a_variable_that_jax_refuses_is_a_line():
+    command = sys.executable, "-m", "spec_t5x.cli.main", "generate", "text"
+    done = finished(*command, JAX_ENABLE_X64="maybe")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("spec-t5x: error: JAX cannot be imported (") and "'maybe'" in line

@@ -1,5 +1,10 @@
 """The requirements leave Colab's packages as they are, and bring no TensorFlow."""
 
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 from packaging.utils import canonicalize_name
 
@@ -30,6 +35,18 @@ def test_decoding_alone_requires_no_extras_package():
     brought = {each.name for extra in EXTRAS[1:] for each in known[extra]}
     assert brought.isdisjoint(names)
     assert {"seqio", "tensorflow", "sacrebleu", "clu", "matplotlib"} <= brought
+
+
+def test_training_brings_what_its_curves_import():
+    """clu requires neither TensorFlow nor TensorBoard, which TensorFlow requires up to 2.20."""
+    (folder,) = find_spec("clu").submodule_search_locations
+    text = "".join(path.read_text("utf-8") for path in Path(folder).rglob("summary_writer.py"))
+    imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.M))
+    assert {"tensorboard", "tensorflow"} <= imported
+    known = requirements_of_setup()
+    brought = {each.name for extra in ("", "train") for each in known[extra]}
+    # clu does require absl.
+    assert imported - sys.stdlib_module_names - {"absl"} <= brought
 
 
 @pytest.mark.parametrize("extra", ["tasks", "eval", "train", "plots", "demo", "tpu-compile"])

@@ -1,6 +1,7 @@
 """Models and drafts of different classes have different programs, which JAX mixes up."""
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 
 from spec_t5x.interfaces import Draft, Proposal
@@ -38,6 +39,15 @@ def test_a_class_that_is_defined_again_has_a_program_of_its_own():
     assert propose(draft=Around(defined_again(7)), state=(), gamma=1).tolist() == [[7]]
     last = Around(defined_again(8))
     assert propose.lower(last, (), gamma=1).compile()(last, ()).tolist() == [[8]]
+
+
+def test_a_program_adds_true_and_false_to_counts_whatever_the_user_has_set():
+    @compiled.jit(static_argnames="step")
+    def count(draft, live, *, step):
+        return jnp.full(2, step) + live
+
+    with jax.numpy_dtype_promotion("strict"):
+        assert count(None, jnp.array([True, False]), step=3).tolist() == [4, 3]
 
 
 def test_classes_are_those_of_objects_and_of_their_fields():

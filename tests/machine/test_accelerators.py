@@ -21,7 +21,7 @@ def machine(monkeypatch):
             accelerators.glob, "glob", lambda pattern: [f for f in files if pattern.startswith(f)]
         )
         monkeypatch.setattr(accelerators, "version", versions.get)
-        monkeypatch.setattr(accelerators, "_platform", lambda: platform)
+        monkeypatch.setattr(jax, "default_backend", lambda: platform)
         monkeypatch.setattr(
             importlib.metadata,
             "distributions",
@@ -109,7 +109,7 @@ def test_a_platform_that_does_not_start(machine, settings, platform, remedy):
 def test_a_file_of_another_accelerator_beside_the_one_in_use(machine, monkeypatch):
     machine(**AT_GPU)
     monkeypatch.setattr(accelerators.glob, "glob", lambda pattern: [pattern])
-    monkeypatch.setattr(accelerators, "_platform", lambda: "gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert accelerators.unused() is None
 
 
@@ -128,3 +128,10 @@ def test_it_prints_jaxs_devices_and_the_line(machine, capsys, monkeypatch):
     devices, why = capsys.readouterr().out.splitlines()
     assert devices.startswith("jax.devices() is [")
     assert why == NO_GPU + CUDA12
+
+
+def test_a_default_device_that_jax_has_not_is_named():
+    why = "Unknown backend: 'gpu' requested, but only cpu is present"
+    line = f"{why}: set JAX_DEFAULT_DEVICE to one of these, or unset it"
+    assert accelerators.fault_of(RuntimeError(f"{why}\n  In call to configurable")) == line
+    assert accelerators.fault_of(RuntimeError()) is None

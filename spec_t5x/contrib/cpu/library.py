@@ -9,8 +9,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from filelock import FileLock
@@ -31,6 +32,10 @@ _SOURCE = Path(__file__).with_name("decoder_kernels.cc")
 _FLAGS = ("-std=c++17", "-O3", "-falign-loops=64", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
 # Time to wait while another process compiles the kernels, in seconds.
 _PATIENCE = 300
+# What a compiler that cannot be run, or a directory that cannot be written, raises; file systems
+# without locks raise the second.
+_FAILURES = (OSError, NotImplementedError, subprocess.CalledProcessError)
+_NO_EXECUTION = "set XDG_CACHE_HOME to a directory whose files may be executed"
 _NO_COMPILER = "there is no C++ compiler: install g++ or clang++, or set CXX"
 
 
@@ -48,15 +53,13 @@ def available() -> bool:
         return False
     try:
         place = _kept_or_built(compiler)
-    except (OSError, NotImplementedError, subprocess.CalledProcessError) as error:
-        reason = (getattr(error, "stderr", None) or "").strip() or str(error)
-        remedy = "set CXX, or TMPDIR if nothing can be written there"
-        _say_slow(f"{compiler[0]} could not build them ({reason.splitlines()[0]}): {remedy}")
+    except _FAILURES as error:
+        _say_slow(_not_built(compiler, error))
         return False
     try:
         library = ctypes.CDLL(str(place))
     except OSError as error:
-        _say_slow(f"{place} cannot be loaded ({error}): remove it")
+        _say_slow(f"{place} cannot be loaded ({error}): remove it, or {_NO_EXECUTION}")
         return False
     for symbol in re.findall(r"HANDLER_SYMBOL\((\w+)", _SOURCE.read_text()):
         handler = jax.ffi.pycapsule(getattr(library, symbol))
@@ -65,21 +68,29 @@ def available() -> bool:
 
 
 def state() -> tuple[bool, str]:
-    """Returns True if the kernels are or will be used, and the reason; compiles nothing."""
+    """Returns True if the kernels are or will be used, and the reason.
+
+    If they are not compiled yet, an empty library in their place shows whether they can be.
+    """
     if switch(SWITCH) == "0":
         return False, f"switched off by {SWITCH}=0"
     compiler = _compiler()
     if compiler is None:
         return False, _NO_COMPILER
+    directory = user_cache() / "kernels"
     try:
-        library = _place(compiler, user_cache() / "kernels")
-    except (OSError, subprocess.CalledProcessError) as error:
-        return False, f"{compiler[0]} cannot be run ({error}): set CXX"
-    if not library.exists():
-        return True, f"{compiler[0]} compiles them once, at first use, in about ten seconds"
+        library = _place(compiler, directory)
+        if not library.exists():
+            place, error = _kept_or_built(compiler, _try)
+            if error is not None:
+                return False, f"no library can be loaded from {place} ({error}): {_NO_EXECUTION}"
+            when = "once, at first use" if place == directory else "at every start"
+            return True, f"{compiler[0]} compiles them {when}, in about ten seconds"
+    except _FAILURES as error:
+        return False, _not_built(compiler, error)
     if available():
         return True, "compiled"
-    return False, f"{library} cannot be loaded: remove it"
+    return False, f"{library} cannot be loaded: remove it, or {_NO_EXECUTION}"
 
 
 def build(compiler: Sequence[str], directory: Path) -> Path:
@@ -114,12 +125,25 @@ def _place(compiler: Sequence[str], directory: Path) -> Path:
     return directory / f"decoder_kernels_{digest}.so"
 
 
-def _kept_or_built(compiler: Sequence[str]) -> Path:
-    """Returns the library in the user's cache or, if that cannot be written, in a temporary one."""
+def _try(compiler: Sequence[str], directory: Path) -> tuple[Path, OSError | None]:
+    """Builds an empty library as ``build`` does; returns the directory and the error of loading."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as place:
+        source, made = Path(place) / "empty.cc", Path(place) / "empty.so"
+        source.write_text("#include <cstdint>\n")
+        _compile(compiler, made, source)
+        try:
+            ctypes.CDLL(str(made))
+        except OSError as error:
+            return directory, error
+    return directory, None
+
+
+def _kept_or_built(compiler: Sequence[str], build: Callable = build) -> Any:
+    """Calls ``build`` for the user's cache or, if that cannot be written, for a temporary one."""
     directory = user_cache() / "kernels"
     try:
         return build(compiler, directory)
-    # File systems without locks raise NotImplementedError.
     except (OSError, NotImplementedError) as error:
         if directory.parent == temporary_cache():
             raise
@@ -132,9 +156,9 @@ def _kept_or_built(compiler: Sequence[str]) -> Path:
         return build(compiler, temporary_cache())
 
 
-def _compile(compiler: Sequence[str], library: Path) -> None:
+def _compile(compiler: Sequence[str], library: Path, source: Path = _SOURCE) -> None:
     def run(native: str) -> subprocess.CompletedProcess:
-        command = [*compiler, *_FLAGS, native, f"-I{jax.ffi.include_dir()}", str(_SOURCE)]
+        command = [*compiler, *_FLAGS, native, f"-I{jax.ffi.include_dir()}", str(source)]
         return subprocess.run([*command, "-o", str(library)], capture_output=True, text=True)
 
     first = run("-march=native")
@@ -162,6 +186,12 @@ def _compiler() -> list[str] | None:
 def _version(compiler: Sequence[str]) -> str:
     run = subprocess.run([*compiler, "--version"], check=True, capture_output=True, text=True)
     return run.stdout
+
+
+def _not_built(compiler: Sequence[str], error: Exception) -> str:
+    reason = (getattr(error, "stderr", None) or "").strip() or str(error)
+    remedy = "set CXX, or TMPDIR if nothing can be written there"
+    return f"{compiler[0]} could not build them ({reason.splitlines()[0]}): {remedy}"
 
 
 def _say_slow(why: str) -> None:

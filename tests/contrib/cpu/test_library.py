@@ -1,5 +1,6 @@
 """Compiling the kernels, and doing without them."""
 
+import ctypes
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -106,12 +107,27 @@ def test_a_damaged_library_is_named(tmp_path, fake_compiler, monkeypatch, caplog
 
 def test_their_state_is_reported_without_compiling_them(tmp_path, fake_compiler, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # The library that this compiler makes is an empty file.
     used, said = library.state()
-    assert used and "at first use" in said
+    assert not used and said.startswith(f"no library can be loaded from {tmp_path}")
+    assert said.endswith("set XDG_CACHE_HOME to a directory whose files may be executed")
+    monkeypatch.setattr(ctypes, "CDLL", str)
+    used, said = library.state()
+    assert used and "once, at first use" in said
+    monkeypatch.setenv("REFUSED", "-w")
+    assert library.state()[1].startswith("g++ could not build them (no such flag): set CXX")
     assert not list(tmp_path.rglob("*.so"))
+    monkeypatch.delenv("REFUSED")
+    with monkeypatch.context() as patch:
+        (tmp_path / "file").touch()
+        patch.setattr(library, "user_cache", lambda: tmp_path / "file")
+        used, said = library.state()
+        assert used and "at every start" in said
+        patch.setattr(library, "temporary_cache", lambda: tmp_path / "file")
+        assert "could not build them" in library.state()[1]
     monkeypatch.setattr(library, "available", lambda: (tmp_path / "loadable").exists())
     made = library.build(["g++"], tmp_path / "spec_t5x" / "kernels")
-    assert library.state() == (False, f"{made} cannot be loaded: remove it")
+    assert not library.state()[0] and f"{made} cannot be loaded: remove it" in library.state()[1]
     (tmp_path / "loadable").touch()
     assert library.state() == (True, "compiled")
     monkeypatch.setenv("PATH", "")
