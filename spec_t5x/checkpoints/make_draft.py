@@ -135,7 +135,7 @@ def find_models(
 
     if absent := list(filter(loading.is_absent, dict.fromkeys([target, *models]))):
         opened()
-    hub.download_weights(*absent)
+        hub.download_weights(*absent)
     return opened()
 
 

@@ -65,10 +65,7 @@ class BatchDecoder:
         return f"{type(self).__name__}({', '.join(shown)}, {self.vocabulary.vocab_size} ids)"
 
     def with_draft(self: Kind, draft: Draft | None) -> Kind:
-        """Returns a copy of this decoder with another draft, or none for None.
-
-        Raises ``InputError`` if ``draft`` is no ``Draft``, or has another vocabulary.
-        """
+        """Returns a copy with another draft or None; raises ``InputError`` if it does not fit."""
         return dataclasses.replace(self, draft=draft)
 
     def plain(self: Kind) -> Kind:

@@ -72,8 +72,8 @@ def read_vocabulary(
     settings = read_if_there(directory / SETTINGS_NAME)
     if settings.get("split_special_tokens"):
         _warn(
-            f"{directory / SETTINGS_NAME} sets split_special_tokens, which is not applied: their "
-            "names in a source are single tokens"
+            f"{directory / SETTINGS_NAME} sets split_special_tokens, which is not applied: names "
+            "of special tokens in a source are single tokens"
         )
     kind = settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5
     kind = str(kind).removesuffix("Fast")
