@@ -11,6 +11,7 @@ import functools
 import math
 import numbers
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,14 +19,16 @@ from typing import Any
 _first_process = functools.cache(os.getpid)
 
 
-# Names of models by their directories in the Hub's cache.
-HUB_NAMES: dict[str, str] = {}
+# Names of models, and commands that download them, by their directories in the Hub's cache.
+HUB_MODELS: dict[str, tuple[str, str]] = {}
 
 
 def shown(text: str) -> str:
     """Returns a message that names models as they were given, not directories of the Hub's."""
-    for directory, name in HUB_NAMES.items():
-        text = text.replace(directory, name)
+    for directory, (name, command) in HUB_MODELS.items():
+        if directory in text:
+            text = text.replace(directory, name)
+            text = re.sub(r"copy[\w ]* again$", f"run `{command} --force-download`", text)
     return text
 
 

@@ -221,9 +221,7 @@ class Pace:
         )
 
     def _look(self) -> "Pace":
-        return self.replace(
-            idle=jnp.zeros_like(self.idle), counts=jnp.zeros_like(self.counts)
-        )._with_limit()
+        return self.replace(idle=0 * self.idle, counts=0 * self.counts)._with_limit()
 
     def speculative(
         self, appended: Int[Array, "batch"], longest: Int[Array, ""], limit: Int[Array, ""]

@@ -1,6 +1,5 @@
 """Function ``speculate`` for T5X models; a gin include binds ``MODEL`` to it."""
 
-import copy
 import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -97,11 +96,7 @@ def speculate(
 
 @gin.config.register_finalize_hook
 def _check_programs(_: Any) -> None:
-    """Checks, once a launch's files are read, that its program decodes with ``speculate``'s model.
-
-    Raises:
-      InputError: a training, or a program that is given another model.
-    """
+    """Raises ``InputError`` for a training, or a program whose model is not ``speculate``'s."""
     if not bindings_of(speculate, resolve_references=False):
         return
     # Training would save the draft with the target, and start it from random parameters.
@@ -109,9 +104,13 @@ def _check_programs(_: Any) -> None:
         if bindings_of(f"__main__.{program}", resolve_references=False):
             raise InputError(f"speculate.gin does not train: leave it out of t5x.{program}")
     for program in ("__main__.infer", "__main__.evaluate", "export_lib.save"):
-        if model := bindings_of(program, resolve_references=False).get("model"):
-            # A copy of a reference is what it refers to.
-            draft_of(copy.deepcopy(model))
+        model = bindings_of(program, resolve_references=False).get("model")
+        while (name := repr(model)).startswith("%"):
+            model = gin.query_parameter(name)
+        made = getattr(getattr(model, "configurable", None), "wrapped", None)
+        if isinstance(made, type) and issubclass(made, models.BaseTransformerModel):
+            # Not made, which would start JAX before a launcher connects its processes.
+            draft_of(object.__new__(made))
 
 
 def _check_export(bound: Mapping[str, Any], model: Any, stock: type, statistics: bool) -> None:

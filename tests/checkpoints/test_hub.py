@@ -121,7 +121,9 @@ def test_an_adapter(cache, tmp_path):
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "google/flan-t5-xl"}')
     add_to_cache(cache, "owner/adapter", folder)
     message = message_of(find_directory, "owner/adapter")
-    assert message.startswith("owner/adapter is an adapter of google/flan-t5-xl: save the merged")
+    assert message.startswith(
+        "owner/adapter holds an adapter of google/flan-t5-xl, which is not read"
+    )
 
 
 def test_an_adapter_beside_weights_is_named_before_they_are_downloaded(cached):
@@ -129,7 +131,7 @@ def test_an_adapter_beside_weights_is_named_before_they_are_downloaded(cached):
     (directory / "adapter_config.json").write_text("{}")
     (directory / "model.safetensors").unlink()
     message = message_of(find_models, TARGET, ())
-    assert message.startswith(f"{TARGET} is an adapter of a model: save the merged model")
+    assert message.startswith(f"{TARGET} holds an adapter of a model, which is not read: save")
 
 
 def test_a_commit(cached, directories):
@@ -456,7 +458,9 @@ def test_an_index_without_names(online):
     repository = online.repositories[TARGET]
     (repository / "model.safetensors").unlink()
     (repository / "model.safetensors.index.json").write_text('{"weight_map": null}')
-    assert "has no weight_map: copy the file again" in message_of(find_models, TARGET, ())
+    message = message_of(find_models, TARGET, ())
+    # Not "copy the file again": the message names no file on the disk.
+    assert message.endswith(f"no weight_map: run `hf download {TARGET} --force-download`")
 
 
 def test_weights_of_pytorch(online, directories, monkeypatch):
@@ -522,7 +526,7 @@ def test_repositories_that_lack_something(online):
     index = online.repositories[DRAFT] / "model.safetensors.index.json"
     index.write_text('{"weight_map": ["model.safetensors"]}')
     hub.snapshot.cache_clear()
-    assert "index.json has no weight_map: copy" in message_of(Generator.load, TARGET, DRAFT)
+    assert "index.json has no weight_map: run `hf" in message_of(Generator.load, TARGET, DRAFT)
     index.unlink()
     (online.repositories[DRAFT] / "config.json").unlink()
     hub.snapshot.cache_clear()

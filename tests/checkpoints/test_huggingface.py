@@ -243,7 +243,7 @@ def test_a_file_without_tensors(directory):
 
 def test_weights_beside_an_adapter_are_refused(directory):
     (directory / "adapter_config.json").write_text("{}")
-    assert_refused(directory, "is an adapter of a model: save the merged model")
+    assert_refused(directory, "holds an adapter of a model, which is not read: save the merged")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
@@ -313,7 +313,7 @@ UNREAD = ["flax_model.msgpack", "tf_model.h5", "model.fp16.safetensors", "last.c
         (
             "adapter_config.json",
             '{"base_model_name_or_path": "google/flan-t5-small"}',
-            "is an adapter of google/flan-t5-small: save the merged model",
+            "holds an adapter of google/flan-t5-small, which is not read: save the merged model",
         ),
         ("checkpoint-500/model.safetensors", "", "give the latest, {}/checkpoint-500"),
         *(

@@ -212,6 +212,10 @@ PLAIN = {
     "json without settings": (UNIGRAM, {"without": [SETTINGS]}),
     "json of 2020": (UNIGRAM, {"change": without_type}),
     "json of 2020, as it is": (UNIGRAM, {"change": without_type, "settings": AS_IT_IS}),
+    "other steps of mT5's class": (
+        UNIGRAM,
+        {"change": lower, "settings": {"tokenizer_class": "MT5TokenizerFast"}},
+    ),
     "padded": (UNIGRAM, {"change": pad, "settings": AS_IT_IS}),
     "padded, own ids": (
         MAPPED,

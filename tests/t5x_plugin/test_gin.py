@@ -106,6 +106,14 @@ def test_a_network_of_scalable_t5_is_refused_with_what_decodes_it(scan_layers):
         t5_config(scalable.Transformer(config))
 
 
+@gin.configurable(module="test_gin")
+class Around:
+    """An object of a user's own that holds a model."""
+
+    def __init__(self, model):
+        self.model = model
+
+
 class Adapted(examples.Transformer):
     """A network of a user's own with the fields of T5X's and another one."""
 
@@ -229,6 +237,7 @@ def test_programs_that_train_take_no_draft(made, program):
         ("%MODEL", True),
         ("@speculation.speculate()", True),
         ("%MINE\nMINE = %MODEL", True),
+        ("@test_gin.Around()\ntest_gin.Around.model = %MODEL", True),
         ("@models.EncoderDecoderModel()", False),
         ("%MINE\nMINE = @models.EncoderDecoderModel()", False),
         ("%MODEL\nMODEL = @models.EncoderDecoderModel()", False),

@@ -20,7 +20,7 @@ from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.data.mapped_vocabulary import MERGES_NAME, VOCAB_NAME, WORDPIECE_NAME
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.vocabulary import SPIECE_NAME
-from spec_t5x.errors import HUB_NAMES, InputError, one_line
+from spec_t5x.errors import HUB_MODELS, InputError, one_line
 
 # Files that are read besides the weights.
 _SMALL_FILES = (
@@ -41,7 +41,7 @@ def snapshot(name: str) -> Path:
     A process asks once for each name, and so reads one commit, whose hash names the directory.
     """
     directory = _download(name, name.partition("@")[2] or None, _SMALL_FILES)
-    HUB_NAMES[str(directory)] = name
+    HUB_MODELS[str(directory)] = name, command(name)
     if not (directory / CONFIG_NAME).is_file():
         reason = weight_files.unread(directory) or (
             f"has no {CONFIG_NAME}: give the name of a T5 that transformers can load, or run "
@@ -73,10 +73,9 @@ def _weights_of(name: str) -> list[str]:
     from huggingface_hub import HfApi
 
     directory = snapshot(name)
-    # The commit of config.json, even if the branch has moved since.
-    commit = directory.name
     with _explained(name):
-        listed = HfApi().list_repo_files(name.partition("@")[0], revision=commit)
+        # The commit of config.json, even if the branch has moved since.
+        listed = HfApi().list_repo_files(name.partition("@")[0], revision=directory.name)
     first = next((weights for weights in weight_files.WEIGHTS if weights in listed), None)
     if first is None:
         reason = weight_files.unread(directory, listed) or (
@@ -88,7 +87,7 @@ def _weights_of(name: str) -> list[str]:
         weight_files.check_torch(f"{name}: {first}")
     if not first.endswith(weight_files.INDEX_ENDING):
         return [first]
-    _download(name, commit, [first])
+    _download(name, directory.name, [first])
     files = weight_files.shard_names(directory / first)
     if lost := [file for file in files if file not in listed]:
         raise InputError(f"{name} has no {lost[0]}, which {first} lists: give a whole repository")

@@ -47,9 +47,9 @@ SETTINGS_NAME = "tokenizer_config.json"
 _CLEANS_UP = "clean_up_tokenization_spaces"
 ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
 _T5, _BYT5 = "T5Tokenizer", "ByT5Tokenizer"
-# Classes for which transformers uses a tokenizer.json unchanged, or makes the steps that all of
-# Gemma's have, without "Fast"; we write the first one's.
-_UNCHANGED = ("PreTrainedTokenizer", "TokenizersBackend", "GemmaTokenizer")
+# Classes for which transformers uses a tokenizer.json unchanged (it has none of MT5), or makes the
+# steps that all of Gemma's have, without "Fast"; we write the first one's.
+_UNCHANGED = ("PreTrainedTokenizer", "TokenizersBackend", "MT5Tokenizer", "GemmaTokenizer")
 _OF_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # Steps of ``T5Tokenizer``, and the types of a file's steps (``_steps``) that they replace.
 _SPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}

@@ -150,10 +150,9 @@ def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
     """Returns what is in place of weights among ``names`` or a directory's files, with a remedy."""
     names = [path.name for path in directory.iterdir()] if names is None else list(names)
     if ADAPTER_NAME in names:
-        adapter = files.read_if_there(directory / ADAPTER_NAME)
-        base = adapter.get("base_model_name_or_path", "a model")
+        base = files.read_if_there(directory / ADAPTER_NAME).get("base_model_name_or_path")
         return (
-            f"is an adapter of {base}: save the merged model, "
+            f"holds an adapter of {base or 'a model'}, which is not read: save the merged model, "
             "merge_and_unload().save_pretrained(DIR), and give DIR"
         )
     if steps := [int(match[1]) for match in map(_STEP.fullmatch, names) if match]:

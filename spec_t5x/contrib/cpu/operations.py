@@ -51,7 +51,7 @@ class CpuOperations(Operations):
         return _KERNELS.get(name) if suit and calls.alone() else None
 
     def state(self) -> tuple[bool, str]:
-        """Returns True if the kernels are or will be used, and the reason; compiles nothing."""
+        """Returns True if the kernels are or will be used, and why; does not compile them."""
         return library.state()
 
 

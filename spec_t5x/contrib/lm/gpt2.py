@@ -117,11 +117,10 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> MappedVocabulary
         return None
     settings = read_if_there(folder / SETTINGS_NAME)
     _check_added(folder, settings, tokenizer)
-    kind = str(settings.get("tokenizer_class") or _TOKENIZER).removesuffix("Fast")
-    if kind == _TOKENIZER and isinstance(tokenizer.model, models.BPE):
-        # This class takes the step of its settings, whichever a tokenizer.json has.
-        add = bool(settings.get("add_prefix_space"))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add)
+    kind = settings.get("tokenizer_class") or values.get("tokenizer_class") or _TOKENIZER
+    if str(kind).removesuffix("Fast") == _TOKENIZER and isinstance(tokenizer.model, models.BPE):
+        # This class makes the steps of its settings, whichever a tokenizer.json has.
+        _set_steps(tokenizer, bool(settings.get("add_prefix_space")))
     return MappedVocabulary(
         tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
     )
@@ -134,9 +133,15 @@ def read_two_files(directory: Path) -> tokenizers.Tokenizer | None:
         return None
     with reading_tokenizer(directory):
         tokenizer = tokenizers.Tokenizer(models.BPE.from_file(*map(str, files)))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    _set_steps(tokenizer, add_prefix_space=False)
     return tokenizer
+
+
+def _set_steps(tokenizer: tokenizers.Tokenizer, add_prefix_space: bool) -> None:
+    """Gives a tokenizer the steps of transformers' ``GPT2Tokenizer``."""
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
 
 
 def _check_added(

@@ -205,17 +205,32 @@ def test_tokens_that_only_transformers_adds_are_refused(directory, tmp_path, nam
 @pytest.mark.parametrize("kind", [None, "GPT2Tokenizer", "PreTrainedTokenizerFast"])
 @pytest.mark.parametrize("adds", [None, False, True])
 @pytest.mark.parametrize("added", [False, True])
-def test_a_space_before_a_text(directory, tmp_path, kind, adds, added):
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "config.json"])
+def test_a_space_before_a_text(directory, tmp_path, kind, adds, added, place):
     """The settings, or with another class tokenizer.json, have it added."""
     made = transformers.GPT2Tokenizer.from_pretrained(directory, add_prefix_space=added)
     made.save_pretrained(tmp_path)
-    settings = {"tokenizer_class": kind, "add_prefix_space": adds}
-    settings = {name: value for name, value in settings.items() if value is not None}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
-    ours = read_vocabulary(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    config = json.loads((directory / "config.json").read_text())
+    files = {"tokenizer_config.json": {"add_prefix_space": adds}, "config.json": config}
+    files[place]["tokenizer_class"] = kind
+    for name, values in files.items():
+        given = {key: value for key, value in values.items() if value is not None}
+        (tmp_path / name).write_text(json.dumps(given))
+    ours = read_vocabulary(tmp_path, config)
     ids = ours.to_theirs(ours.encode("the cat"))
     assert ids == transformers.AutoTokenizer.from_pretrained(tmp_path)("the cat").input_ids
+
+
+def test_the_class_of_gpt2_replaces_the_steps_of_a_file(directory, tmp_path):
+    transformers.GPT2Tokenizer.from_pretrained(directory).save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "tokenizer.json").read_text())
+    values["normalizer"] = {"type": "Lowercase"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    config = json.loads((directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = read_vocabulary(tmp_path, config)
+    ids = ours.to_theirs(ours.encode("THE cat"))
+    assert ids == transformers.AutoTokenizer.from_pretrained(tmp_path)("THE cat").input_ids
 
 
 def test_a_tokenizer_in_the_directory_above(directory, tmp_path):
