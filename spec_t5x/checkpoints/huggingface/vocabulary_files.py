@@ -49,7 +49,7 @@ ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
 _T5, _BYT5 = "T5Tokenizer", "ByT5Tokenizer"
 # Classes for which transformers uses a tokenizer.json unchanged (it has none of MT5), or makes the
 # steps that all of Gemma's have, without "Fast"; we write the first one's.
-_UNCHANGED = ("PreTrainedTokenizer", "TokenizersBackend", "MT5Tokenizer", "GemmaTokenizer")
+UNCHANGED = ("PreTrainedTokenizer", "TokenizersBackend", "MT5Tokenizer", "GemmaTokenizer")
 _OF_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # Steps of ``T5Tokenizer``, and the types of a file's steps (``_steps``) that they replace.
 _SPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
@@ -77,7 +77,7 @@ def read_vocabulary(
         )
     kind = settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5
     kind = str(kind).removesuffix("Fast")
-    is_own = values["model_type"] == "umt5" or kind in _UNCHANGED
+    is_own = values["model_type"] == "umt5" or kind in UNCHANGED
     is_t5 = not is_own and kind == _T5
     # mT5's spiece.model holds its sentinels already, T5's does not.
     default = 0 if values["model_type"] == "mt5" else 100
@@ -133,7 +133,7 @@ def _mapped(
 
 def settings_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
     """Returns the values of tokenizer_config.json; ``pad_id`` is the tokenizer's id of padding."""
-    settings = {_CLEANS_UP: vocabulary.cleans_up, "tokenizer_class": f"{_UNCHANGED[0]}Fast"}
+    settings = {_CLEANS_UP: vocabulary.cleans_up, "tokenizer_class": f"{UNCHANGED[0]}Fast"}
     if isinstance(vocabulary, MappedVocabulary):
         # A token that has a role becomes special, so only special tokens are given one.
         special, ids = vocabulary.special, {"eos_token": vocabulary.eos_id, "pad_token": pad_id}

@@ -14,10 +14,11 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from spec_t5x.checkpoints.formats import Format
-from spec_t5x.checkpoints.huggingface import generation_config
+from spec_t5x.checkpoints.huggingface import generation_config, vocabulary_files
 from spec_t5x.checkpoints.huggingface.vocabulary_files import (
     ADDED_NAME,
     SETTINGS_NAME,
+    UNCHANGED,
     tokenizer_folder,
 )
 from spec_t5x.checkpoints.huggingface.weight_files import (
@@ -113,12 +114,17 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> MappedVocabulary
     """Reads the vocabulary of a directory, or of the one above a checkpoint of a training."""
     num_ids, start_id, eos_id, *more = check_supported(values, directory)
     folder = tokenizer_folder(directory)
+    settings = read_if_there(folder / SETTINGS_NAME)
+    kind = settings.get("tokenizer_class") or values.get("tokenizer_class") or _TOKENIZER
+    kind = str(kind).removesuffix("Fast")
+    if kind not in (_TOKENIZER, *UNCHANGED):
+        # Other classes make other steps of their settings.
+        values = values | {"vocab_size": num_ids}
+        return vocabulary_files.read_vocabulary(directory, values, start_id, [eos_id, *more])
     if (tokenizer := read_tokenizer(folder) or read_two_files(folder)) is None:
         return None
-    settings = read_if_there(folder / SETTINGS_NAME)
     _check_added(folder, settings, tokenizer)
-    kind = settings.get("tokenizer_class") or values.get("tokenizer_class") or _TOKENIZER
-    if str(kind).removesuffix("Fast") == _TOKENIZER and isinstance(tokenizer.model, models.BPE):
+    if kind == _TOKENIZER and isinstance(tokenizer.model, models.BPE):
         # This class makes the steps of its settings, whichever a tokenizer.json has.
         _set_steps(tokenizer, bool(settings.get("add_prefix_space")))
     return MappedVocabulary(

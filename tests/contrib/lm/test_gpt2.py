@@ -221,6 +221,19 @@ def test_a_space_before_a_text(directory, tmp_path, kind, adds, added, place):
     assert ids == transformers.AutoTokenizer.from_pretrained(tmp_path)("the cat").input_ids
 
 
+@pytest.mark.parametrize("kind", ["CodeGenTokenizer", "Qwen2Tokenizer", "GPTNeoXTokenizerFast"])
+def test_a_tokenizer_of_another_class_is_read_by_transformers(directory, tmp_path, kind):
+    made = transformers.GPT2Tokenizer.from_pretrained(directory, add_prefix_space=False)
+    made.save_pretrained(tmp_path)
+    settings = {"tokenizer_class": kind, "add_prefix_space": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    shutil.copy(directory / "config.json", tmp_path)
+    ours = read_vocabulary(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs("the cat", add_special_tokens=False).input_ids
+    assert ours.to_theirs(ours.encode("the cat")) == expected
+
+
 def test_the_class_of_gpt2_replaces_the_steps_of_a_file(directory, tmp_path):
     transformers.GPT2Tokenizer.from_pretrained(directory).save_pretrained(tmp_path)
     values = json.loads((tmp_path / "tokenizer.json").read_text())
