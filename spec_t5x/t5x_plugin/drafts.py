@@ -140,8 +140,7 @@ class NamedDraft:
             (*path[:-1], f"{path[-1]}_axes"): AxisMetadata((None,) * np.ndim(leaf))
             for path, leaf in flatten_dict(params).items()
         }
-        params = jax.tree.map(jnp.zeros_like, params)
-        return {"params": params, "params_axes": unflatten_dict(axes)}
+        return {"params": jax.tree.map(jnp.zeros_like, params), "params_axes": unflatten_dict(axes)}
 
     def params(self, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
         """Returns the draft's parameters; if the target has arrays, checks that they fit these."""

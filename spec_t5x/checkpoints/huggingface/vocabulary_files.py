@@ -75,15 +75,14 @@ def read_vocabulary(
             f"{directory / SETTINGS_NAME} sets split_special_tokens, which is not applied: names "
             "of special tokens in a source are single tokens"
         )
-    kind = settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5
-    kind = str(kind).removesuffix("Fast")
-    is_own = values["model_type"] == "umt5" or kind in UNCHANGED
-    is_t5 = not is_own and kind == _T5
+    kind = class_of(settings, values, _T5)
+    is_kept = values["model_type"] == "umt5" or kind in UNCHANGED
+    is_t5 = not is_kept and kind == _T5
     # mT5's spiece.model holds its sentinels already, T5's does not.
     default = 0 if values["model_type"] == "mt5" else 100
     extra_ids = default if settings.get("extra_ids") is None else settings["extra_ids"]
     check_numbers(0, MOST_EXTRA_IDS, extra_ids=extra_ids)
-    files = _Files(directory, settings, is_own, is_t5, extra_ids)
+    files = _Files(directory, settings, is_kept, is_t5, extra_ids)
     is_bytes = kind.startswith(_BYT5)
     if is_bytes and start_id is not None:
         raise InputError(
@@ -96,7 +95,7 @@ def read_vocabulary(
         vocabulary = files.t5_vocabulary(values.get("vocab_size"), eos_ids)
     else:
         tokenizer, num_ids = files.tokenizer(is_needed=True), values.get("vocab_size")
-        vocabulary = _mapped(directory, num_ids, start_id, eos_ids, tokenizer)
+        vocabulary = tokenizer and _mapped(directory, num_ids, start_id, eos_ids, tokenizer)
     if vocabulary is not None and not isinstance(vocabulary, MappedVocabulary):
         vocabulary.eos_ids = tuple(eos_ids)
     # transformers ignores the setting for BPE.
@@ -105,19 +104,23 @@ def read_vocabulary(
     return vocabulary
 
 
+def class_of(settings: dict[str, Any], values: dict[str, Any], default: str) -> str:
+    """Returns the tokenizer's class, without "Fast", by its settings or config.json's values."""
+    kind = settings.get("tokenizer_class") or values.get("tokenizer_class") or default
+    return str(kind).removesuffix("Fast")
+
+
 def _mapped(
     directory: Path,
     num_ids: int | None,
     start_id: int,
     eos_ids: Sequence[int],
-    values: dict[str, Any] | None,
-) -> MappedVocabulary | None:
-    """Makes a renumbered vocabulary of a tokenizer.json's ``values``; returns None for None.
+    values: dict[str, Any],
+) -> MappedVocabulary:
+    """Makes a renumbered vocabulary of a tokenizer.json's ``values``.
 
     All ids are the tokenizer's, whose number replaces None for ``num_ids``.
     """
-    if values is None:
-        return None
     tokenizer = tokenizer_of(values, directory)
     num_ids, (eos_id, *more) = num_ids or tokenizer.get_vocab_size(), eos_ids
     vocabulary = MappedVocabulary(
@@ -151,8 +154,8 @@ class _Files:
     directory: Path
     # The content of tokenizer_config.json.
     settings: dict[str, Any]
-    # Whether transformers uses a tokenizer.json unchanged, or makes a ``T5Tokenizer`` of parts.
-    is_own: bool
+    # Whether transformers keeps a tokenizer.json as it is, or makes a ``T5Tokenizer`` of parts.
+    is_kept: bool
     is_t5: bool
     # Number of sentinels to append to the SentencePiece model.
     extra_ids: int
@@ -230,7 +233,7 @@ class _Files:
             pieces = {name for name, _ in own["model"]["vocab"]}
             special = special | {*_OF_T5.values()} | set(filter(is_sentinel, pieces))
         known = {names[i] for i, token in tokens.items() if token["special"]}
-        return (self.is_own or self.is_t5) and special <= known and given.items() <= names.items()
+        return (self.is_kept or self.is_t5) and special <= known and given.items() <= names.items()
 
     def _is_plain(self, given: dict[int, str], special: set[str]) -> bool:
         """Tells whether other files add no token to the SentencePiece model and its sentinels."""

@@ -19,6 +19,7 @@ from spec_t5x.checkpoints.huggingface.vocabulary_files import (
     ADDED_NAME,
     SETTINGS_NAME,
     UNCHANGED,
+    class_of,
     tokenizer_folder,
 )
 from spec_t5x.checkpoints.huggingface.weight_files import (
@@ -115,8 +116,7 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> MappedVocabulary
     num_ids, start_id, eos_id, *more = check_supported(values, directory)
     folder = tokenizer_folder(directory)
     settings = read_if_there(folder / SETTINGS_NAME)
-    kind = settings.get("tokenizer_class") or values.get("tokenizer_class") or _TOKENIZER
-    kind = str(kind).removesuffix("Fast")
+    kind = class_of(settings, values, _TOKENIZER)
     if kind not in (_TOKENIZER, *UNCHANGED):
         # Other classes make other steps of their settings.
         values = values | {"vocab_size": num_ids}
