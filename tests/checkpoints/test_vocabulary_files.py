@@ -189,6 +189,7 @@ FLAGGED = [
     tokenizers.AddedToken("<sep>", lstrip=True, special=True),
 ]
 SEP = {"content": "<sep>", "lstrip": True, "rstrip": False, "normalized": False}
+WHOLE_WORDS = {"added_tokens_decoder": decoder("wort", single_word=True)}
 LISTED = {"additional_special_tokens": [*NAMES, "<hl>"]}
 
 UNIGRAM, SPIECE, MAPPED = UnigramVocabulary, SentencePieceVocabulary, MappedVocabulary
@@ -209,7 +210,6 @@ PLAIN = {
     "json": (UNIGRAM, {}),
     "json and spiece": (SPIECE, {"spiece": "t5"}),
     "json and another spiece": (UNIGRAM, {"spiece": "other"}),
-    "json without settings": (UNIGRAM, {"without": [SETTINGS]}),
     "json of 2020": (UNIGRAM, {"change": without_type}),
     "json of 2020, as it is": (UNIGRAM, {"change": without_type, "settings": AS_IT_IS}),
     "other steps of mT5's class": (
@@ -256,6 +256,39 @@ PLAIN = {
 # Layouts that transformers has to read.
 OTHERS = {
     "steps that T5 leaves out": (UNIGRAM, {"change": lower}),
+    # 100 sentinels are the default.
+    "json without settings": (UNIGRAM, {"without": [SETTINGS]}),
+    "json without sentinels": (
+        UNIGRAM,
+        {"extra_ids": 0, "settings": {"extra_ids": EXTRA_IDS, "extra_special_tokens": {}}},
+    ),
+    "flags of the settings": (
+        UNIGRAM,
+        {"tokens": ["wort"], "settings": AS_IT_IS | WHOLE_WORDS},
+    ),
+    "special by the settings": (
+        UNIGRAM,
+        {
+            "tokens": ["<sep>"],
+            "settings": AS_IT_IS | {"added_tokens_decoder": decoder("<sep>", special=True)},
+        },
+    ),
+    "another token ends a source": (
+        MAPPED,
+        {"special": ["<hl>"], "settings": {"eos_token": "<hl>"}},
+    ),
+    "null for the sentinels": (
+        UNIGRAM,
+        {"by_5": False, "settings": {"additional_special_tokens": None}},
+    ),
+    "json of Gemma's class": (
+        MAPPED,
+        {"settings": {"tokenizer_class": "GemmaTokenizer"}},
+    ),
+    "spiece of BigBird's class": (
+        MAPPED,
+        {"by_5": False, "settings": {"tokenizer_class": "BigBirdTokenizer"}},
+    ),
     "slow of 4": (
         UNIGRAM,
         {"by_5": False, "settings": {"added_tokens_decoder": SENTINELS | decoder("<sep>") | HL}},
@@ -388,6 +421,7 @@ def test_ids_and_texts_are_those_of_transformers(tmp_path, spieces, layout, monk
             {"by_5": False, "kind": "umt5", "files": {ADDED: {"<sep>": NEW}}},
             "transformers cannot read the tokenizer of",
         ),
+        ({"by_5": False, "settings": AS_IT_IS}, "transformers cannot read the tokenizer of"),
     ],
 )
 def test_tokenizers_that_are_refused(tmp_path, spieces, options, expected):
@@ -515,6 +549,20 @@ def test_a_class_makes_its_steps_of_settings(tmp_path, layout, settings, monkeyp
         assert other.encode(ENGLISH[0]) == before.encode(ENGLISH[0])
 
 
+def test_gemmas_own_file_needs_no_transformers(tmp_path, monkeypatch):
+    names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", "T", "h", "e", "Th", "The", "▁The"]
+    merges = [("T", "h"), ("Th", "e"), ("▁", "The")]
+    theirs = transformers.GemmaTokenizer(
+        {name: i for i, name in enumerate(names)}, merges, extra_special_tokens=["<hl>"]
+    )
+    theirs.save_pretrained(tmp_path)
+    write(tmp_path / "config.json", {"model_type": "t5", "vocab_size": 32, **T5_IDS})
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    ours = read_vocabulary(tmp_path, values_of(tmp_path))
+    for text in ("The The", "  The<hl>Th e", "hé"):
+        assert ours.to_theirs(ours.framed(ours.encode(text))) == theirs(text).input_ids
+
+
 def test_a_tokenizer_in_the_directory_above(tmp_path, spieces):
     """A Trainer writes checkpoint-500 beside the tokenizer of the run."""
     make(tmp_path, spieces, special=["<hl>"])
@@ -576,6 +624,14 @@ def test_a_token_added_to_byt5(tmp_path):
     values = values_of(tmp_path) | {"decoder_start_token_id": 2}
     expected = "is a ByT5 whose texts start with 2 and end with [1]: give one with T5's ids"
     assert expected in message_of(read_vocabulary, tmp_path, values)
+
+
+def test_a_class_of_bytes_that_is_not_byt5s(tmp_path):
+    """MyT5 has as many ids as ByT5, of other bytes."""
+    byt5(tmp_path)
+    (tmp_path / ADDED).unlink()
+    write(tmp_path / SETTINGS, {"tokenizer_class": "MyT5Tokenizer"})
+    assert read_vocabulary(tmp_path, values_of(tmp_path)) is None
 
 
 @pytest.mark.parametrize("layout", ["spiece", "json", "added", "own ids of the spiece"])

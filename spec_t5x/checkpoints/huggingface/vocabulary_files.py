@@ -22,12 +22,7 @@ import tokenizers
 
 from spec_t5x.checkpoints.storage.files import describing, read_if_there
 from spec_t5x.checkpoints.storage.vocabularies import vocabulary_folders
-from spec_t5x.data.mapped_vocabulary import (
-    SUFFICIENT,
-    MappedVocabulary,
-    frame_of,
-    tokenizer_of,
-)
+from spec_t5x.data.mapped_vocabulary import SUFFICIENT, MappedVocabulary, frame_of, tokenizer_of
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, type_of_model
 from spec_t5x.data.unigram import UnigramVocabulary, is_t5s, pieces_of
 from spec_t5x.data.vocabulary import (
@@ -46,15 +41,19 @@ from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
 SETTINGS_NAME = "tokenizer_config.json"
 _CLEANS_UP = "clean_up_tokenization_spaces"
 ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
-_T5, _BYT5 = "T5Tokenizer", "ByT5Tokenizer"
-# Classes for which transformers uses a tokenizer.json unchanged (it has none of MT5), or makes the
-# steps that all of Gemma's have, without "Fast"; we write the first one's.
-UNCHANGED = ("PreTrainedTokenizer", "TokenizersBackend", "MT5Tokenizer", "GemmaTokenizer")
+_T5, _MT5, _BYT5 = "T5Tokenizer", "MT5Tokenizer", "ByT5Tokenizer"
+# Classes for which transformers uses a tokenizer.json unchanged (it has none of MT5), without
+# "Fast"; we write the first one's.
+UNCHANGED = ("PreTrainedTokenizer", "TokenizersBackend", _MT5)
 _OF_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # Steps of ``T5Tokenizer``, and the types of a file's steps (``_steps``) that they replace.
 _SPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 _WORDS = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _SPACE]}
 _STEPS = {"Precompiled", "WhitespaceSplit", "Metaspace", "Strip", "Replace"}
+# The normalizer that ``GemmaTokenizer`` makes, and Gemma's own files have.
+_OF_GEMMA = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+# Tokens, as files have them, by their ids.
+_Tokens = dict[int, dict[str, Any]]
 
 # Logs a warning once, as target, draft and vocabulary may be read from one directory.
 _warn = functools.cache(logging.getLogger(__name__).warning)
@@ -75,22 +74,20 @@ def read_vocabulary(
             f"{directory / SETTINGS_NAME} sets split_special_tokens, which is not applied: names "
             "of special tokens in a source are single tokens"
         )
-    kind = class_of(settings, values, _T5)
-    is_kept = values["model_type"] == "umt5" or kind in UNCHANGED
-    is_t5 = not is_kept and kind == _T5
+    # transformers uses the file of a umT5 unchanged, whichever class it names.
+    kind = _MT5 if values["model_type"] == "umt5" else class_of(settings, values, _T5)
     # mT5's spiece.model holds its sentinels already, T5's does not.
-    default = 0 if values["model_type"] == "mt5" else 100
+    default = 125 if kind == _BYT5 else 0 if values["model_type"] == "mt5" else 100
     extra_ids = default if settings.get("extra_ids") is None else settings["extra_ids"]
     check_numbers(0, MOST_EXTRA_IDS, extra_ids=extra_ids)
-    files = _Files(directory, settings, is_kept, is_t5, extra_ids)
-    is_bytes = kind.startswith(_BYT5)
-    if is_bytes and start_id is not None:
+    files = _Files(directory, settings, kind, extra_ids)
+    if kind == _BYT5 and start_id is not None:
         raise InputError(
             f"{directory} is a ByT5 whose texts start with {start_id} and end with "
             f"{list(eos_ids)}: give one with T5's ids, 0 and 1"
         )
-    if is_bytes:
-        vocabulary = _bytes(settings, directory)
+    if kind == _BYT5:
+        vocabulary = files.byte_vocabulary()
     elif start_id is None:
         vocabulary = files.t5_vocabulary(values.get("vocab_size"), eos_ids)
     else:
@@ -149,15 +146,13 @@ def settings_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Files:
-    """Tokenizer files of a directory, of which transformers makes one tokenizer; not for ByT5."""
+    """Tokenizer files of a directory, of which transformers makes one tokenizer."""
 
     directory: Path
-    # The content of tokenizer_config.json.
+    # The content of tokenizer_config.json, and the class, without "Fast".
     settings: dict[str, Any]
-    # Whether transformers keeps a tokenizer.json as it is, or makes a ``T5Tokenizer`` of parts.
-    is_kept: bool
-    is_t5: bool
-    # Number of sentinels to append to the SentencePiece model.
+    kind: str
+    # Number of sentinels after a SentencePiece model or bytes.
     extra_ids: int
 
     def t5_vocabulary(self, num_rows: int | None, eos_ids: Sequence[int]) -> Vocabulary | None:
@@ -171,16 +166,16 @@ class _Files:
             return SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
         if tokenizer is None:
             of_bytes = ByteVocabulary(reads_sentinels=True)
-            return of_bytes if num_rows == of_bytes.vocab_size else None
+            return of_bytes if self.kind == _T5 and num_rows == of_bytes.vocab_size else None
         made = _without_model(tokenizer, self.directory)
-        is_framed = self.is_t5 and made.post_processor is None
+        is_framed = self.kind == _T5 and made.post_processor is None
         with describing(self.directory, "tokens"):
             is_own = is_t5s(tokenizer) and (is_framed or frame_of(made, list) == ((), (EOS_ID,)))
             pieces, foreign = pieces_of(tokenizer) if is_own else ([], [])
         if not is_own:
             return _mapped(self.directory, num_rows, PAD_ID, eos_ids, tokenizer)
         # ``spiece.model`` has T5's steps, and its sentinels are added tokens.
-        is_plain = not foreign and (self.is_t5 or _has_steps_of_t5(tokenizer))
+        is_plain = not foreign and (self.kind == _T5 or _has_steps_of_t5(tokenizer))
         added = sum(is_sentinel(token["content"]) for token in tokenizer["added_tokens"])
         if spiece.is_file() and is_plain and added >= self.extra_ids:
             vocabulary = SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
@@ -189,66 +184,95 @@ class _Files:
         is_own = tokenizer == read_if_there(path)
         return UnigramVocabulary(path, None if is_own else json.dumps(tokenizer).encode())
 
+    def byte_vocabulary(self) -> ByteVocabulary:
+        """Returns ByT5's vocabulary; added tokens, if there are any, must be its sentinels."""
+        with describing(self.directory, "added tokens"):
+            names = {number: token["content"] for number, token in self._named()[0].items()}
+        first = ByteVocabulary(0).vocab_size
+        sentinels = sorted(number for number in names if number >= first)
+        for place, number in enumerate(sentinels):
+            if (number, names[number]) != (first + place, f"<extra_id_{place}>"):
+                raise InputError(
+                    f"{self.directory} adds token {names[number]!r} with id {number} to ByT5's: "
+                    "give a model without tokens added to the sentinels"
+                )
+        return ByteVocabulary(len(sentinels) or self.extra_ids, reads_sentinels=True)
+
     def tokenizer(self, is_needed: bool = False) -> dict[str, Any] | None:
         """Returns the values of a tokenizer.json that defines transformers' tokenizer, or None.
 
         None means that there are no files, or a ``spiece.model`` suffices and not ``is_needed``.
         """
-        own, spiece = read_if_there(self.directory / TOKENIZER_NAME), self.directory / SPIECE_NAME
+        own = read_if_there(self.directory / TOKENIZER_NAME)
         if not has_tokenizer(self.directory):
             return None
         with describing(self.directory, "added tokens"):
             given, special = self._named()
-            is_other = bool(own) and type_of_model(own) != "Unigram"
-            if own and (is_other and self.is_t5 or self._is_whole(own, given, special)):
-                found = _of_t5(own) if self.is_t5 and not is_other else own
-            elif not own and spiece.is_file() and self._is_plain(given, special) and not is_needed:
+            is_t5, is_other = self.kind == _T5, bool(own) and type_of_model(own) != "Unigram"
+            if own and (is_other and is_t5 or self._is_whole(own, given, special)):
+                found = _of_t5(own) if is_t5 and not is_other else own
+            elif not own and self._is_plain(given, special) and not is_needed:
                 return None
             else:
                 found = self._by_transformers(given)
             self._check_distinct(found)
         return found
 
-    def _named(self) -> tuple[dict[int, str], set[str]]:
-        """Returns the tokens that settings or older files add, by id, and names of special ones."""
+    def _named(self) -> tuple[_Tokens, set[str]]:
+        """Returns the tokens of other files, by id, and special names ("" for another end)."""
         listed, sources = self.settings.get("added_tokens_decoder"), [self.settings]
         if listed is None:
             others = read_if_there(self.directory / ADDED_NAME)
-            given = {number: name for name, number in others.items()}
+            given = {number: {"content": name} for name, number in others.items()}
             sources.append(read_if_there(self.directory / _SPECIAL_NAME))
         else:
-            given = {int(number): token["content"] for number, token in listed.items()}
-        return given, {name for source in sources for name in _special(source)}
+            given = {int(number): {**token} for number, token in listed.items()}
+        special = {name for source in sources for name in _special(source)}
+        ends = {end for each in sources for end in _special({"eos_token": each.get("eos_token")})}
+        # ``T5Tokenizer`` ends a source with the EOS that the settings name.
+        is_other = self.kind == _T5 and not ends <= {_OF_T5["eos_token"]}
+        return given, special | ({""} if is_other else set())
 
-    def _is_whole(self, own: dict[str, Any], given: dict[int, str], special: set[str]) -> bool:
+    def _is_whole(self, own: dict[str, Any], given: _Tokens, special: set[str]) -> bool:
         """Tells whether the tokenizer.json ``own`` alone defines transformers' tokenizer."""
-        tokens = {token["id"]: token for token in own["added_tokens"]}
-        names = {number: token["content"] for number, token in tokens.items()}
-        if self.is_t5:
-            if not _has_steps_of_t5(own):
-                return False
-            # The added tokens' flags in the settings override those in the file.
-            if pieces_of(own)[1] and "added_tokens_decoder" in self.settings:
-                return False
+        is_kept, tokens = self.kind in UNCHANGED, {each["id"]: each for each in own["added_tokens"]}
+        if self.kind == "GemmaTokenizer":
+            is_kept = own["model"].get("byte_fallback") and own.get("normalizer") == _OF_GEMMA
+        if self.kind == _T5:
+            # Of the file's tokens, only those that the settings list are added, if they list any.
+            is_part = "added_tokens_decoder" in self.settings and len(given) < len(tokens)
+            is_kept = _has_steps_of_t5(own) and not (is_part and pieces_of(own)[1])
             pieces = {name for name, _ in own["model"]["vocab"]}
-            special = special | {*_OF_T5.values()} | set(filter(is_sentinel, pieces))
-        known = {names[i] for i, token in tokens.items() if token["special"]}
-        return (self.is_kept or self.is_t5) and special <= known and given.items() <= names.items()
+            special = special | {*_OF_T5.values(), *filter(is_sentinel, pieces)}
+            special |= self._added_sentinels()
+        # Flags in the settings override those in the file.
+        is_same = all(each.items() <= tokens.get(i, {}).items() for i, each in given.items())
+        known = {each["content"] for each in tokens.values() if each["special"]}
+        return bool(is_kept) and is_same and special <= known
 
-    def _is_plain(self, given: dict[int, str], special: set[str]) -> bool:
-        """Tells whether other files add no token to the SentencePiece model and its sentinels."""
-        pieces, symbols = read_spiece(self.directory / SPIECE_NAME)
+    def _is_plain(self, given: _Tokens, special: set[str]) -> bool:
+        """Tells whether there is a T5's SentencePiece model, to which no file adds a token."""
+        spiece = self.directory / SPIECE_NAME
+        if self.kind not in (_T5, _MT5) or not spiece.is_file():
+            return False
+        pieces, symbols = read_spiece(spiece)
         sentinels = [f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))]
         pieces += sentinels
-        names = special | symbols | {*given.values()}
+        added = {number: token["content"] for number, token in given.items()}
+        names = special | symbols | {*added.values()}
         others = {name for name in names if not (is_sentinel(name) and name in pieces)}
-        lists = (self.settings.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
-        if self.is_t5 and any(isinstance(each, list) for each in lists):
-            # In transformers a list, even an empty one, replaces that of the sentinels.
-            others |= {*sentinels} - {*_special(self.settings), *given.values()}
-        return others <= {*_OF_T5.values()} and given.items() <= dict(enumerate(pieces)).items()
+        if self.kind == _T5:
+            # Sentinels that are not added are pieces like any.
+            others |= {*sentinels} - names - self._added_sentinels()
+        return others <= {*_OF_T5.values()} and added.items() <= dict(enumerate(pieces)).items()
 
-    def _by_transformers(self, given: dict[int, str]) -> dict[str, Any]:
+    def _added_sentinels(self) -> set[str]:
+        """Returns the sentinels that ``T5Tokenizer`` adds, unless a list or null replaces them."""
+        extra, other = self.settings.get("extra_special_tokens", {}), "additional_special_tokens"
+        is_listed = not isinstance(extra, dict) or (not extra and other in self.settings)
+        return {f"<extra_id_{i}>" for i in range(0 if is_listed else self.extra_ids)}
+
+    def _by_transformers(self, given: _Tokens) -> dict[str, Any]:
         """Returns transformers' tokenizer.json; raises ``InputError`` if it changes given ids."""
         with needed("transformers"):
             from transformers import AutoTokenizer, __version__
@@ -257,15 +281,14 @@ class _Files:
                 f"the tokenizer of {self.directory} needs transformers 5, and "
                 f"{__version__} is installed: pip install 'transformers>=5'"
             )
-        remedy = "copy its files again"
-        if not (self.directory / TOKENIZER_NAME).is_file():
-            remedy = f"save it there as {TOKENIZER_NAME} with transformers 5"
+        remedy = f"save it there as {TOKENIZER_NAME} with transformers 5"
+        remedy = "copy its files again" if (self.directory / TOKENIZER_NAME).is_file() else remedy
         what = f"transformers cannot read the tokenizer of {self.directory}"
         with as_input_error(what, remedy, Exception), _unprinted():
             # Without the setting it asks standard input whether to run code of the files.
             made = AutoTokenizer.from_pretrained(self.directory, trust_remote_code=False)
             tokenizer = made.backend_tokenizer
-        for number, name in given.items():
+        for number, name in ((i, token["content"]) for i, token in given.items()):
             if name and (other := tokenizer.token_to_id(name)) != number:
                 raise InputError(
                     f"{self.directory} gives token {name!r} id {number}, but transformers would "
@@ -276,11 +299,8 @@ class _Files:
     def _check_distinct(self, values: dict[str, Any]) -> None:
         """Raises ``InputError`` if normalisation makes added tokens equal: either might match."""
         normalizer = _without_model(values, self.directory).normalizer
-        found = {}
-        for token in values["added_tokens"] if normalizer else ():
-            if not token["normalized"]:
-                continue
-            name = token["content"]
+        tokens, found = values["added_tokens"] if normalizer else (), {}
+        for name in [token["content"] for token in tokens if token["normalized"]]:
             first = found.setdefault(normalizer.normalize_str(name), name)
             if first != name:
                 raise InputError(
@@ -351,22 +371,3 @@ def _steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
         yield from _steps(part)
     if step and not parts:
         yield step
-
-
-def _bytes(settings: dict[str, Any], directory: Path) -> ByteVocabulary:
-    """Returns ByT5's vocabulary; added tokens, if there are any, must be its sentinels."""
-    with describing(directory, "added tokens"):
-        listed = settings.get("added_tokens_decoder") or {}
-        added = {int(number): token["content"] for number, token in listed.items()}
-        others = read_if_there(directory / ADDED_NAME)
-        added |= {int(number): name for name, number in others.items()}
-    first = ByteVocabulary(0).vocab_size
-    sentinels = sorted(number for number in added if number >= first)
-    for place, number in enumerate(sentinels):
-        if (number, added[number]) != (first + place, f"<extra_id_{place}>"):
-            raise InputError(
-                f"{directory} adds token {added[number]!r} with id {number} to ByT5's: give a "
-                "model without tokens added to the sentinels"
-            )
-    found = settings.get("extra_ids")
-    return ByteVocabulary(len(sentinels) or (125 if found is None else found), reads_sentinels=True)

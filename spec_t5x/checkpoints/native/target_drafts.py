@@ -168,11 +168,9 @@ def check_belongs(
 
 def _is_known(values: Any) -> bool:
     """Tells whether this process can read an array: not abstract, traced or on other hosts."""
-    if isinstance(values, jax.ShapeDtypeStruct | jax.core.Tracer):
-        return False
-    if isinstance(values, jax.Array):
+    if isinstance(values, jax.Array) and not isinstance(values, jax.core.Tracer):
         return values.is_fully_addressable or values.is_fully_replicated
-    return True
+    return isinstance(values, np.ndarray)
 
 
 def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) -> DraftKind:

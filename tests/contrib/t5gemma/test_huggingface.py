@@ -48,6 +48,13 @@ def gemmas_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def save_tokenizer(directory) -> None:
+    """Writes ``gemmas_tokenizer``, which transformers takes as it is."""
+    gemmas_tokenizer().save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Provides ``made(kind)``: a target, and the directory of it and of a draft."""
@@ -58,7 +65,7 @@ def made(tmp_path_factory):
         target = make_t5gemma(kind, NUM_IDS, 4, 1)
         for name, model in (("target", target), ("draft", make_t5gemma(kind, NUM_IDS, 2, 2))):
             model.save_pretrained(root / name)
-            gemmas_tokenizer().save(str(root / name / "tokenizer.json"))
+            save_tokenizer(root / name)
         return target, root
 
     return make
@@ -114,7 +121,7 @@ def test_names_of_tensors_and_settings_of_version_4(made, tmp_path):
         name.replace("encoder.embed", "encoder.text_model.embed"): tensors[name] for name in tensors
     }
     save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
-    gemmas_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    save_tokenizer(tmp_path)
     values = json.loads((root / "target" / "config.json").read_text())
     for stack in (values["decoder"], values["encoder"]["text_config"]):
         of_global = stack.pop("rope_parameters")["full_attention"]
@@ -191,7 +198,8 @@ def test_absent_entries_have_the_defaults_of_transformers(kind):
 def test_a_tokenizer_in_the_directory_above(made, tmp_path):
     root = made("t5gemma")[1]
     inner = shutil.copytree(root / "target", tmp_path / "checkpoint-5")
-    (inner / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (inner / name).rename(tmp_path / name)
     expected = load_vocabulary(root / "target")
     assert load_vocabulary(inner).fingerprint() == expected.fingerprint()
 
