@@ -507,6 +507,7 @@ def test_what_the_hub_refuses(online, draft, expected):
         ({"format": "other", "model_type": None}, "has model_type None"),
         # As sentence-t5 has it, beside is_encoder_decoder.
         ({"architectures": ["T5EncoderModel"]}, "is an encoder-only model: give an encoder-deco"),
+        ({"architectures": ["MT5ForTokenClassification"]}, "is an encoder-only model: give an enc"),
     ],
 )
 def test_what_is_no_t5(online, values, expected):

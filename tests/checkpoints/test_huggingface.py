@@ -135,6 +135,21 @@ def test_number_of_extra_ids(directory, spiece):
     assert load_vocabulary(directory).vocab_size == 40
 
 
+def test_padding_of_another_id(made, directory, tmp_path):
+    """transformers pads outputs after their end alone, so a draft with T5's padding fits."""
+    before = load(directory)
+    edit_config(directory, pad_token_id=1)
+    settings = directory / "generation_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pad_token_id": 1}))
+    after = load(directory)
+    assert after.config == before.config
+    check_same_vocabulary(after, load(made[1]))
+    convert(directory, tmp_path / "native", to="native")
+    convert(tmp_path / "native", tmp_path / "back", to="huggingface")
+    for read in (transformers.AutoConfig, transformers.GenerationConfig):
+        assert read.from_pretrained(tmp_path / "back").pad_token_id == 1
+
+
 # With mT5's number of rows, tied embeddings are still those of a T5.
 @pytest.mark.parametrize(("version", "rows"), [("1.0", 160), ("1.1", 160), ("1.0", 250112)])
 def test_export_is_read_by_transformers(

@@ -111,11 +111,10 @@ def open_model(directory: Path, values: dict[str, Any], has_weights: bool = True
     if tensors and not any(".decoder." in f".{name}" for name in tensors):
         raise InputError(f"{directory} holds no decoder: give a whole encoder-decoder")
     left, config = _settled(tensors, config, values, directory)
-    metadata, vocabulary = {"model_type": values["model_type"]}, read_vocabulary(directory, values)
+    vocabulary = read_vocabulary(directory, values)
     # A vocabulary that is not T5's Unigram model is renumbered whatever its special ids.
     if not _are_t5s(ids) or isinstance(vocabulary, MappedVocabulary):
         left, config = renumbered_model(left, config, ids, _TABLES)
-        metadata[PAD] = ids[PAD]
     names = tensor_names(config)
     return StoredModel(
         tensors=by_our_paths(left, names),
@@ -123,7 +122,7 @@ def open_model(directory: Path, values: dict[str, Any], has_weights: bool = True
         config=config,
         vocabulary=vocabulary,
         directory=directory,
-        metadata=metadata,
+        metadata={"model_type": values["model_type"], PAD: ids[PAD]},
     )
 
 
@@ -161,7 +160,8 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     The ``model_type`` is umt5 if each layer has a relative bias, and otherwise the metadata's or
     a guess by the vocabulary's size. Of other metadata, only settings of decoding are written.
     """
-    config, vocabulary, ids, ours = stored.config, stored.known_vocabulary(), _SPECIAL_IDS, None
+    config, vocabulary, ours = stored.config, stored.known_vocabulary(), None
+    ids = _SPECIAL_IDS | {PAD: stored.metadata.get(PAD, PAD_ID)}
     kind = _UMT5 if config.relpos_per_layer else stored.metadata.get("model_type")
     is_mt5 = config.vocab_size == _MT5_ROWS and not config.logits_via_embedding
     kind = kind or ("mt5" if is_mt5 else "t5")
@@ -262,7 +262,8 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 def check_whole(values: dict[str, Any], path: Path) -> None:
     """Raises ``InputError`` for an encoder-only model, and as ``check_weights``."""
     saved = str(values.get("architectures"))
-    if values.get("is_encoder_decoder", True) is False or "EncoderModel" in saved:
+    is_encoder = "T5Encoder" in saved or "EncoderModel" in saved or "TokenClassification" in saved
+    if values.get("is_encoder_decoder", True) is False or is_encoder:
         raise InputError(f"{path} is an encoder-only model: give an encoder-decoder")
     weight_files.check_weights(values, path)
 
@@ -382,8 +383,8 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | Non
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:
-    """Tells whether START, EOS and PAD are T5's, which need no renumbering; ignores MORE_EOS."""
-    return {name: ids[name] for name in _SPECIAL_IDS} == _SPECIAL_IDS
+    """Tells whether START and EOS are T5's: no text needs renumbering for others' sake."""
+    return (ids[START], ids[EOS]) == (PAD_ID, EOS_ID)
 
 
 def eos_ids(ids: dict[str, Any]) -> list[int]:
