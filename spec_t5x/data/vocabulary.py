@@ -220,13 +220,8 @@ class ByteVocabulary(Vocabulary):
 
 def ids_before_eos(ids: Iterable[int], limit: int, eos_ids: Collection[int]) -> list[int]:
     """Returns the ids before the first of ``eos_ids``, without padding and ids >= ``limit``."""
-    kept = []
-    for token in map(int, ids):
-        if token in eos_ids:
-            break
-        if token != PAD_ID and 0 <= token < limit:
-            kept.append(token)
-    return kept
+    before = itertools.takewhile(lambda token: token not in eos_ids, map(int, ids))
+    return [token for token in before if token != PAD_ID and 0 <= token < limit]
 
 
 def is_sentinel(piece: str) -> bool:

@@ -174,6 +174,12 @@ def no_frame(values):
     values["post_processor"] = None
 
 
+def padding_before(values):
+    frame = values["post_processor"]
+    frame["single"].insert(0, {"SpecialToken": {"id": "<pad>", "type_id": 0}})
+    frame["special_tokens"]["<pad>"] = {"id": "<pad>", "ids": [0], "tokens": ["<pad>"]}
+
+
 def sentinels_that_are_pieces(values):
     """Leaves <extra_id_0> and <extra_id_1> to the model."""
     del values["added_tokens"][-2:]
@@ -233,6 +239,12 @@ PLAIN = {
     "json of 4.40": (UNIGRAM, {"change": of_version_4_40}),
     "json of 4.41": (UNIGRAM, {"change": of_version_4_41}),
     "no end of sources": (MAPPED, {"change": no_frame, "settings": AS_IT_IS}),
+    "T5 ends a source": (UNIGRAM, {"change": no_frame}),
+    "T5 ends a source, own ids": (
+        MAPPED,
+        {"name": "own", "ids": OWN_IDS, "extra_ids": 0, "change": no_frame},
+    ),
+    "T5 has another frame": (UNIGRAM, {"change": padding_before}),
     "other steps": (UNIGRAM, {"change": lower, "settings": AS_IT_IS}),
     "added": (UNIGRAM, TOKENS),
     "added beside spiece": (UNIGRAM, TOKENS | {"spiece": "t5"}),

@@ -261,9 +261,8 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 def check_whole(values: dict[str, Any], path: Path) -> None:
     """Raises ``InputError`` for an encoder-only model, and as ``check_weights``."""
-    saved = str(values.get("architectures"))
-    is_encoder = "T5Encoder" in saved or "EncoderModel" in saved or "TokenClassification" in saved
-    if values.get("is_encoder_decoder", True) is False or is_encoder:
+    saved, others = str(values.get("architectures")), ("EncoderModel", "TokenClassification")
+    if values.get("is_encoder_decoder", True) is False or any(each in saved for each in others):
         raise InputError(f"{path} is an encoder-only model: give an encoder-decoder")
     weight_files.check_weights(values, path)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from spec_t5x.checkpoints.storage.files import describing, read_if_there
 from spec_t5x.checkpoints.storage.vocabularies import vocabulary_folders
@@ -168,9 +169,8 @@ class _Files:
             of_bytes = ByteVocabulary(reads_sentinels=True)
             return of_bytes if self.kind == _T5 and num_rows == of_bytes.vocab_size else None
         made = _without_model(tokenizer, self.directory)
-        is_framed = self.kind == _T5 and made.post_processor is None
         with describing(self.directory, "tokens"):
-            is_own = is_t5s(tokenizer) and (is_framed or frame_of(made, list) == ((), (EOS_ID,)))
+            is_own = is_t5s(tokenizer) and frame_of(made, list) == ((), (EOS_ID,))
             pieces, foreign = pieces_of(tokenizer) if is_own else ([], [])
         if not is_own:
             return _mapped(self.directory, num_rows, PAD_ID, eos_ids, tokenizer)
@@ -349,6 +349,10 @@ def _of_t5(values: dict[str, Any]) -> dict[str, Any]:
     """Returns what ``T5Tokenizer`` makes of a tokenizer.json: its pieces with T5's steps."""
     maps = (step for step in _steps(values.get("normalizer")) if step["type"] == "Precompiled")
     steps = {"normalizer": next(maps, None), "pre_tokenizer": _WORDS, "decoder": _SPACE}
+    end, tokens = _OF_T5["eos_token"], {each["content"]: each for each in values["added_tokens"]}
+    frame = {"single": f"$A {end}", "pair": f"$A {end} $B {end}"}
+    frame = TemplateProcessing(**frame, special_tokens=[(end, tokens[end]["id"])])
+    steps["post_processor"] = json.loads(frame.__getstate__())
     model = values["model"] | {"unk_id": UNK_ID, "byte_fallback": False}
     return values | steps | {"model": model}
 
