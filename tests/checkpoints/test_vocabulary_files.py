@@ -180,6 +180,15 @@ def padding_before(values):
     frame["special_tokens"]["<pad>"] = {"id": "<pad>", "ids": [0], "tokens": ["<pad>"]}
 
 
+def metaspace(values):
+    values["pre_tokenizer"] = values["decoder"]
+
+
+def flag_sentinels(values):
+    for token in values["added_tokens"][3:]:
+        token["single_word"] = True
+
+
 def sentinels_that_are_pieces(values):
     """Leaves <extra_id_0> and <extra_id_1> to the model."""
     del values["added_tokens"][-2:]
@@ -256,6 +265,14 @@ PLAIN = {
     "added, as it is": (UNIGRAM, TOKENS | {"settings": AS_IT_IS}),
     "added to umT5": (UNIGRAM, TOKENS | {"kind": "umt5"}),
     "other steps of umT5": (UNIGRAM, {"change": lower, "kind": "umt5"}),
+    "spaces that T5 has not, and spiece": (
+        UNIGRAM,
+        {"change": metaspace, "settings": AS_IT_IS, "spiece": "t5"},
+    ),
+    "flagged sentinels and spiece": (
+        UNIGRAM,
+        {"change": flag_sentinels, "settings": AS_IT_IS, "spiece": "t5"},
+    ),
     "cut and padded": (UNIGRAM, TOKENS | {"change": truncate}),
     "own ids and tokens": (MAPPED, TOKENS | {"name": "own", "ids": OWN_IDS, "extra_ids": 0}),
     "a sentinel starts a text": (MAPPED, {"ids": T5_IDS | {"decoder_start_token_id": NEW - 1}}),

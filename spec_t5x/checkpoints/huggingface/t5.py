@@ -69,7 +69,7 @@ _KINDS = ("t5", "mt5", _UMT5)
 _MT5_ROWS = 250112
 
 START, EOS, PAD = "decoder_start_token_id", "eos_token_id", "pad_token_id"
-MORE_EOS = "more_eos_ids"
+_BOS, MORE_EOS = "bos_token_id", "more_eos_ids"
 _SPECIAL_IDS = {START: PAD_ID, EOS: EOS_ID, PAD: PAD_ID}
 # The embedding of a renumbered model is padded to a multiple of this, so that devices divide it.
 _ROWS = 128
@@ -273,16 +273,13 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     Without the entry, ``bos_token_id`` starts or EOS pads a text. If several ids end a text, EOS
     is the first, or T5's if the start is T5's too, and ``MORE_EOS`` lists the others.
     """
-
-    def start_of(entries: dict[str, Any]) -> Any:
-        return entries.get("bos_token_id") if entries.get(START) is None else entries[START]
-
+    starts = {START, _BOS}
     path, found = generation_config.said(directory, values)
-    if start_of(found) is None:
+    if not starts & found.keys():
         # transformers generates nothing without a start: use config.json's, else T5's.
         _, others = generation_config.configured(directory, values)
-        found = ({} if start_of(others) is not None else _SPECIAL_IDS) | others | found
-    start, eos, pad = start_of(found), found.get(EOS), found.get(PAD)
+        found = ({} if starts & others.keys() else _SPECIAL_IDS) | others | found
+    start, eos, pad = found.get(START, found.get(_BOS)), found.get(EOS), found.get(PAD)
     if eos is None:
         raise InputError(
             f"{path} has no {EOS}, so that in transformers no text would end: set it (T5's is "

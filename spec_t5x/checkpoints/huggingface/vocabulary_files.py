@@ -174,10 +174,14 @@ class _Files:
             pieces, foreign = pieces_of(tokenizer) if is_own else ([], [])
         if not is_own:
             return _mapped(self.directory, num_rows, PAD_ID, eos_ids, tokenizer)
-        # ``spiece.model`` has T5's steps, and its sentinels are added tokens.
-        is_plain = not foreign and (self.kind == _T5 or _has_steps_of_t5(tokenizer))
-        added = sum(is_sentinel(token["content"]) for token in tokenizer["added_tokens"])
-        if spiece.is_file() and is_plain and added >= self.extra_ids:
+        # ``spiece.model`` has T5's steps (more spaces are one), and its sentinels are added tokens.
+        steps = json.loads(made.to_str())
+        usual = ("Precompiled", None), ("Strip", None), ("Replace", {"Regex": " {2,}"})
+        found = [(each["type"], each.get("pattern")) for each in _steps(steps["normalizer"])]
+        is_plain = not foreign and steps["pre_tokenizer"] == _WORDS and all(map(usual.count, found))
+        added = [each for each in tokenizer["added_tokens"] if is_sentinel(each["content"])]
+        is_plain &= not any(each["single_word"] or each["normalized"] for each in added)
+        if spiece.is_file() and is_plain and len(added) >= self.extra_ids:
             vocabulary = SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
             if [vocabulary.piece(token) for token in range(vocabulary.vocab_size)] == pieces:
                 return vocabulary
@@ -260,7 +264,7 @@ class _Files:
         pieces += sentinels
         added = {number: token["content"] for number, token in given.items()}
         names = special | symbols | {*added.values()}
-        others = {name for name in names if not (is_sentinel(name) and name in pieces)}
+        others = names - {*filter(is_sentinel, pieces)}
         if self.kind == _T5:
             # Sentinels that are not added are pieces like any.
             others |= {*sentinels} - names - self._added_sentinels()
