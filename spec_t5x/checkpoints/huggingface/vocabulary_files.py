@@ -1,11 +1,11 @@
 """The vocabulary of a Hugging Face directory: the tokenizer that transformers 5 makes of its files.
 
 ``tokenizer.json`` overrides ``spiece.model``. Either file is read without transformers if it alone
-defines the tokenizer: it has all tokens that other files add, and the class uses it unchanged or is
-``T5Tokenizer``, which uses its pieces and normalisation only, and finds no other steps that change
-ids. A file that ``T5Tokenizer`` cannot read, because it is not Unigram, is used unchanged. In all
-other cases, transformers makes the tokenizer. Without these files, ``checkpoint-500`` has those of
-the directory above, where a Trainer saves them.
+defines the tokenizer: it has all tokens that other files add, with their flags, and the class uses
+it unchanged or is ``T5Tokenizer``, which uses its pieces and normalisation only, and finds no other
+steps that change ids (``spiece.model`` needs this class). A file that ``T5Tokenizer`` cannot read,
+because it is not Unigram, is used unchanged. In all other cases, transformers makes the tokenizer.
+Without these files, ``checkpoint-500`` has those of the directory above, where Trainers save them.
 """
 
 import contextlib
@@ -180,7 +180,7 @@ class _Files:
         found = [(each["type"], each.get("pattern")) for each in _steps(steps["normalizer"])]
         is_plain = not foreign and steps["pre_tokenizer"] == _WORDS and all(map(usual.count, found))
         added = [each for each in tokenizer["added_tokens"] if is_sentinel(each["content"])]
-        is_plain &= not any(each["single_word"] or each["normalized"] for each in added)
+        is_plain &= not any(each.get("single_word") or each["normalized"] for each in added)
         if spiece.is_file() and is_plain and len(added) >= self.extra_ids:
             vocabulary = SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
             if [vocabulary.piece(token) for token in range(vocabulary.vocab_size)] == pieces:
