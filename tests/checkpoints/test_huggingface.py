@@ -321,7 +321,11 @@ UNREAD = ["flax_model.msgpack", "tf_model.h5", "model.fp16.safetensors", "last.c
             for name in UNREAD
         ),
         ("global_step20/mp_rank_00.pt", "", "has weights in global_step20, which is not read"),
+        ("pytorch_model_fsdp_0/.metadata", "", "has weights in pytorch_model_fsdp_0, which is no"),
+        ("model/config.json", "{}", "has its weights in a folder: give {}/model"),
+        ("draft/config.json", "{}", "has its weights in a folder: give {}/draft"),
         ("optimizer.pt", "", None),
+        ("rng_state.pth", "", None),
     ],
 )
 @pytest.mark.parametrize("has_config", [True, False])
@@ -335,6 +339,20 @@ def test_files_in_place_of_weights(directory, file, content, expected, has_confi
         (directory / "config.json").unlink()
     nothing = "holds no weights" if has_config else "holds no config.json and no T5X checkpoint"
     assert_refused(directory, expected.format(directory) if expected else nothing)
+
+
+def test_weights_without_their_configuration(directory):
+    (directory / "config.json").unlink()
+    assert_refused(directory, "has weights (model.safetensors) and no config.json: copy there")
+
+
+def test_an_adapter_among_the_weights(directory):
+    path = directory / "model.safetensors"
+    names = {name: f"base_model.model.{name}" for name in load_file(path)}
+    name = names["shared.weight"].replace("weight", "lora_A.default.weight")
+    tensors = {names[n]: tensor for n, tensor in load_file(path).items()}
+    save_file(tensors | {name: np.ones((2, 2), np.float32)}, path)
+    assert_refused(directory, f"holds an adapter's {name}: save the merged model, merge_and_un")
 
 
 # A dict that holds itself, as pickle can store it.

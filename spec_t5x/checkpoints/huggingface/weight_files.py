@@ -19,7 +19,7 @@ import numpy as np
 
 from spec_t5x.checkpoints.storage import files
 from spec_t5x.checkpoints.storage.tensors import Tensor, listed
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.git_lfs import check_fetched
 
@@ -40,9 +40,11 @@ _SAFE_TORCH = (2, 6)
 # Modules of heads for other tasks (value heads are TRL's), and files of weights that are not read.
 _HEADS = {"v_head", "value_head", "classification_head", "qa_outputs"}
 ADAPTER_NAME = "adapter_config.json"
+_MERGE = "save the merged model, merge_and_unload().save_pretrained(DIR), and give DIR"
 _STEP = re.compile(r"checkpoint-(\d+)")
 _UNREAD = re.compile(
-    r"global_step\d+|.+\.(msgpack|h5|ckpt|gguf|pth)|pytorch_model\..+\.bin|"
+    r"(global_step|pytorch_model_fsdp_)\d+|(?!rng_state).+\.(msgpack|h5|ckpt|gguf|pth)|"
+    r"pytorch_model\..+\.bin|"
     r"(?!model(-\d|\.safetensors)).+\.safetensors"
 )
 
@@ -139,6 +141,8 @@ def unwrapped(
     if heads := [name for name in tensors if _HEADS & {*name.split(".")}]:
         _warn("%s has a head, which decoding ignores: %s", directory, listed(heads))
         tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
+    if adapter := next((name for name in tensors if ".lora_" in name), None):
+        raise InputError(f"{directory} holds an adapter's {one_line(adapter)}: {_MERGE}")
     while (first := next(iter(tensors), "").partition(".")[0]) not in ("", *modules):
         if not all(name.startswith(f"{first}.") for name in tensors):
             break
@@ -151,10 +155,14 @@ def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
     names = [path.name for path in directory.iterdir()] if names is None else list(names)
     if ADAPTER_NAME in names:
         base = files.read_if_there(directory / ADAPTER_NAME).get("base_model_name_or_path")
-        return (
-            f"holds an adapter of {base or 'a model'}, which is not read: save the merged model, "
-            "merge_and_unload().save_pretrained(DIR), and give DIR"
-        )
+        return f"holds an adapter of {base or 'a model'}, which is not read: {_MERGE}"
+    if weights := {*WEIGHTS} & {*names}:
+        remedy = "copy there that of the model they were trained from"
+        return f"has weights ({min(weights)}) and no {files.CONFIG_NAME}: {remedy}"
+    # Folders that trainings write.
+    for folder in ("model", "draft"):
+        if (directory / folder / files.CONFIG_NAME).is_file():
+            return f"has its weights in a folder: give {directory / folder}"
     if steps := [int(match[1]) for match in map(_STEP.fullmatch, names) if match]:
         return f"has its weights in folders: give the latest, {directory}/checkpoint-{max(steps)}"
     found = next(filter(_UNREAD.fullmatch, sorted(names)), None)
