@@ -19,7 +19,7 @@ import numpy as np
 
 from spec_t5x.checkpoints.storage import files
 from spec_t5x.checkpoints.storage.tensors import Tensor, listed
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error, one_line
 from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.git_lfs import check_fetched
 
@@ -156,9 +156,8 @@ def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
     if ADAPTER_NAME in names:
         base = files.read_if_there(directory / ADAPTER_NAME).get("base_model_name_or_path")
         return f"holds an adapter of {base or 'a model'}, which is not read: {_MERGE}"
-    if weights := {*WEIGHTS} & {*names}:
-        remedy = "copy there that of the model they were trained from"
-        return f"has weights ({min(weights)}) and no {files.CONFIG_NAME}: {remedy}"
+    if {*WEIGHTS} & {*names}:
+        return f"has weights and no {files.CONFIG_NAME}: copy that of the model they are of there"
     # Folders that trainings write.
     for folder in ("model", "draft"):
         if (directory / folder / files.CONFIG_NAME).is_file():
@@ -188,9 +187,8 @@ def find_files(directory: Path) -> list[Path]:
     if not present[0].name.endswith(INDEX_ENDING):
         return present[:1]
     shards = [directory / name for name in shard_names(present[0])]
-    for shard in shards:
-        if not shard.is_file():
-            raise InputError(f"no file {shard}, which {present[0].name} lists: copy it there")
+    if lost := [shard for shard in shards if not shard.is_file()]:
+        raise InputError(f"no file {lost[0]}, which {present[0].name} lists: copy it there")
     return shards
 
 
@@ -220,19 +218,12 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
 def check_torch(path: object) -> None:
     """Raises ``InputError`` unless a PyTorch is installed that does not run a pickle's code."""
-    try:
+    remedy = f"{EXTRAS['torch'].remedy}, or convert it to {WEIGHTS[0]}"
+    with as_input_error(f"{path} needs PyTorch to be read", remedy, ImportError):
         import torch
-    except ImportError as error:
-        raise InputError(
-            f"{path} needs PyTorch to be read: {EXTRAS['torch'].remedy}, or convert it to "
-            "model.safetensors"
-        ) from error
     if tuple(map(int, torch.__version__.split(".")[:2])) < _SAFE_TORCH:
-        raise InputError(
-            f"{path} is a pickle, whose code PyTorch {torch.__version__} would run: "
-            f"pip install 'torch>={'.'.join(map(str, _SAFE_TORCH))}', or convert it to "
-            "model.safetensors"
-        )
+        what = f"{path} is a pickle, whose code PyTorch {torch.__version__} would run"
+        raise InputError(f"{what}: {remedy}")
 
 
 def _open_torch(path: Path) -> dict[str, Tensor]:
