@@ -53,7 +53,7 @@ def test_packaged_names_are_found_and_listed(saved, monkeypatch):
         ("[]", "no JSON object"),
         ("{}", "neither format 'spec_t5x' nor a model_type"),
         ('{"format": "spec_t5x_shared_draft"}', "sound holds a draft alone: give it as the draft"),
-        ('{"format": "spec_t5x_heads"}', "sound holds a draft alone: give it as the draft"),
+        ('{"format": "spec_t5x_ngram"}', "sound holds a draft alone: give it as the draft"),
     ],
 )
 def test_corrupt_config(saved, content, expected):

@@ -4,15 +4,19 @@ import argparse
 import dataclasses
 import functools
 import pkgutil
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
 from spec_t5x import registry
 from spec_t5x.cli import settings
+from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import needed
 
 # Exit status of a run that ``TrainOptions.max_minutes`` ended before its last step; sysexits.h
 # has this number for "try again later".
 OUT_OF_TIME = 75
+# The function that a gin file configures.
+_TRAINS = re.compile(r"^(\w+)\.output_dir\b", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +33,11 @@ class Training:
     def run(self, args: argparse.Namespace) -> int:
         """Trains as gin files and flags configure; returns 0, or ``OUT_OF_TIME`` if unfinished."""
         from spec_t5x.cli.gin_files import parse_gin
-        from spec_t5x.errors import InputError
 
         with needed("optax"):
             configurable = self.configurable()
             from spec_t5x.labs.training.run_train import built_arguments
+        _check_files(args.gin_file, configurable)
         parse_gin(args.gin_file, args.gin_bindings)
         try:
             result = configurable(**built_arguments(configurable, args.gin_bindings))
@@ -43,6 +47,20 @@ class Training:
                 raise
             raise InputError(f"gin: {reason}: bind it in the gin file") from error
         return 0 if result.finished else OUT_OF_TIME
+
+
+def _check_files(files: Sequence[str], configurable: Callable) -> None:
+    """Raises ``InputError`` if the gin files configure the training of another command."""
+    from spec_t5x.cli.gin_files import read_all
+
+    # An include comes before the lines of its file, which may train a draft of what it configures.
+    configured = _TRAINS.findall("".join(text for _, text in read_all(files)))[-1:]
+    if configured in ([], [configurable.__name__]):
+        return
+    trainings = {name: each.configurable().__name__ for name, each in TRAININGS.items()}
+    commands = [f"spec-t5x {name}" for name, each in trainings.items() if each in configured]
+    if commands:
+        raise InputError(f"{files[-1]} is a file for {' or '.join(commands)}: run that command")
 
 
 def _of_labs(place: str) -> Callable[[], Callable]:
