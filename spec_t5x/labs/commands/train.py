@@ -25,10 +25,16 @@ class Training:
 
     configurable: Callable[[], Callable]
     HELP: str
+    # Name of a file in ``gin_configs/runs`` that configures it; None if it has none there.
+    file: str | None = None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Adds ``--gin_file``; ``--gin.NAME=VALUE`` needs no flag, since ``main`` parses it."""
-        parser.add_argument("--gin_file", required=True, **settings.GIN_FILE)
+        flag = {"required": True, **settings.GIN_FILE}
+        if self.file is not None:
+            named = f"such as gin_configs/runs/{self.file}, whose header has a command"
+            flag["help"] = f"gin file with settings, {named}; repeatable"
+        parser.add_argument("--gin_file", **flag)
 
     def run(self, args: argparse.Namespace) -> int:
         """Trains as gin files and flags configure; returns 0, or ``OUT_OF_TIME`` if unfinished."""
@@ -68,15 +74,18 @@ def _of_labs(place: str) -> Callable[[], Callable]:
 
 
 _AS = "as a gin file configures it; the same command resumes an interrupted run"
-# The model that each command of ``contrib`` trains.
-_TRAINED = {"train-lm": "a language model", "train-heads": "draft heads for a target"}
-TRAININGS = {
-    "train": Training(_of_labs("run_train:train"), f"train a model {_AS}"),
-    "distill": Training(_of_labs("run_distill:distill"), f"train a draft for a target {_AS}"),
-} | {
-    name: Training(
-        functools.partial(registry.find, "training", name),
-        f"train {_TRAINED.get(name, 'what this command is named for')} {_AS}",
-    )
-    for name in registry.names("training")
+# The model that each command of ``contrib`` trains, and a gin file.
+_TRAINED = {
+    "train-lm": ("a language model", "train_lm_target.gin"),
+    "train-heads": ("draft heads for a target", "train_t5_heads.gin"),
 }
+TRAININGS = {
+    "train": Training(_of_labs("run_train:train"), f"train a model {_AS}", "first_training.gin"),
+    "distill": Training(
+        _of_labs("run_distill:distill"), f"train a draft for a target {_AS}", "distill_draft.gin"
+    ),
+}
+for _name in registry.names("training"):
+    _what, _file = _TRAINED.get(_name, ("what this command is named for", None))
+    _training = functools.partial(registry.find, "training", _name)
+    TRAININGS[_name] = Training(_training, f"train {_what} {_AS}", _file)
