@@ -304,7 +304,17 @@ def test_unsuitable_files_beside_the_configuration(directory, file, values, expe
     assert_refused(directory, expected)
 
 
-UNREAD = ["flax_model.msgpack", "tf_model.h5", "model.fp16.safetensors", "last.ckpt", "model.gguf"]
+UNREAD = [
+    "flax_model.msgpack",
+    "tf_model.h5",
+    "model.fp16.safetensors",
+    "last.ckpt",
+    "model.gguf",
+    "best.pt",
+    "pytorch_model_fsdp.bin",
+    "pytorch_model.fp16.bin",
+    "consolidated.00.pth",
+]
 
 
 @pytest.mark.parametrize(
@@ -326,6 +336,7 @@ UNREAD = ["flax_model.msgpack", "tf_model.h5", "model.fp16.safetensors", "last.c
         ("draft/config.json", "{}", "has its weights in a folder: give {}/draft"),
         ("optimizer.pt", "", None),
         ("rng_state.pth", "", None),
+        ("training_args.bin", "", None),
     ],
 )
 @pytest.mark.parametrize("has_config", [True, False])

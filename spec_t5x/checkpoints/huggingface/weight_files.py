@@ -43,9 +43,9 @@ ADAPTER_NAME = "adapter_config.json"
 _MERGE = "save the merged model, merge_and_unload().save_pretrained(DIR), and give DIR"
 _STEP = re.compile(r"checkpoint-(\d+)")
 _UNREAD = re.compile(
-    r"(global_step|pytorch_model_fsdp_)\d+|(?!rng_state).+\.(msgpack|h5|ckpt|gguf|pth)|"
-    r"pytorch_model\..+\.bin|"
-    r"(?!model(-\d|\.safetensors)).+\.safetensors"
+    r"(global_step|pytorch_model_fsdp_)\d+|(?!model(-\d|\.safetensors)).+\.safetensors|"
+    # Without what trainers write beside the weights.
+    r"(?!optimizer|rng_state|scaler|scheduler|training_args).+\.(msgpack|h5|ckpt|gguf|pth?|bin)"
 )
 
 # Logs a warning once, as a model may be opened twice: to compare it, and to load it.
