@@ -27,7 +27,7 @@ def draw(rows: Rows) -> Figure:
     """Returns a figure of speed-ups with a panel per axis."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     panels = figure.subplots(1, len(AXES), sharey=True)
-    highest = max(max(row["loop_speed_up"], row["predicted"]) for row in rows)
+    highest = max(max(row["loop_speed_up"] or 0.0, row["predicted"]) for row in rows)
     for (axis, title), panel in zip(AXES.items(), panels, strict=True):
         plots.style(panel)
         along = walk(rows, axis)

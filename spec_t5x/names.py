@@ -39,7 +39,8 @@ max_source_len max_input_length max_input_len max_source_length max_prompt_lengt
 batch_size max_batch_size eval_batch_size per_device_batch_size max_num_seqs
 dtype torch_dtype precision
 vocabulary tokenizer spm_model sentencepiece_model
-input input_file inputs in_file
+input input_file inputs in_file data
+data input
 output_dir output out_dir output_path
 """
 _OURS = {

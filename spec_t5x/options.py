@@ -129,7 +129,8 @@ class GenerateOptions:
     lenience: float = option(
         1.0,
         "below 1 the token verifier accepts more but is lossy: a token's probability grows by a "
-        "factor of at most 1 / lenience (section A.5)",
+        "factor of at most 1 / lenience; at temperature 0 those pass that are at least lenience "
+        "times as likely as the likeliest (section A.5)",
     )
     widths: tuple = option(
         (), "with verifier multi or tree, number of tokens to propose at each position, such as 3,2"

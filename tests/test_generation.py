@@ -913,6 +913,16 @@ def test_other_objects_are_refused_as_drafts(generator, how):
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_ids_that_the_target_does_not_embed_are_refused(generator):
+    rows, text = generator.target.vocab_size, "¿"
+    other = dataclasses.replace(generator, vocabulary=ByteVocabulary())
+    most = max(ByteVocabulary().encode(text))
+    assert str(other.generate([text])[0].error) == (
+        f"the text has id {most} and the target embeds {rows}: give the target's vocabulary"
+    )
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -111,7 +111,10 @@ class BatchDecoder:
         check_unicode("the text", text)
         if not self.is_decoder_only and not text.strip():
             raise InputError("the text is empty: give at least one word")
-        ids = self.vocabulary.encode(text)
+        ids, size = self.vocabulary.encode(text), self.target.vocab_size
+        if max(ids, default=0) >= size:
+            what = f"the text has id {max(ids)} and the target embeds {size}"
+            raise InputError(f"{what}: give the target's vocabulary")
         return self.fit(ids if self.is_decoder_only else self.vocabulary.framed(ids), text, options)
 
     def fit(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:

@@ -41,8 +41,8 @@ class Family:
 
 
 def family_of(config: ModelConfig) -> Family:
-    """Returns the registered family that a configuration belongs to, by its class."""
-    for family in registry.find_all("family").values():
+    """Returns the family of a configuration's class; those registered last have precedence."""
+    for family in reversed(registry.find_all("family").values()):
         if isinstance(config, family.config):
             return family
     raise InputError(f"config is a {type(config).__name__}: give one of {known_families()}")

@@ -52,6 +52,11 @@ def test_packaged_names_are_found_and_listed(saved, monkeypatch):
         ('{"format": "spec_t5x", ', "config.json as JSON"),
         ("[]", "no JSON object"),
         ("{}", "neither format 'spec_t5x' nor a model_type"),
+        (
+            '{"format": "spec_t5x_shared_draft"}',
+            "sound holds a draft, no whole model: give it alone as",
+        ),
+        ('{"format": "spec_t5x_ngram"}', "sound holds a draft, no whole model: give it alone as"),
     ],
 )
 def test_corrupt_config(saved, content, expected):

@@ -275,7 +275,7 @@ def test_a_torch_that_would_run_code_is_not_asked(directory, monkeypatch):
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
     monkeypatch.setattr(torch, "load", None)
-    assert_refused(directory, "whose code PyTorch 2.5.1+cpu would run: pip install 'torch>=2.6'")
+    assert_refused(directory, "whose code PyTorch 2.5.1+cpu would run: pip install")
 
 
 @pytest.mark.parametrize("values", [{}, {"weight_map": None}, {"weight_map": ["a"]}])
@@ -319,7 +319,17 @@ def test_unsuitable_files_beside_the_configuration(directory, file, values, expe
     assert_refused(directory, expected)
 
 
-UNREAD = ["flax_model.msgpack", "tf_model.h5", "model.fp16.safetensors", "last.ckpt", "model.gguf"]
+UNREAD = [
+    "flax_model.msgpack",
+    "tf_model.h5",
+    "model.fp16.safetensors",
+    "last.ckpt",
+    "model.gguf",
+    "best.pt",
+    "pytorch_model_fsdp.bin",
+    "pytorch_model.fp16.bin",
+    "consolidated.00.pth",
+]
 
 
 @pytest.mark.parametrize(
@@ -336,7 +346,12 @@ UNREAD = ["flax_model.msgpack", "tf_model.h5", "model.fp16.safetensors", "last.c
             for name in UNREAD
         ),
         ("global_step20/mp_rank_00.pt", "", "has weights in global_step20, which is not read"),
+        ("pytorch_model_fsdp_0/.metadata", "", "has weights in pytorch_model_fsdp_0, which is no"),
+        ("model/config.json", "{}", "has its weights in a folder: give {}/model"),
+        ("draft/config.json", "{}", "has its weights in a folder: give {}/draft"),
         ("optimizer.pt", "", None),
+        ("rng_state.pth", "", None),
+        ("training_args.bin", "", None),
     ],
 )
 @pytest.mark.parametrize("has_config", [True, False])
@@ -350,6 +365,20 @@ def test_files_in_place_of_weights(directory, file, content, expected, has_confi
         (directory / "config.json").unlink()
     nothing = "holds no weights" if has_config else "holds no config.json and no T5X checkpoint"
     assert_refused(directory, expected.format(directory) if expected else nothing)
+
+
+def test_weights_without_their_configuration(directory):
+    (directory / "config.json").unlink()
+    assert_refused(directory, "has weights and no config.json: copy that of the model")
+
+
+def test_an_adapter_among_the_weights(directory):
+    path = directory / "model.safetensors"
+    names = {name: f"base_model.model.{name}" for name in load_file(path)}
+    name = names["shared.weight"].replace("weight", "lora_A.default.weight")
+    tensors = {names[n]: tensor for n, tensor in load_file(path).items()}
+    save_file(tensors | {name: np.ones((2, 2), np.float32)}, path)
+    assert_refused(directory, f"holds an adapter's {name}: save the merged model, merge_and_un")
 
 
 # A dict that holds itself, as pickle can store it.

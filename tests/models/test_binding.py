@@ -3,13 +3,19 @@
 import dataclasses
 import re
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from spec_t5x import registry
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import abstract_params, bind
+from spec_t5x.labs.training.exports import save_model
+from spec_t5x.models.binding import Family, abstract_params, bind
+from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.models.weights import Form
 
@@ -104,3 +110,27 @@ def test_bound_parameters_are_bound_again():
     assert isinstance(kernel, Form)
     # A model whose weights are read later.
     assert bind({}, CONFIG).config == CONFIG
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig(T5Config):
+    """Configuration of a user's family, which inherits T5's."""
+
+
+@flax.struct.dataclass
+class OwnModel(T5Model):
+    """Network of a user's family."""
+
+
+OWN = Family(config=OwnConfig, model=OwnModel)
+
+
+def test_a_family_that_inherits_t5s_configuration_is_found(tmp_path, monkeypatch):
+    families = registry._PLACES["family"]
+    monkeypatch.setitem(registry._PLACES, "family", {**families, "own": f"{__name__}:OWN"})
+    config = OwnConfig(**dataclasses.asdict(CONFIG) | {"vocab_size": 384})
+    params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), abstract_params(config))
+    assert type(bind(params, config)) is OwnModel
+    assert type(bind(PARAMS, CONFIG)) is T5Model
+    save_model(tmp_path / "own", params, config, ByteVocabulary(), dtype="float32")
+    assert type(load(tmp_path / "own").bind()) is OwnModel

@@ -23,6 +23,9 @@ from spec_t5x.verifiers import TokenVerifier
 from tests.drafts import test_every_draft as every_draft
 from tests.toy_t5 import disturbed, tiny_t5
 
+# Bytes whose ids the tiny networks embed.
+TEXT = "\x02\x03"
+
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_digest_is_of_content_and_settings():
@@ -64,7 +67,7 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
     def key(which=generator, **changes):
         options = dataclasses.replace(GenerateOptions(), **changes)
         which = dataclasses.replace(which)
-        which.engine(options).costs(text_batches(which, ["ab"], options)[0])
+        which.engine(options).costs(text_batches(which, [TEXT], options)[0])
         return keys[-1]
 
     assert key(seed=3, truncate=True, temperature=0.0) == key()
@@ -93,7 +96,7 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
     before = key()
     # Options that no step's time depends on find the same costs without another digest.
     costed = dataclasses.replace(generator)
-    batch, asked = text_batches(costed, ["ab"], GenerateOptions())[0], len(keys)
+    batch, asked = text_batches(costed, [TEXT], GenerateOptions())[0], len(keys)
     for seed in range(3):
         costed.engine(GenerateOptions(temperature=1.0, seed=seed)).costs(batch)
     assert len(keys) == asked + 1
@@ -121,7 +124,7 @@ def test_threads_that_begin_together_measure_once(monkeypatch):
         max_source_len=16,
         draft=CopyDraft(tiny_t5(0).vocab_size),
     )
-    (batch,) = text_batches(generator, ["ab"], GenerateOptions())
+    (batch,) = text_batches(generator, [TEXT], GenerateOptions())
     engine = generator.engine(GenerateOptions())
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         found = list(threads.map(engine.costs, [batch] * 3))

@@ -19,7 +19,7 @@ import numpy as np
 
 from spec_t5x.checkpoints.storage import files
 from spec_t5x.checkpoints.storage.tensors import Tensor, listed
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, as_input_error, one_line
 from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.git_lfs import check_fetched
 
@@ -40,10 +40,12 @@ _SAFE_TORCH = (2, 6)
 # Modules of heads for other tasks (value heads are TRL's), and files of weights that are not read.
 _HEADS = {"v_head", "value_head", "classification_head", "qa_outputs"}
 ADAPTER_NAME = "adapter_config.json"
+_MERGE = "save the merged model, merge_and_unload().save_pretrained(DIR), and give DIR"
 _STEP = re.compile(r"checkpoint-(\d+)")
 _UNREAD = re.compile(
-    r"global_step\d+|.+\.(msgpack|h5|ckpt|gguf|pth)|pytorch_model\..+\.bin|"
-    r"(?!model(-\d|\.safetensors)).+\.safetensors"
+    r"(global_step|pytorch_model_fsdp_)\d+|(?!model(-\d|\.safetensors)).+\.safetensors|"
+    # Without what trainers write beside the weights.
+    r"(?!optimizer|rng_state|scaler|scheduler|training_args).+\.(msgpack|h5|ckpt|gguf|pth?|bin)"
 )
 
 # Logs a warning once, as a model may be opened twice: to compare it, and to load it.
@@ -139,6 +141,8 @@ def unwrapped(
     if heads := [name for name in tensors if _HEADS & {*name.split(".")}]:
         _warn("%s has a head, which decoding ignores: %s", directory, listed(heads))
         tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
+    if adapter := next((name for name in tensors if ".lora_" in name), None):
+        raise InputError(f"{directory} holds an adapter's {one_line(adapter)}: {_MERGE}")
     while (first := next(iter(tensors), "").partition(".")[0]) not in ("", *modules):
         if not all(name.startswith(f"{first}.") for name in tensors):
             break
@@ -151,10 +155,13 @@ def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
     names = [path.name for path in directory.iterdir()] if names is None else list(names)
     if ADAPTER_NAME in names:
         base = files.read_if_there(directory / ADAPTER_NAME).get("base_model_name_or_path")
-        return (
-            f"holds an adapter of {base or 'a model'}, which is not read: save the merged model, "
-            "merge_and_unload().save_pretrained(DIR), and give DIR"
-        )
+        return f"holds an adapter of {base or 'a model'}, which is not read: {_MERGE}"
+    if {*WEIGHTS} & {*names}:
+        return f"has weights and no {files.CONFIG_NAME}: copy that of the model they are of there"
+    # Folders that trainings write.
+    for folder in ("model", "draft"):
+        if (directory / folder / files.CONFIG_NAME).is_file():
+            return f"has its weights in a folder: give {directory / folder}"
     if steps := [int(match[1]) for match in map(_STEP.fullmatch, names) if match]:
         return f"has its weights in folders: give the latest, {directory}/checkpoint-{max(steps)}"
     found = next(filter(_UNREAD.fullmatch, sorted(names)), None)
@@ -180,9 +187,8 @@ def find_files(directory: Path) -> list[Path]:
     if not present[0].name.endswith(INDEX_ENDING):
         return present[:1]
     shards = [directory / name for name in shard_names(present[0])]
-    for shard in shards:
-        if not shard.is_file():
-            raise InputError(f"no file {shard}, which {present[0].name} lists: copy it there")
+    if lost := [shard for shard in shards if not shard.is_file()]:
+        raise InputError(f"no file {lost[0]}, which {present[0].name} lists: copy it there")
     return shards
 
 
@@ -212,19 +218,12 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
 def check_torch(path: object) -> None:
     """Raises ``InputError`` unless a PyTorch is installed that does not run a pickle's code."""
-    try:
+    remedy = f"{EXTRAS['torch'].remedy}, or convert it to {WEIGHTS[0]}"
+    with as_input_error(f"{path} needs PyTorch to be read", remedy, ImportError):
         import torch
-    except ImportError as error:
-        raise InputError(
-            f"{path} needs PyTorch to be read: {EXTRAS['torch'].remedy}, or convert it to "
-            "model.safetensors"
-        ) from error
     if tuple(map(int, torch.__version__.split(".")[:2])) < _SAFE_TORCH:
-        raise InputError(
-            f"{path} is a pickle, whose code PyTorch {torch.__version__} would run: "
-            f"pip install 'torch>={'.'.join(map(str, _SAFE_TORCH))}', or convert it to "
-            "model.safetensors"
-        )
+        what = f"{path} is a pickle, whose code PyTorch {torch.__version__} would run"
+        raise InputError(f"{what}: {remedy}")
 
 
 def _open_torch(path: Path) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from spec_t5x.data.vocabulary import (
     Vocabulary,
 )
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.binding import ModelConfig, family_of
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO, INT8, WEIGHTS
 from spec_t5x.types import EOS_ID
@@ -90,7 +90,7 @@ def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
     metadata = {
         "format": FORMAT,
         "version": VERSION if weights == AUTO and dtype != INT8 else _ROUNDED_VERSION,
-        "network": _name_of("family", lambda family: isinstance(config, family.config)),
+        "network": _name_of("family", lambda family: family is family_of(config)),
         "model": config.to_dict(),
         "vocabulary": None if vocabulary is None else _describe_vocabulary(vocabulary),
         "stored_dtype": dtype,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from spec_t5x.checkpoints.storage.tensors import Index, Tensor
+from spec_t5x.checkpoints.storage.tensorstore_arrays import COPY_AGAIN
 from spec_t5x.errors import InputError
 from spec_t5x.models.weights import GROUP, TABLES, Rounded, powers_of_two
 
@@ -58,9 +59,7 @@ def join(stored: Mapping[str, Tensor], source: str, dtype: str) -> dict[str, Ten
         scales, (inner, features) = stored.get(path + _SCALES), tensor.shape
         groups = {(1, features), (-(-inner // GROUP), features), (inner, 1)}
         if scales is None or scales.shape not in groups:
-            raise InputError(
-                f"{source}: {path} has no scales that fit it: copy the whole checkpoint again"
-            )
+            raise InputError(f"{source}: {path} has no scales that fit it: {COPY_AGAIN}")
         tensors[path] = _multiplied(tensor, scales, dtype)
     return tensors
 

@@ -18,7 +18,7 @@ import numpy as np
 from spec_t5x.checkpoints.storage.files import check_inside, describing, read_json, write_json
 from spec_t5x.checkpoints.storage.locations import Location, kvstore_spec
 from spec_t5x.checkpoints.storage.tensors import Tensor, listed
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error
 
 METADATA_NAME = "_METADATA"
 
@@ -72,14 +72,15 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
     }
     tensors, absent = {}, []
     for path, entry in entries.items():
-        try:
-            array = futures[path].result() if path in futures else entry
-        except (ValueError, OSError) as error:
-            if not str(error).startswith("NOT_FOUND"):
-                raise _unreadable(path, source, error) from error
-            absent.append(path)
-        else:
-            tensors[path] = _tensor(path, array, source)
+        with as_input_error(f"cannot read {path} of {source}", COPY_AGAIN, ValueError, OSError):
+            try:
+                array = futures[path].result() if path in futures else entry
+            except (ValueError, OSError) as error:
+                if not str(error).startswith("NOT_FOUND"):
+                    raise
+                absent.append(path)
+            else:
+                tensors[path] = _tensor(path, array, source)
     if absent:
         raise InputError(
             f"{source}: {len(absent)} of {len(entries)} arrays are missing ({listed(absent)}): "
@@ -89,23 +90,19 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
 
 
 def _tensor(path: str, array: Any, source: str) -> Tensor:
+    what = f"cannot read {path} of {source}"
+
     def read(index):
         if isinstance(array, np.ndarray):
             return np.asarray(array[index])
         part = array[index]
-        try:
+        with as_input_error(what, COPY_AGAIN, ValueError, OSError, MemoryError):
             # TensorStore ends the process if there is no memory for the part or a chunk.
             for shape in (part.shape, array.chunk_layout.read_chunk.shape or ()):
                 np.empty(shape, array.dtype.numpy_dtype)
             return part.read().result()
-        except (ValueError, OSError, MemoryError) as error:
-            raise _unreadable(path, source, error) from error
 
     return Tensor(name=path, shape=tuple(array.shape), dtype=array.dtype.name, read=read)
-
-
-def _unreadable(path: str, source: str, error: Exception) -> InputError:
-    return InputError(f"cannot read {path} of {source} ({one_line(error)}): {COPY_AGAIN}")
 
 
 def zarr_spec(kvstore: Mapping[str, Any], name: str, driver: str = "zarr") -> dict[str, Any]:

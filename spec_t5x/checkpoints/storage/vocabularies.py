@@ -24,7 +24,7 @@ from spec_t5x.data.vocabulary import (
     SentencePieceVocabulary,
     Vocabulary,
 )
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.compilation_cache import user_cache
 
@@ -100,12 +100,9 @@ def local_file(location: Location) -> Path:
     digest = hashlib.sha256(str(location).encode()).hexdigest()[:16]
     path = user_cache() / "vocabularies" / f"{digest}-{location.name}"
     if not path.is_file():
-        try:
+        what, remedy = f"no vocabulary at {location}", "give a SentencePiece model file"
+        with as_input_error(what, remedy, FileNotFoundError):
             content = location.read_bytes()
-        except FileNotFoundError as error:
-            raise InputError(
-                f"no vocabulary at {location}: give a SentencePiece model file"
-            ) from error
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, [content])
     return path

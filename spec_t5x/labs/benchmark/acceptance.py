@@ -293,6 +293,16 @@ def table(rows: Sequence[AcceptanceRow]) -> results.Table:
         decoded = row.decoded
         return decoded and f"{decoded.block_efficiency.value:.2f} (gamma {row.gamma})"
 
+    notes = (
+        "¹ E[sum min(p, q)] over tokens that the target generated (Corollary 3.6), with an "
+        "interval bootstrapped over texts. ² Share of the tokens for which the draft proposed "
+        "anything; alpha is over these."
+    )
+    if any(row.decoded for row in rows):
+        notes += (
+            " ³ The same mean over the positions that speculative decoding verified. ⁴ Share of "
+            "the verified drafts that were accepted."
+        )
     return results.table(
         {
             "draft": lambda row: row.draft,
@@ -306,10 +316,7 @@ def table(rows: Sequence[AcceptanceRow]) -> results.Table:
             "block efficiency": efficiency,
         },
         rows,
-        "¹ E[sum min(p, q)] over tokens that the target generated (Corollary 3.6), with an "
-        "interval bootstrapped over texts. ² Share of the tokens for which the draft proposed "
-        "anything; alpha is over these. ³ The same mean over the positions that speculative "
-        "decoding verified. ⁴ Share of the verified drafts that were accepted.",
+        notes,
     )
 
 

@@ -186,11 +186,13 @@ class Comparison(TimedRounds):
         return self.speed_up > max(self.block_efficiency, longer)
 
     @property
-    def loop_speed_up(self) -> float:
-        """Speed-up without the prefill, which Theorem 3.8 leaves out."""
+    def loop_speed_up(self) -> float | None:
+        """Speed-up without the prefill, which Theorem 3.8 leaves out; None if noise hides it."""
         median = statistics.median
         plain = median(self.plain_seconds) - median(self.plain_setup_seconds)
         drafted = median(self.speculative_seconds) - median(self.speculative_setup_seconds)
+        if min(plain, drafted) <= 0:
+            return None
         return (self.speculative_tokens / drafted) / (self.plain_tokens / plain)
 
     @property

@@ -29,6 +29,7 @@ def print_comparison(comparison: Comparison) -> None:
     """Prints the figures of ``--compare`` as a table."""
     console = Console(highlight=False)
     times, count = comparison.step_times, comparison.num_inputs
+    loop = comparison.loop_speed_up
     alpha, verified = "alpha", f"{comparison.gamma + 1}"
     if comparison.acceptance_by_position is not None:
         alpha, verified = "alpha of first children", "a tree"
@@ -41,10 +42,10 @@ def print_comparison(comparison: Comparison) -> None:
         ("plain decoding", f"{comparison.plain_rate:.1f} tokens/s"),
         ("speculative decoding", f"{comparison.speculative_rate:.1f} tokens/s"),
         ("speed-up", f"{comparison.speed_up:.2f}x"),
-        ("speed-up of the loop alone", f"{comparison.loop_speed_up:.2f}x"),
+        ("speed-up of the loop alone", "—" if loop is None else f"{loop:.2f}x"),
         ("predicted (Theorem 3.8)", f"{comparison.predicted:.2f}x"),
         ("predicted, verification counted", f"{comparison.predicted_with_verification:.2f}x"),
-        (alpha, f"{comparison.alpha:.3f}"),
+        (alpha, f"{comparison.alpha:.3f}" if comparison.verified else "—"),
         ("block efficiency", f"{comparison.block_efficiency:.2f}"),
         *_plain_steps(comparison),
         ("target, draft step", f"{times.target:.2f} ms, {times.draft:.2f} ms (c = {times.c:.2f})"),

@@ -4,15 +4,19 @@ import argparse
 import dataclasses
 import functools
 import pkgutil
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
 from spec_t5x import registry
 from spec_t5x.cli import settings
+from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import needed
 
 # Exit status of a run that ``TrainOptions.max_minutes`` ended before its last step; sysexits.h
 # has this number for "try again later".
 OUT_OF_TIME = 75
+# The function that a gin file configures.
+_TRAINS = re.compile(r"^(\w+)\.output_dir\b", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,19 +25,25 @@ class Training:
 
     configurable: Callable[[], Callable]
     HELP: str
+    # Name of a file in ``gin_configs/runs`` that configures it; None if it has none there.
+    file: str | None = None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Adds ``--gin_file``; ``--gin.NAME=VALUE`` needs no flag, since ``main`` parses it."""
-        parser.add_argument("--gin_file", required=True, **settings.GIN_FILE)
+        flag = {"required": True, **settings.GIN_FILE}
+        if self.file is not None:
+            named = f"such as gin_configs/runs/{self.file}, whose header has a command"
+            flag["help"] = f"gin file with settings, {named}; repeatable"
+        parser.add_argument("--gin_file", **flag)
 
     def run(self, args: argparse.Namespace) -> int:
         """Trains as gin files and flags configure; returns 0, or ``OUT_OF_TIME`` if unfinished."""
         from spec_t5x.cli.gin_files import parse_gin
-        from spec_t5x.errors import InputError
 
         with needed("optax"):
             configurable = self.configurable()
             from spec_t5x.labs.training.run_train import built_arguments
+        _check_files(args.gin_file, configurable)
         parse_gin(args.gin_file, args.gin_bindings)
         try:
             result = configurable(**built_arguments(configurable, args.gin_bindings))
@@ -45,20 +55,37 @@ class Training:
         return 0 if result.finished else OUT_OF_TIME
 
 
+def _check_files(files: Sequence[str], configurable: Callable) -> None:
+    """Raises ``InputError`` if the gin files configure the training of another command."""
+    from spec_t5x.cli.gin_files import read_all
+
+    # An include comes before the lines of its file, which may train a draft of what it configures.
+    configured = _TRAINS.findall("".join(text for _, text in read_all(files)))[-1:]
+    if configured in ([], [configurable.__name__]):
+        return
+    trainings = {name: each.configurable().__name__ for name, each in TRAININGS.items()}
+    commands = [f"spec-t5x {name}" for name, each in trainings.items() if each in configured]
+    if commands:
+        raise InputError(f"{files[-1]} is a file for {' or '.join(commands)}: run that command")
+
+
 def _of_labs(place: str) -> Callable[[], Callable]:
     return functools.partial(pkgutil.resolve_name, f"spec_t5x.labs.training.{place}")
 
 
 _AS = "as a gin file configures it; the same command resumes an interrupted run"
-# The model that each command of ``contrib`` trains.
-_TRAINED = {"train-lm": "a language model", "train-heads": "draft heads for a target"}
-TRAININGS = {
-    "train": Training(_of_labs("run_train:train"), f"train a model {_AS}"),
-    "distill": Training(_of_labs("run_distill:distill"), f"train a draft for a target {_AS}"),
-} | {
-    name: Training(
-        functools.partial(registry.find, "training", name),
-        f"train {_TRAINED.get(name, 'what this command is named for')} {_AS}",
-    )
-    for name in registry.names("training")
+# The model that each command of ``contrib`` trains, and a gin file.
+_TRAINED = {
+    "train-lm": ("a language model", "train_lm_target.gin"),
+    "train-heads": ("draft heads for a target", "train_t5_heads.gin"),
 }
+TRAININGS = {
+    "train": Training(_of_labs("run_train:train"), f"train a model {_AS}", "first_training.gin"),
+    "distill": Training(
+        _of_labs("run_distill:distill"), f"train a draft for a target {_AS}", "distill_draft.gin"
+    ),
+}
+for _name in registry.names("training"):
+    _what, _file = _TRAINED.get(_name, ("what this command is named for", None))
+    _training = functools.partial(registry.find, "training", _name)
+    TRAININGS[_name] = Training(_training, f"train {_what} {_AS}", _file)

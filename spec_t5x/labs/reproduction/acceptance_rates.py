@@ -146,9 +146,18 @@ def _table_3(pair: Pair, rows: Sequence[Any]) -> ReportTable:
 def _tables_5(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
     rates = measure_rates(pairs.ENDE, options, results)
     ours = {"unigram": "unigram", "bigram": "bigram", "T5-small": "transformer"}
-    captions = {
-        1.0: "Temperature 1: a draft x is kept with probability min(1, p(x) / (l q(x))).",
-        0.0: "Temperature 0: a draft x is kept where p(x) is at least l max(p) (section A.5).",
+    # Captions and notes by temperature.
+    texts = {
+        1.0: (
+            "Temperature 1: a draft x is kept with probability min(1, p(x) / (l q(x))).",
+            "With lenience below 1 no token comes with more than 1/l times its probability under "
+            "the target.",
+        ),
+        0.0: (
+            "Temperature 0: a draft x is kept where p(x) is at least l max(p) (section A.5).",
+            "p is the target's distribution before argmax: with lenience below 1 a text may have "
+            "tokens that are not the likeliest.",
+        ),
     }
     return [
         ReportTable(
@@ -160,10 +169,9 @@ def _tables_5(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
                 for (draft, printed_at, lenience), alpha in PRINTED_LENIENT.items()
                 if printed_at == temperature
             ],
-            note="With lenience below 1 no token comes with more than 1/l times its probability "
-            "under the target.",
+            note=note,
         )
-        for temperature, caption in captions.items()
+        for temperature, (caption, note) in texts.items()
     ]
 
 

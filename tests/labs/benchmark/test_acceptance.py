@@ -101,6 +101,9 @@ def test_progress_ends_at_the_total_and_tables_and_json_hold_the_rows(measured):
     lines = [re.sub(" +", " ", line) for line in str(table(rows)).splitlines()]
     assert lines[2].startswith(f"| near | T = 1 | 1 | {rows[0].alpha.value:.3f} (")
     assert sum(line.startswith("| ") for line in lines) == 1 + len(rows)
+    # Notes are those of the columns.
+    alone = str(table([dataclasses.replace(row, decoded=None) for row in rows]))
+    assert "⁴ Share" in lines[-1] and "²" in alone and "³" not in alone
 
 
 def test_argmax_goes_once_through_the_texts(toy, toy_drafts):

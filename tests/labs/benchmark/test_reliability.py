@@ -93,6 +93,16 @@ def test_tables_and_comparisons_show_doubts(made_up, capsys):  # noqa: F811
     assert capsys.readouterr().out.splitlines()[-1] == caution([BUSY])
 
 
+def test_figures_that_were_not_measured_are_absent(made_up, capsys):  # noqa: F811
+    # The prefills alone took longer than the whole; nothing was drafted.
+    slow = dataclasses.replace(made_up, plain_setup_seconds=[9.0], alpha=0.0, verified=0.0)
+    assert slow.loop_speed_up is slow.to_dict()["loop_speed_up"] is None
+    print_comparison(slow)
+    shown = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    absent = {name.strip() for name, value in shown if value.strip() == "—"}
+    assert absent == {"speed-up of the loop alone", "alpha"}
+
+
 @pytest.mark.usefixtures("quick_compilation", "kept_programs")
 @pytest.mark.parametrize("shares", [(0.4, 0.1, 0.1), (0.1, 0.4, 0.1), (0.1, 0.1, 0.4)])
 def test_a_row_has_the_share_of_its_busiest_part(shares, drawn_row, monkeypatch):  # noqa: F811

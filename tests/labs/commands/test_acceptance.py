@@ -69,6 +69,7 @@ def test_a_table_that_cannot_be_written_is_shown(tiny_pair, tmp_path, capsys, mo
         (["text", "--data", "pairs.tsv"], "both TEXT and pairs.tsv were given"),
         (["text", "--draft", "copy", "--draft", "copy"], "give each of them once"),
         (["text", "--draft", "nothing"], "no draft 'nothing'"),
+        (["--input", "lines.txt"], "unknown argument '--input': it is '--data' here"),
         (["text", "--lenience", "0"], "lenience is 0.0"),
         (["--data", "x", "--mixture_or_task", "y"], "--data is 'x' and --mixture_or_task 'y'"),
     ],

@@ -117,6 +117,8 @@ def test_table_5_has_the_papers_rows(content):
         (r.draft, r.lenience, r.alpha) for r in paper_tables.TABLE_5
     ]
     assert len(at_0.rows) == len(paper_tables.ARGMAX_LENIENCE)
+    # Section A.5 bounds probabilities when sampling alone.
+    assert ["1/l times" in table.note for table in (at_1, at_0)] == [True, False]
     (first,) = [row for row in at_1.values if row[:2] == ["T5-small", 1.0]]
     assert first[3:] == ["transformer", 0.6, 0.6 - 0.01, 0.6 + 0.01, 600]
     bare = content(TABLE_5, {})
