@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import spec_t5x
 from spec_t5x.cli import settings, standard_streams
 from spec_t5x.errors import InputError, did_you_mean, is_out_of_memory, one_line
+from spec_t5x.inference.signals import stopping
 from spec_t5x.machine import extras, xla_flags
 from spec_t5x.machine.accelerators import fault_of
 from spec_t5x.names import ours
@@ -90,7 +92,8 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
             from spec_t5x.cli.gin_files import add_search_paths
 
             add_search_paths(args.gin_search_paths)
-        return args.run(args)
+        with stopping([signal.SIGINT]):
+            return args.run(args)
     except InputError as error:
         if args.debug:
             raise
@@ -132,23 +135,19 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"spec-t5x: error: {message}: see {self.prog} --help\n")
 
 
-class _Log(logging.Handler):
-    def __init__(self, args: argparse.Namespace):
-        super().__init__()
-        self._args = args
-
-    def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
-        if record.levelno >= logging.WARNING:
-            start = re.match(r"(error: |\w+ \d+: )?", message).end()
-            message = message[:start] + _spoken(message[start:], self._args)
-        standard_streams.complain(message)
+def _print(args: argparse.Namespace, record: logging.LogRecord) -> None:
+    message = record.getMessage()
+    if record.levelno >= logging.WARNING:
+        start = re.match(r"(error: |\w+ \d+: )?", message).end()
+        message = message[:start] + _spoken(message[start:], args)
+    standard_streams.complain(message)
 
 
 @contextlib.contextmanager
 def _shown_log(args: argparse.Namespace) -> Iterator[None]:
     """Writes log records of ``args.log_level`` and above to standard error within the ``with``."""
-    before, handler = (log.level, log.propagate), _Log(args)
+    before, handler = (log.level, log.propagate), logging.Handler()
+    handler.emit = functools.partial(_print, args)
     log.addHandler(handler)
     log.setLevel(args.log_level)
     # Imported libraries may have handlers on the root logger, which would repeat the records.

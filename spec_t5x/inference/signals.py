@@ -5,10 +5,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 
-class Interrupted(BaseException):
+class Interrupted(KeyboardInterrupt):
     """Stop of a run by a signal; not an ``Exception``, so that ``except Exception`` misses it."""
 
     def __init__(self, number: int, how_far: str = ""):
@@ -17,8 +17,8 @@ class Interrupted(BaseException):
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[None]:
-    """Makes SIGTERM and SIGINT raise ``Interrupted`` in the main thread within the ``with``.
+def stopping(numbers: Collection[int] = (signal.SIGTERM, signal.SIGINT)) -> Iterator[None]:
+    """Makes signals raise ``Interrupted`` in the main thread within the ``with``.
 
     Where Python drops exceptions, as in the callback of a weak reference, the signal comes again.
     """
@@ -49,7 +49,7 @@ def stopping() -> Iterator[None]:
 
     received, hook = [], sys.unraisablehook
     sys.unraisablehook = dropped
-    heard = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN]
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     before = listen()
     try:
         yield

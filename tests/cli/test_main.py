@@ -2,7 +2,10 @@
 
 import logging
 import os
+import signal
 import sys
+import time
+import weakref
 
 import jax
 import pytest
@@ -76,6 +79,33 @@ def test_quiet_is_errors_alone_and_verbose_tells_what_was_loaded(generate, tiny_
     loaded = f"spec-t5x: loading {tiny_pair / 'target'}: "
     assert [line.startswith(loaded) for line in verbose.errors].count(True) == 1
     assert not any("loading" in line for line in usual.errors)
+
+
+def _dropped():
+    """Interrupts where Python drops exceptions."""
+
+    class Referent:
+        pass
+
+    one = Referent()
+    reference = weakref.ref(one, lambda _: signal.raise_signal(signal.SIGINT))
+    del one
+    assert reference() is None
+    time.sleep(5)
+
+
+def _converted():
+    """Interrupts where another exception replaces it, as when a library in C is imported."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        raise ImportError("initialization failed")
+
+
+@pytest.mark.parametrize("interrupt", [_dropped, _converted])
+def test_an_interruption_ends_a_command_wherever_it_comes(run, monkeypatch, interrupt):
+    monkeypatch.setattr(Generator, "open", lambda *_, **__: interrupt())
+    assert run("generate", "text") == (130, [], [])
 
 
 def test_a_line_comes_once_and_logging_is_left_as_it_was(run, monkeypatch):
