@@ -12,8 +12,9 @@ import flax.struct
 from spec_t5x.drafts.kinds import DraftKind, Request, no_argument, whole_number
 from spec_t5x.drafts.sequential import draft_tokens
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
-from spec_t5x.models.cached_model import CachedModel
+from spec_t5x.interfaces import Context, Draft, DraftState, Proposal, Target
+from spec_t5x.machine.operations import KERNELS
+from spec_t5x.models.cached_model import CachedModel, check_network
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.models.weights import BITS
@@ -41,11 +42,12 @@ class SelfDraft(Draft):
         and cache, since keys and values of a layer do not depend on the layers above. Raises
         ``InputError`` if ``num_layers`` is not from 1 to below the target's number of layers.
         """
-        config = dataclasses.replace(target.config, num_decoder_layers=_layers(num_layers, target))
+        tree = _without_encoder(target, T5Model)
+        num_layers = _layers(num_layers, target)
+        config = dataclasses.replace(target.config, num_decoder_layers=num_layers)
         dropped = {f"layers_{i}" for i in range(num_layers, target.num_layers)}
-        tree = _without_encoder(target.weights)
         tree["decoder"] = {k: v for k, v in tree["decoder"].items() if k not in dropped}
-        model = T5Model(tree, Transformer(config), target.operations, in_targets_cache=True)
+        model = T5Model(tree, Transformer(config), target.operations, in_targets_cache=KERNELS.get())
         return cls(model, settings)
 
     @classmethod
@@ -57,13 +59,18 @@ class SelfDraft(Draft):
         In 8 bits alpha is above 0.98, where trained drafts have 0.6 to 0.8. A draft step saves
         time only in that it reads fewer bytes than a target step.
         """
-        model = target.replace(weights=_without_encoder(target.weights), in_targets_cache=True)
+        weights = _without_encoder(target, CachedModel)
+        model = target.replace(weights=weights, in_targets_cache=KERNELS.get())
         return cls(model.rounded(bits), settings)
 
     @property
     def vocab_size(self) -> int:
         """Number of logits of the model, which is the target's."""
         return self.model.vocab_size
+
+    def check(self, target: Target, max_decode_len: int) -> None:
+        """Raises ``InputError`` if the target's network is not the one that the draft is part of."""
+        check_network(self, vars(self.model.config), target, "num_decoder_layers")
 
     def propose(
         self, state: DraftState, context: Context, gamma: int
@@ -79,19 +86,23 @@ class SelfDraft(Draft):
         return proposal.replace(target_cache=whole.replace(layers=cache.layers + rest)), state
 
 
-def _without_encoder(params: dict) -> dict[str, Array | dict]:
-    return {n: tree for n, tree in params.items() if n not in ("encoder", "source_embedder")}
+def _without_encoder(target: Any, kind: type) -> dict[str, Array | dict]:
+    if not isinstance(target, kind):
+        name = type(target).__name__
+        raise InputError(f"the target is a {name}: give a {kind.__name__}, as Generator.target")
+    unused = ("encoder", "source_embedder")
+    return {name: tree for name, tree in target.weights.items() if name not in unused}
 
 
 def _layers(argument: str | int, target: Any) -> int:
     """Returns a number of layers, "" being half; raises ``InputError`` if ``target`` lacks them."""
     total = target.config.num_decoder_layers
-    layers = (total + 1) // 2 if argument == "" else int(argument)
-    if not 1 <= layers < total:
+    layers = argument if str(argument) else (total + 1) // 2
+    if not (str(layers).isdecimal() and 1 <= int(layers) < total):
         raise InputError(
             f"early exit after {layers} of {total} decoder layers: give 1 to {total - 1}"
         )
-    return layers
+    return int(layers)
 
 
 def _rounded(weights: str) -> DraftKind:

@@ -110,7 +110,7 @@ def _check_programs(_: Any) -> None:
         made = getattr(getattr(model, "configurable", None), "wrapped", None)
         if isinstance(made, type) and issubclass(made, models.BaseTransformerModel):
             # Not made, which would start JAX before a launcher connects its processes.
-            draft_of(object.__new__(made))
+            draft_of(made)
 
 
 def _check_export(bound: Mapping[str, Any], model: Any, stock: type, statistics: bool) -> None:

@@ -340,12 +340,13 @@ def check_pace(gamma: int, c: float | None, position: float) -> None:
 
 
 def draft_of(model: Any) -> DraftSource:
-    """Returns the draft of a launch's model; raises ``InputError`` if ``speculate`` gave none."""
+    """Returns the draft of a launch's model, or class; ``InputError`` if ``speculate`` gave none."""
     if (draft := getattr(model, "_draft", None)) is None:
+        name = getattr(model, "__name__", type(model).__name__)
         raise InputError(
-            f"the launch's model is a {type(model).__name__} without a draft: give speculate.gin, "
-            "or the run's file that includes it, after the model's file, and bind the model of "
-            "infer, evaluate or save to %MODEL"
+            f"the launch's model is a {name} without a draft: give speculate.gin, or the run's file "
+            "that includes it, after the model's file, and bind the model of infer, evaluate or "
+            "save to %MODEL"
         )
     return draft
 
