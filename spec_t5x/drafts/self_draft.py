@@ -14,7 +14,7 @@ from spec_t5x.drafts.sequential import draft_tokens
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, DraftState, Proposal, Target
 from spec_t5x.machine.operations import KERNELS
-from spec_t5x.models.cached_model import CachedModel, check_network
+from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.models.weights import BITS
@@ -42,13 +42,14 @@ class SelfDraft(Draft):
         and cache, since keys and values of a layer do not depend on the layers above. Raises
         ``InputError`` if ``num_layers`` is not from 1 to below the target's number of layers.
         """
-        tree = _without_encoder(target, T5Model)
-        num_layers = _layers(num_layers, target)
+        if not isinstance(target, T5Model):
+            raise InputError(f"the target is a {type(target).__name__}: give a T5Model")
+        num_layers, tree = _layers(num_layers, target), _without_encoder(target.weights)
         config = dataclasses.replace(target.config, num_decoder_layers=num_layers)
         dropped = {f"layers_{i}" for i in range(num_layers, target.num_layers)}
         tree["decoder"] = {k: v for k, v in tree["decoder"].items() if k not in dropped}
-        model = T5Model(tree, Transformer(config), target.operations, in_targets_cache=KERNELS.get())
-        return cls(model, settings)
+        given = tree, Transformer(config), target.operations
+        return cls(T5Model(*given, in_targets_cache=KERNELS.get()), settings)
 
     @classmethod
     def rounded(
@@ -59,7 +60,7 @@ class SelfDraft(Draft):
         In 8 bits alpha is above 0.98, where trained drafts have 0.6 to 0.8. A draft step saves
         time only in that it reads fewer bytes than a target step.
         """
-        weights = _without_encoder(target, CachedModel)
+        weights = _without_encoder(target.weights)
         model = target.replace(weights=weights, in_targets_cache=KERNELS.get())
         return cls(model.rounded(bits), settings)
 
@@ -69,8 +70,10 @@ class SelfDraft(Draft):
         return self.model.vocab_size
 
     def check(self, target: Target, max_decode_len: int) -> None:
-        """Raises ``InputError`` if the target's network is not the one that the draft is part of."""
-        check_network(self, vars(self.model.config), target, "num_decoder_layers")
+        """Raises ``InputError`` if the draft was made of a target of another class."""
+        if not isinstance(target, type(self.model)):
+            ours, theirs = type(self.model).__name__, type(target).__name__
+            raise InputError(f"SelfDraft is of a {ours} and the target a {theirs}: make it of this")
 
     def propose(
         self, state: DraftState, context: Context, gamma: int
@@ -86,12 +89,8 @@ class SelfDraft(Draft):
         return proposal.replace(target_cache=whole.replace(layers=cache.layers + rest)), state
 
 
-def _without_encoder(target: Any, kind: type) -> dict[str, Array | dict]:
-    if not isinstance(target, kind):
-        name = type(target).__name__
-        raise InputError(f"the target is a {name}: give a {kind.__name__}, as Generator.target")
-    unused = ("encoder", "source_embedder")
-    return {name: tree for name, tree in target.weights.items() if name not in unused}
+def _without_encoder(params: dict) -> dict[str, Array | dict]:
+    return {n: tree for n, tree in params.items() if n not in ("encoder", "source_embedder")}
 
 
 def _layers(argument: str | int, target: Any) -> int:
