@@ -13,8 +13,8 @@ HELP = "serve a web page that shows plain and speculative decoding side by side"
 
 # Gamma, if none was given.
 _GAMMA = 4
-# Names of this machine, and of Colab's proxy. By another name of 127.0.0.1 a page of its owner could
-# read this one (DNS rebinding).
+# Names of this machine, and of Colab's proxy. By another name of 127.0.0.1, a page of that name's
+# owner could read this one (DNS rebinding).
 _OF_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _PROXIES = ("*.googleusercontent.com", "*.prod.colab.dev")
 _PAGE = {
