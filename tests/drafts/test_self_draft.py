@@ -35,7 +35,7 @@ def test_bits_that_there_are_not():
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_target_without_an_encoder_has_no_early_exit():
-    """A draft of its own kind has; either is refused where the other's is wanted."""
+    """Nor does it take the draft of a target with one."""
     config = DecoderOnlyConfig(30, 16, 2, 8, 24, 2, ("gelu", "linear"))
     params = init_variables(DecoderOnlyTransformer(config), jax.random.key(0))["params"]
     target = DecoderOnlyModel.create(params, config)
