@@ -126,11 +126,11 @@ def is_out_of_memory(error: Exception) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
-def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     """Raises ``InputError`` unless ``value``, the option ``name``'s, is one of ``choices``."""
     # A list, because ``in`` fails on a set or dict if the value is unhashable.
     if value not in list(choices):
-        raise InputError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
+        raise InputError(f"{name} is {value!r}: choose one of {', '.join(map(str, choices))}")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -253,14 +253,12 @@ def check_positions(model: Target, max_decode_len: int, role: str = "target") ->
         )
 
 
-def check_vocabularies(
-    draft: "Target | Draft", target: "Target | Draft", of_draft="draft", of_target="target"
-) -> None:
-    """Raises ``InputError`` unless both have the same ``vocab_size``; ``of_…`` name them in it."""
+def check_vocabularies(draft: "Target | Draft", target: Target) -> None:
+    """Raises ``InputError`` unless both have the same ``vocab_size``."""
     if draft.vocab_size != target.vocab_size:
         raise InputError(
-            f"the {of_draft} has {draft.vocab_size} tokens and the {of_target} "
-            f"{target.vocab_size}: use models with one vocabulary"
+            f"the draft has {draft.vocab_size} tokens and the target {target.vocab_size} (of a "
+            f"{type(draft).__name__} for a {type(target).__name__}): use models with one vocabulary"
         )
 
 
@@ -387,6 +385,14 @@ class TreeDraft(Draft, Protocol):
 
         Beyond ``outcome.num_accepted`` the path repeats its last node.
         """
+
+
+def check_draft(draft: Draft, target: Target) -> None:
+    """Raises ``InputError`` unless ``draft`` has a draft's members and the target's vocabulary."""
+    if not isinstance(settings := getattr(draft, "settings", None), Sampling | None):
+        raise InputError(f"settings are {settings!r}: give distributions.sampling(…), or None")
+    check_parts(draft, Draft, "derive it from interfaces.Draft")
+    check_vocabularies(draft, target)
 
 
 def shown_to(draft: Draft, target: Target) -> Target:

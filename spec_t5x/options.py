@@ -233,10 +233,7 @@ class GenerateOptions:
             raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
         if not math.isfinite(self.length_penalty or 0):
             raise InputError(f"length_penalty is {self.length_penalty}: give a finite number")
-        if self.early_stopping not in (None, True, False, "never"):
-            raise InputError(
-                f"early_stopping is {self.early_stopping!r}: give True, False or 'never'"
-            )
+        errors.check_choice("early_stopping", self.early_stopping, (None, True, False, "never"))
         if beams:
             errors.check_unused(self, f"beams {beams}, a search that ignores it", *_OF_SAMPLING)
         else:
@@ -305,9 +302,9 @@ def check_types(options: Any) -> None:
         if not isinstance(value, _NUMBERS.get(field.type, field.type)):
             wanted = getattr(field.type, "__name__", field.type)
             raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
-        # JAX converts no larger ones to 32 bits.
+        # JAX converts no larger ones to 32 bits. Infinity has its option's own message.
         most = 3e38 if field.type in (float, float | None) else 2**63 - 1
-        if isinstance(value, int) and abs(value) > most:
+        if isinstance(value, int | float) and most < abs(value) < math.inf:
             raise InputError(f"{field.name} is {value}: give a number of at most {most}")
 
 

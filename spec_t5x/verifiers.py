@@ -17,6 +17,7 @@ and the target's distributions into a ``Verdict`` for each row. A new verifier i
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -144,9 +145,9 @@ class TokenVerifier(Verifier):
     lenience: float = 1.0
 
     def __post_init__(self):
-        if not 0 < self.lenience <= 1:
+        if not (isinstance(self.lenience, numbers.Real) and 0 < self.lenience <= 1):
             raise InputError(
-                f"lenience is {self.lenience}: give a number above 0, at most 1 (1 is lossless)"
+                f"lenience is {self.lenience!r}: give a number above 0, at most 1 (1 is lossless)"
             )
 
     @property
@@ -268,6 +269,8 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
       InputError: an unknown name, a setting that it does not have, or a field without default.
     """
     check_choice("verifier", name, registry.names("verifier"))
+    if not isinstance(widths, tuple | list):
+        raise InputError(f"widths is {widths!r}: give a list, as in ({widths!r},)")
     # Made for every name, because the constructor checks the range of ``lenience``.
     token = TokenVerifier(lenience)
     if lenience != 1 and name != "token":

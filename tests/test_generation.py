@@ -118,6 +118,8 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
         ({"seed": 2**32}, "seed is 4294967296"),
         ({"max_source_len": 1}, "max_source_len is 1"),
         ({"temperature": -0.5}, "temperature is -0.5"),
+        ({"temperature": 1e39}, "temperature is 1e+39: give a number of at most 3e+38"),
+        ({"length_penalty": -1e39, "beams": 2}, "length_penalty is -1e+39: give a number of at"),
         ({"top_k": 5, "top_p": 0.9}, "top_k is 5 and top_p is 0.9"),
         ({"verifier": "trust"}, "verifier is 'trust'"),
         ({"lenience": 0.5}, "lenience is 0.5 and verifier 'block'"),
@@ -131,7 +133,10 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
         ({"stop": "\udce4"}, "stop '\\udce4' is not UTF-8"),
         ({"beam_alpha": float("nan")}, "beam_alpha is nan"),
         ({"beam_alpha": float("inf"), "beams": 2}, "beam_alpha is inf: give a finite number"),
-        ({"early_stopping": "always", "beams": 2}, "early_stopping is 'always': give True, False"),
+        (
+            {"early_stopping": "always", "beams": 2},
+            "early_stopping is 'always': choose one of None, True, False",
+        ),
         ({"beams": 4, "temperature": 1.0}, "temperature is 1.0 and beams 4"),
         ({"beams": 2, "num_decodes": 3}, "num_decodes is 3 and beams 2"),
         ({"weights": "int3"}, "weights is 'int3': choose one of auto, int8, int4"),
@@ -769,7 +774,7 @@ def test_a_beam_search_needs_a_model_to_draft(generator):
 def test_the_end_of_a_search_needs_the_ranking_that_has_it(generator, value):
     ask = options(beams=2, early_stopping=value)
     message = message_of(lambda: list(generator.generate(TEXTS[:1], ask)))
-    assert f"early_stopping is {value!r}, which T5X's ranking does not use" in message
+    assert f"early_stopping is {value!r} and without a length_penalty nothing uses it" in message
 
 
 # --- what comes out, as a sequence and one by one --------------------------------
@@ -891,6 +896,8 @@ def test_a_model_in_place_of_its_name_is_refused(generator, tiny_pair):
         assert message.startswith(
             f"{name} is a {type(generator.target).__name__}: give a directory"
         )
+        # Else the current folder, or the packaged draft.
+        assert message_of(Generator.load, **names | {name: ""}).startswith(f"{name} is '': give")
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -73,6 +73,7 @@ def test_every_verifier_has_its_name():
     assert verifier("token", lenience=0.5) == TokenVerifier(0.5) != TokenVerifier(0.25)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
@@ -83,6 +84,8 @@ def test_every_verifier_has_its_name():
             for name in VERIFIERS
             if name != "token"
         ),
+        ("token", {"lenience": "x"}, "lenience is 'x': give a number"),
+        ("tree", {"widths": 3}, "widths is 3: give a list, as in (3,)"),
         ("multi", {"widths": (2, 2)}, "widths are (2, 2): multi takes one number"),
         ("block", {"widths": (2,)}, "widths are (2,) and verifier 'block': use multi or tree"),
     ],

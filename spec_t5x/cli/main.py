@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -49,12 +50,22 @@ _COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``arguments`` (None: the command line's); returns the exit status, 2 for an error."""
+    if arguments is None:
+        sys.unraisablehook = _interrupt_again
     given = sys.argv[1:] if arguments is None else arguments
     status = standard_streams.guarded(functools.partial(_main, given))
     if status == INTERRUPTED and arguments is None:
         # Threads of TensorFlow that are still reading crash at the interpreter's usual end.
         os._exit(status)
     return status
+
+
+def _interrupt_again(unraisable: Any) -> None:
+    """Sends Ctrl-C again if Python drops it, as in JAX's callback of the garbage collector."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _main(arguments: Sequence[str]) -> int:
@@ -126,12 +137,12 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str):
-        if match := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-            choices = re.findall(r"[\w-]+", match[2])
-            hint = did_you_mean(match[1], choices) or f": choose from {', '.join(choices)}"
-            message = f"there is no {match[1]!r}{hint}"
-            if match[1] in _COMMANDS and self.prog == "spec-t5x":
-                message = f"{match[1]} {settings.NO_LABS}"
+        if match := re.search(r"(\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            name, value, choices = match[1], match[2], re.findall(r"[\w-]+", match[3])
+            hint = did_you_mean(value, choices) or f": choose from {', '.join(choices)}"
+            message = f"{f'{name} is' if name[0] == '-' else 'there is no'} {value!r}{hint}"
+            if value in _COMMANDS and self.prog == "spec-t5x":
+                message = f"{value} {settings.NO_LABS}"
         self.exit(2, f"spec-t5x: error: {message}: see {self.prog} --help\n")
 
 

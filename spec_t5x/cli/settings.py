@@ -15,6 +15,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.options import GenerateOptions
 
 NO_LABS = "needs spec_t5x.labs, which is not installed: pip install spec_t5x again"
+_WORDS = {"true": True, "false": False}
 GIN_FILE = {"action": "append", "metavar": "FILE", "help": "gin file with settings; repeatable"}
 
 
@@ -28,10 +29,6 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",") if text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 3,2") from error
-
-
-def _early_stopping(text: str) -> bool | str:
-    return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def folders(text: str) -> tuple[str, ...]:
@@ -53,7 +50,7 @@ _TYPES = {
     float: (float, "X"),
     float | None: (float, "X"),
     int | str: (gamma, "N"),
-    bool | str | None: (_early_stopping, "WHEN"),
+    bool | str | None: (lambda text: _WORDS.get(text.lower(), text), "WHEN"),
     tuple: (_numbers, "N,N"),
     tuple | None: (_numbers, "N,N"),
     tuple | list | str: (folders, "DIR,DIR"),

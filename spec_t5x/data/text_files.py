@@ -95,7 +95,7 @@ def json_object(line: str) -> dict[str, Any]:
     Raises ``InputError`` if it is not, has a number that is not finite (1e999) or is nested deeply.
     """
     with as_input_error("not JSON", "fix the line", ValueError, RecursionError):
-        values = json.loads(line, parse_constant=_refuse, parse_float=_finite)
+        values = json.loads(line, parse_constant=_finite, parse_float=_finite)
     if not isinstance(values, dict):
         raise InputError(f"{line.strip()[:40]!r} is not a JSON object: fix the line")
     level = [values]
@@ -108,12 +108,9 @@ def json_object(line: str) -> dict[str, Any]:
 
 
 def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _refuse(text)
-
-
-def _refuse(text: str) -> float:
-    raise ValueError(f"{text} is not a finite number")
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return value
 
 
 def json_line(values: Any) -> str:

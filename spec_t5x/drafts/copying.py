@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.drafts.kinds import DraftKind, Request, whole_number
-from spec_t5x.errors import InputError
+from spec_t5x.errors import check_numbers
 from spec_t5x.interfaces import Context, Draft, DraftTraits, Outcome, Proposal
 from spec_t5x.types import PAD_ID, Array, Float32, Int
 
@@ -65,11 +65,9 @@ class CopyDraft(Draft):
     traits = DraftTraits(varies=True, max_worthwhile=16)
 
     def __post_init__(self):
-        if not 1 <= self.min_match <= self.max_match:
-            raise InputError(
-                f"min_match is {self.min_match} and max_match {self.max_match}: "
-                "give 1 <= min_match <= max_match"
-            )
+        check_numbers(1, min_match=self.min_match)
+        check_numbers(self.min_match, max_match=self.max_match)
+        check_numbers(0, patience=self.patience)
 
     def prefill(
         self, inputs: Int[Array, "batch source"], prompts: Int[Array, "batch width"], max_length

@@ -46,9 +46,10 @@ class MixedDraft(Draft):
         return dataclasses.replace(self.second.traits, varies=True)
 
     def check(self, target: Target, max_decode_len: int) -> None:
-        """Raises ``InputError`` if the vocabularies differ, or the second draft's check fails."""
-        interfaces.check_vocabularies(self.first, self.second, "first draft", "second draft")
-        self.second.check(target, max_decode_len)
+        """Raises ``InputError`` if either draft cannot serve the target."""
+        for draft in (self.first, self.second):
+            interfaces.check_draft(draft, target)
+            draft.check(target, max_decode_len)
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int

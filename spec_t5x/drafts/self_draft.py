@@ -12,7 +12,8 @@ import flax.struct
 from spec_t5x.drafts.kinds import DraftKind, Request, no_argument, whole_number
 from spec_t5x.drafts.sequential import draft_tokens
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
+from spec_t5x.interfaces import Context, Draft, DraftState, Proposal, Target
+from spec_t5x.machine.operations import KERNELS
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
@@ -41,12 +42,14 @@ class SelfDraft(Draft):
         and cache, since keys and values of a layer do not depend on the layers above. Raises
         ``InputError`` if ``num_layers`` is not from 1 to below the target's number of layers.
         """
-        config = dataclasses.replace(target.config, num_decoder_layers=_layers(num_layers, target))
+        if not isinstance(target, T5Model):
+            raise InputError(f"the target is a {type(target).__name__}: give a T5Model")
+        num_layers, tree = _layers(num_layers, target), _without_encoder(target.weights)
+        config = dataclasses.replace(target.config, num_decoder_layers=num_layers)
         dropped = {f"layers_{i}" for i in range(num_layers, target.num_layers)}
-        tree = _without_encoder(target.weights)
         tree["decoder"] = {k: v for k, v in tree["decoder"].items() if k not in dropped}
-        model = T5Model(tree, Transformer(config), target.operations, in_targets_cache=True)
-        return cls(model, settings)
+        given = tree, Transformer(config), target.operations
+        return cls(T5Model(*given, in_targets_cache=KERNELS.get()), settings)
 
     @classmethod
     def rounded(
@@ -57,13 +60,20 @@ class SelfDraft(Draft):
         In 8 bits alpha is above 0.98, where trained drafts have 0.6 to 0.8. A draft step saves
         time only in that it reads fewer bytes than a target step.
         """
-        model = target.replace(weights=_without_encoder(target.weights), in_targets_cache=True)
+        weights = _without_encoder(target.weights)
+        model = target.replace(weights=weights, in_targets_cache=KERNELS.get())
         return cls(model.rounded(bits), settings)
 
     @property
     def vocab_size(self) -> int:
         """Number of logits of the model, which is the target's."""
         return self.model.vocab_size
+
+    def check(self, target: Target, max_decode_len: int) -> None:
+        """Raises ``InputError`` if the draft was made of a target of another class."""
+        if not isinstance(target, type(self.model)):
+            ours, theirs = type(self.model).__name__, type(target).__name__
+            raise InputError(f"SelfDraft is of a {ours} and the target a {theirs}: make it of this")
 
     def propose(
         self, state: DraftState, context: Context, gamma: int
@@ -86,12 +96,12 @@ def _without_encoder(params: dict) -> dict[str, Array | dict]:
 def _layers(argument: str | int, target: Any) -> int:
     """Returns a number of layers, "" being half; raises ``InputError`` if ``target`` lacks them."""
     total = target.config.num_decoder_layers
-    layers = (total + 1) // 2 if argument == "" else int(argument)
-    if not 1 <= layers < total:
+    layers = argument if str(argument) else (total + 1) // 2
+    if not (str(layers).isdecimal() and 1 <= int(layers) < total):
         raise InputError(
             f"early exit after {layers} of {total} decoder layers: give 1 to {total - 1}"
         )
-    return layers
+    return int(layers)
 
 
 def _rounded(weights: str) -> DraftKind:

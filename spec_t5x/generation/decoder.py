@@ -19,7 +19,7 @@ from spec_t5x.errors import InputError, check_jax, check_unicode, check_unused
 from spec_t5x.generation.answers import Answer, Generation
 from spec_t5x.generation.batches import Batch, Input, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.stop_strings import first_stop
-from spec_t5x.interfaces import Draft, check_parts, check_positions, check_vocabularies
+from spec_t5x.interfaces import Draft, check_draft, check_positions
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import Loop, NoDraft
 from spec_t5x.loops.outputs import UNSOUND, Decoded
@@ -53,8 +53,7 @@ class BatchDecoder:
         if isinstance(draft := self.draft, str | os.PathLike):
             raise InputError(f"draft is {str(draft)!r}: give a Draft, or a name to Generator.load")
         if draft is not None:
-            check_parts(draft, Draft)
-            check_vocabularies(draft, self.target)
+            check_draft(draft, self.target)
 
     def __repr__(self) -> str:
         models = {"target": self.target}
@@ -85,12 +84,9 @@ class BatchDecoder:
         check_positions(self.target, self.max_decode_len(options))
         self.rules(options)
         has_penalty = options.settled(self.defaults)["length_penalty"] is not None
-        if options.early_stopping is not None and not has_penalty:
-            raise InputError(
-                f"early_stopping is {options.early_stopping!r}, which T5X's ranking does not use: "
-                "give a length_penalty as well, or leave early_stopping out"
-            )
-        if has_penalty and options.beams:
+        if not has_penalty:
+            check_unused(options, "without a length_penalty nothing uses it", "early_stopping")
+        elif options.beams:
             check_unused(options, "a length_penalty replaces it", "beam_alpha")
         for text in texts:
             self.tokenize(text, options)

@@ -83,8 +83,11 @@ class Generator(BatchDecoder):
             vocabulary is not the target's.
         """
         check_jax()
-        given = "" if isinstance(target, StoredModel) else target
-        for name, model in {"target": given, "draft": draft or NO_DRAFT}.items():
+        given = NO_DRAFT if isinstance(target, StoredModel) else target
+        named = {"target": given, "draft": NO_DRAFT if draft is None else draft}
+        for name, model in named.items():
+            if model == "":
+                raise InputError(f"{name} is '': give a name, or leave it out")
             if not isinstance(model, str | os.PathLike):
                 raise InputError(
                     f"{name} is a {type(model).__name__}: give a directory (save_pretrained makes "

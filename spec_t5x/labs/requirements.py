@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 from packaging.requirements import Requirement
 
-from spec_t5x.machine.versions import version
+from spec_t5x.machine.extras import version
 
 
 def requirements(package: str, extras: Collection[str] = ()) -> Iterator[Requirement]:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from spec_t5x.errors import InputError, check_jax
-from spec_t5x.interfaces import Draft, check_parts
+from spec_t5x.interfaces import check_draft, check_parts
 from spec_t5x.loops import compiled
 from spec_t5x.sampling.distributions import (
     MIN_TEMPERATURE,
@@ -250,7 +250,7 @@ def check_given(
     check_whole(prompts)
     check_parts(target)
     if "draft" in others:
-        check_parts(others["draft"], Draft, "derive it from interfaces.Draft")
+        check_draft(others["draft"], target)
     rows = prompts.shape[:1]
     for leaf in jax.tree.leaves(inputs):
         if not hasattr(leaf, "shape"):

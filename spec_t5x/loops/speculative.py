@@ -385,18 +385,13 @@ def checked(
 def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
     """Raises ``InputError`` unless models, prompts and the loop's settings fit together."""
     interfaces.check_positions(target, loop.max_decode_len)
-    interfaces.check_parts(draft, Draft, "derive it from interfaces.Draft")
-    interfaces.check_vocabularies(draft, target)
-    depths = draft.traits.depths
-    if draft.traits.uses_target_states and not target.state_size:
+    interfaces.check_draft(draft, target)
+    reads, depths = draft.traits.uses_target_states, draft.traits.depths
+    if reads and not target.state_size or depths and not hasattr(target, "showing"):
+        more = f" and those of layers {list(depths)}" if depths else ""
         raise InputError(
-            f"{type(draft).__name__} needs the target's states and {type(target).__name__} has "
-            "none (state_size is 0): use another draft"
-        )
-    if depths and not hasattr(target, "showing"):
-        raise InputError(
-            f"{type(draft).__name__} needs the states of the target's layers {list(depths)} "
-            f"and {type(target).__name__} has no method showing: use another draft"
+            f"{type(draft).__name__} needs the target's states{more}, and {type(target).__name__} "
+            "lacks them (state_size, method showing): use another draft"
         )
     if loop.gamma and (tree := loop.verifier.tree(loop.gamma)) is not None:
         interfaces.check_parts(target, NodeTarget, "use a verifier of chains")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from spec_t5x.machine.versions import version
+from spec_t5x.machine.extras import version
 
 # Plug-ins that JAX refuses unless their version is jaxlib's.
 _CUDA_PLUGIN = re.compile(r"jax-(cuda\d+)-(plugin|pjrt)")

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import psutil
 
-from spec_t5x.machine.versions import version
+from spec_t5x.machine.extras import version
 
 
 def machine() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Optional packages: the part of spec_t5x that imports each, and the extra that installs it."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import logging
 import re
@@ -98,3 +99,11 @@ def _errors_of_absl() -> Iterator[list[str]]:
         yield messages
     finally:
         logger.removeFilter(keep)
+
+
+def version(package: str) -> str | None:
+    """Returns a package's version; None if it is not installed, as in a source checkout."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

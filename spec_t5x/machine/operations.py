@@ -92,7 +92,7 @@ class FullPrecision(Operations):
 
 
 XLA, FULL_PRECISION = Operations(), FullPrecision()
-# Whether models may use registered operations; False leaves XLA's alone, as exports need.
+# Whether models may use registered operations and fixed layouts; JAX exports neither.
 KERNELS = contextvars.ContextVar("KERNELS", default=True)
 
 

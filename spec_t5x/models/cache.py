@@ -110,9 +110,6 @@ class Cache:
         """
 
         def lay_out(array):
-            if not isinstance(array.shape[0], int):
-                # A program for batches of any size is exported, which JAX refuses with a layout.
-                return array
             return lax.platform_dependent(
                 array,
                 tpu=lambda array: with_layout_constraint(array, Layout((0, 1, 3, 2))),

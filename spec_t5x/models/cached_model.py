@@ -66,6 +66,7 @@ class CachedModel:
 
     def rounded(self, bits: int = 8) -> "CachedModel":
         """Returns a model with matrices in 8 or 4 bits; its logits differ from this model's."""
+        check_choice("bits", bits, weights_lib.BITS.values())
         tied = self.config.logits_via_embedding
         return self.replace(weights=weights_lib.rounded(self.weights, bits, tied=tied))
 

@@ -111,7 +111,7 @@ class NamedDraft:
     # Whether the parameters are in the model's tree, where ``restoring`` puts them, or constants of
     # the programs, as in an ``InteractiveModel``, which restores no draft.
     in_tree: bool = False
-    # False leaves the draft to XLA: JAX exports no kernels.
+    # False leaves the draft to XLA: JAX exports neither kernels nor layouts.
     kernels: bool = True
 
     def __post_init__(self):

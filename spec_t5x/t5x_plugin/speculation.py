@@ -1,13 +1,12 @@
 """Function ``speculate`` for T5X models; a gin include binds ``MODEL`` to it."""
 
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import gin
 from t5x import models, partitioning
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.names import AUTO
 from spec_t5x.t5x_plugin.drafts import DraftSource
 from spec_t5x.t5x_plugin.remaking import bindings_of, remade
@@ -83,12 +82,7 @@ def speculate(
             "call: bind evaluate.inference_evaluator_cls = @seqio.Evaluator"
         )
     made = remade(model, stock, _SPECULATIVE[stock], _UNUSED)
-    if not isinstance(widths, tuple | list):
-        raise InputError(f"widths is {widths!r}: give a list, as in ({widths!r},)")
-    if not isinstance(lenience, numbers.Real):
-        raise InputError(f"lenience is {lenience!r}: give a number above 0, at most 1")
-    if not isinstance(statistics, bool):
-        raise InputError(f"statistics is {statistics!r}: give True or False")
+    check_choice("statistics", statistics, (True, False))
     chosen = make_verifier(verifier, lenience=lenience, widths=widths)
     made.set_up(draft, gamma, chosen, c, position, partitioner, kv, statistics)
     return made
@@ -110,7 +104,7 @@ def _check_programs(_: Any) -> None:
         made = getattr(getattr(model, "configurable", None), "wrapped", None)
         if isinstance(made, type) and issubclass(made, models.BaseTransformerModel):
             # Not made, which would start JAX before a launcher connects its processes.
-            draft_of(object.__new__(made))
+            draft_of(made)
 
 
 def _check_export(bound: Mapping[str, Any], model: Any, stock: type, statistics: bool) -> None:

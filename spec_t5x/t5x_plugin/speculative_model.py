@@ -19,7 +19,7 @@ from t5x import models, partitioning
 
 from spec_t5x.beams.hypotheses import BeamResult, Ranking
 from spec_t5x.beams.search import beam_search
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeStats
 from spec_t5x.loops.outputs import Decoded, prompt_lengths
@@ -83,6 +83,8 @@ class SpeculativeModel:
         self._target({})
         self._draft, self._gamma, self._verifier = draft, gamma, verifier
         self._make_partitioner, self._statistics = make_partitioner, statistics
+        # T5X's default for a vocabulary without one.
+        self._eos_id = self.output_vocabulary.eos_id or 1
         whole = verifier.tree(1) is not None
         costs = {"c": c, "position": position, "largest": gamma, "whole": whole}
         self._costs = None if c is None else Costs.by_formula(**costs)
@@ -90,11 +92,6 @@ class SpeculativeModel:
         self._check_settings(read_settings(self.decode_fn, None, None, 1, sys.maxsize))
         pays = "" if c is None else f" at most, c {c:g}"
         self._summary = f"draft {draft}, gamma {gamma}{pays}, verifier {verifier}, kv {kv}"
-
-    @property
-    def _eos_id(self) -> int:
-        # T5X's default for a vocabulary without one.
-        return self.output_vocabulary.eos_id or 1
 
     def get_initial_variables(self, rng, *args, **kwargs):
         """Returns T5X's variables, with the draft's under ``draft`` in each collection."""
@@ -326,10 +323,7 @@ def check_pace(gamma: int, c: float | None, position: float) -> None:
             f"gamma is {AUTO!r}: a T5X launch measures no times, give a number, and with it C (the "
             "time of a draft step in target steps, as in 0.05) to draft as many tokens as pay"
         )
-    if not isinstance(gamma, numbers.Integral) or gamma < 0:
-        raise InputError(
-            f"gamma is {gamma!r}: give a whole number of at least 0 (0 is plain decoding)"
-        )
+    check_numbers(0, gamma=gamma)
     for name, value in {"c": 0.0 if c is None else c, "position": position}.items():
         if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
             raise InputError(f"{name} is {value!r}: give a number of at least 0, in target steps")
@@ -340,12 +334,13 @@ def check_pace(gamma: int, c: float | None, position: float) -> None:
 
 
 def draft_of(model: Any) -> DraftSource:
-    """Returns the draft of a launch's model; raises ``InputError`` if ``speculate`` gave none."""
+    """Returns the draft of a launch's model, or class; raises ``InputError`` if it has none."""
     if (draft := getattr(model, "_draft", None)) is None:
+        name = getattr(model, "__name__", type(model).__name__)
         raise InputError(
-            f"the launch's model is a {type(model).__name__} without a draft: give speculate.gin, "
-            "or the run's file that includes it, after the model's file, and bind the model of "
-            "infer, evaluate or save to %MODEL"
+            f"the launch's model is a {name} without a draft: give speculate.gin, or the run's "
+            "file that includes it, after the model's file, and bind the model of infer, evaluate "
+            "or save to %MODEL"
         )
     return draft
 

@@ -293,7 +293,11 @@ def test_a_missing_vocabulary_is_named_before_a_download(online, tmp_path):
 OPTIONS_OF_NO_TARGET = [
     ({"suppress_tokens": (10**6,)}, {}, "suppress_tokens has token 1000000 and the model"),
     ({"min_decode_len": 9, "max_decode_len": 8}, {}, "min_decode_len is 9 and outputs have at"),
-    ({"beams": 2, "early_stopping": True}, {}, "early_stopping is True, which T5X's ranking"),
+    (
+        {"beams": 2, "early_stopping": True},
+        {},
+        "early_stopping is True and without a length_penalty",
+    ),
     ({}, {"draft": "early_exit:99"}, "early exit after 99 of 2 decoder layers: give 1 to 1"),
     ({}, {"draft": "mixed:early_exit:2"}, "early exit after 2 of 2 decoder layers"),
     ({}, {"draft": "t5-eagle"}, "draft layers .* are for"),

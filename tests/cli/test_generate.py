@@ -374,7 +374,7 @@ def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, argumen
         (("--min_decode_len", 199), "--min_decode_len is 199 and outputs have at most 128"),
         (
             ("--beams", 2, "--early_stopping", "true", "--gamma", 0),
-            "give a --length_penalty as well",
+            "without a --length_penalty nothing uses it",
         ),
         (
             ("--suppress_tokens", "1,5", "--forced_eos_token_id", "5"),
@@ -526,7 +526,7 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         ((), "COMMAND"),
         (("translate", "x"), "'translate'"),
         (("genrate", "x"), "there is no 'genrate', did you mean 'generate'?"),
-        (("generate", "--verifier", "blok"), "there is no 'blok', did you mean 'block'?"),
+        (("generate", "--verifier", "blok"), "--verifier is 'blok', did you mean 'block'?"),
         (("convert", "a", "b", "--to", "nativ"), "--to is 'nativ': choose one of t5x, "),
         (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
         (("generate", "--num_beams", "4"), "'--num_beams': it is '--beams' here"),

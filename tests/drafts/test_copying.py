@@ -350,7 +350,17 @@ def test_sampled_texts_follow_the_targets_law():
     laws.check_draft(CopyDraft(laws.target().vocab_size), gamma=4)
 
 
-@pytest.mark.parametrize(("least", "most"), [(0, 4), (3, 2)])
-def test_impossible_matches_are_refused(least, most):
-    with pytest.raises(InputError, match="1 <= min_match <= max_match"):
-        CopyDraft(VOCAB, least, most)
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ((0, 4), "min_match is 0"),
+        ((3, 2), "max_match is 2: give at least 3"),
+        (("a",), "min_match is 'a'"),
+        ((1, 8.5), "max_match is 8.5"),
+        ((1, 8, None, -1), "patience is -1"),
+    ],
+)
+def test_impossible_matches_are_refused(settings, named):
+    with pytest.raises(InputError, match=named):
+        CopyDraft(VOCAB, *settings)

@@ -6,11 +6,45 @@ import numpy as np
 import pytest
 
 from spec_t5x.drafts.self_draft import SelfDraft
+from spec_t5x.errors import InputError
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA
+from spec_t5x.models.decoder_only import (
+    DecoderOnlyConfig,
+    DecoderOnlyModel,
+    DecoderOnlyTransformer,
+    init_variables,
+)
 from spec_t5x.models.weights import Rounded
 from spec_t5x.sampling.distributions import sampling
 from tests.toy_t5 import tiny_t5
+
+
+@pytest.mark.parametrize("layers", [0, 2, 1.5, "a", True, None])
+@pytest.mark.usefixtures("unchecked")
+def test_layers_that_the_target_has_not(layers):
+    with pytest.raises(InputError, match=f"early exit after {layers} of 2 decoder layers: give 1"):
+        SelfDraft.early_exit(tiny_t5(0, num_decoder_layers=2), layers)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bits_that_there_are_not():
+    with pytest.raises(InputError, match="bits is 7: choose one of 8, 4"):
+        SelfDraft.rounded(tiny_t5(0), 7)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_target_without_an_encoder_has_no_early_exit():
+    """Nor does it take the draft of a target with one."""
+    config = DecoderOnlyConfig(30, 16, 2, 8, 24, 2, ("gelu", "linear"))
+    params = init_variables(DecoderOnlyTransformer(config), jax.random.key(0))["params"]
+    target = DecoderOnlyModel.create(params, config)
+    with pytest.raises(InputError, match="the target is a DecoderOnlyModel: give a T5Model"):
+        SelfDraft.early_exit(target, 1)
+    draft = SelfDraft.early_exit(tiny_t5(0, num_decoder_layers=2), 1)
+    arguments = jnp.ones((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32), jax.random.key(0)
+    with pytest.raises(InputError, match="SelfDraft is of a T5Model and the target a Decoder"):
+        speculative_decode(target, draft, *arguments, sampling(), gamma=2, max_decode_len=4)
 
 
 @pytest.mark.parametrize("make", [tiny_t5])

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import DraftTraits, Proposal
 from spec_t5x.labs.testing import laws
@@ -555,6 +558,19 @@ def test_unusable_arguments_are_refused_before_anything_is_compiled(
     assert not compiled
 
 
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        (lambda: TransformerDraft(WRITER, settings=0.5), "settings are 0.5: give distributions"),
+        (lambda: MixedDraft(CopyDraft(8), UniformDraft(16)), "the draft has 8 tokens and the targ"),
+        (lambda: MixedDraft(None, UniformDraft(16)), "NoneType has no vocab_size"),
+    ],
+)
+def test_unusable_parts_of_drafts_are_refused(unchecked, draft, message):
+    with pytest.raises(InputError, match=message):
+        decode(WRITER, draft(), 2)
+
+
 RBG = jax.random.key(0, impl="rbg")
 
 
@@ -666,5 +682,8 @@ def test_a_model_that_lacks_what_the_loops_call_is_refused(unchecked):
     class Deep(ConstantDraft):
         traits = DraftTraits(depths=(0,))
 
-    with pytest.raises(InputError, match=r"layers \[0\] and StubTarget has no method showing: use"):
+    with pytest.raises(
+        InputError,
+        match=r"layers \[0\], and StubTarget lacks them \(state_size, method showing\): use",
+    ):
         decode(WRITER, Deep(jnp.int32(1), 16), 2)

@@ -524,7 +524,7 @@ def test_models_that_cannot_be_sped_up():
 # Mistakes in a launch's macros, as ``speculate`` gets them.
 MISTAKES = [
     ("gamma", "auto", "gamma is 'auto': a T5X launch measures no times, give a number, and with"),
-    ("gamma", -1, "gamma is -1: give a whole number"),
+    ("gamma", -1, "gamma is -1: give at least 0"),
     ("gamma", "3", "gamma is '3': give a whole number"),
     ("gamma", None, "gamma is None: give a whole number"),
     ("c", "0.05", "c is '0.05': give a number of at least 0"),
@@ -537,7 +537,7 @@ MISTAKES = [
     ("lenience", "0.5", "lenience is '0.5': give a number"),
     ("lenience", 2.0, "lenience is 2.0: give a number"),
     ("kv", "int4", "kv is 'int4': choose one of auto, int8"),
-    ("statistics", "False", "statistics is 'False': give True or False"),
+    ("statistics", "False", "statistics is 'False': choose one of True, False"),
     ("widths", 4, r"widths is 4: give a list, as in \(4,\)"),
     (
         "draft",

@@ -93,9 +93,10 @@ def test_the_text_is_t5xs_and_the_program_holds_no_parameters(draft, stock, draf
     np.testing.assert_array_equal(lowered.compile()(params), stock[2])
 
 
-def test_an_export_has_no_kernels(stock, drafts_of_pair):
+@pytest.mark.parametrize("draft", ["eagle:{}/eagle", "early_exit:1", "mixed:int8"])
+def test_an_export_has_neither_kernels_nor_layouts(draft, stock, drafts_of_pair):
     """T5X exports on a mesh, where sampling has none either."""
-    model, _, params = speculative(stock, f"eagle:{drafts_of_pair}/eagle", kernels=False)
+    model, _, params = speculative(stock, draft.format(drafts_of_pair), kernels=False)
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     texts = functools.partial(texts_of, model)
     texts = partitioner.partition(texts, in_axis_resources=(None,), out_axis_resources=None)

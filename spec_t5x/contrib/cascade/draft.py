@@ -17,7 +17,7 @@ from spec_t5x.drafts.kinds import DraftKind, Request
 from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.sequential import catch_up, slices
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.interfaces import (
     Cache,
     Context,
@@ -26,8 +26,8 @@ from spec_t5x.interfaces import (
     Outcome,
     Proposal,
     Target,
+    check_draft,
     check_positions,
-    check_vocabularies,
 )
 from spec_t5x.loops import decode_state
 from spec_t5x.loops.speculative import verify
@@ -84,15 +84,14 @@ class CascadeDraft(Draft):
 
     def check(self, target: Target, max_decode_len: int) -> None:
         """Raises ``InputError`` if ``inner_gamma`` is below 1 or either part cannot draft here."""
-        if self.inner_gamma < 1:
-            raise InputError(f"inner_gamma is {self.inner_gamma}: give at least 1")
-        check_vocabularies(self.draft, self.model, "inner draft", "draft")
+        check_numbers(1, inner_gamma=self.inner_gamma)
+        check_positions(self.model, max_decode_len, "draft")
+        check_draft(self.draft, self.model)
         if self.draft.traits.uses_target_states:
             raise InputError(
                 f"{type(self.draft).__name__} reads the target's states, so it cannot draft inside "
                 "a cascade: give another inner draft"
             )
-        check_positions(self.model, max_decode_len, "draft")
         self.draft.check(self.model, max_decode_len)
 
     def prefill(

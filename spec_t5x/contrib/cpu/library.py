@@ -79,8 +79,7 @@ def state() -> tuple[bool, str]:
         return False, _NO_COMPILER
     directory = user_cache() / "kernels"
     try:
-        library = _place(compiler, directory)
-        if not library.exists():
+        if (library := _kept(_name(compiler), directory)) is None:
             place, error = _kept_or_built(compiler, _try)
             if error is not None:
                 return False, f"no library can be loaded from {place} ({error}): {_NO_EXECUTION}"
@@ -103,26 +102,41 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
       OSError: the directory cannot be written, the compiler cannot be run, or the wait timed out.
       subprocess.CalledProcessError: the compiler fails.
     """
-    library = _place(compiler, directory)
-    if library.exists():
+    name = _name(compiler)
+    if library := _kept(name, directory):
         return library
     directory.mkdir(parents=True, exist_ok=True)
     what = f"compiling the kernels for this processor, which is done once (kept in {directory})"
     with doing(log, what), FileLock(directory / ".lock", timeout=_PATIENCE):
-        if not library.exists():
+        if (library := _kept(name, directory)) is None:
             # Renamed when complete: a killed process leaves no partial library.
             with tempfile.TemporaryDirectory(dir=directory) as place:
-                made = Path(place) / library.name
+                made = Path(place) / name
                 _compile(compiler, made)
-                made.replace(library)
+                library = made.replace(directory / f"{name}_{_digest(made.read_bytes())}.so")
     return library
 
 
-def _place(compiler: Sequence[str], directory: Path) -> Path:
-    """Returns the library's path: source, flags, processor and versions are hashed in its name."""
+def _kept(name: str, directory: Path) -> Path | None:
+    """Returns the path of a library that was built before; removes damaged ones.
+
+    A process that loads the first part of a library ends without a message.
+    """
+    for library in directory.glob(f"{name}_*.so"):
+        if library.stem == f"{name}_{_digest(library.read_bytes())}":
+            return library
+        library.unlink()
+    return None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:24]
+
+
+def _name(compiler: Sequence[str]) -> str:
+    """Returns a library's name, with a hash of source, flags, processor and versions."""
     described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, native()))
-    digest = hashlib.sha256(described.encode() + _SOURCE.read_bytes()).hexdigest()[:24]
-    return directory / f"decoder_kernels_{digest}.so"
+    return f"decoder_kernels_{_digest(described.encode() + _SOURCE.read_bytes())}"
 
 
 def _try(compiler: Sequence[str], directory: Path) -> tuple[Path, OSError | None]:

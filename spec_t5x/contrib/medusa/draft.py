@@ -10,8 +10,10 @@ from spec_t5x.contrib.medusa.checkpoints import FORMAT, load_heads, open_heads
 from spec_t5x.contrib.medusa.network import T5Heads
 from spec_t5x.drafts.kinds import DraftKind, Request
 from spec_t5x.drafts.sequential import draw_token
-from spec_t5x.interfaces import Context, Draft, DraftTraits, Proposal
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Context, Draft, DraftTraits, Proposal, Target
 from spec_t5x.loops.outputs import prompt_lengths
+from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.types import Array, Int, PyTree
 
@@ -39,6 +41,15 @@ class MedusaDraft(Draft):
         """Traits: reads the target's states, and proposes at most one token per head."""
         num = self.heads.num_heads
         return DraftTraits(varies=True, max_worthwhile=num, uses_target_states=True)
+
+    def check(self, target: Target, max_decode_len: int) -> None:
+        """Raises ``InputError`` if the target's states are not of the heads' width and class."""
+        theirs, width = type(target).__name__, self.heads.network.config.emb_dim
+        if not isinstance(target, T5Model) or target.config.emb_dim != width:
+            raise InputError(
+                f"the heads are for a T5Model of width {width} and the target is a {theirs} with "
+                f"states of {target.state_size}: use heads that were trained for this target"
+            )
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from spec_t5x import registry
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_jsonl
-from spec_t5x.errors import InputError, check_at_least, check_unused
+from spec_t5x.errors import InputError, check_at_least, check_numbers, check_unused
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.list_options import as_lists
 from spec_t5x.names import AUTO
@@ -146,7 +146,8 @@ class AcceptanceOptions:
         as_lists(self, drafts=0, temperatures=1, top_ks=0, top_ps=0, leniences=1)
         if len(set(self.drafts)) < len(self.drafts):
             raise InputError(f"drafts are {', '.join(self.drafts)}: give each of them once")
-        check_at_least(self, num_tokens=1, decoded_texts=0, gamma=1)
+        check_at_least(self, num_tokens=1, decoded_texts=0, max_decode_len=1)
+        check_numbers(1, self.max_decode_len, gamma=self.gamma)
         self.bootstrap()
         if not any(self.temperatures):
             check_unused(self, "every temperature is 0, where neither counts", "top_ks", "top_ps")

@@ -179,6 +179,12 @@ def _load(
         # Each draft was checked with its row's verifier above.
         plain = dataclasses.replace(decoding, gamma=0)
         opened, _ = Generator.open(models, {row.draft for row in stored_rows}, plain)
+        for name in sorted(row.draft for row in rows if row.draft.startswith(RANDOM)):
+            if (ids := _size(name).vocab_size) != opened.config.vocab_size:
+                raise InputError(
+                    f"draft {name} has {ids} tokens and target {models.target} "
+                    f"{opened.config.vocab_size}: choose a draft of the target's vocabulary"
+                )
         named = opened, options.dtype, models.task, models.kv
         loaded, generator = Generator.load_target(*named, weights=models.weights)
         target = generator.target

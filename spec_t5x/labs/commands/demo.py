@@ -2,16 +2,21 @@
 
 import argparse
 import dataclasses
+import socket
 import threading
 
 from spec_t5x.cli import settings
-from spec_t5x.errors import InputError, check_unused
+from spec_t5x.errors import InputError, as_input_error, check_unused
 from spec_t5x.names import AUTO, NO_DRAFT
 
 HELP = "serve a web page that shows plain and speculative decoding side by side"
 
 # Gamma, if none was given.
 _GAMMA = 4
+# Names of this machine, and of Colab's proxy. By another name of 127.0.0.1, a page of that name's
+# owner could read this one (DNS rebinding).
+_OF_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_PROXIES = ("*.googleusercontent.com", "*.prod.colab.dev")
 _PAGE = {
     "host": ("ADDRESS", "address to serve at; 0.0.0.0 lets in other machines (default: 127.0.0.1)"),
     "port": (int, "port to serve at (default: 7860)"),
@@ -36,6 +41,11 @@ def run(args: argparse.Namespace) -> int:
     host, port = args.host or "127.0.0.1", 7860 if args.port is None else args.port
     if not 0 <= port <= 65535:
         raise InputError(f"port is {port}: give one from 0 to 65535")
+    # Before models are loaded.
+    cannot, is_ipv6 = f"port is {port} and cannot be used at {host}", ":" in host
+    with as_input_error(cannot, "give another, or another host", OSError, UnicodeError):
+        family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+        socket.create_server((host.strip("[]"), port), family=family).close()
     demo.check_installed()
     check_unused(options, "the page streams one text of each", "num_decodes", "beams")
     if options.gamma == AUTO and args.gamma is None:
@@ -48,11 +58,15 @@ def run(args: argparse.Namespace) -> int:
     del target  # It may hold all weights of an old file.
     quietly = {"quiet": True, "footer_links": [], "prevent_thread_lock": True}
     # The page has no use for files, which any site that a browser shows could send to gradio.
-    here = {"server_name": host, "server_port": port, "share": False, "max_file_size": 0}
-    try:
-        _, address, _ = page.launch(**here, **quietly)
-    except OSError as error:
-        raise InputError(f"port is {port} and cannot be used at {host}: give another") from error
+    here = {"server_name": f"[{host.strip('[]')}]" if is_ipv6 else host, "server_port": port}
+    here |= {"share": False, "max_file_size": 0}
+    if here["server_name"] in _OF_LOOPBACK:
+        from starlette.middleware import Middleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+        known = Middleware(TrustedHostMiddleware, allowed_hosts=[*_OF_LOOPBACK, *_PROXIES])
+        here["app_kwargs"] = {"middleware": [known]}
+    _, address, _ = page.launch(**here, **quietly)
     print(address, flush=True)
     try:
         threading.Event().wait()

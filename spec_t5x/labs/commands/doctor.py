@@ -14,8 +14,7 @@ import spec_t5x
 from spec_t5x.errors import one_line
 from spec_t5x.labs.requirements import requirements, unmet
 from spec_t5x.machine import accelerators
-from spec_t5x.machine.extras import EXTRAS
-from spec_t5x.machine.versions import version
+from spec_t5x.machine.extras import EXTRAS, version
 
 HELP = "show devices, kernels, caches and versions, and what keeps generate from working"
 

@@ -18,8 +18,7 @@ from spec_t5x.labs.reproduction.contents import ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.tpu import chips, compilation
 from spec_t5x.labs.tpu.options import Options
-from spec_t5x.machine.extras import EXTRAS
-from spec_t5x.machine.versions import version
+from spec_t5x.machine.extras import EXTRAS, version
 
 NOTE = (
     "Compiled: Theorem 3.8 with the paper's α, and c and T(γ+1) as roofline times of the compiled "

@@ -33,8 +33,7 @@ from jax.stages import Compiled
 
 from spec_t5x.errors import InputError
 from spec_t5x.labs.requirements import requirements, unmet
-from spec_t5x.machine.extras import EXTRAS
-from spec_t5x.machine.versions import version
+from spec_t5x.machine.extras import EXTRAS, version
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.weights import TiedTable

@@ -107,6 +107,20 @@ def test_the_middle_model_has_positions_for_the_texts():
         draft.check(every_draft.tiny_t5(0), 9)
 
 
+@pytest.mark.parametrize(
+    ("inner", "gamma", "message"),
+    [
+        (CopyDraft(9), 2, "the draft has 9 tokens and the target"),
+        (None, 2, "NoneType has no vocab_size"),
+        (CopyDraft(every_draft.VOCAB), 0, "inner_gamma is 0: give at least 1"),
+        (CopyDraft(every_draft.VOCAB), "2", "inner_gamma is '2': give a whole number"),
+    ],
+)
+def test_its_parts_fit_together(inner, gamma, message):
+    with pytest.raises(InputError, match=message):
+        CascadeDraft(every_draft.near(), inner, gamma).check(every_draft.target(), 8)
+
+
 @functools.cache
 def packaged():
     loaded = load("t5-target")

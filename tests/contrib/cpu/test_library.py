@@ -98,7 +98,15 @@ def test_without_them_one_line_says_why(tmp_path, monkeypatch, caplog, environme
     assert not said or said in lines[0]
 
 
-def test_a_damaged_library_is_named(tmp_path, fake_compiler, monkeypatch, caplog):
+def test_a_damaged_library_is_built_again(tmp_path, fake_compiler):
+    """A process that loads a truncated one ends by a signal."""
+    library.build(["g++"], tmp_path).write_bytes(b"another")
+    made = library.build(["g++"], tmp_path)
+    assert [made] == list(tmp_path.glob("*.so")) and not made.read_bytes()
+    assert len(fake_compiler.read_text().splitlines()) == 2
+
+
+def test_a_library_that_cannot_be_loaded_is_named(tmp_path, fake_compiler, monkeypatch, caplog):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = library.build(["g++"], tmp_path / "spec_t5x" / "kernels")
     assert not library.available.__wrapped__()

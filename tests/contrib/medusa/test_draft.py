@@ -121,9 +121,10 @@ def test_proposals_come_from_the_states_of_the_text_so_far(paced):
     ("model", "options", "message"),
     [
         (lambda: TableTarget.create(seed=0, vocab_size=30), {}, "needs the target's states"),
+        (lambda: tiny_t5(0, emb_dim=24), {}, "of width 16 and the target is a T5Model with sta"),
         (target, {"verifier": TreeVerifier((2,))}, "MedusaDraft has no propose_tree"),
     ],
-    ids=["a target without states", "a tree"],
+    ids=["a target without states", "another width", "a tree"],
 )
 def test_impossible_combinations_are_refused(model, options, message):
     options = {"gamma": 2, "max_decode_len": LENGTH, **options}

@@ -9,7 +9,7 @@ import pytest
 
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli.main import main
-from spec_t5x.generation import GenerateOptions
+from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark import paper_tables, sweep
 from spec_t5x.labs.benchmark.comparison import Comparison
 from spec_t5x.labs.benchmark.iteration_parts import overhead
@@ -288,6 +288,17 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
     alone = times.batch_speed_up(0.7, 3, rows=1, length=4096)
     assert alone == pytest.approx(tokens / 1.8, rel=2e-3)
     assert times.batch_speed_up(0.7, 3, rows=32, length=4096) < alone
+
+
+def test_random_drafts_fit_the_target_before_anything_is_measured(
+    tiny_pair, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(Generator, "load_target", lambda *_, **__: pytest.fail("it was loaded"))
+    (tmp_path / "pairs.tsv").write_text("My sister\tMeine Schwester\n")
+    given = ["--target", str(tiny_pair / "target"), "--data", str(tmp_path / "pairs.tsv")]
+    for size, message in (("t5_1_1_xl", "has 32128 tokens and target"), ("x", "size is 'x'")):
+        assert main(["benchmark", *given, "--draft", "copy", "--draft", f"random:{size}"]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

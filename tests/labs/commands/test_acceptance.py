@@ -71,6 +71,7 @@ def test_a_table_that_cannot_be_written_is_shown(tiny_pair, tmp_path, capsys, mo
         (["text", "--draft", "nothing"], "no draft 'nothing'"),
         (["--input", "lines.txt"], "unknown argument '--input': it is '--data' here"),
         (["text", "--lenience", "0"], "lenience is 0.0"),
+        (["text", "--max_decode_len", "6"], "--gamma is 7: give at least 1, at most 6"),
         (["--data", "x", "--mixture_or_task", "y"], "--data is 'x' and --mixture_or_task 'y'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import http.client
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -184,6 +186,11 @@ def test_a_port_that_is_taken_is_named(run):
         assert_refused(run("demo", "--port", port), f"--port is {port}", "give another")
 
 
+def test_a_host_that_cannot_be_is_refused_before_models_are_loaded(run, monkeypatch):
+    monkeypatch.setattr(Generator, "open", lambda *_: pytest.fail("models were opened"))
+    assert_refused(run("demo", "--host", "300.1.1.1"), "cannot be used at 300.1.1.1")
+
+
 @pytest.mark.parametrize("port", [99999, -1])
 def test_a_port_that_cannot_be_is_refused(run, monkeypatch, port):
     monkeypatch.setattr(demo, "page", lambda *_: pytest.fail("the page was made"))
@@ -241,6 +248,16 @@ def test_it_takes_no_files(address):
     upload = urllib.request.Request(f"{address}gradio_api/upload", form, kind)
     with pytest.raises(urllib.error.HTTPError, match="413"):
         urllib.request.urlopen(upload)
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("evil.example", 400), ("localhost:7860", 200), ("x-7860.colab.googleusercontent.com", 200)],
+)
+def test_pages_of_other_names_cannot_read_it(address, name, status):
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(address).netloc)
+    connection.request("GET", "/", headers={"Host": name})
+    assert connection.getresponse().status == status
 
 
 @pytest.fixture(scope="module")

@@ -388,7 +388,7 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
         ("--verifier tree --draft int4", "draft int4 proposes no trees: give a model or an"),
         ("--block_efficiency 3", "block efficiency is 3 and verifier 'block': give tree"),
         ("--verifier tree --block_efficiency 9", "block efficiency is 9: give 1 to 8, the most"),
-        ("--verifier coupled", "there is no 'coupled': choose from token, block, multi, tree"),
+        ("--verifier coupled", "--verifier is 'coupled': choose from token, block, multi, tree"),
         ("--json .", "argument --json: . is a folder: give a file"),
     ],
 )
