@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -50,22 +49,12 @@ _COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``arguments`` (None: the command line's); returns the exit status, 2 for an error."""
-    if arguments is None:
-        sys.unraisablehook = _interrupt_again
     given = sys.argv[1:] if arguments is None else arguments
     status = standard_streams.guarded(functools.partial(_main, given))
     if status == INTERRUPTED and arguments is None:
         # Threads of TensorFlow that are still reading crash at the interpreter's usual end.
         os._exit(status)
     return status
-
-
-def _interrupt_again(unraisable: Any) -> None:
-    """Sends Ctrl-C again if Python drops it, as in JAX's callback of the garbage collector."""
-    if isinstance(unraisable.exc_value, KeyboardInterrupt):
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    else:
-        sys.__unraisablehook__(unraisable)
 
 
 def _main(arguments: Sequence[str]) -> int:

@@ -10,7 +10,6 @@ import weakref
 import jax
 import pytest
 
-from spec_t5x.cli import main
 from spec_t5x.generation import Generator
 from spec_t5x.machine import accelerators
 from tests.child import REPOSITORY, finished, printed
@@ -168,17 +167,3 @@ def test_a_variable_that_jax_refuses_is_a_line():
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("spec-t5x: error: JAX cannot be imported (") and "'maybe'" in line
-
-
-def test_ctrl_c_that_python_drops_comes_again(monkeypatch):
-    monkeypatch.setattr(sys, "unraisablehook", main._interrupt_again)
-
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    things = {type("Thing", (), {})()}
-    watched = [weakref.ref(thing, interrupt) for thing in things]
-    things.clear()
-    with pytest.raises(KeyboardInterrupt):
-        time.sleep(10)
-    assert watched[0]() is None
