@@ -107,8 +107,8 @@ def emission_rows(
         of_target = carried[num_accepted] * of_target
     if last < 0:
         return of_target, jnp.zeros(draft_probs.shape[1], draft_probs.dtype)
-    of_draft = draft_probs[jnp.minimum(num_accepted, last)]
-    return of_target, jnp.where(num_accepted <= last, of_draft, 0.0)
+    is_draft = num_accepted <= last
+    return of_target, jnp.where(is_draft, draft_probs[jnp.minimum(num_accepted, last)], 0.0)
 
 
 # Block verification
