@@ -20,7 +20,7 @@ from jax import lax
 
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models import cache as cache_lib
-from spec_t5x.models.cache import Cache, KeysValues, RoundedHeads
+from spec_t5x.models.cache import KVCache, LayerCache, RoundedHeads
 from spec_t5x.models.layers import Dense, GemmaNorm, dropout, fan_in_normal
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Bool, Float, Float32, Int
@@ -216,11 +216,11 @@ class Attention(nn.Module):
     def extend(
         self,
         inputs: Float[Array, "batch new embed"],
-        cache: KeysValues,
+        cache: LayerCache,
         tokens: "NewTokens",
         relpos: "RelativeBias | None" = None,
         source: Source | None = None,
-    ) -> tuple[Float[Array, "batch new embed"], KeysValues]:
+    ) -> tuple[Float[Array, "batch new embed"], LayerCache]:
         """Returns new tokens' attention to a layer's cache, and the cache with them written.
 
         ``relpos`` is the bias of a layer with a separate one; ``source`` is in the same softmax.
@@ -390,7 +390,7 @@ class NewTokens:
 
 
 def after_texts(
-    cache: Cache,
+    cache: KVCache,
     new: int,
     relpos: RelativeBias | None = None,
     bidirectional: Bool[Array, "batch new"] | None = None,

@@ -117,8 +117,8 @@ def standardize(
     temperature = settings.temperature
     if temperature.ndim:
         temperature = temperature.reshape(-1, *[1] * (logits.ndim - 1))
-    top_k = jnp.uint32(0) if settings.top_k is None else settings.top_k
-    top_p = jnp.float32(0) if settings.top_p is None else settings.top_p
+    top_k = jnp.asarray(0 if settings.top_k is None else settings.top_k, jnp.uint32)
+    top_p = jnp.asarray(0 if settings.top_p is None else settings.top_p, jnp.float32)
     return tempered(logits, temperature, top_k, top_p, cut=settings.cut)
 
 
