@@ -151,25 +151,17 @@ def room(config: Any, batch: int, max_length: int) -> Float[Array, "batch heads 
 def write(
     cached: Float[Array, "batch heads length head_dim"],
     new: Float[Array, "batch heads new head_dim"],
-    starts: Int[Array, "batch"],
+    places: Int[Array, "batch"] | Nodes,
 ) -> Float[Array, "batch heads length head_dim"]:
-    """Returns ``cached`` with ``new[b]`` at ``cached[b, :, starts[b] : starts[b] + new]``."""
+    """Returns ``cached`` with ``new[b]`` at the slots from ``places[b]`` on, or at the nodes'."""
+    if isinstance(places, Nodes):
+        if not places.consecutive:
+            set_slots = jax.vmap(lambda row, update, at: row.at[:, at].set(update))
+            return constrain(set_slots(cached, new, places.slots), AXES)
+        places = places.slots[:, 0]
     if cached.shape[0] == 1:
         # For one row a plain update in place; the batched form lowers to a scatter.
-        written = lax.dynamic_update_slice(cached, new, (0, 0, starts[0], 0))
+        written = lax.dynamic_update_slice(cached, new, (0, 0, places[0], 0))
     else:
-        written = write_rows(cached, new, starts, axis=2)
-    return constrain(written, AXES)
-
-
-def write_nodes(
-    cached: Float[Array, "batch heads length head_dim"],
-    new: Float[Array, "batch heads nodes head_dim"],
-    nodes: Nodes,
-) -> Float[Array, "batch heads length head_dim"]:
-    """Returns ``cached`` with ``new[b, :, n]`` written to slot ``nodes.slots[b, n]``."""
-    slots = nodes.slots
-    if nodes.consecutive:
-        return write(cached, new, slots[:, 0])
-    written = jax.vmap(lambda row, update, at: row.at[:, at].set(update))(cached, new, slots)
+        written = write_rows(cached, new, places, axis=2)
     return constrain(written, AXES)
