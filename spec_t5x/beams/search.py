@@ -28,6 +28,7 @@ from spec_t5x.beams import cache_slots
 from spec_t5x.beams import hypotheses as beams_lib
 from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.interfaces import Cache, Nodes, NodeTarget, Target
+from spec_t5x.loops import compiled
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float32, Int, PyTree
@@ -77,7 +78,10 @@ class BeamTree:
         return cache_slots.nodes(self.tokens, self.positions, self.lineages, width)
 
 
-@outputs_lib.jit_with_prompts("beams", "gamma", "draft_beams", "max_decode_len", "eos_id")
+@compiled.jit(
+    check=outputs_lib.check_given,
+    static_argnames=("beams", "gamma", "draft_beams", "max_decode_len", "eos_id"),
+)
 def beam_search(
     target: Target,
     inputs: PyTree,
