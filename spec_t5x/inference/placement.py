@@ -91,5 +91,5 @@ class Placement:
         if self.mesh is None:
             return batch
         rows = batch.tokens, batch.keys, batch.max_decode_steps
-        tokens, keys, steps = partitioning.shard_batch(rows, self.mesh)
+        tokens, keys, steps = jax.device_put(rows, partitioning.batch_sharding(self.mesh))
         return dataclasses.replace(batch, tokens=tokens, keys=keys, max_decode_steps=steps)
