@@ -159,9 +159,4 @@ def write(
             set_slots = jax.vmap(lambda row, update, at: row.at[:, at].set(update))
             return constrain(set_slots(cached, new, places.slots), AXES)
         places = places.slots[:, 0]
-    if cached.shape[0] == 1:
-        # For one row a plain update in place; the batched form lowers to a scatter.
-        written = lax.dynamic_update_slice(cached, new, (0, 0, places[0], 0))
-    else:
-        written = write_rows(cached, new, places, axis=2)
-    return constrain(written, AXES)
+    return constrain(write_rows(cached, new, places, axis=2), AXES)

@@ -181,6 +181,9 @@ def write_rows(
 
     The caller leaves enough room along ``axis``: XLA moves a start back if a row would not fit.
     """
+    if buffer.shape[0] == 1:
+        # For one row a plain update in place; the batched form lowers to a scatter.
+        return lax.dynamic_update_slice_in_dim(buffer, new, starts[0], axis)
     write = functools.partial(lax.dynamic_update_slice_in_dim, axis=axis - 1)
     return jax.vmap(write)(buffer, new, starts)
 
