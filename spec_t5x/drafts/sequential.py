@@ -78,13 +78,8 @@ def draft_tree(
     for depth, branching in enumerate(tree.branching):
         level_logits = ruled_nodes(context, level_logits, tree, tokens, tree.level_starts[depth])
         probs = standardize(level_logits, settings)
-        children = []
-        for i in range(tree.level_sizes[depth]):
-            of_node, draws = draws.next_distinct(
-                probs[:, i], level_logits[:, i], branching, settings
-            )
-            children.append(of_node)
-        tokens.append(jnp.concatenate(children, axis=1))
+        children, draws = draws.next_distinct(probs, level_logits, branching, settings)
+        tokens.append(children.reshape(children.shape[0], -1))
         all_probs.append(probs)
         if depth + 1 < tree.depth:
             first = tree.level_starts[depth + 1]

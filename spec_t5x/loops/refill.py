@@ -310,12 +310,10 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
         (state, slots.sources, slots.prompts, slots.places),
         (group.state, group.sources, group.prompts, group.places),
     )
-    ended = state.outputs.ended
-    rows = jnp.arange(ended.shape[0]) * num_slots // ended.shape[0]
-    outputs = state.outputs.replace(ended=ended | ((rows == slot) & ~is_there))
-    is_freed = (jnp.arange(num_slots) == slot) & ~is_there
+    ended, is_freed = state.outputs.ended, (jnp.arange(num_slots) == slot) & ~is_there
+    ended |= jnp.repeat(is_freed, ended.shape[0] // num_slots)
     slots = slots.replace(
-        state=state.replace(outputs=outputs, pace=slots.state.pace),
+        state=state.replace(outputs=state.outputs.replace(ended=ended), pace=slots.state.pace),
         sources=sources,
         prompts=prompts,
         places=jnp.where(is_freed, EMPTY_SLOT, places),

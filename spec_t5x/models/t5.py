@@ -533,13 +533,11 @@ def _with_bias(
     """Yields each layer of a stack and the layer's bias, which layers of equal traits may share."""
     made = {}
     for number, layer in enumerate(stack.layers):
-        traits = stack.config.attention_traits(number)
-        if layer.relpos_bias is not None:
-            yield layer, bias_of(layer.relpos_bias, traits)
-            continue
-        if traits not in made:
-            made[traits] = bias_of(stack.relpos_bias, traits)
-        yield layer, made[traits]
+        traits, relpos = stack.config.attention_traits(number), layer.relpos_bias
+        key = traits if relpos is None else number
+        if key not in made:
+            made[key] = bias_of(relpos or stack.relpos_bias, traits)
+        yield layer, made[key]
 
 
 def _within(length: int, before: int, after: int) -> Bool[np.ndarray, "1 1 length length"]:
