@@ -92,13 +92,13 @@ class Proposal:
                 "probability 1"
             )
         is_known = isinstance(self.drawn, int)
-        if is_known and self.counts is None and self.drawn < num:
+        if is_known and self.drawn >= num:
+            return self
+        if is_known and self.counts is None:
             raise InputError(
                 f"a draft proposes {num} tokens and drew {self.drawn}: draw each with the draws "
                 "that the previous `next` returned, and give the last draws' drawn"
             )
-        if is_known and self.drawn >= num:
-            return self
         return self.replace(counts=jnp.minimum(self.num_proposed, self.drawn))
 
 

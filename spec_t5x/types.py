@@ -21,6 +21,6 @@ Array = jax.Array | np.ndarray
 # decoder's start token.
 PAD_ID = 0
 EOS_ID = 1
+UNK_ID = 2
 # Id of the token that ends a row, or a tuple of several ids; they may be traced.
 EndOfSequence = Int[Array, ""] | int | tuple[Int[Array, ""] | int, ...]
-UNK_ID = 2

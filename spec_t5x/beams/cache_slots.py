@@ -22,16 +22,16 @@ from spec_t5x.types import Array, Int, PyTree
 def nodes(
     tokens: Int[Array, "batch nodes"],
     positions: Int[Array, "batch nodes"],
-    places: Int[Array, "batch nodes"],
     lineages: Int[Array, "batch nodes positions"],
     width: int,
 ) -> Nodes:
-    """Returns the argument of ``score_nodes`` for tokens at given positions and places.
+    """Returns the argument of ``score_nodes`` for tokens at given positions.
 
-    No two tokens of a row share both; places are below ``width``. ``lineages[b, n, p]`` is the
-    place of node n's text at position p, up to the node itself; later entries are ignored.
+    ``lineages[b, n, p]``, below ``width``, is the place of node n's text at position p, up to the
+    node itself; later entries are ignored. No two tokens of a row share position and place.
     """
     batch, num, length = lineages.shape
+    places = jnp.take_along_axis(lineages, positions[:, :, None], axis=2)[:, :, 0]
     position_of = jnp.arange(length * width) // width
     is_earlier = jnp.arange(length)[None, None, :] <= positions[:, :, None]
     is_own = lineages[..., None] == jnp.arange(width)[None, None, None, :]
@@ -67,6 +67,6 @@ def prefill(
     if num:
         all_first = jnp.zeros((batch, num, room), jnp.int32)
         positions = jnp.tile(jnp.arange(num)[None], (batch, 1))
-        fed = nodes(prompts[:, :-1], positions, all_first[:, :, 0], all_first, width)
+        fed = nodes(prompts[:, :-1], positions, all_first, width)
         *_, cache = target.score_nodes(cache, fed)
     return cache

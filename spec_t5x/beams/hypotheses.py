@@ -328,7 +328,8 @@ def finish(beams: Beams, stats: BeamStats) -> BeamResult:
 
 def pick(tree: PyTree, indices: Int[Array, "batch picked"]) -> PyTree:
     """Returns ``values[b, indices[b]]`` for each row b of each leaf."""
-    return jax.tree.map(lambda leaf: jax.vmap(lambda row, at: row[at])(leaf, indices), tree)
+    pick_rows = jax.vmap(lambda row, at: row[at])
+    return jax.tree.map(lambda leaf: pick_rows(leaf, indices), tree)
 
 
 def where_rows(condition: Bool[Array, "batch"], chosen: PyTree, other: PyTree) -> PyTree:

@@ -28,6 +28,7 @@ from spec_t5x.beams import cache_slots
 from spec_t5x.beams import hypotheses as beams_lib
 from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.interfaces import Cache, Nodes, NodeTarget, Target
+from spec_t5x.loops import compiled
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float32, Int, PyTree
@@ -66,19 +67,21 @@ class BeamTree:
     # Log-probability of the live hypothesis by the target plus that of later tokens by the draft;
     # minus infinity for an empty entry.
     log_probs: Float32[Array, "*levels batch nodes"]
-    # Each token's position in the text, its place there, and its hypothesis's lineage.
+    # Each token's position in the text, and its hypothesis's lineage, its own place included.
     positions: Int[Array, "*levels batch nodes"]
-    places: Int[Array, "*levels batch nodes"]
     lineages: Int[Array, "*levels batch nodes positions"]
     # Start token and tokens of each hypothesis, for the rules of decoding; None without rules.
     sequences: Int[Array, "*levels batch nodes width"] | None
 
     def nodes(self, width: int) -> Nodes:
         """Returns the argument of ``score_nodes``, for ``width`` places at a position."""
-        return cache_slots.nodes(self.tokens, self.positions, self.places, self.lineages, width)
+        return cache_slots.nodes(self.tokens, self.positions, self.lineages, width)
 
 
-@outputs_lib.jit_with_prompts("beams", "gamma", "draft_beams", "max_decode_len", "eos_id")
+@compiled.jit(
+    check=outputs_lib.check_given,
+    static_argnames=("beams", "gamma", "draft_beams", "max_decode_len", "eos_id"),
+)
 def beam_search(
     target: Target,
     inputs: PyTree,
@@ -260,7 +263,6 @@ class _Search:
             parents=jnp.full((batch, self.width), _NO_NODE),
             log_probs=widen(beams.live_log_probs, -jnp.inf),
             positions=jnp.tile(beams.lengths[:, None], (1, self.width)),
-            places=jnp.tile(places[None], (batch, 1)),
             lineages=cache_slots.settle(widen(state.lineages, 0), beams.lengths, places),
             sequences=None if self.rules is None else widen(beams.live_sequences, PAD_ID),
         )
@@ -327,8 +329,6 @@ def _next_level(
     level: BeamTree, expected: beams_lib.Candidates, first_parent: Int[Array, ""]
 ) -> BeamTree:
     """Returns the level of ``expected``, after one whose first node is number ``first_parent``."""
-    batch, num = expected.tokens.shape
-    places = jnp.arange(num)
     # All nodes of a level are at the same position.
     positions = level.positions[:, 0] + 1
     lineages = beams_lib.pick(level.lineages, expected.parents)
@@ -341,9 +341,8 @@ def _next_level(
         # An empty entry must not be taken for a child of another level's node.
         parents=jnp.where(is_one, first_parent + expected.parents, _NO_NODE),
         log_probs=expected.log_probs,
-        positions=jnp.tile(positions[:, None], (1, num)),
-        places=jnp.tile(places[None], (batch, 1)),
-        lineages=cache_slots.settle(lineages, positions, places),
+        positions=jnp.broadcast_to(positions[:, None], expected.tokens.shape),
+        lineages=cache_slots.settle(lineages, positions, jnp.arange(lineages.shape[1])),
         sequences=sequences,
     )
 

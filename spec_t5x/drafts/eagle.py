@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from spec_t5x.drafts.sequential import slices
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.interfaces import Cache, Context, DraftTraits, Outcome, Proposal
-from spec_t5x.models.cache import DecoderCache
+from spec_t5x.models.cache import KVCache
 from spec_t5x.models.eagle import DraftingCache, EagleNetwork
 from spec_t5x.types import Array, Int
 
@@ -44,13 +44,13 @@ class EagleDraft(SharedEncoderDraft):
     def _score(self, context: Context):
         """Returns ``score(cache, tokens)``: the head's states after the tokens, and the cache."""
 
-        def score(cache: DecoderCache, tokens: Int[Array, "batch new"]):
+        def score(cache: KVCache, tokens: Int[Array, "batch new"]):
             states = slices(context.target_states, cache.lengths, tokens.shape[1])
             return self.model.apply(cache, tokens, states, method="follow")
 
         return score
 
-    def _feed_last(self, cache: DecoderCache, context: Context, depth: int, num_nodes: int):
+    def _feed_last(self, cache: KVCache, context: Context, depth: int, num_nodes: int):
         num = self._num_last(depth)
         starts = jnp.maximum(context.lengths + 1 - num, 0)
         tokens = slices(context.sequences, starts, num)

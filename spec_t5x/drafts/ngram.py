@@ -13,9 +13,8 @@ Contexts that are not in the table have a distribution, too: that of the shorter
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from spec_t5x.drafts.sequential import draw_token
+from spec_t5x.drafts.sequential import draft_tokens
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
 from spec_t5x.sampling.distributions import Sampling
@@ -137,25 +136,18 @@ class NgramDraft(Draft):
         self, state: DraftState, context: Context, gamma: int
     ) -> tuple[Proposal, DraftState]:
         """Proposes ``gamma`` tokens, each sampled given those before it."""
-        settings = self.settings or context.settings
 
-        def draft_one(carry, offset):
-            window, draws, tokens = carry
+        def score(window, tokens):
+            window = jnp.concatenate([window, tokens], axis=1)[:, 1:]
             # Padding of the vocabulary has minus infinity, and is never sampled.
-            logits = jnp.log(jax.vmap(self.next_probs)(window))
-            logits = context.ruled(logits[:, None], tokens, offset)[:, 0]
-            token, probs, draws = draw_token(logits, draws, settings)
-            window = jnp.concatenate([window, token[:, None]], axis=1)[:, 1:]
-            return (window, draws, tokens.at[:, offset].set(token)), probs
+            return jnp.log(jax.vmap(self.next_probs)(window))[:, None], None, window
 
-        nothing = jnp.zeros((context.lengths.shape[0], gamma), jnp.int32)
-        start = (self._window(context), context.draws, nothing)
-        (_, _, tokens), probs = lax.scan(draft_one, start, jnp.arange(gamma))
-        probs = None if probs is None else probs.swapaxes(0, 1)
-        return Proposal(tokens, probs, drawn=gamma), state
+        logits, _, window = score(self._window(context), context.last_tokens[:, None])
+        proposal, _ = draft_tokens(score, window, logits[:, 0], context, self.settings, gamma)
+        return proposal, state
 
     def _window(self, context: Context) -> Int[Array, "batch window"]:
-        """Returns each row's last ``order - 1`` tokens, -1 before the start token."""
-        positions = context.lengths[:, None] + jnp.arange(2 - self.order, 1)[None, :]
+        """Returns the ``order - 1`` tokens before each row's last, -1 before the start token."""
+        positions = context.lengths[:, None] + jnp.arange(1 - self.order, 0)[None, :]
         tokens = jnp.take_along_axis(context.sequences, jnp.maximum(positions, 0), axis=1)
         return jnp.where(positions >= 0, tokens, _NO_TOKEN)

@@ -79,14 +79,15 @@ class SelfDraft(Draft):
         self, state: DraftState, context: Context, gamma: int
     ) -> tuple[Proposal, DraftState]:
         """Proposes ``gamma`` tokens, each sampled given those before it."""
-        settings = self.settings or context.settings
         whole, model = context.target_cache, self.model
         layers, rest = whole.layers[: model.num_layers], whole.layers[model.num_layers :]
         cache = whole.replace(layers=layers, lengths=context.lengths)
         logits, _, cache = model.score(cache, context.last_tokens[:, None])
-        proposal, cache = draft_tokens(model, cache, logits[:, 0], context, settings, gamma)
+        given = logits[:, 0], context, self.settings, gamma
+        proposal, cache = draft_tokens(model.score, cache, *given)
         # The target overwrites all of these positions before it reads them.
-        return proposal.replace(target_cache=whole.replace(layers=cache.layers + rest)), state
+        written = whole.replace(layers=cache.layers + rest)
+        return proposal.replace(target_cache=written), state
 
 
 def _without_encoder(params: dict) -> dict[str, Array | dict]:
@@ -111,10 +112,13 @@ def _rounded(weights: str) -> DraftKind:
     return DraftKind(make=make, draft=SelfDraft, check=no_argument, has_temperature=True)
 
 
+def _early_exit(request: Request, argument: str) -> SelfDraft:
+    layers = _layers(argument, request.model)
+    return SelfDraft.early_exit(request.model, layers, request.options.settings)
+
+
 EARLY_EXIT = DraftKind(
-    make=lambda request, argument: SelfDraft.early_exit(
-        request.model, _layers(argument, request.model), request.options.settings
-    ),
+    make=_early_exit,
     draft=SelfDraft,
     check=whole_number,
     open=_layers,

@@ -12,22 +12,24 @@ from spec_t5x.loops.tree_nodes import ruled_nodes, tree_nodes
 from spec_t5x.sampling.distributions import Sampling, argmax, standardize
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.types import Array, Float32, Int, Shaped
+from spec_t5x.types import Array, Float32, Int, PyTree, Shaped
 
 
 def draft_tokens(
-    model: Target,
-    cache: Cache,
+    score: Callable[[PyTree, Array], tuple],
+    cache: PyTree,
     logits: Float32[Array, "batch vocab"],
     context: Context,
-    settings: Sampling,
+    settings: Sampling | None,
     gamma: int,
-) -> tuple[Proposal, Cache]:
+) -> tuple[Proposal, PyTree]:
     """Drafts ``gamma`` tokens, at most ``context.limit``, each given the earlier (Algorithm 1).
 
-    ``logits`` are the model's after the last tokens of the texts in ``cache``. The returned cache
-    also has the drafted tokens, but for the last one.
+    ``logits`` are the draft's after the last tokens of the texts in ``cache``, and ``score`` is a
+    ``Target``'s, or a function like it. If ``settings`` are None, the target's are used. The
+    returned cache also has the drafted tokens, but for the last one.
     """
+    settings = settings or context.settings
 
     def draw(logits, offset, draws, drafted):
         logits = context.ruled(logits[:, None], drafted[0], offset)[:, 0]
@@ -36,7 +38,7 @@ def draft_tokens(
 
     def draft_one(offset, carry):
         cache, token, draws, drafted = carry
-        logits, _, cache = model.score(cache, token[:, None])
+        logits, _, cache = score(cache, token[:, None])
         return cache, *draw(logits[:, 0], offset, draws, drafted)
 
     num, (batch, vocab_size) = context.num_drafts(gamma), logits.shape
@@ -62,7 +64,7 @@ def draft_tree(
     cache: Cache,
     logits: Float32[Array, "batch vocab"],
     context: Context,
-    settings: Sampling,
+    settings: Sampling | None,
     tree: Tree,
 ) -> tuple[TreeProposal, Cache]:
     """Drafts a token for each node but the root; siblings are drawn without replacement.
@@ -70,18 +72,14 @@ def draft_tree(
     The model is called once for each level but the root's and the last. The returned cache keeps
     its lengths; the slots after the root's hold the nodes. Arguments are as in ``draft_tokens``.
     """
+    settings = settings or context.settings
     level_logits, draws = logits[:, None], context.draws
     tokens, all_probs = [], []
     for depth, branching in enumerate(tree.branching):
         level_logits = ruled_nodes(context, level_logits, tree, tokens, tree.level_starts[depth])
         probs = standardize(level_logits, settings)
-        children = []
-        for i in range(tree.level_sizes[depth]):
-            of_node, draws = draws.next_distinct(
-                probs[:, i], level_logits[:, i], branching, settings
-            )
-            children.append(of_node)
-        tokens.append(jnp.concatenate(children, axis=1))
+        children, draws = draws.next_distinct(probs, level_logits, branching, settings)
+        tokens.append(children.reshape(children.shape[0], -1))
         all_probs.append(probs)
         if depth + 1 < tree.depth:
             first = tree.level_starts[depth + 1]
@@ -126,7 +124,10 @@ def catch_up(
         cache = score(model.rollback(cache, starts), tokens)[-1]
         return model.rollback(cache, jnp.minimum(starts + width, wanted))
 
-    return lax.while_loop(lambda kept: jnp.any(context.live & (kept.lengths < wanted)), feed, cache)
+    def lacks_some(cache):
+        return jnp.any(context.live & (cache.lengths < wanted))
+
+    return lax.while_loop(lacks_some, feed, cache)
 
 
 def slices(

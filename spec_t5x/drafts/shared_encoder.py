@@ -14,7 +14,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Context, Proposal, TreeProposal
 from spec_t5x.machine.operations import FULL_PRECISION, XLA
-from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache, KeysValues, LayerCache
+from spec_t5x.models.cache import KVCache, LayerCache
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config, Transformer
@@ -78,8 +78,7 @@ class SharedEncoderDraft(TransformerDraft):
 
     def prefill(self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int) -> Cache:
         """Returns an empty cache of ``max_length`` positions; sources and prompts are not read."""
-        config, batch = self.model.config, prompts.shape[0]
-        return DecoderOnlyCache.empty(config, config.num_decoder_layers, batch, max_length)
+        return KVCache.empty(self.model.config, prompts.shape[0], max_length)
 
     def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
         state = self.catch_up(state, context, gamma + 1)
@@ -96,16 +95,16 @@ class SharedEncoderDraft(TransformerDraft):
     def catch_up(self, state: Cache, context: Context, width: int) -> Cache:
         return _without_source(super().catch_up(self._with_source(state, context), context, width))
 
-    def _with_source(self, own: DecoderOnlyCache, context: Context) -> DecoderCache:
+    def _with_source(self, own: KVCache, context: Context) -> KVCache:
         target = context.target_cache
         sources = (target.layers[layer] for layer in self.layers)
         layers = tuple(
             LayerCache(text.keys, text.values, source.cross_keys, source.cross_values)
             for text, source in zip(own.layers, sources, strict=True)
         )
-        return DecoderCache(layers, target.source_mask, own.lengths)
+        return KVCache(layers, own.lengths, target.source_mask)
 
 
-def _without_source(cache: DecoderCache) -> DecoderOnlyCache:
-    layers = tuple(KeysValues(layer.keys, layer.values) for layer in cache.layers)
-    return DecoderOnlyCache(layers, cache.lengths)
+def _without_source(cache: KVCache) -> KVCache:
+    layers = tuple(LayerCache(layer.keys, layer.values) for layer in cache.layers)
+    return KVCache(layers, cache.lengths)

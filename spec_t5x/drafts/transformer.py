@@ -44,9 +44,9 @@ class TransformerDraft(Draft):
 
     def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
         """Proposes up to ``gamma`` tokens, each sampled given those before it (Algorithm 1)."""
-        settings = self.settings or context.settings
         logits, cache = self._feed_last(state, context, gamma, gamma)
-        proposal, cache = draft_tokens(self.model, cache, logits, context, settings, gamma)
+        given = logits, context, self.settings, gamma
+        proposal, cache = draft_tokens(self.model.score, cache, *given)
         # Rows that are not live (ended, or another draft's) may lack tokens of their texts.
         lengths = jnp.where(context.live, cache.lengths, state.lengths)
         return proposal, self.model.rollback(cache, lengths)
@@ -55,9 +55,8 @@ class TransformerDraft(Draft):
         self, state: Cache, context: Context, tree: Tree
     ) -> tuple[TreeProposal, Cache]:
         """Proposes a token for each node but the root; siblings are drawn without replacement."""
-        settings = self.settings or context.settings
         logits, cache = self._feed_last(state, context, tree.depth, tree.num_nodes)
-        return draft_tree(self.model, cache, logits, context, settings, tree)
+        return draft_tree(self.model, cache, logits, context, self.settings, tree)
 
     def commit_tree(self, state: Cache, outcome: Outcome, path: Int[Array, "batch depth"]) -> Cache:
         """Moves the accepted nodes' cache entries behind the text and rolls the others back."""

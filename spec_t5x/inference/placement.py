@@ -68,32 +68,28 @@ class Placement:
                 placed[id(leaf)] = leaf, jax.device_put(leaf, sharding or everywhere)
             return placed[id(leaf)][1]
 
-        def place_model(model: Model) -> Model:
+        def place_node(node: Model | jax.Array) -> PyTree:
+            if not isinstance(node, Model):
+                return place(node)
             # A draft may lack parameters of the whole model, or have others.
-            shardings = flatten_dict(partitioning.param_shardings(model.config, self.mesh))
-            flat = flatten_dict(model.weights)
+            shardings = flatten_dict(partitioning.param_shardings(node.config, self.mesh))
             params = {
                 path: weights.placed(leaf, shardings.get(path, everywhere), place)
-                for path, leaf in flat.items()
+                for path, leaf in flatten_dict(node.weights).items()
             }
-            rest = jax.tree.map(place, model.replace(weights={}))
+            rest = jax.tree.map(place, node.replace(weights={}))
             return rest.replace(weights=unflatten_dict(params))
 
-        def place_tree(tree: PyTree) -> PyTree:
-            return jax.tree.map(
-                lambda node: place_model(node) if isinstance(node, Model) else place(node),
-                tree,
-                is_leaf=lambda node: isinstance(node, Model),
-            )
-
-        return dataclasses.replace(
-            generator, target=place_tree(generator.target), draft=place_tree(generator.draft)
+        models = generator.target, generator.draft
+        target, draft = jax.tree.map(
+            place_node, models, is_leaf=lambda node: isinstance(node, Model)
         )
+        return dataclasses.replace(generator, target=target, draft=draft)
 
     def batch(self, batch: Batch) -> Batch:
         """Returns the batch with its rows divided among the copies of the models."""
         if self.mesh is None:
             return batch
         rows = batch.tokens, batch.keys, batch.max_decode_steps
-        tokens, keys, steps = partitioning.shard_batch(rows, self.mesh)
+        tokens, keys, steps = jax.device_put(rows, partitioning.batch_sharding(self.mesh))
         return dataclasses.replace(batch, tokens=tokens, keys=keys, max_decode_steps=steps)

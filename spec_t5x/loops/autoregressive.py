@@ -6,8 +6,9 @@ Plain decoding is the baseline of every speed-up and the oracle of the tests.
 from typing import Any
 
 from spec_t5x.interfaces import Target
+from spec_t5x.loops import compiled
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, NoDraft
-from spec_t5x.loops.outputs import Decoded, jit_with_prompts
+from spec_t5x.loops.outputs import Decoded, check_given
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import Stream
@@ -15,7 +16,10 @@ from spec_t5x.types import Array, Int, Key, PyTree
 from spec_t5x.verifiers import CoupledVerifier
 
 
-@jit_with_prompts("max_decode_len", "num_decodes", "coupled", "eos_id", "rescale_log_probs")
+@compiled.jit(
+    check=check_given,
+    static_argnames=("max_decode_len", "num_decodes", "coupled", "eos_id", "rescale_log_probs"),
+)
 def autoregressive_decode(
     target: Target,
     inputs: PyTree,

@@ -33,15 +33,20 @@ def classes_of(*objects: Any) -> tuple[type, ...]:
     return tuple(found)
 
 
-def jit(function: Callable | None = None, **options: Any) -> Callable:
+def jit(
+    function: Callable | None = None,
+    *,
+    check: Callable[..., None] = lambda **arguments: None,
+    **options: Any,
+) -> Callable:
     """Jits a function with a program for each class of its ``target``, ``draft`` and so on.
 
-    ``options`` are those of ``jax.jit``, whose methods ``lower`` and ``trace`` the result has.
+    ``check`` gets the arguments by name before each call. ``options`` are those of ``jax.jit``,
+    whose methods ``lower`` and ``trace`` the result has.
     """
     if function is None:
-        return functools.partial(jit, **options)
-    parameters = list(inspect.signature(function).parameters)
-    places = {name: parameters.index(name) for name in _MODELS if name in parameters}
+        return functools.partial(jit, check=check, **options)
+    signature = inspect.signature(function)
 
     # Each has its own function, as JAX keeps what it has traced of a function.
     @functools.cache
@@ -54,14 +59,15 @@ def jit(function: Callable | None = None, **options: Any) -> Callable:
 
         return jax.jit(traced, **options)
 
-    def program(args, kwargs) -> Callable:
-        given = [*args, *[None] * (len(parameters) - len(args))]
-        return jitted(classes_of(*(kwargs.get(name, given[at]) for name, at in places.items())))
+    def program(*args, **kwargs) -> Callable:
+        given = signature.bind(*args, **kwargs).arguments
+        return jitted(classes_of(*map(given.get, _MODELS)))
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        return program(args, kwargs)(*args, **kwargs)
+        check(**signature.bind(*args, **kwargs).arguments)
+        return program(*args, **kwargs)(*args, **kwargs)
 
-    call.lower = lambda *args, **kwargs: program(args, kwargs).lower(*args, **kwargs)
-    call.trace = lambda *args, **kwargs: program(args, kwargs).trace(*args, **kwargs)
+    call.lower = lambda *args, **kwargs: program(*args, **kwargs).lower(*args, **kwargs)
+    call.trace = lambda *args, **kwargs: program(*args, **kwargs).trace(*args, **kwargs)
     return call

@@ -1,9 +1,7 @@
 """Outputs of the decoding loops: prompts, ends, limits, scores and keys of rows, as in T5X."""
 
 import functools
-import inspect
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -14,7 +12,6 @@ from jax import lax
 
 from spec_t5x.errors import InputError, check_jax
 from spec_t5x.interfaces import check_draft, check_parts
-from spec_t5x.loops import compiled
 from spec_t5x.sampling.distributions import (
     MIN_TEMPERATURE,
     Sampling,
@@ -223,24 +220,6 @@ def checked_keys(rng: Any, batch: int) -> Key[Array, "*batch"]:
             f"them with impl={THREEFRY!r}"
         )
     return rng
-
-
-def jit_with_prompts(*static_argnames: str) -> Callable:
-    """Returns a decorator that jits a function and runs ``check_given`` before each call."""
-
-    def decorate(function):
-        jitted = compiled.jit(function, static_argnames=static_argnames)
-        signature = inspect.signature(function)
-
-        @functools.wraps(function)
-        def checked(*args, **kwargs):
-            check_given(**signature.bind(*args, **kwargs).arguments)
-            return jitted(*args, **kwargs)
-
-        checked.lower, checked.trace = jitted.lower, jitted.trace
-        return checked
-
-    return decorate
 
 
 def check_given(

@@ -84,18 +84,13 @@ class Members:
     # The index of each input among all inputs; ``EMPTY_SLOT`` for a free slot, and for padding,
     # which is last.
     places: Int[Array, "inputs"]
-
-
-@flax.struct.dataclass(kw_only=True)
-class Slots(Members):
-    """Inputs being decoded, as one burst leaves them to the next."""
-
-    # Whether the draft's state exists in all slots; False while the pace takes plain steps.
-    drafting: Bool[Array, ""]
+    # In slots, whether the draft's state exists in all of them; False while the pace takes plain
+    # steps. None in a group.
+    drafting: Bool[Array, ""] | None = None
 
     @property
     def is_used(self) -> Bool[Array, "slots"]:
-        """Mask of the slots that have an input."""
+        """Mask of the slots that have an input, or of a group's inputs that are no padding."""
         return self.places != EMPTY_SLOT
 
     @property
@@ -120,7 +115,7 @@ class Ended:
 class _Burst:
     """Carry of a burst's loop."""
 
-    slots: Slots
+    slots: Members
     group: Members
     # Number of the group's members that have had a slot.
     taken: Int[Array, ""]
@@ -131,7 +126,7 @@ class _Burst:
 
     @property
     def is_waiting(self) -> Bool[Array, ""]:
-        return jnp.sum(self.group.places != EMPTY_SLOT) > self.taken
+        return jnp.sum(self.group.is_used) > self.taken
 
     @property
     def wants_refill(self) -> Bool[Array, "slots"]:
@@ -172,24 +167,24 @@ def prepare(
     return spread_rows(Members(state=state, sources=sources, prompts=prompts, places=places))
 
 
-def fill(members: Members, pace: Pace | None = None) -> Slots:
+def fill(members: Members, pace: Pace | None = None) -> Members:
     """Returns slots of a run's first inputs (``waits=False``); no later source may be wider."""
     # A copy of the pace: slots are donated, and this pace is the caller's.
     state = members.state.replace(pace=pace and jax.tree.map(jnp.copy, pace))
-    return Slots(**{**vars(members), "state": state}, drafting=jnp.asarray(pace is None))
+    return members.replace(state=state, drafting=jnp.asarray(pace is None))
 
 
 @compiled.jit(static_argnames="loop", donate_argnames="slots")
 def burst(
     target: Target,
     draft: Draft | None,
-    slots: Slots,
+    slots: Members,
     group: Members,
     settings: Sampling,
     drain: Bool[Array, ""],
     *,
     loop: Loop,
-) -> tuple[Slots, Ended]:
+) -> tuple[Members, Ended]:
     """Decodes until all of ``group`` have had slots and one is free or, with ``drain``, all are.
 
     Donates ``slots``, and returns the new ones and the outputs of inputs that ended. The group may
@@ -232,7 +227,7 @@ def burst(
     return _finished(carry, loop, is_plain)
 
 
-def _begun(slots: Slots, group: Members) -> _Burst:
+def _begun(slots: Members, group: Members) -> _Burst:
     """Returns a burst's carry before its first iteration."""
     state, num = slots.state, slots.places.shape[0]
     if state.pace is not None:
@@ -254,16 +249,14 @@ def _begun(slots: Slots, group: Members) -> _Burst:
     )
 
 
-def _finished(carry: _Burst, loop: Loop, is_plain: bool) -> tuple[Slots, Ended]:
+def _finished(carry: _Burst, loop: Loop, is_plain: bool) -> tuple[Members, Ended]:
     """Returns the slots for the next burst, and the results of this one."""
     state, (outputs, stats, places) = carry.slots.state, carry.ended
     pace, stats = state.pace and state.pace.end_batch(), None if is_plain else stats
     decoded = outputs_lib.finish(outputs, loop.num_decodes, loop.max_decode_len, stats, pace)
-    rows = {**vars(carry.slots), "state": state.replace(pace=None)}
-    drafting = rows.pop("drafting")
     # Spread as by ``prepare``, so that the next burst is the same program.
-    rows = spread_rows(rows)
-    slots = Slots(**{**rows, "state": rows["state"].replace(pace=pace)}, drafting=drafting)
+    slots = spread_rows(carry.slots.replace(state=state.replace(pace=None), drafting=None))
+    slots = slots.replace(state=slots.state.replace(pace=pace), drafting=carry.slots.drafting)
     return slots, Ended(places=places, decoded=decoded, calls=carry.calls)
 
 
@@ -317,12 +310,10 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
         (state, slots.sources, slots.prompts, slots.places),
         (group.state, group.sources, group.prompts, group.places),
     )
-    ended = state.outputs.ended
-    rows = jnp.arange(ended.shape[0]) * num_slots // ended.shape[0]
-    outputs = state.outputs.replace(ended=ended | ((rows == slot) & ~is_there))
-    is_freed = (jnp.arange(num_slots) == slot) & ~is_there
+    ended, is_freed = state.outputs.ended, (jnp.arange(num_slots) == slot) & ~is_there
+    ended |= jnp.repeat(is_freed, ended.shape[0] // num_slots)
     slots = slots.replace(
-        state=state.replace(outputs=outputs, pace=slots.state.pace),
+        state=state.replace(outputs=state.outputs.replace(ended=ended), pace=slots.state.pace),
         sources=sources,
         prompts=prompts,
         places=jnp.where(is_freed, EMPTY_SLOT, places),

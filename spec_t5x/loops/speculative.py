@@ -207,7 +207,9 @@ def prepare(
 # The loops
 
 
-@outputs_lib.jit_with_prompts(*(field.name for field in dataclasses.fields(Loop)))
+@compiled.jit(
+    check=outputs_lib.check_given, static_argnames=[f.name for f in dataclasses.fields(Loop)]
+)
 def speculative_decode(
     target: Target,
     draft: Draft,

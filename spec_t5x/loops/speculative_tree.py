@@ -110,19 +110,24 @@ def walk_sampled(
     target_probs: Float[Array, "nodes vocab"],
 ) -> Verdict:
     """Walks down one row's tree with ``verify_node`` (``Verifier.verify_node``)."""
-    uniforms = uniform(key, sum(tree.branching))
-    starts = np.cumsum((0, *tree.branching))
-
-    def children_verdict(depth, node, children):
-        return verify_node(
-            uniforms[starts[depth] : starts[depth + 1]],
-            draft_tokens[children - 1],
-            draft_probs[node],
-            target_probs[node],
-        )
-
-    path, accepted, emission = _walk(tree, target_probs, children_verdict)
-    return Verdict(accepted, sample(emit_key, emission), path)
+    uniforms = jnp.split(uniform(key, sum(tree.branching)), np.cumsum(tree.branching)[:-1])
+    first_children = jnp.asarray(tree.first_children)
+    node, going = jnp.int32(0), jnp.asarray(True)
+    accepted, path, emission = jnp.int32(0), [node], target_probs[0]
+    for of_children in uniforms:
+        # A row that has stopped computes a verdict on its last node again, and ignores it.
+        children = first_children[node] + jnp.arange(of_children.shape[0])
+        given = of_children, draft_tokens[children - 1], draft_probs[node], target_probs[node]
+        chosen, otherwise = verify_node(*given)
+        moves = going & (chosen < children.shape[0])
+        emission = jnp.where(going & ~moves, otherwise, emission)
+        node = jnp.where(moves, children[jnp.minimum(chosen, children.shape[0] - 1)], node)
+        node = node.astype(jnp.int32)
+        accepted += moves
+        path.append(node)
+        going = moves
+    emission = jnp.where(going, target_probs[node], emission)
+    return Verdict(accepted, sample(emit_key, emission), jnp.stack(path))
 
 
 def walk_argmax(
@@ -132,39 +137,13 @@ def walk_argmax(
     num_levels: Int[Array, ""],
 ) -> Verdict:
     """Walks down ``num_levels`` of a row's tree, to the child that is the argmax at its parent."""
-
-    def children_verdict(depth, node, children):
-        matches = (depth < num_levels) & (draft_tokens[children - 1] == target_tokens[node])
-        indices = jnp.arange(children.shape[0], dtype=jnp.int32)
-        chosen = jnp.min(jnp.where(matches, indices, children.shape[0]))
-        return chosen, target_tokens[node]
-
-    path, accepted, token = _walk(tree, target_tokens, children_verdict)
-    return Verdict(accepted, token, path)
-
-
-def _walk(tree: Tree, at_leaf: Array, children_verdict):
-    """Returns the path to the last accepted node of one row, its depth, and the emission after it.
-
-    An emission is a token or its distribution; ``at_leaf`` has the emission after each leaf.
-    ``children_verdict(depth, node, children)`` returns the index of the accepted child (if none,
-    the number of children), and the emission if none is accepted.
-    """
-    first_children = jnp.asarray(tree.first_children)
-    node, going = jnp.int32(0), jnp.asarray(True)
-    accepted, path, emit_from = jnp.int32(0), [node], at_leaf[0]
-    for depth, branching in enumerate(tree.branching):
-        # A row that has stopped computes a verdict on its last node again, and ignores it.
-        children = first_children[node] + jnp.arange(branching)
-        chosen, otherwise = children_verdict(depth, node, children)
-        moves = going & (chosen < branching)
-        emit_from = jnp.where(going & ~moves, otherwise, emit_from)
-        node = jnp.where(moves, children[jnp.minimum(chosen, branching - 1)], node)
-        node = node.astype(jnp.int32)
-        accepted += moves
-        path.append(node)
-        going = moves
-    return jnp.stack(path), accepted, jnp.where(going, at_leaf[node], emit_from)
+    depths = jnp.asarray(tree.depths, jnp.int32)
+    matches = draft_tokens == target_tokens[tree.parents[1:]]
+    matches = jnp.append(True, matches & (depths[1:] <= num_levels))
+    # A node is reached if all nodes on the path to it match; siblings are distinct tokens.
+    reached = jnp.all(matches[None, :] | ~tree.ancestors, axis=1)
+    node = jnp.argmax(jnp.where(reached, depths, -1))
+    return Verdict(depths[node], target_tokens[node], jnp.asarray(tree.paths)[node])
 
 
 def _along(values: Array, indices: Int[Array, "batch levels"]) -> Array:

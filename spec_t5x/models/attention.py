@@ -19,8 +19,7 @@ import numpy as np
 from jax import lax
 
 from spec_t5x.interfaces import Nodes
-from spec_t5x.models import cache as cache_lib
-from spec_t5x.models.cache import Cache, KeysValues, RoundedHeads
+from spec_t5x.models.cache import KVCache, LayerCache, RoundedHeads, write
 from spec_t5x.models.layers import Dense, GemmaNorm, dropout, fan_in_normal
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Bool, Float, Float32, Int
@@ -216,20 +215,22 @@ class Attention(nn.Module):
     def extend(
         self,
         inputs: Float[Array, "batch new embed"],
-        cache: KeysValues,
+        cache: LayerCache,
         tokens: "NewTokens",
         relpos: "RelativeBias | None" = None,
         source: Source | None = None,
-    ) -> tuple[Float[Array, "batch new embed"], KeysValues]:
+    ) -> tuple[Float[Array, "batch new embed"], LayerCache]:
         """Returns new tokens' attention to a layer's cache, and the cache with them written.
 
         ``relpos`` is the bias of a layer with a separate one; ``source`` is in the same softmax.
         """
         keys, values = self.keys_values(inputs, tokens.positions)
-        write, bias = tokens.write, tokens.bias(relpos, self.traits.window)
-        cache = cache.replace(keys=write(cache.keys, keys), values=write(cache.values, values))
-        sources = [(cache.keys, cache.values, bias)] + ([] if source is None else [source])
-        return self.attend(inputs, *sources, positions=tokens.positions), cache
+        bias = tokens.bias(relpos, self.traits.window)
+        keys = write(cache.keys, keys, tokens.places)
+        values = write(cache.values, values, tokens.places)
+        sources = [(keys, values, bias)] + ([] if source is None else [source])
+        attended = self.attend(inputs, *sources, positions=tokens.positions)
+        return attended, cache.replace(keys=keys, values=values)
 
     def _split_heads(self, joined):
         batch, length, _ = joined.shape
@@ -350,15 +351,6 @@ class NewTokens:
         self._distances = self.positions[:, :, None] - self.slot_positions[:, None, :]
         self._visible = self._distances >= 0 if self.visible is None else self.visible
 
-    def write(
-        self,
-        cached: Float[Array, "batch heads length head_dim"],
-        new: Float[Array, "batch heads new head_dim"],
-    ) -> Float[Array, "batch heads length head_dim"]:
-        """Returns ``cached`` with the tokens' keys, or values, ``new`` written to their slots."""
-        write = cache_lib.write_nodes if isinstance(self.places, Nodes) else cache_lib.write
-        return write(cached, new, self.places)
-
     def bias(self, own: RelativeBias | None, window: int | None) -> Float[Array, "..."]:
         """Returns a layer's bias: ``own`` or the shared relative bias, masked to a ``window``."""
         if own is None and window is None:
@@ -390,7 +382,7 @@ class NewTokens:
 
 
 def after_texts(
-    cache: Cache,
+    cache: KVCache,
     new: int,
     relpos: RelativeBias | None = None,
     bidirectional: Bool[Array, "batch new"] | None = None,

@@ -28,14 +28,6 @@ AXES = ("batch", "heads", "length", "kv")
 
 
 @flax.struct.dataclass
-class KeysValues:
-    """Keys and values of one decoder layer's self-attention."""
-
-    keys: Float[Array, "batch heads length head_dim"]
-    values: Float[Array, "batch heads length head_dim"]
-
-
-@flax.struct.dataclass
 class RoundedHeads:
     """Keys or values of sources in int8, with a scale for each head and position."""
 
@@ -58,29 +50,49 @@ class RoundedHeads:
 
 
 @flax.struct.dataclass
-class LayerCache(KeysValues):
-    """Keys and values of one decoder layer that also attends to a source."""
+class LayerCache:
+    """Keys and values of one decoder layer."""
 
-    # Keys and values of the source, computed once for an input and only read afterwards.
-    cross_keys: Float[Array, "inputs heads source head_dim"] | RoundedHeads
-    cross_values: Float[Array, "inputs heads source head_dim"] | RoundedHeads
+    keys: Float[Array, "batch heads length head_dim"]
+    values: Float[Array, "batch heads length head_dim"]
+    # Those of the source, computed once for an input and only read afterwards; None without one.
+    cross_keys: Float[Array, "inputs heads source head_dim"] | RoundedHeads | None = None
+    cross_values: Float[Array, "inputs heads source head_dim"] | RoundedHeads | None = None
 
 
-class Cache:
-    """KV cache of a decoder for a batch: its ``layers``, and ``lengths``, each row's tokens."""
+@flax.struct.dataclass
+class KVCache:
+    """KV cache of a decoder for a batch.
+
+    The first axis of texts' arrays is the batch, that of sources' arrays the inputs. The rows of
+    an input (one, or ``num_decodes``) are consecutive in the batch.
+    """
+
+    layers: tuple[LayerCache, ...]
+    # Number of decoder tokens, the start token included, that are cached for each row.
+    lengths: Int[Array, "batch"]
+    # True for tokens of the encoder's input, False for padding; None without a source.
+    source_mask: Bool[Array, "inputs source"] | None = None
+
+    @classmethod
+    def empty(cls, config: Any, batch: int, max_length: int) -> "KVCache":
+        """Returns an empty cache without a source: ``batch`` rows of ``max_length`` tokens."""
+        empty = room(config, batch, max_length)
+        layers = (LayerCache(empty, empty),) * config.num_decoder_layers
+        return cls(layers, jnp.zeros(batch, jnp.int32))
 
     @property
     def max_length(self) -> int:
         """Number of positions that each row has room for."""
         return self.layers[0].keys.shape[2]
 
-    def at(self, lengths: Int[Array, "batch"]) -> "Cache":
+    def at(self, lengths: Int[Array, "batch"]) -> "KVCache":
         """Returns the cache with the rows' lengths set to ``lengths``; no array is copied."""
         return self.replace(lengths=lengths)
 
     def map(
         self, function: Callable[[Array], Any], names: Sequence[str] = ("keys", "values")
-    ) -> "Cache":
+    ) -> "KVCache":
         """Returns the cache with a function applied to each layer's arrays of these names."""
         layers = (
             layer.replace(**{name: function(getattr(layer, name)) for name in names})
@@ -88,7 +100,7 @@ class Cache:
         )
         return self.replace(layers=tuple(layers))
 
-    def through(self, layers, states: Array, *args) -> tuple[list[Array], "Cache"]:
+    def through(self, layers, states: Array, *args) -> tuple[list[Array], "KVCache"]:
         """Runs new tokens through decoder layers; returns each layer's states, and the cache."""
         outputs, caches = [], []
         for layer, layer_cache in zip(layers, self.layers, strict=True):
@@ -97,12 +109,20 @@ class Cache:
             caches.append(layer_cache)
         return outputs, self.replace(layers=tuple(caches))
 
-    def insert_rows(self, new: "Cache", move: Move) -> "Cache":
-        """Returns the cache after ``move`` of an input's rows of ``new``, which may be shorter."""
-        layers = jax.tree.map(move.beginning, self.layers, new.layers)
-        return self.replace(layers=layers, lengths=move.beginning(self.lengths, new.lengths))
+    def repeat_rows(self, times: int) -> "KVCache":
+        """Returns the cache with each row repeated ``times`` times; copies share the source."""
+        repeated = self.map(lambda cached: jnp.repeat(cached, times, axis=0))
+        return repeated.at(jnp.repeat(self.lengths, times))
 
-    def laid_out(self) -> "Cache":
+    def insert_rows(self, new: "KVCache", move: Move) -> "KVCache":
+        """Returns the cache after ``move`` of an input of ``new``, whose arrays may be shorter."""
+        return self.replace(
+            layers=jax.tree.map(move.beginning, self.layers, new.layers),
+            lengths=move.beginning(self.lengths, new.lengths),
+            source_mask=jax.tree.map(move.whole, self.source_mask, new.source_mask),
+        )
+
+    def laid_out(self) -> "KVCache":
         """Returns the cache in the layout that XLA for TPUs gives a target's, length along lanes.
 
         XLA would choose another layout for a loop over single tokens. If a draft writes to its
@@ -119,46 +139,6 @@ class Cache:
         return self.map(lay_out)
 
 
-@flax.struct.dataclass
-class DecoderCache(Cache):
-    """KV cache of a decoder that attends to sources.
-
-    The first axis of texts' arrays is the batch, that of sources' arrays the inputs. The rows of
-    an input (one, or ``num_decodes``) are consecutive in the batch.
-    """
-
-    layers: tuple[LayerCache, ...]
-    # True for tokens of the encoder's input, False for padding.
-    source_mask: Bool[Array, "inputs source"]
-    # Number of decoder tokens, the start token included, that are cached for each row.
-    lengths: Int[Array, "batch"]
-
-    def repeat_rows(self, times: int) -> "DecoderCache":
-        """Returns the cache with each row repeated ``times`` times; copies share the source."""
-        repeated = self.map(lambda cached: jnp.repeat(cached, times, axis=0))
-        return repeated.at(jnp.repeat(self.lengths, times))
-
-    def insert_rows(self, new: "DecoderCache", move: Move) -> "DecoderCache":
-        """Returns the cache after ``move`` of an input of ``new``, whose source may be shorter."""
-        inserted = super().insert_rows(new, move)
-        return inserted.replace(source_mask=move.whole(self.source_mask, new.source_mask))
-
-
-@flax.struct.dataclass
-class DecoderOnlyCache(Cache):
-    """KV cache of a decoder without a source; the first axis of each leaf is the batch."""
-
-    layers: tuple[KeysValues, ...]
-    # Number of tokens, the start token included, that are cached for each row.
-    lengths: Int[Array, "batch"]
-
-    @classmethod
-    def empty(cls, config: Any, layers: int, batch: int, max_length: int) -> "DecoderOnlyCache":
-        """Returns an empty cache of ``layers`` layers, ``batch`` rows of ``max_length`` tokens."""
-        empty = room(config, batch, max_length)
-        return cls((KeysValues(empty, empty),) * layers, jnp.zeros(batch, jnp.int32))
-
-
 def room(config: Any, batch: int, max_length: int) -> Float[Array, "batch heads length head_dim"]:
     """Returns zeros, the keys or values of a layer in an empty cache."""
     shape = batch, config.num_kv_heads, max_length, config.head_dim
@@ -168,25 +148,12 @@ def room(config: Any, batch: int, max_length: int) -> Float[Array, "batch heads 
 def write(
     cached: Float[Array, "batch heads length head_dim"],
     new: Float[Array, "batch heads new head_dim"],
-    starts: Int[Array, "batch"],
+    places: Int[Array, "batch"] | Nodes,
 ) -> Float[Array, "batch heads length head_dim"]:
-    """Returns ``cached`` with ``new[b]`` at ``cached[b, :, starts[b] : starts[b] + new]``."""
-    if cached.shape[0] == 1:
-        # For one row a plain update in place; the batched form lowers to a scatter.
-        written = lax.dynamic_update_slice(cached, new, (0, 0, starts[0], 0))
-    else:
-        written = write_rows(cached, new, starts, axis=2)
-    return constrain(written, AXES)
-
-
-def write_nodes(
-    cached: Float[Array, "batch heads length head_dim"],
-    new: Float[Array, "batch heads nodes head_dim"],
-    nodes: Nodes,
-) -> Float[Array, "batch heads length head_dim"]:
-    """Returns ``cached`` with ``new[b, :, n]`` written to slot ``nodes.slots[b, n]``."""
-    slots = nodes.slots
-    if nodes.consecutive:
-        return write(cached, new, slots[:, 0])
-    written = jax.vmap(lambda row, update, at: row.at[:, at].set(update))(cached, new, slots)
-    return constrain(written, AXES)
+    """Returns ``cached`` with ``new[b]`` at the slots from ``places[b]`` on, or at the nodes'."""
+    if isinstance(places, Nodes):
+        if not places.consecutive:
+            set_slots = jax.vmap(lambda row, update, at: row.at[:, at].set(update))
+            return constrain(set_slots(cached, new, places.slots), AXES)
+        places = places.slots[:, 0]
+    return constrain(write_rows(cached, new, places, axis=2), AXES)

@@ -14,7 +14,7 @@ from spec_t5x.errors import InputError, check_choice
 from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.operations import XLA, Operations, pack
 from spec_t5x.models import weights as weights_lib
-from spec_t5x.models.cache import Cache, DecoderOnlyCache, write
+from spec_t5x.models.cache import KVCache, write
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.names import AUTO, KV
 from spec_t5x.types import Array, Float, Float32, Int, PyTree
@@ -106,8 +106,8 @@ class CachedModel:
         return self.config.emb_dim * (1 + len(getattr(self.module, "depths", ())))
 
     def score(
-        self, cache: Cache, tokens: Int[Array, "batch new"], num: Int[Array, ""] | None = None
-    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
+        self, cache: KVCache, tokens: Int[Array, "batch new"], num: Int[Array, ""] | None = None
+    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], KVCache]:
         """Feeds new tokens at each row's length; returns logits, normed states, and the cache.
 
         If ``num`` is given, tokens after the first ``num`` of each row may be skipped: XLA
@@ -127,13 +127,13 @@ class CachedModel:
         """Returns a model whose calls may skip all but the first ``num`` tokens of each row."""
         return self.operations.first(self, num)
 
-    def num_slots(self, cache: Cache) -> int:
+    def num_slots(self, cache: KVCache) -> int:
         """Returns the number of tokens that each row of the cache has room for."""
         return cache.max_length
 
     def score_nodes(
-        self, cache: Cache, nodes: Nodes
-    ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], Cache]:
+        self, cache: KVCache, nodes: Nodes
+    ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], KVCache]:
         """Feeds tokens to their slots; returns logits and states after each, and the cache."""
         return self._extended("extend_nodes", cache, nodes)
 
@@ -148,8 +148,8 @@ class CachedModel:
         return constrain(logits, ("batch", "length", None))
 
     def move(
-        self, cache: Cache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
-    ) -> Cache:
+        self, cache: KVCache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
+    ) -> KVCache:
         """Returns the cache with ``slots[b]`` copied to consecutive slots from ``starts[b]``."""
 
         def moved(cached):
@@ -157,7 +157,7 @@ class CachedModel:
 
         return cache.map(moved)
 
-    def rollback(self, cache: Cache, lengths: Int[Array, "batch"]) -> Cache:
+    def rollback(self, cache: KVCache, lengths: Int[Array, "batch"]) -> KVCache:
         """Returns the cache with each row's length set to ``lengths``."""
         return cache.at(lengths)
 
@@ -182,14 +182,12 @@ class TextModel(CachedModel):
         inputs: Int[Array, "batch source"],
         max_length: int,
         prompts: Int[Array, "batch width"] | None = None,
-    ) -> DecoderOnlyCache:
+    ) -> KVCache:
         """Returns a cache of ``max_length`` positions, in which one call has fed ``prompts``."""
-        cache = DecoderOnlyCache.empty(self.config, self.num_layers, inputs.shape[0], max_length)
+        cache = KVCache.empty(self.config, inputs.shape[0], max_length)
         return cache if prompts is None else self.read_prompts(cache, prompts)
 
-    def read_prompts(
-        self, cache: DecoderOnlyCache, prompts: Int[Array, "batch width"]
-    ) -> DecoderOnlyCache:
+    def read_prompts(self, cache: KVCache, prompts: Int[Array, "batch width"]) -> KVCache:
         """Feeds ``prompts``, start tokens and padding included, to an empty cache; returns it."""
         return self.score(cache, prompts)[2]
 

@@ -13,7 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.models.cache import DecoderOnlyCache
+from spec_t5x.models.cache import KVCache
 from spec_t5x.models.cached_model import TextModel
 from spec_t5x.models.layers import Embed
 from spec_t5x.models.t5 import CachedNetwork, Decoder, NetworkConfig
@@ -65,7 +65,7 @@ class DecoderOnlyTransformer(CachedNetwork):
         return self.decoder.token_embedder
 
     def __call__(
-        self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
+        self, cache: KVCache, tokens: Int[Array, "batch new"]
     ) -> Float32[Array, "batch new vocab"]:
         """Returns the logits after new tokens; ``init`` calls this to create all parameters."""
         return self.logits(self.extend(cache, tokens)[0])
@@ -79,9 +79,7 @@ class DecoderOnlyModel(TextModel):
     # Whether a prompt's tokens attend to one another in both directions.
     prefix_lm: bool = flax.struct.field(pytree_node=False, default=False, kw_only=True)
 
-    def read_prompts(
-        self, cache: DecoderOnlyCache, prompts: Int[Array, "batch width"]
-    ) -> DecoderOnlyCache:
+    def read_prompts(self, cache: KVCache, prompts: Int[Array, "batch width"]) -> KVCache:
         """Feeds ``prompts`` to an empty cache, bidirectionally if ``prefix_lm``; returns it."""
         if not self.prefix_lm:
             return super().read_prompts(cache, prompts)
@@ -91,5 +89,5 @@ class DecoderOnlyModel(TextModel):
 
 def init_variables(module: DecoderOnlyTransformer, rng: jax.Array) -> PyTree:
     """Returns initial variables of a network, ``params`` and ``params_axes``."""
-    cache = DecoderOnlyCache.empty(module.config, module.config.num_layers, 1, 1)
+    cache = KVCache.empty(module.config, 1, 1)
     return module.init(rng, cache, jnp.zeros((1, 1), jnp.int32))

@@ -14,7 +14,7 @@ import flax.struct
 import jax.numpy as jnp
 
 from spec_t5x.interfaces import Nodes
-from spec_t5x.models.cache import DecoderCache
+from spec_t5x.models.cache import KVCache
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.t5 import CachedNetwork, Decoder, T5Config
 from spec_t5x.sampling.distributions import write_rows
@@ -43,8 +43,8 @@ class EagleConfig(T5Config):
         return self.target_dim * (1 + len(self.depths))
 
 
-@flax.struct.dataclass
-class DraftingCache(DecoderCache):
+@flax.struct.dataclass(kw_only=True)
+class DraftingCache(KVCache):
     """Cache of a head while it drafts, with the head's states after the latest tokens, by slot."""
 
     states: Float[Array, "batch nodes embed"]
@@ -53,12 +53,12 @@ class DraftingCache(DecoderCache):
 
     @classmethod
     def after(
-        cls, cache: DecoderCache, states: Float[Array, "batch embed"], room: int
+        cls, cache: KVCache, states: Float[Array, "batch embed"], room: int
     ) -> "DraftingCache":
         """Returns ``cache`` with ``room`` states a row; ``states``, the last tokens', are first."""
         empty = jnp.zeros((states.shape[0], room, states.shape[1]), states.dtype)
         added = {"first": cache.lengths - 1, "states": empty.at[:, 0].set(states)}
-        return cls(cache.layers, cache.source_mask, cache.lengths, **added)
+        return cls(cache.layers, cache.lengths, cache.source_mask, **added)
 
     def states_at(self, slots: Int[Array, "batch new"]) -> Float[Array, "batch new embed"]:
         """Returns the head's states after the tokens in ``slots``."""
@@ -100,10 +100,10 @@ class EagleNetwork(CachedNetwork):
 
     def follow(
         self,
-        cache: DecoderCache,
+        cache: KVCache,
         tokens: Int[Array, "batch new"],
         states: Float[Array, "batch new target_states"],
-    ) -> tuple[Float[Array, "batch new embed"], DecoderCache]:
+    ) -> tuple[Float[Array, "batch new embed"], KVCache]:
         """Feeds tokens with the target's states that predicted them; returns states and cache."""
         # States of further layers, which another draft uses, may follow.
         reduced = self.reduction(states[..., : self.config.state_size])

@@ -115,24 +115,10 @@ def declared_shardings(params: PyTree, params_axes: PyTree, mesh: Mesh) -> PyTre
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding that spreads an array's rows over ``data``."""
+    """Returns the sharding that spreads an array's rows over ``data``, which must divide them."""
     return NamedSharding(mesh, PartitionSpec("data"))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     """Returns the sharding that keeps an array whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
-
-
-def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:
-    """Returns arrays, whose first axis is the batch, sharded over ``data``.
-
-    Raises ``InputError`` for a number of rows that ``data`` does not divide.
-    """
-    for leaf in jax.tree.leaves(batch):
-        if leaf.shape[0] % mesh.shape["data"]:
-            raise InputError(
-                f"a batch of {leaf.shape[0]} rows does not divide over data = "
-                f"{mesh.shape['data']}: make it a multiple of {mesh.shape['data']}"
-            )
-    return jax.device_put(batch, batch_sharding(mesh))

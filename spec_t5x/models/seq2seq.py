@@ -4,7 +4,7 @@ import flax.struct
 import jax.numpy as jnp
 
 from spec_t5x.errors import InputError
-from spec_t5x.models.cache import DecoderCache, RoundedHeads
+from spec_t5x.models.cache import KVCache, RoundedHeads
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.names import AUTO
@@ -34,7 +34,7 @@ class T5Model(CachedModel):
         inputs: Int[Array, "batch source"],
         max_length: int,
         prompts: Int[Array, "batch width"] | None = None,
-    ) -> DecoderCache:
+    ) -> KVCache:
         """Returns a cache of ``max_length`` positions, with sources encoded and prompts fed.
 
         The last column of ``prompts`` is not fed: decoding starts with each row's last token.

@@ -23,7 +23,7 @@ from spec_t5x.interfaces import Nodes
 from spec_t5x.models import attention
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import Attention, NewTokens, PairBias, RelativeBias, Traits
-from spec_t5x.models.cache import Cache, DecoderCache, KeysValues, LayerCache
+from spec_t5x.models.cache import KVCache, LayerCache
 from spec_t5x.models.layers import ACTIVATIONS, Dense, Embed, Mlp, RMSNorm, dropout
 from spec_t5x.names import STORED_DTYPES
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
@@ -259,14 +259,14 @@ class DecoderLayer(Layer):
         empty = cache_lib.room(self.config, encoded.shape[0], max_length)
         return LayerCache(empty, empty, *self.source_attention.keys_values(encoded))
 
-    def extend(self, states, cache: KeysValues, tokens: NewTokens, cross_bias):
+    def extend(self, states, cache: LayerCache, tokens: NewTokens, cross_bias):
         """Computes the layer for new tokens; returns the tokens' states and the layer's cache."""
         states, cache = self.attend_to_cache(states, cache, tokens, cross_bias)
         if self.config.has_source and not self.config.merges_source:
             states = self.attend_to_source(states, cache, cross_bias)
         return self.feed_forward(states), cache
 
-    def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens, cross_bias):
+    def attend_to_cache(self, states, cache: LayerCache, tokens: NewTokens, cross_bias):
         """Returns states + self-attention (over a merged source, too), and the cache with them."""
         source = None
         if self.config.merges_source:
@@ -354,20 +354,20 @@ class Decoder(nn.Module):
         others = [plain.apply(ones, outputs[depth]) for depth in self.depths]
         return jnp.concatenate([normed, *others], axis=-1)
 
-    def empty_cache(self, encoded, source_mask, max_length: int) -> DecoderCache:
+    def empty_cache(self, encoded, source_mask, max_length: int) -> KVCache:
         layers = tuple(layer.empty_cache(encoded, max_length) for layer in self.layers)
-        return DecoderCache(layers, source_mask, jnp.zeros(encoded.shape[0], jnp.int32))
+        return KVCache(layers, jnp.zeros(encoded.shape[0], jnp.int32), source_mask)
 
-    def extend(self, embedded, cache: Cache, bidirectional=None):
+    def extend(self, embedded, cache: KVCache, bidirectional=None):
         new = embedded.shape[1]
         tokens = attention.after_texts(cache, new, self.relpos_bias, bidirectional)
         states, extended = self._extend(embedded, cache, tokens)
         return states, extended.at(cache.lengths + new)
 
-    def extend_nodes(self, embedded, cache: Cache, nodes: Nodes):
+    def extend_nodes(self, embedded, cache: KVCache, nodes: Nodes):
         return self._extend(embedded, cache, attention.in_slots(nodes, self.relpos_bias))
 
-    def _extend(self, states, cache: Cache, tokens: NewTokens):
+    def _extend(self, states, cache: KVCache, tokens: NewTokens):
         cross_bias = None
         if self.config.has_source:
             cross_bias = attention.mask_bias(cache.source_mask)[:, None, None, :]
@@ -385,10 +385,10 @@ class CachedNetwork(nn.Module):
 
     def extend(
         self,
-        cache: Cache,
+        cache: KVCache,
         tokens: Int[Array, "batch new"],
         bidirectional: Bool[Array, "batch new"] | None = None,
-    ) -> tuple[Float[Array, "batch new embed"], Cache]:
+    ) -> tuple[Float[Array, "batch new embed"], KVCache]:
         """Feeds ``tokens[b]`` to the decoder from position ``cache.lengths[b]`` on.
 
         Returns the normed states after each token, the argument of ``logits``, and the cache with
@@ -397,8 +397,8 @@ class CachedNetwork(nn.Module):
         return self.decoder.extend(self.token_embedder(tokens), cache, bidirectional)
 
     def extend_nodes(
-        self, cache: Cache, nodes: Nodes
-    ) -> tuple[Float[Array, "batch nodes embed"], Cache]:
+        self, cache: KVCache, nodes: Nodes
+    ) -> tuple[Float[Array, "batch nodes embed"], KVCache]:
         """Feeds tokens to the slots of ``nodes``; returns normed states after each, and cache."""
         return self.decoder.extend_nodes(self.token_embedder(nodes.tokens), cache, nodes)
 
@@ -489,7 +489,7 @@ class Transformer(CachedNetwork):
 
     def empty_cache(
         self, encoder_input_tokens: Int[Array, "batch source"], max_length: int
-    ) -> DecoderCache:
+    ) -> KVCache:
         """Returns an empty cache of ``max_length`` positions, with the source encoded."""
         encoded = self.encode(encoder_input_tokens)
         return self.decoder.empty_cache(encoded, encoder_input_tokens > 0, max_length)
@@ -533,13 +533,11 @@ def _with_bias(
     """Yields each layer of a stack and the layer's bias, which layers of equal traits may share."""
     made = {}
     for number, layer in enumerate(stack.layers):
-        traits = stack.config.attention_traits(number)
-        if layer.relpos_bias is not None:
-            yield layer, bias_of(layer.relpos_bias, traits)
-            continue
-        if traits not in made:
-            made[traits] = bias_of(stack.relpos_bias, traits)
-        yield layer, made[traits]
+        traits, relpos = stack.config.attention_traits(number), layer.relpos_bias
+        key = traits if relpos is None else number
+        if key not in made:
+            made[key] = bias_of(relpos or stack.relpos_bias, traits)
+        yield layer, made[key]
 
 
 def _within(length: int, before: int, after: int) -> Bool[np.ndarray, "1 1 length length"]:

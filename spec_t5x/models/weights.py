@@ -111,10 +111,6 @@ class TiedTable(Form):
         """Returns the float32 logits by the rounded output layer."""
         return self.output.times(states.astype(jnp.float32))
 
-    def output_layer(self, bits: int) -> Form:
-        """Returns the output layer, rounded from the exact embeddings."""
-        return _output_layer(self.table, bits)
-
     def unpacked(self) -> Array | Form:
         """Returns the exact embeddings, unpacked."""
         return self.table.unpacked() if isinstance(self.table, Form) else self.table

@@ -117,11 +117,9 @@ def standardize(
     temperature = settings.temperature
     if temperature.ndim:
         temperature = temperature.reshape(-1, *[1] * (logits.ndim - 1))
-    cut = settings.cut
-    top_k = 1 if cut == "ties" else settings.top_k if cut == "top_k" else 0
-    top_p = settings.top_p if cut == "top_p" else 0
-    numbers = jnp.asarray(top_k, jnp.uint32), jnp.asarray(top_p, jnp.float32)
-    return tempered(logits, temperature, *numbers, cut=cut)
+    top_k = jnp.asarray(0 if settings.top_k is None else settings.top_k, jnp.uint32)
+    top_p = jnp.asarray(0 if settings.top_p is None else settings.top_p, jnp.float32)
+    return tempered(logits, temperature, top_k, top_p, cut=settings.cut)
 
 
 @by_kernel
@@ -135,7 +133,7 @@ def tempered(
 ) -> Float32[Array, "*rows vocab"]:
     """Returns ``standardize``'s result for a temperature that broadcasts to ``logits``.
 
-    ``top_k`` and ``top_p`` are 0 unless ``cut`` (``Sampling.cut``) names them; "ties" has top_k 1.
+    ``cut`` is ``Sampling.cut``; ``top_k`` and ``top_p`` are 0 if they are not set.
     """
     warped = logits / jnp.maximum(temperature, MIN_TEMPERATURE)
     if cut == "ties":
@@ -183,6 +181,9 @@ def write_rows(
 
     The caller leaves enough room along ``axis``: XLA moves a start back if a row would not fit.
     """
+    if buffer.shape[0] == 1:
+        # For one row a plain update in place; the batched form lowers to a scatter.
+        return lax.dynamic_update_slice_in_dim(buffer, new, starts[0], axis)
     write = functools.partial(lax.dynamic_update_slice_in_dim, axis=axis - 1)
     return jax.vmap(write)(buffer, new, starts)
 

@@ -151,23 +151,25 @@ class Draws:
 
     def next_distinct(
         self,
-        probs: Float32[Array, "batch vocab"],
-        logits: Float[Array, "batch vocab"],
+        probs: Float32[Array, "batch nodes vocab"],
+        logits: Float[Array, "batch nodes vocab"],
         num: int,
         settings: Sampling,
-    ) -> tuple[Int[Array, "batch num"], "Draws"]:
-        """Draws ``num`` tokens without replacement, in order: the children of a node of a tree.
+    ) -> tuple[Int[Array, "batch nodes num"], "Draws"]:
+        """Draws ``num`` tokens without replacement, in order: the children of each node of a tree.
 
         ``probs`` are ``logits`` standardized with ``settings``; greedy ones take the ``num``
         largest logits. If fewer than ``num`` tokens have a probability above 0, others fill the
-        result. ``drawn`` of the returned draws is one more: it counts nodes, not tokens.
+        result. ``drawn`` of the returned draws counts nodes, not tokens.
         """
         check_float32(probs, "a draft's probabilities")
-        after = self.replace(drawn=self.drawn + 1)
+        numbers = self.drawn + jnp.arange(probs.shape[1])
+        after = self.replace(drawn=self.drawn + probs.shape[1])
         if settings.greedy:
             return lax.top_k(logits, num)[1], after
-        keys = jax.vmap(fold_in, (0, None))(self.stream.keys, self.drawn)
-        gumbels = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[1:]))(keys)
+        keys = jax.vmap(jax.vmap(fold_in, (None, 0)), (0, None))(self.stream.keys, numbers)
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[2:]))
+        gumbels = jax.vmap(noise)(keys)
         # Gumbel-top-k: the largest sums, in order, are successive draws without replacement.
         return lax.top_k(jnp.log(probs) + gumbels, num)[1], after
 

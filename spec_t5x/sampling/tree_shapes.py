@@ -67,18 +67,15 @@ class Tree:
         return np.repeat(np.arange(self.depth + 1), self.level_sizes)
 
     @functools.cached_property
-    def _num_children(self) -> np.ndarray:
-        return np.take(self.branching, self.depths[: self.num_inner])
-
-    @functools.cached_property
     def first_children(self) -> np.ndarray:
         """Index of each inner node's first child ``[inner]``; its siblings have the next ones."""
-        return 1 + np.cumsum(self._num_children) - self._num_children
+        return 1 + np.searchsorted(self.parents[1:], np.arange(self.num_inner))
 
     @functools.cached_property
     def parents(self) -> np.ndarray:
         """Index of each node's parent ``[nodes]``; 0 for the root itself."""
-        parents = np.repeat(np.arange(self.num_inner), self._num_children)
+        num_children = np.take(self.branching, self.depths[: self.num_inner])
+        parents = np.repeat(np.arange(self.num_inner), num_children)
         return np.append(0, parents).astype(np.int32)
 
     @functools.cached_property

@@ -95,12 +95,20 @@ def emission_rows(
     num_accepted: Int[Array, ""],
     draft_probs: Float[Array, "gamma vocab"],
     target_probs: Float[Array, "gamma+1 vocab"],
+    carried: Float[Array, "gamma+1"] | None = None,
 ) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
     """Returns the p and q from whose residual the token after the accepted drafts is drawn.
 
-    At the first rejected draft the residual is ``norm(max(0, p - q))``; after the last, p.
+    At the first rejected draft the residual is ``norm(max(0, p - q))``; after the last, p. In block
+    verification p is multiplied by the ratio ``carried`` to it: without, the law would be wrong.
     """
-    return target_probs[num_accepted], _draft_row(draft_probs, num_accepted)
+    of_target, last = target_probs[num_accepted], draft_probs.shape[0] - 1
+    if carried is not None:
+        of_target = carried[num_accepted] * of_target
+    if last < 0:
+        return of_target, jnp.zeros(draft_probs.shape[1], draft_probs.dtype)
+    is_draft = num_accepted <= last
+    return of_target, jnp.where(is_draft, draft_probs[jnp.minimum(num_accepted, last)], 0.0)
 
 
 # Block verification
@@ -120,7 +128,7 @@ def block_verification(
     """
     thresholds, carried = block_thresholds(draft_tokens, draft_probs, target_probs)
     accepted = count_block_accepted(uniform(key, draft_tokens.shape[0]), thresholds)
-    emission = block_emission_rows(accepted, draft_probs, target_probs, carried)
+    emission = emission_rows(accepted, draft_probs, target_probs, carried)
     return Verdict(num_accepted=accepted, next_token=sample_residual(emit_key, *emission))
 
 
@@ -166,20 +174,6 @@ def count_block_accepted(
     """Counts the drafts up to the last with ``u < threshold``; failures before it do not matter."""
     positions = jnp.arange(1, uniforms.shape[0] + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(uniforms < thresholds, positions, 0), initial=0)
-
-
-def block_emission_rows(
-    num_accepted: Int[Array, ""],
-    draft_probs: Float[Array, "gamma vocab"],
-    target_probs: Float[Array, "gamma+1 vocab"],
-    carried: Float[Array, "gamma+1"],
-) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
-    """Returns ``p_i t`` and ``d`` after i accepted drafts, whose residual gives the next token.
-
-    The residual of token verification, without the carried ratio ``p_i``, would be wrong.
-    """
-    scaled = carried[num_accepted] * target_probs[num_accepted]
-    return scaled, _draft_row(draft_probs, num_accepted)
 
 
 # Rejection sampling, the comparison of section A.2
@@ -302,14 +296,6 @@ def node_verification(
     indices = jnp.arange(num, dtype=jnp.int32)
     (emission, _, chosen), _ = lax.scan(test, start, (indices, uniforms, children))
     return chosen, emission
-
-
-def _draft_row(draft_probs: Float[Array, "gamma vocab"], index) -> Float[Array, "vocab"]:
-    """Returns the draft's distribution at position ``index``, zeros after the last draft."""
-    last = draft_probs.shape[0] - 1
-    if last < 0:
-        return jnp.zeros(draft_probs.shape[1], draft_probs.dtype)
-    return jnp.where(index <= last, draft_probs[jnp.minimum(index, last)], 0.0)
 
 
 def _divide(masses: Array, by: Array) -> Array:

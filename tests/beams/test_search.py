@@ -107,10 +107,10 @@ def assert_finds(result, row, expected, atol=1e-4):
 
 def test_hypotheses_that_share_a_lineage_see_the_same_slots():
     """The example of ``cache_slots.py``."""
-    tokens, positions, places = jnp.array([[[7, 8]], [[3, 3]], [[0, 1]]])
+    tokens, positions = jnp.array([[[7, 8]], [[3, 3]]])
     # Position 4 is not written yet.
     lineages = jnp.array([[[0, 0, 1, 0, 1], [0, 0, 1, 1, 1]]])
-    nodes = cache_slots.nodes(tokens, positions, places, lineages, width=2)
+    nodes = cache_slots.nodes(tokens, positions, lineages, width=2)
     np.testing.assert_array_equal(nodes.slots, [[6, 7]])
     np.testing.assert_array_equal(nodes.slot_positions, [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4]])
     seen = [np.flatnonzero(row).tolist() for row in nodes.visible[0]]

@@ -4,11 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 
 from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
 from spec_t5x.inference.placement import Placement
 from spec_t5x.machine.operations import XLA
+from spec_t5x.models import partitioning
 from spec_t5x.models.partitioning import make_mesh
 from tests.simulated_devices import printed_by
 from tests.toy_t5 import tiny_t5
@@ -28,6 +31,16 @@ def test_tied_embeddings_are_split_by_tokens_in_both_forms(bits):
     np.testing.assert_array_equal(
         *(m.module.apply({"params": m.weights}, states, method="logits") for m in (model, placed))
     )
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_batch_that_the_copies_of_a_model_cannot_share_is_an_error(monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: [None, None])
+    mesh = AbstractMesh((2, 1), ("data", "model"))
+    monkeypatch.setattr(partitioning, "make_mesh", lambda **_: mesh)
+    assert Placement.create(model_parallel=1, batch_size=4).shape == [2, 1]
+    with pytest.raises(InputError, match="batch_size is 3 and 2 copies of the model run: give a"):
+        Placement.create(model_parallel=1, batch_size=3)
 
 
 def test_matrices_are_rounded_as_their_shards_are_read(tiny_pair):

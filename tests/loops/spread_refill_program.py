@@ -13,7 +13,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.loops import refill
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.outputs import row_keys
-from spec_t5x.models.partitioning import make_mesh, partitioned, shard_batch
+from spec_t5x.models.partitioning import batch_sharding, make_mesh, partitioned
 from spec_t5x.sampling.distributions import sampling
 from tests.toy_t5 import tiny_t5
 
@@ -39,7 +39,7 @@ def main() -> dict[str, int]:
     prompts, places = np.zeros((ROWS, 1), np.int32), np.arange(ROWS, dtype=np.int32)
     rows = sources, prompts, row_keys(jax.random.key(0), ROWS), np.full(ROWS, 8, np.int32), places
     with partitioned(mesh):
-        rows = shard_batch(rows, mesh)
+        rows = jax.device_put(rows, batch_sharding(mesh))
         first, group = (refill.prepare(*models, *rows, loop=loop, waits=w) for w in (False, True))
         settings, drain = sampling(0.0), np.bool_(False)
         burst = refill.burst.lower(*models, refill.fill(first), group, settings, drain, loop=loop)

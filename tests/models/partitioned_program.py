@@ -102,7 +102,7 @@ def main(big: ModelConfig, small: ModelConfig, speculate: bool, kv: str = "auto"
         draft_params = jax.device_put(draft_params, partitioning.param_shardings(small, mesh))
         if speculate:
             draft = TransformerDraft(T5Model.create(draft_params, small))
-        spread = tuple(partitioning.shard_batch(row, mesh) for row in rows)
+        spread = jax.device_put(rows, partitioning.batch_sharding(mesh))
         program, on_mesh = decode(target, draft, spread)
         cache = jax.jit(lambda target, inputs: target.prefill(inputs, LENGTH))(target, spread[0])
 

@@ -2,14 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax.linen.partitioning import axis_rules
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.logical_axes import constrain, partition_spec
-from spec_t5x.models.partitioning import RULES, make_mesh, param_shardings, shard_batch
+from spec_t5x.models.partitioning import RULES, make_mesh, param_shardings
 from spec_t5x.models.sizes import size
 from tests.simulated_devices import printed_by
 
@@ -123,10 +122,3 @@ def test_shardings_of_the_largest_size_take_no_memory():
 def test_a_mesh_that_cannot_be_is_an_error(data, model, message):
     with pytest.raises(InputError, match=message):
         make_mesh(data, model, jax.devices()[:1])
-
-
-def test_a_batch_that_does_not_divide_is_an_error(unchecked):
-    mesh = make_mesh(1, 1, jax.devices()[:1])
-    assert shard_batch(np.zeros((3, 2)), mesh).shape == (3, 2)
-    with pytest.raises(InputError, match="a batch of 3 rows does not divide over data = 2"):
-        shard_batch(np.zeros((3, 2)), MESH)

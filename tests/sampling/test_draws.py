@@ -123,11 +123,13 @@ def test_a_loop_that_carries_the_draws_on_draws_what_the_steps_do(coupled):
 def test_nodes_of_a_tree_have_draws_of_their_own():
     rows = 64
     draws = draft_draws(RowStream(jax.random.split(KEYS[0], rows)), jnp.zeros(rows, int), False)
-    probs = jnp.full((rows, VOCAB), 1 / VOCAB)
-    first, after = draws.next_distinct(probs, jnp.log(probs), 3, SAMPLED)
-    second, _ = after.next_distinct(probs, jnp.log(probs), 3, SAMPLED)
-    assert np.any(first != second)
-    assert all(len(set(row)) == 3 for row in np.concatenate([first, second]).tolist())
+    probs = jnp.full((rows, 2, VOCAB), 1 / VOCAB)
+    both, after = draws.next_distinct(probs, jnp.log(probs), 3, SAMPLED)
+    first, between = draws.next_distinct(probs[:, :1], jnp.log(probs[:, :1]), 3, SAMPLED)
+    second, _ = between.next_distinct(probs[:, 1:], jnp.log(probs[:, 1:]), 3, SAMPLED)
+    np.testing.assert_array_equal(both, np.concatenate([first, second], axis=1))
+    assert np.any(first != second) and after.drawn == 2
+    assert all(len(set(node)) == 3 for row in both.tolist() for node in row)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -136,7 +138,7 @@ def test_other_types_than_float32_are_refused_while_tracing(unchecked, dtype):
     draws = draft_draws(RowStream(KEYS), jnp.array([4, 9]), False)
     for draw_from in (
         lambda probs: draws.next(probs, SAMPLED),
-        lambda probs: draws.next_distinct(probs, probs, 2, SAMPLED),
+        lambda probs: draws.next_distinct(probs[:, None], probs[:, None], 2, SAMPLED),
         lambda probs: sample(KEYS[0], probs[0]),
         lambda probs: sample_residual(KEYS[0], jnp.ones(VOCAB), probs[0]),
         lambda probs: gumbel_argmax(probs, jnp.zeros((2, VOCAB))),

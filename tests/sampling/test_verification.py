@@ -12,7 +12,6 @@ import pytest
 
 from spec_t5x.sampling.distributions import gumbel_argmax, normalize, residual, sample
 from spec_t5x.sampling.verification import (
-    block_emission_rows,
     block_thresholds,
     block_verification,
     count_accepted,
@@ -169,7 +168,7 @@ def emit_after_tokens(num_accepted, tokens, draft, target):
 
 def emit_after_block(num_accepted, tokens, draft, target):
     carried = block_thresholds(tokens, draft, target)[1]
-    return normalize(residual(*block_emission_rows(num_accepted, draft, target, carried)))
+    return normalize(residual(*emission_rows(num_accepted, draft, target, carried)))
 
 
 def emit_from_the_target(num_accepted, tokens, draft, target):

@@ -15,7 +15,7 @@ from flax.linen.module import InterceptorContext
 from spec_t5x.contrib.cpu import calls
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import Attention, NewTokens, PairBias, Traits
-from spec_t5x.models.cache import KeysValues, LayerCache, RoundedHeads
+from spec_t5x.models.cache import LayerCache, RoundedHeads
 from spec_t5x.models.layers import Dense, RMSNorm, activated
 from spec_t5x.models.t5 import DecoderLayer, Layer, SelfAttentionLayer
 from spec_t5x.types import Array
@@ -46,8 +46,8 @@ def _attend(plain: Callable, layer: SelfAttentionLayer, states: Array, bias, det
 
 
 def _attend_to_cache(
-    plain: Callable, layer: Layer, states: Array, cache: KeysValues, tokens: NewTokens, *rest
-) -> tuple[Array, KeysValues]:
+    plain: Callable, layer: Layer, states: Array, cache: LayerCache, tokens: NewTokens, *rest
+) -> tuple[Array, LayerCache]:
     if isinstance(layer, DecoderLayer):
         attention, norm = layer.self_attention, layer.pre_self_attention_layer_norm
     else:

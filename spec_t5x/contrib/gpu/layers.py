@@ -20,7 +20,7 @@ from spec_t5x.contrib.gpu.transposed import Transposed
 from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.operations import switch
 from spec_t5x.models.attention import Attention, NewTokens, Traits
-from spec_t5x.models.cache import KeysValues, LayerCache, RoundedHeads
+from spec_t5x.models.cache import LayerCache, RoundedHeads
 from spec_t5x.models.layers import Dense, RMSNorm
 from spec_t5x.models.t5 import DecoderLayer, Layer
 from spec_t5x.models.weights import Form
@@ -44,8 +44,8 @@ def _multiply(plain: Callable, dense: Dense, inputs: Array) -> Array:
 
 
 def _attend_to_cache(
-    plain: Callable, layer: Layer, states: Array, cache: KeysValues, tokens: NewTokens, *rest
-) -> tuple[Array, KeysValues]:
+    plain: Callable, layer: Layer, states: Array, cache: LayerCache, tokens: NewTokens, *rest
+) -> tuple[Array, LayerCache]:
     if isinstance(layer, DecoderLayer):
         attention, norm = layer.self_attention, layer.pre_self_attention_layer_norm
     else:

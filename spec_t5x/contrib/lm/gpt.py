@@ -18,7 +18,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import NewTokens, Traits, after_texts, in_slots, mask_bias
 from spec_t5x.models.binding import Family
-from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
+from spec_t5x.models.cache import KVCache, LayerCache
 from spec_t5x.models.cached_model import TextModel
 from spec_t5x.models.layers import Dense, RMSNorm, dropout, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
@@ -83,12 +83,12 @@ class GPTConfig(NetworkConfig):
 class GPTLayer(SelfAttentionLayer):
     """Layer of a GPT: self-attention over whole sequences or over a cache, then feed-forward."""
 
-    def extend(self, states, cache: KeysValues, tokens: NewTokens):
+    def extend(self, states, cache: LayerCache, tokens: NewTokens):
         """Computes the layer for new tokens; returns the tokens' states and the layer's cache."""
         states, cache = self.attend_to_cache(states, cache, tokens)
         return self.feed_forward(states), cache
 
-    def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens):
+    def attend_to_cache(self, states, cache: LayerCache, tokens: NewTokens):
         """Returns new tokens' states + self-attention over the cache, and the cache with them."""
         normed = self.pre_attention_layer_norm(states)
         attended, cache = self.attention.extend(normed, cache, tokens, self.relpos_bias)
@@ -130,8 +130,8 @@ class GPT(nn.Module):
         return self.logits(self.final_layer_norm(states))
 
     def extend(
-        self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float[Array, "batch new embed"], DecoderOnlyCache]:
+        self, cache: KVCache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float[Array, "batch new embed"], KVCache]:
         """Feeds ``tokens[b]`` at the positions from ``cache.lengths[b]`` on.
 
         Returns the normed states of the new tokens, which ``logits`` takes, and the cache, whose
@@ -143,8 +143,8 @@ class GPT(nn.Module):
         return states, extended.at(cache.lengths + new)
 
     def extend_nodes(
-        self, cache: DecoderOnlyCache, nodes: Nodes
-    ) -> tuple[Float[Array, "batch nodes embed"], DecoderOnlyCache]:
+        self, cache: KVCache, nodes: Nodes
+    ) -> tuple[Float[Array, "batch nodes embed"], KVCache]:
         """Feeds tokens of a tree or of beams to slots; returns normed states and the cache."""
         embedded = self._embed(nodes.tokens, nodes.positions)
         return self._extend(embedded, cache, in_slots(nodes))
@@ -159,7 +159,7 @@ class GPT(nn.Module):
             logits = self.logits_dense(states)
         return without_added(logits, self.config)
 
-    def _extend(self, states, cache: DecoderOnlyCache, tokens: NewTokens):
+    def _extend(self, states, cache: KVCache, tokens: NewTokens):
         outputs, cache = cache.through(self.layers, states, tokens)
         return self.final_layer_norm(outputs[-1]), cache
 

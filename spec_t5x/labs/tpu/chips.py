@@ -34,7 +34,7 @@ from jax.stages import Compiled
 from spec_t5x.errors import InputError
 from spec_t5x.labs.requirements import requirements, unmet
 from spec_t5x.machine.extras import EXTRAS, version
-from spec_t5x.models.cache import DecoderCache
+from spec_t5x.models.cache import KVCache
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.weights import TiedTable
 from spec_t5x.types import PyTree
@@ -180,7 +180,7 @@ class StepCost:
         return max(compute, memory) + messages
 
 
-def step_cost(compiled: Compiled, model: T5Model, cache: DecoderCache, new_tokens: int) -> StepCost:
+def step_cost(compiled: Compiled, model: T5Model, cache: KVCache, new_tokens: int) -> StepCost:
     """Returns the cost on each chip of a step over ``new_tokens`` tokens.
 
     Args:

@@ -29,7 +29,7 @@ from spec_t5x.labs.theory import formulas
 from spec_t5x.labs.tpu import programs
 from spec_t5x.labs.tpu.chips import Chip, StepCost, bytes_per_device, step_cost, topology
 from spec_t5x.labs.tpu.options import ALPHAS, Options, head_width, is_head
-from spec_t5x.models.cache import DecoderCache
+from spec_t5x.models.cache import KVCache
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
@@ -324,7 +324,7 @@ class _Compiler:
         kind: str,
         name: str,
         tokens: int,
-        make: Callable[..., tuple[Compiled, DecoderCache]],
+        make: Callable[..., tuple[Compiled, KVCache]],
         given: tuple,
         model: T5Model | None = None,
         branching: tuple[int, ...] = (),

@@ -28,7 +28,7 @@ from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models import partitioning
 from spec_t5x.models.binding import abstract_params
-from spec_t5x.models.cache import DecoderCache, LayerCache
+from spec_t5x.models.cache import KVCache, LayerCache
 from spec_t5x.models.eagle import DraftingCache, EagleNetwork
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.seq2seq import T5Model
@@ -102,7 +102,7 @@ def loop(
     return _compile(at_pace, mesh, pace, model, draft, *inputs)
 
 
-def plain_step(model: T5Model, work: Workload, mesh: Mesh) -> tuple[Compiled, DecoderCache]:
+def plain_step(model: T5Model, work: Workload, mesh: Mesh) -> tuple[Compiled, KVCache]:
     """Compiles one plain step of a target or a draft's model: one token a row, sampled, appended.
 
     Returns:
@@ -115,7 +115,7 @@ def plain_step(model: T5Model, work: Workload, mesh: Mesh) -> tuple[Compiled, De
 
 def head_step(
     target: T5Model, draft: EagleDraft, work: Workload, gamma: int, mesh: Mesh
-) -> tuple[Compiled, DecoderCache]:
+) -> tuple[Compiled, KVCache]:
     """Compiles one step of an EAGLE head from its last state: one token a row, sampled, appended.
 
     Returns:
@@ -128,7 +128,7 @@ def head_step(
 
 def level_step(
     target: T5Model, draft: TransformerDraft, work: Workload, tree: Tree, depth: int, mesh: Mesh
-) -> tuple[Compiled, DecoderCache]:
+) -> tuple[Compiled, KVCache]:
     """Compiles a draft's step over a tree's nodes of one depth: one call, and each node's children.
 
     The program drafts a tree of two levels, the second of which is this step; the first adds the
@@ -149,7 +149,7 @@ def level_step(
 
 def verification(
     model: T5Model, work: Workload, gamma: int, mesh: Mesh, verifier: Verifier = DEFAULT_VERIFIER
-) -> tuple[Compiled, DecoderCache]:
+) -> tuple[Compiled, KVCache]:
     """Compiles an iteration with given proposals: all their tokens scored, verified, appended.
 
     Returns:
@@ -201,7 +201,7 @@ def _level(
 
 def _compile_step(
     step: Callable, models: tuple, first: Callable, given: tuple, work: Workload, mesh: Mesh
-) -> tuple[Compiled, DecoderCache]:
+) -> tuple[Compiled, KVCache]:
     """Compiles ``step(*models, state, settings)`` for the shapes of ``first(*given, *inputs)``."""
     *inputs, settings = _inputs(work, mesh)
     state = sharded_rows(jax.eval_shape(first, *given, *inputs), mesh)

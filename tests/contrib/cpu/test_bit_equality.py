@@ -131,7 +131,6 @@ def test_hypotheses_of_a_beam(name):
         nodes = nodes_of(
             jnp.asarray(texts[:, :, position]),
             jnp.full((batch, width), position),
-            jnp.tile(jnp.asarray(places)[None], (batch, 1)),
             lineages,
         )
         logits, _, cache = score_nodes(model, cache, nodes)
