@@ -387,9 +387,10 @@ class TreeDraft(Draft, Protocol):
         """
 
 
-def check_draft(draft: Draft, target: Target) -> None:
+def check_fits(draft: Draft, target: Target) -> None:
     """Raises ``InputError`` unless ``draft`` has a draft's members and the target's vocabulary."""
-    if not isinstance(settings := getattr(draft, "settings", None), Sampling | None):
+    # A draft of another package may have settings of another class.
+    if isinstance(settings := getattr(draft, "settings", None), int | float | str):
         raise InputError(f"settings are {settings!r}: give distributions.sampling(…), or None")
     check_parts(draft, Draft, "derive it from interfaces.Draft")
     check_vocabularies(draft, target)

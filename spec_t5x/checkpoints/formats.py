@@ -44,8 +44,8 @@ def format_of(directory: Location, values: Values) -> Format:
     for each in (NATIVE, *reversed(registry.find_all("format").values())):
         if each.recognizes(directory, values):
             return each
-    drafts = {kind.format for kind in registry.find_all("draft").values()}
-    if values and values.get("format") in drafts - {None}:
+    drafts = [kind.format for kind in registry.find_all("draft").values() if kind.format]
+    if values and values.get("format") in drafts:
         raise InputError(f"{directory} holds a draft, no whole model: give it alone as the draft")
     raise InputError(
         f"{directory / CONFIG_NAME} has neither format {model_files.FORMAT!r} nor a model_type: "

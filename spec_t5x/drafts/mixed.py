@@ -48,7 +48,7 @@ class MixedDraft(Draft):
     def check(self, target: Target, max_decode_len: int) -> None:
         """Raises ``InputError`` if either draft cannot serve the target."""
         for draft in (self.first, self.second):
-            interfaces.check_draft(draft, target)
+            interfaces.check_fits(draft, target)
             draft.check(target, max_decode_len)
 
     def prefill(
@@ -68,13 +68,14 @@ class MixedDraft(Draft):
     ) -> tuple[Proposal, MixedState]:
         """Proposes the first draft's copies, or the second's tokens in rows without copies."""
         copies, first_state = self.first.propose(state.first, context, gamma)
+        copies = _widened(copies, gamma)
         copied = copies.num_proposed > 0
         rest = context.replace(live=context.live & ~copied)
 
         def ask(second_state):
             second_state = self.second.catch_up(second_state, rest, gamma + 1)
             second, second_state = self.second.propose(second_state, rest, gamma)
-            second = second.checked(rest.lengths.shape[0], gamma)
+            second = _widened(second.checked(rest.lengths.shape[0], gamma), gamma)
             drafted = (second.tokens, second.probs, second.num_proposed)
             cache = context.target_cache if second.target_cache is None else second.target_cache
             return drafted, cache, second_state
@@ -122,6 +123,17 @@ class MixedDraft(Draft):
             first=self.first.catch_up(state.first, context, width),
             second=self.second.catch_up(state.second, context, width),
         )
+
+
+def _widened(proposal: Proposal, gamma: int) -> Proposal:
+    """Returns the proposal with ``gamma`` columns, of which it proposes as many as before."""
+    missing = gamma - proposal.tokens.shape[1]
+
+    def pad(values: Array) -> Array:
+        return jnp.pad(values, ((0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)))
+
+    tokens, probs = jax.tree.map(pad, (proposal.tokens, proposal.probs))
+    return proposal.replace(tokens=tokens, probs=probs, counts=proposal.num_proposed)
 
 
 def _make(request: Request, argument: str) -> MixedDraft:

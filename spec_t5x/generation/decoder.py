@@ -19,7 +19,7 @@ from spec_t5x.errors import InputError, check_jax, check_unicode, check_unused
 from spec_t5x.generation.answers import Answer, Generation
 from spec_t5x.generation.batches import Batch, Input, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.stop_strings import first_stop
-from spec_t5x.interfaces import Draft, check_draft, check_positions
+from spec_t5x.interfaces import Draft, check_fits, check_positions
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import Loop, NoDraft
 from spec_t5x.loops.outputs import UNSOUND, Decoded
@@ -53,7 +53,7 @@ class BatchDecoder:
         if isinstance(draft := self.draft, str | os.PathLike):
             raise InputError(f"draft is {str(draft)!r}: give a Draft, or a name to Generator.load")
         if draft is not None:
-            check_draft(draft, self.target)
+            check_fits(draft, self.target)
 
     def __repr__(self) -> str:
         models = {"target": self.target}

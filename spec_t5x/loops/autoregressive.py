@@ -44,7 +44,9 @@ def autoregressive_decode(
       InputError: prompts longer than ``max_decode_len``, or T5X's stream without ``coupled``.
     """
     verifier = CoupledVerifier() if coupled else DEFAULT_VERIFIER
-    options |= {"gamma": 0, "verifier": verifier, "max_decode_steps": max_decode_steps}
-    draft = NoDraft(target.vocab_size)
-    decoded = speculative_decode(target, draft, inputs, prompts, rng, settings, **options)
+    given = target, NoDraft(target.vocab_size), inputs, prompts, rng, settings
+    # By keyword, so that a gamma or verifier among the options is refused.
+    decoded = speculative_decode(
+        *given, gamma=0, verifier=verifier, max_decode_steps=max_decode_steps, **options
+    )
     return decoded.replace(stats=None)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from spec_t5x.errors import InputError, check_jax
-from spec_t5x.interfaces import check_draft, check_parts
+from spec_t5x.interfaces import check_fits, check_parts
 from spec_t5x.sampling.distributions import (
     MIN_TEMPERATURE,
     Sampling,
@@ -20,7 +20,7 @@ from spec_t5x.sampling.distributions import (
     write_rows,
 )
 from spec_t5x.sampling.random_bits import THREEFRY, threefry
-from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
 
 # The remedy for logits that are not finite.
 UNSOUND = "check the weights, compute in float32, or loosen rules that exclude every token"
@@ -229,7 +229,7 @@ def check_given(
     check_whole(prompts)
     check_parts(target)
     if "draft" in others:
-        check_draft(others["draft"], target)
+        check_fits(others["draft"], target)
     rows = prompts.shape[:1]
     for leaf in jax.tree.leaves(inputs):
         if not hasattr(leaf, "shape"):
@@ -242,9 +242,10 @@ def check_given(
     kind = getattr(steps, "dtype", type(steps))
     if not jnp.issubdtype(kind, np.integer) or np.shape(steps) not in ((), rows):
         raise InputError(f"max_decode_steps is {steps}: give a whole number, or an array of {rows}")
-    options = others.get("options", others)
-    if isinstance(options.get("eos_id"), list):
-        raise InputError(f"eos_id is {options['eos_id']}: give an id, or a tuple of ids")
+    eos_id = others.get("options", others).get("eos_id", EOS_ID)
+    for one in eos_id if isinstance(eos_id, tuple) and eos_id else (eos_id,):
+        if not jnp.issubdtype(getattr(one, "dtype", type(one)), np.integer):
+            raise InputError(f"eos_id is {eos_id!r}: give an id, or a tuple of ids")
 
 
 def check_whole(prompts: Any) -> None:

@@ -387,7 +387,7 @@ def checked(
 def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
     """Raises ``InputError`` unless models, prompts and the loop's settings fit together."""
     interfaces.check_positions(target, loop.max_decode_len)
-    interfaces.check_draft(draft, target)
+    interfaces.check_fits(draft, target)
     reads, depths = draft.traits.uses_target_states, draft.traits.depths
     if reads and not target.state_size or depths and not hasattr(target, "showing"):
         more = f" and those of layers {list(depths)}" if depths else ""

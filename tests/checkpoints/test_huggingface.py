@@ -369,7 +369,7 @@ def test_files_in_place_of_weights(directory, file, content, expected, has_confi
 
 def test_weights_without_their_configuration(directory):
     (directory / "config.json").unlink()
-    assert_refused(directory, "has weights and no config.json: copy that of the model")
+    assert_refused(directory, "has weights and no config.json: copy their model")
 
 
 def test_an_adapter_among_the_weights(directory):

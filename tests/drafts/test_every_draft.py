@@ -351,6 +351,16 @@ def test_sampled_texts_of_two_drafts_follow_the_targets_law():
     laws.check_draft(MixedDraft(first, TransformerDraft(laws.other_model())), gamma=3)
 
 
+def test_two_drafts_may_propose_fewer_tokens_than_gamma():
+    @flax.struct.dataclass
+    class Short(TransformerDraft):
+        def propose(self, state, context, gamma):
+            return super().propose(state, context, min(gamma, 2))
+
+    short = Short(laws.other_model())
+    laws.check_draft(MixedDraft(Doubting(jnp.array([2, 3, 4]), laws.VOCAB_SIZE), short), gamma=3)
+
+
 def go_plainly(draft, state, settings, num_steps):
     """Takes plain steps, and prepares the draft at the end."""
     if not num_steps:

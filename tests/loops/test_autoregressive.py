@@ -10,6 +10,7 @@ import pytest
 from spec_t5x.labs.testing import laws
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.sampling.distributions import sampling
+from spec_t5x.verifiers import CoupledVerifier
 from tests.loops.stubs import counts_upwards, no_prompts, teacher_forced, texts
 from tests.toy_drafts import StubTarget
 from tests.toy_t5 import tiny_t5
@@ -56,6 +57,16 @@ def test_counting_up_to_the_end_of_sequence_and_to_the_limits():
         decoded.scores[:, 0], [3 * sure, 3 * sure, 2 * sure - np.log(8)], atol=1e-5
     )
     assert decoded.stats is None
+
+
+def test_options_of_speculation_are_refused():
+    for option in ({"gamma": 2}, {"verifier": CoupledVerifier()}):
+        with pytest.raises(TypeError, match="gamma|verifier"):
+            autoregressive_decode(
+                *(COUNTER, *[jnp.zeros((1, 1), jnp.int32)] * 2, KEY, GREEDY),
+                max_decode_len=6,
+                **option,
+            )
 
 
 # A T5 against teacher forcing

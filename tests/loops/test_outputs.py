@@ -179,6 +179,9 @@ WRONG = {
     "listed steps": ({"max_decode_steps": [1, 2]}, r"max_decode_steps is \[1, 2\]: give a whole"),
     "too many steps": ({"max_decode_steps": np.ones(3, np.int32)}, "give a whole number, or an"),
     "listed ends": ({"eos_id": [1, 2]}, r"eos_id is \[1, 2\]: give an id, or a tuple"),
+    "no end": ({"eos_id": None}, "eos_id is None: give an id, or a tuple"),
+    "no ends": ({"eos_id": ()}, r"eos_id is \(\): give an id, or a tuple"),
+    "a text": ({"eos_id": (1, "2")}, r"eos_id is \(1, '2'\): give an id, or a tuple"),
     "a class": ({"target": StubTarget}, "StubTarget is a class: give an object"),
     "a draft": ({"target": NoDraft(9)}, "NoDraft has no state_size, .*: see interfaces.Target"),
 }

@@ -157,7 +157,7 @@ def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
         base = files.read_if_there(directory / ADAPTER_NAME).get("base_model_name_or_path")
         return f"holds an adapter of {base or 'a model'}, which is not read: {_MERGE}"
     if {*WEIGHTS} & {*names}:
-        return f"has weights and no {files.CONFIG_NAME}: copy that of the model they are of there"
+        return f"has weights and no {files.CONFIG_NAME}: copy their model's file there"
     # Folders that trainings write.
     for folder in ("model", "draft"):
         if (directory / folder / files.CONFIG_NAME).is_file():

@@ -26,7 +26,7 @@ from spec_t5x.interfaces import (
     Outcome,
     Proposal,
     Target,
-    check_draft,
+    check_fits,
     check_positions,
 )
 from spec_t5x.loops import decode_state
@@ -86,7 +86,7 @@ class CascadeDraft(Draft):
         """Raises ``InputError`` if ``inner_gamma`` is below 1 or either part cannot draft here."""
         check_numbers(1, inner_gamma=self.inner_gamma)
         check_positions(self.model, max_decode_len, "draft")
-        check_draft(self.draft, self.model)
+        check_fits(self.draft, self.model)
         if self.draft.traits.uses_target_states:
             raise InputError(
                 f"{type(self.draft).__name__} reads the target's states, so it cannot draft inside "
