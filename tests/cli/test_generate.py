@@ -367,7 +367,10 @@ def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, argumen
         (("--draft", "eagle:t5-draft"), "config.json has format 'spec_t5x', not 'spec_t5x_eagle'"),
         (("--draft", "mixed:t5-eagle", "--target", "{tiny}"), "draft layers"),
         (("--draft", "t5-ngram", "--target", "{tiny}"), "have different vocabularies"),
-        (("--draft", "transformer:t5-eagle"), "t5-eagle/config.json has neither format"),
+        (
+            ("--draft", "transformer:t5-eagle"),
+            "t5-eagle holds a draft, no whole model: give it alone",
+        ),
         (("--draft", "t5-draft", "--target", "{tiny}"), "have different vocabularies"),
         # Options of decoding that do not fit the checkpoint.
         (("--suppress_tokens", "9999"), "has token 9999 and the model 8000 tokens: give lower ids"),

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
 
 from spec_t5x.labs.testing.laws import check_target
 from spec_t5x.models import cache as cache_lib
@@ -160,16 +159,3 @@ def test_an_empty_cache_has_as_many_heads_as_there_are_of_keys():
 
     layers = cache_lib.KVCache.empty(Grouped(), BATCH, LENGTH).layers
     assert layers[0].keys.shape == layers[0].values.shape == (BATCH, 2, LENGTH, 64)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_a_cache_for_batches_of_any_size_is_exported():
-    """Without its layout for TPUs, because JAX exports no constraints of layouts."""
-
-    def laid_out(keys):
-        layers = (cache_lib.LayerCache(keys, keys),)
-        return cache_lib.KVCache(layers, jnp.zeros(keys.shape[0], jnp.int32)).laid_out()
-
-    shape = jax.ShapeDtypeStruct(export.symbolic_shape("batch, 2, 8, 4"), jnp.float32)
-    call = jax.jit(lambda keys: laid_out(keys).layers[0].keys)
-    assert export.export(call, platforms=("cpu", "tpu"))(shape).platforms == ("cpu", "tpu")
