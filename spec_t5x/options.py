@@ -233,7 +233,8 @@ class GenerateOptions:
             raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
         if not math.isfinite(self.length_penalty or 0):
             raise InputError(f"length_penalty is {self.length_penalty}: give a finite number")
-        errors.check_choice("early_stopping", self.early_stopping, (None, True, False, "never"))
+        if self.early_stopping is not None:
+            errors.check_choice("early_stopping", self.early_stopping, (True, False, "never"))
         if beams:
             errors.check_unused(self, f"beams {beams}, a search that ignores it", *_OF_SAMPLING)
         else:

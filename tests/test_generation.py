@@ -135,7 +135,7 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
         ({"beam_alpha": float("inf"), "beams": 2}, "beam_alpha is inf: give a finite number"),
         (
             {"early_stopping": "always", "beams": 2},
-            "early_stopping is 'always': choose one of None, True, False",
+            "early_stopping is 'always': choose one of True, False, never",
         ),
         ({"beams": 4, "temperature": 1.0}, "temperature is 1.0 and beams 4"),
         ({"beams": 2, "num_decodes": 3}, "num_decodes is 3 and beams 2"),
@@ -924,9 +924,10 @@ def test_ids_that_the_target_does_not_embed_are_refused(generator):
     rows, text = generator.target.vocab_size, "¿"
     other = dataclasses.replace(generator, vocabulary=ByteVocabulary())
     most = max(ByteVocabulary().encode(text))
-    assert str(other.generate([text])[0].error) == (
-        f"the text has id {most} and the target embeds {rows}: give the target's vocabulary"
-    )
+    said = f"has id {most} and the target has {rows} ids: give the target's vocabulary"
+    assert str(other.generate([text])[0].error) == f"the text {said}"
+    with pytest.raises(InputError, match=f"the output_prefix {said}"):
+        list(other.generate(["a"], options(output_prefix=text)))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -46,7 +46,7 @@ def format_of(directory: Location, values: Values) -> Format:
             return each
     drafts = [kind.format for kind in registry.find_all("draft").values() if kind.format]
     if values and values.get("format") in drafts:
-        raise InputError(f"{directory} holds a draft, no whole model: give it alone as the draft")
+        raise InputError(f"{directory} holds a draft, not a whole model: give it as the draft")
     raise InputError(
         f"{directory / CONFIG_NAME} has neither format {model_files.FORMAT!r} nor a model_type: "
         "give a spec_t5x, Hugging Face or T5X checkpoint"

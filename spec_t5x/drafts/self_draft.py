@@ -73,7 +73,9 @@ class SelfDraft(Draft):
         """Raises ``InputError`` if the draft was made of a target of another class."""
         if not isinstance(target, type(self.model)):
             ours, theirs = type(self.model).__name__, type(target).__name__
-            raise InputError(f"SelfDraft is of a {ours} and the target a {theirs}: make it of this")
+            raise InputError(
+                f"SelfDraft is of a {ours} and the target a {theirs}: make it from this target"
+            )
 
     def propose(
         self, state: DraftState, context: Context, gamma: int

@@ -84,9 +84,12 @@ class BatchDecoder:
         check_positions(self.target, self.max_decode_len(options))
         self.rules(options)
         has_penalty = options.settled(self.defaults)["length_penalty"] is not None
-        if not has_penalty:
-            check_unused(options, "without a length_penalty nothing uses it", "early_stopping")
-        elif options.beams:
+        if options.early_stopping is not None and not has_penalty:
+            raise InputError(
+                f"early_stopping is {options.early_stopping!r}, which T5X's ranking does not use: "
+                "give a length_penalty as well, or leave early_stopping out"
+            )
+        if has_penalty and options.beams:
             check_unused(options, "a length_penalty replaces it", "beam_alpha")
         for text in texts:
             self.tokenize(text, options)
@@ -107,10 +110,7 @@ class BatchDecoder:
         check_unicode("the text", text)
         if not self.is_decoder_only and not text.strip():
             raise InputError("the text is empty: give at least one word")
-        ids, size = self.vocabulary.encode(text), self.target.vocab_size
-        if max(ids, default=0) >= size:
-            what = f"the text has id {max(ids)} and the target embeds {size}"
-            raise InputError(f"{what}: give the target's vocabulary")
+        ids = self._encode("text", text)
         return self.fit(ids if self.is_decoder_only else self.vocabulary.framed(ids), text, options)
 
     def fit(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
@@ -207,7 +207,15 @@ class BatchDecoder:
 
     def prefix_ids(self, options: GenerateOptions) -> list[int]:
         """Encodes ``options.output_prefix``; returns [] without one."""
-        return self.vocabulary.encode(options.output_prefix) if options.output_prefix else []
+        prefix = options.output_prefix
+        return self._encode("output_prefix", prefix) if prefix else []
+
+    def _encode(self, name: str, text: str) -> list[int]:
+        ids, size = self.vocabulary.encode(text), self.target.vocab_size
+        if max(ids, default=0) >= size:
+            what = f"the {name} has id {max(ids)} and the target has {size} ids"
+            raise InputError(f"{what}: give the target's vocabulary")
+        return ids
 
     # The loops
 

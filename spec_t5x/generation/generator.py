@@ -86,14 +86,14 @@ class Generator(BatchDecoder):
         given = NO_DRAFT if isinstance(target, StoredModel) else target
         named = {"target": given, "draft": NO_DRAFT if draft is None else draft}
         for name, model in named.items():
-            if model == "":
-                raise InputError(f"{name} is '': give a name, or leave it out")
             if not isinstance(model, str | os.PathLike):
                 raise InputError(
                     f"{name} is a {type(model).__name__}: give a directory (save_pretrained makes "
                     "one of a model of transformers) or a name; a draft made here goes to "
                     "with_draft"
                 )
+            if str(model) == "":
+                raise InputError(f"{name} is '': give a directory or a name")
         check_choice("weights", weights, WEIGHTS)
         check_choice("kv", kv, KV)
         options = options or DraftOptions()

@@ -32,8 +32,8 @@ class Form:
     """Base class of parameters that are not arrays, with the products that networks compute.
 
     A matrix ``[inner, features]`` has ``times(inputs)`` and ``rounded(bits)``. A table of
-    embeddings ``[vocab, embed]`` has ``rows(tokens)``, ``scores(states)`` (float32 logits) and
-    ``output_layer(bits)``, which returns a rounded matrix.
+    embeddings ``[vocab, embed]`` has ``rows(tokens)`` and ``scores(states)`` (float32 logits) and,
+    if it can be rounded, ``output_layer(bits)``, which returns a rounded matrix.
     """
 
     # True if only kernels can read the form; XLA multiplies with ``unpacked()``.

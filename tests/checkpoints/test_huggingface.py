@@ -352,6 +352,7 @@ UNREAD = [
         ("optimizer.pt", "", None),
         ("rng_state.pth", "", None),
         ("training_args.bin", "", None),
+        ("pytorch_model-00001-of-00002.bin", "", None),
     ],
 )
 @pytest.mark.parametrize("has_config", [True, False])
@@ -369,7 +370,13 @@ def test_files_in_place_of_weights(directory, file, content, expected, has_confi
 
 def test_weights_without_their_configuration(directory):
     (directory / "config.json").unlink()
-    assert_refused(directory, "has weights and no config.json: copy their model")
+    assert_refused(directory, "has weights but no config.json: copy their model")
+
+
+def test_a_link_to_weights_that_are_gone(directory):
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors").symlink_to(directory / "gone")
+    assert_refused(directory, "holds no weights")
 
 
 def test_an_adapter_among_the_weights(directory):

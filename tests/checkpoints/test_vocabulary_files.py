@@ -649,7 +649,14 @@ def test_a_token_added_to_byt5(tmp_path):
     tokenizer.add_tokens(["<hl>"])
     tokenizer.save_pretrained(tmp_path)
     message = message_of(read_vocabulary, tmp_path, values_of(tmp_path))
-    assert "adds token '<hl>' with id 384 to ByT5's" in message
+    assert "adds token '<hl>' to ByT5's" in message
+    # transformers adds the tokens that settings name, too.
+    byt5(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"sep_token": "<sep>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    message = message_of(read_vocabulary, tmp_path, values_of(tmp_path))
+    assert "adds token '<sep>' to ByT5's" in message
     values = values_of(tmp_path) | {"decoder_start_token_id": 2}
     expected = "is a ByT5 whose texts start with 2 and end with [1]: give one with T5's ids"
     assert expected in message_of(read_vocabulary, tmp_path, values)

@@ -369,7 +369,7 @@ def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, argumen
         (("--draft", "t5-ngram", "--target", "{tiny}"), "have different vocabularies"),
         (
             ("--draft", "transformer:t5-eagle"),
-            "t5-eagle holds a draft, no whole model: give it alone",
+            "t5-eagle holds a draft, not a whole model: give it as",
         ),
         (("--draft", "t5-draft", "--target", "{tiny}"), "have different vocabularies"),
         # Options of decoding that do not fit the checkpoint.
@@ -377,7 +377,7 @@ def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, argumen
         (("--min_decode_len", 199), "--min_decode_len is 199 and outputs have at most 128"),
         (
             ("--beams", 2, "--early_stopping", "true", "--gamma", 0),
-            "without a --length_penalty nothing uses it",
+            "give a --length_penalty as well",
         ),
         (
             ("--suppress_tokens", "1,5", "--forced_eos_token_id", "5"),

@@ -379,7 +379,7 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | Non
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:
-    """Tells whether START and EOS are T5's: no text needs renumbering for others' sake."""
+    """Tells whether START and EOS are T5's; no id is renumbered because of PAD alone."""
     return (ids[START], ids[EOS]) == (PAD_ID, EOS_ID)
 
 

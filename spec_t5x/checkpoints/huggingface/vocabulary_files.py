@@ -3,9 +3,10 @@
 ``tokenizer.json`` overrides ``spiece.model``. Either file is read without transformers if it alone
 defines the tokenizer: it has all tokens that other files add, with their flags, and the class uses
 it unchanged or is ``T5Tokenizer``, which uses its pieces and normalisation only, and finds no other
-steps that change ids (``spiece.model`` needs this class). A file that ``T5Tokenizer`` cannot read,
-because it is not Unigram, is used unchanged. In all other cases, transformers makes the tokenizer.
-Without these files, ``checkpoint-500`` has those of the directory above, where Trainers save them.
+steps that change ids (``spiece.model`` needs this class, or mT5's). A file that ``T5Tokenizer``
+cannot read, because it is not Unigram, is used unchanged. In all other cases, transformers makes
+the tokenizer. Without these files, ``checkpoint-500`` has those of the directory above, where
+Trainers save them.
 """
 
 import contextlib
@@ -191,15 +192,17 @@ class _Files:
     def byte_vocabulary(self) -> ByteVocabulary:
         """Returns ByT5's vocabulary; added tokens, if there are any, must be its sentinels."""
         with describing(self.directory, "added tokens"):
-            names = {number: token["content"] for number, token in self._named()[0].items()}
+            given, special = self._named()
         first = ByteVocabulary(0).vocab_size
-        sentinels = sorted(number for number in names if number >= first)
-        for place, number in enumerate(sentinels):
-            if (number, names[number]) != (first + place, f"<extra_id_{place}>"):
-                raise InputError(
-                    f"{self.directory} adds token {names[number]!r} with id {number} to ByT5's: "
-                    "give a model without tokens added to the sentinels"
-                )
+        added = [(number, given[number]["content"]) for number in sorted(given) if number >= first]
+        sentinels = [(first + i, f"<extra_id_{i}>") for i in range(len(added))]
+        others = [name for number, name in added if (number, name) not in sentinels]
+        others += sorted(n for n in special - {*_OF_T5.values()} if not is_sentinel(n))
+        if others:
+            raise InputError(
+                f"{self.directory} adds token {others[0]!r} to ByT5's: give a model without tokens "
+                "added to the sentinels"
+            )
         return ByteVocabulary(len(sentinels) or self.extra_ids, reads_sentinels=True)
 
     def tokenizer(self, is_needed: bool = False) -> dict[str, Any] | None:
@@ -223,7 +226,7 @@ class _Files:
         return found
 
     def _named(self) -> tuple[_Tokens, set[str]]:
-        """Returns the tokens of other files, by id, and special names ("" for another end)."""
+        """Returns the tokens of other files, by id, and special names, "" for an end not T5's."""
         listed, sources = self.settings.get("added_tokens_decoder"), [self.settings]
         if listed is None:
             others = read_if_there(self.directory / ADDED_NAME)

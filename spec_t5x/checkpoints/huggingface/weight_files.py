@@ -45,7 +45,8 @@ _STEP = re.compile(r"checkpoint-(\d+)")
 _UNREAD = re.compile(
     r"(global_step|pytorch_model_fsdp_)\d+|(?!model(-\d|\.safetensors)).+\.safetensors|"
     # Without what trainers write beside the weights.
-    r"(?!optimizer|rng_state|scaler|scheduler|training_args).+\.(msgpack|h5|ckpt|gguf|pth?|bin)"
+    r"(?!optimizer|rng_state|scaler|scheduler|training_args|pytorch_model-\d)"
+    r".+\.(msgpack|h5|ckpt|gguf|pth?|bin)"
 )
 
 # Logs a warning once, as a model may be opened twice: to compare it, and to load it.
@@ -152,12 +153,15 @@ def unwrapped(
 
 def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
     """Returns what is in place of weights among ``names`` or a directory's files, with a remedy."""
-    names = [path.name for path in directory.iterdir()] if names is None else list(names)
+    if names is None:
+        # Links of the Hub's cache may lead nowhere.
+        names = (path.name for path in directory.iterdir() if path.exists())
+    names = list(names)
     if ADAPTER_NAME in names:
         base = files.read_if_there(directory / ADAPTER_NAME).get("base_model_name_or_path")
         return f"holds an adapter of {base or 'a model'}, which is not read: {_MERGE}"
     if {*WEIGHTS} & {*names}:
-        return f"has weights and no {files.CONFIG_NAME}: copy their model's file there"
+        return f"has weights but no {files.CONFIG_NAME}: copy their model's there"
     # Folders that trainings write.
     for folder in ("model", "draft"):
         if (directory / folder / files.CONFIG_NAME).is_file():

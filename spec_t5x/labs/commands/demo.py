@@ -43,9 +43,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"port is {port}: give one from 0 to 65535")
     # Before models are loaded.
     cannot, is_ipv6 = f"port is {port} and cannot be used at {host}", ":" in host
-    with as_input_error(cannot, "give another, or another host", OSError, UnicodeError):
-        family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-        socket.create_server((host.strip("[]"), port), family=family).close()
+    unusable = as_input_error(cannot, "give another port or host", OSError, UnicodeError)
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    with unusable, socket.create_server((host.strip("[]"), port), family=family) as free:
+        port = free.getsockname()[1]
     demo.check_installed()
     check_unused(options, "the page streams one text of each", "num_decodes", "beams")
     if options.gamma == AUTO and args.gamma is None:
@@ -66,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
         known = Middleware(TrustedHostMiddleware, allowed_hosts=[*_OF_LOOPBACK, *_PROXIES])
         here["app_kwargs"] = {"middleware": [known]}
-    _, address, _ = page.launch(**here, **quietly)
+    with as_input_error(cannot, "give another port or host", OSError):
+        _, address, _ = page.launch(**here, **quietly)
     print(address, flush=True)
     try:
         threading.Event().wait()
