@@ -774,7 +774,7 @@ def test_a_beam_search_needs_a_model_to_draft(generator):
 def test_the_end_of_a_search_needs_the_ranking_that_has_it(generator, value):
     ask = options(beams=2, early_stopping=value)
     message = message_of(lambda: list(generator.generate(TEXTS[:1], ask)))
-    assert f"early_stopping is {value!r} and without a length_penalty nothing uses it" in message
+    assert f"early_stopping is {value!r}, which T5X's ranking does not use" in message
 
 
 # --- what comes out, as a sequence and one by one --------------------------------

@@ -54,9 +54,9 @@ def test_packaged_names_are_found_and_listed(saved, monkeypatch):
         ("{}", "neither format 'spec_t5x' nor a model_type"),
         (
             '{"format": "spec_t5x_shared_draft"}',
-            "sound holds a draft, no whole model: give it alone as",
+            "sound holds a draft, not a whole model: give it as",
         ),
-        ('{"format": "spec_t5x_ngram"}', "sound holds a draft, no whole model: give it alone as"),
+        ('{"format": "spec_t5x_ngram"}', "sound holds a draft, not a whole model: give it as"),
     ],
 )
 def test_corrupt_config(saved, content, expected):

@@ -296,7 +296,7 @@ OPTIONS_OF_NO_TARGET = [
     (
         {"beams": 2, "early_stopping": True},
         {},
-        "early_stopping is True and without a length_penalty",
+        "early_stopping is True, which T5X's ranking does not use",
     ),
     ({}, {"draft": "early_exit:99"}, "early exit after 99 of 2 decoder layers: give 1 to 1"),
     ({}, {"draft": "mixed:early_exit:2"}, "early exit after 2 of 2 decoder layers"),
