@@ -19,7 +19,7 @@ from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
 NO_EOS = -1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
     """Half-finished decoding; its methods return programs that repeat a part of it."""
 
@@ -51,7 +51,9 @@ class Timed:
         loop = dataclasses.replace(loop, eos_id=NO_EOS)
         length = max(min(loop.max_decode_len // 2, most), 1)
         state = _half_way(target, draft, inputs, stream, settings, length, loop=loop)
-        return cls(target, draft, inputs, state, settings, loop)
+        return cls(
+            target=target, draft=draft, inputs=inputs, state=state, settings=settings, loop=loop
+        )
 
     def iterations(self, limit: int | None = None) -> Calls:
         """Returns a program of iterations with ``limit`` drafts; 0 gives plain steps.

@@ -5,8 +5,7 @@ defines the tokenizer: it has all tokens that other files add, with their flags,
 it unchanged or is ``T5Tokenizer``, which uses its pieces and normalisation only, and finds no other
 steps that change ids (``spiece.model`` needs this class, or mT5's). A file that ``T5Tokenizer``
 cannot read, because it is not Unigram, is used unchanged. In all other cases, transformers makes
-the tokenizer. Without these files, ``checkpoint-500`` has those of the directory above, where
-Trainers save them.
+the tokenizer. Without these files, ``checkpoint-500`` has those that Trainers save above it.
 """
 
 import contextlib

@@ -151,12 +151,11 @@ def unwrapped(
     return tensors
 
 
-def unread(directory: Path, names: Iterable[str] | None = None) -> str | None:
+def unread(directory: Path, names: Collection[str] | None = None) -> str | None:
     """Returns what is in place of weights among ``names`` or a directory's files, with a remedy."""
     if names is None:
         # Links of the Hub's cache may lead nowhere.
-        names = (path.name for path in directory.iterdir() if path.exists())
-    names = list(names)
+        names = [path.name for path in directory.iterdir() if path.exists()]
     if ADAPTER_NAME in names:
         base = files.read_if_there(directory / ADAPTER_NAME).get("base_model_name_or_path")
         return f"holds an adapter of {base or 'a model'}, which is not read: {_MERGE}"

@@ -42,10 +42,11 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= port <= 65535:
         raise InputError(f"port is {port}: give one from 0 to 65535")
     # Before models are loaded.
-    cannot, is_ipv6 = f"port is {port} and cannot be used at {host}", ":" in host
-    unusable = as_input_error(cannot, "give another port or host", OSError, UnicodeError)
+    cannot, remedy = f"port is {port} and cannot be used at {host}", "give another port or host"
+    name, is_ipv6 = host.strip("[]"), ":" in host
     family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-    with unusable, socket.create_server((host.strip("[]"), port), family=family) as free:
+    unusable = as_input_error(cannot, remedy, OSError, UnicodeError)
+    with unusable, socket.create_server((name, port), family=family) as free:
         port = free.getsockname()[1]
     demo.check_installed()
     check_unused(options, "the page streams one text of each", "num_decodes", "beams")
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     del target  # It may hold all weights of an old file.
     quietly = {"quiet": True, "footer_links": [], "prevent_thread_lock": True}
     # The page has no use for files, which any site that a browser shows could send to gradio.
-    here = {"server_name": f"[{host.strip('[]')}]" if is_ipv6 else host, "server_port": port}
+    here = {"server_name": f"[{name}]" if is_ipv6 else host, "server_port": port}
     here |= {"share": False, "max_file_size": 0}
     if here["server_name"] in _OF_LOOPBACK:
         from starlette.middleware import Middleware
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
         known = Middleware(TrustedHostMiddleware, allowed_hosts=[*_OF_LOOPBACK, *_PROXIES])
         here["app_kwargs"] = {"middleware": [known]}
-    with as_input_error(cannot, "give another port or host", OSError):
+    with as_input_error(cannot, remedy, OSError):
         _, address, _ = page.launch(**here, **quietly)
     print(address, flush=True)
     try:
