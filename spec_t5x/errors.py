@@ -118,7 +118,8 @@ def as_input_error(what: str, remedy: str, *kinds: type[Exception]) -> Iterator[
     except InputError:
         raise
     except kinds as error:
-        raise InputError(f"{what} ({one_line(error)}): {remedy}") from error
+        reason = one_line(getattr(error, "strerror", None) or error)
+        raise InputError(f"{what} ({reason}): {remedy}") from error
 
 
 def is_out_of_memory(error: Exception) -> bool:

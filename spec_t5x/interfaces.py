@@ -17,8 +17,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.errors import InputError, check_numbers
-from spec_t5x.sampling.distributions import Sampling, check_float32, values_at, write_rows
+from spec_t5x.errors import InputError, check_numbers, one_line
+from spec_t5x.sampling.distributions import Sampling, values_at, write_rows
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.rules import Places
 from spec_t5x.sampling.tree_shapes import Tree
@@ -68,38 +68,28 @@ class Proposal:
             return jax.nn.one_hot(self.tokens, vocab_size, dtype=jnp.float32)
         return self.probs
 
-    def checked(self, batch: int, gamma: int) -> "Proposal":
+    def checked(self) -> "Proposal":
         """Returns the proposal without the tokens beyond ``drawn``; unchanged without ``probs``.
 
-        Raises:
-          InputError: tokens are no integers ``[batch, up to gamma]``; ``probs`` are not float32 or
-            come without ``drawn``; or an int ``drawn`` is less than the tokens, without ``counts``.
+        Raises ``InputError`` for ``probs`` without ``drawn``, or an int ``drawn`` that is less than
+        the tokens, without ``counts``.
         """
-        shape, dtype = self.tokens.shape, self.tokens.dtype
-        if shape[:-1] != (batch,) or not jnp.issubdtype(dtype, jnp.integer):
-            wanted = f"int32 {[batch, gamma]}"
-            raise InputError(f"a draft proposes {dtype} {list(shape)} as tokens: give {wanted}")
-        num = shape[1]
-        if num > gamma:
-            raise InputError(f"a draft proposes {num} tokens: propose at most gamma, {gamma}")
-        if self.probs is None:
+        drawn, num = self.drawn, self.tokens.shape[1]
+        is_known = isinstance(drawn, int)
+        if self.probs is None or is_known and drawn >= num:
             return self
-        check_float32(self.probs, "a proposal's probs")
-        if self.drawn is None:
+        if drawn is None:
             raise InputError(
                 "a proposal has probs and no drawn, the number of tokens drawn from them: give "
                 "Proposal(tokens, probs, draws.drawn), or Proposal(tokens) if each token has "
                 "probability 1"
             )
-        is_known = isinstance(self.drawn, int)
-        if is_known and self.drawn >= num:
-            return self
         if is_known and self.counts is None:
             raise InputError(
-                f"a draft proposes {num} tokens and drew {self.drawn}: draw each with the draws "
-                "that the previous `next` returned, and give the last draws' drawn"
+                f"a draft proposes {num} tokens and drew {drawn}: draw each with the draws that "
+                "the previous `next` returned, and give the last draws' drawn"
             )
-        return self.replace(counts=jnp.minimum(self.num_proposed, self.drawn))
+        return self.replace(counts=jnp.minimum(self.num_proposed, drawn))
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -387,13 +377,48 @@ class TreeDraft(Draft, Protocol):
         """
 
 
-def check_fits(draft: Draft, target: Target) -> None:
-    """Raises ``InputError`` unless ``draft`` has a draft's members and the target's vocabulary."""
+def check_fits(draft: Draft, target: Target, max_decode_len: int = 1) -> None:
+    """Raises ``InputError`` unless ``draft`` can serve ``target``, and texts of this length."""
     # A draft of another package may have settings of another class.
     if isinstance(settings := getattr(draft, "settings", None), int | float | str):
         raise InputError(f"settings are {settings!r}: give distributions.sampling(…), or None")
     check_parts(draft, Draft, "derive it from interfaces.Draft")
     check_vocabularies(draft, target)
+    draft.check(target, max_decode_len)
+
+
+def proposed(
+    draft: Draft, state: DraftState, context: Context, size: int | Tree
+) -> tuple[Proposal | TreeProposal, DraftState]:
+    """Returns a draft's proposal of ``size``, gamma tokens or a tree, and its new state.
+
+    Raises ``InputError`` if it is no such pair, or an array has another shape or type.
+    """
+    is_tree = isinstance(size, Tree)
+    method, kind = ("propose_tree", TreeProposal) if is_tree else ("propose", Proposal)
+    made = getattr(draft, method)(state, context, size)
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], kind)):
+        raise InputError(
+            f"{type(draft).__name__}.{method} returns a {type(made).__name__}: return a "
+            f"{kind.__name__} and the draft's state"
+        )
+    proposal, batch, drafted = made[0], len(context.lengths), getattr(made[0].tokens, "shape", ())
+    # Gamma tokens at most.
+    num = size.num_nodes - 1 if is_tree else min((*drafted[1:], size))
+    shapes = {
+        "tokens": (jnp.integer, batch, num),
+        "probs": (jnp.float32, batch, size.num_inner if is_tree else num, draft.vocab_size),
+        "depths" if is_tree else "counts": (jnp.integer, batch),
+    }
+    for name, (kind, *shape) in shapes.items():
+        found = getattr(proposal, name)
+        is_array = hasattr(found, "dtype")
+        given = f"{found.dtype} {[*found.shape]}" if is_array else one_line(repr(found))
+        fits = is_array and [*found.shape] == shape and jnp.issubdtype(found.dtype, kind)
+        if not (fits or found is None and name in ("probs", "counts")):
+            wanted = f"give {kind.__name__} {shape}"
+            raise InputError(f"a draft proposes {given} as {name}: {wanted}")
+    return proposal if is_tree else proposal.checked(), made[1]
 
 
 def shown_to(draft: Draft, target: Target) -> Target:

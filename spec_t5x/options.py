@@ -87,8 +87,8 @@ class GenerateOptions:
 
     gamma: int | str = option(
         AUTO,
-        "tokens that the draft proposes in each iteration; 0 decodes without the draft, auto "
-        "chooses the fastest number",
+        "tokens that the draft proposes in each iteration; 0 decodes plainly, whatever the draft "
+        "and the verifier, auto chooses the fastest number",
     )
     temperature: float = option(0.0, "sampling temperature; 0 is argmax")
     top_k: int = option(0, "sample from the k likeliest tokens only; 0 keeps all")
@@ -204,17 +204,20 @@ class GenerateOptions:
             )
 
     def _check_lengths(self) -> None:
-        gamma, length = self.gamma, self.settled({})["max_decode_len"]
+        gamma, most, limit = self.gamma, 2**30, self.max_decode_len
+        # If it is None, the limit is the checkpoint's, and ``BatchDecoder.check`` checks gamma.
+        length = most if limit is None else limit
         sizes = {"num_decodes": self.num_decodes, "batch_size": self.batch_size}
         # Their sums and roundings have to fit in 32 bits.
-        errors.check_numbers(1, 2**30, max_decode_len=length, **sizes)
+        errors.check_numbers(1, most, max_decode_len=length, **sizes)
         zeros = dict.fromkeys(("beams", "min_decode_len", "no_repeat_ngram_size"), 0)
         errors.check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **zeros)
         is_whole = isinstance(gamma, numbers.Integral) and not isinstance(gamma, bool)
         if gamma != AUTO and not (is_whole and 0 <= gamma <= length):
+            beside = "" if limit is None else f" and max_decode_len {limit}"
             raise InputError(
-                f"gamma is {gamma!r} and max_decode_len {length}: give a whole number from 0 "
-                f"(plain decoding) to max_decode_len, or {AUTO} for the fastest"
+                f"gamma is {gamma!r}{beside}: give a whole number from 0 (plain decoding) to "
+                f"max_decode_len, or {AUTO} for the fastest"
             )
 
     def _check_texts(self) -> None:

@@ -15,7 +15,7 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError, as_input_error
+from spec_t5x.errors import InputError, as_input_error, check_choice
 
 # Addresses by kind and name.
 _PLACES: dict[str, dict[str, str]] = {
@@ -48,12 +48,14 @@ _PLACES: dict[str, dict[str, str]] = {
         "native": "spec_t5x.checkpoints.formats:NATIVE",
     },
     "tokenizer": {"unigram": "spec_t5x.data.unigram:UnigramVocabulary"},
+    **{kind: {} for kind in ("operations", "training", "training data")},
 }
 
 
 def register(kind: str, **places: str) -> None:
-    """Adds addresses of a kind by name; raises ``ValueError`` if a name has another address."""
-    known = _PLACES.setdefault(kind, {})
+    """Adds addresses by name; raises ``ValueError`` for an unknown kind or a name that is taken."""
+    check_choice("kind", kind, _PLACES)
+    known = _PLACES[kind]
     for name, place in places.items():
         if known.setdefault(name, place) != place:
             raise ValueError(f"{kind} {name!r} is {known[name]} already, not {place}: rename it")

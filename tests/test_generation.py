@@ -37,6 +37,7 @@ from spec_t5x.loops.pace import Costs
 from spec_t5x.models.binding import Model
 from spec_t5x.models.decoder_only import DecoderOnlyConfig, DecoderOnlyModel, DecoderOnlyTransformer
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.sampling.distributions import sampling
 from spec_t5x.types import EOS_ID, PAD_ID
 from tests.checkpoints.faults import message_of
 from tests.loops.stubs import teacher_forced
@@ -111,8 +112,11 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"gamma": -1}, "gamma is -1"),
-        ({"gamma": 129}, "gamma is 129 and max_decode_len 128: give a whole number from 0"),
+        ({"gamma": -1}, "gamma is -1: give a whole number from 0"),
+        (
+            {"gamma": 9, "max_decode_len": 8},
+            "gamma is 9 and max_decode_len 8: give a whole number from 0",
+        ),
         ({"num_decodes": 0}, "num_decodes is 0"),
         # JAX would take it for seed 0.
         ({"seed": 2**32}, "seed is 4294967296"),
@@ -288,7 +292,7 @@ def test_where_no_acceptance_pays_the_draft_is_left_out(generator):
     auto = without_open(options(gamma="auto", batch_size=2), which.defaults)
     which.assume(auto, Costs.by_formula(c=1.0, position=0.1))
     comparison = compare(which, TEXTS[:3], auto, repeats=1)
-    assert (comparison.gamma, comparison.alpha, comparison.acceptance_rate) == (0, 0.0, None)
+    assert (comparison.gamma, comparison.alpha, comparison.acceptance_rate) == (0, None, None)
     assert comparison.block_efficiency == comparison.predicted == 1.0
     assert comparison.identical and not comparison.divergences
     assert comparison.outputs == list(which.plain().generate(TEXTS[:3], auto))
@@ -766,7 +770,10 @@ def test_a_beam_search_gives_its_best_hypotheses(generator):
 def test_a_beam_search_needs_a_model_to_draft(generator):
     copying = generator.with_draft(CopyDraft(generator.target.vocab_size))
     message = message_of(lambda: list(copying.generate(TEXTS[:1], options(beams=2))))
-    assert "beams is 2 and gamma" in message and "give one as the draft, or gamma 0" in message
+    assert "beams is 2 and gamma" in message and "give one, or gamma 0" in message
+    warm = generator.with_draft(generator.draft.replace(settings=sampling(0.5)))
+    message = message_of(lambda: list(warm.generate(TEXTS[:1], options(beams=2))))
+    assert "only a model without a draft_temperature can draft: give one" in message
     assert "not compared" in message_of(compare, generator, TEXTS, options(beams=2))
 
 
@@ -897,7 +904,8 @@ def test_a_model_in_place_of_its_name_is_refused(generator, tiny_pair):
             f"{name} is a {type(generator.target).__name__}: give a directory"
         )
         # Else the current folder, or the packaged draft.
-        assert message_of(Generator.load, **names | {name: ""}).startswith(f"{name} is '': give")
+        message = message_of(Generator.load, **names | {name: ""})
+        assert message.startswith("a directory's name is '': give")
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -920,6 +928,24 @@ def test_other_objects_are_refused_as_drafts(generator, how):
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("other", [None, "bytes"])
+def test_other_objects_are_refused_as_vocabularies(generator, other):
+    message = message_of(dataclasses.replace, generator, vocabulary=other)
+    assert message == f"vocabulary is {other!r}: give that of loading.load"
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_gamma_is_limited_by_the_checkpoints_length(generator):
+    """By 128 tokens only if neither options nor checkpoint set another limit."""
+    for limit in (4, 128, 512):
+        of_checkpoint = {} if limit == 128 else {"max_decode_len": limit}
+        limited = dataclasses.replace(generator, defaults=of_checkpoint)
+        limited.check(GenerateOptions(gamma=limit))
+        message = message_of(limited.check, GenerateOptions(gamma=limit + 1))
+        assert f"gamma is {limit + 1} and max_decode_len {limit}: give a whole" in message
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_ids_that_the_target_does_not_embed_are_refused(generator):
     rows, text = generator.target.vocab_size, "¿"
     other = dataclasses.replace(generator, vocabulary=ByteVocabulary())
@@ -937,6 +963,7 @@ def test_ids_that_the_target_does_not_embed_are_refused(generator):
         ({"weights": "int16"}, "weights is 'int16'"),
         ({"kv": "fp8"}, "kv is 'fp8'"),
         ({"options": GREEDY}, "options is GenerateOptions: give DraftOptions"),
+        ({"shardings": 5}, "shardings are 5: give a function of a config"),
     ],
 )
 def test_arguments_are_checked_before_a_model_is_looked_for(arguments, message):

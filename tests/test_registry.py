@@ -52,3 +52,8 @@ def test_a_name_is_given_once(kind):
     registry.register(kind, apple="math:pi")
     with pytest.raises(ValueError, match="fruit 'apple' is math:pi already, not math:e"):
         registry.register(kind, apple="math:e")
+
+
+def test_a_kind_that_nothing_looks_up_is_refused():
+    with pytest.raises(InputError, match="kind is 'drafts': choose one of family, draft, verifier"):
+        registry.register("drafts", parrot="mypkg.parrot:KIND")

@@ -122,10 +122,10 @@ def beam_search(
 
     Raises:
       InputError: ``beams`` below 1 or ``draft_beams`` below ``beams``, either above half of the
-        vocabulary (less for several ``eos_id``), ``gamma`` below 0 or without a draft, prompts
-        over ``max_decode_len``, different vocabularies, no ``score_nodes``, too few positions.
+        vocabulary (less for several ``eos_id``), ``gamma`` below 0, a draft at 0 or none above,
+        prompts over ``max_decode_len``, different vocabularies, no ``score_nodes``, few positions.
     """
-    width = beams if draft_beams is None or not gamma else draft_beams
+    width = beams if draft_beams is None else draft_beams
     search = _Search(
         target=target,
         draft_model=draft_model,
@@ -164,6 +164,8 @@ class _Search:
                 "prefix_lm is True: a search reads prompts causally; sample, or set it False"
             )
         check_numbers(0, gamma=gamma, max_decode_len=max_decode_len)
+        if not gamma and (draft_model is not None or self.width != beams):
+            raise InputError("gamma is 0: give at least 1, or no draft_model and draft_beams")
         beams_lib.check_beams("beams", beams, target.vocab_size, self.eos_id)
         outputs_lib.check_prompts(prompts, max_decode_len)
         interfaces.check_positions(target, max_decode_len)

@@ -15,7 +15,7 @@ from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel, Writer
 from spec_t5x.checkpoints.t5x import reading, writing
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.binding import ModelConfig, family_of
 from spec_t5x.models.t5 import T5Config
 
 # The content of a directory's config.json; None without the file, as in T5X's directories.
@@ -56,7 +56,9 @@ def format_of(directory: Location, values: Values) -> Format:
 def writers_of(config: ModelConfig | None = None) -> dict[str, Writer]:
     """Returns the writers for models of ``config``, or all for None, by the names of formats."""
     formats = registry.find_all("format").values()
-    fitting = (each for each in formats if config is None or isinstance(config, each.config))
+    # Not those of a class that ``config`` extends, which would write another network.
+    kinds = () if config is None else (ModelConfig, family_of(config).config)
+    fitting = (each for each in formats if not kinds or each.config in kinds)
     return {name: writer for each in fitting for name, writer in each.writers.items()}
 
 

@@ -19,14 +19,16 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from spec_t5x import registry
 from spec_t5x.checkpoints import loading
-from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.huggingface import hub
 from spec_t5x.checkpoints.native.target_drafts import MARK
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_if_there
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
+from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -42,6 +44,14 @@ TRANSFORMER = "transformer"
 PACKAGED_DRAFTS = {
     "t5-target": {"eagle": "t5-eagle", "transformer": "t5-draft", "ngram": "t5-ngram"},
     "lm-target": {"transformer": "lm-draft", "ngram": "lm-ngram"},
+}
+# Parameters with an axis of ids, and the number of that axis.
+_AXES = {
+    "token_embedder/embedding": 0,
+    "source_embedder/embedding": 0,
+    "token_embedding": 0,
+    "decoder/logits_dense/kernel": 1,
+    "logits_dense/kernel": 1,
 }
 
 
@@ -119,7 +129,7 @@ def find_models(
     ``check`` is called with the target. This is repeated with the weights, which are not read.
     """
     directory, has_source, parts = loading.find(target), loading.has_source(target), []
-    for draft in (str(each) for each in drafts if each):
+    for draft in (str(each) for each in drafts if each is not None):
         for kind, argument in _checked_parts(draft, options or DraftOptions(), has_source):
             parts.append((kind, _given(kind, argument, directory)))
     models = [argument for kind, argument in parts if kind.has_checkpoint]
@@ -216,6 +226,53 @@ def _open(argument: str, target: LoadedModel, downloads: bool = False) -> Stored
             "target's kind"
         )
     return fitted(stored, target)
+
+
+def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
+    """Returns the draft with the target's number of ids; refuses ids that differ in meaning.
+
+    Models that share a vocabulary may embed different numbers of ids: T5's have 32100 or 32128.
+    The target stays as it is, and so does its distribution. A larger draft loses its last rows; a
+    smaller one gets rows of zeros with masked logits, unless it is decoder-only, which is refused.
+    """
+    loading.check_same_vocabulary(target, draft)
+    draft.check()
+    size, added = target.config.vocab_size, draft.config.added_rows
+    more = size - draft.config.vocab_size
+    if not more:
+        return draft
+    changes = {"vocab_size": size}
+    if not draft.config.has_source:
+        if more > 0:
+            raise InputError(
+                f"target {target.directory} embeds {size} ids and draft {draft.directory} "
+                f"{draft.config.vocab_size}: give a draft with at least as many"
+            )
+    elif added or more > 0:
+        # ``added_rows`` counts id 0, which it masks, too: padding, which no text contains.
+        changes["added_rows"] = max(max(added, 1) + more, 1)
+    config = dataclasses.replace(draft.config, **changes)
+    tensors = draft.tensors and {
+        path: _resized(tensor, _AXES[path], size) if path in _AXES else tensor
+        for path, tensor in draft.tensors.items()
+    }
+    return dataclasses.replace(draft, config=config, tensors=tensors, vocabulary=target.vocabulary)
+
+
+def _resized(tensor: Tensor, axis: int, size: int) -> Tensor:
+    """Cuts a matrix to ``size`` along ``axis``, or pads it with zeros at the end of that axis."""
+    old = tensor.shape[axis]
+
+    def read(index):
+        start, stop, _ = index[axis].indices(size)
+        kept = slice(min(start, old), min(stop, old))
+        part = tensor.read((*index[:axis], kept, *index[axis + 1 :]))
+        missing = [(0, 0)] * part.ndim
+        missing[axis] = (0, (stop - start) - part.shape[axis])
+        return np.pad(part, missing)
+
+    shape = (*tensor.shape[:axis], size, *tensor.shape[axis + 1 :])
+    return dataclasses.replace(tensor, shape=shape, read=read)
 
 
 def model_draft(request: Request, argument: str) -> TransformerDraft:

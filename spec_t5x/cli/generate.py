@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.cli import settings
-from spec_t5x.data.text_files import is_jsonl, json_line, stream_lines
+from spec_t5x.data.text_files import arriving, is_jsonl, json_line, stream_lines
 from spec_t5x.errors import InputError, check_unused
-from spec_t5x.inference.arriving import arriving
 from spec_t5x.inference.sources import FileSource, Item, file_source, no_inputs
 from spec_t5x.machine.extras import HAS_LABS
 from spec_t5x.machine.progress import doing
@@ -68,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
 def _check_flags(args, options, draft: str | None) -> None:
     if args.text and args.input:
         raise InputError(f"both TEXT and --input {args.input} were given: give one of them")
+    if models := [text for text in args.text if os.path.isfile(f"{text}/config.json")]:
+        raise InputError(f"the text {models[0]!r} is a model's directory: give it as --target")
     if args.field and args.text not in ([], ["-"]):
         raise InputError(f"--field is {args.field}, which only JSON lines have: leave it out")
     if args.trace and args.compare:

@@ -9,7 +9,7 @@ from typing import Any
 
 import spec_t5x
 from spec_t5x.cli import settings
-from spec_t5x.errors import InputError
+from spec_t5x.errors import check_unused
 from spec_t5x.inference.infer_options import HostOptions, InferOptions
 from spec_t5x.inference.sources import file_source
 
@@ -93,11 +93,7 @@ def _of_process(options: InferOptions, joined: tuple[int, int] | None) -> InferO
     """Returns the options of the worker that this process is; ``joined`` are index and number."""
     if joined is None:
         return options
-    for name in ("shard_index", "shard_count"):
-        if (value := getattr(options, name)) is not None:
-            raise InputError(
-                f"{name} is {value}, but the {joined[1]} processes set it: leave it out"
-            )
+    check_unused(options, f"the {joined[1]} processes set it", "shard_index", "shard_count")
     return dataclasses.replace(options, shard_index=joined[0], shard_count=joined[1])
 
 

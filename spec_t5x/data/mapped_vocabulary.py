@@ -18,7 +18,7 @@ import numpy as np
 import tokenizers
 
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary, type_of_model
-from spec_t5x.data.vocabulary import SPIECE_NAME, ids_before_eos, is_sentinel
+from spec_t5x.data.vocabulary import MODEL_NAME, SPIECE_NAME, ids_before_eos, is_sentinel
 from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, Array, Int
@@ -26,7 +26,8 @@ from spec_t5x.types import EOS_ID, Array, Int
 # The two files of GPT-2's tokenizer from before ``tokenizer.json``, and the one of BERT's.
 VOCAB_NAME, MERGES_NAME, WORDPIECE_NAME = "vocab.json", "merges.txt", "vocab.txt"
 # Sets of files, each of which is a tokenizer.
-SUFFICIENT = ((TOKENIZER_NAME,), (SPIECE_NAME,), (VOCAB_NAME, MERGES_NAME), (WORDPIECE_NAME,))
+_WHOLE = TOKENIZER_NAME, SPIECE_NAME, MODEL_NAME, WORDPIECE_NAME
+SUFFICIENT = (*[(name,) for name in _WHOLE], (VOCAB_NAME, MERGES_NAME))
 
 
 def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:

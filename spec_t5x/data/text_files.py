@@ -9,8 +9,11 @@ import gzip
 import io
 import json
 import math
+import queue
+import threading
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,9 @@ from spec_t5x.errors import InputError, as_input_error
 _GZIP_MAGIC = b"\x1f\x8b"
 # Levels of a JSON line; Python's writer allows fewer where more functions have called it.
 _MOST_LEVELS = 100
+# Most lines of a group, and read ahead of it; seconds to wait for lines that were written together.
+_READ_AHEAD = 4096
+_TOGETHER = 0.02
 _JSON_SUFFIXES = (".jsonl", ".jsonlines", ".json", ".ndjson")
 
 
@@ -52,6 +58,36 @@ def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
         ) from error
 
 
+def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yields the lines of a stream in groups, as they arrive; raises the stream's ``Exception``."""
+    # None marks the end of the stream.
+    waiting: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=_READ_AHEAD)
+
+    def read() -> None:
+        try:
+            for line in stream:
+                waiting.put(line)
+            waiting.put(None)
+        except Exception as error:
+            waiting.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    line = waiting.get()
+    while isinstance(line, bytes):
+        # Waits, because lines that are written together may arrive one by one.
+        time.sleep(_TOGETHER)
+        part = [line]
+        while len(part) < _READ_AHEAD and not waiting.empty():
+            if not isinstance(line := waiting.get(), bytes):
+                break
+            part.append(line)
+        yield part
+        if isinstance(line, bytes):
+            line = waiting.get()
+    if line is not None:
+        raise line
+
+
 def opened(path: str | Path) -> io.BufferedReader:
     """Opens a file of bytes; raises ``InputError`` if it is absent, no file or not readable."""
     path = Path(path)
@@ -61,12 +97,8 @@ def opened(path: str | Path) -> io.BufferedReader:
         raise InputError(f"{path} is a pipe or a device, which is read once: give a file")
     if not path.is_file():
         raise InputError(f"no file {path}: give the path of a text file (it may be gzipped)")
-    try:
+    with as_input_error(f"cannot open {path}", "give a file that you may read", OSError):
         return path.open("rb")
-    except OSError as error:
-        raise InputError(
-            f"cannot open {path} ({error.strerror}): give a file that you may read"
-        ) from error
 
 
 def holds_gzip(stream: io.BufferedReader) -> bool:

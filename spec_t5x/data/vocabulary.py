@@ -21,7 +21,7 @@ from spec_t5x.errors import InputError, as_input_error, check_numbers
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID, Bool
 
-SPIECE_NAME = "spiece.model"
+SPIECE_NAME, MODEL_NAME = "spiece.model", "tokenizer.model"
 MOST_EXTRA_IDS = 10**6  # A damaged number must not exhaust the memory.
 
 # Prefixes of pieces that begin a word (SentencePiece, byte-level BPE) or continue one (WordPiece).

@@ -17,7 +17,7 @@ import numpy as np
 from spec_t5x.drafts.kinds import DraftKind, Request, whole_number
 from spec_t5x.errors import check_numbers
 from spec_t5x.interfaces import Context, Draft, DraftTraits, Outcome, Proposal
-from spec_t5x.types import PAD_ID, Array, Float32, Int
+from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -55,9 +55,11 @@ class CopyDraft(Draft):
     vocab_size: int = flax.struct.field(pytree_node=False)
     min_match: int = flax.struct.field(pytree_node=False, default=1)
     max_match: int = flax.struct.field(pytree_node=False, default=8)
-    # Mask of tokens that begin a word, are punctuation or end the text, packed by ``np.packbits``
-    # so that the mask is static and no parameter. If it is None, each token is a word.
-    word_starts: bytes | None = flax.struct.field(pytree_node=False, default=None)
+    # Mask of tokens that begin a word, are punctuation or end the text, which is packed to bytes,
+    # so that it is static and no parameter. If it is None, each token is a word.
+    word_starts: Bool[Array, "vocab"] | list | bytes | None = flax.struct.field(
+        pytree_node=False, default=None
+    )
     # Consecutive proposals without an accepted token, after which a match is required.
     patience: int = flax.struct.field(pytree_node=False, default=2)
 
@@ -68,6 +70,9 @@ class CopyDraft(Draft):
         check_numbers(1, min_match=self.min_match)
         check_numbers(self.min_match, max_match=self.max_match)
         check_numbers(0, patience=self.patience)
+        if not isinstance(self.word_starts, bytes | None):
+            packed = np.packbits(np.asarray(self.word_starts, bool)).tobytes()
+            object.__setattr__(self, "word_starts", packed)
 
     def prefill(
         self, inputs: Int[Array, "batch source"], prompts: Int[Array, "batch width"], max_length
@@ -191,7 +196,7 @@ def copy_draft(request: Request, argument: str = "") -> CopyDraft:
         request.model.vocab_size,
         min_match,
         max(min_match, CopyDraft.max_match),
-        None if vocabulary is None else np.packbits(vocabulary.word_starts()).tobytes(),
+        None if vocabulary is None else vocabulary.word_starts(),
     )
 
 

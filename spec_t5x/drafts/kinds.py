@@ -35,6 +35,8 @@ class DraftOptions:
         check_choice("weights", self.weights, WEIGHTS)
         if not isinstance(self.settings, Sampling | None):
             raise InputError(f"settings are {self.settings!r}: give distributions.sampling(…)")
+        if not (self.shardings is None or callable(self.shardings)):
+            raise InputError(f"shardings are {self.shardings!r}: give a function of a config")
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
 
 

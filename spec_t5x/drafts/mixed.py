@@ -48,8 +48,7 @@ class MixedDraft(Draft):
     def check(self, target: Target, max_decode_len: int) -> None:
         """Raises ``InputError`` if either draft cannot serve the target."""
         for draft in (self.first, self.second):
-            interfaces.check_fits(draft, target)
-            draft.check(target, max_decode_len)
+            interfaces.check_fits(draft, target, max_decode_len)
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
@@ -67,15 +66,15 @@ class MixedDraft(Draft):
         self, state: MixedState, context: Context, gamma: int
     ) -> tuple[Proposal, MixedState]:
         """Proposes the first draft's copies, or the second's tokens in rows without copies."""
-        copies, first_state = self.first.propose(state.first, context, gamma)
+        copies, first_state = interfaces.proposed(self.first, state.first, context, gamma)
         copies = _widened(copies, gamma)
         copied = copies.num_proposed > 0
         rest = context.replace(live=context.live & ~copied)
 
         def ask(second_state):
             second_state = self.second.catch_up(second_state, rest, gamma + 1)
-            second, second_state = self.second.propose(second_state, rest, gamma)
-            second = _widened(second.checked(rest.lengths.shape[0], gamma), gamma)
+            second, second_state = interfaces.proposed(self.second, second_state, rest, gamma)
+            second = _widened(second, gamma)
             drafted = (second.tokens, second.probs, second.num_proposed)
             cache = context.target_cache if second.target_cache is None else second.target_cache
             return drafted, cache, second_state

@@ -10,7 +10,7 @@ from typing import Any
 import flax.struct
 
 from spec_t5x.drafts.kinds import DraftKind, Request, no_argument, whole_number
-from spec_t5x.drafts.sequential import draft_tokens
+from spec_t5x.drafts.sequential import check_cache, draft_tokens
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, DraftState, Proposal, Target
 from spec_t5x.machine.operations import KERNELS
@@ -70,12 +70,8 @@ class SelfDraft(Draft):
         return self.model.vocab_size
 
     def check(self, target: Target, max_decode_len: int) -> None:
-        """Raises ``InputError`` if the draft was made of a target of another class."""
-        if not isinstance(target, type(self.model)):
-            ours, theirs = type(self.model).__name__, type(target).__name__
-            raise InputError(
-                f"SelfDraft is of a {ours} and the target a {theirs}: make it from this target"
-            )
+        """Raises ``InputError`` if the draft was made of a target of another class or size."""
+        check_cache(self, target, type(self.model), self.model.num_layers)
 
     def propose(
         self, state: DraftState, context: Context, gamma: int

@@ -2,17 +2,34 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Context, NodeTarget, Proposal, Target, TreeProposal
 from spec_t5x.loops.tree_nodes import ruled_nodes, tree_nodes
 from spec_t5x.sampling.distributions import Sampling, argmax, standardize
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Float32, Int, PyTree, Shaped
+
+
+def check_cache(draft: Any, target: Target, kind: type, layers: int) -> None:
+    """Raises ``InputError`` unless ``draft.model`` can read so many layers of a target's cache."""
+    name, of, remedy = type(draft).__name__, draft.model.config, "make it from this target"
+    if not isinstance(target, kind):
+        given = f"is of a {kind.__name__} and the target a {type(target).__name__}"
+        raise InputError(f"{name} {given}: {remedy}")
+    sizes = {size: getattr(of, size) for size in ("num_kv_heads", "head_dim", "dtype")}
+    # An EAGLE head reads the target's states, too.
+    sizes["emb_dim"] = getattr(of, "target_dim", target.config.emb_dim)
+    sizes["num_decoder_layers"] = max(layers, target.num_layers)
+    for size, value in sizes.items():
+        if (found := getattr(target.config, size)) != value:
+            raise InputError(f"{name} needs {size} {value} and the target has {found}: {remedy}")
 
 
 def draft_tokens(

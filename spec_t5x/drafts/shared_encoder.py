@@ -10,9 +10,10 @@ from typing import ClassVar
 
 import flax.struct
 
+from spec_t5x.drafts.sequential import check_cache
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Context, Proposal, TreeProposal
+from spec_t5x.interfaces import Cache, Context, Proposal, Target, TreeProposal
 from spec_t5x.machine.operations import FULL_PRECISION, XLA
 from spec_t5x.models.cache import KVCache, LayerCache
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
@@ -75,6 +76,10 @@ class SharedEncoderDraft(TransformerDraft):
         if head is not None:
             model = NarrowT5.narrowed(model, head, own["narrow_head"]["kernel"])
         return cls(model, settings, layers=tuple(layers))
+
+    def check(self, target: Target, max_decode_len: int) -> None:
+        """Raises ``InputError`` if the draft was made of a target of another class or size."""
+        check_cache(self, target, T5Model, 1 + max(self.layers))
 
     def prefill(self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int) -> Cache:
         """Returns an empty cache of ``max_length`` positions; sources and prompts are not read."""

@@ -50,6 +50,8 @@ class BatchDecoder:
     left_out: LeftOut | None = None
 
     def __post_init__(self):
+        if not hasattr(self.vocabulary, "eos_ids"):
+            raise InputError(f"vocabulary is {self.vocabulary!r}: give that of loading.load")
         if isinstance(draft := self.draft, str | os.PathLike):
             raise InputError(f"draft is {str(draft)!r}: give a Draft, or a name to Generator.load")
         if draft is not None:
@@ -81,6 +83,8 @@ class BatchDecoder:
         check_jax()
         if self.is_decoder_only:
             check_unused(options, "a decoder-only model's prompt comes first", "output_prefix")
+        # Made for its check of gamma, with the checkpoint's limit.
+        dataclasses.replace(options, max_decode_len=self.max_decode_len(options))
         check_positions(self.target, self.max_decode_len(options))
         self.rules(options)
         has_penalty = options.settled(self.defaults)["length_penalty"] is not None
@@ -347,10 +351,10 @@ class BatchDecoder:
             "max_decode_steps": batch.max_decode_steps,
         }
         if self._searches_speculatively(options):
-            if type(self.draft) is not TransformerDraft:
+            if type(self.draft) is not TransformerDraft or self.draft.settings is not None:
                 raise InputError(
                     f"beams is {options.beams} and gamma {options.gamma}, but in a beam search "
-                    "only a separate model can draft: give one as the draft, or gamma 0"
+                    "only a model without a draft_temperature can draft: give one, or gamma 0"
                 )
             named |= {"draft_model": self.draft.model, "gamma": options.gamma}
         return beam_search(self.target, batch.tokens, batch.prompts, **named)

@@ -30,8 +30,7 @@ from spec_t5x.machine.compilation_cache import user_cache
 from spec_t5x.names import AUTO
 from spec_t5x.options import GenerateOptions
 from spec_t5x.tuning import costs as costs_lib
-from spec_t5x.tuning.identity import code_digest, identity, params_digest
-from spec_t5x.tuning.store import Store
+from spec_t5x.tuning.store import Store, code_digest, identity, params_digest
 
 # Places (indices among all inputs) of inputs that have ended, and their answers.
 Answered = tuple[tuple[int, ...], list[Answer]]

@@ -92,8 +92,6 @@ class Generator(BatchDecoder):
                     "one of a model of transformers) or a name; a draft made here goes to "
                     "with_draft"
                 )
-            if str(model) == "":
-                raise InputError(f"{name} is '': give a directory or a name")
         check_choice("weights", weights, WEIGHTS)
         check_choice("kv", kv, KV)
         options = options or DraftOptions()

@@ -11,11 +11,13 @@ order of decoding depends on the inputs alone: with a pace, whose limit is for a
 inputs give the same bytes.
 """
 
+import flax.linen.partitioning as flax_partitioning
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops import compiled, decode_state, speculative
@@ -23,7 +25,6 @@ from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.decode_state import DecodeState, Loop, NoDraft
 from spec_t5x.loops.outputs import Decoded, Outputs
 from spec_t5x.loops.pace import Pace
-from spec_t5x.machine.meshes import gather_rows, spread_rows
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.types import Array, Bool, Int, Key, PyTree
 
@@ -336,3 +337,27 @@ def _cleared(
         return lax.dynamic_update_slice_in_dim(leaf, zeros, slot * each, axis=0)
 
     return decode_state.if_wanted(is_bad, lambda state: jax.tree.map(clear, state), state)
+
+
+def spread_rows(tree: PyTree) -> PyTree:
+    """Shards the first axis (batch) of each array; replicates it if the mesh axis does not fit."""
+    return _with_rows(tree, dict(flax_partitioning.get_axis_rules()).get("batch"))
+
+
+def gather_rows(tree: PyTree) -> PyTree:
+    """Replicates the first axis of each array, the batch, on all devices of the mesh."""
+    return _with_rows(tree, None)
+
+
+def _with_rows(tree: PyTree, axis: str | None) -> PyTree:
+    """Constrains the rows' axis, which XLA shards otherwise in each program, if there is a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not flax_partitioning.get_axis_rules():
+        return tree
+
+    def constrain(leaf: Array) -> Array:
+        first = axis if axis and leaf.shape[0] % mesh.shape[axis] == 0 else None
+        others = [PartitionSpec.UNCONSTRAINED] * (leaf.ndim - 1)
+        return lax.with_sharding_constraint(leaf, PartitionSpec(first, *others))
+
+    return jax.tree.map(constrain, tree)

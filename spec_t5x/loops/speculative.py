@@ -146,8 +146,7 @@ def verify(
 ) -> Verified:
     """Proposes, scores and verifies one chain of tokens for each row."""
     settings = context.settings
-    proposal, draft_state = draft.propose(draft_state, context, gamma)
-    proposal = proposal.checked(context.lengths.shape[0], gamma)
+    proposal, draft_state = interfaces.proposed(draft, draft_state, context, gamma)
     if context.limit is not None:
         counts = jnp.minimum(proposal.num_proposed, context.limit)
         proposal = proposal.replace(counts=counts)
@@ -387,7 +386,7 @@ def checked(
 def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
     """Raises ``InputError`` unless models, prompts and the loop's settings fit together."""
     interfaces.check_positions(target, loop.max_decode_len)
-    interfaces.check_fits(draft, target)
+    interfaces.check_fits(draft, target, loop.max_decode_len)
     reads, depths = draft.traits.uses_target_states, draft.traits.depths
     if reads and not target.state_size or depths and not hasattr(target, "showing"):
         more = f" and those of layers {list(depths)}" if depths else ""
@@ -402,4 +401,3 @@ def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
         )
         check_numbers(1, target.vocab_size, **{"the largest of widths": max(tree.branching)})
     outputs_lib.check_prompts(prompts, loop.max_decode_len)
-    draft.check(target, loop.max_decode_len)

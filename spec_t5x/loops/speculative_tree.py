@@ -19,7 +19,7 @@ from spec_t5x import interfaces
 from spec_t5x.interfaces import Context, DraftState, NodeTarget, Proposal, TreeDraft, TreeProposal
 from spec_t5x.loops.decode_state import Verified
 from spec_t5x.loops.tree_nodes import ruled_nodes, tree_nodes
-from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, sample, standardize
+from spec_t5x.sampling.distributions import Sampling, argmax, sample, standardize
 from spec_t5x.sampling.draws import RowStream, purpose_keys
 from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.sampling.tree_shapes import Tree
@@ -39,9 +39,7 @@ def verify(
 ) -> Verified:
     """Proposes, scores and verifies one tree of tokens for each row."""
     lengths, settings, cache = context.lengths, context.settings, context.target_cache
-    proposal, draft_state = draft.propose_tree(draft_state, context, tree)
-    if proposal.probs is not None:
-        check_float32(proposal.probs, "a tree's probs")
+    proposal, draft_state = interfaces.proposed(draft, draft_state, context, tree)
     # ONE target call over the row's last token and all nodes.
     tokens = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
     nodes = tree_nodes(tree, tokens, lengths, target.num_slots(cache))

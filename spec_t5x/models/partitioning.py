@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine import compilation_cache
 from spec_t5x.models.binding import ModelConfig, abstract_variables
 from spec_t5x.models.logical_axes import partition_spec
@@ -59,14 +59,11 @@ def make_mesh(
             f"a mesh of {data} by {model} needs {data * model} devices and there are "
             f"{len(devices)}: choose axes whose product is {len(devices)}"
         )
-    try:
+    what = f"a mesh of {data} by {model} does not fit the places of the {len(devices)} chips"
+    remedy = "choose axes that divide each of their rows"
+    with as_input_error(what, remedy, AssertionError, NotImplementedError):
         # ``jax.make_mesh`` splits an axis of chips, as 4 x 4 into 8 x 2, on some TPUs alone.
         placed = create_device_mesh((data, model), devices, allow_split_physical_axes=True)
-    except (AssertionError, NotImplementedError) as error:
-        raise InputError(
-            f"a mesh of {data} by {model} does not fit the places of the {len(devices)} chips: "
-            "choose axes that divide each of their rows"
-        ) from error
     return Mesh(placed, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 

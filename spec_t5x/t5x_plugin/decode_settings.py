@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from t5x import decoding
 
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error, one_line
 from spec_t5x.loops.outputs import first_hole
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.types import PAD_ID, Array, Int
@@ -114,13 +114,9 @@ def _function_and_bindings(decode_fn: Callable) -> tuple[Callable, dict[str, Any
             f"decode_fn is {name}: speculate with t5x.decoding.temperature_sample or beam_search"
         )
     if function is not decode_fn:
-        try:
+        what = f"decode_fn is {function.__name__} in a gin scope, whose bindings cannot be read"
+        with as_input_error(what, "bind its parameters without a scope", ValueError):
             bound = gin.get_bindings(decode_fn) | bound
-        except ValueError as error:
-            raise InputError(
-                f"decode_fn is {function.__name__} in a gin scope, whose bindings cannot be read: "
-                "bind its parameters without a scope"
-            ) from error
     return function, bound
 
 

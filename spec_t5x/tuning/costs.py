@@ -69,7 +69,7 @@ def largest_limit(draft: Draft, verifier: Verifier) -> int:
 def remembered(
     key: Mapping[str, Any], measure: Callable[[], tuple[Costs, bool]], store: Store
 ) -> Costs:
-    """Returns the costs stored for ``key`` (``identity.py``); measures and stores missing ones."""
+    """Returns costs stored for ``key`` (``store.identity``); measures and stores missing ones."""
     costs = store.load(key, Costs.parse)
     if costs is not None:
         log.debug("the costs of speculation were measured before: %s", costs)

@@ -336,11 +336,6 @@ def test_more_draft_beams_cover_more_steps():
     assert calls[6] < calls[None]
 
 
-def test_a_plain_search_ignores_the_number_of_draft_beams():
-    found = search_tables(tables()["early"], 2, draft_beams=1)
-    assert_same_result(found, plain_of_tables("early", 2, EOS))
-
-
 def test_a_row_does_not_depend_on_the_rows_beside_it():
     """Rows advance at their own pace; neither results nor statistics change."""
     target, draft = tables()["early"], table_drafts("early")["similar"]
@@ -414,6 +409,8 @@ jax.tree_util.register_pytree_node(
         ({"max_decode_len": 3.5}, "max_decode_len is 3.5: give a whole number"),
         ({"prompts": [[0], [0]]}, "prompts are a list: give an array [batch, width]"),
         ({"draft_model": None}, "gamma is 2 and there is no draft_model"),
+        ({"gamma": 0}, "gamma is 0: give at least 1, or no draft_model and draft_beams"),
+        ({"gamma": 0, "draft_model": None, "draft_beams": 3}, "gamma is 0: give at least 1"),
         ({"draft_beams": 1}, "draft_beams is 1 and beams 2: give at least as many"),
         ({"draft_beams": 9}, "draft_beams is 9: give at least 1, at most 8"),
         ({"max_decode_len": 2}, "prompts hold 3 tokens and max_decode_len is 2"),

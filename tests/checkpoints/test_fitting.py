@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.loading import load, open_model
+from spec_t5x.checkpoints.make_draft import fitted
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.models.t5 import T5Config

@@ -16,6 +16,7 @@ from spec_t5x.checkpoints.huggingface.t5 import read_vocabulary
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
+from spec_t5x.errors import InputError
 from tests.checkpoints.faults import message_of
 from tests.conftest import ENGLISH, GERMAN
 
@@ -89,12 +90,13 @@ def make(
     change=None,
     settings=None,
     files=None,
+    beside=None,
 ):
     """Lays out a directory.
 
     ``by_5`` is as transformers 5 saves it, with ``tokens`` and ``special`` ones added, and with a
-    ``spiece``; otherwise it is a ``spiece.model``. ``settings`` are entries of SETTINGS, and
-    ``change`` edits a tokenizer.json.
+    ``spiece``; otherwise it is a ``spiece.model``. ``settings`` are entries of SETTINGS,
+    ``change`` edits a tokenizer.json, and ``beside`` are further models by the name of their file.
     """
     shutil.copy(spieces[name], directory / "spiece.model")
     write(directory / SETTINGS, {"tokenizer_class": "T5Tokenizer", "extra_ids": extra_ids})
@@ -118,6 +120,13 @@ def make(
     write(directory / "config.json", values_of(directory) | {"model_type": kind, **ids})
     for file, values in (files or {}).items():
         write(directory / file, values)
+    for file, other in (beside or {}).items():
+        source = spieces[other]
+        if file.endswith(".json"):
+            (directory / other).mkdir()
+            make(directory / other, spieces, name=other)
+            source = directory / other / TOKENIZER
+        shutil.copy(source, directory / file)
     for file in without:
         (directory / file).unlink()
 
@@ -390,6 +399,17 @@ OTHERS = {
         {"by_5": False, "name": "own", "extra_ids": 0, "ids": OWN_IDS},
     ),
 }
+# Files that transformers reads in place of the usual one.
+OTHERS |= {
+    "tokenizer.model": (UNIGRAM, {"by_5": False, "beside": {"tokenizer.model": "other"}}),
+    "a file of a release": (
+        UNIGRAM,
+        {
+            "settings": {"fast_tokenizer_files": [TOKENIZER, "tokenizer.4.0.0.json"]},
+            "beside": {"tokenizer.4.0.0.json": "other"},
+        },
+    ),
+}
 LAYOUTS = PLAIN | OTHERS
 
 
@@ -456,6 +476,24 @@ def test_ids_and_texts_are_those_of_transformers(tmp_path, spieces, layout, monk
 def test_tokenizers_that_are_refused(tmp_path, spieces, options, expected):
     make(tmp_path, spieces, **options)
     assert expected in message_of(read_vocabulary, tmp_path, values_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        tokenizers.models.WordLevel({"<pad>": 0, "</s>": 1, "The": 2}, unk_token="<unk>"),
+        tokenizers.models.Unigram([("<pad>", 0.0), ("</s>", 0.0), ("The", -1.0)]),
+        tokenizers.models.BPE({"<pad>": 0, "</s>": 1, "a": 2}, [], unk_token="<unk>"),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_characters_without_an_unknown_token(tmp_path, model):
+    """transformers fails, too."""
+    tokenizers.Tokenizer(model).save(str(tmp_path / TOKENIZER))
+    write(tmp_path / SETTINGS, AS_IT_IS)
+    values = {"model_type": "t5", "vocab_size": 8, **T5_IDS}
+    with pytest.raises(InputError, match="the tokenizer .*: add its unknown token"):
+        read_vocabulary(tmp_path, values).encode("The cat")
 
 
 def test_a_layout_that_transformers_has_to_read(tmp_path, spieces, monkeypatch):

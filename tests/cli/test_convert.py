@@ -1,13 +1,17 @@
 """``spec-t5x convert`` and ``--vocabulary``: from the command line to text."""
 
+import dataclasses
 import json
 
 import pytest
 
 from spec_t5x import registry
-from spec_t5x.checkpoints.formats import Format
+from spec_t5x.checkpoints.formats import Format, writers_of
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native.model_files import open_model, write_model
+from spec_t5x.models.binding import Family
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import T5Config
 from tests.cli.results import assert_refused
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
@@ -60,6 +64,21 @@ def test_a_format_of_contrib(run, tiny_pair, tmp_path, monkeypatch):
     result = run("convert", tiny_pair / "draft", tmp_path / "a", "--to", "ours")
     assert result.status == 0, result.errors
     assert load(tmp_path / "a").config == load(tiny_pair / "draft").config
+
+
+@dataclasses.dataclass(frozen=True)
+class WiderConfig(T5Config):
+    """A configuration of another family than T5's, whose networks have more than T5's."""
+
+
+WIDER = Family(config=WiderConfig, model=T5Model)
+
+
+def test_a_family_that_extends_t5_is_not_written_as_t5(monkeypatch):
+    before = writers_of(WiderConfig())
+    assert before.keys() == writers_of(T5Config()).keys() > {"huggingface", "t5x"}
+    monkeypatch.setitem(registry._PLACES["family"], "wider", "tests.cli.test_convert:WIDER")
+    assert writers_of(WiderConfig()).keys() == {"native"}
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import pytest
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.data.text_files import arriving
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator
-from spec_t5x.inference.arriving import arriving
 from spec_t5x.types import EOS_ID
 from tests.cli.results import Result, assert_refused
 
@@ -541,11 +541,19 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         (("generate", "x", "--target", "t5-targt"), "no directory t5-targt: give the path of"),
         (("generate", "x", "--target", ""), "--target is '': give a name, or leave it out"),
         (("generate", "x", "--draft", ""), "--draft is '': give a name, or leave it out"),
+        (
+            ("generate", "{pair}/model", "x"),
+            "'{pair}/model' is a model's directory: give it as --t",
+        ),
+        (("convert", "", "{pair}/a", "--to", "native"), "a directory's name is '': give a name"),
+        (("convert", "t5-target", "", "--to", "native"), "a directory's name is '': give a name"),
         (("train", "--gin_file", "{pair}/empty.gin"), "'output_dir'"),
     ],
 )
 def test_mistakes_are_refused_with_what_is_meant(run, tmp_path, unchecked, arguments, hint):
     (tmp_path / "empty.gin").touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
     result = run(*[argument.format(pair=tmp_path) for argument in arguments])
     assert_refused(result, hint.format(pair=tmp_path))
 

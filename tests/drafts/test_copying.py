@@ -52,7 +52,7 @@ STARTS[1] = True
 
 
 def with_words(**options):
-    return CopyDraft(VOCAB, word_starts=np.packbits(STARTS).tobytes(), **options)
+    return CopyDraft(VOCAB, word_starts=STARTS.tolist(), **options)
 
 
 def rows_of(texts, width, start=()):
@@ -338,7 +338,7 @@ def test_edges_of_sources_leave_the_text_as_it_is(temperature):
     prompts = jnp.asarray([[0, 0, 0], [0, 0, 0], [0, 5, 5], [0, 6, 0], [0, 5, 1]])
     arguments = (sources, prompts, key, sampling(temperature))
     plain = autoregressive_decode(target, *arguments, coupled=True, max_decode_len=14)
-    words = np.packbits(np.arange(target.vocab_size) % 2 == 0).tobytes()
+    words = np.arange(target.vocab_size) % 2 == 0
     for starts in (None, words):
         draft = CopyDraft(target.vocab_size, word_starts=starts)
         options = {"gamma": 15, "max_decode_len": 14, "verifier": CoupledVerifier()}

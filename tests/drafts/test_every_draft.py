@@ -15,8 +15,10 @@ from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
-from spec_t5x.interfaces import Context, Draft, DraftTraits, Outcome, Proposal
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Context, Draft, DraftTraits, Outcome, Proposal, check_fits
 from spec_t5x.labs.testing import laws
+from spec_t5x.labs.testing.toy_models import TableTarget
 from spec_t5x.labs.training.kept_layers import keep_layers, narrowed_params
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative
@@ -122,6 +124,37 @@ T5_DRAFTS = {
     "eagle, narrower": lambda: eagle(width=12, depths=(0,)),
     "parrot": lambda: Parrot(jnp.array([8, 6]), VOCAB),
 }
+
+
+# Changes of the target, and the drafts that need the target's value of it.
+IN_CACHE = ("early exit", "int8", "mixed, early exit", "shared encoder", "eagle")
+SIZES = {
+    ("num_heads", 4, "num_kv_heads 2 and the target has 4"): IN_CACHE,
+    ("head_dim", 16, "head_dim 8 and the target has 16"): IN_CACHE,
+    ("dtype", "bfloat16", "dtype float32 and the target has bfloat16"): IN_CACHE,
+    ("num_decoder_layers", 1, "num_decoder_layers 2 and the target has 1"): (
+        "int8",
+        "shared encoder",
+        "eagle",
+    ),
+    ("emb_dim", 24, "emb_dim 16 and the target has 24"): ("eagle", "mixed, eagle"),
+}
+
+
+@pytest.mark.parametrize(("field", "value", "message"), SIZES)
+@pytest.mark.usefixtures("unchecked")
+def test_a_draft_of_a_target_of_other_sizes(field, value, message):
+    other = tiny_t5(0, **{"num_decoder_layers": 2, field: value})
+    for name in SIZES[field, value, message]:
+        with pytest.raises(InputError, match=f"Draft needs {message}: make it from this target"):
+            check_fits(T5_DRAFTS[name](), other)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_draft_beside_a_target_without_its_cache():
+    for name in ("early exit", "shared encoder", "eagle"):
+        with pytest.raises(InputError, match="is of a T5Model and the target a TableTarget"):
+            check_fits(T5_DRAFTS[name](), TableTarget.create(0, VOCAB))
 
 
 def drafts(*names):

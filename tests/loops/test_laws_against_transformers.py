@@ -15,8 +15,8 @@ import pytest
 from scipy import stats
 
 from spec_t5x import registry
-from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.huggingface import t5
+from spec_t5x.checkpoints.make_draft import fitted
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.transformer import TransformerDraft

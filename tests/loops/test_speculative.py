@@ -624,25 +624,53 @@ def test_a_draft_that_proposes_more_than_gamma_tokens_is_refused():
         def propose(self, state, context, gamma):
             return ConstantDraft.propose(self, state, context, gamma + 2)
 
-    with pytest.raises(InputError, match="a draft proposes 3 tokens: propose at most gamma, 1"):
+    with pytest.raises(InputError, match=r"int32 \[5, 3\] as tokens: give integer \[5, 1\]"):
         decode(WRITER, Wide(jnp.int32(1), 16), 1)
 
 
+DRAFTS = jnp.ones((3, 2), jnp.int32)
+PROBS = jnp.full((3, 2, 16), 1 / 16, jnp.float32)
+
+
 @pytest.mark.parametrize(
-    ("tokens", "found"),
+    ("changes", "message"),
     [
-        (lambda batch, gamma: jnp.zeros((batch, gamma)), r"float32 \[3, 2\]"),
-        (lambda batch, gamma: jnp.zeros(gamma, jnp.int32), r"int32 \[2\]"),
-        (lambda batch, gamma: jnp.zeros((1, gamma), jnp.int32), r"int32 \[1, 2\]"),
+        ({"tokens": jnp.zeros((3, 2))}, "float32 [3, 2] as tokens: give integer [3, 2]"),
+        ({"tokens": jnp.zeros(2, jnp.int32)}, "int32 [2] as tokens: give integer [3, 2]"),
+        ({"tokens": jnp.zeros((1, 2), jnp.int32)}, "int32 [1, 2] as tokens: give integer [3, 2]"),
+        ({"tokens": [[1, 2]]}, "[[1, 2]] as tokens: give integer [3, 2]"),
+        ({"counts": 2}, "2 as counts: give integer [3]"),
+        ({"counts": [1, 2, 0]}, "[1, 2, 0] as counts: give integer [3]"),
+        ({"counts": jnp.ones((3, 1), jnp.int32)}, "int32 [3, 1] as counts: give integer [3]"),
+        ({"counts": jnp.ones(3)}, "float32 [3] as counts: give integer [3]"),
+        ({"probs": PROBS[:, :1]}, "float32 [3, 1, 16] as probs: give float32 [3, 2, 16]"),
+        ({"probs": PROBS[..., 1:]}, "float32 [3, 2, 15] as probs: give float32 [3, 2, 16]"),
+        (
+            {"probs": PROBS.astype(jnp.bfloat16)},
+            "bfloat16 [3, 2, 16] as probs: give float32 [3, 2, 16]",
+        ),
     ],
 )
-def test_proposed_tokens_of_another_shape_or_type_are_refused(unchecked, tokens, found):
+def test_proposals_of_another_shape_or_type_are_refused(unchecked, changes, message):
     @flax.struct.dataclass
     class Odd(ConstantDraft):
         def propose(self, state, context, gamma):
-            return Proposal(tokens(context.lengths.shape[0], gamma)), state
+            proposal, state = super().propose(state, context, gamma)
+            return proposal.replace(**changes), state
 
-    message = f"a draft proposes {found} as tokens: give int32 .3, 2."
+    with pytest.raises(InputError) as raised:
+        decode(WRITER, Odd(jnp.int32(1), 16), 2, sources=TABLE_SOURCES[:3])
+    assert str(raised.value) == f"a draft proposes {message}"
+
+
+@pytest.mark.parametrize("returned", [None, Proposal(DRAFTS), ((), Proposal(DRAFTS)), (DRAFTS, ())])
+def test_what_is_no_proposal_and_state_is_refused(unchecked, returned):
+    @flax.struct.dataclass
+    class Odd(ConstantDraft):
+        def propose(self, state, context, gamma):
+            return returned
+
+    message = f"Odd.propose returns a {type(returned).__name__}: return a Proposal and the draft's"
     with pytest.raises(InputError, match=message):
         decode(WRITER, Odd(jnp.int32(1), 16), 2, sources=TABLE_SOURCES[:3])
 
@@ -656,7 +684,7 @@ def test_tokens_that_were_not_drawn_are_not_proposed():
         (2, counts, [1, 2]),
         (jnp.int32(7), None, [3, 3]),
     ):
-        checked = proposal.replace(drawn=drawn, counts=given).checked(2, 3)
+        checked = proposal.replace(drawn=drawn, counts=given).checked()
         np.testing.assert_array_equal(checked.num_proposed, expected)
 
 

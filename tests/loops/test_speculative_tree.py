@@ -262,12 +262,22 @@ def test_what_trees_cannot_be_used_with_is_refused():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_distributions_of_another_type_are_refused():
+def test_trees_of_another_shape_or_type_are_refused():
+    changes = {
+        "tokens": lambda tokens: tokens[:, 1:],
+        "probs": lambda probs: probs.astype(jnp.bfloat16),
+        "depths": lambda depths: depths[0],
+    }
+
     @flax.struct.dataclass
-    class Coarse(TransformerDraft):
+    class Odd(TransformerDraft):
+        name: str = flax.struct.field(pytree_node=False, default="")
+
         def propose_tree(self, state, context, tree):
             proposal, state = super().propose_tree(state, context, tree)
-            return proposal.replace(probs=proposal.probs.astype(jnp.bfloat16)), state
+            odd = changes[self.name](getattr(proposal, self.name))
+            return proposal.replace(**{self.name: odd}), state
 
-    with pytest.raises(InputError, match="a tree's probs are bfloat16"):
-        decode(Coarse(near()), TreeVerifier(), sampling(1.0), gamma=1)
+    for name in changes:
+        with pytest.raises(InputError, match=f"a draft proposes .* as {name}: give "):
+            decode(Odd(near(), name=name), TreeVerifier(), sampling(1.0), gamma=1)

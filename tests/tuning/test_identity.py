@@ -17,8 +17,8 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.tuning import costs, identity
-from spec_t5x.tuning.identity import code_digest, params_digest
+from spec_t5x.tuning import costs, store
+from spec_t5x.tuning.store import code_digest, params_digest
 from spec_t5x.verifiers import TokenVerifier
 from tests.drafts import test_every_draft as every_draft
 from tests.toy_t5 import disturbed, tiny_t5
@@ -104,7 +104,7 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
     # Another program, as of another version of the package, and another machine.
     for part in ("_source", "machine"):
         with monkeypatch.context() as patch:
-            patch.setattr(identity, part, lambda: "another")
+            patch.setattr(store, part, lambda: "another")
             assert key() not in (before, *different)
 
 

@@ -7,6 +7,7 @@ for the commit of a branch, and uses the cached commit if there is no network.
 
 import contextlib
 import functools
+import itertools
 import logging
 import re
 import sys
@@ -17,16 +18,13 @@ from pathlib import Path
 from spec_t5x.checkpoints.huggingface import weight_files
 from spec_t5x.checkpoints.huggingface.generation_config import GENERATION_NAME
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME
-from spec_t5x.data.mapped_vocabulary import MERGES_NAME, VOCAB_NAME, WORDPIECE_NAME
-from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
-from spec_t5x.data.vocabulary import SPIECE_NAME
+from spec_t5x.data.mapped_vocabulary import SUFFICIENT
 from spec_t5x.errors import HUB_MODELS, InputError, one_line
 
 # Files that are read besides the weights.
 _SMALL_FILES = (
-    *(CONFIG_NAME, GENERATION_NAME, SPIECE_NAME, TOKENIZER_NAME, VOCAB_NAME, MERGES_NAME),
-    weight_files.ADAPTER_NAME,
-    *(WORDPIECE_NAME, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *(CONFIG_NAME, GENERATION_NAME, weight_files.ADAPTER_NAME, *itertools.chain(*SUFFICIENT)),
+    *("tokenizer_config.json", "tokenizer.*.json", "special_tokens_map.json", "added_tokens.json"),
 )
 # Names of models on the Hub: OWNER/NAME, or OWNER/NAME@REVISION.
 NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[^@:,\s]+)?", re.ASCII)

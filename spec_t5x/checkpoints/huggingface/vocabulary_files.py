@@ -27,6 +27,7 @@ from spec_t5x.data.mapped_vocabulary import SUFFICIENT, MappedVocabulary, frame_
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, type_of_model
 from spec_t5x.data.unigram import UnigramVocabulary, is_t5s, pieces_of
 from spec_t5x.data.vocabulary import (
+    MODEL_NAME,
     MOST_EXTRA_IDS,
     SPIECE_NAME,
     ByteVocabulary,
@@ -121,9 +122,10 @@ def _mapped(
     """
     tokenizer = tokenizer_of(values, directory)
     num_ids, (eos_id, *more) = num_ids or tokenizer.get_vocab_size(), eos_ids
-    vocabulary = MappedVocabulary(
-        tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
-    )
+    ids = {"num_ids": num_ids, "start_id": start_id, "eos_id": eos_id, "more_eos_ids": more}
+    what, remedy = f"cannot use the tokenizer in {directory}", "add its unknown token to its model"
+    with as_input_error(what, remedy, Exception):
+        vocabulary = MappedVocabulary(tokenizer, **ids)
     if not any(vocabulary.source_frame):
         _warn(
             f"the tokenizer in {directory} adds no special tokens to a source, as in transformers: "
@@ -212,12 +214,16 @@ class _Files:
         own = read_if_there(self.directory / TOKENIZER_NAME)
         if not has_tokenizer(self.directory):
             return None
+        # Files that transformers chooses by its release, or prefers to spiece.model.
+        others = [*(self.settings.get("fast_tokenizer_files") or ()), *[MODEL_NAME] * (not own)]
+        is_theirs = any((self.directory / each).is_file() for each in {*others} - {TOKENIZER_NAME})
         with describing(self.directory, "added tokens"):
             given, special = self._named()
-            is_t5, is_other = self.kind == _T5, bool(own) and type_of_model(own) != "Unigram"
-            if own and (is_other and is_t5 or self._is_whole(own, given, special)):
+            is_t5 = self.kind == _T5
+            is_other = is_t5 and bool(own) and type_of_model(own) != "Unigram"
+            if not is_theirs and own and (is_other or self._is_whole(own, given, special)):
                 found = _of_t5(own) if is_t5 and not is_other else own
-            elif not own and self._is_plain(given, special) and not is_needed:
+            elif not (is_theirs or own or is_needed) and self._is_plain(given, special):
                 return None
             else:
                 found = self._by_transformers(given)

@@ -101,7 +101,8 @@ def locate(name: str | Path | GcsPath) -> Location:
     """Returns the location of a path or ``gs://`` address, which need not exist."""
     if isinstance(name, GcsPath):
         return name
-    text = str(name)
+    if not (text := str(name)):
+        raise InputError("a directory's name is '': give a name, or . for the current folder")
     if text.startswith(_SCHEME):
         bucket, _, key = text.removeprefix(_SCHEME).partition("/")
         if not bucket:

@@ -142,9 +142,9 @@ class Comparison(TimedRounds):
     plain_steps: float
     accepted: float
     verified: float
-    # Mean of beta over verified drafts, 0 without any; the given rate if acceptances are simulated.
-    # In a tree, beta is the chance of a node's first child.
-    alpha: float
+    # Mean of beta over verified drafts, None without any; the given rate if acceptances are
+    # simulated. In a tree, beta is the chance of a node's first child.
+    alpha: float | None
     step_times: StepTimes
     # True if all outputs are equal; None when sampling, since outputs are then different draws.
     identical: bool | None
@@ -210,7 +210,7 @@ class Comparison(TimedRounds):
 
     def _predicted(self, cost: float) -> float:
         if self.acceptance_by_position is None:
-            tokens = formulas.expected_tokens(self.alpha, self.gamma)
+            tokens = formulas.expected_tokens(self.alpha or 0.0, self.gamma)
         else:
             tokens = formulas.expected_tokens_by_position(np.asarray(self.acceptance_by_position))
         time = formulas.iteration_time(self.gamma, self.step_times.c, cost)
@@ -288,7 +288,7 @@ def compare(
         left_out=left_out,
         # Each plain call gives a token.
         plain_tokens=sum(output.target_calls for output in itertools.chain(*plain_outputs)),
-        alpha=alpha.value if alpha else 0.0,
+        alpha=alpha.value if alpha else None,
         acceptance_by_position=found.acceptance_by_position if in_tree else None,
         identical=not divergences if greedy else None,
         divergences=divergences,

@@ -45,7 +45,7 @@ def print_comparison(comparison: Comparison) -> None:
         ("speed-up of the loop alone", "—" if loop is None else f"{loop:.2f}x"),
         ("predicted (Theorem 3.8)", f"{comparison.predicted:.2f}x"),
         ("predicted, verification counted", f"{comparison.predicted_with_verification:.2f}x"),
-        (alpha, f"{comparison.alpha:.3f}" if comparison.verified else "—"),
+        (alpha, "—" if comparison.alpha is None else f"{comparison.alpha:.3f}"),
         ("block efficiency", f"{comparison.block_efficiency:.2f}"),
         *_plain_steps(comparison),
         ("target, draft step", f"{times.target:.2f} ms, {times.draft:.2f} ms (c = {times.c:.2f})"),

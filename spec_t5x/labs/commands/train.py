@@ -59,9 +59,10 @@ def _check_files(files: Sequence[str], configurable: Callable) -> None:
     """Raises ``InputError`` if the gin files configure the training of another command."""
     from spec_t5x.cli.gin_files import read_all
 
-    # An include comes before the lines of its file, which may train a draft of what it configures.
-    configured = _TRAINS.findall("".join(text for _, text in read_all(files)))[-1:]
-    if configured in ([], [configurable.__name__]):
+    # An include comes before its file, which may train a draft of what the include configures.
+    of_files = [_TRAINS.findall(text) for _, text in read_all(files)]
+    configured = next(filter(None, reversed(of_files)), [])
+    if not configured or configurable.__name__ in configured:
         return
     trainings = {name: each.configurable().__name__ for name, each in TRAININGS.items()}
     commands = [f"spec-t5x {name}" for name, each in trainings.items() if each in configured]

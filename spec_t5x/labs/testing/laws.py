@@ -13,7 +13,6 @@ prompts and lengths, share a batch, so that they advance unequally. A target is 
 import collections
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +23,13 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.interfaces import (
     Cache,
-    Context,
     Draft,
     DraftState,
     NodeTarget,
     Outcome,
-    Proposal,
     Target,
-    TreeProposal,
     check_parts,
+    proposed,
 )
 from spec_t5x.labs.testing.toy_models import PrefixTarget, TableTarget, sequence_law
 from spec_t5x.loops import decode_state, outputs, speculative
@@ -191,51 +188,14 @@ class _DraftCheck:
         context = decode_state.make_context(state, settings, loop.verifier.coupled)
         first, lengths = state.draft_state, context.lengths
         outcome = Outcome(lengths=lengths, num_accepted=jnp.zeros_like(lengths))
-        if loop.verifier.tree(loop.gamma) is None:
-            state = draft.commit(self.propose(draft, first, context), outcome)
-            self.check_kept("commit", first, state)
+        tree = loop.verifier.tree(loop.gamma)
+        _, state = proposed(draft, first, context, loop.gamma if tree is None else tree)
+        if tree is None:
+            self.check_kept("commit", first, draft.commit(state, outcome))
         else:
             path = jnp.zeros((lengths.shape[0], loop.gamma), jnp.int32)
-            state = draft.commit_tree(self.propose_tree(draft, first, context), outcome, path)
-            self.check_kept("commit_tree", first, state)
+            self.check_kept("commit_tree", first, draft.commit_tree(state, outcome, path))
         self.check_kept("catch_up", first, draft.catch_up(first, context, loop.gamma + 1))
-
-    def propose(self, draft: Draft, state: DraftState, context: Context) -> DraftState:
-        """Lets the draft propose a chain; returns its new state."""
-        gamma, (batch,) = self.loop.gamma, context.lengths.shape
-        proposal, state = self.pair("propose", Proposal, draft.propose(state, context, gamma))
-        tokens = proposal.checked(batch, gamma).tokens
-        self.check_shape("probs", proposal.probs, jnp.float32, (*tokens.shape, draft.vocab_size))
-        self.check_shape("counts", proposal.counts, jnp.integer, (batch,))
-        return state
-
-    def propose_tree(self, draft: Draft, state: DraftState, context: Context) -> DraftState:
-        """Lets the draft propose a tree; returns its new state."""
-        tree, (batch,) = self.loop.verifier.tree(self.loop.gamma), context.lengths.shape
-        made = draft.propose_tree(state, context, tree)
-        proposal, state = self.pair("propose_tree", TreeProposal, made)
-        self.check_shape("tokens", proposal.tokens, jnp.integer, (batch, tree.num_nodes - 1))
-        shape = batch, tree.num_inner, draft.vocab_size
-        self.check_shape("probs", proposal.probs, jnp.float32, shape)
-        self.check_shape("depths", proposal.depths, jnp.integer, (batch,))
-        return state
-
-    def pair(self, method: str, kind: type, made: Any) -> tuple[Any, DraftState]:
-        if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], kind):
-            return made
-        raise InputError(
-            f"{self.name}.{method} returns a {type(made).__name__}: return a {kind.__name__} and "
-            "the draft's state"
-        )
-
-    def check_shape(self, what: str, found: Any, kind: type, shape: tuple[int, ...]) -> None:
-        """Raises ``InputError`` unless an array of the proposal, if any, has this shape."""
-        if found is None or (found.shape == shape and jnp.issubdtype(found.dtype, kind)):
-            return
-        raise InputError(
-            f"{self.name} proposes {what} {found.dtype} {list(found.shape)}: give {kind.__name__} "
-            f"{list(shape)}"
-        )
 
     def check_kept(self, method: str, before: DraftState, after: DraftState) -> None:
         """Raises ``InputError`` unless both states have the same structure, shapes and types."""

@@ -28,6 +28,17 @@ def test_the_command_of_a_gin_file_is_named(command, file, other, capsys):
     assert (f"{path} is a file for {other}" if other else "needs the macro") in message
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_file_may_be_of_several_commands(tmp_path, capsys):
+    path = tmp_path / "both.gin"
+    path.write_text("distill.output_dir = %A\ntrain.output_dir = %B\n")
+    for command in ("distill", "train"):
+        assert main([command, f"--gin_file={path}"]) == 2
+        assert "needs the macro" in capsys.readouterr().err
+    assert main(["train-heads", f"--gin_file={path}"]) == 2
+    assert "is a file for spec-t5x train or spec-t5x distill" in capsys.readouterr().err
+
+
 def test_the_help_names_a_file_whose_header_has_a_command():
     for name, training in TRAININGS.items():
         header = (RUNS / training.file).read_text(encoding="utf-8")

@@ -105,7 +105,7 @@ def test_a_draft_that_breaks_the_law_is_found(kind, message):
 
 
 def test_a_drafts_bfloat16_is_refused(unchecked):
-    with pytest.raises(InputError, match="probs are bfloat16: compute them in float32"):
+    with pytest.raises(InputError, match="proposes bfloat16 .* as probs: give float32"):
         check_draft(Wrong(LOGITS, "bfloat16"))
 
 
@@ -174,8 +174,8 @@ class Counter(TreeDraft):
         ),
         ("a size", "no row can be taken from a state of Counter of another max_length"),
         ("no new state", "Counter.propose returns a Proposal: return a Proposal and the draft's s"),
-        ("one distribution", r"proposes probs float32 \[3, 3\]: give float32 \[3, 3, 4\]"),
-        ("one count", r"proposes counts int32 \[\]: give integer \[3\]"),
+        ("one distribution", r"float32 \[3, 3\] as probs: give float32 \[3, 3, 4\]"),
+        ("one count", r"int32 \[\] as counts: give integer \[3\]"),
         ("tuple", "Counter.commit changes the structure of the state"),
         ("float", r"commit makes float32 \[3\] of the state's array, int32 \[3\]: keep"),
         ("one row", r"catch_up makes int32 \[1\] of the state's array, int32 \[3\]: keep"),
@@ -189,7 +189,7 @@ def test_states_and_proposals_of_other_shapes_are_found(unchecked, kind, message
 def test_trees_and_states_after_them_of_other_shapes_are_found(unchecked):
     check_draft(Counter(), gamma=2, verifier=TreeVerifier((2,)))
     messages = {
-        "too many nodes": r"proposes tokens int32 \[3, 5\]: give integer \[3, 4\]",
+        "too many nodes": r"int32 \[3, 5\] as tokens: give integer \[3, 4\]",
         "other": r"commit_tree makes int8 \[3\] of the state's array, int32 \[3\]: keep",
     }
     for kind, message in messages.items():
