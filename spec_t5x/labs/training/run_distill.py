@@ -34,10 +34,9 @@ from spec_t5x.labs.training.same_run import check_same, digest, network_settings
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.labs.training.trainer import Best, TrainOptions, TrainResult, fit
 from spec_t5x.machine.dtypes import resolve_dtype
-from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.shared_params import own_params
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import NetworkConfig, T5Config
 from spec_t5x.names import STORED_DTYPES
 from spec_t5x.options import check_types
 
@@ -78,7 +77,7 @@ class KeptLayers:
             why = "unrolled_steps 0, and only drafts that continue from the target's states have it"
             check_unused(self, why, "width", "depths", "reads_source")
 
-    def of(self, target: ModelConfig) -> tuple[int, ...]:
+    def of(self, target: NetworkConfig) -> tuple[int, ...]:
         """Returns the indices, from 0, of the target's decoder layers that the draft keeps."""
         return kept_layers(self.decoder, target.num_decoder_layers)
 
@@ -102,7 +101,7 @@ def distill(
     options: TrainOptions,
     distillation: DistillOptions,
     layers: KeptLayers | None = None,
-    model: ModelConfig | None = None,
+    model: NetworkConfig | None = None,
     initial_checkpoint: str | None = None,
     vocabulary: str | None = None,
     export_dtype: str = "bfloat16",
@@ -203,7 +202,7 @@ def _export(
 def _check(
     data: TrainingData,
     layers: KeptLayers | None,
-    model: ModelConfig | None,
+    model: NetworkConfig | None,
     initial_checkpoint: str | None,
     options: TrainOptions,
     distillation: DistillOptions,
@@ -261,7 +260,7 @@ def _check_outputs(target: LoadedModel, distillation: DistillOptions) -> None:
 def _student(
     target: LoadedModel,
     layers: KeptLayers | None,
-    model: ModelConfig | None,
+    model: NetworkConfig | None,
     initial_checkpoint: str | None,
     options: TrainOptions,
 ) -> Student:

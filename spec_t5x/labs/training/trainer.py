@@ -31,7 +31,7 @@ from spec_t5x.labs.training.optimizers import Schedule
 from spec_t5x.labs.training.run_checkpoints import FOLDER, RunCheckpoints
 from spec_t5x.labs.training.text_metrics import TextMetrics, rounded_params
 from spec_t5x.labs.training.training_log import TrainingProgress
-from spec_t5x.models.binding import Model
+from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.options import check_types
 from spec_t5x.types import Array, Int, Key, PyTree
 
@@ -123,7 +123,7 @@ class Learner(abc.ABC):
 
     options: TrainOptions
     # A model that the loss uses and does not train, with parameters ``target_params``; or None.
-    target: Model | None
+    target: CachedModel | None
     # True evaluates step 0 as well, and keeps the checkpoint of the largest first measurement.
     keeps_best = False
     # With ``keeps_best``: steps without a larger value after which the run ends; 0 disables it.
