@@ -75,12 +75,9 @@ def step(
         old, tokens, found.verdict.num_accepted + 1, log_probs, loop.eos_id
     )
     num_accepted = jnp.minimum(found.verdict.num_accepted, num_appended)
-    outcome = Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
-    draft_state = found.draft_state
-    if tree is not None:
-        draft_state = draft.commit_tree(draft_state, outcome, found.verdict.path[:, 1:])
-    elif gamma:
-        draft_state = draft.commit(draft_state, outcome)
+    path = None if tree is None else found.verdict.path[:, 1:]
+    outcome = Outcome(lengths=outputs.lengths, num_accepted=num_accepted, path=path)
+    draft_state = draft.commit(found.draft_state, outcome) if gamma else found.draft_state
     iteration = Iteration(
         proposed=found.drafts,
         num_proposed=found.num_drafts,

@@ -248,7 +248,7 @@ def test_what_trees_cannot_be_used_with_is_refused():
         prefill = score = rollback = len
 
     draft, tree = TransformerDraft(near()), TreeVerifier()
-    with pytest.raises(InputError, match="UniformDraft has no propose_tree, commit_tree: give"):
+    with pytest.raises(InputError, match="UniformDraft has no propose_tree: give"):
         decode(UniformDraft(30), tree)
     loop = speculative.Loop(gamma=3, verifier=tree, max_decode_len=LENGTH)
     with pytest.raises(InputError, match="Bare has no num_slots, score_nodes, move: use"):

@@ -190,14 +190,13 @@ class _DraftCheck:
         state = decode_state.init(target(), draft, sources, prompts, stream, loop)
         context = decode_state.make_context(state, settings, loop.verifier.coupled)
         first, lengths = state.draft_state, context.lengths
-        outcome = Outcome(lengths=lengths, num_accepted=jnp.zeros_like(lengths))
         if loop.verifier.tree(loop.gamma) is None:
-            state = draft.commit(self.propose(draft, first, context), outcome)
-            self.check_kept("commit", first, state)
+            state, path = self.propose(draft, first, context), None
         else:
+            state = self.propose_tree(draft, first, context)
             path = jnp.zeros((lengths.shape[0], loop.gamma), jnp.int32)
-            state = draft.commit_tree(self.propose_tree(draft, first, context), outcome, path)
-            self.check_kept("commit_tree", first, state)
+        outcome = Outcome(lengths=lengths, num_accepted=jnp.zeros_like(lengths), path=path)
+        self.check_kept("commit", first, draft.commit(state, outcome))
         self.check_kept("catch_up", first, draft.catch_up(first, context, loop.gamma + 1))
 
     def propose(self, draft: Draft, state: DraftState, context: Context) -> DraftState:
