@@ -35,7 +35,7 @@ class EagleDraft(SharedEncoderDraft):
         return proposal, cache.at(jnp.minimum(cache.lengths, context.lengths + 1))
 
     def commit(self, state: Cache, outcome: Outcome) -> Cache:
-        """Returns the cache without drafted tokens, of which the accepted ones are fed again."""
+        """Drops the drafted tokens; the next proposal feeds the accepted ones again."""
         return super().commit(state, outcome.replace(path=None))
 
     def _num_last(self, depth: int) -> int:

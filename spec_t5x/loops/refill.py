@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.loops import compiled, decode_state, speculative
+from spec_t5x.loops import arguments, compiled, decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.decode_state import DecodeState, Loop, NoDraft
 from spec_t5x.loops.outputs import Decoded, Outputs
@@ -153,11 +153,11 @@ def prepare(
     among all inputs, ``EMPTY_SLOT`` for padding, whose ``max_decode_steps`` must be 0. If
     ``paced``, a pace decides when the draft's prefill runs. If the inputs wait for slots
     (``waits``), caches have room for prompts alone, and widths may be less than the slots'.
-    Errors are those of ``speculative.check_arguments``.
+    Errors are those of ``arguments.check``.
     """
     draft = draft or NoDraft(target.vocab_size)
-    speculative.check_arguments(target, draft, prompts, loop)
-    stream = decode_state.row_stream(keys, prompts.shape[0], loop)
+    arguments.check(target, draft, prompts, loop)
+    stream = arguments.row_stream(keys, prompts.shape[0], loop)
     state = decode_state.init(
         *(target, draft, sources, prompts, stream, loop),
         max_decode_steps=max_decode_steps,

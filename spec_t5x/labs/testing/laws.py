@@ -35,7 +35,7 @@ from spec_t5x.interfaces import (
     check_parts,
 )
 from spec_t5x.labs.testing.toy_models import PrefixTarget, TableTarget, sequence_law
-from spec_t5x.loops import decode_state, outputs, speculative
+from spec_t5x.loops import arguments, decode_state, outputs
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.refill import Move
@@ -112,7 +112,7 @@ def check_verifier(verifier: Verifier, gamma: int = 3, settings: Sampling | None
         decode_many(TransformerDraft(other_model()), gamma, settings, verifier),
         settings,
         type(verifier).__name__,
-        "of a verifier that is to be lossless, what is emitted must have the target's probability",
+        "emit each token with the target's probability",
     )
 
 
@@ -155,7 +155,7 @@ class _DraftCheck:
 
     def run(self) -> None:
         sources, prompts, _ = rows()
-        speculative.check_arguments(target(), self.draft, prompts, self.loop)
+        arguments.check(target(), self.draft, prompts, self.loop)
         shapes: list[Shapes] = []
         for num in (len(sources), 1):
             # The shapes are kept, as the state's class may refuse what ``eval_shape`` returns.
@@ -184,7 +184,7 @@ class _DraftCheck:
     def iterate(self, draft: Draft, sources: Array, prompts: Array) -> None:
         """Proposes and commits once, and catches up."""
         loop = self.loop
-        stream, settings = speculative.checked(
+        stream, settings = arguments.checked(
             target(), draft, prompts, jax.random.key(0), self.settings, loop
         )
         state = decode_state.init(target(), draft, sources, prompts, stream, loop)
