@@ -24,10 +24,10 @@ from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.labs.list_options import as_lists
 from spec_t5x.labs.training.batching import Batches, PairBatch
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
+from spec_t5x.labs.training.interfaces import Inputs, Learner, TrainOptions, model_inputs
 from spec_t5x.labs.training.kept_layers import narrowed_params, with_shared
 from spec_t5x.labs.training.learners import TargetReading, network_logits, read_target
 from spec_t5x.labs.training.losses import LossSums, token_losses
-from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions, model_inputs
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models import partitioning
 from spec_t5x.models.attention import mask_bias

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from spec_t5x.labs.training.interfaces import Inputs, Learner, TrainOptions
 from spec_t5x.labs.training.losses import LossSums, token_losses
-from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions
 from spec_t5x.models.binding import network_of
 from spec_t5x.models.partitioning import param_shardings
 from spec_t5x.models.seq2seq import T5Model

@@ -24,6 +24,7 @@ from spec_t5x.labs.training.batching import Batches, TokenisedPairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.labs.training.exports import save_model, save_shared_draft
 from spec_t5x.labs.training.first_head import first_head, head_config
+from spec_t5x.labs.training.interfaces import TrainOptions
 from spec_t5x.labs.training.kept_layers import check_number, keep_layers, kept_layers, likeliest_ids
 from spec_t5x.labs.training.layout import Layout
 from spec_t5x.labs.training.learners import Network
@@ -32,7 +33,7 @@ from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, log_exported
 from spec_t5x.labs.training.same_run import check_same, digest, network_settings
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
-from spec_t5x.labs.training.trainer import Best, TrainOptions, TrainResult, fit
+from spec_t5x.labs.training.trainer import Best, TrainResult, fit
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.shared_params import own_params

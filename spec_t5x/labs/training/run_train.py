@@ -29,13 +29,14 @@ from spec_t5x.errors import InputError, check_choice, check_unused
 from spec_t5x.labs.metrics import check_installed, metric_by_name
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.growth import GROWING, check_growth, grown
+from spec_t5x.labs.training.interfaces import TrainOptions
 from spec_t5x.labs.training.layout import Layout, count_replicas
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData, kinds_of_data
 from spec_t5x.labs.training.same_run import FREE, check_same, network_settings
 from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
-from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
+from spec_t5x.labs.training.trainer import TrainResult, fit
 from spec_t5x.labs.training.training_log import curves_writer
 from spec_t5x.models.sizes import size as published_size
 from spec_t5x.models.t5 import NetworkConfig, T5Config, check_names
