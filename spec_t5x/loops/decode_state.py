@@ -88,8 +88,8 @@ class DecodeStats:
     accepted: Int[Array, "*rows"]
     accepted_by_position: Int[Array, "*rows gamma"]
     # Iterations in which the draft at the position was accepted or rejected: a draft was proposed
-    # there, all before it were accepted, and the row had not ended. The divisor of acceptance
-    # rates (``labs.theory.formulas``).
+    # there, all before it were accepted, and the row had not ended. Acceptance rates are shares of
+    # these (``labs.theory.formulas``).
     verified_by_position: Int[Array, "*rows gamma"]
     # Sum over the verified positions of beta, the probability that the draft is accepted
     # (``Verifier.chances``).

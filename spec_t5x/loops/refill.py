@@ -185,7 +185,7 @@ def burst(
     *,
     loop: Loop,
 ) -> tuple[Members, Ended]:
-    """Decodes until all of ``group`` have had slots and one is free or, with ``drain``, all are.
+    """Decodes until all of ``group`` have had slots and one is free; with ``drain``, until all are.
 
     Donates ``slots``, and returns the new ones and the outputs of inputs that ended. The group may
     be all padding. ``settings`` are those of all inputs.
@@ -289,7 +289,7 @@ def _refilled(carry: _Burst) -> _Burst:
 
 
 def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
-    """Stores the outputs of a slot; if it was free, those of a waiting input overwrite them."""
+    """Stores the outputs of a slot; those of a free slot are overwritten by the next."""
     slots = carry.slots
     move = Move(source=slot, to=carry.num_ended, num_sources=slots.places.shape[0])
     return carry.replace(
