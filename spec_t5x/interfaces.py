@@ -168,6 +168,9 @@ class Outcome:
     lengths: Int[Array, "batch"]
     # Number of accepted proposals that were appended to each row.
     num_accepted: Int[Array, "batch"]
+    # In a tree, the accepted node at each depth, from depth 1; the last one's number at greater
+    # depths. None for a chain.
+    path: Int[Array, "batch depth"] | None = None
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -361,20 +364,12 @@ class Draft(Protocol):
 
 @runtime_checkable
 class TreeDraft(Draft, Protocol):
-    """A draft that also proposes trees."""
+    """A draft that also proposes trees, and whose ``commit`` reads ``Outcome.path``."""
 
     def propose_tree(
         self, state: DraftState, context: Context, tree: Tree
     ) -> tuple[TreeProposal, DraftState]:
         """Proposes a token for each node after the root; also returns the new state."""
-
-    def commit_tree(
-        self, state: DraftState, outcome: Outcome, path: Int[Array, "batch depth"]
-    ) -> DraftState:
-        """Returns the state after verification accepted ``path``, a node's number at each depth.
-
-        Beyond ``outcome.num_accepted`` the path repeats its last node.
-        """
 
 
 def check_fits(draft: Draft, target: Target, max_decode_len: int = 1) -> None:

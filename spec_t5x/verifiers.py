@@ -87,7 +87,7 @@ class Verifier:
         draft_probs: Float[Array, "gamma vocab"],
         target_probs: Float[Array, "gamma+1 vocab"],
     ) -> Verdict:
-        """Verifies one row, except where ``verify_argmax`` verifies all, at temperature 0.
+        """Verifies one row; at temperature 0 ``verify_argmax`` verifies all rows instead.
 
         The arguments are those of ``verification.token_verification``.
         """

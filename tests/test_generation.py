@@ -34,7 +34,7 @@ from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.labs.metrics import TextPairs
 from spec_t5x.loops import refill, speculative
 from spec_t5x.loops.pace import Costs
-from spec_t5x.models.binding import Model
+from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.decoder_only import DecoderOnlyConfig, DecoderOnlyModel, DecoderOnlyTransformer
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
@@ -562,7 +562,7 @@ def test_a_stream_is_of_one_decode_that_is_no_search(generator):
 SOUND, UNSOUND = "My sister", "a green bird"
 
 
-def poisoned(generator, model: Model) -> Model:
+def poisoned(generator, model: CachedModel) -> CachedModel:
     """Returns the model with an embedding of NaN for a word of ``UNSOUND``."""
     encode = generator.vocabulary.encode
     (first, *_) = set(encode(UNSOUND)) - set(encode(SOUND))

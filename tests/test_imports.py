@@ -144,6 +144,41 @@ def test_imports_point_one_way():
     assert wrong_imports(REPOSITORY / "spec_t5x") == []
 
 
+def in_circles(package: Path) -> list[str]:
+    """Returns the modules that import one another in a circle, in functions but ``main`` too."""
+    paths = {(package.name, *module_of(p.relative_to(package))): p for p in package.rglob("*.py")}
+    known = {".".join(parts).removesuffix(".__init__"): path for parts, path in paths.items()}
+    waiting = {}
+    for module, path in known.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        # A module's program may import what imports the module.
+        tree.body = [node for node in tree.body if getattr(node, "name", None) != "main"]
+        names = set(imports(ast.unparse(tree)))
+        parents = {name.rpartition(".")[0] for name in names - known.keys()}
+        waiting[module] = (names | parents) & known.keys() - {module}
+
+    def are_free() -> set[str]:
+        imported = set().union(*waiting.values())
+        return {m for m, names in waiting.items() if m not in imported or not names & {*waiting}}
+
+    while free := are_free():
+        waiting = {module: names for module, names in waiting.items() if module not in free}
+    return sorted(waiting)
+
+
+def test_no_modules_import_one_another():
+    assert in_circles(REPOSITORY / "spec_t5x") == []
+
+
+def test_a_circle_of_imports_is_found(tmp_path):
+    package = tmp_path / "spec_t5x"
+    package.mkdir()
+    (package / "one.py").write_text("def f():\n    from spec_t5x.two import g\n")
+    (package / "two.py").write_text("from spec_t5x import one\n\n\ndef g():\n    one.f()\n")
+    (package / "three.py").write_text("from spec_t5x.one import f\n\n\ndef main():\n    f()\n")
+    assert in_circles(package) == ["spec_t5x.one", "spec_t5x.two"]
+
+
 def test_the_core_names_labs_in_few_commands_alone():
     """A module that is named by its address is imported at run time, if it is there."""
     package, naming = REPOSITORY / "spec_t5x", set()

@@ -6,9 +6,10 @@ import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
+from spec_t5x.models.binding import bind, expected_shapes
+from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import NetworkConfig, T5Config
 from spec_t5x.types import PyTree
 
 
@@ -46,7 +47,7 @@ def tiny_t5(seed: int, **changes) -> T5Model:
     return T5Model.create(random_params(config, seed, scaled), config)
 
 
-def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
+def disturbed(model: CachedModel, amount: float, seed: int = 0) -> CachedModel:
     """Returns the model with noise on its parameters, which often predicts the same tokens.
 
     ``amount`` is the noise's standard deviation, as a share of each parameter's value.
@@ -60,7 +61,7 @@ def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
 
 
 def random_params(
-    config: ModelConfig, seed: int, scaled: Callable[[str, np.ndarray], np.ndarray]
+    config: NetworkConfig, seed: int, scaled: Callable[[str, np.ndarray], np.ndarray]
 ) -> PyTree:
     """Draws parameters: ``scaled(path, draws)`` makes each array from standard normal draws."""
     rng = np.random.default_rng(seed)

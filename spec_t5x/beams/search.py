@@ -28,8 +28,7 @@ from spec_t5x.beams import cache_slots
 from spec_t5x.beams import hypotheses as beams_lib
 from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.interfaces import Cache, Nodes, NodeTarget, Target
-from spec_t5x.loops import compiled
-from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops import arguments, compiled
 from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float32, Int, PyTree
 
@@ -79,7 +78,7 @@ class BeamTree:
 
 
 @compiled.jit(
-    check=outputs_lib.check_given,
+    check=arguments.check_given,
     static_argnames=("beams", "gamma", "draft_beams", "max_decode_len", "eos_id"),
 )
 def beam_search(
@@ -167,7 +166,7 @@ class _Search:
         if not gamma and (draft_model is not None or self.width != beams):
             raise InputError("gamma is 0: give at least 1, or no draft_model and draft_beams")
         beams_lib.check_beams("beams", beams, target.vocab_size, self.eos_id)
-        outputs_lib.check_prompts(prompts, max_decode_len)
+        arguments.check_prompts(prompts, max_decode_len)
         interfaces.check_positions(target, max_decode_len)
         if not gamma:
             return

@@ -15,8 +15,8 @@ from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel, Writer
 from spec_t5x.checkpoints.t5x import reading, writing
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig, family_of
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.binding import family_of
+from spec_t5x.models.t5 import NetworkConfig, T5Config
 
 # The content of a directory's config.json; None without the file, as in T5X's directories.
 Values = dict[str, Any] | None
@@ -32,7 +32,7 @@ class Format:
     # False for a model without weights, before they are downloaded.
     open_model: Callable[..., StoredModel]
     # Class of the models' configurations, and writers of such models by the names of ``convert``.
-    config: type[ModelConfig] = ModelConfig
+    config: type[NetworkConfig] = NetworkConfig
     writers: Mapping[str, Writer] = dataclasses.field(default_factory=dict)
     # Raises ``InputError`` if config.json, of a model on the Hugging Face Hub, is not supported.
     check_supported: Callable[[dict[str, Any], Location], object] | None = None
@@ -53,11 +53,11 @@ def format_of(directory: Location, values: Values) -> Format:
     )
 
 
-def writers_of(config: ModelConfig | None = None) -> dict[str, Writer]:
+def writers_of(config: NetworkConfig | None = None) -> dict[str, Writer]:
     """Returns the writers for models of ``config``, or all for None, by the names of formats."""
     formats = registry.find_all("format").values()
     # Not those of a class that ``config`` extends, which would write another network.
-    kinds = () if config is None else (ModelConfig, family_of(config).config)
+    kinds = () if config is None else (NetworkConfig, family_of(config).config)
     fitting = (each for each in formats if not kinds or each.config in kinds)
     return {name: writer for each in fitting for name, writer in each.writers.items()}
 

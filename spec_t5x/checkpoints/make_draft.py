@@ -34,7 +34,7 @@ from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
-from spec_t5x.models.binding import Model
+from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.names import AUTO
 from spec_t5x.options import GenerateOptions
 
@@ -56,7 +56,7 @@ _AXES = {
 
 
 def make_draft(
-    text: str | Path, target: LoadedModel, model: Model, options: DraftOptions | None = None
+    text: str | Path, target: LoadedModel, model: CachedModel, options: DraftOptions | None = None
 ) -> Draft:
     """Makes the draft that ``text`` describes (see above).
 

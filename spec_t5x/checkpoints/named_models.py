@@ -7,15 +7,13 @@ from spec_t5x.errors import InputError, check_choice, check_unused
 from spec_t5x.names import AUTO, DTYPES, INT8, KV, NO_DRAFT, WEIGHTS
 from spec_t5x.options import check_types, option
 
-DEFAULT_TARGET = "t5-target"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Models:
     """Checkpoints to load and their precision; flags and gin bindings have the fields' names."""
 
     target: str = option(
-        DEFAULT_TARGET,
+        "t5-target",
         "checkpoint of the target: a directory, OWNER/NAME on the Hugging Face Hub, or the name of "
         "a packaged one",
         "NAME_OR_DIR",

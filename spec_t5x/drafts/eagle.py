@@ -34,9 +34,9 @@ class EagleDraft(SharedEncoderDraft):
         proposal, cache = super().propose(state, context, gamma)
         return proposal, cache.at(jnp.minimum(cache.lengths, context.lengths + 1))
 
-    def commit_tree(self, state: Cache, outcome: Outcome, path: Int[Array, "batch depth"]) -> Cache:
-        """Returns the cache without the tree, whose accepted tokens are fed again later."""
-        return self.commit(state, outcome)
+    def commit(self, state: Cache, outcome: Outcome) -> Cache:
+        """Drops the drafted tokens; the next proposal feeds the accepted ones again."""
+        return super().commit(state, outcome.replace(path=None))
 
     def _num_last(self, depth: int) -> int:
         return depth + 1

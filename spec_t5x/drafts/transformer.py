@@ -58,18 +58,18 @@ class TransformerDraft(Draft):
         logits, cache = self._feed_last(state, context, tree.depth, tree.num_nodes)
         return draft_tree(self.model, cache, logits, context, self.settings, tree)
 
-    def commit_tree(self, state: Cache, outcome: Outcome, path: Int[Array, "batch depth"]) -> Cache:
-        """Moves the accepted nodes' cache entries behind the text and rolls the others back."""
-        # The cache's length includes the root.
-        roots = state.lengths - 1
-        # The last level was proposed, but not fed to the model.
-        fed = path[:, :-1]
-        cache = self.model.move(state, roots[:, None] + fed, roots + 1)
-        return self.model.rollback(cache, jnp.minimum(roots + 1 + fed.shape[1], outcome.lengths))
-
     def commit(self, state: Cache, outcome: Outcome) -> Cache:
-        """Rolls back the rejected tokens; the last accepted one may be missing in the cache."""
-        return self.model.rollback(state, jnp.minimum(state.lengths, outcome.lengths))
+        """Rolls back the rejected tokens; the last accepted one may be missing in the cache.
+
+        In a tree, moves the accepted nodes' cache entries behind the text first.
+        """
+        lengths = state.lengths
+        if outcome.path is not None:
+            # The cache's length includes the root. The last level was not fed to the model.
+            fed = outcome.path[:, :-1]
+            state = self.model.move(state, lengths[:, None] - 1 + fed, lengths)
+            lengths = lengths + fed.shape[1]
+        return self.model.rollback(state, jnp.minimum(lengths, outcome.lengths))
 
     def catch_up(self, state: Cache, context: Context, width: int) -> Cache:
         """Feeds the tokens that the cache lacks, but for the last ones, which ``propose`` feeds."""

@@ -25,8 +25,7 @@ from spec_t5x.loops.decode_state import Loop, NoDraft
 from spec_t5x.loops.outputs import UNSOUND, Decoded
 from spec_t5x.loops.pace import Pace
 from spec_t5x.loops.speculative import Iteration, speculative_decode, speculative_steps
-from spec_t5x.models.binding import Model
-from spec_t5x.models.cached_model import TextModel
+from spec_t5x.models.cached_model import CachedModel, TextModel
 from spec_t5x.names import AUTO
 from spec_t5x.options import GenerateOptions
 from spec_t5x.sampling.distributions import Sampling
@@ -40,7 +39,7 @@ Kind = TypeVar("Kind", bound="BatchDecoder")
 class BatchDecoder:
     """A target, an optional draft and their vocabulary, which decode batches."""
 
-    target: Model
+    target: CachedModel
     vocabulary: Vocabulary
     max_source_len: int
     draft: Draft | None = None

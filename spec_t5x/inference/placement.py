@@ -10,7 +10,8 @@ from jax.sharding import Mesh
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Batch, Generator
 from spec_t5x.models import partitioning, weights
-from spec_t5x.models.binding import Model, ModelConfig
+from spec_t5x.models.cached_model import CachedModel
+from spec_t5x.models.t5 import NetworkConfig
 from spec_t5x.types import PyTree
 
 
@@ -50,7 +51,7 @@ class Placement:
             return contextlib.nullcontext()
         return partitioning.partitioned(self.mesh)
 
-    def params(self, config: ModelConfig) -> PyTree:
+    def params(self, config: NetworkConfig) -> PyTree:
         """Returns the shardings, on the mesh, with which a model's parameters are to be loaded."""
         return partitioning.param_shardings(config, self.mesh)
 
@@ -68,8 +69,8 @@ class Placement:
                 placed[id(leaf)] = leaf, jax.device_put(leaf, sharding or everywhere)
             return placed[id(leaf)][1]
 
-        def place_node(node: Model | jax.Array) -> PyTree:
-            if not isinstance(node, Model):
+        def place_node(node: CachedModel | jax.Array) -> PyTree:
+            if not isinstance(node, CachedModel):
                 return place(node)
             # A draft may lack parameters of the whole model, or have others.
             shardings = flatten_dict(partitioning.param_shardings(node.config, self.mesh))
@@ -82,7 +83,7 @@ class Placement:
 
         models = generator.target, generator.draft
         target, draft = jax.tree.map(
-            place_node, models, is_leaf=lambda node: isinstance(node, Model)
+            place_node, models, is_leaf=lambda node: isinstance(node, CachedModel)
         )
         return dataclasses.replace(generator, target=target, draft=draft)
 

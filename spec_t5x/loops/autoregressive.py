@@ -7,8 +7,9 @@ from typing import Any
 
 from spec_t5x.interfaces import Target
 from spec_t5x.loops import compiled
+from spec_t5x.loops.arguments import check_given
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, NoDraft
-from spec_t5x.loops.outputs import Decoded, check_given
+from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import Stream

@@ -15,9 +15,9 @@ from spec_t5x.loops.outputs import Outputs
 from spec_t5x.loops.pace import Pace
 from spec_t5x.names import AUTO
 from spec_t5x.sampling.distributions import Sampling, write_rows
-from spec_t5x.sampling.draws import RowStream, Stream, T5XStream, draft_draws
+from spec_t5x.sampling.draws import Stream, draft_draws
 from spec_t5x.sampling.verification import Verdict
-from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float, Float32, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier, Verifier
 
 DEFAULT_VERIFIER = BlockVerifier()
@@ -88,8 +88,8 @@ class DecodeStats:
     accepted: Int[Array, "*rows"]
     accepted_by_position: Int[Array, "*rows gamma"]
     # Iterations in which the draft at the position was accepted or rejected: a draft was proposed
-    # there, all before it were accepted, and the row had not ended. The divisor of acceptance
-    # rates (``labs.theory.formulas``).
+    # there, all before it were accepted, and the row had not ended. Acceptance rates are shares of
+    # these (``labs.theory.formulas``).
     verified_by_position: Int[Array, "*rows gamma"]
     # Sum over the verified positions of beta, the probability that the draft is accepted
     # (``Verifier.chances``).
@@ -262,29 +262,6 @@ def init(
         # A copy: the stepper donates its state, and this pace is the caller's.
         pace=pace and jax.tree.map(jnp.copy, pace.new_batch()),
     )
-
-
-def row_stream(rng: Key[Array, "*batch"] | Stream, batch: int, loop: Loop) -> Stream:
-    """Returns the stream of the rows of ``batch`` inputs, ``rng`` itself if that is a stream.
-
-    Raises ``InputError`` as ``outputs.checked_keys``, and for T5X's stream if the verifier is not
-    coupled, or the stream has other rows or too few steps.
-    """
-    if isinstance(rng, RowStream):
-        return rng
-    if not isinstance(rng, T5XStream):
-        keys = outputs_lib.checked_keys(rng, batch)
-        return RowStream(outputs_lib.row_keys(keys, batch, loop.num_decodes))
-    if not loop.verifier.coupled:
-        raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
-    rows, steps = rng.starts.shape[0], rng.steps.shape[0]
-    num_rows, num_steps = batch * loop.num_decodes, loop.max_decode_len
-    if rows != num_rows or steps < num_steps:
-        raise InputError(
-            f"T5X's chain of keys is for {rows} rows and {steps} steps: make it for "
-            f"{num_rows} rows and {num_steps} steps"
-        )
-    return rng
 
 
 def prefill(

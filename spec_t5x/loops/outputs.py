@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from spec_t5x.errors import InputError, check_jax
-from spec_t5x.interfaces import check_fits, check_parts
+from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import (
     MIN_TEMPERATURE,
     Sampling,
@@ -19,8 +18,7 @@ from spec_t5x.sampling.distributions import (
     values_at,
     write_rows,
 )
-from spec_t5x.sampling.random_bits import THREEFRY, threefry
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
+from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
 
 # The remedy for logits that are not finite.
 UNSOUND = "check the weights, compute in float32, or loosen rules that exclude every token"
@@ -206,87 +204,9 @@ def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key
     return jax.vmap(fold_decodes, (0, None))(rng, jnp.arange(num_decodes)).reshape(-1)
 
 
-def checked_keys(rng: Any, batch: int) -> Key[Array, "*batch"]:
-    """Returns a Threefry key, or one for each input; raises ``InputError`` for another ``rng``."""
-    is_key = isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
-    if not is_key or rng.shape not in ((), (batch,)):
-        given = getattr(rng, "dtype", rng)
-        raise InputError(f"rng is {given}: give jax.random.key(seed), or a key for each input")
-    if rng.ndim == 0:
-        return threefry(rng)
-    if (kind := str(jax.random.key_impl(rng))) != THREEFRY:
-        raise InputError(
-            f"the inputs' keys are of JAX's {kind}, which draws the same numbers for all: make "
-            f"them with impl={THREEFRY!r}"
-        )
-    return rng
-
-
-def check_given(
-    target: Any, inputs: PyTree, prompts: Any, max_decode_steps: Any = None, **others: Any
-) -> None:
-    """Raises ``InputError`` for arguments of a loop that JAX could not trace or combine."""
-    check_whole(prompts)
-    check_parts(target)
-    if "draft" in others:
-        check_fits(others["draft"], target)
-    rows = prompts.shape[:1]
-    for leaf in jax.tree.leaves(inputs):
-        if not hasattr(leaf, "shape"):
-            raise InputError(f"inputs hold {leaf!r}: give an array, as tokens [batch, source]")
-        if rows and leaf.shape[:1] not in ((), rows):
-            raise InputError(
-                f"inputs have {leaf.shape[0]} rows and prompts {rows[0]}: give as many"
-            )
-    steps = np.int32(0) if max_decode_steps is None else max_decode_steps
-    kind = getattr(steps, "dtype", type(steps))
-    if not jnp.issubdtype(kind, np.integer) or np.shape(steps) not in ((), rows):
-        raise InputError(f"max_decode_steps is {steps}: give a whole number, or an array of {rows}")
-    eos_id = others.get("options", others).get("eos_id", EOS_ID)
-    for one in eos_id if isinstance(eos_id, tuple) and eos_id else (eos_id,):
-        if not jnp.issubdtype(getattr(one, "dtype", type(one)), np.integer):
-            raise InputError(f"eos_id is {eos_id!r}: give an id, or a tuple of ids")
-
-
-def check_whole(prompts: Any) -> None:
-    """Raises ``InputError`` if prompts are no array, or have padding before one of their tokens.
-
-    Skips prompts whose values are unknown here: tracers, and arrays spread over processes.
-    """
-    if not hasattr(prompts, "ndim"):
-        raise InputError(f"prompts are a {type(prompts).__name__}: give an array [batch, width]")
-    if isinstance(prompts, jax.core.Tracer) or not getattr(prompts, "is_fully_addressable", True):
-        return
-    hole = first_hole(prompts) if prompts.ndim == 2 else None
-    if hole is not None:
-        row = np.asarray(prompts)[hole].tolist()
-        raise InputError(f"prompt {hole} is {row}: put padding (0) only after its last token")
-
-
-def first_hole(prompts: Any) -> int | None:
-    """Returns the index of the first prompt with padding before a token; None if none has."""
-    is_token = np.asarray(prompts)[:, 1:] != PAD_ID
-    holes = np.flatnonzero((~is_token[:, :-1] & is_token[:, 1:]).any(axis=1))
-    return int(holes[0]) if holes.size else None
-
-
 def check_sound(scores: Float32[np.ndarray, "rows"]) -> None:
     """Raises ``InputError``, with a row's index, if the score of that row is not finite."""
     for row in np.flatnonzero(~np.isfinite(scores)):
         raise InputError(
             f"the target's logits are not finite in row {row} (score {scores[row]}): {UNSOUND}"
-        )
-
-
-def check_prompts(prompts: Any, max_decode_len: int) -> None:
-    """Raises ``InputError`` unless prompts are ids ``[batch, width]`` within ``max_decode_len``."""
-    check_jax(of_texts=False)
-    dtype, shape = prompts.dtype, prompts.shape
-    # JAX makes int32 of int64.
-    if len(shape) != 2 or shape[1] < 1 or dtype not in (jnp.int32, jnp.int64):
-        raise InputError(f"prompts are {dtype} {shape}: give int32 [batch, 1 + length]")
-    if prompts.shape[1] > 1 + max_decode_len:
-        raise InputError(
-            f"prompts hold {prompts.shape[1] - 1} tokens and max_decode_len is "
-            f"{max_decode_len}: raise max_decode_len or shorten the prompts"
         )

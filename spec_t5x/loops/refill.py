@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.loops import compiled, decode_state, speculative
+from spec_t5x.loops import arguments, compiled, decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.decode_state import DecodeState, Loop, NoDraft
 from spec_t5x.loops.outputs import Decoded, Outputs
@@ -154,11 +154,11 @@ def prepare(
     among all inputs, ``EMPTY_SLOT`` for padding, whose ``max_decode_steps`` must be 0. If
     ``paced``, a pace decides when the draft's prefill runs. If the inputs wait for slots
     (``waits``), caches have room for prompts alone, and widths may be less than the slots'.
-    Errors are those of ``speculative.check_arguments``.
+    Errors are those of ``arguments.check``.
     """
     draft = draft or NoDraft(target.vocab_size)
-    speculative.check_arguments(target, draft, prompts, loop)
-    stream = decode_state.row_stream(keys, prompts.shape[0], loop)
+    arguments.check(target, draft, prompts, loop)
+    stream = arguments.row_stream(keys, prompts.shape[0], loop)
     state = decode_state.init(
         *(target, draft, sources, prompts, stream, loop),
         max_decode_steps=max_decode_steps,
@@ -186,7 +186,7 @@ def burst(
     *,
     loop: Loop,
 ) -> tuple[Members, Ended]:
-    """Decodes until all of ``group`` have had slots and one is free or, with ``drain``, all are.
+    """Decodes until all of ``group`` have had slots and one is free; with ``drain``, until all are.
 
     Donates ``slots``, and returns the new ones and the outputs of inputs that ended. The group may
     be all padding. ``settings`` are those of all inputs.
@@ -290,7 +290,7 @@ def _refilled(carry: _Burst) -> _Burst:
 
 
 def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
-    """Stores the outputs of a slot; if it was free, those of a waiting input overwrite them."""
+    """Stores the outputs of a slot; those of a free slot are overwritten by the next."""
     slots = carry.slots
     move = Move(source=slot, to=carry.num_ended, num_sources=slots.places.shape[0])
     return carry.replace(

@@ -26,9 +26,8 @@ import numpy as np
 from jax import lax
 
 from spec_t5x import interfaces
-from spec_t5x.errors import InputError, check_numbers
-from spec_t5x.interfaces import Context, Draft, DraftState, NodeTarget, Outcome, Target, TreeDraft
-from spec_t5x.loops import compiled, decode_state
+from spec_t5x.interfaces import Context, Draft, DraftState, Outcome, Target
+from spec_t5x.loops import arguments, compiled, decode_state
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative_tree as tree_lib
 from spec_t5x.loops.decode_state import DecodeState, Iteration, Loop, Verified, done, init
@@ -75,12 +74,9 @@ def step(
         old, tokens, found.verdict.num_accepted + 1, log_probs, loop.eos_id
     )
     num_accepted = jnp.minimum(found.verdict.num_accepted, num_appended)
-    outcome = Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
-    draft_state = found.draft_state
-    if tree is not None:
-        draft_state = draft.commit_tree(draft_state, outcome, found.verdict.path[:, 1:])
-    elif gamma:
-        draft_state = draft.commit(draft_state, outcome)
+    path = None if tree is None else found.verdict.path[:, 1:]
+    outcome = Outcome(lengths=outputs.lengths, num_accepted=num_accepted, path=path)
+    draft_state = draft.commit(found.draft_state, outcome) if gamma else found.draft_state
     iteration = Iteration(
         proposed=found.drafts,
         num_proposed=found.num_drafts,
@@ -207,7 +203,7 @@ def prepare(
 
 
 @compiled.jit(
-    check=outputs_lib.check_given, static_argnames=[f.name for f in dataclasses.fields(Loop)]
+    check=arguments.check_given, static_argnames=[f.name for f in dataclasses.fields(Loop)]
 )
 def speculative_decode(
     target: Target,
@@ -248,7 +244,7 @@ def speculative_decode(
         from, or a pace with the costs of another gamma.
     """
     loop = Loop(**options)
-    stream, settings = checked(target, draft, prompts, rng, settings, loop, pace)
+    stream, settings = arguments.checked(target, draft, prompts, rng, settings, loop, pace)
     state = init(
         target, draft, inputs, prompts, stream, loop, max_decode_steps=max_decode_steps, pace=pace
     )
@@ -315,9 +311,9 @@ def speculative_steps(
       InputError: as in ``speculative_decode``, at the call; or if a row's logits are not finite,
         before its tokens are yielded.
     """
-    outputs_lib.check_given(target, inputs, prompts, max_decode_steps, draft=draft, **options)
+    arguments.check_given(target, inputs, prompts, max_decode_steps, draft=draft, **options)
     loop = Loop(**options)
-    stream, settings = checked(target, draft, prompts, rng, settings, loop, pace)
+    stream, settings = arguments.checked(target, draft, prompts, rng, settings, loop, pace)
     loop = loop if loop.gamma else loop.plain
     begin = _compiled(init, loop, donate=())
     go_plainly, iterate = _compiled(step, loop.plain), _compiled(step, loop)
@@ -360,44 +356,3 @@ def _finish(state: DecodeState, loop: Loop) -> Decoded:
     return outputs_lib.finish(
         state.outputs, loop.num_decodes, loop.max_decode_len, state.stats, pace
     )
-
-
-def checked(
-    target: Target,
-    draft: Draft,
-    prompts: Int[Array, "batch width"],
-    rng: Key[Array, "*batch"] | Stream,
-    settings: Sampling,
-    loop: Loop,
-    pace: Pace | None = None,
-) -> tuple[Stream, Sampling]:
-    """Checks the loop's arguments; returns the stream and the settings of all rows."""
-    check_arguments(target, draft, prompts, loop)
-    if not isinstance(settings, Sampling):
-        raise InputError(f"settings are {settings}: give distributions.sampling(temperature)")
-    if pace is not None and pace.largest != loop.gamma:
-        given = f"gamma is {loop.gamma} and the pace's is {pace.largest}"
-        raise InputError(f"{given}: give both the same")
-    settings = settings.repeat(loop.num_decodes)
-    settings = settings.keep_ties() if loop.verifier.coupled else settings
-    return decode_state.row_stream(rng, prompts.shape[0], loop), settings
-
-
-def check_arguments(target: Target, draft: Draft, prompts, loop: Loop) -> None:
-    """Raises ``InputError`` unless models, prompts and the loop's settings fit together."""
-    interfaces.check_positions(target, loop.max_decode_len)
-    interfaces.check_fits(draft, target, loop.max_decode_len)
-    reads, depths = draft.traits.uses_target_states, draft.traits.depths
-    if reads and not target.state_size or depths and not hasattr(target, "showing"):
-        more = f" and those of layers {list(depths)}" if depths else ""
-        raise InputError(
-            f"{type(draft).__name__} needs the target's states{more}, and {type(target).__name__} "
-            "lacks them (state_size, method showing): use another draft"
-        )
-    if loop.gamma and (tree := loop.verifier.tree(loop.gamma)) is not None:
-        interfaces.check_parts(target, NodeTarget, "use a verifier of chains")
-        interfaces.check_parts(
-            draft, TreeDraft, "give a draft that proposes trees, or a verifier of chains"
-        )
-        check_numbers(1, target.vocab_size, **{"the largest of widths": max(tree.branching)})
-    outputs_lib.check_prompts(prompts, loop.max_decode_len)

@@ -20,9 +20,6 @@ from spec_t5x.models.weights import BITS, Form
 from spec_t5x.names import AUTO, WEIGHTS
 from spec_t5x.types import PyTree
 
-ModelConfig = NetworkConfig
-Model = CachedModel
-
 # Matches configuration fields with numbers of layers, and the first layer in a parameter's path.
 _LAYERS = re.compile("num_(.*_)?layers")
 _FIRST_LAYER = re.compile(r"\blayers_0\b")
@@ -33,14 +30,14 @@ class Family:
     """Family of networks with one class of configurations: an entry of the registry."""
 
     # Class of the configurations, which JSON and gin make.
-    config: type[ModelConfig]
+    config: type[NetworkConfig]
     # Class of the loops' ``Target``, made of parameters and a configuration.
-    model: type[Model]
+    model: type[CachedModel]
     # Configurations of published sizes, by name.
-    sizes: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)
+    sizes: Mapping[str, NetworkConfig] = dataclasses.field(default_factory=dict)
 
 
-def family_of(config: ModelConfig) -> Family:
+def family_of(config: NetworkConfig) -> Family:
     """Returns the family of a configuration's class; those registered last have precedence."""
     for family in reversed(registry.find_all("family").values()):
         if isinstance(config, family.config):
@@ -55,7 +52,7 @@ def known_families() -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def network_of(config: ModelConfig) -> nn.Module:
+def network_of(config: NetworkConfig) -> nn.Module:
     """Returns the Flax module of a configuration.
 
     The module's inputs are tokens of the source, of the decoder's input and of its target;
@@ -64,7 +61,7 @@ def network_of(config: ModelConfig) -> nn.Module:
     return family_of(config).model.network(config)
 
 
-def bind(params: PyTree, config: ModelConfig, weights: str = AUTO, kv: str = AUTO) -> Model:
+def bind(params: PyTree, config: NetworkConfig, weights: str = AUTO, kv: str = AUTO) -> CachedModel:
     """Binds parameters to their configuration as the loops' ``Target``.
 
     Args:
@@ -78,7 +75,7 @@ def bind(params: PyTree, config: ModelConfig, weights: str = AUTO, kv: str = AUT
     return model if weights == AUTO else model.rounded(BITS[weights])
 
 
-def _checked(params: PyTree, config: ModelConfig) -> PyTree:
+def _checked(params: PyTree, config: NetworkConfig) -> PyTree:
     """Returns parameters as nested dicts; raises ``InputError`` if they do not fit ``config``."""
     if not isinstance(params, Mapping):
         raise InputError(f"params are a {type(params).__name__}: give Flax's nested dicts")
@@ -98,7 +95,7 @@ def _checked(params: PyTree, config: ModelConfig) -> PyTree:
     return unflatten_dict(flat, sep="/")
 
 
-def abstract_variables(config: ModelConfig) -> PyTree:
+def abstract_variables(config: NetworkConfig) -> PyTree:
     """Returns the network's variables, ``params`` and ``params_axes``, as float32 shapes.
 
     The shapes come from tracing the network's code, so no array is allocated.
@@ -106,18 +103,18 @@ def abstract_variables(config: ModelConfig) -> PyTree:
     return {name: unflatten_dict(flat, sep="/") for name, flat in _variables(config).items()}
 
 
-def abstract_params(config: ModelConfig) -> PyTree:
+def abstract_params(config: NetworkConfig) -> PyTree:
     """Returns the ``params`` of ``abstract_variables``: nested dicts of shapes."""
     return abstract_variables(config)["params"]
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def expected_shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     """Returns each parameter's shape by the parameter's path (``encoder/encoder_norm/scale``)."""
     return {path: leaf.shape for path, leaf in _variables(config)["params"].items()}
 
 
 @functools.lru_cache(maxsize=16)
-def _variables(config: ModelConfig) -> dict[str, dict[str, Any]]:
+def _variables(config: NetworkConfig) -> dict[str, dict[str, Any]]:
     """Returns ``abstract_variables`` by collection and path; ``config.dtype`` has no effect."""
     # Layers of a stack are alike.
     one = {name: 1 for name in vars(config) if _LAYERS.fullmatch(name)}
@@ -134,7 +131,7 @@ def _variables(config: ModelConfig) -> dict[str, dict[str, Any]]:
     return {name: _every_layer(config, flatten_dict(tree, sep="/")) for name, tree in variables}
 
 
-def _every_layer(config: ModelConfig, flat: dict[str, Any]) -> dict[str, Any]:
+def _every_layer(config: NetworkConfig, flat: dict[str, Any]) -> dict[str, Any]:
     """Repeats the variables of each stack's first layer for all its layers, sorted by path."""
     repeated = {}
     for path, leaf in flat.items():

@@ -20,8 +20,6 @@ from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.weights import Form, rows
 from spec_t5x.types import Array, Float, Float32, Int
 
-Initializer = Callable[..., Array]
-
 fan_in_normal = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _ZEROS = nn.initializers.zeros
 fan_in_truncated = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -39,7 +37,7 @@ class Dense(nn.Module):
     features: int
     kernel_axes: tuple[str, str]
     dtype: str = "float32"
-    kernel_init: Initializer = fan_in_truncated
+    kernel_init: Callable[..., Array] = fan_in_truncated
     use_bias: bool = False
 
     @nn.compact

@@ -23,8 +23,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine import compilation_cache
-from spec_t5x.models.binding import ModelConfig, abstract_variables
+from spec_t5x.models.binding import abstract_variables
 from spec_t5x.models.logical_axes import partition_spec
+from spec_t5x.models.t5 import NetworkConfig
 from spec_t5x.types import PyTree
 
 # Pairs of a logical axis and the mesh axis that shards it, None for none; see ``logical_axes``.
@@ -84,7 +85,7 @@ def partitioned(mesh: Mesh) -> Iterator[Mesh]:
         yield mesh
 
 
-def param_shardings(config: ModelConfig, mesh: Mesh) -> PyTree:
+def param_shardings(config: NetworkConfig, mesh: Mesh) -> PyTree:
     """Returns the ``NamedSharding`` of each parameter of a network, without allocating any."""
     variables = abstract_variables(config)
     return declared_shardings(variables["params"], variables["params_axes"], mesh)

@@ -8,9 +8,9 @@ T5 1.0 (Raffel et al. 2020), 1.1 (whose sizes Flan-T5 has too), mT5 (Xue et al. 
 
 from spec_t5x import registry
 from spec_t5x.errors import check_choice
-from spec_t5x.models.binding import Family, ModelConfig
+from spec_t5x.models.binding import Family
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import NetworkConfig, T5Config
 
 _COLUMNS = ("emb_dim", "num_heads", "head_dim", "mlp_dim")
 _LAYERS = ("num_encoder_layers", "num_decoder_layers")
@@ -72,7 +72,7 @@ SIZES: dict[str, T5Config] = {
 T5 = Family(config=T5Config, model=T5Model, sizes=SIZES)
 
 
-def size(name: str) -> ModelConfig:
+def size(name: str) -> NetworkConfig:
     """Returns the published configuration of that name, of any family: float32, with dropout.
 
     Raises ``InputError`` for an unknown name.

@@ -19,7 +19,7 @@ import numpy as np
 from t5x import decoding
 
 from spec_t5x.errors import InputError, as_input_error, one_line
-from spec_t5x.loops.outputs import first_hole
+from spec_t5x.loops.arguments import first_hole
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.types import PAD_ID, Array, Int
 

@@ -83,7 +83,6 @@ class ModelDraft:
 
     def variables(self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
         """Returns initial ``params`` and ``params_axes``; the target's leaves may be shapes."""
-        del vocabulary
         if self.config.vocab_size != target.vocab_size:
             raise InputError(
                 f"the draft embeds {self.config.vocab_size} ids and the target "
@@ -97,7 +96,6 @@ class ModelDraft:
 
     def make(self, target: Target, params: PyTree, vocabulary: seqio.Vocabulary) -> Draft:
         """Returns the draft with these ``params``, which T5X restored."""
-        del vocabulary
         if isinstance(target, DecoderOnlyModel) != isinstance(self.config, DecoderOnlyConfig):
             raise InputError(
                 f"the draft is a {type(self.config).__name__} and the target a "
@@ -143,7 +141,6 @@ class NamedDraft:
         Raises:
           InputError: there is no draft of that name, or it is of another target or vocabulary.
         """
-        del rng
         params = self.params(target, vocabulary)
         if not (params and self.in_tree):
             return {}

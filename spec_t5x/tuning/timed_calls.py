@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.loops import compiled, decode_state, speculative
+from spec_t5x.loops import arguments, compiled, decode_state, speculative
 from spec_t5x.loops.decode_state import DecodeState, Loop
 from spec_t5x.loops.outputs import Outputs
 from spec_t5x.sampling.distributions import Sampling
@@ -43,11 +43,11 @@ class Timed:
         """Makes the state of rows of ``loop.max_decode_len // 2`` varied tokens, at most ``most``.
 
         The tokens are not fed to the target, since a call's time does not depend on what its cache
-        holds; the draft has been fed them. Errors are those of ``speculative.check_arguments``.
+        holds; the draft has been fed them. Errors are those of ``arguments.check``.
         """
         prompts = jnp.zeros((jax.tree.leaves(inputs)[0].shape[0], 1), jnp.int32)
         key = jax.random.key(0)
-        stream, settings = speculative.checked(target, draft, prompts, key, settings, loop)
+        stream, settings = arguments.checked(target, draft, prompts, key, settings, loop)
         loop = dataclasses.replace(loop, eos_id=NO_EOS)
         length = max(min(loop.max_decode_len // 2, most), 1)
         state = _half_way(target, draft, inputs, stream, settings, length, loop=loop)

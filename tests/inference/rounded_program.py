@@ -19,13 +19,13 @@ from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.generation import Generator
 from spec_t5x.inference.placement import Placement
 from spec_t5x.labs.training.exports import model_in_memory
-from spec_t5x.models.binding import Model
+from spec_t5x.models.cached_model import CachedModel
 from tests.toy_t5 import tiny_t5
 
 PLACEMENT = Placement.create(model_parallel=2, batch_size=2)
 
 
-def same(model: Model, other: Model) -> bool:
+def same(model: CachedModel, other: CachedModel) -> bool:
     """Tells whether two models have the same weights and shardings."""
     leaves = [jax.tree.leaves(each.weights) for each in (model, other)]
     return jax.tree.structure(model) == jax.tree.structure(other) and all(
@@ -34,7 +34,7 @@ def same(model: Model, other: Model) -> bool:
     )
 
 
-def held(opened: StoredModel, weights: str) -> tuple[Model, list[int]]:
+def held(opened: StoredModel, weights: str) -> tuple[CachedModel, list[int]]:
     """Returns the model, and the bytes of matrices on device 0 after each of them was read."""
     matrices, sizes = [], []
 
@@ -56,7 +56,7 @@ def held(opened: StoredModel, weights: str) -> tuple[Model, list[int]]:
     return loaded.bind(), sizes
 
 
-def placed(model: Model, opened: StoredModel) -> Model:
+def placed(model: CachedModel, opened: StoredModel) -> CachedModel:
     generator = Generator(target=model, vocabulary=opened.vocabulary, max_source_len=8)
     return PLACEMENT.generator(generator).target
 

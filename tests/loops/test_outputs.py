@@ -9,6 +9,7 @@ import pytest
 
 from spec_t5x.beams.search import beam_search
 from spec_t5x.errors import InputError
+from spec_t5x.loops import arguments
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import NoDraft
@@ -144,12 +145,12 @@ def test_prompts_are_held_and_counted():
     assert texts(outputs) == [[5, 6, EOS], [5], [], [5, 6]]
     # So does a prompt that fills the output.
     np.testing.assert_array_equal(START(prompts, 3, None, ROOM).ended, [True, False, False, False])
-    outputs_lib.check_prompts(prompts, 3)
+    arguments.check_prompts(prompts, 3)
 
 
 def test_64_bits_are_refused():
     with enable_x64(True), pytest.raises(InputError, match="jax_enable_x64 is True"):
-        outputs_lib.check_prompts(np.zeros((2, 2), np.int32), 5)
+        arguments.check_prompts(np.zeros((2, 2), np.int32), 5)
 
 
 HOLE = np.array([[0, 3, 4, 0], [0, 5, 0, 7]], np.int32)

@@ -12,8 +12,8 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.testing import laws
+from spec_t5x.loops import arguments, speculative
 from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import make_context
 from spec_t5x.loops.pace import Costs, Pace
@@ -248,11 +248,11 @@ def test_what_trees_cannot_be_used_with_is_refused():
         prefill = score = rollback = len
 
     draft, tree = TransformerDraft(near()), TreeVerifier()
-    with pytest.raises(InputError, match="UniformDraft has no propose_tree, commit_tree: give"):
+    with pytest.raises(InputError, match="UniformDraft has no propose_tree: give"):
         decode(UniformDraft(30), tree)
     loop = speculative.Loop(gamma=3, verifier=tree, max_decode_len=LENGTH)
     with pytest.raises(InputError, match="Bare has no num_slots, score_nodes, move: use"):
-        speculative.check_arguments(Bare(), draft, PROMPTS, loop)
+        arguments.check(Bare(), draft, PROMPTS, loop)
     with pytest.raises(InputError, match="coupled"):
         decode(draft, tree, rng=t5x_stream(KEY, jnp.zeros(3, jnp.int32), 9))
     with pytest.raises(InputError, match="at most 256"):

@@ -15,9 +15,9 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models import partitioning
-from spec_t5x.models.binding import ModelConfig, expected_shapes
+from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import NetworkConfig, T5Config
 from spec_t5x.sampling.distributions import sampling
 
 BATCH, LENGTH, GAMMA = 8, 12, 3
@@ -39,7 +39,7 @@ def config(num_heads: int, num_decoder_layers: int) -> T5Config:
     )
 
 
-def random_params(config: ModelConfig) -> dict:
+def random_params(config: NetworkConfig) -> dict:
     """Returns random weights with which rows differ and rounding changes no token."""
     rng = np.random.default_rng(0)
     params = {}
@@ -79,7 +79,7 @@ def _axes(spec: PartitionSpec) -> list:
     return list(spec)[: max((i + 1 for i, axis in enumerate(spec) if axis), default=0)]
 
 
-def main(big: ModelConfig, small: ModelConfig, speculate: bool, kv: str = "auto") -> dict:
+def main(big: NetworkConfig, small: NetworkConfig, speculate: bool, kv: str = "auto") -> dict:
     params = random_params(big)
     # The draft is the target without its last layer.
     flat = flatten_dict(params, sep="/")

@@ -47,7 +47,7 @@ _LEFT_OUT = {
     # The prefix is a text before each input, which is set by task only.
     **{"max_time": None, "token_healing": False, "prefix": None},
 }
-# Options with the same effect as a setting, and all that replace a setting once they are given.
+# Options that have the effect of a setting; and those that, once given, replace a setting.
 _REMEDIES = {
     **{"num_beams": "beams", "num_return_sequences": "num_decodes", "stop_strings": "stop"},
     **{"do_sample": "temperature", "top_p": "top_p", "top_k": "top_k"},

@@ -22,8 +22,8 @@ from spec_t5x.checkpoints.storage.tensors import Report, Tensor, read_tensors
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, their_ids
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig, expected_shapes, known_families
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.binding import expected_shapes, known_families
+from spec_t5x.models.t5 import NetworkConfig, T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
 
 # transformers' names of activations (``dense_act_fn``), by ours; the names in a row are synonyms.
@@ -142,8 +142,8 @@ def by_our_paths(
 
 
 def renumbered_model(
-    tensors: dict[str, Tensor], config: ModelConfig, ids: dict[str, Any], tables: Sequence[str]
-) -> tuple[dict[str, Tensor], ModelConfig]:
+    tensors: dict[str, Tensor], config: NetworkConfig, ids: dict[str, Any], tables: Sequence[str]
+) -> tuple[dict[str, Tensor], NetworkConfig]:
     """Returns tensors and config with the rows of ``tables`` by our ids; see ``special_ids``."""
     theirs = their_ids(config.vocab_size, ids[START], ids[EOS])
     found = {name: tensors[name] for name in tables if name in tensors}

@@ -30,7 +30,8 @@ from spec_t5x.data.vocabulary import (
     Vocabulary,
 )
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig, family_of
+from spec_t5x.models.binding import family_of
+from spec_t5x.models.t5 import NetworkConfig
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO, INT8, WEIGHTS
 from spec_t5x.types import EOS_ID
@@ -125,7 +126,7 @@ def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
     return {**entry, "extra_ids": vocabulary.extra_ids, "fingerprint": vocabulary.fingerprint()}
 
 
-def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
+def read_config(metadata: dict[str, Any], path: Location) -> NetworkConfig:
     """Returns the network's configuration in ``metadata``, a config.json read from ``path``."""
     is_whole = metadata.get("weights", AUTO) == AUTO and metadata.get("stored_dtype") != INT8
     version = VERSION if is_whole else _ROUNDED_VERSION

@@ -18,13 +18,15 @@ from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, as_input_error, check_choice
 from spec_t5x.machine.description import free_memory
 from spec_t5x.machine.operations import XLA, usable
-from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
+from spec_t5x.models.binding import bind, expected_shapes
+from spec_t5x.models.cached_model import CachedModel
+from spec_t5x.models.t5 import NetworkConfig
 from spec_t5x.models.weights import BITS, placed, rounded_weight
 from spec_t5x.names import AUTO, NATIVE_DTYPES
 from spec_t5x.types import PyTree
 
 # Function from a configuration to a tree of shardings with the structure of the parameters.
-Shardings = Callable[[ModelConfig], PyTree]
+Shardings = Callable[[NetworkConfig], PyTree]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class LoadedModel:
     # ``for_decoding``, packed for this machine's operations (``machine.operations``).
     params: PyTree
     # ``config.dtype`` is the requested type, not the stored one.
-    config: ModelConfig
+    config: NetworkConfig
     vocabulary: Vocabulary
     directory: Location
     # Entries of config.json other than the configuration, and the step of a T5X checkpoint.
@@ -50,7 +52,7 @@ class LoadedModel:
     def __repr__(self) -> str:
         return f"LoadedModel({self.directory})"
 
-    def bind(self, weights: str = AUTO, kv: str = AUTO) -> Model:
+    def bind(self, weights: str = AUTO, kv: str = AUTO) -> CachedModel:
         """Returns the network with its parameters; arguments as for ``models.binding.bind``."""
         chosen = self.weights if weights == AUTO else weights
         is_done = self.is_rounded and chosen == self.weights
@@ -63,7 +65,7 @@ class StoredModel:
 
     # None before they are downloaded.
     tensors: Tensors | None
-    config: ModelConfig
+    config: NetworkConfig
     # None if the checkpoint has no vocabulary and none was given, as for T5X's.
     vocabulary: Vocabulary | None
     directory: Location

@@ -67,16 +67,13 @@ class MedusaDraft(Draft):
         states = jnp.take_along_axis(context.target_states, at_last, axis=1)[:, 0]
         states = states[:, : self.heads.module.config.emb_dim]
         logits, draws = self.heads.head_logits(states, context.last_tokens, num), context.draws
-        tokens, probs = jnp.zeros((len(logits), gamma), jnp.int32), []
+        tokens, probs = jnp.zeros(logits.shape[:2], jnp.int32), []
         for head in range(num):
             ruled = context.ruled(logits[:, head, None], tokens, head)[:, 0]
             token, of_head, draws = draw_token(ruled, draws, settings)
             tokens = tokens.at[:, head].set(token)
             probs.append(of_head)
-        if settings.greedy:
-            probs = None
-        else:
-            probs = jnp.pad(jnp.stack(probs, axis=1), ((0, 0), (0, gamma - num), (0, 0)))
+        probs = None if settings.greedy else jnp.stack(probs, axis=1)
         counts = jnp.where(context.lengths > state, num, 0)
         return Proposal(tokens, probs, draws.drawn, counts), state
 

@@ -23,13 +23,14 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.contrib.medusa.checkpoints import save_heads
 from spec_t5x.contrib.medusa.network import Heads, HeadsConfig, T5Heads
 from spec_t5x.errors import InputError, check_choice, check_unused
+from spec_t5x.labs.training.interfaces import Inputs, Learner, TrainOptions
 from spec_t5x.labs.training.learners import read_target
 from spec_t5x.labs.training.losses import LossSums, token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_settings, figures_of, log_exported
 from spec_t5x.labs.training.same_run import check_same
-from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions, TrainResult, fit
+from spec_t5x.labs.training.trainer import TrainResult, fit
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.partitioning import declared_shardings
 from spec_t5x.models.seq2seq import T5Model

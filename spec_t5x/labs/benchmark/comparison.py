@@ -14,7 +14,7 @@ import numpy as np
 from spec_t5x.errors import InputError, check_unused
 from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.labs.benchmark.acceptance import achieved
+from spec_t5x.labs.benchmark.achieved import achieved
 from spec_t5x.labs.benchmark.reliability import OtherPrograms
 from spec_t5x.labs.benchmark.step_times import StepTimes, measure_step_times
 from spec_t5x.labs.benchmark.text_batches import text_batches

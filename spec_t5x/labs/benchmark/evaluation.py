@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from spec_t5x.errors import InputError, check_unused
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
-from spec_t5x.labs.benchmark.acceptance import achieved
+from spec_t5x.labs.benchmark.achieved import achieved
 from spec_t5x.labs.benchmark.text_source import fits
 from spec_t5x.labs.metrics import TextPairs, metric_intervals, signature
 

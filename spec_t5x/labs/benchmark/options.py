@@ -83,14 +83,6 @@ class TextSource(TaskOptions):
         if self.name is None:
             raise InputError("data is None: give a file of pairs, or mixture_or_task")
 
-    def check_readable(self) -> None:
-        """Raises ``InputError`` unless there is a task, or a file whose sources can be read."""
-        from spec_t5x.labs.benchmark.text_source import read_file
-
-        self.check_given()
-        if self.data is not None:
-            read_file(self.without_targets())
-
     def without_targets(self) -> "TextSource":
         """Returns the source of a file with other targets, because the file may lack its own."""
         if is_jsonl(self.data or ""):

@@ -126,22 +126,21 @@ def _call_draft(
 ):
     """Makes ``calls`` proposals, each after the last one's first token or the target's token."""
     gamma, tree, coupled = loop.gamma, loop.verifier.tree(loop.gamma), loop.verifier.coupled
-    batch = state.outputs.lengths.shape[0]
-    none_accepted = jnp.zeros(batch, jnp.int32)
+    none_accepted = jnp.zeros_like(state.outputs.lengths)
+    path = None if tree is None else jnp.zeros((none_accepted.shape[0], gamma), jnp.int32)
 
-    def propose(draft_state, context, outcome):
+    def propose(draft_state, outputs):
+        context = decode_state.make_context(state.replace(outputs=outputs), settings, coupled)
         if tree is None:
             proposal, draft_state = draft.propose(draft_state, context, gamma)
-            return proposal, draft.commit(draft_state, outcome)
-        proposal, draft_state = draft.propose_tree(draft_state, context, tree)
-        path = jnp.zeros((batch, gamma), jnp.int32)
-        return proposal, draft.commit_tree(draft_state, outcome, path)
+        else:
+            proposal, draft_state = draft.propose_tree(draft_state, context, tree)
+        outcome = Outcome(lengths=outputs.lengths, num_accepted=none_accepted, path=path)
+        return context, proposal, draft.commit(draft_state, outcome)
 
     def call(_, carry):
         draft_state, outputs, cache, _ = carry
-        context = decode_state.make_context(state.replace(outputs=outputs), settings, coupled)
-        outcome = Outcome(lengths=outputs.lengths, num_accepted=none_accepted)
-        proposal, draft_state = propose(draft_state, context, outcome)
+        context, proposal, draft_state = propose(draft_state, outputs)
         tokens = proposal.tokens[:, 0]
         if target is not None:
             block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
@@ -150,14 +149,8 @@ def _call_draft(
             tokens = _after(logits, block, target.vocab_size)[:, 0]
         return draft_state, with_last(outputs, tokens), cache, jax.tree.leaves(proposal)
 
-    context = decode_state.make_context(state, settings, coupled)
-    outcome = Outcome(lengths=state.outputs.lengths, num_accepted=none_accepted)
-
-    def shapes_of(draft_state):
-        return jax.tree.leaves(propose(draft_state, context, outcome)[0])
-
-    shapes = jax.eval_shape(shapes_of, state.draft_state)
-    nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes]
+    _, shapes, _ = jax.eval_shape(propose, state.draft_state, state.outputs)
+    nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)]
     # The whole proposal is carried: XLA would remove what is unused.
     carry = (state.draft_state, state.outputs, state.target_cache, nothing)
     return jax.lax.fori_loop(0, calls, call, carry)

@@ -45,7 +45,7 @@ from spec_t5x.labs.benchmark.random_models import (
 from spec_t5x.labs.benchmark.reliability import OtherPrograms, doubt
 from spec_t5x.labs.benchmark.simulated_acceptance import compare_simulated
 from spec_t5x.labs.benchmark.text_batches import text_batches
-from spec_t5x.labs.benchmark.text_source import read_texts
+from spec_t5x.labs.benchmark.text_source import check_readable, read_texts
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models.sizes import size
 from spec_t5x.names import AUTO, NO_DRAFT
@@ -84,7 +84,7 @@ def run(
     _check(options, models, decoding, source)
     settings = options.settings(decoding)
     if not options.simulated:
-        source.check_readable()
+        check_readable(source)
     target, generator, make = _load(models, decoding, settings)
     texts, defaults = [], {}
     if not options.simulated:

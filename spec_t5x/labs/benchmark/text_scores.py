@@ -15,7 +15,7 @@ from jax import lax
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, DraftState, DraftTraits, Outcome, Target
 from spec_t5x.labs.theory import formulas
-from spec_t5x.loops import compiled, decode_state, speculative
+from spec_t5x.loops import arguments, compiled, decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.decode_state import DecodeState, Loop, done, with_states
 from spec_t5x.sampling.distributions import Sampling, values_at
@@ -103,7 +103,7 @@ def score_texts(
     """
     loop = Loop(gamma=1, max_decode_len=max_decode_len, eos_id=eos_id)
     for draft in drafts.values():
-        speculative.check_arguments(target, draft, prompts, loop)
+        arguments.check(target, draft, prompts, loop)
     together = _Drafts.of(drafts, target.vocab_size)
     stream, batch = RowStream(keys), prompts.shape[0]
     state = decode_state.init(

@@ -91,6 +91,13 @@ def fits(generator: Generator, source: str | list[int], options: GenerateOptions
     return True
 
 
+def check_readable(source: TextSource) -> None:
+    """Raises ``InputError`` unless there is a task, or a file whose sources can be read."""
+    source.check_given()
+    if source.data is not None:
+        read_file(source.without_targets())
+
+
 def read_file(source: TextSource) -> TextPairs:
     """Reads the file of a source; raises ``InputError`` if it cannot be read as pairs."""
     if is_jsonl(source.data):

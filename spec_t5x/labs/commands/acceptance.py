@@ -42,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
     if args.text:
         source.check_no_file("TEXT is given")
     elif source.name:
-        source.check_readable()
+        from spec_t5x.labs.benchmark.text_source import check_readable
+
+        check_readable(source)
     if models.draft and options.drafts:
         raise InputError(f"Models.draft is {models.draft} beside --draft: give one of them")
     names = options.drafts or (models.draft_name(),)

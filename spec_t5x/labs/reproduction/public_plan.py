@@ -22,8 +22,9 @@ from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH
 from spec_t5x.labs.benchmark.text_source import read_sets
 from spec_t5x.labs.reproduction.public_pairs import PUBLIC, PublicPair, model_drafts, short_name
 from spec_t5x.machine import description
-from spec_t5x.models.binding import ModelConfig, abstract_params, bind
+from spec_t5x.models.binding import abstract_params, bind
 from spec_t5x.models.sizes import size
+from spec_t5x.models.t5 import NetworkConfig
 from spec_t5x.models.weights import BITS, rounded
 from spec_t5x.names import AUTO, INT8
 from spec_t5x.tuning.interleaving import elapsed
@@ -146,7 +147,7 @@ def _opened(name: str, vocabulary: str | None) -> StoredModel:
     return stored
 
 
-def _needs(models: Sequence[tuple[ModelConfig, str]]) -> Needs:
+def _needs(models: Sequence[tuple[NetworkConfig, str]]) -> Needs:
     """Computes the memory of models from the shapes of their weights and caches.
 
     ``models`` are the configurations, each with the precision of its matrices.
@@ -157,7 +158,7 @@ def _needs(models: Sequence[tuple[ModelConfig, str]]) -> Needs:
 
 
 @functools.lru_cache(maxsize=32)
-def _of_model(config: ModelConfig, dtype: str, weights: str) -> tuple[int, int]:
+def _of_model(config: NetworkConfig, dtype: str, weights: str) -> tuple[int, int]:
     """Returns the bytes of a model's weights, and of the caches of one row."""
     config = dataclasses.replace(config, dtype=dtype)
     # The caches depend on the decoder alone, so that less is traced.

@@ -32,7 +32,7 @@ from spec_t5x.interfaces import (
     proposed,
 )
 from spec_t5x.labs.testing.toy_models import PrefixTarget, TableTarget, sequence_law
-from spec_t5x.loops import decode_state, outputs, speculative
+from spec_t5x.loops import arguments, decode_state, outputs
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.refill import Move
@@ -109,7 +109,7 @@ def check_verifier(verifier: Verifier, gamma: int = 3, settings: Sampling | None
         decode_many(TransformerDraft(other_model()), gamma, settings, verifier),
         settings,
         type(verifier).__name__,
-        "of a verifier that is to be lossless, what is emitted must have the target's probability",
+        "emit each token with the target's probability",
     )
 
 
@@ -152,7 +152,7 @@ class _DraftCheck:
 
     def run(self) -> None:
         sources, prompts, _ = rows()
-        speculative.check_arguments(target(), self.draft, prompts, self.loop)
+        arguments.check(target(), self.draft, prompts, self.loop)
         shapes: list[Shapes] = []
         for num in (len(sources), 1):
             # The shapes are kept, as the state's class may refuse what ``eval_shape`` returns.
@@ -181,20 +181,17 @@ class _DraftCheck:
     def iterate(self, draft: Draft, sources: Array, prompts: Array) -> None:
         """Proposes and commits once, and catches up."""
         loop = self.loop
-        stream, settings = speculative.checked(
+        stream, settings = arguments.checked(
             target(), draft, prompts, jax.random.key(0), self.settings, loop
         )
         state = decode_state.init(target(), draft, sources, prompts, stream, loop)
         context = decode_state.make_context(state, settings, loop.verifier.coupled)
         first, lengths = state.draft_state, context.lengths
-        outcome = Outcome(lengths=lengths, num_accepted=jnp.zeros_like(lengths))
         tree = loop.verifier.tree(loop.gamma)
         _, state = proposed(draft, first, context, loop.gamma if tree is None else tree)
-        if tree is None:
-            self.check_kept("commit", first, draft.commit(state, outcome))
-        else:
-            path = jnp.zeros((lengths.shape[0], loop.gamma), jnp.int32)
-            self.check_kept("commit_tree", first, draft.commit_tree(state, outcome, path))
+        path = None if tree is None else jnp.zeros((lengths.shape[0], loop.gamma), jnp.int32)
+        outcome = Outcome(lengths=lengths, num_accepted=jnp.zeros_like(lengths), path=path)
+        self.check_kept("commit", first, draft.commit(state, outcome))
         self.check_kept("catch_up", first, draft.catch_up(first, context, loop.gamma + 1))
 
     def check_kept(self, method: str, before: DraftState, after: DraftState) -> None:

@@ -234,9 +234,6 @@ class _Given(TreeDraft):
     def propose_tree(self, state, context, tree):
         return self.proposal, state
 
-    def commit_tree(self, state, outcome, path):
-        return state
-
 
 def _given(vocab_size: int, work: Workload, loop: Loop, mesh: Mesh) -> _Given:
     tree = loop.verifier.tree(loop.gamma)

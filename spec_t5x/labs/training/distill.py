@@ -24,20 +24,20 @@ from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.labs.list_options import as_lists
 from spec_t5x.labs.training.batching import Batches, PairBatch
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
+from spec_t5x.labs.training.interfaces import Inputs, Learner, TrainOptions, model_inputs
 from spec_t5x.labs.training.kept_layers import narrowed_params, with_shared
 from spec_t5x.labs.training.learners import TargetReading, network_logits, read_target
 from spec_t5x.labs.training.losses import LossSums, token_losses
-from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions, model_inputs
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models import partitioning
 from spec_t5x.models.attention import mask_bias
-from spec_t5x.models.binding import Model, ModelConfig
+from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.eagle import EagleNetwork
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.shared_params import own_params
-from spec_t5x.models.t5 import CachedNetwork, Transformer
+from spec_t5x.models.t5 import CachedNetwork, NetworkConfig, Transformer
 from spec_t5x.options import check_types
 from spec_t5x.sampling.distributions import Sampling, overlap, sampling, standardize
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float, Float32, Int, Key, PyTree
@@ -81,7 +81,7 @@ class DistillOptions:
 class Student:
     """The draft's network and its trained parameters."""
 
-    config: ModelConfig
+    config: NetworkConfig
     # The trained parameters: all, or those not shared with the target (``own_params``).
     params: PyTree
     # If the draft shares the target's encoder and embedding, which are frozen: the index of the
@@ -180,7 +180,7 @@ class DraftLearner(Learner):
     """
 
     student: Student
-    target: Model
+    target: CachedModel
     distillation: DistillOptions
     options: TrainOptions
 

@@ -20,10 +20,9 @@ from spec_t5x.checkpoints.storage.tensors import array_tensors, check_tensors, r
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.ngram import NgramDraft
 from spec_t5x.errors import InputError, check_choice
-from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.narrow_head import NarrowHead
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import NetworkConfig, T5Config
 from spec_t5x.names import STORED_DTYPES
 from spec_t5x.types import Array, Int, Integer, PyTree
 
@@ -31,7 +30,7 @@ from spec_t5x.types import Array, Int, Integer, PyTree
 def save_model(
     directory: str | Path,
     params: PyTree,
-    config: ModelConfig,
+    config: NetworkConfig,
     vocabulary: Vocabulary,
     *,
     dtype: str = "bfloat16",
@@ -60,7 +59,7 @@ def save_model(
 def model_in_memory(
     directory: str | Path,
     params: PyTree,
-    config: ModelConfig,
+    config: NetworkConfig,
     vocabulary: Vocabulary | None,
     metadata: dict[str, Any] | None = None,
 ) -> StoredModel:

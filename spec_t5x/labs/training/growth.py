@@ -13,8 +13,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig, expected_shapes
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.binding import expected_shapes
+from spec_t5x.models.t5 import NetworkConfig, T5Config
 from spec_t5x.types import PyTree
 
 # Fields that grow to multiples, and fields that grow to any larger number.
@@ -27,7 +27,7 @@ _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/(.*)")
 _LAST = re.compile(r".*/(out|wo)/kernel")
 
 
-def check_growth(name: str, old: ModelConfig, new: ModelConfig) -> None:
+def check_growth(name: str, old: NetworkConfig, new: NetworkConfig) -> None:
     """Checks that the model ``name`` can grow to the sizes of ``new``.
 
     Raises:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from spec_t5x.checkpoints.storage.stored_model import Shardings
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.accumulation import padded_rows
-from spec_t5x.models.binding import Model
+from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.partitioning import (
     batch_sharding,
     make_mesh,
@@ -60,7 +60,7 @@ class Layout:
         """Function from a configuration to its parameters' shardings; None on one device."""
         return self.mesh and functools.partial(param_shardings, mesh=self.mesh)
 
-    def frozen(self, model: Model) -> PyTree:
+    def frozen(self, model: CachedModel) -> PyTree:
         """Returns the parameters of a model that is not trained, sharded over the mesh."""
         shardings = self.shardings and self.shardings(model.config)
         return jax.device_put(model.params, shardings)

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from spec_t5x.labs.training.interfaces import Inputs, Learner, TrainOptions
 from spec_t5x.labs.training.losses import LossSums, token_losses
-from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions
-from spec_t5x.models.binding import ModelConfig, network_of
+from spec_t5x.models.binding import network_of
 from spec_t5x.models.partitioning import param_shardings
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import Transformer
+from spec_t5x.models.t5 import NetworkConfig, Transformer
 from spec_t5x.types import Array, Float, Float32, Key, PyTree
 
 
@@ -19,7 +19,7 @@ from spec_t5x.types import Array, Float, Float32, Key, PyTree
 class Network(Learner):
     """The learner of a network of any family, trained by cross-entropy on the tokens of texts."""
 
-    config: ModelConfig
+    config: NetworkConfig
     options: TrainOptions
 
     target = None
@@ -50,7 +50,7 @@ class Network(Learner):
 
 
 def network_logits(
-    config: ModelConfig, params: PyTree, inputs: Inputs, dropout_key: Key[Array, ""] | None = None
+    config: NetworkConfig, params: PyTree, inputs: Inputs, dropout_key: Key[Array, ""] | None = None
 ) -> Float32[Array, "batch length vocab"]:
     """Computes the logits that predict each token of a text, with dropout if a key is given."""
     dropout = {"enable_dropout": dropout_key is not None}
@@ -59,7 +59,7 @@ def network_logits(
     return network_of(config).apply({"params": params}, *_inputs_of(config, inputs), **dropout)
 
 
-def _inputs_of(config: ModelConfig, inputs: Inputs) -> tuple:
+def _inputs_of(config: NetworkConfig, inputs: Inputs) -> tuple:
     """Returns a network's arguments: all inputs, or if it has no source, the shifted text alone."""
     return inputs if config.has_source else inputs[1:2]
 

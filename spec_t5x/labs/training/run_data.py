@@ -23,10 +23,10 @@ from spec_t5x.errors import InputError, check_at_least, check_unused
 from spec_t5x.labs.metrics import TextPairs, metric_by_name
 from spec_t5x.labs.text_pairs import read_pairs
 from spec_t5x.labs.training.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
+from spec_t5x.labs.training.interfaces import Positioned
 from spec_t5x.labs.training.packing import PackedBatches
 from spec_t5x.labs.training.same_run import train_once
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
-from spec_t5x.labs.training.trainer import Positioned
 from spec_t5x.machine.progress import doing
 from spec_t5x.options import check_types
 

@@ -24,6 +24,7 @@ from spec_t5x.labs.training.batching import Batches, TokenisedPairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.labs.training.exports import save_model, save_shared_draft
 from spec_t5x.labs.training.first_head import first_head, head_config
+from spec_t5x.labs.training.interfaces import TrainOptions
 from spec_t5x.labs.training.kept_layers import check_number, keep_layers, kept_layers, likeliest_ids
 from spec_t5x.labs.training.layout import Layout
 from spec_t5x.labs.training.learners import Network
@@ -32,12 +33,11 @@ from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, log_exported
 from spec_t5x.labs.training.same_run import check_same, digest, network_settings
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
-from spec_t5x.labs.training.trainer import Best, TrainOptions, TrainResult, fit
+from spec_t5x.labs.training.trainer import Best, TrainResult, fit
 from spec_t5x.machine.dtypes import resolve_dtype
-from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.shared_params import own_params
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import NetworkConfig, T5Config
 from spec_t5x.names import STORED_DTYPES
 from spec_t5x.options import check_types
 
@@ -78,7 +78,7 @@ class KeptLayers:
             why = "unrolled_steps 0, and only drafts that continue from the target's states have it"
             check_unused(self, why, "width", "depths", "reads_source")
 
-    def of(self, target: ModelConfig) -> tuple[int, ...]:
+    def of(self, target: NetworkConfig) -> tuple[int, ...]:
         """Returns the indices, from 0, of the target's decoder layers that the draft keeps."""
         return kept_layers(self.decoder, target.num_decoder_layers)
 
@@ -102,7 +102,7 @@ def distill(
     options: TrainOptions,
     distillation: DistillOptions,
     layers: KeptLayers | None = None,
-    model: ModelConfig | None = None,
+    model: NetworkConfig | None = None,
     initial_checkpoint: str | None = None,
     vocabulary: str | None = None,
     export_dtype: str = "bfloat16",
@@ -203,7 +203,7 @@ def _export(
 def _check(
     data: TrainingData,
     layers: KeptLayers | None,
-    model: ModelConfig | None,
+    model: NetworkConfig | None,
     initial_checkpoint: str | None,
     options: TrainOptions,
     distillation: DistillOptions,
@@ -261,7 +261,7 @@ def _check_outputs(target: LoadedModel, distillation: DistillOptions) -> None:
 def _student(
     target: LoadedModel,
     layers: KeptLayers | None,
-    model: ModelConfig | None,
+    model: NetworkConfig | None,
     initial_checkpoint: str | None,
     options: TrainOptions,
 ) -> Student:

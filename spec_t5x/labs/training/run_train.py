@@ -29,17 +29,17 @@ from spec_t5x.errors import InputError, check_choice, check_unused
 from spec_t5x.labs.metrics import check_installed, metric_by_name
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.growth import GROWING, check_growth, grown
+from spec_t5x.labs.training.interfaces import TrainOptions
 from spec_t5x.labs.training.layout import Layout, count_replicas
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData, kinds_of_data
 from spec_t5x.labs.training.same_run import FREE, check_same, network_settings
 from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
-from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
+from spec_t5x.labs.training.trainer import TrainResult, fit
 from spec_t5x.labs.training.training_log import curves_writer
-from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.sizes import size as published_size
-from spec_t5x.models.t5 import T5Config, check_names
+from spec_t5x.models.t5 import NetworkConfig, T5Config, check_names
 from spec_t5x.names import NATIVE_DTYPES
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def t5_config(size: str = "t5_1_0_small", **changes) -> T5Config:
 def train(
     *,
     output_dir: str,
-    model: ModelConfig,
+    model: NetworkConfig,
     data: TrainingData,
     optimizer: OptimizerOptions,
     options: TrainOptions,
@@ -197,7 +197,7 @@ def check_settings(
         curves_writer()
 
 
-def check_kind(config: ModelConfig, data: TrainingData, options: TrainOptions) -> None:
+def check_kind(config: NetworkConfig, data: TrainingData, options: TrainOptions) -> None:
     """Raises ``InputError`` if the data or the label smoothing do not fit the network."""
     kind, given = type(config).__name__, type(data).__name__
     if config.has_source != data.has_source:
@@ -221,7 +221,7 @@ def check_kind(config: ModelConfig, data: TrainingData, options: TrainOptions) -
 def load_initial(
     name: str | None,
     vocabulary: VocabularyLike | None,
-    model: ModelConfig,
+    model: NetworkConfig,
     options: TrainOptions,
     *,
     grow: bool = False,

@@ -19,7 +19,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.labs.training.run_checkpoints import has_checkpoints
 from spec_t5x.labs.writing import reported
 from spec_t5x.machine.atomic import write_whole
-from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.t5 import NetworkConfig
 
 # The file in a run's directory.
 RECORD = "run.json"
@@ -40,7 +40,7 @@ def digest(*values: Any) -> str:
     return found.hexdigest()
 
 
-def network_settings(config: ModelConfig) -> str:
+def network_settings(config: NetworkConfig) -> str:
     """Returns the fields of a network's configuration, but those that a training chooses."""
     fields = dataclasses.asdict(config)
     return repr({name: value for name, value in fields.items() if name not in FREE})

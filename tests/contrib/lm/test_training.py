@@ -10,8 +10,8 @@ from spec_t5x.contrib.lm.training_data import TextOptions, _sampled
 from spec_t5x.contrib.lm.wordpiece import WordPieceVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.training.interfaces import TrainOptions
 from spec_t5x.labs.training.run_train import check_kind
-from spec_t5x.labs.training.trainer import TrainOptions
 from tests.conftest import ENGLISH
 from tests.labs.training.conftest import shared_steps  # noqa: F401
 from tests.labs.training.toys import assert_identical, run_command, toy_config

@@ -13,9 +13,10 @@ from spec_t5x.contrib.medusa.checkpoints import load_heads
 from spec_t5x.contrib.medusa.network import HeadsConfig, T5Heads
 from spec_t5x.contrib.medusa.training import HeadsLearner, heads_losses, train_heads
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.interfaces import TrainOptions
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import DataOptions
-from spec_t5x.labs.training.trainer import TrainOptions, fit
+from spec_t5x.labs.training.trainer import fit
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.seq2seq import T5Model
 from tests.conftest import ENGLISH, GERMAN

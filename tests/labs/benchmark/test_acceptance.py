@@ -15,7 +15,8 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.labs.benchmark.acceptance import _Repeated, achieved, best, measure, table
+from spec_t5x.labs.benchmark.acceptance import _Repeated, best, measure, table
+from spec_t5x.labs.benchmark.achieved import achieved
 from spec_t5x.labs.benchmark.options import AcceptanceOptions
 from spec_t5x.labs.estimates import Estimate
 from spec_t5x.types import EOS_ID

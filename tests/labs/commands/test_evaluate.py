@@ -15,7 +15,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.evaluation import evaluate
 from spec_t5x.labs.benchmark.options import TextSource
-from spec_t5x.labs.benchmark.text_source import read_sets, read_texts
+from spec_t5x.labs.benchmark.text_source import check_readable, read_sets, read_texts
 from spec_t5x.labs.metrics import TextPairs
 
 seqio = pytest.importorskip("seqio")
@@ -249,7 +249,7 @@ def test_sources_are_not_scored_against_themselves(tmp_path):
     with pytest.raises(InputError, match="data.tsv has one column: separate sources and targets"):
         read_sets(source, None)
     # Sources alone suffice to measure speed.
-    source.check_readable()
+    check_readable(source)
     (texts,) = read_sets(dataclasses.replace(source, target_column=0), ByteVocabulary())
     assert texts.pairs == [("one", "one"), ("two", "two")]
 

@@ -151,6 +151,8 @@ class Counter(TreeDraft):
     def commit(self, state, outcome):
         if self.kind == "tuple":
             return (state,)
+        if outcome.path is not None and self.kind == "other":
+            return state.astype(jnp.int8)
         return state + outcome.num_accepted * (1.0 if self.kind == "float" else 1)
 
     def catch_up(self, state, context, width):
@@ -160,9 +162,6 @@ class Counter(TreeDraft):
         batch, num = context.lengths.shape[0], tree.num_nodes - (self.kind != "too many nodes")
         tokens = jnp.tile(jnp.arange(num)[None] % 4, (batch, 1))
         return TreeProposal(tokens=tokens, probs=None, depths=jnp.full(batch, tree.depth)), state
-
-    def commit_tree(self, state, outcome, path):
-        return state if self.kind == "nothing" else state.astype(jnp.int8)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,7 @@ def test_trees_and_states_after_them_of_other_shapes_are_found(unchecked):
     check_draft(Counter(), gamma=2, verifier=TreeVerifier((2,)))
     messages = {
         "too many nodes": r"int32 \[3, 5\] as tokens: give integer \[3, 4\]",
-        "other": r"commit_tree makes int8 \[3\] of the state's array, int32 \[3\]: keep",
+        "other": r"commit makes int8 \[3\] of the state's array, int32 \[3\]: keep",
     }
     for kind, message in messages.items():
         with pytest.raises(InputError, match=message):

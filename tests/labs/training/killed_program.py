@@ -10,9 +10,10 @@ import numpy as np
 import optax
 
 from spec_t5x.labs.training.batching import Batches
+from spec_t5x.labs.training.interfaces import TrainOptions
 from spec_t5x.labs.training.losses import DevMetrics
 from spec_t5x.labs.training.optimizers import OptimizerOptions
-from spec_t5x.labs.training.trainer import TrainOptions, fit
+from spec_t5x.labs.training.trainer import fit
 from tests.labs.training.toys import Copier, copy_batches
 
 STEPS = 24

@@ -12,10 +12,11 @@ from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.huggingface.t5 import tensor_names
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.labs.training.interfaces import TrainOptions
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.losses import token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
-from spec_t5x.labs.training.trainer import TrainOptions, TrainState, make_train_step
+from spec_t5x.labs.training.trainer import TrainState, make_train_step
 from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.types import PyTree
 from tests.torch_t5 import SIZES

@@ -28,11 +28,12 @@ from spec_t5x.labs.training.distill import (
 )
 from spec_t5x.labs.training.first_head import first_head, head_config
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
+from spec_t5x.labs.training.interfaces import TrainOptions, model_inputs
 from spec_t5x.labs.training.kept_layers import keep_layers
 from spec_t5x.labs.training.learners import network_logits, read_target
 from spec_t5x.labs.training.losses import LossSums, token_losses
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
-from spec_t5x.labs.training.trainer import TrainOptions, fit, model_inputs
+from spec_t5x.labs.training.trainer import fit
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models.eagle import EagleNetwork
 from spec_t5x.models.seq2seq import T5Model

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from spec_t5x.labs.training.batching import Batches, join_pairs
+from spec_t5x.labs.training.interfaces import TrainOptions, model_inputs
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.packing import PackedBatches
-from spec_t5x.labs.training.trainer import TrainOptions, model_inputs
 from tests.labs.training.toys import toy_config
 
 LENGTHS = (24, 16)

@@ -11,10 +11,11 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.distillation_losses import DIVERGENCES
+from spec_t5x.labs.training.interfaces import TrainOptions, model_inputs
 from spec_t5x.labs.training.learners import Network, network_logits
 from spec_t5x.labs.training.losses import DevMetrics, cross_entropy, token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
-from spec_t5x.labs.training.trainer import TrainOptions, init_state, make_train_step, model_inputs
+from spec_t5x.labs.training.trainer import init_state, make_train_step
 from tests.labs.training.toys import Copier, assert_identical, copy_batches, toy_config, train_toy
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")

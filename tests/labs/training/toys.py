@@ -16,8 +16,9 @@ import pytest
 from spec_t5x.cli.main import main
 from spec_t5x.labs.training import trainer
 from spec_t5x.labs.training.batching import Batches, join_pairs
+from spec_t5x.labs.training.interfaces import Learner, TrainOptions
 from spec_t5x.labs.training.losses import token_losses
-from spec_t5x.labs.training.trainer import Learner, TrainOptions, TrainResult, fit
+from spec_t5x.labs.training.trainer import TrainResult, fit
 from spec_t5x.models.t5 import T5Config
 
 
