@@ -97,16 +97,7 @@ def train(
     directory, exported = Path(output_dir), Path(output_dir) / "model"
     check_settings(optimizer, options, export_dtype, exported)
     check_kind(model, data, options)
-    if metrics and data.name("dev") is None:
-        raise InputError(
-            "train.metrics score held-out texts and there are none: give a dev file or split, or "
-            "leave train.metrics out"
-        )
-    if hasattr(data, "metric"):
-        if metrics:
-            check_installed([metric_by_name(data.metric)])
-        else:
-            check_unused(data, "train.metrics is None, which scores no texts", "metric")
+    _check_metrics(data, metrics)
     check_unused(options, "only drafts learn from a target", "objective", "distillation_weight")
     if grow and initial_checkpoint is None:
         raise InputError("train.grow has no model to grow: give train.initial_checkpoint")
@@ -139,6 +130,20 @@ def train(
     save_model(exported, result.state.params, model, vocabulary, **export)
     log_exported(result, f"model in {exported}")
     return result
+
+
+def _check_metrics(data: TrainingData, metrics: MetricsOptions | None) -> None:
+    """Raises ``InputError`` if there is no text to score, or a metric is unused or uninstalled."""
+    if metrics and data.name("dev") is None:
+        raise InputError(
+            "train.metrics score held-out texts and there are none: give a dev file or split, or "
+            "leave train.metrics out"
+        )
+    if hasattr(data, "metric"):
+        if metrics:
+            check_installed([metric_by_name(data.metric)])
+        else:
+            check_unused(data, "train.metrics is None, which scores no texts", "metric")
 
 
 def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
