@@ -23,6 +23,7 @@ from spec_t5x.interfaces import (
     Context,
     Draft,
     DraftState,
+    DraftTraits,
     Outcome,
     Proposal,
     Target,
@@ -86,12 +87,12 @@ class CascadeDraft(Draft):
         """Raises ``InputError`` if ``inner_gamma`` is below 1 or either part cannot draft here."""
         check_numbers(1, inner_gamma=self.inner_gamma)
         check_positions(self.model, max_decode_len, "draft")
-        check_fits(self.draft, self.model, max_decode_len)
-        if self.draft.traits.uses_target_states:
+        if getattr(self.draft, "traits", DraftTraits()).uses_target_states:
             raise InputError(
                 f"{type(self.draft).__name__} reads the target's states, so it cannot draft inside "
                 "a cascade: give another inner draft"
             )
+        check_fits(self.draft, self.model, max_decode_len)
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int

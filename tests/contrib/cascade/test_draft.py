@@ -121,6 +121,13 @@ def test_its_parts_fit_together(inner, gamma, message):
         CascadeDraft(every_draft.near(), inner, gamma).check(every_draft.target(), 8)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_head_on_the_targets_states_cannot_draft_in_it():
+    middle = every_draft.tiny_t5(0, emb_dim=24)
+    with pytest.raises(InputError, match="EagleDraft reads the target's states, so it cannot"):
+        CascadeDraft(middle, every_draft.eagle()).check(every_draft.target(), 8)
+
+
 @functools.cache
 def packaged():
     loaded = load("t5-target")

@@ -120,7 +120,11 @@ def test_proposals_come_from_the_states_of_the_text_so_far(paced):
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (lambda: TableTarget.create(seed=0, vocab_size=30), {}, "needs the target's states"),
+        (
+            lambda: TableTarget.create(seed=0, vocab_size=30),
+            {},
+            "is a TableTarget with sta",
+        ),
         (lambda: tiny_t5(0, emb_dim=24), {}, "of width 16 and the target is a T5Model with sta"),
         (target, {"verifier": TreeVerifier((2,))}, "MedusaDraft has no propose_tree"),
     ],
