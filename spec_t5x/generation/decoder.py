@@ -82,7 +82,7 @@ class BatchDecoder:
         if self.is_decoder_only:
             check_unused(options, "a decoder-only model's prompt comes first", "output_prefix")
         check_positions(self.target, self.max_decode_len(options))
-        self.rules(options)
+        self.sampling(options)
         has_penalty = options.settled(self.defaults)["length_penalty"] is not None
         if options.early_stopping is not None and not has_penalty:
             raise InputError(
@@ -263,6 +263,8 @@ class BatchDecoder:
     def sampling(self, options: GenerateOptions) -> Sampling:
         """Returns the settings of sampling, with the rules of decoding if there are any."""
         settings, found = options.sampling(), self.rules(options)
+        if found is not None and jax.tree_util.all_leaves([found]):
+            raise InputError(f"rules are {found!r}: give an object of a flax.struct.dataclass")
         return settings if found is None else settings.replace(rules=found)
 
     def rules(self, options: GenerateOptions) -> Rules | None:
