@@ -124,7 +124,7 @@ def as_input_error(what: str, remedy: str, *kinds: type[Exception]) -> Iterator[
 
 def is_out_of_memory(error: Exception) -> bool:
     """Tells whether an error of JAX says that a device's memory is exhausted."""
-    return "RESOURCE_EXHAUSTED" in str(error)
+    return isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:

@@ -7,7 +7,9 @@ import json
 import os
 import pickle
 import types
+from concurrent.futures import ThreadPoolExecutor
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -925,6 +927,47 @@ def test_other_objects_are_refused_as_drafts(generator, how):
     ):
         assert message in message_of(make, one)
     assert "the draft has 9 tokens" in message_of(make, CopyDraft(9))
+
+
+@flax.struct.dataclass
+class Without:
+    """A rule of decoding that excludes one id."""
+
+    banned: jax.Array
+
+    def __call__(self, logits, places):
+        return logits.at[..., self.banned].set(-jnp.inf)
+
+
+def test_a_subclass_has_rules_of_decoding(generator, greedy_alone):
+    def ruled(found):
+        kind = type("Ruled", (Generator,), {"rules": lambda self, options: found})
+        models = {name: getattr(generator, name) for name in ("target", "draft", "vocabulary")}
+        return kind(**models, max_source_len=generator.max_source_len)
+
+    banned = greedy_alone[TEXTS[0]][0].output_ids[0]
+    without = ruled(Without(jnp.array(banned)))
+    texts = TEXTS[:2]
+    ids = [answer[0].output_ids for answer in without.generate(texts, GREEDY)]
+    assert all(banned not in found for found in ids)
+    assert ids == [answer[0].output_ids for answer in without.plain().generate(texts, GREEDY)]
+    (*_, event) = without.stream(texts[0], GREEDY)
+    assert event.generation.output_ids == ids[0]
+    # JAX would take these for arrays.
+    for other in (lambda logits, places: logits, Without, object()):
+        message = message_of(ruled(other).stream, texts[0], GREEDY)
+        assert message.startswith("rules are <") and "a flax.struct.dataclass" in message
+
+
+def test_threads_share_a_generator(generator, greedy_alone):
+    def decode(text):
+        (answer,) = generator.generate(text, GREEDY)
+        (*_, event) = generator.stream(text, GREEDY)
+        return answer, event.generation
+
+    with ThreadPoolExecutor(4) as threads:
+        for text, (answer, generation) in zip(TEXTS, threads.map(decode, TEXTS), strict=True):
+            assert answer == greedy_alone[text] and generation == answer[0]
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -196,9 +196,7 @@ class _Command:
     def _show(self, lines: Iterator[Item]) -> None:
         """Prints each output while it is decoded, as text or as a trace."""
         show = _of_labs("console:print_trace") if self.args.trace else _print_stream
-        number = 0
-        for line in lines:
-            number += 1
+        for number, line in enumerate(lines, start=1):  # noqa: B007, the last is reported
             if line.error is None:
                 try:
                     show(self.generator, line.text, self.options, place=line.index)

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import spec_t5x
@@ -94,29 +94,31 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
             add_search_paths(args.gin_search_paths)
         with stopping([signal.SIGINT]):
             return args.run(args)
-    except InputError as error:
-        if args.debug:
-            raise
-        # gin appends lines about its own calls to an error that passes through it.
-        log.error(f"error: {str(error).splitlines()[0]}")
-        return 2
-    except ValueError as error:
-        # JAX checks its variables when it is imported, of which its inner packages are left then.
-        if args.debug or "jax" in sys.modules or "jax._src" not in sys.modules:
-            raise
-        log.error(f"error: JAX cannot be imported ({one_line(error)}): mend that variable, JAX_…")
-        return 2
-    except RuntimeError as error:
-        fault = fault_of(error)
-        if args.debug or not (fault or is_out_of_memory(error)):
-            raise
-        narrower = ", or --dtype bfloat16" if "dtype" in args.flags else ""
-        parallel = ", or a larger --model_parallel" if "model_parallel" in args.flags else ""
-        full = "the device's memory is full: give smaller batches, shorter texts or a smaller model"
-        log.error(f"error: {fault or f'{full}{narrower}{parallel}'}")
-        return 2
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception as error:
+        if args.debug or (line := _line(error, args.flags)) is None:
+            raise
+        log.error(f"error: {line}")
+        return 2
+
+
+def _line(error: Exception, flags: Collection[str]) -> str | None:
+    """Returns the line that reports an error with a known remedy; None for another error."""
+    if isinstance(error, InputError):
+        # gin appends lines about its own calls to an error that passes through it.
+        return str(error).splitlines()[0]
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot use {one_line(error.filename, 80)} ({error.strerror}): give another path"
+    # JAX checks its variables when it is imported, of which its inner packages are left then.
+    if isinstance(error, ValueError) and "jax" not in sys.modules and "jax._src" in sys.modules:
+        return f"JAX cannot be imported ({one_line(error)}): mend that variable, JAX_…"
+    if (fault := fault_of(error)) or not is_out_of_memory(error):
+        return fault
+    narrower = ", or --dtype bfloat16" if "dtype" in flags else ""
+    parallel = ", or a larger --model_parallel" if "model_parallel" in flags else ""
+    full = "the device's memory is full: give smaller batches, shorter texts or a smaller model"
+    return f"{full}{narrower}{parallel}"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -36,7 +36,7 @@ def is_jsonl(path: str | Path) -> bool:
 def raw_lines(path: str | Path) -> Iterator[bytes]:
     """Yields the lines of a file, line ends included, decompressed if the file is gzip.
 
-    Raises ``InputError`` if the file is absent, cannot be read, or is cut short.
+    Raises ``InputError`` if the file is absent, cannot be read, is cut short, or is UTF-16.
     """
     with opened(path) as stream:
         yield from stream_lines(stream, str(path))
@@ -49,6 +49,8 @@ def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
     number = 0
     try:
         lines = gzip.GzipFile(fileobj=stream) if holds_gzip(stream) else stream
+        if lines.peek(2).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(f"{name} is UTF-16: convert it (iconv -f utf-16 -t utf-8)")
         for number, line in enumerate(lines, start=1):  # noqa: B007, the error names it
             yield line
     except (OSError, EOFError, zlib.error) as error:
@@ -91,13 +93,12 @@ def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
 def opened(path: str | Path) -> io.BufferedReader:
     """Opens a file of bytes; raises ``InputError`` if it is absent, no file or not readable."""
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: give a file")
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is a pipe or a device, which is read once: give a file")
-    if not path.is_file():
-        raise InputError(f"no file {path}: give the path of a text file (it may be gzipped)")
     with as_input_error(f"cannot open {path}", "give a file that you may read", OSError):
+        if not path.exists():
+            raise InputError(f"no file {path}: give the path of a text file (it may be gzipped)")
+        if not path.is_file():
+            what = "a folder" if path.is_dir() else "a pipe or a device, which is read once"
+            raise InputError(f"{path} is {what}: give a file")
         return path.open("rb")
 
 

@@ -85,7 +85,7 @@ class BatchDecoder:
         # Made for its check of gamma, with the checkpoint's limit.
         dataclasses.replace(options, max_decode_len=self.max_decode_len(options))
         check_positions(self.target, self.max_decode_len(options))
-        self.rules(options)
+        self.sampling(options)
         has_penalty = options.settled(self.defaults)["length_penalty"] is not None
         if options.early_stopping is not None and not has_penalty:
             raise InputError(
@@ -266,6 +266,8 @@ class BatchDecoder:
     def sampling(self, options: GenerateOptions) -> Sampling:
         """Returns the settings of sampling, with the rules of decoding if there are any."""
         settings, found = options.sampling(), self.rules(options)
+        if found is not None and jax.tree_util.all_leaves([found]):
+            raise InputError(f"rules are {found!r}: give an object of a flax.struct.dataclass")
         return settings if found is None else settings.replace(rules=found)
 
     def rules(self, options: GenerateOptions) -> Rules | None:

@@ -11,6 +11,7 @@ formulas p is the target's distribution and q the draft's.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import flax.struct
 import jax
@@ -22,7 +23,7 @@ from jaxtyping import Shaped
 from spec_t5x.errors import InputError, one_line
 from spec_t5x.machine.operations import by_kernel
 from spec_t5x.sampling.random_bits import uniform
-from spec_t5x.sampling.rules import Rules
+from spec_t5x.sampling.rules import Places
 from spec_t5x.types import Array, Float, Float32, Int, Key, UInt32
 
 # Temperatures up to this one mean argmax, as in T5X.
@@ -47,7 +48,7 @@ class Sampling:
     # True if ``top_k`` is known to be 1, and noise chooses among the tokens that tie.
     ties: bool = flax.struct.field(pytree_node=False, default=False)
     # Rules of decoding, which callers apply to the logits before ``standardize``; None for none.
-    rules: Rules | None = None
+    rules: Callable[[Array, Places], Array] | None = None
 
     def repeat(self, times: int) -> "Sampling":
         """Returns the settings of a batch in which each row is followed by ``times - 1`` copies."""

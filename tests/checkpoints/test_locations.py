@@ -170,9 +170,9 @@ def test_paths_in_a_bucket(bucket):
         (place / "b").read_bytes()
     assert locate(place) is place
     assert "'gs:///a' names no bucket: give gs://BUCKET/" in message_of(locate, "gs:///a")
-    assert "'s3://bucket/a': give a directory of this machine" in message_of(
-        locate, "s3://bucket/a"
-    )
+    for address in ("s3://bucket/a", "https://huggingface.co/google/flan-t5-small"):
+        expected = f"{address!r}: give a directory, gs://BUCKET/DIRECTORY or OWNER/NAME"
+        assert message_of(locate, address) == expected
     assert kvstore_spec(place) == {"driver": "gcs", "bucket": "bucket", "path": "a/"}
     assert kvstore_spec(locate("gs://bucket"))["path"] == ""
     assert kvstore_spec(Path("/a/b")) == {"driver": "file", "path": "/a/b/"}

@@ -146,6 +146,22 @@ def test_a_full_device_is_a_line(run, tmp_path, monkeypatch):
     assert line.endswith("a smaller model, or --dtype bfloat16, or a larger --model_parallel")
 
 
+def test_a_path_that_the_system_refuses_is_a_line(run, monkeypatch):
+    refusal = PermissionError(13, "Permission denied", "/home/other/model")
+
+    def refuse(*_, **__):
+        raise refusal
+
+    monkeypatch.setattr(Generator, "open", refuse)
+    line = "spec-t5x: error: cannot use /home/other/model (Permission denied): give another path"
+    assert run("generate", "text") == (2, [], [line])
+    with pytest.raises(PermissionError):
+        run("generate", "--debug", "text")
+    refusal.filename = None
+    with pytest.raises(PermissionError):
+        run("generate", "text")
+
+
 def test_a_tpu_of_another_process_is_a_line(run, monkeypatch):
     why = "Unable to initialize backend 'tpu': ABORTED: The TPU is in use by process 7"
 

@@ -1,5 +1,6 @@
 """Lines to inputs: what each says, what is wrong with it, how shards are read."""
 
+import gzip
 import itertools
 import json
 
@@ -83,12 +84,26 @@ def test_bad_json_is_one_line_and_no_more(tmp_path, line, reason):
     assert good.text == "good"
 
 
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_file_in_utf16_is_refused_as_a_whole(tmp_path, encoding, compress):
+    """All lines after the first would be texts with null characters."""
+    content = compress("\ufeffone\r\ntwo\r\n".encode(encoding))
+    with pytest.raises(InputError, match="in.txt is UTF-16: convert it"):
+        items(tmp_path / "in.txt", content)
+
+
 def test_a_file_of_nothing_and_no_file_are_errors(tmp_path):
     (tmp_path / "in.txt").write_bytes(b"")
     with pytest.raises(InputError, match="holds no inputs"):
         survey(file_source(str(tmp_path / "in.txt")), 4)
     with pytest.raises(InputError, match="no file .*absent.txt"):
         file_source(str(tmp_path / "absent.txt"))
+    with pytest.raises(InputError, match="is a folder: give a file"):
+        file_source(str(tmp_path))
+    # A text in place of a path: the system refuses to look for it, as it does in others' folders.
+    with pytest.raises(InputError, match="give"):
+        file_source("a long text " * 50)
 
 
 def test_shards_are_read_one_by_one_and_the_rest_is_passed_by(tmp_path):

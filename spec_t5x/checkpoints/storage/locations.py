@@ -109,7 +109,7 @@ def locate(name: str | Path | GcsPath) -> Location:
             raise InputError(f"{text!r} names no bucket: give {_SCHEME}BUCKET/DIRECTORY")
         return GcsPath(bucket, key.strip("/"))
     if "://" in text:
-        raise InputError(f"{text!r}: give a directory of this machine or {_SCHEME}BUCKET/DIRECTORY")
+        raise InputError(f"{text!r}: give a directory, {_SCHEME}BUCKET/DIRECTORY or OWNER/NAME")
     return Path(text).expanduser()
 
 
