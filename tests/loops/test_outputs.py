@@ -14,7 +14,7 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import NoDraft
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import sampling, standardize
-from tests.loops.stubs import counts_upwards, no_prompts
+from tests.loops.stubs import bits, counts_upwards, no_prompts
 from tests.older_jax import enable_x64
 from tests.toy_drafts import StubTarget
 
@@ -236,11 +236,6 @@ def test_a_decode_without_a_score_is_never_the_best_and_equals_keep_their_order(
 
 
 # keys
-
-
-def bits(keys):
-    """Returns keys as tuples, to compare and to put in sets."""
-    return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()]
 
 
 def test_one_key_gives_every_row_and_decode_its_own_in_batches_of_any_size():
