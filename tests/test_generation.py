@@ -33,7 +33,7 @@ from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.labs.benchmark.text_batches import text_batches
 from spec_t5x.labs.metrics import TextPairs
 from spec_t5x.loops import refill, speculative
-from spec_t5x.loops.pace import Costs
+from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.models.binding import Model
 from spec_t5x.models.decoder_only import DecoderOnlyConfig, DecoderOnlyModel, DecoderOnlyTransformer
 from spec_t5x.models.seq2seq import T5Model
@@ -295,6 +295,34 @@ def test_where_no_acceptance_pays_the_draft_is_left_out(generator):
     # A draft that was asked for is not left out.
     assert which.verdict(dataclasses.replace(auto, gamma=3)) is None
     json.dumps(comparison.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("plain_steps", "iterations", "first_drafts", "said"),
+    [
+        (79, 21, (0, 20), None),
+        (80, 20, (7, 20), " of 80% of the steps: {pays}"),
+        (80, 20, (6, 20), " of 80% of the steps: {pays}, and 30% of its first tokens saved a step"),
+        (90, 10, (0, 0), " of 90% of the steps: {pays}"),
+        (9, 0, (0, 0), ": {pays}"),
+    ],
+)
+def test_a_draft_that_was_left_out_of_most_steps_is_told(
+    generator, plain_steps, iterations, first_drafts, said
+):
+    auto, own = options(gamma="auto", batch_size=2), dataclasses.replace(generator)
+    # At gamma 1 an iteration costs 1.3, which (1 + 0.33) tokens pay for by the margin of 2 %.
+    own.assume(auto, costs := Costs.by_formula(c=0.3))
+    pays = "it pays here from an acceptance rate of about 33%"
+    decoding, pace = own.engine(auto), Pace.start(costs)
+    assert decoding.verdict is None
+    decoding.pace = pace.replace(
+        plain_steps=jnp.int32(plain_steps),
+        iterations=jnp.int32(iterations),
+        counts=pace.counts.at[:2, 0].set(jnp.array(first_drafts, jnp.float32)),
+    )
+    expected = said and "the draft was left out" + said.format(pays=pays)
+    assert decoding.verdict == expected
 
 
 def test_batches_hold_the_inputs_in_order_and_padding_rows_that_end_at_once(generator):

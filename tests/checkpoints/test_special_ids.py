@@ -97,7 +97,7 @@ def made(tmp_path_factory):
 
 
 def their_sources(tokenizer, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids as transformers' tokenizer gives them, and where they are no padding."""
+    """Returns ids as transformers' tokenizer gives them, and the mask of those that are tokens."""
     ids = [tokenizer.encode(text).ids for text in TEXTS]
     width = max(map(len, ids))
     padded = np.array([[*row, *[pad] * (width - len(row))] for row in ids])

@@ -124,6 +124,9 @@ def test_a_checkpoint_is_known_by_its_content(runner):
     runner(settings={"target": {"name": "moved", "content": "aaaa"}})
     with pytest.raises(InputError, match=r"target was here \(aaaa\) and is here \(bbbb\)"):
         runner(settings={"target": {"name": "here", "content": "bbbb"}})
+    draft = {"target": {"name": "here", "content": "aaaa"}, "draft": {"name": "d", "content": "cc"}}
+    with pytest.raises(InputError, match=r"settings \(draft was null and is d \(cc\)\)"):
+        runner(settings=draft)
 
 
 AUTO = dataclasses.replace(OPTIONS, gamma="auto")
@@ -346,7 +349,7 @@ def test_a_lock_that_links_to_another_file_leaves_it_alone(runner, tmp_path):
 
 
 def test_a_worker_that_begins_while_inputs_are_read_keeps_its_run(runner, monkeypatch):
-    """It has found the old manifest: an overwritten one would be of other settings than its own."""
+    """The worker found the old manifest; a new one would be of other settings than its own."""
     runner()
     before, survey = runner.files(), bulk.survey
     with contextlib.ExitStack() as held:

@@ -246,7 +246,7 @@ def test_one_key_gives_every_row_and_decode_its_own_in_batches_of_any_size():
 
 
 def test_a_callers_key_gives_the_same_row_keys_at_any_place():
-    """In the order of repeated rows."""
+    """Keys have the order of repeated rows."""
     callers = jax.random.split(jax.random.key(1), 4)
     order = jnp.array([2, 0, 3])
     keys = ROW_KEYS(callers, 4, 2).reshape(4, 2)
@@ -314,7 +314,7 @@ def test_logits_that_are_not_finite_have_no_finite_score(settings, rescale, valu
 
 
 def test_a_token_that_lenience_lets_pass_scores_as_it_does_without_sampled_rows():
-    """At temperature 0 it is not the argmax, and has no probability."""
+    """At temperature 0 the token is not the argmax, and has no probability."""
     alone = scored(sampling(0.0), TOKENS, True)
     beside = scored(sampling([0.0, 1.0]), TOKENS, True)
     assert np.any(TOKENS[0] != GREEDY[0])

@@ -68,8 +68,8 @@ def test_added_layers_are_spread_and_copies_of_the_layers_before_them():
         assert np.any(ours["mlp"]["wo"]["kernel"]) != is_added
 
 
-def test_what_reads_the_copies_of_a_feature_differs_by_numbers_as_large_as_it():
-    """Each copy of a row is its share of the small one and a random number; both have one size."""
+def test_copies_of_rows_differ_by_random_numbers_as_large_as_the_rows():
+    """Each copy is its share of the small network's row plus a number; the copies sum to it."""
     old = toy_config(emb_dim=64)
     new = dataclasses.replace(old, emb_dim=192)
     params = _random(old)
