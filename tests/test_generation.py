@@ -311,6 +311,7 @@ def test_a_draft_that_was_left_out_of_most_steps_is_told(
     generator, plain_steps, iterations, first_drafts, said
 ):
     auto, own = options(gamma="auto", batch_size=2), dataclasses.replace(generator)
+    assert own.verdict(auto) is None
     # At gamma 1 an iteration costs 1.3, which (1 + 0.33) tokens pay for by the margin of 2 %.
     own.assume(auto, costs := Costs.by_formula(c=0.3))
     pays = "it pays here from an acceptance rate of about 33%"
