@@ -62,6 +62,10 @@ def test_lines_have_the_texts_of_generate_at_any_batch_size(generator, change):
     # The rows of an input are in each call until its last one has ended; a search's are one.
     rows = 1 if options.beams else 2
     assert tally.row_calls == rows * sum(max(o.target_calls for o in e) for e in expected)
+    both = Tally()
+    lines_of(generator, options, items()[:2], both.add)
+    longest = max(o.target_calls for e in expected[:2] for o in e)
+    assert both.row_calls == rows * options.batch_size * longest
     if not options.beams:
         in_slots = Tally()
         three = dataclasses.replace(options, batch_size=3)
