@@ -266,6 +266,8 @@ def test_predictions_of_unknown_origin_are_left_alone(runner):
     (runner.output / "manifest.json").unlink()
     with pytest.raises(InputError, match="holds predictions and no manifest.json"):
         runner()
+    # The remedy that the error names.
+    assert runner(overwrite=True).errors == 0
     (runner.output / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(InputError, match="manifest.json is not a manifest"):
         runner()
