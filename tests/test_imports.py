@@ -208,6 +208,20 @@ def test_kernels_are_named_in_contrib_alone():
     assert [path for path in core if words.search(path.read_text(encoding="utf-8"))] == []
 
 
+def test_only_tests_of_contrib_and_of_benchmarks_import_it():
+    """The others run if its folders are deleted."""
+    tests = REPOSITORY / "tests"
+    may = tests / "contrib", tests / "benchmarks"
+    found = {
+        path.name: name
+        for path in tests.rglob("*.py")
+        if not any(map(path.is_relative_to, may))
+        for name in imports(path.read_text(encoding="utf-8"))
+        if name.startswith(("spec_t5x.contrib", "tests.contrib"))
+    }
+    assert found == {}
+
+
 @pytest.mark.parametrize(
     ("file", "line"),
     [

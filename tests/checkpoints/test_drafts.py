@@ -129,12 +129,6 @@ def test_flags_give_the_drafts_settings(packaged):
         make_draft("copy", *packaged, DraftOptions(settings=sampling(0.5)))
 
 
-@pytest.mark.parametrize("name", ["int8", "early_exit", "copy", "uniform", "bigram", "mixed:ngram"])
-def test_weights_of_drafts_without_a_model_are_refused(packaged, name):
-    with pytest.raises(InputError, match="has no weights of a model: leave draft_weights out"):
-        make_draft(name, *packaged, DraftOptions(weights="int4"))
-
-
 SILENT = DraftKind(make=lambda request, argument: UniformDraft(request.model.vocab_size))
 
 
@@ -166,7 +160,6 @@ def test_drafts_of_another_vocabulary_are_refused(tiny, name):
     ("name", "message"),
     [
         ("nonsense", "no draft 'nonsense': give the directory of a checkpoint, OWNER/NAME"),
-        ("copy:x", "copy:x: give a whole number"),
         ("early_exit:8", "early exit after 8 of 8"),
         ("uniform:3", "uniform:3: uniform takes no argument"),
     ],

@@ -232,7 +232,7 @@ OLD = ("max_length", "n-grams", "suppressed", "several ends", "null", "everythin
     ("name", "old"), [*((name, False) for name in HONOURED), *((name, True) for name in OLD)]
 )
 def test_text_is_that_of_generate(with_settings, pair, caplog, name, old):
-    """With a draft; ``old`` is in config.json."""
+    """Decodes with a draft; ``old`` is in config.json."""
     directory = with_settings(whole(name), old)
     # By themselves transformers' texts have 20 tokens.
     options = {"max_decode_len": 20} if name == "null" else {}
@@ -289,7 +289,7 @@ def test_what_is_not_honoured_is_named(with_settings, caplog, settings, named):
 
 
 def test_generation_config_comes_alone(with_settings, pair):
-    """If there is one, transformers does not look for settings in config.json."""
+    """Beside that file, transformers does not look for settings in config.json."""
     directory = with_settings(LENGTH)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"no_repeat_ngram_size": 1}))

@@ -59,7 +59,7 @@ def assert_refused(directory, expected):
 
 
 def test_shards_of_torch(made, directory):
-    """With every alias of the embedding and the leftover that old files carry."""
+    """Stores every alias of the embedding, and the leftover that old files carry."""
     (directory / "model.safetensors").unlink()
     state = made[0].state_dict()
     leftover = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"

@@ -271,7 +271,7 @@ def test_special_ids_that_are_refused(directory, configured, generation, expecte
 
 
 def generated(directory):
-    """Ids and texts that transformers writes, without what starts and pads them."""
+    """Returns ids and texts that transformers writes, without what starts and pads them."""
     model, tokenizer = theirs(directory), transformers.AutoTokenizer.from_pretrained(directory)
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
     inputs.pop("token_type_ids", None)

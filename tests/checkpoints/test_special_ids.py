@@ -62,9 +62,9 @@ def tokenizer_of(start: int, eos: int, pad: int) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(directory, family: str) -> None:
-    """Writes one that transformers takes as it is."""
-    tokenizer_of(*FAMILIES[family][1:]).save(str(directory / "tokenizer.json"))
+def save_tokenizer(directory, tokenizer: tokenizers.Tokenizer) -> None:
+    """Writes a tokenizer that transformers takes as it is."""
+    tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
@@ -90,14 +90,14 @@ def made(tmp_path_factory):
         models = [torch_model(family, 2, 1), torch_model(family, 1, 2)]
         for name, model in zip(("target", "draft"), models, strict=True):
             model.save_pretrained(root / name)
-            save_tokenizer(root / name, family)
+            save_tokenizer(root / name, tokenizer_of(*FAMILIES[family][1:]))
         return models[0], root
 
     return make
 
 
 def their_sources(tokenizer, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids as transformers' tokenizer gives them, and where they are no padding."""
+    """Returns ids as transformers' tokenizer gives them, and the mask of those that are tokens."""
     ids = [tokenizer.encode(text).ids for text in TEXTS]
     width = max(map(len, ids))
     padded = np.array([[*row, *[pad] * (width - len(row))] for row in ids])
@@ -157,7 +157,7 @@ def test_text_equals_that_of_transformers(made, family):
 def test_a_draft_that_is_padded_to_another_size(tmp_path, rows, added):
     for name, number, layers in zip(("target", "draft"), rows, (2, 1), strict=True):
         torch_model("pile-t5", layers, 1, number).save_pretrained(tmp_path / name)
-        save_tokenizer(tmp_path / name, "pile-t5")
+        save_tokenizer(tmp_path / name, tokenizer_of(*FAMILIES["pile-t5"][1:]))
     plain = [a.output_ids for a, *_ in Generator.load(tmp_path / "target").generate(TEXTS, OPTIONS)]
     generator = Generator.load(tmp_path / "target", tmp_path / "draft")
     assert generator.draft.model.config.added_rows == added

@@ -158,7 +158,7 @@ def test_arrays_within_the_index(legacy, t5x_data):
 
 
 def test_placeholders_of_early_orbax(legacy, t5x_data):
-    """A directory for each array, named in a msgpack file without a version."""
+    """Each array has a directory, which a msgpack file without a version names."""
 
     def placeholder(spec, path):
         return f"PLACEHOLDER://{spec['kvstore']['path'].rstrip('/')}"

@@ -39,7 +39,7 @@ def test_bytes():
 
 
 def test_a_folder_of_tokenizer_files(spiece, tmp_path, saved):
-    """It is read as a Hugging Face directory's, with T5's ids."""
+    """The folder is read as a Hugging Face directory's, with T5's ids."""
     (tmp_path / "spiece.model").write_bytes(spiece.read_bytes())
     (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": 3}')
     vocabulary = named_vocabulary(tmp_path)

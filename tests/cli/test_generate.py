@@ -157,7 +157,7 @@ def test_outputs_end_before_any_of_the_texts_to_stop_at(generate, greedy):
 
 
 def test_a_terminal_gets_the_same_text_piece_by_piece(generate, sampled, tmp_path, monkeypatch):
-    """And the lines after bad ones, at their places in the file."""
+    """Lines after bad ones are printed, too, at their places in the file."""
     texts = tmp_path / "texts"
     texts.write_bytes("\n".join([TEXTS[0], "", "Stra\xdfe", *TEXTS[1:]]).encode("latin-1"))
     whole = generate("--input", texts, *SAMPLED_FLAGS)
@@ -211,7 +211,7 @@ def test_a_draft_that_was_left_out_is_reported_after_several_texts(generate, mon
 
 
 def test_trace_prints_a_line_for_each_iteration(generate, generator, greedy):
-    """Marked ones, where standard output is no terminal, and below them what the marks mean."""
+    """Lines have marks if standard output is no terminal, and below them what the marks mean."""
     result = generate("--trace", *TEXTS)
     assert (result.status, result.errors) == (0, [])
     lines = iter(result.lines)

@@ -140,7 +140,7 @@ def test_a_file_that_is_cut_off_between_two_pieces_is_refused(tmp_path, model_pa
 def test_a_model_without_the_specification_of_its_training_is_whole(
     tmp_path, model_path, extra_ids
 ):
-    """It is optional. A long piece has a length of two bytes."""
+    """The specification is optional. A long piece has a length of two bytes."""
     model = model_proto().FromString(model_path.read_bytes())
     model.ClearField("trainer_spec")
     model.pieces.add(piece="ä" * 150, score=-9.0)

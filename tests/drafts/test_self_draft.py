@@ -35,7 +35,7 @@ def test_bits_that_there_are_not():
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_target_without_an_encoder_has_no_early_exit():
-    """Nor does it take the draft of a target with one."""
+    """The draft of a target with an encoder does not fit it either."""
     config = DecoderOnlyConfig(30, 16, 2, 8, 24, 2, ("gelu", "linear"))
     params = init_variables(DecoderOnlyTransformer(config), jax.random.key(0))["params"]
     target = DecoderOnlyModel.create(params, config)

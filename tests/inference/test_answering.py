@@ -59,8 +59,18 @@ def test_lines_have_the_texts_of_generate_at_any_batch_size(generator, change):
     assert tally.target_calls == sum(o.target_calls for o in counted)
     advance = sum(o.target_calls * o.block_efficiency for o in counted)
     assert tally.block_efficiency == pytest.approx(advance / tally.target_calls)
+    # The rows of an input are in each call until its last one has ended; a search's are one.
+    rows = 1 if options.beams else 2
+    assert tally.row_calls == rows * sum(max(o.target_calls for o in e) for e in expected)
+    both = Tally()
+    lines_of(generator, options, items()[:2], both.add)
+    longest = max(o.target_calls for e in expected[:2] for o in e)
+    assert both.row_calls == rows * options.batch_size * longest
     if not options.beams:
-        assert lines_of(generator, dataclasses.replace(options, batch_size=3), items()) == one
+        in_slots = Tally()
+        three = dataclasses.replace(options, batch_size=3)
+        assert lines_of(generator, three, items(), in_slots.add) == one
+        assert 0.5 < in_slots.occupancy <= 1
         assert lines_of(generator, options, items()[2:]) == one[2:]
 
 
@@ -114,7 +124,7 @@ def test_with_auto_a_sampled_text_depends_on_nothing_beside_it(generator, c):
 def test_the_decoding_that_gamma_is_learned_by_shares_no_random_number_with_the_run(
     generator, monkeypatch
 ):
-    """With the run's, a draft that is accepted in both would be likelier than it is by its law."""
+    """Shared numbers would make a draft that both accept likelier than it is by its law."""
     options = dataclasses.replace(OPTIONS, gamma="auto", temperature=1.0)
     generator.assume(options, Costs.by_formula(c=0.1))
     decode, used = Engine.decode, []

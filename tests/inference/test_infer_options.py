@@ -10,14 +10,27 @@ from spec_t5x.inference.infer_options import HostOptions, InferOptions
     ("options", "message"),
     [
         ({"input": "gs://bucket/in"}, "input is gs://bucket/in: give a path, of a file system"),
+        ({"output_dir": "gs://bucket/out", "input": "in"}, "give a path, of a file system"),
+        ({"input": "in", "mixture_or_task": "task"}, "give one of them"),
+        ({"input": "in", "shard_size": 0}, "shard_size is 0: give at least 1"),
+        (
+            {"input": "in", "task_feature_lengths": {"input": 5}},
+            "task_feature_lengths is {'input': 5}: give",
+        ),
         ({"input": "in", "shard_count": 2}, "shard_index is None and shard_count 2: give both"),
+        ({"input": "in", "shard_index": 2}, "shard_index is 2 and shard_count None: give both"),
+        ({"input": "in", "shard_index": 2, "shard_count": 2}, "an index from 0 to below the count"),
+        (
+            {"input": "in", "shard_index": 0, "shard_count": 2, "overwrite": True},
+            "overwrite would delete what other workers have written",
+        ),
         ({"mixture_or_task": "task", "field": "text"}, "field is 'text', which only JSON lines"),
         ({"input": "in", "model_parallel": 0}, "model_parallel is 0: give at least 1"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(options, message):
     with pytest.raises(InputError, match=message):
-        InferOptions(output_dir="out", **options).check()
+        InferOptions(**{"output_dir": "out"} | options).check()
 
 
 def test_shards_are_joined_without_inputs():

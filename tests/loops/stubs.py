@@ -1,4 +1,4 @@
-"""Stub models with known outputs, and helpers that read the loops' results."""
+"""Stub models with known outputs, and helpers that read keys and the loops' results."""
 
 import functools
 
@@ -16,6 +16,18 @@ def texts(decoded):
     """Returns the tokens of each row's first decode, without padding."""
     rows = zip(np.asarray(decoded.tokens[:, 0]), decoded.lengths[:, 0].tolist(), strict=True)
     return [row[:length].tolist() for row, length in rows]
+
+
+def assert_same_decodes(decoded, plain, atol=1e-4):
+    """Asserts that results have the same tokens and lengths, and scores up to rounding."""
+    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    np.testing.assert_array_equal(decoded.lengths, plain.lengths)
+    np.testing.assert_allclose(decoded.scores, plain.scores, rtol=1e-6, atol=atol)
+
+
+def bits(keys):
+    """Returns random keys as tuples, to compare and to put in sets."""
+    return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()]
 
 
 def drain(steps):

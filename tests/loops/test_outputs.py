@@ -15,7 +15,7 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import NoDraft
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import sampling, standardize
-from tests.loops.stubs import counts_upwards, no_prompts
+from tests.loops.stubs import bits, counts_upwards, no_prompts
 from tests.older_jax import enable_x64
 from tests.toy_drafts import StubTarget
 
@@ -239,11 +239,6 @@ def test_a_decode_without_a_score_is_never_the_best_and_equals_keep_their_order(
 # keys
 
 
-def bits(keys):
-    """Returns keys as tuples, to compare and to put in sets."""
-    return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()]
-
-
 def test_one_key_gives_every_row_and_decode_its_own_in_batches_of_any_size():
     keys = ROW_KEYS(jax.random.key(0), 5, 3)
     assert keys.shape == (15,)
@@ -252,7 +247,7 @@ def test_one_key_gives_every_row_and_decode_its_own_in_batches_of_any_size():
 
 
 def test_a_callers_key_gives_the_same_row_keys_at_any_place():
-    """In the order of repeated rows."""
+    """Keys have the order of repeated rows."""
     callers = jax.random.split(jax.random.key(1), 4)
     order = jnp.array([2, 0, 3])
     keys = ROW_KEYS(callers, 4, 2).reshape(4, 2)
@@ -320,7 +315,7 @@ def test_logits_that_are_not_finite_have_no_finite_score(settings, rescale, valu
 
 
 def test_a_token_that_lenience_lets_pass_scores_as_it_does_without_sampled_rows():
-    """At temperature 0 it is not the argmax, and has no probability."""
+    """At temperature 0 the token is not the argmax, and has no probability."""
     alone = scored(sampling(0.0), TOKENS, True)
     beside = scored(sampling([0.0, 1.0]), TOKENS, True)
     assert np.any(TOKENS[0] != GREEDY[0])

@@ -122,7 +122,7 @@ def test_a_draft_that_turns_bad_loses_no_more_than_it_may_have_gained():
 
 
 def test_a_prefill_has_to_pay_within_the_text():
-    """It pays in a long text, and not in one that ends soon."""
+    """The prefill pays in a long text, and not in one that ends soon."""
     text = Text(Costs(iteration=CHEAP.iteration, prefill=4.0)).write(0.6, 300)
     long, short = (text.pace.replace(length=jnp.float32(n)).new_batch() for n in (60, 5))
     assert int(long.limit) > 0
@@ -148,7 +148,7 @@ def test_a_batch_tells_how_long_texts_are_and_a_pause_when_it_ends():
 
 
 def test_a_draft_that_varies_is_judged_by_what_it_proposes():
-    """It proposes two of eight drafts, or none: one at full cost in each iteration never pays."""
+    """Two of eight drafts are proposed, or none: one at full cost in each iteration never pays."""
     pace = Pace.start(Costs.by_formula(c=0.3, position=0.3))
     for _ in range(40):
         for longest, appended in ((0, [1, 1, 1, 1, 1]), (2, [1, 2, 3, 3, 3])):

@@ -27,7 +27,14 @@ from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import sampling, values_at
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier, TokenVerifier, TreeVerifier, Verifier
-from tests.loops.stubs import drain, no_prompts, teacher_forced, texts, writes_the_source
+from tests.loops.stubs import (
+    assert_same_decodes,
+    drain,
+    no_prompts,
+    teacher_forced,
+    texts,
+    writes_the_source,
+)
 from tests.toy_drafts import ConstantDraft, StubTarget, TableDraft
 from tests.toy_t5 import tiny_t5
 
@@ -36,12 +43,6 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 EOS = 1
 GREEDY = sampling(0.0)
 KEY = jax.random.key(0)
-
-
-def assert_same_decodes(decoded, plain, atol=1e-4):
-    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
-    np.testing.assert_array_equal(decoded.lengths, plain.lengths)
-    np.testing.assert_allclose(decoded.scores, plain.scores, atol=atol)
 
 
 def assert_same_leaves(found, expected, atol=0.0):

@@ -203,6 +203,8 @@ def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace():
     assert np.any(stats.plain_steps > 0)
     assert np.any(stats.target_calls - stats.plain_steps > 1)
     assert np.sum(decoded.stats.accepted) > 0
+    # A tree counts as drafts of its depth.
+    assert decoded.pace.drafted == 3 * decoded.pace.iterations
     check_appended(decoded)
 
 

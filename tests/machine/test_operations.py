@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from spec_t5x.contrib.cpu.operations import CpuOperations
 from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.machine import operations as operations_lib
 from spec_t5x.machine.operations import FULL_PRECISION, XLA, usable
 from spec_t5x.models.binding import bind, expected_shapes
 from spec_t5x.sampling.distributions import sampling
@@ -31,8 +31,7 @@ from tests.toy_t5 import tiny_t5
 def test_float32_is_multiplied_in_float32_on_every_platform(
     dtype, platform, setting, operations, monkeypatch
 ):
-    monkeypatch.setattr(CpuOperations, "usable", lambda *_: False)
-    monkeypatch.setattr(CpuOperations, "suit", lambda *_: False)
+    monkeypatch.setattr(operations_lib, "registered", lambda: (FULL_PRECISION, XLA))
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     model = tiny_t5(0)
     config = dataclasses.replace(model.config, dtype=dtype)

@@ -56,7 +56,7 @@ def test_a_write_replaces_exactly_its_positions(batch, new):
 
 @pytest.mark.parametrize("name", [*MODELS, *IN_INT8])
 def test_its_calls_agree_with_one_another(name):
-    """In blocks of any size, after rollbacks of refused tokens, in trees, in repeated rows."""
+    """Calls are in blocks of any size, after rollbacks, in trees and in repeated rows."""
     check_target(model(name), SOURCES)
 
 

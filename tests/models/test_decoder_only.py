@@ -50,7 +50,7 @@ def model(prefix_lm=False, scale=2.5, num_layers=2):
 
 
 def test_its_calls_agree_with_one_another():
-    """In pieces and at once, after rollbacks, in trees, and from prompts."""
+    """Calls are in pieces and at once, after rollbacks, in trees, and from prompts."""
     check_target(model(num_layers=1), TOKENS)
 
 

@@ -146,7 +146,7 @@ def decode_ours(model, draft, tokens, eos_id, prompts=None):
 
 @pytest.mark.parametrize("version", [T5_1_0, T5_1_1, UMT5], ids=["1.0", "1.1", "umt5"])
 def test_greedy_text_equals_that_of_transformers(pair, version):
-    """In a padded batch; from the plain loop, and with several drafts."""
+    """Decodes a padded batch by the plain loop, and with several drafts."""
     theirs, loaded = pair(version)
     ours, tokens = loaded.bind(), sources(14)
     endless = their_text(theirs, tokens, NO_EOS)

@@ -16,6 +16,7 @@ from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import t5x_stream
 from spec_t5x.types import EOS_ID, PAD_ID
 from spec_t5x.verifiers import CoupledVerifier
+from tests.loops.stubs import assert_same_decodes
 from tests.toy_drafts import ConstantDraft, TableDraft
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -40,12 +41,6 @@ coupled_decode = functools.partial(
 plain_decode = functools.partial(autoregressive_decode, coupled=True, max_decode_len=LENGTH)
 
 
-def assert_same_text(decoded, plain):
-    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
-    np.testing.assert_array_equal(decoded.lengths, plain.lengths)
-    np.testing.assert_allclose(decoded.scores, plain.scores, atol=1e-4)
-
-
 def acceptance(decoded):
     return np.sum(decoded.stats.accepted) / np.sum(decoded.stats.verified)
 
@@ -53,11 +48,11 @@ def acceptance(decoded):
 def test_the_text_is_that_of_plain_decoding_for_every_draft_and_gamma():
     arguments = SOURCES, PROMPTS, KEY, SAMPLED
     plain = plain_decode(TARGET, *arguments)
-    assert_same_text(coupled_decode(TARGET, DRAFTS["good"], *arguments, gamma=0), plain)
+    assert_same_decodes(coupled_decode(TARGET, DRAFTS["good"], *arguments, gamma=0), plain)
     rates = {}
     for name, draft in DRAFTS.items():
         decoded = coupled_decode(TARGET, draft, *arguments, gamma=2)
-        assert_same_text(decoded, plain)
+        assert_same_decodes(decoded, plain)
         rates[name] = acceptance(decoded)
     assert rates["same"] == 1
     assert rates["bad"] < rates["good"] < 1
@@ -78,7 +73,7 @@ def test_the_text_does_not_depend_on_how_the_draft_drafts(draft):
     settings = sampling(1.2, top_p=0.9)
     plain = plain_decode(TARGET, SOURCES, PROMPTS, KEY, settings)
     decoded = coupled_decode(TARGET, draft, SOURCES, PROMPTS, KEY, settings, gamma=3)
-    assert_same_text(decoded, plain)
+    assert_same_decodes(decoded, plain)
     assert 0 < acceptance(decoded) < 1
 
 
@@ -86,7 +81,7 @@ def test_several_decodes_are_those_of_plain_decoding():
     arguments = SOURCES, PROMPTS, KEY, sampling([1.0, 0.7, 0.0, 2.0, 1.0])
     plain = plain_decode(TARGET, *arguments, num_decodes=3)
     decoded = coupled_decode(TARGET, DRAFTS["good"], *arguments, gamma=2, num_decodes=3)
-    assert_same_text(decoded, plain)
+    assert_same_decodes(decoded, plain)
     # The row at temperature 0 writes one text, the others do not.
     assert len(np.unique(plain.tokens[2], axis=0)) == 1
     assert len(np.unique(plain.tokens[0], axis=0)) == 3
@@ -150,7 +145,7 @@ def test_with_t5xs_chain_the_text_is_t5xs(target, settings):
     assert [row[:length].tolist() for row, length in found] == expected
     for draft in DRAFTS.values():
         decoded = coupled_decode(target, draft, SOURCES, PROMPTS, stream, settings, gamma=2)
-        assert_same_text(decoded, plain)
+        assert_same_decodes(decoded, plain)
     # The rows' own keys give another text.
     assert np.any(plain_decode(target, SOURCES, PROMPTS, KEY, settings).tokens != plain.tokens)
 

@@ -19,17 +19,13 @@ from spec_t5x.sampling.draws import (
     sample_next,
     t5x_stream,
 )
+from tests.loops.stubs import bits
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 VOCAB = 7
 KEYS = jax.random.split(jax.random.key(2), 2)
 SAMPLED = sampling(1.0)
-
-
-def bits(keys):
-    """Returns keys as tuples, to compare and to put in sets."""
-    return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()]
 
 
 def random_probs(rows, seed=0, vocab=VOCAB):

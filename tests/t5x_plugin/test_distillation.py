@@ -164,6 +164,17 @@ def test_without_weight_it_is_t5xs_own_loss(pair):
         np.testing.assert_allclose(metrics[name].total, theirs[name].total, rtol=1e-5)
 
 
+def test_the_objective_is_weighted_and_normalized_as_t5xs_loss_is(pair):
+    _, target, draft = pair
+    model = make_model(pair, loss_normalizing_factor=7.0)
+    batch = make_batch((10, 4))
+    batch["decoder_loss_weights"] = 0.5 * batch["decoder_loss_weights"]
+    loss, metrics, _ = loss_and_gradients(model, draft.params, target.params, batch)
+    found = metrics["forward_kl"]
+    assert found.count == 14
+    np.testing.assert_allclose(loss, 0.5 * found.total / 7, rtol=1e-5)
+
+
 def test_packed_texts_are_the_same_texts(pair):
     _, target, draft = pair
     model = make_model(pair, weight=0.7, loss_normalizing_factor="AVERAGE_PER_SEQUENCE")

@@ -165,7 +165,7 @@ def test_a_network_of_a_users_own_is_refused_unless_it_computes_the_same():
 
 
 def test_t5xs_network_for_gpus():
-    """It is that of ``t5x.examples.t5`` unless it divides attention logits."""
+    """The network is that of ``t5x.examples.t5`` unless it divides attention logits."""
     config = gpu.T5Config(vocab_size=8)
     assert t5_config(gpu.Transformer(config)) == t5_config(examples.Transformer(config))
     with pytest.raises(InputError, match="config.scale_attn_logits of Transformer is True"):

@@ -201,7 +201,7 @@ def step_cost(compiled: Compiled, model: T5Model, cache: KVCache, new_tokens: in
 
 def weights_read(model: T5Model, num_tokens: int) -> PyTree:
     """Returns the shapes of the parameters that a step over ``num_tokens`` tokens in all reads."""
-    flat = flatten_dict(model.params, sep="/")
+    flat = flatten_dict(model.weights, sep="/")
     embedding = flat["token_embedder/embedding"]
     if isinstance(embedding, TiedTable):
         embedding = embedding.output

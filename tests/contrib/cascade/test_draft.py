@@ -1,8 +1,10 @@
 """Tests of cascades: those of every draft, and those of their parts."""
 
 import functools
+import itertools
 
 import flax.struct
+import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import load
@@ -84,10 +86,19 @@ def test_calls_for_other_rows_change_no_proposal_of_a_row(name):
     every_draft.test_calls_for_other_rows_change_no_proposal_of_a_row(name)
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@test_ruled.every_rule
-def test_rules_of_decoding_are_kept(name, draft):
+@pytest.mark.parametrize(
+    ("draft", "name"), zip(DRAFTS, itertools.cycle(test_ruled.RULES), strict=False)
+)
+def test_rules_of_decoding_are_kept(draft, name):
     test_ruled.test_the_text_is_that_of_plain_decoding(draft, name, "block")
+
+
+@test_ruled.every_rule
+def test_a_middle_model_that_is_the_target_keeps_the_rules_too(name):
+    """Every proposal is accepted, but for those after the end of a text."""
+    draft = CascadeDraft(every_draft.target(), TransformerDraft(every_draft.near()))
+    stats = every_draft.decode(draft, settings=test_ruled.settings(name)).stats
+    assert np.all(stats.accepted >= 3 * stats.target_calls - 3)
 
 
 @pytest.mark.usefixtures("small_models")

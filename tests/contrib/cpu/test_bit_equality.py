@@ -98,7 +98,7 @@ def test_the_beginning_of_a_block(name, decodes):
 
 @pytest.mark.parametrize(("name", "batch"), [("t5", 30)])
 def test_a_tree(name, batch):
-    """Each node after the text and the path to it; the longest rows fill the cache."""
+    """Each node follows the text and the path to it; the longest rows fill the cache."""
     model, tree = make(name), Tree((2, 2, 1))
     room = TEXT - 1 + tree.num_nodes
     cache, tokens = cache_of(model, batch, room), blocks(batch, tree.num_nodes)
@@ -113,7 +113,7 @@ def test_a_tree(name, batch):
 
 @pytest.mark.parametrize("name", ["t5"])
 def test_hypotheses_of_a_beam(name):
-    """Side by side, each after its own lineage."""
+    """Hypotheses are side by side, each after its own lineage."""
     model, batch, width, length = make(name), 6, 3, 5
     inputs = blocks(batch, 7)
     cache = prefill(model, inputs, length * width)

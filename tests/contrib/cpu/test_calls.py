@@ -91,7 +91,7 @@ def test_a_byte_a_weight_gives_the_bits_of_bfloat16(rows, inner, columns):
 
 
 def test_every_product_is_one_chain_of_additions():
-    """In the order of the inputs, so that no number of rows and no layout changes a bit."""
+    """Sums are in the order of the inputs: no number of rows and no layout changes a bit."""
     inputs, weight = draws(7, 90), draws(90, 70)
     (found,) = multiply(inputs, weight)
     sums = np.zeros((7, 70), np.float64)

@@ -94,7 +94,7 @@ def in_bfloat16(tiny_pair, tmp_path_factory):
 def test_what_is_read_in_fewer_bits_gives_the_text_of_more(
     target, narrower, share, in_bfloat16, monkeypatch
 ):
-    """On random words, with the same bits of the scores."""
+    """Outputs for random words are the same, with the same bits of the scores."""
     words = sorted({word for text in (*SENTENCES, *DESCRIPTIONS) for word in text.split()})
     rng = np.random.default_rng(0)
     prefixes = (TRANSLATE_PREFIX, "correct: ", SUMMARIZE_PREFIX) if target else ("",)

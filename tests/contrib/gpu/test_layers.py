@@ -272,6 +272,8 @@ def test_devices_and_the_switch(switch, devices, reason, monkeypatch, caplog):
     used = "for one row; for more, try SPEC_T5X_GPU_KERNELS=1"
     used = "SPEC_T5X_GPU_KERNELS is 1" if switch else used
     assert GPU.state() == (not reason, reason or used)
+    # The key of stored costs contains it.
+    assert repr(GPU) == f"GpuOperations({switch})"
     said = [f"SPEC_T5X_GPU_KERNELS is 1, but XLA computes all layers: {reason}"]
     assert [record.getMessage() for record in caplog.records] == (
         said if reason and switch == "1" else []
@@ -314,6 +316,8 @@ def test_models_that_the_kernels_suit(name, switch, dtypes, monkeypatch):
         assert GPU.usable(shapes, dtype) == (dtype in dtypes)
         params = in_type(abstract_params(size(name)), dtype)
         assert GPU.suit(params, dtype) == (dtype in dtypes)
+        # Maps of a training are in float32, whatever type it computes in.
+        assert GPU.suit(in_type(params, "float32"), dtype) == ("float32" in dtypes)
         rounded = jax.eval_shape(functools.partial(weights.rounded, bits=8, tied=False), params)
         assert GPU.suit(rounded, "bfloat16") == ("bfloat16" in dtypes)
     assert operations.is_small(shapes, most_inner=5120)

@@ -4,8 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spec_t5x.contrib.gpu.kernels import SWITCH
+from spec_t5x.contrib.gpu.operations import GPU, GpuOperations
 from spec_t5x.contrib.gpu.transposed import Transposed, pack, packed
+from spec_t5x.machine.operations import XLA
 from spec_t5x.models.weights import Rounded
+from tests.checkpoints import test_rounded
 
 MATRIX = jnp.asarray(np.random.default_rng(0).normal(size=(32, 48)), jnp.float32)
 INPUTS = jnp.asarray(np.random.default_rng(1).normal(size=(3, 32)), jnp.float32)
@@ -47,3 +51,14 @@ def test_matrices_are_packed_once_and_other_parameters_kept():
     assert found["int4"]["kernel"] is int4["kernel"]
     assert pack(found)["dense"]["kernel"] is found["dense"]["kernel"]
     assert isinstance(packed("kernel", Rounded.of(MATRIX)), Transposed)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_matrices_are_rounded_one_by_one_as_they_are_read(weights, tied, monkeypatch):
+    monkeypatch.setattr(GpuOperations, "state", lambda self: (True, ""))
+    monkeypatch.setenv(SWITCH, "1")
+    test_rounded.test_matrices_are_rounded_one_by_one_as_they_are_read(
+        weights, tied, (GPU, XLA), monkeypatch
+    )

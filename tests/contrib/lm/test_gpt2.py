@@ -207,7 +207,7 @@ def test_tokens_that_only_transformers_adds_are_refused(directory, tmp_path, nam
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("place", ["tokenizer_config.json", "config.json"])
 def test_a_space_before_a_text(directory, tmp_path, kind, adds, added, place):
-    """The settings, or with another class tokenizer.json, have it added."""
+    """The settings or, with another class, tokenizer.json add the space."""
     made = transformers.GPT2Tokenizer.from_pretrained(directory, add_prefix_space=added)
     made.save_pretrained(tmp_path)
     config = json.loads((directory / "config.json").read_text())

@@ -59,7 +59,7 @@ def test_a_decoder_alone_keeps_its_prompts():
 
 
 def test_a_decoder_alone_goes_on_with_its_prompts():
-    """Against the network's own pass over whole texts, as in training."""
+    """The expectation is the network's own pass over whole texts, as in training."""
     target, network = (tiny_gpt(seed, num_layers=1, max_length=LENGTH) for seed in (0, 1))
     # The last positions there are: what is fed beyond them is never read.
     inputs, settings = jnp.ones((3, 1), jnp.int32), sampling(1.0)

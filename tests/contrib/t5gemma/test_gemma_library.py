@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.generation import GenerateOptions, Generator
 from tests.checkpoints.faults import message_of
-from tests.checkpoints.test_special_ids import NUM_IDS, TEXTS
-from tests.contrib.t5gemma.test_huggingface import save_tokenizer
+from tests.checkpoints.test_special_ids import NUM_IDS, TEXTS, save_tokenizer
+from tests.contrib.t5gemma.test_huggingface import gemmas_tokenizer
 
 pytest.importorskip("torch", reason="needs PyTorch")
 pytest.importorskip("transformers", reason="needs transformers")
@@ -72,7 +72,7 @@ def directory(tmp_path_factory):
     """Provides a T5Gemma in Hugging Face's format."""
     root = tmp_path_factory.mktemp("gemma")
     make_t5gemma("t5gemma", NUM_IDS, 2, 1).save_pretrained(root)
-    save_tokenizer(root)
+    save_tokenizer(root, gemmas_tokenizer())
     return root
 
 

@@ -27,6 +27,7 @@ from tests.checkpoints.test_special_ids import (  # noqa: E402
     NUM_IDS,
     TEXTS,
     same_logits,
+    save_tokenizer,
     their_sources,
     tokenizer_of,
 )
@@ -48,13 +49,6 @@ def gemmas_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(directory) -> None:
-    """Writes ``gemmas_tokenizer``, which transformers takes as it is."""
-    gemmas_tokenizer().save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Provides ``made(kind)``: a target, and the directory of it and of a draft."""
@@ -65,7 +59,7 @@ def made(tmp_path_factory):
         target = make_t5gemma(kind, NUM_IDS, 4, 1)
         for name, model in (("target", target), ("draft", make_t5gemma(kind, NUM_IDS, 2, 2))):
             model.save_pretrained(root / name)
-            save_tokenizer(root / name)
+            save_tokenizer(root / name, gemmas_tokenizer())
         return target, root
 
     return make
@@ -121,7 +115,7 @@ def test_names_of_tensors_and_settings_of_version_4(made, tmp_path):
         name.replace("encoder.embed", "encoder.text_model.embed"): tensors[name] for name in tensors
     }
     save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
-    save_tokenizer(tmp_path)
+    save_tokenizer(tmp_path, gemmas_tokenizer())
     values = json.loads((root / "target" / "config.json").read_text())
     for stack in (values["decoder"], values["encoder"]["text_config"]):
         of_global = stack.pop("rope_parameters")["full_attention"]

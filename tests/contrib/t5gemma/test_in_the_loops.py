@@ -61,7 +61,7 @@ def saved(directory, layers, seed):
 
 @pytest.mark.parametrize("verifier_name", ["block", "tree"])
 def test_texts_of_a_t5gemma_follow_the_law_of_transformers(tmp_path, verifier_name):
-    """With a smaller model of the family."""
+    """A smaller model of the family drafts."""
     model, smaller = saved(tmp_path / "a", 2, 0), saved(tmp_path / "b", 1, 1)
     decoded = decode_with(model, TransformerDraft(smaller), verifier_name)
     assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from spec_t5x.contrib.t5gemma.network import FAMILY, T5GemmaConfig
+from spec_t5x.contrib.t5gemma.network import FAMILY, GLOBAL, T5GemmaConfig
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.sizes import size
 from tests.models import test_sizes
@@ -37,6 +37,19 @@ def test_parameters_are_as_many_as_published(name):
     found = sum(map(math.prod, expected_shapes(size(name)).values()))
     expected = PARAMETERS.get(name) or pytest.approx(ROUNDED.get(name), rel=0.02)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "reach", "factor"),
+    [("270m", 512, (255, 256), 1), ("1b", 512, (255, 256), 1), ("4b", 1024, (511, 512), 8)],
+)
+def test_windows_and_rotations_of_t5gemma_2_are_those_of_gemma_3(name, window, reach, factor):
+    """No number of parameters tells them (arXiv 2503.19786, table 1 and section 2)."""
+    config = size(f"t5gemma2_{name}")
+    assert (config.window, tuple(config.encoder_reach)) == (window, reach)
+    assert (config.local_rotary, config.global_rotary) == ((1e4, 1), (1e6, factor))
+    for kinds in (config.layer_kinds, config.encoder_layer_kinds):
+        assert [kind == GLOBAL for kind in kinds] == [False] * 5 + [True]
 
 
 def test_shapes_are_those_of_the_whole_network_in_its_order():

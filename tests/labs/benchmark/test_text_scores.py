@@ -55,7 +55,7 @@ def toy():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["argmax", "sampling"])
 def test_betas_are_those_of_the_exact_distributions(toy, temperature):
-    """With prompts of different lengths, whose tokens are not scored."""
+    """Prompts have different lengths, and their tokens are not scored."""
     target, drafts = toy
     settings = sampling(temperature)
     options = {"max_decode_len": LENGTH, "leniences": LENIENCES, "eos_id": -1}

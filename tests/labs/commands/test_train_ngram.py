@@ -89,7 +89,6 @@ def test_overwrites_only_when_told(count, text_file, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"order": 0}, "order is 0: give at least 1"),
         ({"min_count": 100}, "no 2 tokens occur together 100 times"),
         ({"column": 1}, "column 1 of 1: give 0 to 0"),
         ({"num_columns": 2}, "line 1: 1 columns, not 2"),

@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import re
+import types
 
 import jax
 import jaxtyping
@@ -326,6 +327,33 @@ def test_a_program_that_the_compiler_finds_no_room_for_does_not_fit(monkeypatch)
         compiler.plain()
 
 
+def test_a_leaf_of_both_models_and_an_output_in_an_arguments_memory_count_once(monkeypatch):
+    sizes = {"argument": 900_000_000, "output": 5000, "alias": 3000, "generated_code": 200}
+    sizes = {f"{name}_size_in_bytes": size for name, size in (sizes | {"temp": 70_000}).items()}
+    program = types.SimpleNamespace(memory_analysis=lambda: types.SimpleNamespace(**sizes))
+    monkeypatch.setattr(programs, "_compile", lambda *_: program)
+    chip, options = CHIPS["v4"], Options(target="t5_1_1_small", drafts=("eagle",))
+    total, table = 900_000_000 + 2000 + 200 + 70_000, 2 * 32_128 * 512
+    # An EAGLE head has the target's embeddings.
+    for draft, expected in ((None, total), ("eagle", total - table)):
+        for capacity in (expected, expected - 1):
+            memory = _Compiler(options, chip._replace(memory=capacity), mesh(1)).loop(draft)
+            assert (memory.total, memory.temporaries) == (expected, 70_000)
+            assert memory.arguments == expected - 72_200
+            assert memory.fits == (expected <= capacity)
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_tied_embeddings_are_read_once_as_the_output_layer(weights):
+    config = dataclasses.replace(CONFIG, logits_via_embedding=True)
+    model = programs.abstract_model(config, mesh(1), weights)
+    read = tpu_chips.weights_read(model, num_tokens=1)["token_embedder/embedding"]
+    numbers = CONFIG.emb_dim * CONFIG.vocab_size
+    # In int8 a token has one scale, in float32.
+    expected = 2 * numbers if weights == "auto" else numbers + 4 * CONFIG.vocab_size
+    assert tpu_chips.bytes_per_device(read) == expected
+
+
 def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys):
     verified, verification = [], programs.verification
 
@@ -365,6 +393,11 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
     verification_cost = seconds["verification", 4] / seconds["plain", 1]
     assert pair["verification_cost"] == verification_cost
     assert pair["speed_up"] == wall_time_improvement(0.8, 3, 1.0, verification_cost)
+    costs = ["3", "1.000", f"{verification_cost:.3f}"]
+    shown = ["tiny", *costs, *(f"{each['speed_up']:.2f}" for each in result["pairs"])]
+    assert f"| {' | '.join(shown)} |" in lines
+    shapes = "batch 2, source 24, at most 15 tokens, gamma 3 (jax "
+    assert lines[0].startswith(f"tiny in bfloat16 for TPU v4:2x2x1: {shapes}")
 
 
 @pytest.mark.parametrize(

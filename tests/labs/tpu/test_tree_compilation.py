@@ -108,7 +108,7 @@ def test_the_command_predicts_each_tree_at_each_block_efficiency(monkeypatch, tm
     monkeypatch.setitem(sizes.SIZES, "tiny", tiny)
     path = tmp_path / "report.json"
     flags = "--target tiny --draft eagle:128 --gamma 2 --source_len 24 --max_decode_len 15"
-    trees = "--verifier tree --widths 3,2 --widths 2 --block_efficiency 2.5 --block_efficiency 3"
+    trees = "--verifier tree --widths 2 --widths 3,2 --block_efficiency 2.5 --block_efficiency 3"
     assert main(["compile-tpu", *flags.split(), *trees.split(), "--json", str(path)]) == 0
     lines = [re.sub(" +", " ", line) for line in capsys.readouterr().out.splitlines()]
     assert any(line.startswith("| eagle:128 | 3,2 | 10 |") for line in lines)

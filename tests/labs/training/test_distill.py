@@ -267,7 +267,7 @@ def test_alpha_is_that_of_the_decoding_draft(texts, unrolled_steps, kind):
 
 
 def test_a_run_out_of_time_resumes_as_though_it_had_not_stopped(texts, tmp_path):
-    """Between two evaluations, where another draft might be the best, and end the patience."""
+    """The run stops between two evaluations: one there might find a best draft or end it."""
     whole, cut, recipe = tmp_path / "whole", tmp_path / "cut", {"patience": 2, "on_policy": 0.3}
     undisturbed = run(texts, whole, 10, **recipe)
     with a_minute_a_step():

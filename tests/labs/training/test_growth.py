@@ -68,6 +68,21 @@ def test_added_layers_are_spread_and_copies_of_the_layers_before_them():
         assert np.any(ours["mlp"]["wo"]["kernel"]) != is_added
 
 
+def test_copies_of_rows_differ_by_random_numbers_as_large_as_the_rows():
+    """Each copy is its share of the small network's row plus a number; the copies sum to it."""
+    old = toy_config(emb_dim=64)
+    new = dataclasses.replace(old, emb_dim=192)
+    params = _random(old)
+    small, large = (flatten_dict(each, sep="/") for each in (params, grown(params, old, new)))
+    for path in ("encoder/layers_0/mlp/wi/kernel", "decoder/layers_0/self_attention/key/kernel"):
+        copies = np.stack(np.split(np.asarray(large[path]), 3))
+        np.testing.assert_allclose(copies.sum(axis=0), small[path], atol=1e-5)
+        share = np.asarray(small[path]) / 3
+        # The sum of three is 0, which leaves two thirds of the variance.
+        sizes = np.std(copies - share, axis=(1, 2)) / np.std(share)
+        np.testing.assert_allclose(sizes, np.sqrt(2 / 3), rtol=0.15)
+
+
 def test_copies_are_trained_apart():
     old = toy_config()
     new = dataclasses.replace(old, emb_dim=16, mlp_dim=32)

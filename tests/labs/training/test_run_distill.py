@@ -54,7 +54,7 @@ def distill(tiny_pair, tmp_path, output):
 
 
 def ids_of_both(generator):
-    """Ids of speculative decoding, which must be those of plain decoding."""
+    """Returns the ids of speculative decoding, which must be those of plain decoding."""
     options = GenerateOptions(gamma=2, max_decode_len=8, batch_size=len(PAIRS))
     speculative, plain = (
         [each.output_ids for (each,) in which.generate([source for source, _ in PAIRS], options)]
