@@ -67,15 +67,16 @@ class MixedDraft(Draft):
         self, state: MixedState, context: Context, gamma: int
     ) -> tuple[Proposal, MixedState]:
         """Proposes the first draft's copies, or the second's tokens in rows without copies."""
+        batch = context.lengths.shape[0]
         copies, first_state = self.first.propose(state.first, context, gamma)
-        copies = _widened(copies, gamma)
+        copies = _widened(copies.checked(batch, gamma), gamma)
         copied = copies.num_proposed > 0
         rest = context.replace(live=context.live & ~copied)
 
         def ask(second_state):
             second_state = self.second.catch_up(second_state, rest, gamma + 1)
             second, second_state = self.second.propose(second_state, rest, gamma)
-            second = _widened(second.checked(rest.lengths.shape[0], gamma), gamma)
+            second = _widened(second.checked(batch, gamma), gamma)
             drafted = (second.tokens, second.probs, second.num_proposed)
             cache = context.target_cache if second.target_cache is None else second.target_cache
             return drafted, cache, second_state
@@ -95,7 +96,7 @@ class MixedDraft(Draft):
         proposal = Proposal(
             tokens=jnp.where(copied[:, None], copies.tokens, tokens),
             probs=probs,
-            # ``ask`` has checked the draws.
+            # ``checked`` has left out what was not drawn.
             drawn=gamma,
             counts=jnp.where(copied, copies.num_proposed, counts),
             target_cache=target_cache,
