@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from spec_t5x.errors import InputError, check_jax
+from spec_t5x.errors import InputError, check_jax, check_numbers
 from spec_t5x.interfaces import check_fits, check_parts
 from spec_t5x.sampling.distributions import (
     MIN_TEMPERATURE,
@@ -73,7 +73,7 @@ def start(
     lengths = prompt_lengths(prompts)
     limits = jnp.full(batch, max_decode_len, jnp.int32)
     if max_decode_steps is not None:
-        limits = jnp.minimum(limits, lengths + max_decode_steps)
+        limits = lengths + jnp.minimum(limits - lengths, max_decode_steps)
     sequences = jnp.full((batch, 1 + max_decode_len + room), PAD_ID, jnp.int32)
     return Outputs(
         sequences=lax.dynamic_update_slice(sequences, prompts, (0, 0)),
@@ -242,6 +242,8 @@ def check_given(
     kind = getattr(steps, "dtype", type(steps))
     if not jnp.issubdtype(kind, np.integer) or np.shape(steps) not in ((), rows):
         raise InputError(f"max_decode_steps is {steps}: give a whole number, or an array of {rows}")
+    for one in () if isinstance(steps, jax.Array) else np.unique(steps).tolist():
+        check_numbers(0, 2**31 - 1, max_decode_steps=one)
     eos_id = others.get("options", others).get("eos_id", EOS_ID)
     for one in eos_id if isinstance(eos_id, tuple) and eos_id else (eos_id,):
         if not jnp.issubdtype(getattr(one, "dtype", type(one)), np.integer):
@@ -285,8 +287,6 @@ def check_prompts(prompts: Any, max_decode_len: int) -> None:
     # JAX makes int32 of int64.
     if len(shape) != 2 or shape[1] < 1 or dtype not in (jnp.int32, jnp.int64):
         raise InputError(f"prompts are {dtype} {shape}: give int32 [batch, 1 + length]")
-    if prompts.shape[1] > 1 + max_decode_len:
-        raise InputError(
-            f"prompts hold {prompts.shape[1] - 1} tokens and max_decode_len is "
-            f"{max_decode_len}: raise max_decode_len or shorten the prompts"
-        )
+    if shape[1] > 1 + max_decode_len:
+        given = f"prompts hold {shape[1] - 1} tokens and max_decode_len is {max_decode_len}"
+        raise InputError(f"{given}: raise max_decode_len or shorten the prompts")

@@ -149,8 +149,7 @@ def verify(
     proposal, draft_state = draft.propose(draft_state, context, gamma)
     proposal = proposal.checked(context.lengths.shape[0], gamma)
     if context.limit is not None:
-        counts = jnp.minimum(proposal.num_proposed, context.limit)
-        proposal = proposal.replace(counts=counts)
+        proposal = proposal.replace(counts=jnp.minimum(proposal.num_proposed, context.limit))
     # An ended row must not make the target's call longer.
     num_proposed = jnp.where(context.live, proposal.num_proposed, 0)
     block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
