@@ -38,6 +38,8 @@ def check_given(
     kind = getattr(steps, "dtype", type(steps))
     if not jnp.issubdtype(kind, np.integer) or np.shape(steps) not in ((), rows):
         raise InputError(f"max_decode_steps is {steps}: give a whole number, or an array of {rows}")
+    for one in () if isinstance(steps, jax.Array) else np.unique(steps).tolist():
+        check_numbers(0, 2**31 - 1, max_decode_steps=one)
     eos_id = others.get("options", others).get("eos_id", EOS_ID)
     for one in eos_id if isinstance(eos_id, tuple) and eos_id else (eos_id,):
         if not jnp.issubdtype(getattr(one, "dtype", type(one)), np.integer):
@@ -114,11 +116,9 @@ def check_prompts(prompts: Any, max_decode_len: int) -> None:
     # JAX makes int32 of int64.
     if len(shape) != 2 or shape[1] < 1 or dtype not in (jnp.int32, jnp.int64):
         raise InputError(f"prompts are {dtype} {shape}: give int32 [batch, 1 + length]")
-    if prompts.shape[1] > 1 + max_decode_len:
-        raise InputError(
-            f"prompts hold {prompts.shape[1] - 1} tokens and max_decode_len is "
-            f"{max_decode_len}: raise max_decode_len or shorten the prompts"
-        )
+    if shape[1] > 1 + max_decode_len:
+        given = f"prompts hold {shape[1] - 1} tokens and max_decode_len is {max_decode_len}"
+        raise InputError(f"{given}: raise max_decode_len or shorten the prompts")
 
 
 def row_stream(rng: Key[Array, "*batch"] | Stream, batch: int, loop: Loop) -> Stream:

@@ -71,7 +71,7 @@ def start(
     lengths = prompt_lengths(prompts)
     limits = jnp.full(batch, max_decode_len, jnp.int32)
     if max_decode_steps is not None:
-        limits = jnp.minimum(limits, lengths + max_decode_steps)
+        limits = lengths + jnp.minimum(limits - lengths, max_decode_steps)
     sequences = jnp.full((batch, 1 + max_decode_len + room), PAD_ID, jnp.int32)
     return Outputs(
         sequences=lax.dynamic_update_slice(sequences, prompts, (0, 0)),

@@ -144,8 +144,7 @@ def verify(
     settings = context.settings
     proposal, draft_state = interfaces.proposed(draft, draft_state, context, gamma)
     if context.limit is not None:
-        counts = jnp.minimum(proposal.num_proposed, context.limit)
-        proposal = proposal.replace(counts=counts)
+        proposal = proposal.replace(counts=jnp.minimum(proposal.num_proposed, context.limit))
     # An ended row must not make the target's call longer.
     num_proposed = jnp.where(context.live, proposal.num_proposed, 0)
     block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)

@@ -168,8 +168,7 @@ class Draws:
         if settings.greedy:
             return lax.top_k(logits, num)[1], after
         keys = jax.vmap(jax.vmap(fold_in, (None, 0)), (0, None))(self.stream.keys, numbers)
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[2:]))
-        gumbels = jax.vmap(noise)(keys)
+        gumbels = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[2:])))(keys)
         # Gumbel-top-k: the largest sums, in order, are successive draws without replacement.
         return lax.top_k(jnp.log(probs) + gumbels, num)[1], after
 

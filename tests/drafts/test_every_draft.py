@@ -342,8 +342,9 @@ class Counting(Parrot):
         return super().propose(state, context, gamma)[0], 2 * state
 
 
-def propose_for(second, live):
+def propose_for(second, live, first=None):
     """Returns the proposal and state of two drafts for rows of which the first one copies."""
+    first = first or Doubting(jnp.array([8, 6]), VOCAB)
     copied, lengths = jnp.array([False, True, True]), jnp.array([3, 3, 3])
     state = MixedState(first=(), second=jnp.int32(0), copied=copied, lengths=lengths)
     context = Context(
@@ -354,7 +355,7 @@ def propose_for(second, live):
         settings=GREEDY,
         target_cache=(),
     )
-    return MixedDraft(Doubting(jnp.array([8, 6]), VOCAB), second).propose(state, context, 2)
+    return MixedDraft(first, second).propose(state, context, 2)
 
 
 def test_a_second_draft_is_fed_and_asked_for_rows_without_copies():
@@ -368,14 +369,28 @@ def test_a_second_draft_is_fed_and_asked_for_rows_without_copies():
         np.testing.assert_array_equal(state.lengths, [1, 1 if live[1] else 3, 3])
 
 
-def test_what_a_second_draft_did_not_draw_is_not_proposed():
-    class Stopping(Counting):
-        def propose(self, state, context, gamma):
-            proposal, state = super().propose(state, context, gamma)
-            return Proposal(proposal.tokens, proposal.distributions(VOCAB), jnp.int32(1)), state
+@flax.struct.dataclass
+class Stopping(Draft):
+    """A draft that proposes more tokens than it has drawn, 1."""
 
-    proposal, _ = propose_for(Stopping(jnp.array([5, 4]), VOCAB), [True, True, True])
-    np.testing.assert_array_equal(proposal.num_proposed, [2, 1, 1])
+    draft: Draft
+    vocab_size: int = flax.struct.field(pytree_node=False, default=VOCAB)
+
+    def propose(self, state, context, gamma):
+        proposal, state = self.draft.propose(state, context, gamma)
+        probs = proposal.distributions(VOCAB)
+        return proposal.replace(probs=probs, drawn=jnp.int32(1)), state
+
+
+def test_what_either_draft_did_not_draw_is_not_proposed():
+    copying, other = Doubting(jnp.array([8, 6]), VOCAB), Parrot(jnp.array([5, 4]), VOCAB)
+    for first, second, counts in (
+        (copying, Stopping(other), [2, 1, 1]),
+        (Stopping(copying), other, [1, 2, 2]),
+        (Stopping(copying), Stopping(other), [1, 1, 1]),
+    ):
+        proposal, _ = propose_for(second, [True, True, True], first)
+        np.testing.assert_array_equal(proposal.num_proposed, counts)
 
 
 def test_sampled_texts_of_two_drafts_follow_the_targets_law():

@@ -141,6 +141,9 @@ def test_prompts_are_held_and_counted():
     np.testing.assert_array_equal(outputs.lengths, [3, 1, 0, 2])
     # Steps count from the prompt's end.
     np.testing.assert_array_equal(outputs.limits, [4, 3, 6, 2])
+    # The largest number limits nothing.
+    largest = jnp.array([1, 2, 2**31 - 1, 2**31 - 1])
+    np.testing.assert_array_equal(START(prompts, 6, largest, ROOM).limits, [4, 3, 6, 6])
     np.testing.assert_array_equal(outputs.ended, [False, False, False, True])
     assert texts(outputs) == [[5, 6, EOS], [5], [], [5, 6]]
     # So does a prompt that fills the output.
@@ -178,6 +181,9 @@ WRONG = {
     ),
     "float steps": ({"max_decode_steps": 3.0}, "max_decode_steps is 3.0: give a whole number"),
     "listed steps": ({"max_decode_steps": [1, 2]}, r"max_decode_steps is \[1, 2\]: give a whole"),
+    "negative steps": ({"max_decode_steps": -1}, "max_decode_steps is -1: give at least 0, at"),
+    "steps of 64 bits": ({"max_decode_steps": np.array([5, 2**40])}, "is 1099511627776: give at l"),
+    "steps without a sign": ({"max_decode_steps": np.uint32(2**31)}, "is 2147483648: give at l"),
     "too many steps": ({"max_decode_steps": np.ones(3, np.int32)}, "give a whole number, or an"),
     "listed ends": ({"eos_id": [1, 2]}, r"eos_id is \[1, 2\]: give an id, or a tuple"),
     "no end": ({"eos_id": None}, "eos_id is None: give an id, or a tuple"),
