@@ -94,7 +94,7 @@ class MixedDraft(Draft):
         proposal = Proposal(
             tokens=jnp.where(copied[:, None], copies.tokens, tokens),
             probs=probs,
-            # ``checked`` has left out what was not drawn.
+            # ``proposed`` has left out what was not drawn.
             drawn=gamma,
             counts=jnp.where(copied, copies.num_proposed, counts),
             target_cache=target_cache,
