@@ -149,8 +149,11 @@ def _call_draft(
             tokens = _after(logits, block, target.vocab_size)[:, 0]
         return draft_state, with_last(outputs, tokens), cache, jax.tree.leaves(proposal)
 
-    _, shapes, _ = jax.eval_shape(propose, state.draft_state, state.outputs)
-    nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)]
+    def leaves(draft_state, outputs):
+        return jax.tree.leaves(propose(draft_state, outputs)[1])
+
+    shapes = jax.eval_shape(leaves, state.draft_state, state.outputs)
+    nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes]
     # The whole proposal is carried: XLA would remove what is unused.
     carry = (state.draft_state, state.outputs, state.target_cache, nothing)
     return jax.lax.fori_loop(0, calls, call, carry)

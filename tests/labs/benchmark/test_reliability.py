@@ -95,7 +95,7 @@ def test_tables_and_comparisons_show_doubts(made_up, capsys):  # noqa: F811
 
 def test_figures_that_were_not_measured_are_absent(made_up, capsys):  # noqa: F811
     # The prefills alone took longer than the whole; nothing was drafted.
-    slow = dataclasses.replace(made_up, plain_setup_seconds=[9.0], alpha=0.0, verified=0.0)
+    slow = dataclasses.replace(made_up, plain_setup_seconds=[9.0], alpha=None, verified=0.0)
     assert slow.loop_speed_up is slow.to_dict()["loop_speed_up"] is None
     print_comparison(slow)
     shown = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
