@@ -168,8 +168,8 @@ class Outcome:
     lengths: Int[Array, "batch"]
     # Number of accepted proposals that were appended to each row.
     num_accepted: Int[Array, "batch"]
-    # In a tree, the accepted node at each depth, from depth 1; the last one's number at greater
-    # depths. None for a chain.
+    # In a tree, the accepted node at each depth from 1; below the last accepted node, that node
+    # again (0, the root, if none was). None for a chain.
     path: Int[Array, "batch depth"] | None = None
 
 
@@ -373,7 +373,7 @@ class TreeDraft(Draft, Protocol):
 
 
 def check_fits(draft: Draft, target: Target, max_decode_len: int = 1) -> None:
-    """Raises ``InputError`` unless ``draft`` can serve ``target``, and texts of this length."""
+    """Raises ``InputError`` unless the draft fits the target, for texts of this length."""
     # A draft of another package may have settings of another class.
     if isinstance(settings := getattr(draft, "settings", None), int | float | str):
         raise InputError(f"settings are {settings!r}: give distributions.sampling(…), or None")
@@ -405,14 +405,14 @@ def proposed(
         "probs": (jnp.float32, batch, size.num_inner if is_tree else num, draft.vocab_size),
         "depths" if is_tree else "counts": (jnp.integer, batch),
     }
-    for name, (kind, *shape) in shapes.items():
+    for name, (dtype, *shape) in shapes.items():
         found = getattr(proposal, name)
         is_array = hasattr(found, "dtype")
         given = f"{found.dtype} {[*found.shape]}" if is_array else one_line(repr(found))
-        fits = is_array and [*found.shape] == shape and jnp.issubdtype(found.dtype, kind)
+        fits = is_array and [*found.shape] == shape and jnp.issubdtype(found.dtype, dtype)
         if not (fits or found is None and name in ("probs", "counts")):
-            wanted = f"give {kind.__name__} {shape}"
-            raise InputError(f"a draft proposes {given} as {name}: {wanted}")
+            who, wanted = type(draft).__name__, f"give {dtype.__name__} {shape}"
+            raise InputError(f"{who} proposes {given} as {name}: {wanted}")
     return proposal if is_tree else proposal.checked(), made[1]
 
 

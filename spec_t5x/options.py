@@ -87,8 +87,8 @@ class GenerateOptions:
 
     gamma: int | str = option(
         AUTO,
-        "tokens that the draft proposes in each iteration; 0 decodes plainly, whatever the draft "
-        "and the verifier, auto chooses the fastest number",
+        "tokens that the draft proposes in each iteration; 0 decodes without draft and verifier, "
+        "auto chooses the fastest number",
     )
     temperature: float = option(0.0, "sampling temperature; 0 is argmax")
     top_k: int = option(0, "sample from the k likeliest tokens only; 0 keeps all")

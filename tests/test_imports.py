@@ -145,7 +145,7 @@ def test_imports_point_one_way():
 
 
 def in_circles(package: Path) -> list[str]:
-    """Returns the modules that import one another in a circle, in functions but ``main`` too."""
+    """Returns modules whose imports form a circle; those in functions count, except in ``main``."""
     paths = {(package.name, *module_of(p.relative_to(package))): p for p in package.rglob("*.py")}
     known = {".".join(parts).removesuffix(".__init__"): path for parts, path in paths.items()}
     waiting = {}
@@ -208,7 +208,7 @@ def test_kernels_are_named_in_contrib_alone():
     assert [path for path in core if words.search(path.read_text(encoding="utf-8"))] == []
 
 
-def test_only_tests_of_contrib_and_of_benchmarks_import_it():
+def test_only_tests_of_contrib_and_of_benchmarks_import_contrib():
     """The others run if its folders are deleted."""
     tests = REPOSITORY / "tests"
     may = tests / "contrib", tests / "benchmarks"

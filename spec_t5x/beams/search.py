@@ -121,8 +121,8 @@ def beam_search(
 
     Raises:
       InputError: ``beams`` below 1 or ``draft_beams`` below ``beams``, either above half of the
-        vocabulary (less for several ``eos_id``), ``gamma`` below 0, a draft at 0 or none above,
-        prompts over ``max_decode_len``, different vocabularies, no ``score_nodes``, few positions.
+        vocabulary (less for several ``eos_id``), ``gamma`` below 0, 0 with a draft or above 0
+        without one, long prompts, different vocabularies, no ``score_nodes``, too few positions.
     """
     width = beams if draft_beams is None else draft_beams
     search = _Search(

@@ -56,7 +56,7 @@ def format_of(directory: Location, values: Values) -> Format:
 def writers_of(config: NetworkConfig | None = None) -> dict[str, Writer]:
     """Returns the writers for models of ``config``, or all for None, by the names of formats."""
     formats = registry.find_all("format").values()
-    # Not those of a class that ``config`` extends, which would write another network.
+    # A writer for a class that ``config`` extends would write another network.
     kinds = () if config is None else (NetworkConfig, family_of(config).config)
     fitting = (each for each in formats if not kinds or each.config in kinds)
     return {name: writer for each in fitting for name, writer in each.writers.items()}

@@ -34,6 +34,7 @@ from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
+from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.names import AUTO
 from spec_t5x.options import GenerateOptions
@@ -44,14 +45,6 @@ TRANSFORMER = "transformer"
 PACKAGED_DRAFTS = {
     "t5-target": {"eagle": "t5-eagle", "transformer": "t5-draft", "ngram": "t5-ngram"},
     "lm-target": {"transformer": "lm-draft", "ngram": "lm-ngram"},
-}
-# Parameters with an axis of ids, and the number of that axis.
-_AXES = {
-    "token_embedder/embedding": 0,
-    "source_embedder/embedding": 0,
-    "token_embedding": 0,
-    "decoder/logits_dense/kernel": 1,
-    "logits_dense/kernel": 1,
 }
 
 
@@ -149,7 +142,7 @@ def find_models(
     return opened()
 
 
-def check_draft(text: str, options: GenerateOptions) -> None:
+def check_draft(text: str, options: GenerateOptions, given: DraftOptions) -> None:
     """Raises ``InputError`` if the options have trees or a search that the draft does not support.
 
     If a kind does not name the class of its drafts, the loops check the draft.
@@ -157,10 +150,11 @@ def check_draft(text: str, options: GenerateOptions) -> None:
     kind = next(_parts(text))[0].draft
     if kind is None or options.gamma == 0:
         return
-    if options.beams and options.gamma != AUTO and kind is not TransformerDraft:
+    searches = kind is TransformerDraft and given.settings is None
+    if options.beams and options.gamma != AUTO and not searches:
         raise InputError(
             f"beams is {options.beams}, gamma {options.gamma} and draft {text!r}, but in a beam "
-            "search only a separate model can draft: give one, or gamma 0"
+            "search only a model without a draft_temperature can draft: give one, or gamma 0"
         )
     if options.make_verifier().tree(1) is not None and not hasattr(kind, "propose_tree"):
         raise InputError(
@@ -252,27 +246,23 @@ def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
         # ``added_rows`` counts id 0, which it masks, too: padding, which no text contains.
         changes["added_rows"] = max(max(added, 1) + more, 1)
     config = dataclasses.replace(draft.config, **changes)
+    shapes = expected_shapes(config)
     tensors = draft.tensors and {
-        path: _resized(tensor, _AXES[path], size) if path in _AXES else tensor
-        for path, tensor in draft.tensors.items()
+        path: _resized(tensor, shapes[path]) for path, tensor in draft.tensors.items()
     }
     return dataclasses.replace(draft, config=config, tensors=tensors, vocabulary=target.vocabulary)
 
 
-def _resized(tensor: Tensor, axis: int, size: int) -> Tensor:
-    """Cuts a matrix to ``size`` along ``axis``, or pads it with zeros at the end of that axis."""
-    old = tensor.shape[axis]
+def _resized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Cuts a tensor to ``shape``, or pads it with zeros, at the end of each axis."""
 
     def read(index):
-        start, stop, _ = index[axis].indices(size)
-        kept = slice(min(start, old), min(stop, old))
-        part = tensor.read((*index[:axis], kept, *index[axis + 1 :]))
-        missing = [(0, 0)] * part.ndim
-        missing[axis] = (0, (stop - start) - part.shape[axis])
-        return np.pad(part, missing)
+        bounds = [each.indices(size)[:2] for each, size in zip(index, shape, strict=True)]
+        kept = np.minimum(bounds, np.reshape(tensor.shape, (-1, 1)))
+        part = tensor.read(tuple(slice(*each) for each in kept.tolist()))
+        return np.pad(part, [(0, missing) for missing in np.diff(bounds - kept)[:, 0]])
 
-    shape = (*tensor.shape[:axis], size, *tensor.shape[axis + 1 :])
-    return dataclasses.replace(tensor, shape=shape, read=read)
+    return tensor if shape == tensor.shape else dataclasses.replace(tensor, shape=shape, read=read)
 
 
 def model_draft(request: Request, argument: str) -> TransformerDraft:

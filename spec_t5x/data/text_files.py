@@ -61,7 +61,10 @@ def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
 
 
 def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yields the lines of a stream in groups, as they arrive; raises the stream's ``Exception``."""
+    """Yields the lines of a stream in groups, so that they are answered before the stream ends.
+
+    Raises the stream's ``Exception`` after the lines before it.
+    """
     # None marks the end of the stream.
     waiting: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=_READ_AHEAD)
 
@@ -74,18 +77,17 @@ def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
             waiting.put(error)
 
     threading.Thread(target=read, daemon=True).start()
-    line = waiting.get()
-    while isinstance(line, bytes):
-        # Waits, because lines that are written together may arrive one by one.
-        time.sleep(_TOGETHER)
-        part = [line]
-        while len(part) < _READ_AHEAD and not waiting.empty():
-            if not isinstance(line := waiting.get(), bytes):
-                break
-            part.append(line)
+    part: list[bytes] = []
+    while isinstance(line := waiting.get(), bytes):
+        if not part:
+            # Waits, because lines that are written together may arrive one by one.
+            time.sleep(_TOGETHER)
+        part.append(line)
+        if waiting.empty() or len(part) == _READ_AHEAD:
+            yield part
+            part = []
+    if part:
         yield part
-        if isinstance(line, bytes):
-            line = waiting.get()
     if line is not None:
         raise line
 
@@ -149,9 +151,5 @@ def _finite(text: str) -> float:
 def json_line(values: Any) -> str:
     """Returns a value as one line of JSON, without line end, that UTF-8 can encode."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        # A lone surrogate, which UTF-8 cannot encode, is written as JSON's escape.
-        return json.dumps(values)
-    return text
+    # A lone surrogate, which UTF-8 cannot encode, becomes JSON's escape, which is Python's.
+    return text.encode(errors="backslashreplace").decode()

@@ -55,8 +55,8 @@ class CopyDraft(Draft):
     vocab_size: int = flax.struct.field(pytree_node=False)
     min_match: int = flax.struct.field(pytree_node=False, default=1)
     max_match: int = flax.struct.field(pytree_node=False, default=8)
-    # Mask of tokens that begin a word, are punctuation or end the text, which is packed to bytes,
-    # so that it is static and no parameter. If it is None, each token is a word.
+    # Mask of the tokens that begin a word, are punctuation or end the text, stored as bits so that
+    # it is static and no parameter. If it is None, each token is a word.
     word_starts: Bool[Array, "vocab"] | list | bytes | None = flax.struct.field(
         pytree_node=False, default=None
     )

@@ -26,6 +26,7 @@ def check_cache(draft: Any, target: Target, kind: type, layers: int) -> None:
     sizes = {size: getattr(of, size) for size in ("num_kv_heads", "head_dim", "dtype")}
     # An EAGLE head reads the target's states, too.
     sizes["emb_dim"] = getattr(of, "target_dim", target.config.emb_dim)
+    # The target may have more layers.
     sizes["num_decoder_layers"] = max(layers, target.num_layers)
     for size, value in sizes.items():
         if (found := getattr(target.config, size)) != value:

@@ -82,7 +82,7 @@ class BatchDecoder:
         check_jax()
         if self.is_decoder_only:
             check_unused(options, "a decoder-only model's prompt comes first", "output_prefix")
-        # Made for its check of gamma, with the checkpoint's limit.
+        # The copy compares gamma with the checkpoint's limit.
         dataclasses.replace(options, max_decode_len=self.max_decode_len(options))
         check_positions(self.target, self.max_decode_len(options))
         self.sampling(options)

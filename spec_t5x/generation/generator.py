@@ -119,7 +119,7 @@ class Generator(BatchDecoder):
         ``InputError`` before a download for ``options`` or ``texts`` that it cannot decode.
         """
         for draft in filter(None, drafts):
-            check_draft(draft, options)
+            check_draft(draft, options, models.draft_options())
         make = functools.partial(cls.of, task=models.task, kv=models.kv)
         named = models.target, drafts, models.draft_options(), models.vocabulary
         stored = find_models(*named, check=lambda target: make(target).check(options, texts))

@@ -1,4 +1,4 @@
-"""Checks of the loops' arguments: ``check_given`` at each call, ``check`` where JAX traces one."""
+"""Checks of the loops' arguments: ``check_given`` at each call, ``check`` while JAX traces."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def check_given(
     kind = getattr(steps, "dtype", type(steps))
     if not jnp.issubdtype(kind, np.integer) or np.shape(steps) not in ((), rows):
         raise InputError(f"max_decode_steps is {steps}: give a whole number, or an array of {rows}")
-    for one in () if isinstance(steps, jax.Array) else np.unique(steps).tolist():
+    for one in np.unique(steps).tolist() if _is_known(steps) else ():
         check_numbers(0, 2**31 - 1, max_decode_steps=one)
     eos_id = others.get("options", others).get("eos_id", EOS_ID)
     for one in eos_id if isinstance(eos_id, tuple) and eos_id else (eos_id,):
@@ -47,18 +47,19 @@ def check_given(
 
 
 def _check_whole(prompts: Any) -> None:
-    """Raises ``InputError`` if prompts are no array, or have padding before one of their tokens.
-
-    Skips prompts whose values are unknown here: tracers, and arrays spread over processes.
-    """
+    """Raises ``InputError`` if prompts are no array, or have padding before one of their tokens."""
     if not hasattr(prompts, "ndim"):
         raise InputError(f"prompts are a {type(prompts).__name__}: give an array [batch, width]")
-    if isinstance(prompts, jax.core.Tracer) or not getattr(prompts, "is_fully_addressable", True):
-        return
-    hole = first_hole(prompts) if prompts.ndim == 2 else None
+    hole = first_hole(prompts) if prompts.ndim == 2 and _is_known(prompts) else None
     if hole is not None:
         row = np.asarray(prompts)[hole].tolist()
         raise InputError(f"prompt {hole} is {row}: put padding (0) only after its last token")
+
+
+def _is_known(values: Any) -> bool:
+    """Tells whether values can be read here: no tracer, and not spread over processes."""
+    is_traced = isinstance(values, jax.core.Tracer)
+    return not is_traced and getattr(values, "is_fully_addressable", True)
 
 
 def first_hole(prompts: Any) -> int | None:
@@ -68,7 +69,7 @@ def first_hole(prompts: Any) -> int | None:
     return int(holes[0]) if holes.size else None
 
 
-def checked(
+def prepared(
     target: Target,
     draft: Draft,
     prompts: Int[Array, "batch width"],

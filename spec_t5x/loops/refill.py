@@ -350,7 +350,7 @@ def gather_rows(tree: PyTree) -> PyTree:
 
 
 def _with_rows(tree: PyTree, axis: str | None) -> PyTree:
-    """Constrains the rows' axis, which XLA shards otherwise in each program, if there is a mesh."""
+    """Constrains the rows' axis, which XLA shards differently in each program, on a mesh only."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not flax_partitioning.get_axis_rules():
         return tree

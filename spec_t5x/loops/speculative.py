@@ -243,7 +243,7 @@ def speculative_decode(
         from, or a pace with the costs of another gamma.
     """
     loop = Loop(**options)
-    stream, settings = arguments.checked(target, draft, prompts, rng, settings, loop, pace)
+    stream, settings = arguments.prepared(target, draft, prompts, rng, settings, loop, pace)
     state = init(
         target, draft, inputs, prompts, stream, loop, max_decode_steps=max_decode_steps, pace=pace
     )
@@ -312,7 +312,7 @@ def speculative_steps(
     """
     arguments.check_given(target, inputs, prompts, max_decode_steps, draft=draft, **options)
     loop = Loop(**options)
-    stream, settings = arguments.checked(target, draft, prompts, rng, settings, loop, pace)
+    stream, settings = arguments.prepared(target, draft, prompts, rng, settings, loop, pace)
     loop = loop if loop.gamma else loop.plain
     begin = _compiled(init, loop, donate=())
     go_plainly, iterate = _compiled(step, loop.plain), _compiled(step, loop)

@@ -58,7 +58,7 @@ def speculate(
         tokens as pay, from 0 to ``gamma`` (``loops/pace.py``).
       position: time that one more position adds to a target call, in target steps.
       partitioner: makes the launch's partitioner, as ``@partitioning.PjitPartitioner`` does in
-        gin. Without it, the mesh must divide the draft's heads (``drafts``).
+        gin. Without it, the mesh must divide the draft's heads (``placing``).
       kv: "int8" rounds the source's keys and values in the target's cache
         (``CachedModel.with_kv``): texts are those of that model. Losses stay the given model's.
       statistics: returns ``acceptance_aux`` beside the scores; give False to ``t5x.export``.

@@ -37,8 +37,9 @@ from spec_t5x.t5x_plugin.decode_settings import (
     check_prompts,
     read_settings,
 )
-from spec_t5x.t5x_plugin.drafts import DraftSource, ModelDraft, with_divided_axes
+from spec_t5x.t5x_plugin.drafts import DraftSource, ModelDraft
 from spec_t5x.t5x_plugin.networks import decoder_only_config, t5_config
+from spec_t5x.t5x_plugin.placing import with_divided_axes
 from spec_t5x.t5x_plugin.remaking import bindings_of
 from spec_t5x.types import PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import Verifier

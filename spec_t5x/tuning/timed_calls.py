@@ -47,7 +47,7 @@ class Timed:
         """
         prompts = jnp.zeros((jax.tree.leaves(inputs)[0].shape[0], 1), jnp.int32)
         key = jax.random.key(0)
-        stream, settings = arguments.checked(target, draft, prompts, key, settings, loop)
+        stream, settings = arguments.prepared(target, draft, prompts, key, settings, loop)
         loop = dataclasses.replace(loop, eos_id=NO_EOS)
         length = max(min(loop.max_decode_len // 2, most), 1)
         state = _half_way(target, draft, inputs, stream, settings, length, loop=loop)

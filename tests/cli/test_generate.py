@@ -17,7 +17,6 @@ import pytest
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
-from spec_t5x.data.text_files import arriving
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator
 from spec_t5x.types import EOS_ID
@@ -345,6 +344,10 @@ def test_arguments_that_cannot_be_are_refused_in_one_line(generate, arguments, e
         ),
         (("--draft", "mixed:int8", "--verifier", "multi"), "'mixed:int8' proposes no trees"),
         (("--draft", "int8", "--beams", 2), "--beams is 2, gamma 3 and draft 'int8', but in a"),
+        (
+            ("--draft", "transformer:t5-draft", "--draft_temperature", "1", "--beams", 2),
+            "only a model without a --draft_temperature can draft: give one, or gamma 0",
+        ),
     ],
 )
 def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, arguments, expected):
@@ -431,22 +434,6 @@ def test_a_bad_line_takes_as_many_lines_as_a_good_one(generate, monkeypatch):
     with_stdin(monkeypatch, f"\n{TEXTS[1]}".encode())
     found = generate("--num_decodes", "3", "--temperature", "1")
     assert found.lines[:3] == [""] * 3 and len(found.lines) == 6
-
-
-def test_a_flood_of_lines_is_answered_in_parts():
-    first = next(arriving(itertools.repeat(b"a line\n")))
-    assert 0 < len(first) <= 4096
-
-
-def test_an_error_of_the_input_comes_after_its_lines():
-    def lines():
-        yield b"a line\n"
-        raise OSError("the pipe is gone")
-
-    coming = arriving(lines())
-    assert next(coming) == [b"a line\n"]
-    with pytest.raises(OSError, match="the pipe is gone"):
-        next(coming)
 
 
 def test_an_interruption_while_it_waits_for_a_line(tiny_pair):

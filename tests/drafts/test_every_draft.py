@@ -143,7 +143,7 @@ SIZES = {
 
 @pytest.mark.parametrize(("field", "value", "message"), SIZES)
 @pytest.mark.usefixtures("unchecked")
-def test_a_draft_of_a_target_of_other_sizes(field, value, message):
+def test_a_draft_of_a_target_of_other_sizes_is_refused(field, value, message):
     other = tiny_t5(0, **{"num_decoder_layers": 2, field: value})
     for name in SIZES[field, value, message]:
         with pytest.raises(InputError, match=f"Draft needs {message}: make it from this target"):
@@ -151,7 +151,7 @@ def test_a_draft_of_a_target_of_other_sizes(field, value, message):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_draft_beside_a_target_without_its_cache():
+def test_a_draft_beside_a_target_without_its_cache_is_refused():
     for name in ("early exit", "shared encoder", "eagle"):
         with pytest.raises(InputError, match="is of a T5Model and the target a TableTarget"):
             check_fits(T5_DRAFTS[name](), TableTarget.create(0, VOCAB))

@@ -661,7 +661,7 @@ def test_proposals_of_another_shape_or_type_are_refused(unchecked, changes, mess
 
     with pytest.raises(InputError) as raised:
         decode(WRITER, Odd(jnp.int32(1), 16), 2, sources=TABLE_SOURCES[:3])
-    assert str(raised.value) == f"a draft proposes {message}"
+    assert str(raised.value) == f"Odd proposes {message}"
 
 
 @pytest.mark.parametrize("returned", [None, Proposal(DRAFTS), ((), Proposal(DRAFTS)), (DRAFTS, ())])

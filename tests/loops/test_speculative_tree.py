@@ -281,5 +281,5 @@ def test_trees_of_another_shape_or_type_are_refused():
             return proposal.replace(**{self.name: odd}), state
 
     for name in changes:
-        with pytest.raises(InputError, match=f"a draft proposes .* as {name}: give "):
+        with pytest.raises(InputError, match=f"Odd proposes .* as {name}: give "):
             decode(Odd(near(), name=name), TreeVerifier(), sampling(1.0), gamma=1)

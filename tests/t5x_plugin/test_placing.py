@@ -16,7 +16,7 @@ from t5x.partitioning import standard_logical_axis_rules
 from spec_t5x.models.binding import abstract_variables
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.t5x_plugin.drafts import with_divided_axes
+from spec_t5x.t5x_plugin.placing import with_divided_axes
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -175,7 +175,7 @@ def _load(
     else:
         stored_rows = [row for row in rows if not row.draft.startswith(RANDOM)]
         for row in stored_rows:
-            check_draft(row.draft, row.decoding)
+            check_draft(row.draft, row.decoding, options)
         # Each draft was checked with its row's verifier above.
         plain = dataclasses.replace(decoding, gamma=0)
         opened, _ = Generator.open(models, {row.draft for row in stored_rows}, plain)

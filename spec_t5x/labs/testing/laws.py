@@ -181,7 +181,7 @@ class _DraftCheck:
     def iterate(self, draft: Draft, sources: Array, prompts: Array) -> None:
         """Proposes and commits once, and catches up."""
         loop = self.loop
-        stream, settings = arguments.checked(
+        stream, settings = arguments.prepared(
             target(), draft, prompts, jax.random.key(0), self.settings, loop
         )
         state = decode_state.init(target(), draft, sources, prompts, stream, loop)
