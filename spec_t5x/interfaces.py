@@ -372,14 +372,15 @@ class TreeDraft(Draft, Protocol):
         """Proposes a token for each node after the root; also returns the new state."""
 
 
-def check_fits(draft: Draft, target: Target, max_decode_len: int = 1) -> None:
-    """Raises ``InputError`` unless the draft fits the target, for texts of this length."""
+def check_fits(draft: Draft, target: Target, max_decode_len: int | None = None) -> None:
+    """Raises ``InputError`` unless the draft fits the target, and texts of a given length."""
     # A draft of another package may have settings of another class.
     if isinstance(settings := getattr(draft, "settings", None), int | float | str):
         raise InputError(f"settings are {settings!r}: give distributions.sampling(…), or None")
     check_parts(draft, Draft, "derive it from interfaces.Draft")
     check_vocabularies(draft, target)
-    draft.check(target, max_decode_len)
+    if max_decode_len is not None:
+        draft.check(target, max_decode_len)
 
 
 def proposed(
@@ -389,17 +390,16 @@ def proposed(
 
     Raises ``InputError`` if it is no such pair, or an array has another shape or type.
     """
-    is_tree = isinstance(size, Tree)
+    is_tree, who = isinstance(size, Tree), type(draft).__name__
     method, kind = ("propose_tree", TreeProposal) if is_tree else ("propose", Proposal)
     made = getattr(draft, method)(state, context, size)
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], kind)):
+    if not (isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[0], kind)):
         raise InputError(
-            f"{type(draft).__name__}.{method} returns a {type(made).__name__}: return a "
-            f"{kind.__name__} and the draft's state"
+            f"{who}.{method} returns a {type(made).__name__}: return a {kind.__name__} and a state"
         )
-    proposal, batch, drafted = made[0], len(context.lengths), getattr(made[0].tokens, "shape", ())
+    proposal, (batch,) = made[0], context.lengths.shape
     # Gamma tokens at most.
-    num = size.num_nodes - 1 if is_tree else min((*drafted[1:], size))
+    num = size.num_nodes - 1 if is_tree else min((*getattr(proposal.tokens, "shape", ())[1:], size))
     shapes = {
         "tokens": (jnp.integer, batch, num),
         "probs": (jnp.float32, batch, size.num_inner if is_tree else num, draft.vocab_size),
@@ -411,8 +411,7 @@ def proposed(
         given = f"{found.dtype} {[*found.shape]}" if is_array else one_line(repr(found))
         fits = is_array and [*found.shape] == shape and jnp.issubdtype(found.dtype, dtype)
         if not (fits or found is None and name in ("probs", "counts")):
-            who, wanted = type(draft).__name__, f"give {dtype.__name__} {shape}"
-            raise InputError(f"{who} proposes {given} as {name}: {wanted}")
+            raise InputError(f"{who} proposes {given} as {name}: give {dtype.__name__} {shape}")
     return proposal if is_tree else proposal.checked(), made[1]
 
 

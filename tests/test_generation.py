@@ -801,7 +801,7 @@ def test_a_beam_search_needs_a_model_to_draft(generator):
     assert "beams is 2 and gamma" in message and "give one, or gamma 0" in message
     warm = generator.with_draft(generator.draft.replace(settings=sampling(0.5)))
     message = message_of(lambda: list(warm.generate(TEXTS[:1], options(beams=2))))
-    assert "only a model without a draft_temperature can draft: give one" in message
+    assert "only a model without draft_temperature drafts: give a separate one" in message
     assert "not compared" in message_of(compare, generator, TEXTS, options(beams=2))
 
 
@@ -933,7 +933,7 @@ def test_a_model_in_place_of_its_name_is_refused(generator, tiny_pair):
         )
         # Else the current folder, or the packaged draft.
         message = message_of(Generator.load, **names | {name: ""})
-        assert message.startswith("a directory's name is '': give")
+        assert message.startswith("a directory or model is named '': give")
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -1000,7 +1000,7 @@ def test_threads_share_a_generator(generator, greedy_alone):
 @pytest.mark.parametrize("other", [None, "bytes"])
 def test_other_objects_are_refused_as_vocabularies(generator, other):
     message = message_of(dataclasses.replace, generator, vocabulary=other)
-    assert message == f"vocabulary is {other!r}: give that of loading.load"
+    assert message == f"vocabulary is {other!r}: give a Vocabulary"
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -1032,7 +1032,7 @@ def test_ids_that_the_target_does_not_embed_are_refused(generator):
         ({"weights": "int16"}, "weights is 'int16'"),
         ({"kv": "fp8"}, "kv is 'fp8'"),
         ({"options": GREEDY}, "options is GenerateOptions: give DraftOptions"),
-        ({"shardings": 5}, "shardings are 5: give a function of a config"),
+        ({"shardings": 5}, "shardings are 5: give a function"),
     ],
 )
 def test_arguments_are_checked_before_a_model_is_looked_for(arguments, message):

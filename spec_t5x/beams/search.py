@@ -164,7 +164,7 @@ class _Search:
             )
         check_numbers(0, gamma=gamma, max_decode_len=max_decode_len)
         if not gamma and (draft_model is not None or self.width != beams):
-            raise InputError("gamma is 0: give at least 1, or no draft_model and draft_beams")
+            raise InputError("gamma is 0, which uses no draft_model or draft_beams: leave them out")
         beams_lib.check_beams("beams", beams, target.vocab_size, self.eos_id)
         arguments.check_prompts(prompts, max_decode_len)
         interfaces.check_positions(target, max_decode_len)

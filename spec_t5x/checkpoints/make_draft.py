@@ -154,7 +154,7 @@ def check_draft(text: str, options: GenerateOptions, given: DraftOptions) -> Non
     if options.beams and options.gamma != AUTO and not searches:
         raise InputError(
             f"beams is {options.beams}, gamma {options.gamma} and draft {text!r}, but in a beam "
-            "search only a model without a draft_temperature can draft: give one, or gamma 0"
+            "search only a model without draft_temperature drafts: give a separate one, or gamma 0"
         )
     if options.make_verifier().tree(1) is not None and not hasattr(kind, "propose_tree"):
         raise InputError(

@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
 def _check_flags(args, options, draft: str | None) -> None:
     if args.text and args.input:
         raise InputError(f"both TEXT and --input {args.input} were given: give one of them")
-    if models := [text for text in args.text if os.path.isfile(f"{text}/config.json")]:
-        raise InputError(f"the text {models[0]!r} is a model's directory: give it as --target")
+    if not args.target and (found := [t for t in args.text if os.path.isfile(f"{t}/config.json")]):
+        raise InputError(f"the text {found[0]!r} is a model's directory: give it as --target")
     if args.field and args.text not in ([], ["-"]):
         raise InputError(f"--field is {args.field}, which only JSON lines have: leave it out")
     if args.trace and args.compare:

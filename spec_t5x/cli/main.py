@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from typing import Any
 
 import spec_t5x
@@ -26,6 +27,8 @@ log = logging.getLogger("spec_t5x")
 
 # Exit status after Ctrl-C, as of a shell's commands.
 INTERRUPTED = 130
+# Errors about a path that the system does not look up or open.
+_OF_A_PATH = {EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM, EROFS}
 # Verbs before the name of an option in an error's remedy.
 _VERBS = "give|leave|lower|pass|raise|set"
 # Modules by command, in the order of ``--help``; each has ``HELP``, ``add_arguments`` and ``run``.
@@ -108,7 +111,7 @@ def _line(error: Exception, flags: Collection[str]) -> str | None:
     if isinstance(error, InputError):
         # gin appends lines about its own calls to an error that passes through it.
         return str(error).splitlines()[0]
-    if isinstance(error, OSError) and error.filename is not None:
+    if isinstance(error, OSError) and error.errno in _OF_A_PATH and error.filename is not None:
         return f"cannot use {one_line(error.filename, 80)} ({error.strerror}): give another path"
     # JAX checks its variables when it is imported, of which its inner packages are left then.
     if isinstance(error, ValueError) and "jax" not in sys.modules and "jax._src" in sys.modules:

@@ -50,7 +50,7 @@ def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
     try:
         lines = gzip.GzipFile(fileobj=stream) if holds_gzip(stream) else stream
         if lines.peek(2).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise InputError(f"{name} is UTF-16: convert it (iconv -f utf-16 -t utf-8)")
+            raise InputError(f"{name} is UTF-16 or UTF-32: convert it to UTF-8, as by iconv")
         for number, line in enumerate(lines, start=1):  # noqa: B007, the error names it
             yield line
     except (OSError, EOFError, zlib.error) as error:

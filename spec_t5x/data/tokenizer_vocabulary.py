@@ -30,8 +30,8 @@ class TokenizerVocabulary(Vocabulary):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        what, remedy = "the tokenizer cannot encode a text", "add its unknown token to its model"
-        with as_input_error(what, remedy, Exception):
+        remedy = "give other texts, or add an unknown token to its model"
+        with as_input_error("the tokenizer cannot encode a text", remedy, Exception):
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [self.from_theirs(encoding.ids) for encoding in encodings]
 

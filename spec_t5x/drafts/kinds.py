@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError, check_choice, one_line
 from spec_t5x.interfaces import Draft
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.cached_model import CachedModel
@@ -36,7 +36,7 @@ class DraftOptions:
         if not isinstance(self.settings, Sampling | None):
             raise InputError(f"settings are {self.settings!r}: give distributions.sampling(…)")
         if not (self.shardings is None or callable(self.shardings)):
-            raise InputError(f"shardings are {self.shardings!r}: give a function of a config")
+            raise InputError(f"shardings are {one_line(repr(self.shardings))}: give a function")
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
 
 

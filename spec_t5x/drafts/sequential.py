@@ -18,12 +18,13 @@ from spec_t5x.types import Array, Float32, Int, PyTree, Shaped
 
 
 def check_cache(draft: Any, target: Target, kind: type, layers: int) -> None:
-    """Raises ``InputError`` unless ``draft.model`` can read so many layers of a target's cache."""
+    """Raises ``InputError`` unless ``draft.model`` can read that many layers of the cache."""
     name, of, remedy = type(draft).__name__, draft.model.config, "make it from this target"
     if not isinstance(target, kind):
         given = f"is of a {kind.__name__} and the target a {type(target).__name__}"
         raise InputError(f"{name} {given}: {remedy}")
-    sizes = {size: getattr(of, size) for size in ("num_kv_heads", "head_dim", "dtype")}
+    names = ("num_kv_heads", "head_dim", "dtype") if getattr(of, "reads_source", True) else ()
+    sizes = {size: getattr(of, size) for size in names}
     # An EAGLE head reads the target's states, too.
     sizes["emb_dim"] = getattr(of, "target_dim", target.config.emb_dim)
     # The target may have more layers.

@@ -15,7 +15,7 @@ from spec_t5x.beams.search import beam_search
 from spec_t5x.checkpoints.huggingface.generation_config import LeftOut
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError, check_jax, check_unicode, check_unused
+from spec_t5x.errors import InputError, check_jax, check_unicode, check_unused, one_line
 from spec_t5x.generation.answers import Answer, Generation
 from spec_t5x.generation.batches import Batch, Input, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.stop_strings import first_stop
@@ -50,7 +50,7 @@ class BatchDecoder:
 
     def __post_init__(self):
         if not hasattr(self.vocabulary, "eos_ids"):
-            raise InputError(f"vocabulary is {self.vocabulary!r}: give that of loading.load")
+            raise InputError(f"vocabulary is {one_line(repr(self.vocabulary))}: give a Vocabulary")
         if isinstance(draft := self.draft, str | os.PathLike):
             raise InputError(f"draft is {str(draft)!r}: give a Draft, or a name to Generator.load")
         if draft is not None:
@@ -266,8 +266,8 @@ class BatchDecoder:
     def sampling(self, options: GenerateOptions) -> Sampling:
         """Returns the settings of sampling, with the rules of decoding if there are any."""
         settings, found = options.sampling(), self.rules(options)
-        if found is not None and jax.tree_util.all_leaves([found]):
-            raise InputError(f"rules are {found!r}: give an object of a flax.struct.dataclass")
+        if found is not None and (not callable(found) or jax.tree_util.all_leaves([found])):
+            raise InputError(f"rules are {one_line(repr(found))}: give a flax.struct.dataclass")
         return settings if found is None else settings.replace(rules=found)
 
     def rules(self, options: GenerateOptions) -> Rules | None:
@@ -355,7 +355,7 @@ class BatchDecoder:
             if type(self.draft) is not TransformerDraft or self.draft.settings is not None:
                 raise InputError(
                     f"beams is {options.beams} and gamma {options.gamma}, but in a beam search "
-                    "only a model without a draft_temperature can draft: give one, or gamma 0"
+                    "only a model without draft_temperature drafts: give a separate one, or gamma 0"
                 )
             named |= {"draft_model": self.draft.model, "gamma": options.gamma}
         return beam_search(self.target, batch.tokens, batch.prompts, **named)

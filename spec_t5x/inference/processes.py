@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.inference.infer_options import HostOptions
 from spec_t5x.machine.accelerators import fault_of
 
@@ -82,21 +82,18 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _held(path: Path, operation: int) -> Iterator[int]:
     """Yields the descriptor of a file locked by ``flock``; raises ``InputError`` if it cannot."""
+    remedy = "give an --output_dir that can be written, on a file system with locks (a local disk)"
     with contextlib.ExitStack() as opened:
-        try:
+        with as_input_error(f"cannot lock {path}", remedy, OSError):
             # Opened for writing, as NFS needs it; a link might lead to another file of the user.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             opened.callback(os.close, descriptor)
-            fcntl.flock(descriptor, operation)
-        except BlockingIOError as error:
-            holder = path.read_text(encoding="utf-8", errors="replace") or "another run"
-            raise InputError(
-                f"{path.parent} is in use by {holder}: wait for it, stop it, or give another "
-                "--output_dir"
-            ) from error
-        except OSError as error:
-            raise InputError(
-                f"cannot lock {path} ({error.strerror}): give an --output_dir that can be written, "
-                "on a file system with locks such as a local disk"
-            ) from error
+            try:
+                fcntl.flock(descriptor, operation)
+            except BlockingIOError as error:
+                holder = path.read_text(encoding="utf-8", errors="replace") or "another run"
+                raise InputError(
+                    f"{path.parent} is in use by {holder}: wait for it, stop it, or give another "
+                    "--output_dir"
+                ) from error
         yield descriptor

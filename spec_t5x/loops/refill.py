@@ -290,7 +290,7 @@ def _refilled(carry: _Burst) -> _Burst:
 
 
 def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
-    """Stores the outputs of a slot; those of a free slot are overwritten by the next."""
+    """Stores the outputs of a slot; the next input's overwrite those of a free slot."""
     slots = carry.slots
     move = Move(source=slot, to=carry.num_ended, num_sources=slots.places.shape[0])
     return carry.replace(

@@ -346,7 +346,7 @@ def test_arguments_that_cannot_be_are_refused_in_one_line(generate, arguments, e
         (("--draft", "int8", "--beams", 2), "--beams is 2, gamma 3 and draft 'int8', but in a"),
         (
             ("--draft", "transformer:t5-draft", "--draft_temperature", "1", "--beams", 2),
-            "only a model without a --draft_temperature can draft: give one, or gamma 0",
+            "only a model without --draft_temperature drafts: give a separate one, or gamma 0",
         ),
     ],
 )
@@ -532,8 +532,8 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
             ("generate", "{pair}/model", "x"),
             "'{pair}/model' is a model's directory: give it as --t",
         ),
-        (("convert", "", "{pair}/a", "--to", "native"), "a directory's name is '': give a name"),
-        (("convert", "t5-target", "", "--to", "native"), "a directory's name is '': give a name"),
+        (("convert", "", "{pair}/a", "--to", "native"), "or model is named '': give a name"),
+        (("convert", "t5-target", "", "--to", "native"), "or model is named '': give a name"),
         (("train", "--gin_file", "{pair}/empty.gin"), "'output_dir'"),
     ],
 )

@@ -210,7 +210,7 @@ def test_gzip_on_standard_input_is_read_as_in_a_file(piped, flags):
 def test_utf16_on_standard_input_is_refused(piped):
     result = piped("My sister\nDer alte K\u00e4se\n".encode("utf-16"))
     assert (result.status, result.lines) == (2, [])
-    assert result.errors[-1].startswith("spec-t5x: error: standard input is UTF-16: convert it")
+    assert result.errors[-1].startswith("spec-t5x: error: standard input is UTF-16 or UTF-32")
 
 
 def test_half_of_a_surrogate_pair_is_an_escape(piped):

@@ -32,7 +32,7 @@ from spec_t5x.models.shared_params import own_params
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import Draws, RowStream
 from spec_t5x.types import Array, Int
-from spec_t5x.verifiers import CoupledVerifier, TokenVerifier
+from spec_t5x.verifiers import CoupledVerifier, TokenVerifier, TreeVerifier
 from tests.toy_drafts import tiny_head
 from tests.toy_t5 import disturbed, tiny_t5
 
@@ -147,14 +147,14 @@ def test_a_draft_of_a_target_of_other_sizes_is_refused(field, value, message):
     other = tiny_t5(0, **{"num_decoder_layers": 2, field: value})
     for name in SIZES[field, value, message]:
         with pytest.raises(InputError, match=f"Draft needs {message}: make it from this target"):
-            check_fits(T5_DRAFTS[name](), other)
+            check_fits(T5_DRAFTS[name](), other, LENGTH)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_draft_beside_a_target_without_its_cache_is_refused():
     for name in ("early exit", "shared encoder", "eagle"):
         with pytest.raises(InputError, match="is of a T5Model and the target a TableTarget"):
-            check_fits(T5_DRAFTS[name](), TableTarget.create(0, VOCAB))
+            check_fits(T5_DRAFTS[name](), TableTarget.create(0, VOCAB), LENGTH)
 
 
 def drafts(*names):
@@ -169,6 +169,20 @@ def decode(draft, sources=SOURCES, prompts=PROMPTS, rng=KEY, settings=GREEDY, ga
     return jax.device_get(
         speculative_decode(target(), draft, sources, prompts, rng, settings, gamma=gamma, **options)
     )
+
+
+@drafts(*T5_DRAFTS)
+@pytest.mark.usefixtures("unchecked")
+def test_programs_are_traced_for_batches_of_any_size(name):
+    """T5X exports such programs."""
+    draft, (batch,) = T5_DRAFTS[name](), jax.export.symbolic_shape("b")
+    shapes = [jax.ShapeDtypeStruct((batch, width), jnp.int32) for width in (5, 1)]
+    verifiers = TokenVerifier(), *[TreeVerifier((2,))] * hasattr(draft, "propose_tree")
+    for verifier in verifiers:
+        loop = {"gamma": 2, "max_decode_len": LENGTH, "verifier": verifier}
+        decode = functools.partial(speculative_decode, target(), draft, **loop)
+        traced = jax.eval_shape(decode, *shapes, KEY, GREEDY)
+        assert traced.tokens.shape == (batch, 1, LENGTH)
 
 
 @functools.cache

@@ -89,7 +89,7 @@ def test_bad_json_is_one_line_and_no_more(tmp_path, line, reason):
 def test_a_file_in_utf16_is_refused_as_a_whole(tmp_path, encoding, compress):
     """All lines after the first would be texts with null characters."""
     content = compress("\ufeffone\r\ntwo\r\n".encode(encoding))
-    with pytest.raises(InputError, match="in.txt is UTF-16: convert it"):
+    with pytest.raises(InputError, match="in.txt is UTF-16 or UTF-32: convert it"):
         items(tmp_path / "in.txt", content)
 
 

@@ -123,8 +123,8 @@ def _mapped(
     tokenizer = tokenizer_of(values, directory)
     num_ids, (eos_id, *more) = num_ids or tokenizer.get_vocab_size(), eos_ids
     ids = {"num_ids": num_ids, "start_id": start_id, "eos_id": eos_id, "more_eos_ids": more}
-    what, remedy = f"cannot use the tokenizer in {directory}", "add its unknown token to its model"
-    with as_input_error(what, remedy, Exception):
+    remedy = "copy its files again, or add an unknown token to its model"
+    with as_input_error(f"cannot use the tokenizer in {directory}", remedy, Exception):
         vocabulary = MappedVocabulary(tokenizer, **ids)
     if not any(vocabulary.source_frame):
         _warn(

@@ -102,7 +102,7 @@ def locate(name: str | Path | GcsPath) -> Location:
     if isinstance(name, GcsPath):
         return name
     if not (text := str(name)):
-        raise InputError("a directory's name is '': give a name, or . for the current folder")
+        raise InputError("a directory or model is named '': give a name, or . for this folder")
     if text.startswith(_SCHEME):
         bucket, _, key = text.removeprefix(_SCHEME).partition("/")
         if not bucket:

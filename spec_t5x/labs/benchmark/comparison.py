@@ -303,12 +303,10 @@ def without_open(options: GenerateOptions, of_checkpoint: Mapping[str, Any]) -> 
     if options.min_decode_len is None:
         # A checkpoint's minimum may be above these options' maximum.
         settled["min_decode_len"] = min(settled["min_decode_len"], longest)
-    # A checkpoint's maximum may be below gamma.
-    gamma = options.gamma if options.gamma == AUTO else min(options.gamma, longest)
     # A checkpoint's first id gives way to a prefix or a prompt; an option would be refused.
     unused = ["forced_bos_token_id", *(() if options.beams else OF_SEARCH)]
     used = {name: value for name, value in settled.items() if name not in unused}
-    return dataclasses.replace(options, gamma=gamma, **used)
+    return dataclasses.replace(options, **used)
 
 
 def pays(generator: Generator, batch: Batch, options: GenerateOptions) -> bool:

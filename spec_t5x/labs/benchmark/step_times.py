@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_t5x import interfaces
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, Outcome, Target
 from spec_t5x.labs.theory import formulas
@@ -131,10 +132,8 @@ def _call_draft(
 
     def propose(draft_state, outputs):
         context = decode_state.make_context(state.replace(outputs=outputs), settings, coupled)
-        if tree is None:
-            proposal, draft_state = draft.propose(draft_state, context, gamma)
-        else:
-            proposal, draft_state = draft.propose_tree(draft_state, context, tree)
+        size = gamma if tree is None else tree
+        proposal, draft_state = interfaces.proposed(draft, draft_state, context, size)
         outcome = Outcome(lengths=outputs.lengths, num_accepted=none_accepted, path=path)
         return context, proposal, draft.commit(draft_state, outcome)
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x import interfaces
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, DraftState, DraftTraits, Outcome, Target
 from spec_t5x.labs.theory import formulas
@@ -157,7 +158,7 @@ def _ask(draft: Draft, state: DraftState, context: Context, tokens, lengths):
     Returns:
       The draft's distributions ``[batch, 1, vocab]``, a mask of rows that proposed, its state.
     """
-    proposal, state = draft.propose(state, context, 1)
+    proposal, state = interfaces.proposed(draft, state, context, 1)
     proposes = (proposal.num_proposed > 0) & context.live
     accepted = proposes & (proposal.tokens[:, 0] == tokens)
     outcome = Outcome(lengths=lengths, num_accepted=accepted.astype(jnp.int32))

@@ -105,7 +105,7 @@ def measure(
     slope = (times.verification_cost - 1) / settings["gamma"]
     # 0 if plain decoding is expected to be the fastest.
     best = formulas.optimal_gamma(
-        comparisons[0].alpha, times.c, lambda m: 1 + slope * (m - 1), _MAX_GAMMA
+        comparisons[0].alpha or 0.0, times.c, lambda m: 1 + slope * (m - 1), _MAX_GAMMA
     )
     if settings["try_best"] and best not in (0, settings["gamma"]):
         decoding = dataclasses.replace(decoding, gamma=best)

@@ -172,7 +172,7 @@ class Counter(TreeDraft):
             r"the state of Counter: it has shape \(\) for 3 rows and \(\) for 1: every leaf",
         ),
         ("a size", "no row can be taken from a state of Counter of another max_length"),
-        ("no new state", "Counter.propose returns a Proposal: return a Proposal and the draft's s"),
+        ("no new state", "Counter.propose returns a Proposal: return a Proposal and a state"),
         ("one distribution", r"float32 \[3, 3\] as probs: give float32 \[3, 3, 4\]"),
         ("one count", r"int32 \[\] as counts: give integer \[3\]"),
         ("tuple", "Counter.commit changes the structure of the state"),
