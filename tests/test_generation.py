@@ -798,7 +798,7 @@ def test_a_beam_search_gives_its_best_hypotheses(generator):
 def test_a_beam_search_needs_a_model_to_draft(generator):
     copying = generator.with_draft(CopyDraft(generator.target.vocab_size))
     message = message_of(lambda: list(copying.generate(TEXTS[:1], options(beams=2))))
-    assert "beams is 2 and gamma" in message and "give one, or gamma 0" in message
+    assert "beams is 2 and gamma" in message and "give a separate one, or gamma 0" in message
     warm = generator.with_draft(generator.draft.replace(settings=sampling(0.5)))
     message = message_of(lambda: list(warm.generate(TEXTS[:1], options(beams=2))))
     assert "only a model without draft_temperature drafts: give a separate one" in message
@@ -1228,8 +1228,11 @@ def test_what_a_search_leaves_out_is_said(generator):
 
 
 def test_a_checkpoints_settings_that_the_options_exclude_are_not_made_options():
-    shorter = without_open(options(max_decode_len=None, gamma=9), {"max_decode_len": 5})
-    assert (shorter.max_decode_len, shorter.gamma) == (5, 5)
+    of_checkpoint = {"max_decode_len": 5, "min_decode_len": 7}
+    shorter = without_open(options(max_decode_len=None, gamma=5), of_checkpoint)
+    assert (shorter.max_decode_len, shorter.min_decode_len) == (5, 5)
+    with pytest.raises(InputError, match="gamma is 9 and max_decode_len 5: give"):
+        without_open(options(max_decode_len=None, gamma=9), of_checkpoint)
     prefixed = without_open(options(output_prefix="a"), {"forced_bos_token_id": 7})
     assert prefixed.rules({"forced_bos_token_id": 7})["forced_bos_token_id"] == 7
 

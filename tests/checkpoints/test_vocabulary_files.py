@@ -492,7 +492,7 @@ def test_characters_without_an_unknown_token(tmp_path, model):
     tokenizers.Tokenizer(model).save(str(tmp_path / TOKENIZER))
     write(tmp_path / SETTINGS, AS_IT_IS)
     values = {"model_type": "t5", "vocab_size": 8, **T5_IDS}
-    with pytest.raises(InputError, match="the tokenizer .*: add its unknown token"):
+    with pytest.raises(InputError, match="the tokenizer .* add an unknown token"):
         read_vocabulary(tmp_path, values).encode("The cat")
 
 

@@ -671,7 +671,7 @@ def test_what_is_no_proposal_and_state_is_refused(unchecked, returned):
         def propose(self, state, context, gamma):
             return returned
 
-    message = f"Odd.propose returns a {type(returned).__name__}: return a Proposal and the draft's"
+    message = f"Odd.propose returns a {type(returned).__name__}: return a Proposal and a state"
     with pytest.raises(InputError, match=message):
         decode(WRITER, Odd(jnp.int32(1), 16), 2, sources=TABLE_SOURCES[:3])
 
