@@ -4,6 +4,7 @@ import functools
 
 import flax.struct
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
