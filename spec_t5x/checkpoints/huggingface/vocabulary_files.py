@@ -223,7 +223,7 @@ class _Files:
             is_other = is_t5 and bool(own) and type_of_model(own) != "Unigram"
             if not is_theirs and own and (is_other or self._is_whole(own, given, special)):
                 found = _of_t5(own) if is_t5 and not is_other else own
-            elif not (is_theirs or own or is_needed) and self._is_plain(given, special):
+            elif not (is_theirs or own) and self._is_plain(given, special) and not is_needed:
                 return None
             else:
                 found = self._by_transformers(given)
