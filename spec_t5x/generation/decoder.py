@@ -83,8 +83,9 @@ class BatchDecoder:
         if self.is_decoder_only:
             check_unused(options, "a decoder-only model's prompt comes first", "output_prefix")
         # The copy compares gamma with the checkpoint's limit.
-        dataclasses.replace(options, max_decode_len=self.max_decode_len(options))
-        check_positions(self.target, self.max_decode_len(options))
+        limit = self.max_decode_len(options)
+        dataclasses.replace(options, max_decode_len=limit)
+        check_positions(self.target, limit)
         self.sampling(options)
         has_penalty = options.settled(self.defaults)["length_penalty"] is not None
         if options.early_stopping is not None and not has_penalty:

@@ -11,11 +11,8 @@ every n-th shard; without ``shard_count`` there is one.
 
 import contextlib
 import dataclasses
-import datetime
-import io
 import itertools
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.inference import processes, run_directory
 from spec_t5x.inference.answering import Answerer, Learned, Tally, error_of
+from spec_t5x.inference.decoding_progress import DecodingProgress
 from spec_t5x.inference.infer_options import InferOptions
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, read_manifest
@@ -33,7 +31,6 @@ from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.inference.sources import Item, Source, digest, read_shards, survey
 from spec_t5x.machine.description import vector_instructions
 from spec_t5x.machine.operations import registered
-from spec_t5x.machine.progress import Progress
 from spec_t5x.names import AUTO
 
 # Most errors that a report lists.
@@ -116,48 +113,6 @@ def merge(directory: Path) -> Report:
         )
     _merge_once(shards)
     return _report(shards, Tally(), 0.0)
-
-
-class DecodingProgress(Progress):
-    """Progress bar (or lines) of a run, with the counts of what the run has decoded."""
-
-    def __init__(self, stream: io.TextIOBase | None = None):
-        super().__init__("inputs", stream)
-        self.tally = Tally()
-        self._total = 0
-        self._started = time.monotonic()
-
-    def reading(self, count: int) -> None:
-        """Shows the number of inputs that have been read, before any is decoded."""
-        self.update(count, None, "reading")
-
-    def decoding(self, total: int, finished: int = 0) -> None:
-        """Starts the clock, with ``total`` inputs to decode; ``finished`` others have answers."""
-        self._total, self._started = total, time.monotonic()
-        if finished:
-            self.say(f"resuming: {finished:,} inputs have answers, {total:,} are left")
-        if self._bar:
-            self.update(0, total, "compiling")
-
-    def count(self, tally: Tally) -> None:
-        """Adds the counts of newly decoded inputs, and shows rates over all."""
-        self.tally.add(tally)
-        if not self.tally.tokens:
-            self.update(self.tally.inputs, self._total, "compiling")
-            return
-        rate = self.tally.tokens / max(self.seconds, 1e-9)
-        text = f"{rate:,.0f} tokens/s, block efficiency {self.tally.block_efficiency:.2f}"
-        text += f", occupancy {self.tally.occupancy:.0%}"
-        if not self._bar:
-            # A bar shows the remaining time itself.
-            left = self.seconds * (self._total / max(self.tally.inputs, 1) - 1)
-            text += f", {datetime.timedelta(seconds=round(max(left, 0)))} left"
-        self.update(self.tally.inputs, self._total, text)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since decoding started, compilation included."""
-        return time.monotonic() - self._started
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,7 +38,7 @@ def check_given(
     kind = getattr(steps, "dtype", type(steps))
     if not jnp.issubdtype(kind, np.integer) or np.shape(steps) not in ((), rows):
         raise InputError(f"max_decode_steps is {steps}: give a whole number, or an array of {rows}")
-    for one in np.unique(steps).tolist() if _is_known(steps) else ():
+    for one in np.unique(steps).tolist() if is_known(steps) else ():
         check_numbers(0, 2**31 - 1, max_decode_steps=one)
     eos_id = others.get("options", others).get("eos_id", EOS_ID)
     for one in eos_id if isinstance(eos_id, tuple) and eos_id else (eos_id,):
@@ -50,16 +50,17 @@ def _check_whole(prompts: Any) -> None:
     """Raises ``InputError`` if prompts are no array, or have padding before one of their tokens."""
     if not hasattr(prompts, "ndim"):
         raise InputError(f"prompts are a {type(prompts).__name__}: give an array [batch, width]")
-    hole = first_hole(prompts) if prompts.ndim == 2 and _is_known(prompts) else None
+    hole = first_hole(prompts) if prompts.ndim == 2 and is_known(prompts) else None
     if hole is not None:
         row = np.asarray(prompts)[hole].tolist()
         raise InputError(f"prompt {hole} is {row}: put padding (0) only after its last token")
 
 
-def _is_known(values: Any) -> bool:
-    """Tells whether values can be read here: no tracer, and not spread over processes."""
-    is_traced = isinstance(values, jax.core.Tracer)
-    return not is_traced and getattr(values, "is_fully_addressable", True)
+def is_known(values: Any) -> bool:
+    """Tells whether this process can read values: not abstract, traced or on other hosts."""
+    if isinstance(values, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return False
+    return getattr(values, "is_fully_addressable", True) or values.is_fully_replicated
 
 
 def first_hole(prompts: Any) -> int | None:

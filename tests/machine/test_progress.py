@@ -9,7 +9,7 @@ import time
 import pytest
 
 from spec_t5x.inference.answering import Tally
-from spec_t5x.inference.bulk import DecodingProgress
+from spec_t5x.inference.decoding_progress import DecodingProgress
 from spec_t5x.machine import progress
 from spec_t5x.machine.progress import Progress
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -28,6 +27,7 @@ from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.kinds import DraftKind, Request
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.errors import InputError
+from spec_t5x.loops.arguments import is_known
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.narrow_head import NarrowHead
@@ -155,7 +155,7 @@ def check_belongs(
     marks = metadata.get("target")
     marks = marks if isinstance(marks, dict) else {}
     pairs = sizes | {"vocabulary": (marks.get("vocabulary"), target.vocabulary.fingerprint())}
-    if target.params and _is_known(target.params["decoder"]["decoder_norm"]["scale"]):
+    if target.params and is_known(target.params["decoder"]["decoder_norm"]["scale"]):
         pairs["decoder"] = (marks.get("fingerprint"), target_fingerprint(target))
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:
@@ -164,13 +164,6 @@ def check_belongs(
                 f"{target.directory} has {str(theirs)[:12]}: give {what} that were trained for "
                 "this target"
             )
-
-
-def _is_known(values: Any) -> bool:
-    """Tells whether this process can read an array: not abstract, traced or on other hosts."""
-    if isinstance(values, jax.Array) and not isinstance(values, jax.core.Tracer):
-        return values.is_fully_addressable or values.is_fully_replicated
-    return isinstance(values, np.ndarray)
 
 
 def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) -> DraftKind:
