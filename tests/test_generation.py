@@ -640,7 +640,9 @@ def test_a_drafts_logits_that_are_not_finite_are_an_error_where_they_decide(gene
     texts = [SOUND, UNSOUND]
     first, second = ill.generate(texts, options(batch_size=2, temperature=1.0))
     assert first.error is None
-    assert str(second.error).startswith("the draft's logits are not finite for 'a green bird'")
+    message = "the draft's logits are not finite for 'a green bird'"
+    assert str(second.error).startswith(message)
+    assert message_of(list, ill.stream(UNSOUND, options(temperature=1.0))).startswith(message)
     # At temperature 0 the draft decides nothing.
     plain = generator.plain().generate(texts, GREEDY)
     assert texts_of(ill.generate(texts, GREEDY)) == texts_of(plain)
@@ -843,7 +845,8 @@ def test_answers_that_are_not_kept_are_named(generator, ask, message):
 
 def test_an_answer_that_is_an_error_is_never_empty_in_silence(generator):
     (answer,) = generator.generate("", GREEDY)
-    for look in (list, iter, lambda answer: answer[0], lambda answer: answer[:1]):
+    looks = (list, iter, lambda answer: answer[0], lambda answer: answer[:1])
+    for look in (*looks, lambda answer: [output for (output,) in [answer]]):
         with pytest.raises(InputError, match="the text is empty"):
             look(answer)
     assert repr(answer).startswith("Answer(error=InputError('the text is empty")

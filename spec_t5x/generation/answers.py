@@ -113,11 +113,3 @@ def _raising(error: Exception) -> Iterator[Answer]:
 
 def _not_kept(reason: str) -> InputError:
     return InputError(f"{reason}: make a list of them, as in list(generator.generate(texts))")
-
-
-def all_answered(answers: Iterable[Answer]) -> Iterator[Answer]:
-    """Yields the answers up to the first with an ``InputError``, which is raised."""
-    for answer in answers:
-        if answer.error is not None:
-            raise answer.error
-        yield answer
