@@ -166,6 +166,21 @@ def test_options_that_cannot_be_are_refused_with_their_value(changes, expected):
     assert expected in message_of(options, **changes)
 
 
+NUMBERS = [
+    (kind, field.name)
+    for kind in (GenerateOptions, Models)
+    for field in dataclasses.fields(kind)
+    if field.type in (int, float, int | str, int | None, float | None)
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("kind", "name"), NUMBERS)
+@pytest.mark.parametrize("value", [True, False])
+def test_no_number_is_true_or_false(kind, name, value):
+    assert message_of(kind, **{name: value}).startswith(f"{name} is {value}: give a")
+
+
 # --- tokens and batches ------------------------------------------------------
 
 
@@ -1122,13 +1137,13 @@ def test_assumed_costs_replace_those_of_earlier_calls(generator):
 def test_ids_that_the_target_does_not_have_are_their_inputs_error(generator):
     cases = [
         ([], "has no ids"),
-        ([5, 128, 1], "has the id 128: give numbers from 1 to 127"),
-        ([5, 0, 1], "has the id 0: give"),
-        ([2.0], "has the id 2.0"),
-        ("My sister", "has the id 'M'"),
+        ([5, 128, 1], "an input's id is 128: give at least 1, at most 127"),
+        ([5, 0, 1], "id is 0: give at least 1"),
+        ([2.0], "id is 2.0: give a whole number"),
+        ("My sister", "id is 'M'"),
         (7, "an input is 7: give a list of ids"),
         (b"My sister", "an input is b'My sister': give"),
-        ([True, False], "has the id True"),
+        ([True, False], "id is True"),
         ([5] * 600, "the text has 600 tokens and the encoder takes"),
     ]
     *bad, good = generator.generate_ids([*(row for row, _ in cases), [5, 1]], GREEDY)
@@ -1183,7 +1198,8 @@ def test_options_that_would_have_no_effect_are_refused(changes, message):
         ("sequence_bias", (((2,), "x"),)),
         ("sequence_bias", (((2,), float("nan")),)),
         ("widths", ("2",)),
-        ("gamma", True),
+        ("widths", (True,)),
+        ("sequence_bias", (((2,), True),)),
         ("length_penalty", float("inf")),
     ],
 )
