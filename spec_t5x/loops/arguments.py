@@ -86,9 +86,9 @@ def prepared(
     if pace is not None and pace.largest != loop.gamma:
         given = f"gamma is {loop.gamma} and the pace's is {pace.largest}"
         raise InputError(f"{given}: give both the same")
-    if settings.temperature.shape not in ((), (num := prompts.shape[0],)):
-        given = f"there are {settings.temperature.size} temperatures and {num} prompts"
-        raise InputError(f"{given}: give one temperature, or as many")
+    if settings.temperature.shape not in ((), prompts.shape[:1]):
+        given = f"temperatures are {settings.temperature.shape} and prompts {prompts.shape}"
+        raise InputError(f"{given}: give one temperature, or one for each prompt")
     settings = settings.repeat(loop.num_decodes)
     settings = settings.keep_ties() if loop.verifier.coupled else settings
     return row_stream(rng, prompts.shape[0], loop), settings

@@ -540,7 +540,7 @@ class Untouchable(PrefixTarget):
         ),
         (
             {"settings": sampling([0.0, 1.0])},
-            "there are 2 temperatures and 1 prompts: give one temperature, or as many",
+            r"temperatures are \(2,\) and prompts \(1, 1\): give one temperature, or one for each",
         ),
         ({"prompts": np.zeros((1, 1), np.uint8)}, r"prompts are uint8 \(1, 1\): give int32"),
         ({"prompts": np.zeros((1, 1))}, r"prompts are float\d\d \(1, 1\): give int32 \[batch"),
