@@ -22,7 +22,7 @@ help_flag "$@"
 ENVIRONMENTS=(colab-gpu colab-tpu lowest jax-0.10 newest-3.12 newest-3.13)
 STEPS=(demo notebooks tests)
 TESTS=(tests/sampling tests/loops tests/drafts tests/models tests/checkpoints
-  tests/machine/test_compilation_cache.py tests/test_generation.py)
+  tests/machine/test_compilation_cache.py tests/generation tests/test_options.py)
 # Tests without PyTorch, whose wheel for every Python is one for CUDA.
 TEST_TOOLS=('pytest>=8.4' 'hypothesis>=6.130,<7' 'beartype>=0.22,<1' 'scipy>=1.14,<2'
   'jaxtyping>=0.3.6,<0.4')

@@ -75,10 +75,15 @@ def check_numbers(least: int, most: int | float = math.inf, /, **values: Any) ->
     """Raises ``InputError`` unless each value is an integer from ``least`` to ``most``."""
     upper = "" if most == math.inf else f", at most {most}"
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        if not is_number(value, numbers.Integral):
             raise InputError(f"{name} is {value!r}: give a whole number of at least {least}{upper}")
         if not least <= value <= most:
             raise InputError(f"{name} is {value}: give at least {least}{upper}")
+
+
+def is_number(value: Any, kind: type = numbers.Real) -> bool:
+    """Tells whether a value is a number of this kind; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def check_jax(of_texts: bool = True) -> None:

@@ -212,7 +212,7 @@ class GenerateOptions:
         errors.check_numbers(1, most, max_decode_len=length, **sizes)
         zeros = dict.fromkeys(("beams", "min_decode_len", "no_repeat_ngram_size"), 0)
         errors.check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **zeros)
-        is_whole = isinstance(gamma, numbers.Integral) and not isinstance(gamma, bool)
+        is_whole = errors.is_number(gamma, numbers.Integral)
         if gamma != AUTO and not (is_whole and 0 <= gamma <= length):
             beside = "" if limit is None else f" and max_decode_len {limit}"
             raise InputError(
@@ -258,13 +258,13 @@ class GenerateOptions:
         pairs = self.sequence_bias or ()
         for pair in pairs:
             is_pair = isinstance(pair, tuple) and len(pair) == 2
-            if not (is_pair and isinstance(pair[1], numbers.Real) and abs(pair[1]) < 3e38):
+            if not (is_pair and errors.is_number(pair[1]) and abs(pair[1]) < 3e38):
                 raise InputError(f"sequence_bias has {pair!r}: give pairs (ids, finite number)")
         lists = {name: (getattr(self, name) or (),) for name in _LISTS}
         lists |= {"bad_words_ids": self.bad_words_ids or (), "sequence_bias": [p[0] for p in pairs]}
         for name, ids in ((name, ids) for name, some in lists.items() for ids in some):
-            is_list = isinstance(ids, tuple)
-            if not (is_list and all(isinstance(one, numbers.Integral) and one >= 0 for one in ids)):
+            is_list, whole = isinstance(ids, tuple), numbers.Integral
+            if not (is_list and all(errors.is_number(one, whole) and one >= 0 for one in ids)):
                 raise InputError(f"{name} has {ids!r}: give a list of whole numbers from 0")
 
     @property
@@ -303,7 +303,8 @@ def check_types(options: Any) -> None:
         # gin passes any value that a file binds, and lists for tuples.
         value = _plain(getattr(options, field.name))
         object.__setattr__(options, field.name, value)
-        if not isinstance(value, _NUMBERS.get(field.type, field.type)):
+        kind, is_truth = _NUMBERS.get(field.type, field.type), isinstance(value, bool)
+        if not isinstance(value, kind) or is_truth and field.type in _NUMBERS:
             wanted = getattr(field.type, "__name__", field.type)
             raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
         # JAX converts no larger ones to 32 bits. Infinity has its option's own message.

@@ -17,7 +17,6 @@ and the target's distributions into a ``Verdict`` for each row. A new verifier i
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -25,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x import registry
-from spec_t5x.errors import InputError, as_input_error, check_choice
+from spec_t5x.errors import InputError, as_input_error, check_choice, is_number
 from spec_t5x.interfaces import Proposal
 from spec_t5x.sampling import verification
 from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap, values_at
@@ -145,7 +144,7 @@ class TokenVerifier(Verifier):
     lenience: float = 1.0
 
     def __post_init__(self):
-        if not (isinstance(self.lenience, numbers.Real) and 0 < self.lenience <= 1):
+        if not (is_number(self.lenience) and 0 < self.lenience <= 1):
             raise InputError(
                 f"lenience is {self.lenience!r}: give a number above 0, at most 1 (1 is lossless)"
             )

@@ -84,7 +84,7 @@ def test_every_verifier_has_its_name():
             for name in VERIFIERS
             if name != "token"
         ),
-        ("token", {"lenience": "x"}, "lenience is 'x': give a number"),
+        *(("token", {"lenience": bad}, f"lenience is {bad!r}: give a") for bad in ("x", True)),
         ("tree", {"widths": 3}, "widths is 3: give a list, as in (3,)"),
         ("multi", {"widths": (2, 2)}, "widths are (2, 2): multi takes one number"),
         ("block", {"widths": (2,)}, "widths are (2,) and verifier 'block': use multi or tree"),

@@ -65,6 +65,8 @@ def load(
     # Checked first: opening may download gigabytes.
     check_choice("dtype", dtype, STORED_DTYPES)
     check_choice("weights", weights, WEIGHTS)
+    if not (shardings is None or callable(shardings)):
+        raise InputError(f"shardings are a {type(shardings).__name__}: give a function")
     stored = directory_or_name
     if not isinstance(stored, StoredModel):
         stored = open_model(directory_or_name, vocabulary=vocabulary)

@@ -158,13 +158,13 @@ def _tell(report, who: str) -> int:
         )
     log.info(f"{who} {report.inputs - report.errors} of {report.inputs} inputs{where}; {decoded}")
     if report.shards_left:
-        left = report.shards_left
-        log.info(f"{left} shards are left: the worker that finishes last joins all shards")
+        left = f"shards left: {report.shards_left}"
+        log.info(f"{left}; the worker that finishes last joins all shards")
     if report.verdict and report.merged:
         log.info(report.verdict)
     if report.errors and report.merged:
         log.error(
-            f"{report.errors} inputs have an error in place of an answer: give them, corrected, "
+            f"inputs with an error in place of an answer: {report.errors}; give them, corrected, "
             "to another --output_dir"
         )
     figures = dataclasses.asdict(report) | {"tokens_per_second": rate}

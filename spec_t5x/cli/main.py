@@ -53,7 +53,10 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``arguments`` (None: the command line's); returns the exit status, 2 for an error."""
     given = sys.argv[1:] if arguments is None else arguments
-    status = standard_streams.guarded(functools.partial(_main, given))
+    try:
+        status = standard_streams.guarded(functools.partial(_main, given))
+    except KeyboardInterrupt:
+        status = INTERRUPTED
     if status == INTERRUPTED and arguments is None:
         # Threads of TensorFlow that are still reading crash at the interpreter's usual end.
         os._exit(status)
@@ -97,8 +100,6 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
             add_search_paths(args.gin_search_paths)
         with stopping([signal.SIGINT]):
             return args.run(args)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except Exception as error:
         if args.debug or (line := _line(error, args.flags)) is None:
             raise

@@ -71,8 +71,10 @@ class CopyDraft(Draft):
         check_numbers(self.min_match, max_match=self.max_match)
         check_numbers(0, patience=self.patience)
         if not isinstance(self.word_starts, bytes | None):
-            packed = np.packbits(np.asarray(self.word_starts, bool)).tobytes()
-            object.__setattr__(self, "word_starts", packed)
+            starts = np.asarray(self.word_starts, bool)
+            # A vocabulary may be smaller than the model's padded one.
+            check_numbers(1, self.vocab_size, **{"the size of word_starts": starts.size})
+            object.__setattr__(self, "word_starts", np.packbits(starts).tobytes())
 
     def prefill(
         self, inputs: Int[Array, "batch source"], prompts: Int[Array, "batch width"], max_length

@@ -7,7 +7,7 @@ For an encoder-decoder, a text is the source. For a decoder-only model, it is th
 be empty; the output is the continuation, without the prompt.
 """
 
-from spec_t5x.generation.answers import Answer, Generation, all_answered
+from spec_t5x.generation.answers import Answer, Generation
 from spec_t5x.generation.batches import Batch
 from spec_t5x.generation.generator import Generator
 from spec_t5x.generation.streaming import StreamEvent
@@ -20,5 +20,4 @@ __all__ = [
     "Generation",
     "Generator",
     "StreamEvent",
-    "all_answered",
 ]

@@ -1,6 +1,5 @@
 """Answers to inputs: outputs with their scores and counts, or an error."""
 
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +8,7 @@ from spec_t5x.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One output and its counts. Those that need a draft are None in plain decoding."""
+    """One output and its counts. Those that need a draft are None if the decoder has none."""
 
     input: str
     output: str
@@ -51,6 +50,9 @@ class Answer(list[Generation]):
             raise self.error
         return super().__iter__()
 
+    def __getattr__(self, name: str):
+        raise AttributeError(f"an answer is a list of outputs: try answer[0].{name}")
+
     def __repr__(self) -> str:
         return super().__repr__() if self.error is None else f"Answer(error={self.error!r})"
 
@@ -69,6 +71,8 @@ class Answers(Iterator[Answer]):
     def __init__(self, coming: Iterator[Answer]):
         self._coming = coming
         self._kept: list[Answer] | None = None
+        # What stopped the decoding; later accesses raise it in place of answers.
+        self._error: Exception | None = None
         self._begun = self._over = False
 
     def __iter__(self) -> Iterator[Answer]:
@@ -78,46 +82,32 @@ class Answers(Iterator[Answer]):
             raise _not_kept("these answers were iterated over before and are not kept")
         return self
 
+    def __repr__(self) -> str:
+        kept = "decoded by an index, or by one iteration" if self._kept is None else self._kept
+        return f"Answers({kept})"
+
     def __next__(self) -> Answer:
         self._begun = True
-        with self._kept_error():
-            for answer in self._coming:
-                return answer
-        self._over = True
-        raise StopIteration
+        if self._error is not None:
+            raise self._error
+        try:
+            return next(self._coming)
+        except StopIteration:
+            self._over = True
+            raise
+        except BaseException as error:
+            stopped = InputError("decoding was interrupted: call generate again")
+            self._error = error if isinstance(error, Exception) else stopped
+            raise
 
     def __getitem__(self, index):
         if self._kept is None:
-            if self._begun:
+            if self._begun and self._error is None:
                 raise _not_kept(f"answer {index!r} is indexed while iterating, which keeps none")
-            with self._kept_error():
-                self._kept = list(self._coming)
+            self._kept = list(self)
             self._coming = iter(self._kept)
         return self._kept[index]
-
-    @contextlib.contextmanager
-    def _kept_error(self) -> Iterator[None]:
-        """Keeps an error of the decoding, so that later accesses raise it in place of answers."""
-        try:
-            yield
-        except BaseException as error:
-            stopped = InputError("decoding was interrupted: call generate again")
-            self._coming = _raising(error if isinstance(error, Exception) else stopped)
-            raise
-
-
-def _raising(error: Exception) -> Iterator[Answer]:
-    raise error
-    yield
 
 
 def _not_kept(reason: str) -> InputError:
     return InputError(f"{reason}: make a list of them, as in list(generator.generate(texts))")
-
-
-def all_answered(answers: Iterable[Answer]) -> Iterator[Answer]:
-    """Yields the answers up to the first with an ``InputError``, which is raised."""
-    for answer in answers:
-        if answer.error is not None:
-            raise answer.error
-        yield answer

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation.answers import Answer, all_answered
+from spec_t5x.generation.answers import Answer
 from spec_t5x.generation.batches import Batch, bucket, prompt_lengths
 from spec_t5x.generation.decoder import BatchDecoder
 from spec_t5x.loops import refill
@@ -143,7 +143,7 @@ class Engine:
             self.pace = self._paces[self._costly] = decoded.pace
             if decoder.draft is None:
                 decoded = decoded.replace(stats=None)
-            (answer,) = all_answered(decoder.collect(batch, decoded, self.options))
+            (answer,) = decoder.collect(batch, decoded, self.options)
             return answer
 
         return run()

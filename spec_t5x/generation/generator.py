@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import numbers
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -226,9 +225,7 @@ class Generator(BatchDecoder):
             raise InputError(f"an input is {ids!r}: give a list of ids")
         for one in ids:
             # Id 0 is padding, which ends a prompt and is masked in a source.
-            is_id = isinstance(one, numbers.Integral) and not isinstance(one, bool)
-            if not (is_id and 1 <= one < size):
-                raise InputError(f"an input has the id {one!r}: give numbers from 1 to {size - 1}")
+            check_numbers(1, size - 1, **{"an input's id": one})
         if not ids and not self.is_decoder_only:
             raise InputError("an input has no ids: give at least the end of sequence")
         return self.fit([int(one) for one in ids], str(ids[:8]), options)

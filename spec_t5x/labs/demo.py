@@ -219,6 +219,23 @@ def _screen(status: str, sides: Sides = ([], []), decode=None, role: str = "stat
     )
 
 
+def _screens(load: Callable[[], Generator], text: str, options: GenerateOptions) -> Iterator[str]:
+    """Yields the HTML below the button while models are loaded and race; the verdict comes last."""
+    yield _screen("Loading, compiling and decoding …")
+    generator, others = load(), OtherPrograms()
+    prefix = generator.prefix_ids(options)
+    sides = race(generator, text, options)
+
+    def decode(ids):
+        return generator.vocabulary.decode(prefix + ids)
+
+    seconds = whole(generator, text, options)
+    found = verdict(sides, seconds, options, beside=others.share)
+    for shown in replay(sides):
+        yield _screen("Racing …", shown, decode)
+    yield _screen(found, sides, decode)
+
+
 def check_installed() -> None:
     """Raises ``InputError`` if gradio is not installed."""
     # Read by the import, and by launch: earlier versions take no such argument.
@@ -254,19 +271,7 @@ def page(
         values = {"verifier": verifier, "gamma": AUTO if auto else gamma, "top_k": top_k}
         try:
             chosen = dataclasses.replace(options, temperature=float(temperature), **values)
-            yield _screen("Loading, compiling and decoding …")
-            generator, others = load(target, draft), OtherPrograms()
-            prefix = generator.prefix_ids(chosen)
-            sides = race(generator, text, chosen)
-
-            def decode(ids):
-                return generator.vocabulary.decode(prefix + ids)
-
-            seconds = whole(generator, text, chosen)
-            found = verdict(sides, seconds, chosen, beside=others.share)
-            for shown in replay(sides):
-                yield _screen("Racing …", shown, decode)
-            yield _screen(found, sides, decode)
+            yield from _screens(functools.partial(load, target, draft), text, chosen)
         except InputError as error:
             yield _screen(str(error), role="alert")
 

@@ -86,6 +86,9 @@ def prepared(
     if pace is not None and pace.largest != loop.gamma:
         given = f"gamma is {loop.gamma} and the pace's is {pace.largest}"
         raise InputError(f"{given}: give both the same")
+    if settings.temperature.shape not in ((), prompts.shape[:1]):
+        given = f"temperatures are {settings.temperature.shape} and prompts {prompts.shape}"
+        raise InputError(f"{given}: give one temperature, or one for each prompt")
     settings = settings.repeat(loop.num_decodes)
     settings = settings.keep_ties() if loop.verifier.coupled else settings
     return row_stream(rng, prompts.shape[0], loop), settings
@@ -116,8 +119,8 @@ def check_prompts(prompts: Any, max_decode_len: int) -> None:
     check_jax(of_texts=False)
     dtype, shape = prompts.dtype, prompts.shape
     # JAX makes int32 of int64.
-    if len(shape) != 2 or shape[1] < 1 or dtype not in (jnp.int32, jnp.int64):
-        raise InputError(f"prompts are {dtype} {shape}: give int32 [batch, 1 + length]")
+    if len(shape) != 2 or 0 in shape or dtype not in (jnp.int32, jnp.int64):
+        raise InputError(f"prompts are {dtype} {shape}: give int32 [batch, 1 + length], batch >= 1")
     if shape[1] > 1 + max_decode_len:
         given = f"prompts hold {shape[1] - 1} tokens and max_decode_len is {max_decode_len}"
         raise InputError(f"{given}: raise max_decode_len or shorten the prompts")

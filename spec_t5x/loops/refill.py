@@ -165,7 +165,7 @@ def prepare(
         paced=paced,
         room=prompts.shape[1] if waits else None,
     )
-    return spread_rows(Members(state=state, sources=sources, prompts=prompts, places=places))
+    return _spread_rows(Members(state=state, sources=sources, prompts=prompts, places=places))
 
 
 def fill(members: Members, pace: Pace | None = None) -> Members:
@@ -242,7 +242,7 @@ def _begun(slots: Members, group: Members) -> _Burst:
     return _Burst(
         slots=slots,
         # A slot on any device may get any input: the group is gathered once, not for each slot.
-        group=gather_rows(group),
+        group=_gather_rows(group),
         taken=jnp.int32(0),
         ended=(outputs, stats, jnp.full(capacity, EMPTY_SLOT, jnp.int32)),
         num_ended=jnp.int32(0),
@@ -256,7 +256,7 @@ def _finished(carry: _Burst, loop: Loop, is_plain: bool) -> tuple[Members, Ended
     pace, stats = state.pace and state.pace.end_batch(), None if is_plain else stats
     decoded = outputs_lib.finish(outputs, loop.num_decodes, loop.max_decode_len, stats, pace)
     # Spread as by ``prepare``, so that the next burst is the same program.
-    slots = spread_rows(carry.slots.replace(state=state.replace(pace=None), drafting=None))
+    slots = _spread_rows(carry.slots.replace(state=state.replace(pace=None), drafting=None))
     slots = slots.replace(state=slots.state.replace(pace=pace), drafting=carry.slots.drafting)
     return slots, Ended(places=places, decoded=decoded, calls=carry.calls)
 
@@ -271,7 +271,7 @@ def _made_ready(carry: _Burst, draft: Draft, settings: Sampling, loop: Loop) -> 
         ),
         group.state.draft_state,
     )
-    group = group.replace(state=group.state.replace(draft_state=gather_rows(waiting)))
+    group = group.replace(state=group.state.replace(draft_state=_gather_rows(waiting)))
     state = speculative.prepare(
         draft, slots.sources, slots.prompts, slots.state, settings, loop, has_state=slots.drafting
     )
@@ -339,12 +339,12 @@ def _cleared(
     return decode_state.if_wanted(is_bad, lambda state: jax.tree.map(clear, state), state)
 
 
-def spread_rows(tree: PyTree) -> PyTree:
+def _spread_rows(tree: PyTree) -> PyTree:
     """Shards the first axis (batch) of each array; replicates it if the mesh axis does not fit."""
     return _with_rows(tree, dict(flax_partitioning.get_axis_rules()).get("batch"))
 
 
-def gather_rows(tree: PyTree) -> PyTree:
+def _gather_rows(tree: PyTree) -> PyTree:
     """Replicates the first axis of each array, the batch, on all devices of the mesh."""
     return _with_rows(tree, None)
 

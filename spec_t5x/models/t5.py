@@ -10,7 +10,6 @@ of tokens to a static cache, each row at a separate position. *States* are
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Real
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from spec_t5x.errors import InputError, check_choice, check_numbers
+from spec_t5x.errors import InputError, check_choice, check_numbers, is_number
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models import attention
 from spec_t5x.models import cache as cache_lib
@@ -105,7 +104,7 @@ class NetworkConfig:
             if field.type is int:
                 most = _MOST_LAYERS if field.name.endswith("layers") else _MOST
                 check_numbers(int(field.default != 0), most, **{field.name: value})
-            if field.type is float and not (isinstance(value, Real) and 0 <= value <= _MOST):
+            if field.type is float and not (is_number(value) and 0 <= value <= _MOST):
                 raise InputError(f"{field.name} is {value!r}: give a number from 0 to {_MOST}")
             if field.type is bool and not isinstance(value, bool | np.bool_):
                 raise InputError(f"{field.name} is {value!r}: give True or False")

@@ -84,15 +84,17 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
     Raises:
       InputError: a value is out of its range, or both ``top_k`` and ``top_p`` are set.
     """
-    values = np.asarray(temperature, np.float32)
+    values = np.asarray(temperature)
+    is_numeric = jnp.issubdtype(values.dtype, jnp.number)
+    values = values.astype(np.float32) if is_numeric else np.float32(np.nan)
     if values.ndim > 1 or not np.all(np.isfinite(values)) or np.any(values < 0):
         given = f"{prefix}temperature is {one_line(temperature)}"
         raise InputError(f"{given}: give a number of at least 0 (0 is argmax)")
-    if top_k < 0 or int(top_k) != top_k:
+    if isinstance(top_k, bool | str) or top_k < 0 or int(top_k) != top_k:
         raise InputError(
             f"{prefix}top_k is {top_k}: give a whole number of at least 0 (0 keeps all)"
         )
-    if not 0 <= top_p <= 1:
+    if isinstance(top_p, bool | str) or not 0 <= top_p <= 1:
         raise InputError(f"{prefix}top_p is {top_p}: give a number from 0 to 1 (0 keeps all)")
     if top_k and top_p:
         raise InputError(

@@ -6,7 +6,6 @@ are T5X's own.
 """
 
 import math
-import numbers
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
@@ -19,7 +18,7 @@ from t5x import models, partitioning
 
 from spec_t5x.beams.hypotheses import BeamResult, Ranking
 from spec_t5x.beams.search import beam_search
-from spec_t5x.errors import InputError, check_numbers
+from spec_t5x.errors import InputError, check_numbers, is_number
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeStats
 from spec_t5x.loops.outputs import Decoded, prompt_lengths
@@ -325,7 +324,7 @@ def check_pace(gamma: int, c: float | None, position: float) -> None:
         )
     check_numbers(0, gamma=gamma)
     for name, value in {"c": 0.0 if c is None else c, "position": position}.items():
-        if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
+        if not (is_number(value) and 0 <= value < math.inf):
             raise InputError(f"{name} is {value!r}: give a number of at least 0, in target steps")
     if c is not None and not gamma:
         raise InputError(f"c is {c} and gamma 0, which drafts nothing: leave one of them out")

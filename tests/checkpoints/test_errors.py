@@ -30,12 +30,13 @@ def test_directories_that_hold_no_model(saved, tmp_path):
     assert "holds no config.json" in message_of(load, tmp_path / "empty")
 
 
-def test_unknown_types_are_refused_before_a_model_is_found_or_downloaded(tmp_path):
+def test_unknown_types_are_refused_before_a_model_is_found_or_downloaded(tmp_path, unchecked):
     name = "owner/no-such-model"
     assert (
         message_of(load, name, dtype="int8") == "dtype is 'int8': choose one of bfloat16, float32"
     )
     assert message_of(load, name, weights="int3").startswith("weights is 'int3': choose one of")
+    assert message_of(load, name, shardings={}) == "shardings are a dict: give a function"
     converted = functools.partial(convert, name, tmp_path / "to", to="native")
     assert message_of(converted, dtype="float16").startswith("dtype is 'float16': choose one of")
 

@@ -409,6 +409,18 @@ OTHERS |= {
             "beside": {"tokenizer.4.0.0.json": "other"},
         },
     ),
+    "a file of a release alone": (
+        UNIGRAM,
+        {
+            "settings": {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]},
+            "beside": {"tokenizer.4.0.0.json": "other"},
+            "without": [TOKENIZER],
+        },
+    ),
+    "an absent file of a release": (
+        SPIECE,
+        {"settings": {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}, "spiece": "other"},
+    ),
 }
 LAYOUTS = PLAIN | OTHERS
 

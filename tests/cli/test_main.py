@@ -108,6 +108,11 @@ def test_an_interruption_ends_a_command_wherever_it_comes(run, monkeypatch, inte
     assert run("generate", "text") == (130, [], [])
 
 
+def test_an_interruption_ends_a_command_while_its_modules_are_imported(run, monkeypatch):
+    monkeypatch.setattr("spec_t5x.cli.main._modules", lambda: signal.raise_signal(signal.SIGINT))
+    assert run("generate", "text") == (130, [], [])
+
+
 def test_a_line_comes_once_and_logging_is_left_as_it_was(run, monkeypatch):
     """Another library may have configured logging."""
     log, root = logging.getLogger("spec_t5x"), logging.getLogger()

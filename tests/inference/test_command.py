@@ -82,7 +82,7 @@ def test_exit_status_1_and_a_clear_report_if_a_line_is_bad(run, lines):
     assert [("error" in line) for line in found] == [True] * 12 + [False]
     assert said[0] == "spec-t5x: line 1: the line is empty: give at least one word"
     assert said[10].startswith("spec-t5x: ... and 2 more")
-    assert said[12].startswith("spec-t5x: 12 inputs have an error in place of an answer")
+    assert said[12].startswith("spec-t5x: inputs with an error in place of an answer: 12;")
     # Mended, it is another run.
     lines.write_bytes(b"good\n" * 13)
     status, _, said = run("--input", lines)
@@ -99,9 +99,9 @@ def test_a_worker_has_done_its_work_whatever_its_inputs_are(run, lines):
     assert said[0].startswith("spec-t5x: worker 1 answered 1 of 2 inputs")
     status, found, said = run(*flags, "0")
     assert status == 0 and ["error" in line for line in found] == [False, True, True, False]
-    assert said[-1].startswith("spec-t5x: 2 inputs have an error in place of an answer")
+    assert said[-1].startswith("spec-t5x: inputs with an error in place of an answer: 2;")
     status, found, said = run("--merge", pair=False)
-    assert status == 1 and said[-1].startswith("spec-t5x: 2 inputs have an error")
+    assert status == 1 and said[-1].startswith("spec-t5x: inputs with an error in")
     # Alone, it tells by itself.
     assert run("--input", lines, "--overwrite")[0] == 1
 

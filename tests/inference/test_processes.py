@@ -183,7 +183,7 @@ def test_merge_joins_the_shards_of_workers(undisturbed):
     parts = undisturbed.into("parts")
     assert parts.run("--shard_index", 1, "--shard_count", 2) == 0
     assert parts.said()[-1] == (
-        "spec-t5x: 10 shards are left: the worker that finishes last joins all shards"
+        "spec-t5x: shards left: 10; the worker that finishes last joins all shards"
     )
     assert parts.run("--merge") == 2
     assert "10 of 20 shards are missing, the first is 0" in parts.said()[-1]

@@ -534,6 +534,14 @@ class Untouchable(PrefixTarget):
         ({"prompts": np.zeros((1, 8), np.int32)}, "7 tokens and max_decode_len is 6"),
         ({"prompts": np.zeros(1, np.int32)}, r"prompts are int32 \(1,\): give int32 \[batch"),
         ({"prompts": np.zeros((1, 0), np.int32)}, r"prompts are int32 \(1, 0\): give int32"),
+        (
+            dict.fromkeys(("inputs", "prompts"), np.zeros((0, 1), np.int32)),
+            r"prompts are int32 \(0, 1\): give int32 \[batch, 1 \+ length\], batch >= 1",
+        ),
+        (
+            {"settings": sampling([0.0, 1.0])},
+            r"temperatures are \(2,\) and prompts \(1, 1\): give one temperature, or one for each",
+        ),
         ({"prompts": np.zeros((1, 1), np.uint8)}, r"prompts are uint8 \(1, 1\): give int32"),
         ({"prompts": np.zeros((1, 1))}, r"prompts are float\d\d \(1, 1\): give int32 \[batch"),
         ({"prompts": [[0]]}, r"prompts are a list: give an array \[batch, width\]"),

@@ -29,6 +29,7 @@ def test_numbers_of_numpy_are_made_pythons():
     [
         ("dropout_rate", "0.1", "dropout_rate is '0.1': give a number from 0"),
         ("dropout_rate", np.float32("nan"), "dropout_rate is .*nan.*: give a number from 0"),
+        ("dropout_rate", True, "dropout_rate is True: give a number from 0"),
         ("relpos_num_buckets", None, "relpos_num_buckets is None: give a whole number"),
         ("emb_dim", 32.0, "emb_dim is 32.0: give a whole number of at least 1"),
         ("added_rows", -1, "added_rows is -1: give at least 0"),

@@ -287,6 +287,12 @@ def test_overlap_is_one_minus_total_variation_and_the_residuals_missing_mass(see
         ((1.0, 0, 1.5), "1.5"),
         ((1.0, 0, float("nan")), "nan"),
         ((1.0, 7, 0.25), "top_k is 7 and top_p is 0.25"),
+        ((True,), "temperature is True: give a number"),
+        (("0.5",), "temperature is 0.5: give a number"),
+        (([True, False],), "temperature is [True, False]"),
+        ((1.0, True), "top_k is True: give a whole number"),
+        ((1.0, "5"), "top_k is 5: give a whole number"),
+        ((1.0, 0, True), "top_p is True: give a number from 0 to 1"),
     ],
 )
 def test_unusable_settings_are_refused_in_one_line_with_their_value(arguments, value):

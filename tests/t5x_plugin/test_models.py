@@ -528,6 +528,7 @@ MISTAKES = [
     ("gamma", "3", "gamma is '3': give a whole number"),
     ("gamma", None, "gamma is None: give a whole number"),
     ("c", "0.05", "c is '0.05': give a number of at least 0"),
+    ("c", True, "c is True: give a number of at least 0"),
     ("c", -2.0, "c is -2.0: give a number of at least 0"),
     ("c", float("nan"), "c is nan: give a number of at least 0"),
     ("position", 0.1, "position is 0.1 without c: give c too"),

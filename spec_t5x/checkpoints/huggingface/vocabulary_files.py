@@ -212,11 +212,12 @@ class _Files:
         None means that there are no files, or a ``spiece.model`` suffices and not ``is_needed``.
         """
         own = read_if_there(self.directory / TOKENIZER_NAME)
-        if not has_tokenizer(self.directory):
+        listed = {*(self.settings.get("fast_tokenizer_files") or ())} - {TOKENIZER_NAME}
+        # Files that transformers chooses by its release, reads if that one is absent, or prefers.
+        others = [*listed, SPIECE_NAME] * bool(listed) + [MODEL_NAME] * bool(listed or not own)
+        is_theirs = any((self.directory / each).is_file() for each in others)
+        if not (is_theirs or has_tokenizer(self.directory)):
             return None
-        # Files that transformers chooses by its release, or prefers to spiece.model.
-        others = [*(self.settings.get("fast_tokenizer_files") or ()), *[MODEL_NAME] * (not own)]
-        is_theirs = any((self.directory / each).is_file() for each in {*others} - {TOKENIZER_NAME})
         with describing(self.directory, "added tokens"):
             given, special = self._named()
             is_t5 = self.kind == _T5

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import Batch, GenerateOptions, Generator, all_answered
+from spec_t5x.generation import Batch, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft
 from spec_t5x.labs import estimates
 from spec_t5x.labs.benchmark import results
@@ -228,9 +228,7 @@ def _decode(
     generator, outputs = repeated.generator.with_draft(draft), []
     for batch in repeated.batches(decoding, first, options.decoded_texts):
         decoded = generator.decode(batch, decoding)
-        outputs += [
-            output for (output,) in all_answered(generator.collect(batch, decoded, decoding))
-        ]
+        outputs += [output for (output,) in generator.collect(batch, decoded, decoding)]
     return achieved(outputs, repeated.numbers(first, len(outputs)), options.bootstrap())
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.errors import InputError, check_unused
-from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
+from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark.achieved import achieved
 from spec_t5x.labs.benchmark.reliability import OtherPrograms
@@ -261,9 +261,10 @@ def compare(
     )
     plain_outputs, outputs = (
         [
-            answer
+            # A list: reading an answer that is an error raises it.
+            list(answer)
             for batch, of_batch in zip(batches, of_way, strict=True)
-            for answer in all_answered(generator.collect(batch, of_batch, options))
+            for answer in generator.collect(batch, of_batch, options)
         ]
         for of_way in decoded[-1].values()
     )

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 
 from spec_t5x.errors import InputError, check_unused
-from spec_t5x.generation import GenerateOptions, Generator, all_answered
+from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.achieved import achieved
 from spec_t5x.labs.benchmark.text_source import fits
 from spec_t5x.labs.metrics import TextPairs, metric_intervals, signature
@@ -74,7 +74,7 @@ def evaluate(
     usable = [i for i, source in enumerate(sources) if fits(generator, source, options)]
     outputs = []
     # If none is usable, raises the first source's own error.
-    for (output,) in all_answered(decode([sources[i] for i in usable or [0]], options)):
+    for (output,) in decode([sources[i] for i in usable or [0]], options):
         outputs.append(output)
         progress(len(outputs), len(usable))
     written, targets = [each.output for each in outputs], [texts.pairs[i][1] for i in usable]

@@ -151,6 +151,8 @@ class _DraftCheck:
     settings: Sampling
 
     def run(self) -> None:
+        if hasattr(self.draft, "commit_tree"):
+            raise InputError(f"nothing calls {self.name}.commit_tree: let commit read outcome.path")
         sources, prompts, _ = rows()
         arguments.check(target(), self.draft, prompts, self.loop)
         shapes: list[Shapes] = []

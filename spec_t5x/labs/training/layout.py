@@ -130,8 +130,8 @@ def count_replicas(data_parallel: int | None, model_parallel: int) -> int:
     if data_parallel is None:
         if devices % model_parallel:
             raise InputError(
-                f"model_parallel is {model_parallel} and there are {devices} devices: "
-                "give a divisor of their number, or data_parallel too"
+                f"model_parallel is {model_parallel} and the number of devices {devices}: "
+                "give a divisor of it, or data_parallel too"
             )
         return devices // model_parallel
     wanted = data_parallel * model_parallel

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spec_t5x.generation import GenerateOptions, Generator, all_answered
+from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.training.batching import Batches, Texts, TokenisedPairs, join_pairs
 from spec_t5x.labs.training.same_run import digest
 from spec_t5x.labs.writing import reported
@@ -102,7 +102,7 @@ def _sample_part(
         inputs = ((first + row, "", sources[row].tolist()) for row in bucket.pairs.tolist())
         engine, groups = plain.engine(decoding), plain.by_length(inputs, decoding)
         for rows, answers in engine.answers(groups):
-            for row, (output,) in zip(rows, all_answered(answers), strict=True):
+            for row, (output,) in zip(rows, answers, strict=True):
                 ids = output.output_ids
                 # Training would take a generated padding id for the end of the text.
                 outputs[row] = ids[: ids.index(PAD_ID)] if PAD_ID in ids else ids

@@ -16,7 +16,7 @@ from spec_t5x.checkpoints.native import rounded
 from spec_t5x.checkpoints.storage.tensors import array_tensors, read_params, read_tensors
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import check_at_least
-from spec_t5x.generation import GenerateOptions, Generator, all_answered
+from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.metrics import TextPairs
 from spec_t5x.labs.training.training_log import TrainingProgress
 from spec_t5x.labs.writing import reported
@@ -82,7 +82,7 @@ class TextMetrics:
         found, curves = {}, {}
         for each in self.sets:
             answers = generator.generate_ids(each.ids, options)
-            texts = [output.output for (output,) in all_answered(answers)]
+            texts = [output.output for (output,) in answers]
             found[each.name] = each.metric([target for _, target in each.pairs], texts)
             curves |= {f"{each.name} {name}": value for name, value in found[each.name].items()}
             self._write(step, each, texts)

@@ -195,6 +195,14 @@ def test_trees_and_states_after_them_of_other_shapes_are_found(unchecked):
         with pytest.raises(InputError, match=message):
             check_draft(Counter(kind), gamma=2, verifier=TreeVerifier((2,)))
 
+    @flax.struct.dataclass
+    class Former(Counter):
+        def commit_tree(self, state, outcome):
+            return state
+
+    with pytest.raises(InputError, match="nothing calls Former.commit_tree: let commit read"):
+        check_draft(Former())
+
 
 def test_what_is_no_draft_is_named(unchecked):
     class Undecorated(Counter):

@@ -6,14 +6,14 @@ import pytest
 
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.generation import GenerateOptions
 from spec_t5x.generation.stop_strings import Stopped, first_stop, settled
 from spec_t5x.types import EOS_ID
+from tests.generation.cases import TEXTS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 BYTES = ByteVocabulary()
-TEXTS = ["My sister", "Wir gehen morgen.", "Der alte Tisch", "a green bird", "It is wet."]
 OPTIONS = GenerateOptions(gamma=3, max_decode_len=16)
 
 
@@ -22,11 +22,6 @@ class ReplacingVocabulary(ByteVocabulary):
 
     def decode(self, ids):
         return bytes(i - 3 for i in ids if i != EOS_ID).decode("utf-8", errors="replace")
-
-
-@pytest.fixture(scope="module")
-def generator(tiny_pair) -> Generator:
-    return Generator.load(tiny_pair / "target", tiny_pair / "draft")
 
 
 def test_a_stop_string_in_the_prefix_ends_nothing(generator):
