@@ -519,6 +519,7 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         (("generate", "--verifier", "blok"), "--verifier is 'blok', did you mean 'block'?"),
         (("convert", "a", "b", "--to", "nativ"), "--to is 'nativ': choose one of t5x, "),
         (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
+        (("generate", "x", "--temp", "1"), "'--temp', did you mean '--temperature'?"),
         (("generate", "--num_beams", "4"), "'--num_beams': it is '--beams' here"),
         (("generate", "--data", "lines.txt"), "'--data': it is '--input' here"),
         (("infer", "--max-new-tokens=4"), "'--max-new-tokens=4': it is '--max_decode_len' here"),
