@@ -223,7 +223,7 @@ class GenerateOptions:
     def _check_texts(self) -> None:
         for string in self.stop:
             if not isinstance(string, str) or not string:
-                raise InputError(f"stop has {string!r}: give texts of at least one character")
+                raise InputError(f"stop is {string!r}: give texts of at least one character")
         for name in ("stop", "output_prefix"):
             errors.check_unicode(name, "".join(getattr(self, name)))
         if self.output_prefix and self.forced_bos_token_id != -1:

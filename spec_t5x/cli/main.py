@@ -191,7 +191,7 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
             message = re.sub(name, f"--{flag}", message)
         else:
             # The name may be a plain word: it is replaced only where an option is meant.
-            message = re.sub(rf"^{name}(?= is )", f"--{flag}", message)
+            message = re.sub(rf"^{name}(?= (is|are) )", f"--{flag}", message)
             message = re.sub(rf"\b({_VERBS}) {name}\b", rf"\1 --{flag}", message)
         # A repeatable flag sets an option whose name is the plural.
         message = re.sub(rf"^{flag}s(?= (is|hold) )", f"--{flag}", message)

@@ -520,6 +520,8 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         (("convert", "a", "b", "--to", "nativ"), "--to is 'nativ': choose one of t5x, "),
         (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
         (("generate", "x", "--temp", "1"), "'--temp', did you mean '--temperature'?"),
+        (("generate", "x", "--widths", "3,2"), ": --widths are (3, 2) and verifier 'block': use m"),
+        (("generate", "x", "--stop", ""), ": --stop is '': give texts of at least one character"),
         (("generate", "--num_beams", "4"), "'--num_beams': it is '--beams' here"),
         (("generate", "--data", "lines.txt"), "'--data': it is '--input' here"),
         (("infer", "--max-new-tokens=4"), "'--max-new-tokens=4': it is '--max_decode_len' here"),
