@@ -88,7 +88,7 @@ class GenerateOptions:
     gamma: int | str = option(
         AUTO,
         "tokens that the draft proposes in each iteration; 0 decodes without draft and verifier, "
-        "auto chooses the fastest number",
+        "auto chooses the fastest number; demo uses 4 unless it is given",
     )
     temperature: float = option(0.0, "sampling temperature; 0 is argmax")
     top_k: int = option(0, "sample from the k likeliest tokens only; 0 keeps all")
