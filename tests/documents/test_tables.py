@@ -45,6 +45,19 @@ def test_the_leaderboard_prefers_gamma_auto_to_faster_ones():
     assert "1.75" in found and "1.50" not in found and "9.00" not in found
 
 
+def test_the_leaderboard_names_what_was_rounded_and_what_is_doubtful():
+    row = {"gamma": 3, "speed_up": 1.5, "batch_size": 1, "draft": "draft", "temperature": 0.0}
+    row |= {"alpha": 0.5, "block_efficiency": 2.0, "identical": True, "beside": 0.45}
+    file = {"machine": {"device": "H", "processor": "P"}, "rows": [row]}
+    file |= {"models": {"target": "t", "draft": None, "weights": "int8", "kv": "auto"}}
+    line = SCRIPT["leaderboard"]([file]).splitlines()[2]
+    assert [cell.strip() for cell in line.strip("|").split("|")] == [
+        *("H", "t int8", "the packaged one", "-", "0.0", "3", "0.500", "2.00"),
+        *("1.50 (others 45%)", "yes"),
+    ]
+    assert "1.50" not in SCRIPT["leaderboard"]([file | {"decoding": {"lenience": 0.5}}])
+
+
 def test_the_leaderboard_reads_the_report_of_public_weights():
     measured = [column for column in MEASURED_COLUMNS if column.key != "loop_speed_up"]
     paper = contents.paper("paper_speed_up", "speed-up")
