@@ -114,9 +114,7 @@ def add_text(parser: argparse.ArgumentParser) -> None:
 
 def add_gin(parser: argparse.ArgumentParser, of_what: str = "settings", **options) -> None:
     """Adds the flags of gin files; ``main`` parses ``--gin.NAME=VALUE``, which is no flag."""
-    group = parser.add_argument_group(
-        "gin", "--gin.NAME=VALUE sets one value and overrides the files"
-    )
+    group = parser.add_argument_group("gin", "--gin.NAME=VALUE overrides the value of the files")
     options = {"action": "append", "metavar": "FILE", "default": [], **options}
     group.add_argument("--gin_file", help=f"gin file with {of_what}; repeatable", **options)
     text = "folders to search for gin files"
