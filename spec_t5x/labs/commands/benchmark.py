@@ -13,8 +13,8 @@ _MODELS = settings.flags_of(Models) | {
     "target": ("NAME_OR_DIR", "target, as in generate, or random:SIZE for random weights"),
     "draft": (
         ["NAME[/VERIFIER]", "pairs"],
-        "draft, as in generate, or random:SIZE; eagle/tree has another verifier than block; "
-        "repeatable (default: a packaged target's own)",
+        "draft, as in generate, or random:SIZE, and after a slash a verifier other than block, as "
+        "in eagle/tree; repeatable (default: a packaged target's own)",
     ),
 }
 
