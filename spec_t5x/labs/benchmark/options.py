@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from spec_t5x import registry
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_jsonl
-from spec_t5x.errors import (
-    InputError,
-    check_at_least,
-    check_choice,
-    check_numbers,
-    check_unused,
-)
+from spec_t5x.errors import InputError, check_at_least, check_choice, check_numbers, check_unused
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.list_options import as_lists
 from spec_t5x.names import AUTO
