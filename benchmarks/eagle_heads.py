@@ -9,14 +9,13 @@ settings; the same command resumes runs that were interrupted. ``spec-t5x accept
 these drafts and the packaged ones.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import objectives
+from benchmarks import command, objectives
 from spec_t5x.cli.main import main as spec_t5x
 from spec_t5x.data.task_options import TRANSLATE_PREFIX
 from spec_t5x.labs.benchmark import results
@@ -92,10 +91,11 @@ def trained(data_dir: str, output_dir: Path) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains and measures all drafts, and writes the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data_dir", required=True)
-    parser.add_argument("--output_dir", type=Path, required=True)
-    parser.add_argument("--json", type=Path, required=True)
+    parser = command.parser("eagle_heads", __doc__)
+    add = parser.add_argument
+    add("--data_dir", required=True, metavar="DIR", help="folder of the texts, DATA_DIR above")
+    add("--output_dir", required=True, type=Path, metavar="DIR", help="folder of the trainings")
+    add("--json", required=True, type=Path, metavar="FILE", help="file for all figures")
     args = parser.parse_args(arguments)
     drafts = trained(args.data_dir, args.output_dir) | AT_BEST
     flags = [flag for draft in drafts.values() for flag in ("--draft", draft)]

@@ -9,7 +9,6 @@ Each draft starts as the first decoder layer of the packaged T5, as a translator
 uses. alpha is measured after the last step, on held-out texts of the target.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import gin
 
+from benchmarks import command
 from spec_t5x.cli.main import main as spec_t5x
 from spec_t5x.data.task_options import TRANSLATE_PREFIX
 from spec_t5x.labs.benchmark import results
@@ -125,10 +125,11 @@ def _alpha(alpha: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures all recipes, prints a table, and writes JSON if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data_dir", required=True)
-    parser.add_argument("--output_dir", type=Path, required=True)
-    parser.add_argument("--json", type=Path)
+    parser = command.parser("objectives", __doc__)
+    add = parser.add_argument
+    add("--data_dir", required=True, metavar="DIR", help="folder of the texts, DATA_DIR above")
+    add("--output_dir", required=True, type=Path, metavar="DIR", help="folder of the trainings")
+    add("--json", type=Path, metavar="FILE", help="file for all figures")
     args = parser.parse_args(arguments)
     settings = {**SETTINGS, "DATA_DIR": args.data_dir}
     rows = []

@@ -92,7 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a table; returns 0, or 1 if a figure is outside its interval, or 2 on an error."""
     cards = {path.parent.name: path for path in sorted(PACKAGED_MODELS.glob("*/README.md"))}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder with the cards' folders")
+    text = "folder of the texts, from which the paths on the cards start"
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=text)
     parser.add_argument("names", nargs="*", metavar="NAME", help="models to check (all)")
     args = parser.parse_args(arguments)
     names, found = args.names or cards, []

@@ -103,8 +103,12 @@ def main(arguments: list[str]) -> None:
     """Runs the notebooks named in ``arguments``, or all of them."""
     names = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--to", type=Path, default=NOTEBOOKS, metavar="DIR", help="(notebooks)")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument(
+        "--to", type=Path, default=NOTEBOOKS, metavar="DIR", help="folder to write to (notebooks)"
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"some of {', '.join(names)} (all)"
+    )
     args = parser.parse_args(arguments)
     if unknown := set(args.names) - set(names):
         parser.error(f"no notebook {min(unknown)!r}: choose of {', '.join(names)}")

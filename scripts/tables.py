@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.labs.benchmark import acceptance, results, sweep
+from spec_t5x.labs.benchmark import acceptance, reliability, results, sweep
+from spec_t5x.labs.benchmark.options import OWN_DRAFT
 from spec_t5x.labs.estimates import Estimate
 from spec_t5x.labs.reproduction.contents import Origin
 from spec_t5x.labs.tpu import tables as tpu_tables
 from spec_t5x.labs.tpu.compilation import TreePrediction
+from spec_t5x.names import AUTO
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # benchmarks/ and examples/ are not installed with the package.
@@ -157,9 +159,10 @@ def by_nodes(files: Sequence[Mapping[str, Any]]) -> str:
 
 
 def leaderboard(several: Sequence[Mapping[str, Any]]) -> str:
-    """Makes a table of speed-ups at batch 1: a line per device, pair, texts and temperature.
+    """Makes a table of lossless speed-ups at batch 1: a line per device, pair, texts, temperature.
 
-    A line is that of gamma "auto" if it was measured, else that of the fastest gamma.
+    A line is that of gamma "auto" if it was measured, else that of the fastest gamma. Beside a
+    speed-up stands why it is unreliable, if it is.
     """
 
     def rank(row: Mapping[str, Any]) -> tuple[bool, float]:
@@ -176,15 +179,24 @@ def leaderboard(several: Sequence[Mapping[str, Any]]) -> str:
         title: lambda line, place=place: line[0][place]
         for place, title in enumerate(("device", "target", "draft", "texts", "temp."))
     }
+
+    def speed_up(line: tuple[tuple, Mapping[str, Any]]) -> str:
+        why = reliability.doubt(line[1])
+        return f"{line[1]['speed_up']:.2f}" + (f" ({why})" if why else "")
+
     columns |= {
         "gamma": lambda line: line[1]["gamma"],
         "alpha": lambda line: _number(line[1]["alpha"], ".3f"),
         "block efficiency": lambda line: _number(line[1]["block_efficiency"], ".2f"),
-        "speed-up": lambda line: f"{line[1]['speed_up']:.2f}",
+        "speed-up": speed_up,
         "same text": lambda line: {True: "yes", False: "no", None: "-"}[line[1]["identical"]],
     }
     table = results.table(columns, sorted(best.items(), key=lambda line: line[0]))
-    note = "Targets named `random:…` have random weights, and their acceptances are simulated."
+    note = (
+        "Targets named `random:…` have random weights, and their acceptances are simulated. Not to "
+        "be relied on: a speed-up above what its calls allow (noise), or beside other programs, "
+        "which used that share of the processors."
+    )
     return f"{table}\n\n{note}"
 
 
@@ -194,11 +206,12 @@ def _speed_ups(values: Mapping[str, Any]) -> Iterator[tuple[Mapping, str, str, M
     The file is of ``benchmark --json``, or ``results.json`` of ``reproduce public``.
     """
     if "rows" in values:
-        source = values.get("source") or {}
-        for row in values["rows"]:
+        source, models = values.get("source") or {}, values["models"]
+        is_lossy = values.get("decoding", {}).get("lenience", 1) < 1
+        for row in [] if is_lossy else values["rows"]:
             if row["batch_size"] == 1:
                 texts = source.get("data") or row.get("task") or "-"
-                yield values["machine"], values["models"]["target"], texts, row
+                yield values["machine"], _target_of(models), texts, row | _draft_of(models, row)
         return
     machine = values["run"]["machine"]
     for table in values["items"]["public"]["content"]:
@@ -211,6 +224,19 @@ def _speed_ups(values: Mapping[str, Any]) -> Iterator[tuple[Mapping, str, str, M
                 row["gamma"] = row["gamma"].partition(":")[0]
                 row["identical"] = row["identical"] and row["identical"] == "yes"
                 yield machine, row["target"], row["task"], row
+
+
+def _target_of(models: Mapping[str, Any]) -> str:
+    """Returns the target's name and what of it was rounded: another model than the checkpoint."""
+    weights, kv = models.get("weights", AUTO), models.get("kv", AUTO)
+    rounded = [weights] * (weights != AUTO) + [f"kv {kv}"] * (kv != AUTO)
+    return " ".join([models["target"], *rounded])
+
+
+def _draft_of(models: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the draft's name in place of the word for the run's own."""
+    is_own = row["draft"] == OWN_DRAFT
+    return {"draft": (models.get("draft") or "the packaged one") if is_own else row["draft"]}
 
 
 def _number(value: float | None, form: str) -> str:

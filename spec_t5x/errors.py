@@ -141,5 +141,7 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Returns ", did you mean 'CHOICE'?" for the choice most like ``word``, "" if none is close."""
-    similar = difflib.get_close_matches(word, choices, n=1)
+    choices = list(choices)
+    begun = [choice for choice in choices if len(word) > 2 and choice.startswith(word)]
+    similar = begun or difflib.get_close_matches(word, choices, n=1)
     return f", did you mean {similar[0]!r}?" if similar else ""

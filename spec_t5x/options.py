@@ -88,7 +88,7 @@ class GenerateOptions:
     gamma: int | str = option(
         AUTO,
         "tokens that the draft proposes in each iteration; 0 decodes without draft and verifier, "
-        "auto chooses the fastest number",
+        "auto chooses the fastest number; demo uses 4 unless it is given",
     )
     temperature: float = option(0.0, "sampling temperature; 0 is argmax")
     top_k: int = option(0, "sample from the k likeliest tokens only; 0 keeps all")
@@ -223,7 +223,7 @@ class GenerateOptions:
     def _check_texts(self) -> None:
         for string in self.stop:
             if not isinstance(string, str) or not string:
-                raise InputError(f"stop has {string!r}: give texts of at least one character")
+                raise InputError(f"stop is {string!r}: give texts of at least one character")
         for name in ("stop", "output_prefix"):
             errors.check_unicode(name, "".join(getattr(self, name)))
         if self.output_prefix and self.forced_bos_token_id != -1:

@@ -69,10 +69,11 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
             quotes = ", text needs quotes" if "Failed to parse" in reason else ""
             raise InputError(f"gin: {name}: {reason}: fix it{quotes}") from error
     for name, text in parts:
-        for macro in _macros(text):
-            # A name with a dot is one of gin's constants, such as %gin.REQUIRED.
-            if "." not in macro and not _is_bound(macro):
-                raise InputError(f"{name} needs the macro {macro}: add --gin.{macro}=VALUE")
+        # A name with a dot is one of gin's constants, such as %gin.REQUIRED.
+        left = [macro for macro in _macros(text) if "." not in macro and not _is_bound(macro)]
+        if flags := " ".join(f"--gin.{macro}=VALUE" for macro in left):
+            what = f"macro{'s' * bool(left[1:])} {', '.join(left)}"
+            raise InputError(f"{name} needs the {what}: add {flags}")
 
 
 def add_search_paths(paths: Sequence[str]) -> None:
@@ -138,8 +139,8 @@ def _binding(flag: str) -> str:
 
 
 def _macros(text: str) -> list[str]:
-    """Returns the macros (``%NAME``) in gin code, outside of strings and comments."""
-    return _MACRO.findall(_STRING_OR_COMMENT.sub("", text))
+    """Returns the macros (``%NAME``) in gin code, outside of strings and comments, each once."""
+    return list(dict.fromkeys(_MACRO.findall(_STRING_OR_COMMENT.sub("", text))))
 
 
 def _is_bound(macro: str) -> bool:

@@ -94,7 +94,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
             hint = hint or did_you_mean(name, [f"--{flag}" for flag in args.flags])
             see = f"see spec-t5x {args.command} --help"
             raise InputError(f"unknown argument {rest[0]!r}{hint}: {see}")
-        if args.gin_search_paths:
+        if getattr(args, "gin_search_paths", ()):
             from spec_t5x.cli.gin_files import add_search_paths
 
             add_search_paths(args.gin_search_paths)
@@ -192,7 +192,7 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
             message = re.sub(name, f"--{flag}", message)
         else:
             # The name may be a plain word: it is replaced only where an option is meant.
-            message = re.sub(rf"^{name}(?= is )", f"--{flag}", message)
+            message = re.sub(rf"^{name}(?= (is|are) )", f"--{flag}", message)
             message = re.sub(rf"\b({_VERBS}) {name}\b", rf"\1 --{flag}", message)
         # A repeatable flag sets an option whose name is the plural.
         message = re.sub(rf"^{flag}s(?= (is|hold) )", f"--{flag}", message)
@@ -233,13 +233,6 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     text = "also print what is loaded, compiled and measured"
     add("-v", "--verbose", const=logging.DEBUG, help=text)
     command.add_argument("--debug", action="store_true", help="print tracebacks of errors")
-    command.add_argument(
-        "--gin_search_paths",
-        type=settings.folders,
-        default=(),
-        metavar="DIR,DIR",
-        help="folders to search for gin files",
-    )
 
 
 if __name__ == "__main__":

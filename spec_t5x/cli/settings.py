@@ -16,7 +16,6 @@ from spec_t5x.options import GenerateOptions
 
 NO_LABS = "needs spec_t5x.labs, which is not installed: pip install spec_t5x again"
 _WORDS = {"true": True, "false": False}
-GIN_FILE = {"action": "append", "metavar": "FILE", "help": "gin file with settings; repeatable"}
 
 
 def gamma(text: str) -> int | str:
@@ -31,7 +30,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 3,2") from error
 
 
-def folders(text: str) -> tuple[str, ...]:
+def _folders(text: str) -> tuple[str, ...]:
     """Parses a comma-separated list of folders."""
     return tuple(part for part in text.split(",") if part)
 
@@ -53,7 +52,7 @@ _TYPES = {
     bool | str | None: (lambda text: _WORDS.get(text.lower(), text), "WHEN"),
     tuple: (_numbers, "N,N"),
     tuple | None: (_numbers, "N,N"),
-    tuple | list | str: (folders, "DIR,DIR"),
+    tuple | list | str: (_folders, "DIR,DIR"),
     dict | None: (_lengths, "{'inputs':N,'targets':N}"),
 }
 CACHES = ("use_cached_tasks", "seqio_additional_cache_dirs")
@@ -113,9 +112,13 @@ def add_text(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_gin(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--gin_file``; ``--gin.NAME=VALUE`` needs no flag, since ``main`` parses it."""
-    parser.add_argument("--gin_file", default=[], **GIN_FILE)
+def add_gin(parser: argparse.ArgumentParser, of_what: str = "settings", **options) -> None:
+    """Adds the flags of gin files; ``main`` parses ``--gin.NAME=VALUE``, which is no flag."""
+    group = parser.add_argument_group("gin", "--gin.NAME=VALUE overrides the value of the files")
+    options = {"action": "append", "metavar": "FILE", "default": [], **options}
+    group.add_argument("--gin_file", help=f"gin file with {of_what}; repeatable", **options)
+    text = "folders to search for gin files"
+    add_flags(group, {"gin_search_paths": (tuple | list | str, text)})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

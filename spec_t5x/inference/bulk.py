@@ -47,11 +47,11 @@ class Report:
     # Number of inputs without an answer; once merged, the first of their errors.
     errors: int
     named: list[str]
-    # Counts of what this process has decoded.
+    # What this process has decoded: 0 tokens, and None for the ratios, if that is nothing.
     tokens: int
-    block_efficiency: float
+    block_efficiency: float | None
     # Share of the rows in all target calls that had not ended.
-    occupancy: float
+    occupancy: float | None
     seconds: float
     # Shards that other workers have not written yet.
     shards_left: int = 0
@@ -261,8 +261,8 @@ def _report(shards: Shards, tally: Tally, seconds: float, left: int = 0) -> Repo
         errors=tally.errors if left else len(named) + sum(1 for _ in errors),
         named=named,
         tokens=tally.tokens,
-        block_efficiency=tally.block_efficiency,
-        occupancy=tally.occupancy,
+        block_efficiency=tally.block_efficiency if tally.target_calls else None,
+        occupancy=tally.occupancy if tally.target_calls else None,
         seconds=seconds,
         shards_left=left,
     )

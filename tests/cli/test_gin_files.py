@@ -64,6 +64,7 @@ def test_files_and_includes_are_found_in_search_paths(folder):
         ("include 'mine.gin'", "mine.gin includes itself"),
         ("A = %ABSENT", "mine.gin needs the macro ABSENT"),
         ("A = %gin.REQUIRED\nB = %A", "needs the macro A: add --gin.A=VALUE"),
+        ("A = (%B, %C, %B)", "needs the macros B, C: add --gin.B=VALUE --gin.C=VALUE$"),
         ("include 'part.gin'", "part.gin needs the macro LEFT_OPEN"),
         ("\nA = train.tsv", r"gin: mine.gin: Failed to parse token 'train' \(line 2\): fix it"),
         ("\n\nA.b = 3", r"gin: mine.gin: No configurable matching 'A'. In line 3"),

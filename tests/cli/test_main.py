@@ -1,5 +1,6 @@
 """``spec-t5x`` as a whole: levels of its log, completion, and imports of ``--help``."""
 
+import dataclasses
 import logging
 import os
 import signal
@@ -10,8 +11,11 @@ import weakref
 import jax
 import pytest
 
+from spec_t5x.checkpoints.named_models import Models
+from spec_t5x.cli import main
 from spec_t5x.generation import Generator
 from spec_t5x.machine import accelerators
+from spec_t5x.names import AUTO
 from tests.child import REPOSITORY, finished, printed
 
 pytestmark = pytest.mark.usefixtures("unchecked", "quick_compilation", "kept_programs")
@@ -126,12 +130,32 @@ def test_a_line_comes_once_and_logging_is_left_as_it_was(run, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["convert a b --to t5x", "doctor"])
-def test_a_command_without_gin_refuses_bindings(run, command):
-    result = run(*command.split(), "--gin.GAMMA=2")
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--gin.GAMMA=2", "{} reads no gin settings: leave out --gin.GAMMA=2"),
+        ("--gin_search_paths=a", "unknown argument '--gin_search_paths=a': see spec-t5x {} --help"),
+    ],
+)
+def test_a_command_without_gin_refuses_its_flags(run, command, flag, message):
+    result = run(*command.split(), flag)
     assert (result.status, len(result.errors)) == (2, 1)
-    assert (
-        f"{command.split()[0]} reads no gin settings: leave out --gin.GAMMA=2" in result.errors[0]
-    )
+    assert message.format(command.split()[0]) in result.errors[0]
+
+
+@pytest.mark.parametrize("command", ["generate", "demo", "evaluate", "acceptance", "benchmark"])
+def test_what_loads_models_has_every_flag_of_theirs(command):
+    fields = dataclasses.fields(Models)
+    given = [f"--{each.name}={AUTO if each.default == AUTO else 1}" for each in fields]
+    assert main._parser().parse_known_args([command, *given])[1] == []
+
+
+def test_help_names_bindings_where_they_are_read():
+    commands = main._parser()._subparsers._group_actions[0].choices
+    for name, command in commands.items():
+        shown = command.format_help()
+        assert ("--gin.NAME=VALUE" in shown) == ("--gin_file" in shown), name
+    assert "--gin_file" in commands["train"].format_help()
 
 
 def test_a_full_device_is_a_line(run, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from spec_t5x.generation import GenerateOptions
+from spec_t5x.labs.benchmark.random_models import random_model
 from spec_t5x.labs.testing import laws
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
@@ -45,13 +46,16 @@ def test_answers_errors_ids_and_a_stream(capsys):
 
 
 def test_drafts_and_a_target_of_your_own_keep_the_text():
-    parrot, sampling_draft, _, target = examples("docs/extending.md")
-    exec(parrot, names := {})
-    exec(sampling_draft, names)
-    exec(target, names)
+    parrot, sampling_draft, _, family, target = examples("docs/extending.md")
+    exec(parrot, names := {"__name__": __name__})
+    for example in (sampling_draft, family, target):
+        exec(example, names)
     laws.check_draft(names["Frequencies"](jnp.zeros(laws.VOCAB_SIZE)))
     embedding = jax.random.normal(jax.random.key(0), (9, 4))
     laws.check_target(names["BagOfWords"](embedding), jnp.array([[5, 6, 1], [7, 1, 0]]))
+    capped = random_model(names["TINY"], "float32", seed=0)
+    assert isinstance(capped, names["FAMILY"].model) and capped.config.logits_softcap == 30
+    laws.check_target(capped, jnp.array([[5, 6, 1], [7, 1, 0]]))
     generator, options = names["generator"], GenerateOptions(gamma=2, max_decode_len=24)
     texts = ["translate English to German: Where is the station?"]
     (ours,), (plain,) = (

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -53,6 +54,19 @@ def test_it_holds_every_file_of_the_package_and_no_other(wheel):
     assert "spec_t5x/pretrained/t5-target/params/manifest.ocdbt" in inside
     assert "spec_t5x/gin_configs/runs/infer.gin" in inside
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_the_source_archive_has_no_part_of_the_tests(wheel):
+    arguments = "--sdist", "--no-isolation", "--outdir", wheel.parent, wheel.parent / "source"
+    printed("-m", "build", *arguments)
+    (path,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        parts = [name.split("/") for name in archive.getnames()]
+    assert {part[1] for part in parts if part[2:]} == {
+        "spec_t5x",
+        "spec_t5x.egg-info",
+        "gin_configs",
+    }
 
 
 def test_its_version_is_that_of_the_package_and_the_documents(wheel):

@@ -128,7 +128,7 @@ def test_a_stream_stops_decoding(generator, drafts):
     assert empty.output == "" and whole.output[:2] in generator.vocabulary.decode(empty.output_ids)
 
 
-@pytest.mark.parametrize(("stop", "expected"), [(("a", ""), "stop has ''"), ((3,), "stop has 3")])
+@pytest.mark.parametrize(("stop", "expected"), [(("a", ""), "stop is ''"), ((3,), "stop is 3")])
 def test_what_cannot_stop_an_output_is_refused(stop, expected):
     with pytest.raises(InputError) as caught:
         GenerateOptions(stop=stop)

@@ -52,6 +52,7 @@ def test_what_is_finished_is_not_decoded_again(runner):
     report = runner(load=lambda: pytest.fail("there is nothing to decode"))
     assert runner.files() == before and runner.inodes() == inodes
     assert (report.inputs, report.tokens) == (11, 0)
+    assert (report.block_efficiency, report.occupancy) == (None, None)
     (runner.output / "predictions-00002-of-00004.jsonl").unlink()
     (runner.output / "predictions.jsonl").unlink()
     runner()

@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from spec_t5x import registry
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_jsonl
-from spec_t5x.errors import InputError, check_at_least, check_numbers, check_unused
+from spec_t5x.errors import InputError, check_at_least, check_choice, check_numbers, check_unused
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.list_options import as_lists
 from spec_t5x.names import AUTO
@@ -309,11 +310,16 @@ class BenchmarkOptions:
 def draft_and_verifier(pair: str) -> tuple[str, str]:
     """Splits a pair at its last slash, if a verifier follows.
 
+    A verifier has to follow a draft's name, unless there is such a folder (``eagle/draft``).
+
     >>> draft_and_verifier("transformer:/runs/draft/token")
     ('transformer:/runs/draft', 'token')
     >>> draft_and_verifier("copy")
     ('copy', 'own')
     """
     draft, _, verifier = str(pair).rpartition("/")
-    is_pair = draft and verifier in (*registry.names("verifier"), OWN_VERIFIER)
+    verifiers = *registry.names("verifier"), OWN_VERIFIER
+    if draft in registry.names("draft") and not Path(pair).exists():
+        check_choice(f"the verifier of {draft}", verifier, verifiers)
+    is_pair = draft and verifier in verifiers
     return (draft, verifier) if is_pair else (str(pair), OWN_VERIFIER)

@@ -66,7 +66,7 @@ def read_texts(
             num_skipped += 1
     if not texts:
         raise InputError(
-            f"{source.name} has no input that the target takes: give another or set truncate"
+            f"{source.name} has no input that the target takes: give another or pass truncate"
         )
     warn_of_skipped(num_skipped, len(texts) + num_skipped, source.name)
     return texts
@@ -75,7 +75,7 @@ def read_texts(
 def warn_of_skipped(number: int, total: int, name: str) -> None:
     """Warns if a ``number`` of the ``total`` of inputs of a file or task were left out."""
     if number:
-        text = "skipped %d of %d inputs of %s, empty or too long: set truncate to cut long ones"
+        text = "skipped %d of %d inputs of %s, empty or too long: pass truncate to cut long ones"
         logging.getLogger(__name__).warning(text, number, total, name)
 
 

@@ -11,8 +11,7 @@ from spec_t5x.names import NO_DRAFT
 
 HELP = "measure acceptance rates (alpha) of drafts on text that the target generates"
 
-_MODELS = {
-    **settings.flags_of(Models, "target", "vocabulary"),
+_MODELS = settings.flags_of(Models) | {
     "draft": (["NAME_OR_DIR"], "draft, as in generate; repeatable (default: a packaged target's)"),
 }
 

@@ -9,24 +9,20 @@ from spec_t5x.labs.commands import flags
 
 HELP = "measure speed-ups of drafts, verifiers, gammas and batch sizes against plain decoding"
 
-_MODELS = {
+_MODELS = settings.flags_of(Models) | {
     "target": ("NAME_OR_DIR", "target, as in generate, or random:SIZE for random weights"),
-    **settings.flags_of(Models, "vocabulary", "dtype"),
+    "draft": (
+        ["NAME[/VERIFIER]", "pairs"],
+        "draft, as in generate, or random:SIZE, and after a slash a verifier other than block, as "
+        "in eagle/tree; repeatable (default: a packaged target's own)",
+    ),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags. A flag that is left out takes its value from gin."""
     settings.add_gin(parser)
-    models = parser.add_argument_group("models")
-    settings.add_flags(models, _MODELS)
-    models.add_argument(
-        "--draft",
-        action="append",
-        dest="pairs",
-        metavar="NAME[/VERIFIER]",
-        help="draft, as in generate, or random:SIZE; repeatable (default: a packaged target's own)",
-    )
+    settings.add_flags(parser.add_argument_group("models"), _MODELS)
     flags.add_texts(parser)
     settings.add_flags(
         parser.add_argument_group("measurement"), settings.flags_of(BenchmarkOptions)

@@ -29,12 +29,9 @@ class Training:
     file: str | None = None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Adds ``--gin_file``; ``--gin.NAME=VALUE`` needs no flag, since ``main`` parses it."""
-        flag = {"required": True, **settings.GIN_FILE}
-        if self.file is not None:
-            named = f"such as gin_configs/runs/{self.file}, whose header has a command"
-            flag["help"] = f"gin file with settings, {named}; repeatable"
-        parser.add_argument("--gin_file", **flag)
+        """Adds the command's flags, those of gin files."""
+        named = f", such as gin_configs/runs/{self.file}, whose header has a command"
+        settings.add_gin(parser, f"settings{named if self.file else ''}", required=True)
 
     def run(self, args: argparse.Namespace) -> int:
         """Trains as gin files and flags configure; returns 0, or ``OUT_OF_TIME`` if unfinished."""

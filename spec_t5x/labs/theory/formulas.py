@@ -178,8 +178,8 @@ def guaranteed_improvement(alpha: Number, c: Number) -> Number:
 def oracle_improvement(alpha: Number, c: Number) -> Number:
     """Returns the speed-up if an oracle stops each proposal before a rejection (section 3.5).
 
-    No rule that adapts gamma gains more: an iteration makes ``1 / (1 - alpha)`` tokens, and no
-    draft is rejected. The speed-up is infinite at alpha 1 and c 0.
+    An iteration makes ``1 / (1 - alpha)`` tokens, and no draft is rejected. At c below 1 no rule
+    that adapts gamma gains more. The speed-up is infinite at alpha 1 and c 0.
     """
     _check_rate("alpha is", alpha)
     _check_not_negative("c", c)

@@ -13,7 +13,7 @@ from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark import paper_tables, sweep
 from spec_t5x.labs.benchmark.comparison import Comparison
 from spec_t5x.labs.benchmark.iteration_parts import overhead
-from spec_t5x.labs.benchmark.options import BenchmarkOptions, TextSource
+from spec_t5x.labs.benchmark.options import BenchmarkOptions, TextSource, draft_and_verifier
 from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.models import sizes
 from tests.labs.benchmark.test_simulated_acceptance import TINY
@@ -333,6 +333,7 @@ def test_random_drafts_fit_the_target_before_anything_is_measured(
             "max_decode_lens are (8, 9): --table_2 takes one",
         ),
         ("--data x.tsv --parts --draft copy/tree", "the verifier is tree: to time parts, choose"),
+        ("--data x.tsv --draft copy/trees", "the verifier of copy is 'trees': choose one of token"),
         ("--alpha 0.5 --draft copy/tree", "copy/tree and acceptances are simulated: give the dr"),
         ("--alpha 0.5 --prefix a", "--prefix is 'a' and acceptances are simulated without texts"),
         ("--alpha 0.5 --num_inputs 9", "--num_inputs is 9 and acceptances are simulated for one"),
@@ -354,6 +355,12 @@ def test_mistakes_are_one_line_before_anything_is_measured(flags, message, monke
     assert main(["benchmark", *flags.split()]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_folder_may_have_a_drafts_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "eagle" / "draft").mkdir(parents=True)
+    assert draft_and_verifier("eagle/draft") == ("eagle/draft", "own")
 
 
 @pytest.mark.parametrize(
