@@ -145,11 +145,7 @@ def given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
     """Returns the values of the flags that were given and are fields of the dataclass ``cls``."""
     values = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(cls)}
     # argparse makes a list of a repeatable flag's values.
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in values.items()
-        if value is not None
-    }
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None}
 
 
 def check_no_task(args: argparse.Namespace, options: Any) -> None:

@@ -240,16 +240,19 @@ def _split(text: str, extra_ids: int) -> Iterator[str | int]:
     yield text[start:]
 
 
-def read_spiece(path: Path) -> tuple[list[str], set[str]]:
-    """Returns the pieces of a SentencePiece model, and those that are control or user-defined.
+def read_spiece(path: Path) -> tuple[list[str], set[str], bool]:
+    """Returns a SentencePiece model's pieces, those that are control or user-defined, and a bool.
 
-    Raises ``InputError`` if the file is no SentencePiece model.
+    It tells whether the model is like T5's: Unigram, spaces before words, no bytes for unknown
+    characters. Raises ``InputError`` if the file is no SentencePiece model.
     """
     with _reading(path):
         model = model_proto().FromString(_whole(path))
     kinds = model_proto().SentencePiece.CONTROL, model_proto().SentencePiece.USER_DEFINED
     symbols = {piece.piece for piece in model.pieces if piece.type in kinds}
-    return [piece.piece for piece in model.pieces], symbols
+    spec = model.trainer_spec
+    is_t5s = spec.model_type == spec.UNIGRAM and not spec.treat_whitespace_as_suffix
+    return [piece.piece for piece in model.pieces], symbols, is_t5s and not spec.byte_fallback
 
 
 def _reading(path: Path) -> contextlib.AbstractContextManager[None]:

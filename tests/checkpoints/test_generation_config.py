@@ -83,6 +83,7 @@ LEFT_OUT = [
     {"watermarking_config": {"bias": 2.0}},
     {"renormalize_logits": True},
     {"max_time": 2.5},
+    {"is_assistant": True, "force_bos_token_to_be_generated": True},
     {"diversity_penalty": 1.0, "num_beam_groups": 2},
 ]
 WITH_REMEDY = [

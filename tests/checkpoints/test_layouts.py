@@ -237,7 +237,7 @@ def test_special_ids_are_those_of_transformers(directory, kind, configured, gene
     model._prepare_special_tokens(settings, device="cpu")
     assert found[START] == settings._decoder_start_token_tensor.item()
     ends = settings._eos_token_tensor.tolist()
-    assert {found[EOS], *found.get(MORE_EOS, ())} == set(ends)
+    assert {found[EOS], *found[MORE_EOS]} == set(ends)
     # It pads outputs there, and here what comes after the end is cut off.
     are_t5s = found[START] == 0 and 1 in ends
     assert found[PAD] == settings._pad_token_tensor.item() or are_t5s

@@ -53,15 +53,24 @@ def spieces(tmp_path_factory):
         "own": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
         "symbols": {"user_defined_symbols": ["<sep>", "<hl>"]},
         "other": {"max_sentencepiece_length": 3},
+        "bytes": {"byte_fallback": True, "vocab_size": PIECES + 256},
+        "pairs": {"model_type": "bpe"},
+        "suffixes": {"treat_whitespace_as_suffix": True},
     }
     for name, options in models.items():
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(ENGLISH + GERMAN),
             model_prefix=str(folder / name),
-            vocab_size=PIECES,
             normalization_rule_name="nmt_nfkc",
             minloglevel=2,
-            **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, **options},
+            **{
+                "vocab_size": PIECES,
+                "pad_id": 0,
+                "eos_id": 1,
+                "unk_id": 2,
+                "bos_id": -1,
+                **options,
+            },
         )
     return {name: folder / f"{name}.model" for name in models}
 
@@ -506,6 +515,24 @@ def test_characters_without_an_unknown_token(tmp_path, model):
     values = {"model_type": "t5", "vocab_size": 8, **T5_IDS}
     with pytest.raises(InputError, match="the tokenizer .* add an unknown token"):
         read_vocabulary(tmp_path, values).encode("The cat")
+
+
+@pytest.mark.parametrize("name", ["t5", "bytes", "pairs", "suffixes"])
+def test_what_transformers_leaves_out_of_a_spiece_is_named(tmp_path, spieces, name, caplog):
+    """SentencePiece reads the file as it was trained; transformers 5, as T5's."""
+    make(tmp_path, spieces, by_5=False, name=name)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+
+    def is_same():
+        ours = read_vocabulary(tmp_path, values_of(tmp_path))
+        return ours.framed(ours.encode("The cat 中.")) == theirs("The cat 中.").input_ids
+
+    expected = f"{tmp_path / 'spiece.model'} has bytes or steps that transformers 5 leaves out"
+    assert is_same() == (name == "t5")
+    assert [line.startswith(expected) for line in caplog.messages] == [True] * (name != "t5")
+    # As the line says.
+    theirs.save_pretrained(tmp_path)
+    assert is_same()
 
 
 def test_a_layout_that_transformers_has_to_read(tmp_path, spieces, monkeypatch):

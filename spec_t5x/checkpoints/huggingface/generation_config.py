@@ -7,7 +7,7 @@ them unchanged under ``metadata["generation"]``, so that a converted model has t
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,9 @@ _LEFT_OUT = {
     **{"diversity_penalty": 0, "num_beam_groups": 1, "renormalize_logits": False},
     **dict.fromkeys(("stop_strings", "exponential_decay_length_penalty", "watermarking_config")),
     **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "forced_decoder_ids")),
+    **dict.fromkeys(("token_healing", "is_assistant", "force_bos_token_to_be_generated"), False),
     # The prefix is a text before each input, which is set by task only.
-    **{"max_time": None, "token_healing": False, "prefix": None},
+    **{"max_time": None, "prefix": None},
 }
 # Options that have the effect of a setting; and those that, once given, replace a setting.
 _REMEDIES = {
@@ -157,7 +158,11 @@ def understood(
     if settings.get("do_sample"):
         # transformers' defaults where it samples.
         settings = {"temperature": 1.0, "top_k": 50} | settings
-    left_out = dict(_left_out(settings))
+    left_out = {}
+    for name, neutral in (_LEFT_OUT | _SAMPLING).items():
+        if (value := settings.get(name, neutral)) != neutral and value not in ([], ""):
+            how = " (put it before each input)" if name == "prefix" else ""
+            left_out[name] = f"{name} {value!r}{how}"
     options = {n: _number(settings, n, _NUMBERS[n], where) for n in _NUMBERS if n in settings}
     options |= _ids(settings, where, to_ours, num_ids)
     for ours, (of_new, of_all) in _LENGTHS.items():
@@ -222,12 +227,3 @@ def _ids(settings: Mapping[str, Any], where: str, to_ours, num_ids: int) -> dict
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{where} has {name} {value!r}: set it to token ids") from error
     return found
-
-
-def _left_out(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields each setting without effect here, and a text: its name and value."""
-    for name, neutral in (_LEFT_OUT | _SAMPLING).items():
-        value = settings.get(name, neutral)
-        if value != neutral and value not in ([], ""):
-            where = " (put it before each input)" if name == "prefix" else ""
-            yield name, f"{name} {value!r}{where}"

@@ -62,6 +62,8 @@ _ALIASES = {
     **{"num_attention_heads": "num_heads", "head_dim": "d_kv"},
 }
 
+# Entries with which transformers keeps fewer keys and values, or refuses to run, a T5 or GPT-2.
+UNSUPPORTED = ("sliding_window", "attention_chunk_size", "per_layer_config")
 # Supported values of ``model_type``; only umT5 has a relative bias in every layer.
 _UMT5 = "umt5"
 _KINDS = ("t5", "mt5", _UMT5)
@@ -254,6 +256,8 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
             f"{known_families()}"
         )
     check_whole(values, path)
+    if name := next(filter(values.get, UNSUPPORTED), None):
+        raise InputError(f"{path} has {name} {values[name]!r}: give a model without it")
     ids = special_ids(values, directory)
     read_config(values, path)
     return ids
@@ -300,17 +304,12 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
                 f"{directory} has {name} {eos if name == EOS else tokens[0]!r} and {CONFIG_NAME} "
                 f"vocab_size {values.get('vocab_size')}: set it to a token's id"
             )
-    ids = {START: start, EOS: several[0], PAD: pad}
-    return ids | ({MORE_EOS: several[1:]} if several[1:] else {})
+    return {START: start, EOS: several[0], MORE_EOS: several[1:], PAD: pad}
 
 
 def read_config(values: dict[str, Any], path: Path) -> T5Config:
     """Makes the configuration of a config.json's values; ``path`` is for messages."""
-    # transformers leaves defaults out, or writes them as null.
-    present = {name: value for name, value in values.items() if value is not None}
-    for alias, name in _ALIASES.items():
-        if alias in present and (one := present[alias]) != present.setdefault(name, one):
-            raise InputError(f"{path} has {alias} {one} and {name} {present[name]}: leave out one")
+    present = without_aliases(values, _ALIASES, path)
     with describing(path, "T5"):
         present.setdefault("num_decoder_layers", present["num_layers"])
         sizes = {
@@ -326,6 +325,16 @@ def read_config(values: dict[str, Any], path: Path) -> T5Config:
             logits_via_embedding=values["model_type"] != "mt5" and bool(is_scaled),
             relpos_per_layer=values["model_type"] == _UMT5,
         )
+
+
+def without_aliases(values: dict[str, Any], aliases: dict[str, str], path: Path) -> dict[str, Any]:
+    """Returns entries that are not null, by their main names; ``InputError`` if two differ."""
+    # transformers leaves defaults out, or writes them as null.
+    present = {name: value for name, value in values.items() if value is not None}
+    for alias, name in aliases.items():
+        if alias in present and (one := present[alias]) != present.setdefault(name, one):
+            raise InputError(f"{path} has {alias} {one} and {name} {present[name]}: leave out one")
+    return present
 
 
 def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
@@ -349,7 +358,7 @@ def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
-    """Returns config.json, with T5's special ids, for transformers; ``kind`` is the model_type."""
+    """Returns config.json, without special ids, for transformers; ``kind`` is the model_type."""
     name, *gate = config.mlp_activations
     if name not in _ACTIVATIONS or gate not in ([], ["linear"]):
         raise InputError(
@@ -366,23 +375,17 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
         # Also decides, except for mT5 in version 5 and all in 5.0, whether logits are rescaled.
         "tie_word_embeddings": config.logits_via_embedding,
         "torch_dtype": dtype,
-        **_SPECIAL_IDS,
     }
 
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
     """Reads the vocabulary of a checkpoint with config.json ``values``; None if no file has one."""
     ids = special_ids(values, directory)
-    start_id = None if _are_t5s(ids) else ids[START]
+    start_id, ends = None if _are_t5s(ids) else ids[START], [ids[EOS], *ids[MORE_EOS]]
     with describing(directory, "vocabulary"):
-        return vocabulary_files.read_vocabulary(directory, values, start_id, eos_ids(ids))
+        return vocabulary_files.read_vocabulary(directory, values, start_id, ends)
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:
     """Tells whether START and EOS are T5's; no id is renumbered because of PAD alone."""
     return (ids[START], ids[EOS]) == (PAD_ID, EOS_ID)
-
-
-def eos_ids(ids: dict[str, Any]) -> list[int]:
-    """Returns the ids of ``special_ids`` that end a text: ``EOS``'s, then ``MORE_EOS``'s."""
-    return [ids[EOS], *ids.get(MORE_EOS, ())]

@@ -166,6 +166,11 @@ class _Files:
         path, spiece = self.directory / TOKENIZER_NAME, self.directory / SPIECE_NAME
         tokenizer = self.tokenizer()
         if tokenizer is None and spiece.is_file():
+            if not read_spiece(spiece)[2]:
+                _warn(
+                    f"{spiece} has bytes or steps that transformers 5 leaves out, so ids differ: "
+                    f"save {TOKENIZER_NAME} there with it for its ids"
+                )
             return SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
         if tokenizer is None:
             of_bytes = ByteVocabulary(reads_sentinels=True)
@@ -183,7 +188,8 @@ class _Files:
         is_plain = not foreign and steps["pre_tokenizer"] == _WORDS and all(map(usual.count, found))
         added = [each for each in tokenizer["added_tokens"] if is_sentinel(each["content"])]
         is_plain &= not any(each.get("single_word") or each["normalized"] for each in added)
-        if spiece.is_file() and is_plain and len(added) >= self.extra_ids:
+        is_plain &= len(added) >= self.extra_ids
+        if is_plain and spiece.is_file() and read_spiece(spiece)[2]:
             vocabulary = SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
             if [vocabulary.piece(token) for token in range(vocabulary.vocab_size)] == pieces:
                 return vocabulary
@@ -254,7 +260,8 @@ class _Files:
         if self.kind == _T5:
             # Of the file's tokens, only those that the settings list are added, if they list any.
             is_part = "added_tokens_decoder" in self.settings and len(given) < len(tokens)
-            is_kept = _has_steps_of_t5(own) and not (is_part and pieces_of(own)[1])
+            steps = [*_steps(own.get("normalizer")), *_steps(own.get("pre_tokenizer"))]
+            is_kept = {s["type"] for s in steps} <= _STEPS and not (is_part and pieces_of(own)[1])
             pieces = {name for name, _ in own["model"]["vocab"]}
             special = special | {*_OF_T5.values(), *filter(is_sentinel, pieces)}
             special |= self._added_sentinels()
@@ -268,7 +275,7 @@ class _Files:
         spiece = self.directory / SPIECE_NAME
         if self.kind not in (_T5, _MT5) or not spiece.is_file():
             return False
-        pieces, symbols = read_spiece(spiece)
+        pieces, symbols, _ = read_spiece(spiece)
         sentinels = [f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))]
         pieces += sentinels
         added = {number: token["content"] for number, token in given.items()}
@@ -374,11 +381,6 @@ def _without_model(values: dict[str, Any], directory: Path) -> tokenizers.Tokeni
     """Returns a tokenizer.json's steps with one unknown piece: its own take seconds to load."""
     model = {"type": "WordLevel", "vocab": {"<unk>": UNK_ID}, "unk_token": "<unk>"}
     return tokenizer_of(values | {"added_tokens": [], "model": model}, directory)
-
-
-def _has_steps_of_t5(values: dict[str, Any]) -> bool:
-    steps = [*_steps(values.get("normalizer")), *_steps(values.get("pre_tokenizer"))]
-    return {step["type"] for step in steps} <= _STEPS
 
 
 def _steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:

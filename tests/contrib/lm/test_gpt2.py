@@ -293,6 +293,12 @@ def test_speculative_texts_equal_the_greedy_ones_of_transformers(theirs, directo
         ({"eos_token_id": NUM_IDS}, f"eos_token_id {NUM_IDS} and vocab_size"),
         ({"n_layer": 3}, "missing"),
         ({"n_embd": None}, "has no n_embd"),
+        ({"num_attention_heads": 2}, "has num_attention_heads 2 and n_head 4: leave out one"),
+        ({"num_hidden_layers": 1}, "has num_hidden_layers 1 and n_layer 2: leave out one"),
+        ({"max_position_embeddings": 9}, "has max_position_embeddings 9 and n_positions 40: leave"),
+        ({"hidden_size": 16}, "has hidden_size 16 and n_embd 32: leave out one"),
+        ({"sliding_window": 3}, "has sliding_window 3: give a GPT-2 without it"),
+        ({"attention_chunk_size": 3}, "has attention_chunk_size 3: give a GPT-2 without it"),
     ],
 )
 def test_a_wrong_configuration_is_one_line(directory, tmp_path, changes, message):

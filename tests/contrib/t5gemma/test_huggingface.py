@@ -230,7 +230,7 @@ def test_unsupported_settings_are_refused(made, tmp_path):
         ({"rope_parameters": rope}, "rope_type 'yarn'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
         ({"attention_bias": True}, "attention_bias, which"),
-        ({"hidden_activation": "swish_glu"}, "swish_glu"),
+        ({"hidden_activation": "gelu"}, "has hidden_activation 'gelu': supported are gelu_pytorch"),
         ({"hidden_size": None}, "hidden_size"),
     ):
         stacks = {name: values[name] | changed for name in ("encoder", "decoder")}
