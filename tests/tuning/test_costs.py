@@ -30,11 +30,14 @@ def test_costs_by_hand():
     assert costs.prefill == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize(("rounds", "first"), [(4, 1 + 1.5 / 4), (5, 1.0)])
-def test_few_timings_make_no_first_draft_cheaper_than_later_ones(rounds, first):
+@pytest.mark.parametrize(
+    ("rounds", "of_four", "expected"),
+    [(4, 5.0, [1 + 1.5 / 4, 2.5]), (4, 2.0, [1 + 2.5 / 8, 1 + 2.5 / 2]), (5, 5.0, [1.0, 2.5])],
+)
+def test_few_timings_make_no_first_draft_cheaper_than_later_ones(rounds, of_four, expected):
     """Timed by chance as one that costs nothing, it would be asked for again and again."""
-    costs = costs_lib.of_times(LIMITS, np.asarray([[2.0, 0.0, 2.0, 5.0, 7.0]] * rounds))
-    np.testing.assert_allclose(costs.iteration[1:5:3], [first, 2.5])
+    costs = costs_lib.of_times(LIMITS, np.asarray([[2.0, 0.0, 2.0, of_four, 7.0]] * rounds))
+    np.testing.assert_allclose(costs.iteration[1:5:3], expected)
 
 
 def test_a_slow_spell_or_an_interrupted_timing_changes_no_costs():
