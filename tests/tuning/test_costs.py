@@ -75,9 +75,14 @@ def test_what_is_timed_is_what_decodes(monkeypatch, make, name):
         plain, prefill, *iterations = programs
         assert prefill(2) is not None
         for run, calls in ((plain, 2), *((run, 3) for run in iterations)):
-            stats = run(calls).stats
-            assert (stats.target_calls == calls).all()
-            proposed.append(stats.proposed.tolist())
+            state = run(calls)
+            assert (state.stats.target_calls == calls).all()
+            proposed.append(state.stats.proposed.tolist())
+            # Each call is from the same lengths, and its first token is the last one of the next.
+            lengths, sequences = state.outputs.lengths, state.outputs.sequences
+            np.testing.assert_array_equal(state.target_cache.lengths, lengths)
+            np.testing.assert_array_equal(lengths, 8)
+            np.testing.assert_array_equal(sequences[:, 8], sequences[:, 9])
         return np.asarray([[2.0, 1.0, *range(3, 3 + len(iterations))]])
 
     monkeypatch.setattr(costs_lib, "interleaved", interleaved)
@@ -156,7 +161,9 @@ def test_the_most_that_may_be_drafted():
 
 def test_tokens_half_way_may_be_limited():
     target = tiny_t5(0)
-    given = target, CopyDraft(target.vocab_size), jnp.ones((1, 5), jnp.int32), sampling(0.0)
+    given = target, TransformerDraft(target), jnp.ones((1, 5), jnp.int32), sampling(0.0)
     for max_decode_len, limit, length in ((1, {}, 1), (40, {}, 20), (3000, {"most": 512}, 512)):
         timed = Timed.half_way(*given, Loop(gamma=1, max_decode_len=max_decode_len), **limit)
         np.testing.assert_array_equal(timed.state.outputs.lengths, [length])
+        # The draft feeds the last token when it proposes.
+        np.testing.assert_array_equal(timed.state.draft_state.lengths, [length - 1])
