@@ -98,6 +98,7 @@ def test_a_damaged_config(directory):
     assert "not of 41 tokens or do not fit" in message_of(load_ngram, directory)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "name", ["2.children", "2.tokens", "3.num_successors", "2.successors", "3.masses"]
 )

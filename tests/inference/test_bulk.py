@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -375,6 +376,24 @@ def test_a_worker_that_begins_while_inputs_are_read_keeps_its_run(runner, monkey
         with pytest.raises(InputError, match=r"out is in use by process \d+ on"):
             runner(overwrite=True, settings={"target": "another"})
     assert runner.files() == before
+
+
+def test_overwriting_that_is_killed_leaves_no_answers_without_their_manifest(runner, monkeypatch):
+    runner()
+    unlink, another = Path.unlink, {"target": "another"}
+
+    def killed(path, **options):
+        if path.name.startswith("predictions-00002"):
+            raise SystemExit
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(SystemExit):
+            runner(overwrite=True, settings=another)
+    with pytest.raises(InputError, match="was started with other settings"):
+        runner(settings=another)
+    runner(overwrite=True, settings=another)
 
 
 @pytest.mark.parametrize(
