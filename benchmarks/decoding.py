@@ -5,10 +5,12 @@
         --source_len 400 --json decoding.json
 
 All programs are compiled at once, where ``spec-t5x benchmark`` compiles one by one. Then rounds of
-all programs follow each other; times are medians. Gamma 0 is plain decoding. ``--profile`` also
-records the kernels of a prefill and of one iteration: the loop is one launch. Weights and sources
-are random, and acceptances are simulated with probability ``--alpha``. On a CPU, JAX's interpreter
-runs the kernels, and there is no profile: a test of this script.
+those of one way and batch size, which are compared, follow each other; times are medians. XLA's
+are first: a kernel that never ends, or after which every program fails, costs all later rows. Gamma
+0 is plain decoding. ``--profile`` also records the kernels of a prefill and of one iteration: the
+loop is one launch. Weights and sources are random, and acceptances are simulated with probability
+``--alpha``. On a CPU, JAX's interpreter runs the kernels, and there is no profile: a test of this
+script.
 """
 
 import argparse
@@ -91,30 +93,41 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     found = list(zip(calls, _programs(calls), strict=True))
     failed = [(call, each) for call, each in found if isinstance(each, Exception)]
     programs = [(call, each) for call, each in found if not isinstance(each, Exception)]
-    running, unrecorded = programs, []
-    for _ in range(args.repeats + 1):
-        for call, program in running:
-            try:
-                call.time(program)
-            except Exception as error:  # too little memory, or a kernel that cannot run
-                failed.append((call, error))
-                running = [pair for pair in running if pair[0] is not call]
-    for call, program in programs:
-        # After a wrong read or write on a GPU all programs fail. The first round is not used.
-        if len(call.seconds) > 1:
-            row = call.row()
-            if args.profile:
-                try:
-                    row["kernels"] = call.kernels(program)
-                except Exception as error:  # the times are kept
-                    unrecorded.append((call, error))
-            yield row
+    unrecorded = []
+    for _, group in itertools.groupby(programs, key=lambda pair: (pair[0].by, pair[0].batch)):
+        compared = list(group)
+        failed += _rounds(compared, args.repeats + 1)
+        for call, program in compared:
+            # After a wrong read or write on a GPU all programs fail. The first round is not used.
+            if len(call.seconds) > 1:
+                row = call.row()
+                if args.profile:
+                    try:
+                        row["kernels"] = call.kernels(program)
+                    except Exception as error:  # the times are kept
+                        unrecorded.append((call, error))
+                yield row
     told = [
         *_told(failed, "cannot be compiled or run", "leave them out"),
         *_told(unrecorded, "ran, and their kernels were not recorded", "leave out --profile"),
     ]
     if told:
         raise InputError("; ".join(told))
+
+
+def _rounds(
+    programs: Sequence[tuple["_Call", Compiled]], number: int
+) -> list[tuple["_Call", Exception]]:
+    """Times programs in turn, ``number`` times each; returns those that failed, and why."""
+    running, failed = programs, []
+    for _ in range(number):
+        for call, program in running:
+            try:
+                call.time(program)
+            except Exception as error:  # too little memory, or a kernel that cannot run
+                failed.append((call, error))
+                running = [pair for pair in running if pair[0] is not call]
+    return failed
 
 
 def _told(failed: Sequence[tuple["_Call", Exception]], what: str, remedy: str) -> list[str]:

@@ -72,18 +72,21 @@ def test_programs_without_memory_are_named_after_the_other_rows(
 
 
 def test_a_wrong_kernel_after_which_every_program_fails_loses_no_rounds(
-    failing, monkeypatch, capsys
+    failing, tmp_path, monkeypatch, capsys
 ):
-    run, runs = decoding._Call._run, []
+    run, runs, kept_before = decoding._Call._run, [], {}
 
     def wrong(call, program, number, steps):
         runs.append(call.batch)
-        # Three rounds of three programs, a decoding and a prefill each, and one decoding.
+        kept_before.setdefault(call.batch, (tmp_path / "kept.json").exists())
+        # Six rounds of a batch, a decoding and a prefill each; three of the next, and a decoding.
         if len(runs) > 19:
             raise jax.errors.JaxRuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
         return run(call, program, number, steps)
 
     monkeypatch.setattr(decoding._Call, "_run", wrong)
     rows = failing("--batch", "1", "2", "3")
-    assert [(row["batch"], len(row["seconds"])) for row in rows] == [(1, 2), (2, 2), (3, 2)]
+    assert [(row["batch"], len(row["seconds"])) for row in rows] == [(1, 5), (2, 2)]
     assert capsys.readouterr().err.count("CUDA_ERROR_ILLEGAL_ADDRESS") == 1
+    # Also a kernel that never ends loses none: its program is killed.
+    assert kept_before == {1: False, 2: True, 3: True}

@@ -97,9 +97,11 @@ def test_with_auto_a_shards_lines_depend_on_no_other_shard(generator):
 
 def test_a_prefix_is_no_generated_token(generator):
     options, tally = dataclasses.replace(OPTIONS, output_prefix="Der"), Tally()
-    lines = lines_of(generator, options, items()[:2], tally.add)
+    lines = lines_of(generator.plain(), options, items()[:2], tally.add)
     given = len(generator.prefix_ids(options))
     assert tally.tokens == sum(len(json.loads(line)["output_ids"]) - given for line in lines)
+    # A plain output has no block efficiency, which counts as 1.
+    assert tally.block_efficiency == 1.0
 
 
 @pytest.mark.parametrize("c", [0.01, 3.0])

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -16,7 +17,7 @@ from spec_t5x.inference.bulk import merge
 from spec_t5x.inference.signals import Interrupted
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine import description
-from tests.inference.echo import OPTIONS, Echo
+from tests.inference.echo import OPTIONS, Echo, Echoing
 
 
 def test_a_line_for_each_input_in_order(runner):
@@ -31,6 +32,7 @@ def test_a_line_for_each_input_in_order(runner):
         assert line["inputs"] == {"inputs_pretokenized": text}
         assert line["prediction"] == line["output"] == line["decodes"][0]["output"]
         assert line["output"].endswith(" 1") and len(line["decodes"]) == 2
+        assert "input" not in line["decodes"][0]
         assert {"output_ids", "score", "target_calls", "accepted", "alpha"} <= set(line)
     assert sorted(runner.files()) == [
         "manifest.json",
@@ -44,6 +46,13 @@ def test_a_line_for_each_input_in_order(runner):
     widths = [int(line["output"].split()[-2]) for line in lines]
     assert widths == [16, 32, 32, 32, 32, 16, 32, 16, 32, 16, 16]
     assert (report.inputs, report.errors, report.block_efficiency) == (11, 0, 2.0)
+
+
+def test_a_draft_that_was_left_out_is_reported(runner, monkeypatch):
+    monkeypatch.setattr(Echoing, "verdict", "the draft was left out")
+    assert runner().verdict == "the draft was left out"
+    # The second run decodes nothing.
+    assert runner().verdict is None
 
 
 def test_what_is_finished_is_not_decoded_again(runner):
@@ -61,7 +70,7 @@ def test_what_is_finished_is_not_decoded_again(runner):
     assert changed == {"predictions-00002-of-00004.jsonl"}
 
 
-def test_bad_lines_are_reported_in_their_places_and_the_others_answered(runner):
+def test_bad_lines_are_reported_in_their_places_and_the_others_answered(runner, monkeypatch):
     lines = runner.source.read_bytes().splitlines()
     lines[2], lines[5], lines[10] = b"", b"\xff", b"x" * 40
     runner.source.write_bytes(b"\n".join(lines))
@@ -77,6 +86,9 @@ def test_bad_lines_are_reported_in_their_places_and_the_others_answered(runner):
     assert [text.split(":")[0] for text in report.named] == ["line 3", "line 6", "line 11"]
     # A run that has nothing left to decode reports them all the same.
     assert runner().named == report.named
+    # All are counted, beyond those that are listed.
+    monkeypatch.setattr(bulk, "_NAMED", 2)
+    assert (runner().named, runner().errors) == (report.named[:2], 3)
 
 
 @pytest.mark.parametrize(
@@ -365,6 +377,24 @@ def test_a_worker_that_begins_while_inputs_are_read_keeps_its_run(runner, monkey
         with pytest.raises(InputError, match=r"out is in use by process \d+ on"):
             runner(overwrite=True, settings={"target": "another"})
     assert runner.files() == before
+
+
+def test_overwriting_that_is_killed_leaves_no_answers_without_their_manifest(runner, monkeypatch):
+    runner()
+    unlink, another = Path.unlink, {"target": "another"}
+
+    def killed(path, **options):
+        if path.name.startswith("predictions-00002"):
+            raise SystemExit
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(SystemExit):
+            runner(overwrite=True, settings=another)
+    with pytest.raises(InputError, match="was started with other settings"):
+        runner(settings=another)
+    runner(overwrite=True, settings=another)
 
 
 @pytest.mark.parametrize(

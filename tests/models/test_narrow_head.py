@@ -15,6 +15,7 @@ from spec_t5x.machine.operations import FULL_PRECISION, XLA
 from spec_t5x.models.narrow_head import UNKNOWN, NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.shared_params import own_params
+from spec_t5x.models.weights import Rounded
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.tree_shapes import Tree
 from tests.toy_t5 import tiny_t5
@@ -65,6 +66,15 @@ def test_known_tokens_have_the_logits_of_the_whole_layer(tied):
             probs = standardize(ours, settings)
             np.testing.assert_allclose(probs.sum(-1), 1.0, rtol=1e-5)
             assert not np.any(probs[..., ~KNOWN])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_narrow_layer_is_rounded_with_the_model(bits):
+    whole, narrow = make_narrow(False)
+    model = whole.replace(weights=whole.params, operations=XLA)
+    kernel = jax.random.normal(jax.random.key(0), (16, len(IDS)))
+    coarse = NarrowT5.narrowed(model, narrow.head, kernel).rounded(bits)
+    np.testing.assert_array_equal(coarse.kernel.matrix(), Rounded.of(kernel, bits).matrix())
 
 
 @pytest.mark.parametrize("operations", [XLA, FULL_PRECISION])

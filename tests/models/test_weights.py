@@ -32,6 +32,11 @@ def test_rounded_a_value_is_off_by_half_a_step_at_most(bits, group, largest):
     np.testing.assert_array_equal(weight.matrix(), values * scales)
     inputs = draws(3, 5, 130)
     np.testing.assert_allclose(weight.times(inputs), inputs @ weight.matrix(), atol=1e-4)
+    if bits == 8:
+        # In bfloat16 products are rounded once, after they are scaled.
+        narrow = jnp.asarray(inputs, jnp.bfloat16)
+        exact = np.asarray(narrow, np.float64) @ np.asarray(weight.matrix(), np.float64)
+        assert np.mean(weight.times(narrow) == exact.astype(jnp.bfloat16)) > 0.99
 
 
 def tied_output(model) -> TiedTable:

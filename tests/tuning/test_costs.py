@@ -30,11 +30,14 @@ def test_costs_by_hand():
     assert costs.prefill == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize(("rounds", "first"), [(4, 1 + 1.5 / 4), (5, 1.0)])
-def test_few_timings_make_no_first_draft_cheaper_than_later_ones(rounds, first):
+@pytest.mark.parametrize(
+    ("rounds", "of_four", "expected"),
+    [(4, 5.0, [1 + 1.5 / 4, 2.5]), (4, 2.0, [1 + 2.5 / 8, 1 + 2.5 / 2]), (5, 5.0, [1.0, 2.5])],
+)
+def test_few_timings_make_no_first_draft_cheaper_than_later_ones(rounds, of_four, expected):
     """Timed by chance as one that costs nothing, it would be asked for again and again."""
-    costs = costs_lib.of_times(LIMITS, np.asarray([[2.0, 0.0, 2.0, 5.0, 7.0]] * rounds))
-    np.testing.assert_allclose(costs.iteration[1:5:3], [first, 2.5])
+    costs = costs_lib.of_times(LIMITS, np.asarray([[2.0, 0.0, 2.0, of_four, 7.0]] * rounds))
+    np.testing.assert_allclose(costs.iteration[1:5:3], expected)
 
 
 def test_a_slow_spell_or_an_interrupted_timing_changes_no_costs():
@@ -72,9 +75,14 @@ def test_what_is_timed_is_what_decodes(monkeypatch, make, name):
         plain, prefill, *iterations = programs
         assert prefill(2) is not None
         for run, calls in ((plain, 2), *((run, 3) for run in iterations)):
-            stats = run(calls).stats
-            assert (stats.target_calls == calls).all()
-            proposed.append(stats.proposed.tolist())
+            state = run(calls)
+            assert (state.stats.target_calls == calls).all()
+            proposed.append(state.stats.proposed.tolist())
+            # Each call is from the same lengths, and its first token is the last one of the next.
+            lengths, sequences = state.outputs.lengths, state.outputs.sequences
+            np.testing.assert_array_equal(state.target_cache.lengths, lengths)
+            np.testing.assert_array_equal(lengths, 8)
+            np.testing.assert_array_equal(sequences[:, 8], sequences[:, 9])
         return np.asarray([[2.0, 1.0, *range(3, 3 + len(iterations))]])
 
     monkeypatch.setattr(costs_lib, "interleaved", interleaved)
@@ -153,7 +161,9 @@ def test_the_most_that_may_be_drafted():
 
 def test_tokens_half_way_may_be_limited():
     target = tiny_t5(0)
-    given = target, CopyDraft(target.vocab_size), jnp.ones((1, 5), jnp.int32), sampling(0.0)
+    given = target, TransformerDraft(target), jnp.ones((1, 5), jnp.int32), sampling(0.0)
     for max_decode_len, limit, length in ((1, {}, 1), (40, {}, 20), (3000, {"most": 512}, 512)):
         timed = Timed.half_way(*given, Loop(gamma=1, max_decode_len=max_decode_len), **limit)
         np.testing.assert_array_equal(timed.state.outputs.lengths, [length])
+        # The draft feeds the last token when it proposes.
+        np.testing.assert_array_equal(timed.state.draft_state.lengths, [length - 1])

@@ -43,6 +43,7 @@ def test_a_digest_is_of_content_and_settings():
         CopyDraft(30),
         CopyDraft(31),
         None,
+        *({"small": jnp.zeros(9).at[8].set(last)} for last in (0.0, 1.0)),
     ]
     assert len({params_digest(other) for other in [model, *others]}) == 1 + len(others)
     with pytest.raises(InputError, match="float among the parameters: give arrays"):

@@ -9,7 +9,7 @@ from spec_t5x.tuning.interleaving import interleaved
 
 
 class Machine:
-    """Programs that take a known time, the first time longer."""
+    """Programs that take a known time, the first time with a call longer."""
 
     def __init__(self):
         self.now = 0.0
@@ -17,7 +17,9 @@ class Machine:
 
     def program(self, name: str, seconds: float, before=0.0):
         def run(calls):
-            compiling = 0.0 if name in {each for each, _ in self.log} else 3.0
+            # A draft's prefill that is not called compiles nothing.
+            is_compiled = any(count for each, count in self.log if each == name)
+            compiling = 3.0 if calls and not is_compiled else 0.0
             self.now += before + calls * seconds + compiling
             self.log.append((name, calls))
             return ()
@@ -40,12 +42,16 @@ def test_programs_take_turns_and_only_calls_count(machine):
     # In turn, each first without any call: that time does not count.
     of_a_round = [("a", 0), ("a", 10), ("b", 0), ("b", 1)]
     assert machine.log[-8:] == [*of_a_round, *of_a_round]
+    # A round takes 11 seconds; two are made in any case.
+    for budget, made in ((0.0, 2), (30.0, 3), (90.0, 5)):
+        assert len(interleaved(programs, 5, budget=budget)) == made
 
 
 def test_calls_are_made_enough(machine):
     # A few microseconds drown in what a single timing costs; and what takes no time ends, too.
     programs = [machine.program("a", 4e-6, before=1.0), machine.program("b", 0.0)]
-    interleaved(programs, 1)
+    # Times are divided by one another.
+    assert (interleaved(programs, 1) > 0).all()
     assert dict(machine.log) == {"a": 10_000, "b": 2**14}
 
 

@@ -112,6 +112,15 @@ def test_matrices_that_do_not_fit(shape):
     assert not products.fits(Transposed.of(drawn(0, *shape)))
 
 
+@pytest.mark.parametrize(
+    ("features", "inner", "columns"),
+    # The last are too many columns for programs of as few elements.
+    [(80, 48, 16), (512, 512, 2), (512, 2048, 1), (32128, 512, 8)],
+)
+def test_columns_of_a_program_one_by_one(features, inner, columns):
+    assert products._num_columns(features, inner) == columns
+
+
 @pytest.mark.parametrize("kind", PRODUCTS)
 def test_reads_under_way_fit_the_smallest_shared_memory(kind):
     """An L4 and an A10 have 99 KiB; compiled for one, programs took 5.5 KiB beside the reads."""
