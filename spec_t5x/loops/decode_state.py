@@ -259,8 +259,7 @@ def init(
         stream=stream,
         target_states=target_states,
         stats=DecodeStats.zeros(outputs.lengths.shape[0], loop.gamma),
-        # A copy: the stepper donates its state, and this pace is the caller's.
-        pace=pace and jax.tree.map(jnp.copy, pace.new_batch()),
+        pace=pace and pace.new_batch(),
     )
 
 

@@ -44,17 +44,17 @@ class Move:
     to: Int[Array, ""]
     num_sources: int = flax.struct.field(pytree_node=False)
 
-    def beginning(self, kept: Array, new: Array) -> Array:
-        """Returns ``kept`` after the copy, unchanged beyond the size of the rows of ``new``."""
-        return self._put(kept, self._rows(new))
-
     def whole(self, kept: Array, new: Array) -> Array:
-        """Returns ``kept`` after the copy, with zeros where the rows of ``new`` are shorter."""
-        rows = self._rows(new)
+        """Returns ``kept`` after the copy, with zeros where the rows of ``new`` are shorter.
+
+        The zeros replace numbers that may not be finite: weight 0 times infinity is not 0.
+        """
+        each = new.shape[0] // self.num_sources
+        rows = lax.dynamic_slice_in_dim(new, self.source * each, each)
         missing = np.subtract(kept.shape[1:], rows.shape[1:])
         if np.any(missing):
             rows = jnp.pad(rows, ((0, 0), *((0, after) for after in missing)))
-        return self._put(kept, rows)
+        return lax.dynamic_update_slice_in_dim(kept, rows, self.to * each, axis=0)
 
     def of_all(self, kept: PyTree, new: PyTree) -> PyTree:
         """Applies ``whole`` to all leaves, or a node's ``insert_rows(new, move)`` if it has one."""
@@ -64,13 +64,6 @@ class Move:
             return self.whole(kept, new) if own is None else own(new, self)
 
         return jax.tree.map(move, kept, new, is_leaf=lambda node: hasattr(node, "insert_rows"))
-
-    def _rows(self, new: Array) -> Array:
-        each = new.shape[0] // self.num_sources
-        return lax.dynamic_slice_in_dim(new, self.source * each, each)
-
-    def _put(self, kept: Array, rows: Array) -> Array:
-        return lax.dynamic_update_slice_in_dim(kept, rows, self.to * rows.shape[0], axis=0)
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -304,11 +297,8 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     group, slots, is_there = carry.group, carry.slots, carry.is_waiting
     num_sources, num_slots = group.places.shape[0], slots.places.shape[0]
     source = jnp.minimum(carry.taken, num_sources - 1)
-    # A free slot has the caches of the last input that it was offered.
-    is_free = ~slots.is_used[slot]
-    state = _cleared(slots.state.replace(pace=None), slot, num_slots, is_free)
     state, sources, prompts, places = Move(source=source, to=slot, num_sources=num_sources).of_all(
-        (state, slots.sources, slots.prompts, slots.places),
+        (slots.state.replace(pace=None), slots.sources, slots.prompts, slots.places),
         (group.state, group.sources, group.prompts, group.places),
     )
     ended, is_freed = state.outputs.ended, (jnp.arange(num_slots) == slot) & ~is_there
@@ -320,23 +310,6 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
         places=jnp.where(is_freed, EMPTY_SLOT, places),
     )
     return carry.replace(slots=slots, taken=carry.taken + is_there)
-
-
-def _cleared(
-    state: DecodeState, slot: Int[Array, ""], num_slots: int, is_free: Bool[Array, ""]
-) -> DecodeState:
-    """Zeroes a slot's states and caches if they may not be finite: weight 0 times infinity."""
-    computed = state.outputs.scores + state.stats.beta_sum
-    is_bad = is_free | ~jnp.all(jnp.isfinite(computed.reshape(num_slots, -1)[slot]))
-
-    def clear(leaf):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf
-        each = leaf.shape[0] // num_slots
-        zeros = jnp.zeros((each, *leaf.shape[1:]), leaf.dtype)
-        return lax.dynamic_update_slice_in_dim(leaf, zeros, slot * each, axis=0)
-
-    return decode_state.if_wanted(is_bad, lambda state: jax.tree.map(clear, state), state)
 
 
 def _spread_rows(tree: PyTree) -> PyTree:

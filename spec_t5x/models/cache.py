@@ -18,7 +18,6 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from spec_t5x.interfaces import Nodes
-from spec_t5x.loops.refill import Move
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.sampling.distributions import write_rows
 from spec_t5x.types import Array, Bool, Float, Int, Integer
@@ -113,14 +112,6 @@ class KVCache:
         """Returns the cache with each row repeated ``times`` times; copies share the source."""
         repeated = self.map(lambda cached: jnp.repeat(cached, times, axis=0))
         return repeated.at(jnp.repeat(self.lengths, times))
-
-    def insert_rows(self, new: "KVCache", move: Move) -> "KVCache":
-        """Returns the cache after ``move`` of an input of ``new``, whose arrays may be shorter."""
-        return self.replace(
-            layers=jax.tree.map(move.beginning, self.layers, new.layers),
-            lengths=move.beginning(self.lengths, new.lengths),
-            source_mask=jax.tree.map(move.whole, self.source_mask, new.source_mask),
-        )
 
     def laid_out(self) -> "KVCache":
         """Returns the cache in the layout that XLA for TPUs gives a target's, length along lanes.

@@ -32,6 +32,7 @@ from spec_t5x.models.narrow_head import NarrowHead
 from spec_t5x.models.shared_params import own_params
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import Draws, RowStream
+from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Int
 from spec_t5x.verifiers import CoupledVerifier, TokenVerifier, TreeVerifier
 from tests.toy_drafts import tiny_head
@@ -270,6 +271,19 @@ def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(
             compared += count
     assert compared > 0
     assert np.any(np.asarray(state.stats.accepted) < np.asarray(state.stats.proposed))
+
+
+def test_a_tree_is_drawn_with_the_drafts_own_settings():
+    """At temperature 0 each first child has probability 1, whatever the target samples with."""
+
+    def propose(settings):
+        draft, stream = TransformerDraft(near(), settings), RowStream(outputs_lib.row_keys(KEY, 4))
+        state = speculative.init(target(), draft, SOURCES, PROMPTS, stream, LOOP)
+        context = make_context(state, sampling(1.0), coupled=False)
+        return draft.propose_tree(state.draft_state, context, Tree((2, 1)))[0].probs
+
+    of_own, of_targets = (jax.eval_shape(lambda s=s: propose(s)) for s in (GREEDY, None))
+    assert of_own is None and of_targets.shape == (4, 3, VOCAB)
 
 
 @drafts("transformer", "copy", "mixed", "mixed, doubting")

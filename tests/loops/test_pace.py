@@ -127,6 +127,10 @@ def test_a_prefill_has_to_pay_within_the_text():
     long, short = (text.pace.replace(length=jnp.float32(n)).new_batch() for n in (60, 5))
     assert int(long.limit) > 0
     assert int(short.limit) == 0
+    # Nor does it pay in what is left of a long one.
+    for written, pays in ((0, True), (56, False)):
+        late = long.replace(idle=jnp.int32(10**6), written=jnp.float32(written))
+        assert (late.plain(jnp.array([1])).limit > 0) == pays
     # Once it has run, it no longer matters.
     after = short.made_ready().speculative(jnp.array([2]), jnp.int32(1), jnp.int32(1))
     assert int(after.limit) > 0 and after.lost > 4 - 2
@@ -163,8 +167,15 @@ def test_rows_that_have_ended_do_not_count():
     for found, expected in zip(jax.tree.leaves(same), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(found, expected)
     assert after.plain(jnp.array([0, 1])).written == 4
+    # Each iteration takes a 32nd off the time lost before it.
+    late = pace.replace(lost=jnp.float32(64)).speculative(alone, jnp.int32(4), jnp.int32(8))
+    np.testing.assert_allclose(late.lost, 62 + CHEAP.iteration[4] - 3, rtol=1e-6)
     # Two drafts saved a step, and the third did not.
     np.testing.assert_array_equal(after.counts[:2, :4], [[1, 1, 0, 0], [1, 1, 1, 0]])
+    # Nor did one that was not proposed within the limit; beyond the limit none is missed.
+    for limit, reached in ((8, [1, 1, 1, 0]), (2, [1, 1, 0, 0])):
+        short = pace.speculative(alone, jnp.int32(2), jnp.int32(limit))
+        np.testing.assert_array_equal(short.counts[1, :4], reached)
 
 
 def test_a_tree_is_taken_whole_or_not_at_all():

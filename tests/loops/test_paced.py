@@ -28,10 +28,12 @@ NO_PROMPT = jnp.zeros((1, 1), jnp.int32)
 
 
 def says_2_at_first(sources, prefixes):
-    """Errs at the first six tokens, and at no others."""
-    wrong = jnp.arange(prefixes.shape[1]) < 6
+    """Errs at the first six tokens, and after texts other than the source's beginning."""
+    width = prefixes.shape[1]
+    text = jnp.pad(sources, ((0, 0), (1, width)))[:, :width]
+    wrong = (jnp.arange(width) < 6)[None, :] | (jnp.cumsum(prefixes != text, axis=1) > 0)
     right = writes_the_source(16)(sources, prefixes)
-    return jnp.where(wrong[None, :, None], 9.0 * jax.nn.one_hot(2, 16), right)
+    return jnp.where(wrong[:, :, None], 9.0 * jax.nn.one_hot(2, 16), right)
 
 
 WRITER = StubTarget(writes_the_source(16), 16)
@@ -52,7 +54,8 @@ def decode(draft=LATE, pace=None):
 
 def test_a_draft_that_becomes_good_is_asked_again():
     """Wrong about six tokens: iterations, then plain steps; then right: iterations."""
-    decoded = decode(pace=pace())
+    before = pace()
+    decoded = decode(pace=before)
     np.testing.assert_array_equal(decoded.tokens[0, 0, :17], SOURCE[0])
     stats, after = decoded.stats, decoded.pace
     assert int(stats.plain_steps[0, 0]) > 0
@@ -62,9 +65,11 @@ def test_a_draft_that_becomes_good_is_asked_again():
     # All proposals were as long as they might be.
     assert int(after.drafted) == int(stats.proposed[0, 0])
     assert float(after.written) == 17
+    assert after.length == before.length + (17 - before.length) / 4
     # Step by step.
     arguments = WRITER, LATE, SOURCE, NO_PROMPT, KEY, GREEDY
-    steps, stepped = drain(speculative_steps(*arguments, **OPTIONS, pace=pace()))
+    steps, stepped = drain(speculative_steps(*arguments, **OPTIONS, pace=before))
+    assert int(before.iterations) == 0
     assert 0 in [int(step.num_proposed[0]) for step in steps]
     assert len(steps) == int(stats.target_calls[0, 0])
     text = [token for step in steps for token in step.appended[0, : step.num_appended[0]].tolist()]
@@ -154,4 +159,7 @@ def test_coupled_the_text_depends_on_the_key_alone():
         pace=on_and_off(2),
     )
     np.testing.assert_array_equal(decoded.tokens, plain.tokens)
-    assert 0 < np.sum(decoded.stats.plain_steps) < np.sum(decoded.stats.target_calls)
+    iterations = decoded.stats.target_calls - decoded.stats.plain_steps
+    assert 0 < np.sum(iterations) < np.sum(decoded.stats.target_calls)
+    # A row that has ended takes no more plain steps.
+    assert np.all(iterations * 2 >= decoded.stats.proposed)

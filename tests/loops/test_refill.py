@@ -279,29 +279,43 @@ def test_slots_are_full_while_inputs_wait():
     assert empty < max(calls.values())
 
 
+def with_a_nan(model, by_xla):
+    """Returns the model with the embedding of input 0's first token NaN."""
+    params = jax.tree.map(np.array, model.params)
+    params["token_embedder"]["embedding"][int(SOURCES[0, 0])] = np.nan
+    model = model.with_params(params)
+    return model.replace(weights=model.params, operations=XLA) if by_xla else model
+
+
+# A freed slot is offered input 0, and then gets a shorter source.
+OFFERED = {"groups": [[1, 2], [3, 4, 0], [5, 6, 7], [8]], "narrow": (1, 2)}
+
+
 @pytest.mark.parametrize("by_xla", [False, True])
 def test_numbers_that_are_not_finite_stay_in_their_input(by_xla):
-    """One token's embedding is NaN: later inputs in the same slot do not see it."""
-    params = jax.tree.map(np.array, target().params)
-    params["token_embedder"]["embedding"][int(SOURCES[0, 0])] = np.nan
-    model = target().with_params(params)
-    if by_xla:
-        model = model.replace(weights=model.params, operations=XLA)
+    """Later inputs in the same slot do not see them."""
+    model = with_a_nan(target(), by_xla)
     is_bad = (SOURCES[0, 0] == SOURCES).any(axis=1)
     assert is_bad[0] and not is_bad.all()
     expected = in_a_batch(TransformerDraft(model), model=model)
-    # In the second run, a freed slot is offered input 0, and then gets a shorter source.
     runs = (
-        in_slots(TransformerDraft(model), GROUPS, model=model),
-        in_slots(
-            TransformerDraft(model), [[1, 2], [3, 4, 0], [5, 6, 7], [8]], model=model, narrow=(1, 2)
-        ),
+        in_slots(TransformerDraft(model), model=model, **given)
+        for given in ({"groups": GROUPS}, OFFERED)
     )
     for place, one in itertools.chain(*(run.found.items() for run in runs)):
         assert np.isfinite(one.scores[0]) == np.isfinite(expected.scores[place, 0])
         assert np.isnan(one.scores[0]) or not is_bad[place]
         if not is_bad[place]:
             np.testing.assert_array_equal(one.tokens, expected.tokens[place])
+
+
+def test_a_drafts_numbers_that_are_not_finite_stay_in_their_input():
+    """The target's are finite, and so are scores and statistics at temperature 0."""
+    proposer = TransformerDraft(with_a_nan(draft().model, by_xla=True))
+    expected = in_a_batch(proposer)
+    for place, one in in_slots(proposer, **OFFERED).found.items():
+        np.testing.assert_array_equal(one.tokens, expected.tokens[place])
+        np.testing.assert_array_equal(one.accepted, expected.stats.accepted[place])
 
 
 def test_several_devices_gather_what_waits_once_for_a_burst():

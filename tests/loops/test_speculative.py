@@ -462,7 +462,7 @@ def test_stepping_gives_the_text_and_statistics_of_the_compiled_loop():
             for row, text in enumerate(replayed):
                 accepted, count = iteration.num_accepted[row], iteration.num_appended[row]
                 taken = iteration.appended[row, :count].tolist()
-                assert (count == 0) == ended[row]
+                assert (count == 0) == (iteration.num_proposed[row] == 0) == ended[row]
                 assert accepted in (count - 1, count)
                 assert taken[:accepted] == iteration.proposed[row, :accepted].tolist()
                 text.extend(taken)
@@ -472,6 +472,8 @@ def test_stepping_gives_the_text_and_statistics_of_the_compiled_loop():
         assert replayed == texts(decoded) == texts(expected)
         assert len(iterations) == np.max(expected.stats.target_calls)
         assert_same_leaves(decoded, expected, atol=1e-5)
+        # A row without a call.
+        assert decoded.stats.block_efficiency[3] == 0
 
 
 # Rollback

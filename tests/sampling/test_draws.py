@@ -7,6 +7,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import config
 
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import gumbel_argmax, sample, sample_residual, sampling
@@ -174,11 +175,12 @@ def test_coupled_draws_are_the_choices_of_the_noise_at_their_place():
 STEPS, BATCH = 6, 4
 
 
-@pytest.mark.parametrize("partitionable", [True, False])
-def test_a_row_of_t5x_stream_has_its_part_of_the_batchs_noise(partitionable):
-    batch, vocab = 4, 1001
-    with jax.threefry_partitionable(partitionable):
-        stream = t5x_stream(jax.random.key(3), jnp.arange(batch), STEPS)
+@pytest.mark.parametrize(("partitionable", "high"), [(True, False), (False, False), (True, True)])
+def test_a_row_of_t5x_stream_has_its_part_of_the_batchs_noise(partitionable, high):
+    """With this seed one of the uniform numbers is 0, whose noise must be finite."""
+    batch, vocab = 4, 20_011
+    with jax.threefry_partitionable(partitionable), config.use_high_dynamic_range_gumbel(high):
+        stream = t5x_stream(jax.random.key(27), jnp.arange(batch), STEPS)
         noise = jax.jit(lambda positions: stream.gumbels(positions, vocab))
         steps = np.arange(batch) * 2 % STEPS
         of_batch = jax.jit(functools.partial(jax.random.gumbel, shape=(batch, vocab)))
