@@ -4,13 +4,13 @@
     python -m benchmarks.decoding --target t5_1_1_xl --batch 1 8 32 64 128 --gamma 0 4 \\
         --source_len 400 --json decoding.json
 
-All programs are compiled at once, where ``spec-t5x benchmark`` compiles one by one. Then rounds of
-those of one way and batch size, which are compared, follow each other; times are medians. XLA's
-are first: a kernel that never ends, or after which every program fails, costs all later rows. Gamma
-0 is plain decoding. ``--profile`` also records the kernels of a prefill and of one iteration: the
-loop is one launch. Weights and sources are random, and acceptances are simulated with probability
-``--alpha``. On a CPU, JAX's interpreter runs the kernels, and there is no profile: a test of this
-script.
+All programs are compiled at once, where ``spec-t5x benchmark`` compiles one by one. Programs of one
+way and batch size are compared, so they take rounds in turn; times are medians. XLA's programs run
+first, because a kernel that never ends, or after which every program fails, costs all later rows.
+Gamma 0 is plain decoding. ``--profile`` also records the kernels of a prefill and of one iteration:
+the loop is one launch. Weights and sources are random, and acceptances are simulated with
+probability ``--alpha``. On a CPU, JAX's interpreter runs the kernels, and there is no profile: a
+test of this script.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     verifier = SimulatedVerifier(alpha=args.alpha)
     pair = random_pair.make(args.target, args.draft, args)
     calls = []
-    for by in args.by:
+    for by in (way for way in BY if way in args.by):
         models = [computed_by(BY[by], model, args.most_inner) for model in pair]
         for batch, gamma in itertools.product(args.batch, args.gamma):
             used = models if gamma else models[:1]

@@ -193,9 +193,9 @@ def leaderboard(several: Sequence[Mapping[str, Any]]) -> str:
     }
     table = results.table(columns, sorted(best.items(), key=lambda line: line[0]))
     note = (
-        "Targets named `random:…` have random weights, and their acceptances are simulated. Not to "
-        "be relied on: a speed-up above what its calls allow (noise), or beside other programs, "
-        "which used that share of the processors."
+        "Targets named `random:…` have random weights, and their acceptances are simulated. "
+        "Unreliable speed-ups are marked: *noise* if above what the number of calls allows, "
+        "*others N%* if other programs used N % of the processors."
     )
     return f"{table}\n\n{note}"
 
@@ -207,9 +207,8 @@ def _speed_ups(values: Mapping[str, Any]) -> Iterator[tuple[Mapping, str, str, M
     """
     if "rows" in values:
         source, models = values.get("source") or {}, values["models"]
-        is_lossy = values.get("decoding", {}).get("lenience", 1) < 1
-        for row in [] if is_lossy else values["rows"]:
-            if row["batch_size"] == 1:
+        for row in values["rows"]:
+            if row["batch_size"] == 1 and not row.get("lossy"):
                 texts = source.get("data") or row.get("task") or "-"
                 yield values["machine"], _target_of(models), texts, row | _draft_of(models, row)
         return
@@ -227,14 +226,14 @@ def _speed_ups(values: Mapping[str, Any]) -> Iterator[tuple[Mapping, str, str, M
 
 
 def _target_of(models: Mapping[str, Any]) -> str:
-    """Returns the target's name and what of it was rounded: another model than the checkpoint."""
+    """Returns the target's name, and its rounded types if it was rounded."""
     weights, kv = models.get("weights", AUTO), models.get("kv", AUTO)
-    rounded = [weights] * (weights != AUTO) + [f"kv {kv}"] * (kv != AUTO)
-    return " ".join([models["target"], *rounded])
+    rounded = "" if weights == AUTO else f" {weights}"
+    return models["target"] + rounded + ("" if kv == AUTO else f" kv {kv}")
 
 
 def _draft_of(models: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the draft's name in place of the word for the run's own."""
+    """Returns the draft's name; rows of the run's own draft have a word in its place."""
     is_own = row["draft"] == OWN_DRAFT
     return {"draft": (models.get("draft") or "the packaged one") if is_own else row["draft"]}
 

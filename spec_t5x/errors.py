@@ -140,7 +140,7 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Returns ", did you mean 'CHOICE'?" for the choice most like ``word``, "" if none is close."""
+    """Returns ", did you mean 'CHOICE'?" for a choice that begins so or is close, or else ""."""
     choices = list(choices)
     begun = [choice for choice in choices if len(word) > 2 and choice.startswith(word)]
     similar = begun or difflib.get_close_matches(word, choices, n=1)

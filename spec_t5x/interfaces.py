@@ -214,8 +214,7 @@ class Target(Protocol):
 
         Every leaf of the cache has a leading batch axis, or the cache has a method
         ``repeat_rows(times)`` that returns a cache with each row repeated. When another input
-        takes over a row, all of the row is replaced, or the part that the cache's method
-        ``insert_rows(new, move)`` replaces (``loops.refill.Move``).
+        takes over a row, all of the row is replaced.
         """
 
     def score(

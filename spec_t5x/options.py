@@ -29,7 +29,7 @@ def option(default: Any, help: str, kind: Any = None) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "kind": kind})
 
 
-# Accepted types by annotation: NumPy's numbers, too. ``_check`` has the message for gamma.
+# Accepted types by annotation: NumPy's numbers, too. ``_check_lengths`` has gamma's message.
 _NUMBERS = {
     int: numbers.Integral,
     float: numbers.Real,
@@ -88,7 +88,7 @@ class GenerateOptions:
     gamma: int | str = option(
         AUTO,
         "tokens that the draft proposes in each iteration; 0 decodes without draft and verifier, "
-        "auto chooses the fastest number; demo uses 4 unless it is given",
+        "auto chooses the fastest number",
     )
     temperature: float = option(0.0, "sampling temperature; 0 is argmax")
     top_k: int = option(0, "sample from the k likeliest tokens only; 0 keeps all")
@@ -263,8 +263,7 @@ class GenerateOptions:
         lists = {name: (getattr(self, name) or (),) for name in _LISTS}
         lists |= {"bad_words_ids": self.bad_words_ids or (), "sequence_bias": [p[0] for p in pairs]}
         for name, ids in ((name, ids) for name, some in lists.items() for ids in some):
-            is_list, whole = isinstance(ids, tuple), numbers.Integral
-            if not (is_list and all(errors.is_number(one, whole) and one >= 0 for one in ids)):
+            if not (isinstance(ids, tuple) and all(map(_is_id, ids))):
                 raise InputError(f"{name} has {ids!r}: give a list of whole numbers from 0")
 
     @property
@@ -303,14 +302,19 @@ def check_types(options: Any) -> None:
         # gin passes any value that a file binds, and lists for tuples.
         value = _plain(getattr(options, field.name))
         object.__setattr__(options, field.name, value)
-        kind, is_truth = _NUMBERS.get(field.type, field.type), isinstance(value, bool)
-        if not isinstance(value, kind) or is_truth and field.type in _NUMBERS:
+        kind = _NUMBERS.get(field.type, field.type)
+        is_boolean = isinstance(value, bool) and kind not in (field.type, object)
+        if is_boolean or not isinstance(value, kind):
             wanted = getattr(field.type, "__name__", field.type)
             raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
         # JAX converts no larger ones to 32 bits. Infinity has its option's own message.
         most = 3e38 if field.type in (float, float | None) else 2**63 - 1
         if isinstance(value, int | float) and most < abs(value) < math.inf:
             raise InputError(f"{field.name} is {value}: give a number of at most {most}")
+
+
+def _is_id(value: Any) -> bool:
+    return errors.is_number(value, numbers.Integral) and value >= 0
 
 
 def _plain(value):

@@ -9,6 +9,7 @@ import pytest
 from spec_t5x import names
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.generation import GenerateOptions
+from spec_t5x.options import _NUMBERS
 from tests.checkpoints.faults import message_of
 from tests.generation.cases import GREEDY, options
 
@@ -72,7 +73,7 @@ NUMBERS = [
     (kind, field.name)
     for kind in (GenerateOptions, Models)
     for field in dataclasses.fields(kind)
-    if field.type in (int, float, int | str, int | None, float | None)
+    if field.type in _NUMBERS
 ]
 
 
@@ -80,7 +81,9 @@ NUMBERS = [
 @pytest.mark.parametrize(("kind", "name"), NUMBERS)
 @pytest.mark.parametrize("value", [True, False])
 def test_no_number_is_true_or_false(kind, name, value):
-    assert message_of(kind, **{name: value}).startswith(f"{name} is {value}: give a")
+    remedy = "give a whole number from 0" if name == "gamma" else "give a value of type "
+    message = message_of(kind, **{name: value})
+    assert message.startswith(f"{name} is {value}") and remedy in message
 
 
 @pytest.mark.parametrize(

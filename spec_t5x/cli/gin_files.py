@@ -71,9 +71,10 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
     for name, text in parts:
         # A name with a dot is one of gin's constants, such as %gin.REQUIRED.
         left = [macro for macro in _macros(text) if "." not in macro and not _is_bound(macro)]
-        if flags := " ".join(f"--gin.{macro}=VALUE" for macro in left):
-            what = f"macro{'s' * bool(left[1:])} {', '.join(left)}"
-            raise InputError(f"{name} needs the {what}: add {flags}")
+        if left:
+            what = "macros" if len(left) > 1 else "macro"
+            needed = " ".join(f"--gin.{macro}=VALUE" for macro in left)
+            raise InputError(f"{name} needs the {what} {', '.join(left)}: add {needed}")
 
 
 def add_search_paths(paths: Sequence[str]) -> None:

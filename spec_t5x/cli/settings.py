@@ -112,10 +112,12 @@ def add_text(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_gin(parser: argparse.ArgumentParser, of_what: str = "settings", **options) -> None:
+def add_gin(
+    parser: argparse.ArgumentParser, of_what: str = "settings", required: bool = False
+) -> None:
     """Adds the flags of gin files; ``main`` parses ``--gin.NAME=VALUE``, which is no flag."""
-    group = parser.add_argument_group("gin", "--gin.NAME=VALUE overrides the value of the files")
-    options = {"action": "append", "metavar": "FILE", "default": [], **options}
+    group = parser.add_argument_group("gin", "--gin.NAME=VALUE overrides a value of the files")
+    options = {"action": "append", "metavar": "FILE", "default": [], "required": required}
     group.add_argument("--gin_file", help=f"gin file with {of_what}; repeatable", **options)
     text = "folders to search for gin files"
     add_flags(group, {"gin_search_paths": (tuple | list | str, text)})
@@ -145,7 +147,11 @@ def given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
     """Returns the values of the flags that were given and are fields of the dataclass ``cls``."""
     values = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(cls)}
     # argparse makes a list of a repeatable flag's values.
-    return {n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def check_no_task(args: argparse.Namespace, options: Any) -> None:

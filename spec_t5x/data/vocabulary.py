@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import sentencepiece
@@ -240,19 +240,26 @@ def _split(text: str, extra_ids: int) -> Iterator[str | int]:
     yield text[start:]
 
 
-def read_spiece(path: Path) -> tuple[list[str], set[str], bool]:
-    """Returns a SentencePiece model's pieces, those that are control or user-defined, and a bool.
+class Spiece(NamedTuple):
+    """Part of a SentencePiece model."""
 
-    It tells whether the model is like T5's: Unigram, spaces before words, no bytes for unknown
-    characters. Raises ``InputError`` if the file is no SentencePiece model.
-    """
+    pieces: list[str]
+    # Those that are control or user-defined.
+    symbols: set[str]
+    # True if the model is like T5's: Unigram, spaces before words, no bytes for unknown characters.
+    is_t5s: bool
+
+
+def read_spiece(path: Path) -> Spiece:
+    """Reads a SentencePiece model; raises ``InputError`` if the file is none."""
     with _reading(path):
         model = model_proto().FromString(_whole(path))
     kinds = model_proto().SentencePiece.CONTROL, model_proto().SentencePiece.USER_DEFINED
     symbols = {piece.piece for piece in model.pieces if piece.type in kinds}
     spec = model.trainer_spec
-    is_t5s = spec.model_type == spec.UNIGRAM and not spec.treat_whitespace_as_suffix
-    return [piece.piece for piece in model.pieces], symbols, is_t5s and not spec.byte_fallback
+    is_other = spec.treat_whitespace_as_suffix or spec.byte_fallback
+    is_t5s = spec.model_type == spec.UNIGRAM and not is_other
+    return Spiece([piece.piece for piece in model.pieces], symbols, is_t5s)
 
 
 def _reading(path: Path) -> contextlib.AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from spec_t5x.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One output and its counts. Those that need a draft are None if the decoder has none."""
+    """One output and its counts. Those that need a draft are None if the decoder has no draft."""
 
     input: str
     output: str
@@ -83,8 +83,12 @@ class Answers(Iterator[Answer]):
         return self
 
     def __repr__(self) -> str:
-        kept = "decoded by an index, or by one iteration" if self._kept is None else self._kept
-        return f"Answers({kept})"
+        if self._kept is not None:
+            return f"Answers({self._kept})"
+        if self._over:
+            return "Answers(iterated over and not kept)"
+        how = "being iterated over" if self._begun else "not decoded: index them, or iterate once"
+        return f"Answers({how})"
 
     def __next__(self) -> Answer:
         self._begun = True

@@ -47,7 +47,7 @@ class Report:
     # Number of inputs without an answer; once merged, the first of their errors.
     errors: int
     named: list[str]
-    # What this process has decoded: 0 tokens, and None for the ratios, if that is nothing.
+    # Counts of this process. The ratios are None if it decoded nothing.
     tokens: int
     block_efficiency: float | None
     # Share of the rows in all target calls that had not ended.

@@ -25,7 +25,7 @@ class DecodingProgress(Progress):
         """Starts the clock, with ``total`` inputs to decode; ``finished`` others have answers."""
         self._total, self._started = total, time.monotonic()
         if finished:
-            self.say(f"resuming: answers so far {finished:,}, inputs left {total:,}")
+            self.say(f"resuming: {finished:,} answered, {total:,} left")
         if self._bar:
             self.update(0, total, "compiling")
 

@@ -29,8 +29,8 @@ class Placement:
             return cls()
         if len(devices) % model_parallel:
             raise InputError(
-                f"model_parallel is {model_parallel} and the number of devices {len(devices)}: "
-                "give a divisor of it"
+                f"model_parallel is {model_parallel} and does not divide the number of devices, "
+                f"{len(devices)}: give a divisor"
             )
         mesh = partitioning.make_mesh(model=model_parallel, devices=devices)
         if batch_size % mesh.shape["data"]:

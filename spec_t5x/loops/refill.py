@@ -44,26 +44,21 @@ class Move:
     to: Int[Array, ""]
     num_sources: int = flax.struct.field(pytree_node=False)
 
-    def whole(self, kept: Array, new: Array) -> Array:
+    def copied(self, kept: PyTree, new: PyTree) -> PyTree:
         """Returns ``kept`` after the copy, with zeros where the rows of ``new`` are shorter.
 
         The zeros replace numbers that may not be finite: weight 0 times infinity is not 0.
         """
-        each = new.shape[0] // self.num_sources
-        rows = lax.dynamic_slice_in_dim(new, self.source * each, each)
-        missing = np.subtract(kept.shape[1:], rows.shape[1:])
-        if np.any(missing):
-            rows = jnp.pad(rows, ((0, 0), *((0, after) for after in missing)))
-        return lax.dynamic_update_slice_in_dim(kept, rows, self.to * each, axis=0)
 
-    def of_all(self, kept: PyTree, new: PyTree) -> PyTree:
-        """Applies ``whole`` to all leaves, or a node's ``insert_rows(new, move)`` if it has one."""
+        def copy(kept: Array, new: Array) -> Array:
+            each = new.shape[0] // self.num_sources
+            rows = lax.dynamic_slice_in_dim(new, self.source * each, each)
+            missing = np.subtract(kept.shape[1:], rows.shape[1:])
+            if np.any(missing):
+                rows = jnp.pad(rows, ((0, 0), *((0, after) for after in missing)))
+            return lax.dynamic_update_slice_in_dim(kept, rows, self.to * each, axis=0)
 
-        def move(kept, new):
-            own = getattr(kept, "insert_rows", None)
-            return self.whole(kept, new) if own is None else own(new, self)
-
-        return jax.tree.map(move, kept, new, is_leaf=lambda node: hasattr(node, "insert_rows"))
+        return jax.tree.map(copy, kept, new)
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -287,7 +282,7 @@ def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     slots = carry.slots
     move = Move(source=slot, to=carry.num_ended, num_sources=slots.places.shape[0])
     return carry.replace(
-        ended=move.of_all(carry.ended, (slots.state.outputs, slots.state.stats, slots.places)),
+        ended=move.copied(carry.ended, (slots.state.outputs, slots.state.stats, slots.places)),
         num_ended=carry.num_ended + slots.is_used[slot],
     )
 
@@ -297,7 +292,7 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     group, slots, is_there = carry.group, carry.slots, carry.is_waiting
     num_sources, num_slots = group.places.shape[0], slots.places.shape[0]
     source = jnp.minimum(carry.taken, num_sources - 1)
-    state, sources, prompts, places = Move(source=source, to=slot, num_sources=num_sources).of_all(
+    state, sources, prompts, places = Move(source=source, to=slot, num_sources=num_sources).copied(
         (slots.state.replace(pace=None), slots.sources, slots.prompts, slots.places),
         (group.state, group.sources, group.prompts, group.places),
     )

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import flax.struct
 import jax
@@ -84,17 +85,15 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
     Raises:
       InputError: a value is out of its range, or both ``top_k`` and ``top_p`` are set.
     """
-    values = np.asarray(temperature)
-    is_numeric = jnp.issubdtype(values.dtype, jnp.number)
-    values = values.astype(np.float32) if is_numeric else np.float32(np.nan)
+    values = np.asarray(temperature, np.float32) if _is_real(temperature) else np.float32(np.nan)
     if values.ndim > 1 or not np.all(np.isfinite(values)) or np.any(values < 0):
         given = f"{prefix}temperature is {one_line(temperature)}"
         raise InputError(f"{given}: give a number of at least 0 (0 is argmax)")
-    if isinstance(top_k, bool | str) or top_k < 0 or int(top_k) != top_k:
+    if not _is_real(top_k) or np.ndim(top_k) or top_k < 0 or top_k % 1:
         raise InputError(
             f"{prefix}top_k is {top_k}: give a whole number of at least 0 (0 keeps all)"
         )
-    if isinstance(top_p, bool | str) or not 0 <= top_p <= 1:
+    if not _is_real(top_p) or np.ndim(top_p) or not 0 <= top_p <= 1:
         raise InputError(f"{prefix}top_p is {top_p}: give a number from 0 to 1 (0 keeps all)")
     if top_k and top_p:
         raise InputError(
@@ -108,6 +107,12 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
         top_p=None if cold or top_p in (0, 1) else jnp.float32(top_p),
         greedy=cold or top_k == 1,
     )
+
+
+def _is_real(numbers: Any) -> bool:
+    """Tells whether a number or an array has integers or floats, not booleans or complex ones."""
+    dtype = np.asarray(numbers).dtype
+    return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
 
 
 def standardize(

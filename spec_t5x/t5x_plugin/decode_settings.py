@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from t5x import decoding
 
-from spec_t5x.errors import InputError, as_input_error, one_line
+from spec_t5x.errors import InputError, as_input_error, is_number, one_line
 from spec_t5x.loops.arguments import first_hole
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.types import PAD_ID, Array, Int
@@ -146,8 +146,8 @@ def _sampling(values: Mapping[str, Any]) -> Sampling:
     filters = {}
     for name, ours in (("topk", "top_k"), ("topp", "top_p")):
         value = values[name]
-        is_number = isinstance(value, numbers.Real | jax.Array | np.ndarray) and not np.ndim(value)
-        if isinstance(value, jax.core.Tracer) or not is_number:
+        is_one = isinstance(value, numbers.Real | jax.Array | np.ndarray) and not np.ndim(value)
+        if isinstance(value, jax.core.Tracer) or not is_one:
             given = f"{name} is {one_line(repr(value))}"
             raise InputError(f"{given}: give one number, known when the program is traced")
         filters[ours] = np.asarray(value).item()
@@ -164,11 +164,11 @@ def _beam_settings(
         if values[name] != defaults[name]:
             raise InputError(f"{name} is {values[name]}, which is not supported: leave it out")
     length, alpha = values["max_decode_len"], values["alpha"]
-    is_whole = isinstance(length, numbers.Integral)
+    is_whole = is_number(length, numbers.Integral)
     if length is not None and not (is_whole and 0 < length <= max_decode_len):
         raise InputError(f"max_decode_len is {length!r}: give 1 to the targets' length")
-    is_number = isinstance(alpha, numbers.Real | jax.Array | np.ndarray) and not np.ndim(alpha)
-    if not (is_number and (isinstance(alpha, jax.core.Tracer) or 0 <= alpha < math.inf)):
+    is_one = is_number(alpha) or isinstance(alpha, jax.Array | np.ndarray) and not np.ndim(alpha)
+    if not (is_one and (isinstance(alpha, jax.core.Tracer) or 0 <= alpha < math.inf)):
         raise InputError(f"alpha is {one_line(repr(alpha))}: give a number of at least 0")
     return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)
 

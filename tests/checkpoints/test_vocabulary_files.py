@@ -527,7 +527,7 @@ def test_what_transformers_leaves_out_of_a_spiece_is_named(tmp_path, spieces, na
         ours = read_vocabulary(tmp_path, values_of(tmp_path))
         return ours.framed(ours.encode("The cat 中.")) == theirs("The cat 中.").input_ids
 
-    expected = f"{tmp_path / 'spiece.model'} has bytes or steps that transformers 5 leaves out"
+    expected = f"transformers 5 reads {tmp_path / 'spiece.model'} as a T5's"
     assert is_same() == (name == "t5")
     assert [line.startswith(expected) for line in caplog.messages] == [True] * (name != "t5")
     # As the line says.

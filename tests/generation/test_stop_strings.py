@@ -9,12 +9,11 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.generation.stop_strings import Stopped, first_stop, settled
 from spec_t5x.types import EOS_ID
-from tests.generation.cases import TEXTS
+from tests.generation.cases import GREEDY, TEXTS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 BYTES = ByteVocabulary()
-OPTIONS = GenerateOptions(gamma=3, max_decode_len=16)
 
 
 class ReplacingVocabulary(ByteVocabulary):
@@ -25,7 +24,7 @@ class ReplacingVocabulary(ByteVocabulary):
 
 
 def test_a_stop_string_in_the_prefix_ends_nothing(generator):
-    plain, given = generator.plain(), dataclasses.replace(OPTIONS, gamma=0, output_prefix="a. b")
+    plain, given = generator.plain(), dataclasses.replace(GREEDY, gamma=0, output_prefix="a. b")
     ((whole,),) = plain.generate(TEXTS[0], given)
     stopping = dataclasses.replace(given, stop=(". ",))
     ((found,),) = plain.generate(TEXTS[0], stopping)
@@ -88,7 +87,7 @@ def test_what_may_still_change_is_held_back(vocabulary):
 def test_outputs_are_those_without_it_up_to_it(generator):
     """Greedy and sampled outputs are cut, in a batch and in slots."""
     for temperature in (0.0, 1.0):
-        whole = dataclasses.replace(OPTIONS, temperature=temperature, seed=3)
+        whole = dataclasses.replace(GREEDY, temperature=temperature, seed=3)
         (expected, *others) = (answer[0] for answer in generator.generate(TEXTS, whole))
         # A stop string of two pieces.
         stop = expected.output[3:7]
@@ -113,10 +112,10 @@ def test_outputs_are_those_without_it_up_to_it(generator):
 @pytest.mark.parametrize("drafts", [True, False])
 def test_a_stream_stops_decoding(generator, drafts):
     generator = generator if drafts else generator.plain()
-    ((whole,),) = generator.generate(TEXTS[0], OPTIONS)
+    ((whole,),) = generator.generate(TEXTS[0], GREEDY)
     stop = whole.output[3:7]
-    *before, last = generator.stream(TEXTS[0], OPTIONS, stop=stop)
-    ((expected,),) = generator.generate(TEXTS[0], OPTIONS, stop=stop)
+    *before, last = generator.stream(TEXTS[0], GREEDY, stop=stop)
+    ((expected,),) = generator.generate(TEXTS[0], GREEDY, stop=stop)
     assert (last.text, last.generation.output) == (expected.output, expected.output)
     assert last.generation.output_ids == expected.output_ids
     ids = [token for event in (*before, last) for token in event.appended]
@@ -124,7 +123,7 @@ def test_a_stream_stops_decoding(generator, drafts):
     assert last.target_calls == last.generation.target_calls < whole.target_calls
     # Shown text is never withdrawn.
     assert all(last.text.startswith(event.text) for event in before)
-    ((empty,),) = generator.generate(TEXTS[0], OPTIONS, stop=whole.output[:2])
+    ((empty,),) = generator.generate(TEXTS[0], GREEDY, stop=whole.output[:2])
     assert empty.output == "" and whole.output[:2] in generator.vocabulary.decode(empty.output_ids)
 
 

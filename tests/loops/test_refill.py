@@ -293,7 +293,7 @@ OFFERED = {"groups": [[1, 2], [3, 4, 0], [5, 6, 7], [8]], "narrow": (1, 2)}
 
 @pytest.mark.parametrize("by_xla", [False, True])
 def test_numbers_that_are_not_finite_stay_in_their_input(by_xla):
-    """Later inputs in the same slot do not see them."""
+    """Later inputs in the slot do not see an input's NaN."""
     model = with_a_nan(target(), by_xla)
     is_bad = (SOURCES[0, 0] == SOURCES).any(axis=1)
     assert is_bad[0] and not is_bad.all()

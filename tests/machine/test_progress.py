@@ -88,6 +88,6 @@ def test_what_is_decoded_is_counted(stream, logged):
             bar.count(Tally(inputs=5, tokens=40, target_calls=16, advance=40.0))
     assert bar.tally == Tally(inputs=10, tokens=80, target_calls=32, advance=80.0)
     shown = stream.getvalue() + logged.text
-    assert "resuming: answers so far 7, inputs left 10" in shown
+    assert "resuming: 7 answered, 10 left" in shown
     if stream.isatty():
         assert "10/10" in shown and "block efficiency 2.50" in shown

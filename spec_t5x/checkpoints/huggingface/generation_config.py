@@ -7,12 +7,12 @@ them unchanged under ``metadata["generation"]``, so that a converted model has t
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
-from spec_t5x.errors import InputError, shown
+from spec_t5x.errors import InputError, is_number, shown
 from spec_t5x.options import GenerateOptions
 
 GENERATION_NAME = "generation_config.json"
@@ -117,13 +117,13 @@ def said(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, An
     The file is generation_config.json or, if that is absent, config.json.
     """
     path = directory / GENERATION_NAME
-    return (path, _present(read_json(path))) if path.is_file() else configured(directory, values)
+    return (path, present(read_json(path))) if path.is_file() else configured(directory, values)
 
 
 def configured(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Returns config.json's path and entries that are not null; they override a decoder part's."""
     nested = next((part for part in map(values.get, _NESTED) if isinstance(part, Mapping)), {})
-    return directory / CONFIG_NAME, _present({**nested, **_present(values)})
+    return directory / CONFIG_NAME, present({**nested, **present(values)})
 
 
 def understood(
@@ -154,15 +154,11 @@ def understood(
             f"{', '.join(tasks) or 'no tasks'}; leave --task out, or name one"
         )
     with describing(where, TASKS):
-        settings = {**settings, **_present(tasks.get(task, {}))}
+        settings = {**settings, **present(tasks.get(task, {}))}
     if settings.get("do_sample"):
         # transformers' defaults where it samples.
         settings = {"temperature": 1.0, "top_k": 50} | settings
-    left_out = {}
-    for name, neutral in (_LEFT_OUT | _SAMPLING).items():
-        if (value := settings.get(name, neutral)) != neutral and value not in ([], ""):
-            how = " (put it before each input)" if name == "prefix" else ""
-            left_out[name] = f"{name} {value!r}{how}"
+    left_out = dict(_left_out(settings))
     options = {n: _number(settings, n, _NUMBERS[n], where) for n in _NUMBERS if n in settings}
     options |= _ids(settings, where, to_ours, num_ids)
     for ours, (of_new, of_all) in _LENGTHS.items():
@@ -184,15 +180,14 @@ def understood(
     return options, LeftOut(shown(where), left_out, settings)
 
 
-def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+def present(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values that are not None; transformers writes null for settings not set."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _number(settings, name: str, kind: type, where: str, otherwise=None):
     value = settings.get(name, otherwise)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and abs(value) < 2**31) or (kind is int and not float(value).is_integer()):
+    if not (is_number(value) and abs(value) < 2**31 and (kind is not int or value % 1 == 0)):
         raise InputError(
             f"{where} has {name} {value!r}: set it to a number (of type {kind.__name__})"
         )
@@ -227,3 +222,12 @@ def _ids(settings: Mapping[str, Any], where: str, to_ours, num_ids: int) -> dict
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{where} has {name} {value!r}: set it to token ids") from error
     return found
+
+
+def _left_out(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields each setting without effect here, and a text: its name and value."""
+    for name, neutral in (_LEFT_OUT | _SAMPLING).items():
+        value = settings.get(name, neutral)
+        if value != neutral and value not in ([], ""):
+            where = " (put it before each input)" if name == "prefix" else ""
+            yield name, f"{name} {value!r}{where}"

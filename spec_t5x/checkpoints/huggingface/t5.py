@@ -62,8 +62,8 @@ _ALIASES = {
     **{"num_attention_heads": "num_heads", "head_dim": "d_kv"},
 }
 
-# Entries with which transformers keeps fewer keys and values, or refuses to run, a T5 or GPT-2.
-UNSUPPORTED = ("sliding_window", "attention_chunk_size", "per_layer_config")
+# Entries that make transformers drop keys and values of a T5 or GPT-2, or refuse to run it.
+_CACHE_ENTRIES = ("sliding_window", "attention_chunk_size", "per_layer_config")
 # Supported values of ``model_type``; only umT5 has a relative bias in every layer.
 _UMT5 = "umt5"
 _KINDS = ("t5", "mt5", _UMT5)
@@ -256,8 +256,6 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
             f"{known_families()}"
         )
     check_whole(values, path)
-    if name := next(filter(values.get, UNSUPPORTED), None):
-        raise InputError(f"{path} has {name} {values[name]!r}: give a model without it")
     ids = special_ids(values, directory)
     read_config(values, path)
     return ids
@@ -309,7 +307,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 def read_config(values: dict[str, Any], path: Path) -> T5Config:
     """Makes the configuration of a config.json's values; ``path`` is for messages."""
-    present = without_aliases(values, _ALIASES, path)
+    present = entries(values, _ALIASES, path)
     with describing(path, "T5"):
         present.setdefault("num_decoder_layers", present["num_layers"])
         sizes = {
@@ -327,13 +325,17 @@ def read_config(values: dict[str, Any], path: Path) -> T5Config:
         )
 
 
-def without_aliases(values: dict[str, Any], aliases: dict[str, str], path: Path) -> dict[str, Any]:
-    """Returns entries that are not null, by their main names; ``InputError`` if two differ."""
-    # transformers leaves defaults out, or writes them as null.
-    present = {name: value for name, value in values.items() if value is not None}
+def entries(values: dict[str, Any], aliases: dict[str, str], path: Path) -> dict[str, Any]:
+    """Returns entries of config.json that are not null, by their main names.
+
+    Raises ``InputError`` if two names of an entry differ, or one of ``_CACHE_ENTRIES`` is set.
+    """
+    present = generation_config.present(values)
     for alias, name in aliases.items():
         if alias in present and (one := present[alias]) != present.setdefault(name, one):
             raise InputError(f"{path} has {alias} {one} and {name} {present[name]}: leave out one")
+    if name := next(filter(present.get, _CACHE_ENTRIES), None):
+        raise InputError(f"{path} has {name} {present[name]!r}: give a model without it")
     return present
 
 
@@ -381,9 +383,14 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
     """Reads the vocabulary of a checkpoint with config.json ``values``; None if no file has one."""
     ids = special_ids(values, directory)
-    start_id, ends = None if _are_t5s(ids) else ids[START], [ids[EOS], *ids[MORE_EOS]]
+    start_id = None if _are_t5s(ids) else ids[START]
     with describing(directory, "vocabulary"):
-        return vocabulary_files.read_vocabulary(directory, values, start_id, ends)
+        return vocabulary_files.read_vocabulary(directory, values, start_id, eos_ids(ids))
+
+
+def eos_ids(ids: dict[str, Any]) -> list[int]:
+    """Returns the ids of ``special_ids`` that end a text: ``EOS``'s, then ``MORE_EOS``'s."""
+    return [ids[EOS], *ids[MORE_EOS]]
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:

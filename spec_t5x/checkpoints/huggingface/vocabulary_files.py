@@ -166,10 +166,10 @@ class _Files:
         path, spiece = self.directory / TOKENIZER_NAME, self.directory / SPIECE_NAME
         tokenizer = self.tokenizer()
         if tokenizer is None and spiece.is_file():
-            if not read_spiece(spiece)[2]:
+            if not read_spiece(spiece).is_t5s:
                 _warn(
-                    f"{spiece} has bytes or steps that transformers 5 leaves out, so ids differ: "
-                    f"save {TOKENIZER_NAME} there with it for its ids"
+                    f"transformers 5 reads {spiece} as a T5's and gives some texts other ids: for "
+                    f"its ids, save {TOKENIZER_NAME} there with it"
                 )
             return SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
         if tokenizer is None:
@@ -189,7 +189,7 @@ class _Files:
         added = [each for each in tokenizer["added_tokens"] if is_sentinel(each["content"])]
         is_plain &= not any(each.get("single_word") or each["normalized"] for each in added)
         is_plain &= len(added) >= self.extra_ids
-        if is_plain and spiece.is_file() and read_spiece(spiece)[2]:
+        if is_plain and spiece.is_file() and read_spiece(spiece).is_t5s:
             vocabulary = SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
             if [vocabulary.piece(token) for token in range(vocabulary.vocab_size)] == pieces:
                 return vocabulary
@@ -219,8 +219,10 @@ class _Files:
         """
         own = read_if_there(self.directory / TOKENIZER_NAME)
         listed = {*(self.settings.get("fast_tokenizer_files") or ())} - {TOKENIZER_NAME}
-        # Files that transformers chooses by its release, reads if that one is absent, or prefers.
-        others = [*listed, SPIECE_NAME] * bool(listed) + [MODEL_NAME] * bool(listed or not own)
+        # Files that transformers prefers: that of its release, or those read where it is absent.
+        others = [*listed, SPIECE_NAME] if listed else []
+        if listed or not own:
+            others.append(MODEL_NAME)
         is_theirs = any((self.directory / each).is_file() for each in others)
         if not (is_theirs or has_tokenizer(self.directory)):
             return None
@@ -260,8 +262,7 @@ class _Files:
         if self.kind == _T5:
             # Of the file's tokens, only those that the settings list are added, if they list any.
             is_part = "added_tokens_decoder" in self.settings and len(given) < len(tokens)
-            steps = [*_steps(own.get("normalizer")), *_steps(own.get("pre_tokenizer"))]
-            is_kept = {s["type"] for s in steps} <= _STEPS and not (is_part and pieces_of(own)[1])
+            is_kept = _has_steps_of_t5(own) and not (is_part and pieces_of(own)[1])
             pieces = {name for name, _ in own["model"]["vocab"]}
             special = special | {*_OF_T5.values(), *filter(is_sentinel, pieces)}
             special |= self._added_sentinels()
@@ -381,6 +382,11 @@ def _without_model(values: dict[str, Any], directory: Path) -> tokenizers.Tokeni
     """Returns a tokenizer.json's steps with one unknown piece: its own take seconds to load."""
     model = {"type": "WordLevel", "vocab": {"<unk>": UNK_ID}, "unk_token": "<unk>"}
     return tokenizer_of(values | {"added_tokens": [], "model": model}, directory)
+
+
+def _has_steps_of_t5(values: dict[str, Any]) -> bool:
+    steps = [*_steps(values.get("normalizer")), *_steps(values.get("pre_tokenizer"))]
+    return {step["type"] for step in steps} <= _STEPS
 
 
 def _steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import generation_config, vocabulary_files
-from spec_t5x.checkpoints.huggingface.t5 import UNSUPPORTED, without_aliases
+from spec_t5x.checkpoints.huggingface.t5 import entries
 from spec_t5x.checkpoints.huggingface.vocabulary_files import (
     ADDED_NAME,
     SETTINGS_NAME,
@@ -54,7 +54,7 @@ _ALIASES = {
     **{"num_attention_heads": "n_head", "max_position_embeddings": "n_positions"},
 }
 # Settings that change the network, with the only supported values, those of GPT-2.
-_FIXED = dict.fromkeys(UNSUPPORTED) | {
+_FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
@@ -209,7 +209,7 @@ def _ids(values: dict[str, Any], directory: Path) -> list[int]:
 
 
 def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
-    present = without_aliases(values, _ALIASES, path)
+    present = entries(values, _ALIASES, path)
     activation = present.get("activation_function", "gelu_new")
     if activation not in _ACTIVATIONS:
         raise InputError(

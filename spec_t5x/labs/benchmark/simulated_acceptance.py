@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, is_number
 from spec_t5x.generation import Batch, GenerateOptions
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark.comparison import Comparison, comparison_of, time_in_turn
@@ -40,8 +40,8 @@ class SimulatedVerifier(TokenVerifier):
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise InputError(f"alpha is {self.alpha}: give an acceptance rate from 0 to 1")
+        if not (is_number(self.alpha) and 0 <= self.alpha <= 1):
+            raise InputError(f"alpha is {self.alpha!r}: give an acceptance rate from 0 to 1")
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
         """Returns ``TokenVerifier``'s verdict of the arguments, with a drawn ``num_accepted``."""

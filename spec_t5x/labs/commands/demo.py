@@ -8,6 +8,7 @@ import threading
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError, as_input_error, check_unused
 from spec_t5x.names import AUTO, NO_DRAFT
+from spec_t5x.options import GenerateOptions, Models
 
 HELP = "serve a web page that shows plain and speculative decoding side by side"
 
@@ -26,7 +27,12 @@ _PAGE = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags. A flag that is left out takes its value from gin."""
     settings.add_flags(parser.add_argument_group("page"), _PAGE)
-    settings.add_arguments(parser)
+    settings.add_flags(parser.add_argument_group("models"), settings.flags_of(Models))
+    decoding = settings.flags_of(GenerateOptions)
+    kind, text = decoding["gamma"]
+    decoding["gamma"] = kind, text.replace(f"default: {AUTO}", f"default: {_GAMMA}")
+    settings.add_flags(parser.add_argument_group("decoding"), decoding)
+    settings.add_gin(parser)
 
 
 def run(args: argparse.Namespace) -> int:

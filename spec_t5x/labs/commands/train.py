@@ -30,8 +30,10 @@ class Training:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Adds the command's flags, those of gin files."""
-        named = f", such as gin_configs/runs/{self.file}, whose header has a command"
-        settings.add_gin(parser, f"settings{named if self.file else ''}", required=True)
+        of_what = "settings"
+        if self.file is not None:
+            of_what += f", such as gin_configs/runs/{self.file}, whose header has a command"
+        settings.add_gin(parser, of_what, required=True)
 
     def run(self, args: argparse.Namespace) -> int:
         """Trains as gin files and flags configure; returns 0, or ``OUT_OF_TIME`` if unfinished."""

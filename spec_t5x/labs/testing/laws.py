@@ -234,9 +234,9 @@ def _check_rows(whose: str, several: Shapes, one: Shapes, batch: int) -> None:
 def _moved(move: Move, kept: PyTree, waiting: PyTree, whose: str) -> PyTree:
     """Returns ``kept`` after a move; raises ``InputError`` if its parts do not fit together."""
     what = f"no row can be taken from {whose} of another max_length"
-    remedy = "let arrays alone depend on it, or give insert_rows"
+    remedy = "let arrays alone depend on it"
     with as_input_error(what, remedy, TypeError, ValueError):
-        return move.of_all(kept, waiting)
+        return move.copied(kept, waiting)
 
 
 def check_target(target: Target, inputs: PyTree, *, atol: float = 1e-3) -> None:
@@ -388,7 +388,7 @@ class _TargetCheck:
         tokens = np.array(self.tokens[:, half:])
         tokens[last] = self.tokens[0, : FED - half]
         logits, _ = self.score(cache, tokens)
-        what = "a row that took another's place gets other logits: see the cache's insert_rows"
+        what = "a row that took another's place gets other logits: keep its state in that row"
         self.compare(logits[:last], expected[:last, half:], what)
         self.compare(logits[last], expected[0, : FED - half], what)
 

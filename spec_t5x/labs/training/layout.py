@@ -130,14 +130,14 @@ def count_replicas(data_parallel: int | None, model_parallel: int) -> int:
     if data_parallel is None:
         if devices % model_parallel:
             raise InputError(
-                f"model_parallel is {model_parallel} and the number of devices {devices}: "
-                "give a divisor of it, or data_parallel too"
+                f"model_parallel is {model_parallel} and does not divide the number of devices, "
+                f"{devices}: give a divisor, or data_parallel too"
             )
         return devices // model_parallel
     wanted = data_parallel * model_parallel
     if wanted > devices:
         raise InputError(
-            f"data_parallel {data_parallel} times model_parallel {model_parallel} are "
-            f"{wanted} devices and there are {devices}: lower one of them"
+            f"data_parallel {data_parallel} times model_parallel {model_parallel} is {wanted} and "
+            f"the number of devices {devices}: lower one of them"
         )
     return data_parallel

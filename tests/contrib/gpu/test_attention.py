@@ -63,9 +63,12 @@ def test_attention_to_text(width, num, in_tiles):
 @pytest.mark.parametrize("length", [7, 64, 130, 520, 2500])
 def test_attention_to_sources(length, rounded, in_tiles, monkeypatch):
     sides = []
-    monkeypatch.setattr(
-        attention, "dot", lambda a, b, axis: sides.extend(a.shape + b.shape) or dot(a, b, axis)
-    )
+
+    def noted(a, b, axis):
+        sides.extend(a.shape + b.shape)
+        return dot(a, b, axis)
+
+    monkeypatch.setattr(attention, "dot", noted)
     inputs, repeats, heads, width, num = 2, 3, 2, 16, 5
     dtype = "bfloat16" if in_tiles else "float32"
     queries = drawn(0, inputs * repeats, num, heads * width, dtype=dtype)

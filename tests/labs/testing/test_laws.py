@@ -291,14 +291,6 @@ class SumCache:
 
 
 @flax.struct.dataclass
-class StayingCache(SumCache):
-    """A cache whose rows cannot be replaced."""
-
-    def insert_rows(self, new, move):
-        return self
-
-
-@flax.struct.dataclass
 class SizedCache(SumCache):
     """A cache that has another tree structure for another size."""
 
@@ -319,8 +311,8 @@ class SumTarget:
         lengths, widths = jnp.zeros(batch, jnp.int32), jnp.full(batch, inputs.shape[1])
         if self.kind == "one length for all rows":
             lengths = jnp.zeros(1, jnp.int32)
-        if self.kind == "keeps a row in its place":
-            return StayingCache(sums=sums, lengths=lengths, widths=widths)
+        if self.kind == "remembers a row's place":
+            widths = jnp.arange(batch)
         if self.kind == "counts its rows":
             return sums, *[lengths] * batch
         if self.kind == "has a size":
@@ -347,6 +339,8 @@ class SumTarget:
             logits += cache.widths[:, None, None]
         if self.kind == "tells rows by their place":
             logits += jnp.arange(batch)[:, None, None]
+        if self.kind == "remembers a row's place":
+            logits += (cache.widths - jnp.arange(batch))[:, None, None]
         return logits, logits[..., :2], cache.replace(sums=sums, lengths=cache.lengths + new)
 
     def rollback(self, cache, lengths):
@@ -379,7 +373,7 @@ def test_targets_that_are_right_pass(model):
         ("rolls back nothing", "SumTarget: rollback changes nothing"),
         ("looks ahead", "a block of tokens gets other logits"),
         ("tells rows by their place", "a row's logits change with its place"),
-        ("keeps a row in its place", "a row that took another's place gets other logits"),
+        ("remembers a row's place", "a row that took another's place gets other logits"),
         ("forgets prompts", "after prompts in prefill the logits are not those of score"),
         ("has a size", "no row can be taken from a cache of another max_length"),
     ],

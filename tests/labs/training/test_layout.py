@@ -48,8 +48,8 @@ def test_parameters_and_averages_are_sharded_by_the_logical_axes(found):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((None, 2), "model_parallel is 2 and the number of devices 1: give a divisor"),
-        ((2, 3), "data_parallel 2 times model_parallel 3 are 6 devices and there are 1: lower"),
+        ((None, 2), "model_parallel is 2 and does not divide the number of devices, 1: give"),
+        ((2, 3), "data_parallel 2 times model_parallel 3 is 6 and the number of devices 1"),
     ],
 )
 def test_too_few_devices(sizes, message):
