@@ -194,8 +194,8 @@ def leaderboard(several: Sequence[Mapping[str, Any]]) -> str:
     table = results.table(columns, sorted(best.items(), key=lambda line: line[0]))
     note = (
         "Targets named `random:…` have random weights, and their acceptances are simulated. "
-        "Unreliable speed-ups are marked: *noise* if above what the number of calls allows, "
-        "*others N%* if other programs used N % of the processors."
+        "Unreliable speed-ups are marked: *noise* is above what the calls allow, *others N%* was "
+        "measured while other programs used N % of the processors."
     )
     return f"{table}\n\n{note}"
 

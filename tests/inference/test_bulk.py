@@ -401,7 +401,7 @@ def test_overwriting_that_is_killed_leaves_no_answers_without_their_manifest(run
     ("options", "message"),
     [
         ({"output_dir": None}, "give --output_dir DIR"),
-        ({"model_parallel": 3}, "model_parallel is 3 and there are"),
+        ({"model_parallel": 3}, "model_parallel is 3 and does not divide"),
     ],
 )
 def test_options_are_checked_before_anything_is_read(runner, options, message):

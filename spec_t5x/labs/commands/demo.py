@@ -5,10 +5,11 @@ import dataclasses
 import socket
 import threading
 
+from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError, as_input_error, check_unused
 from spec_t5x.names import AUTO, NO_DRAFT
-from spec_t5x.options import GenerateOptions, Models
+from spec_t5x.options import GenerateOptions
 
 HELP = "serve a web page that shows plain and speculative decoding side by side"
 

@@ -388,7 +388,7 @@ class _TargetCheck:
         tokens = np.array(self.tokens[:, half:])
         tokens[last] = self.tokens[0, : FED - half]
         logits, _ = self.score(cache, tokens)
-        what = "a row that took another's place gets other logits: keep its state in that row"
+        what = "a row that took another's place gets other logits: its state has max_length in it"
         self.compare(logits[:last], expected[:last, half:], what)
         self.compare(logits[last], expected[0, : FED - half], what)
 

@@ -311,8 +311,8 @@ class SumTarget:
         lengths, widths = jnp.zeros(batch, jnp.int32), jnp.full(batch, inputs.shape[1])
         if self.kind == "one length for all rows":
             lengths = jnp.zeros(1, jnp.int32)
-        if self.kind == "remembers a row's place":
-            widths = jnp.arange(batch)
+        if self.kind == "remembers its size":
+            widths = jnp.full(batch, max_length)
         if self.kind == "counts its rows":
             return sums, *[lengths] * batch
         if self.kind == "has a size":
@@ -339,8 +339,8 @@ class SumTarget:
             logits += cache.widths[:, None, None]
         if self.kind == "tells rows by their place":
             logits += jnp.arange(batch)[:, None, None]
-        if self.kind == "remembers a row's place":
-            logits += (cache.widths - jnp.arange(batch))[:, None, None]
+        if self.kind == "remembers its size":
+            logits += (cache.widths - cache.sums.shape[1])[:, None, None]
         return logits, logits[..., :2], cache.replace(sums=sums, lengths=cache.lengths + new)
 
     def rollback(self, cache, lengths):
@@ -373,7 +373,7 @@ def test_targets_that_are_right_pass(model):
         ("rolls back nothing", "SumTarget: rollback changes nothing"),
         ("looks ahead", "a block of tokens gets other logits"),
         ("tells rows by their place", "a row's logits change with its place"),
-        ("remembers a row's place", "a row that took another's place gets other logits"),
+        ("remembers its size", "a row that took another's place gets other logits"),
         ("forgets prompts", "after prompts in prefill the logits are not those of score"),
         ("has a size", "no row can be taken from a cache of another max_length"),
     ],
