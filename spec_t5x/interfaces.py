@@ -213,8 +213,7 @@ class Target(Protocol):
         missing: the caller rolls back to each row's length. Without prompts the cache is empty.
 
         Every leaf of the cache has a leading batch axis, or the cache has a method
-        ``repeat_rows(times)`` that returns a cache with each row repeated. When another input
-        takes over a row, all of the row is replaced.
+        ``repeat_rows(times)`` that returns a cache with each row repeated.
         """
 
     def score(

@@ -25,8 +25,6 @@ from spec_t5x.names import ours
 # Parent of the loggers of all modules.
 log = logging.getLogger("spec_t5x")
 
-# Exit status after Ctrl-C, as of a shell's commands.
-INTERRUPTED = 130
 # Errors about a path that the system does not look up or open.
 _OF_A_PATH = {EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM, EROFS}
 # Verbs before the name of an option in an error's remedy.
@@ -53,11 +51,8 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``arguments`` (None: the command line's); returns the exit status, 2 for an error."""
     given = sys.argv[1:] if arguments is None else arguments
-    try:
-        status = standard_streams.guarded(functools.partial(_main, given))
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-    if status == INTERRUPTED and arguments is None:
+    status = standard_streams.guarded(functools.partial(_main, given))
+    if status == standard_streams.INTERRUPTED and arguments is None:
         # Threads of TensorFlow that are still reading crash at the interpreter's usual end.
         os._exit(status)
     return status

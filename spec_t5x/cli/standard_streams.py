@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+# Exit status after Ctrl-C, as of a shell's commands.
+INTERRUPTED = 130
 # Error handler of each stream. Input bytes that are not UTF-8 become surrogates, which are
 # reported as their input's error; a surrogate in the output is written as an escape.
 _ERRORS = {"stdin": "surrogateescape", "stdout": "backslashreplace", "stderr": "backslashreplace"}
@@ -31,7 +33,7 @@ def complain(message: str) -> None:
 
 
 def guarded(run: Callable[[], int]) -> int:
-    """Runs a command and returns its exit status, or 2 if its output cannot be written.
+    """Runs a command; returns its exit status: 130 after Ctrl-C, 2 if its output is not written.
 
     A reader that closes the pipe early, as ``head`` does, is not an error.
     """
@@ -44,6 +46,8 @@ def guarded(run: Callable[[], int]) -> int:
         with contextlib.redirect_stdout(_Output(sys.stdout)):
             try:
                 status = run()
+            except KeyboardInterrupt:
+                status = INTERRUPTED
             finally:
                 # Unwritten output would fail at the interpreter's end, outside of any handler.
                 sys.stdout.flush()

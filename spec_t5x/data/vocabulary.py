@@ -241,12 +241,11 @@ def _split(text: str, extra_ids: int) -> Iterator[str | int]:
 
 
 class Spiece(NamedTuple):
-    """Part of a SentencePiece model."""
+    """Pieces of a SentencePiece model, its control and user-defined symbols, and its kind."""
 
     pieces: list[str]
-    # Those that are control or user-defined.
     symbols: set[str]
-    # True if the model is like T5's: Unigram, spaces before words, no bytes for unknown characters.
+    # True if it is like T5's: Unigram, spaces before words, no bytes for unknown characters.
     is_t5s: bool
 
 

@@ -1,5 +1,6 @@
 """Answers to inputs: outputs with their scores and counts, or an error."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
 
@@ -83,34 +84,37 @@ class Answers(Iterator[Answer]):
         return self
 
     def __repr__(self) -> str:
-        if self._kept is not None:
-            return f"Answers({self._kept})"
-        if self._over:
-            return "Answers(iterated over and not kept)"
-        how = "being iterated over" if self._begun else "not decoded: index them, or iterate once"
-        return f"Answers({how})"
+        kept = "not kept: index them, or iterate once" if self._kept is None else self._kept
+        return f"Answers({kept})"
 
     def __next__(self) -> Answer:
         self._begun = True
-        if self._error is not None:
-            raise self._error
-        try:
-            return next(self._coming)
-        except StopIteration:
-            self._over = True
-            raise
-        except BaseException as error:
-            stopped = InputError("decoding was interrupted: call generate again")
-            self._error = error if isinstance(error, Exception) else stopped
-            raise
+        with self._kept_error():
+            for answer in self._coming:
+                return answer
+        self._over = True
+        raise StopIteration
 
     def __getitem__(self, index):
         if self._kept is None:
             if self._begun and self._error is None:
                 raise _not_kept(f"answer {index!r} is indexed while iterating, which keeps none")
-            self._kept = list(self)
+            with self._kept_error():
+                self._kept = list(self._coming)
             self._coming = iter(self._kept)
         return self._kept[index]
+
+    @contextlib.contextmanager
+    def _kept_error(self) -> Iterator[None]:
+        """Raises the error that stopped the decoding before, or keeps one for later accesses."""
+        if self._error is not None:
+            raise self._error
+        try:
+            yield
+        except BaseException as error:
+            stopped = InputError("decoding was interrupted: call generate again")
+            self._error = error if isinstance(error, Exception) else stopped
+            raise
 
 
 def _not_kept(reason: str) -> InputError:

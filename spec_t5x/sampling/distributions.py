@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Shaped
 
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, is_number, one_line
 from spec_t5x.machine.operations import by_kernel
 from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.sampling.rules import Places
@@ -109,10 +109,13 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
     )
 
 
-def _is_real(numbers: Any) -> bool:
-    """Tells whether a number or an array has integers or floats, not booleans or complex ones."""
-    dtype = np.asarray(numbers).dtype
-    return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
+def _is_real(value: Any) -> bool:
+    """Tells whether a number, list or array has real numbers alone; True and False are none."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_real, value))
+    if hasattr(value, "dtype"):
+        return any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating))
+    return is_number(value)
 
 
 def standardize(

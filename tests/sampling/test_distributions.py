@@ -306,6 +306,7 @@ def test_overlap_is_one_minus_total_variation_and_the_residuals_missing_mass(see
         ((True,), "temperature is True: give a number"),
         (("0.5",), "temperature is 0.5: give a number"),
         (([True, False],), "temperature is [True, False]"),
+        (([1.0, True],), "temperature is [1.0, True]"),
         ((1 + 2j,), "temperature is (1+2j): give a number"),
         ((1.0, True), "top_k is True: give a whole number"),
         ((1.0, "5"), "top_k is 5: give a whole number"),

@@ -384,13 +384,9 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | Non
     """Reads the vocabulary of a checkpoint with config.json ``values``; None if no file has one."""
     ids = special_ids(values, directory)
     start_id = None if _are_t5s(ids) else ids[START]
+    ends = [ids[EOS], *ids[MORE_EOS]]
     with describing(directory, "vocabulary"):
-        return vocabulary_files.read_vocabulary(directory, values, start_id, eos_ids(ids))
-
-
-def eos_ids(ids: dict[str, Any]) -> list[int]:
-    """Returns the ids of ``special_ids`` that end a text: ``EOS``'s, then ``MORE_EOS``'s."""
-    return [ids[EOS], *ids[MORE_EOS]]
+        return vocabulary_files.read_vocabulary(directory, values, start_id, ends)
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:

@@ -168,8 +168,8 @@ class _Files:
         if tokenizer is None and spiece.is_file():
             if not read_spiece(spiece).is_t5s:
                 _warn(
-                    f"transformers 5 reads {spiece} as a T5's and gives some texts other ids: for "
-                    f"its ids, save {TOKENIZER_NAME} there with it"
+                    f"transformers 5 reads {spiece} without its bytes, merges or spaces after "
+                    f"words, so some texts get other ids: for these, save {TOKENIZER_NAME} with it"
                 )
             return SentencePieceVocabulary(spiece, self.extra_ids, reads_sentinels=True)
         if tokenizer is None:

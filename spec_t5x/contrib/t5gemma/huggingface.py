@@ -113,7 +113,7 @@ def open_model(directory: Path, values: dict[str, Any], has_weights: bool = True
             directory,
             {"tokenizer_class": "GemmaTokenizer"} | values | {"vocab_size": num_ids},
             ids[t5.START],
-            t5.eos_ids(ids),
+            [ids[t5.EOS], *ids[t5.MORE_EOS]],
         ),
         directory=directory,
         metadata={"model_type": values["model_type"], t5.PAD: ids[t5.PAD]},
@@ -131,7 +131,7 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
                 f"{path} has {name} {encoder.get(name)!r} in its encoder and {decoder.get(name)!r} "
                 "in its decoder: give a model with the same value in both"
             )
-    if (name := decoder.get("hidden_activation")) not in _ACTIVATIONS:
+    if (name := decoder.get("hidden_activation")) not in tuple(_ACTIVATIONS):
         raise InputError(
             f"{path} has hidden_activation {name!r}: supported are {', '.join(_ACTIVATIONS)}"
         )

@@ -319,7 +319,7 @@ def draft_and_verifier(pair: str) -> tuple[str, str]:
     """
     draft, _, verifier = str(pair).rpartition("/")
     verifiers = *registry.names("verifier"), OWN_VERIFIER
-    if draft in registry.names("draft") and not Path(pair).exists():
+    if verifier and draft in registry.names("draft") and not Path(pair).exists():
         check_choice(f"the verifier of {draft}", verifier, verifiers)
     is_pair = draft and verifier in verifiers
     return (draft, verifier) if is_pair else (str(pair), OWN_VERIFIER)

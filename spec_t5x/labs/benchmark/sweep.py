@@ -154,6 +154,11 @@ def _check(
         )
     if is_random and models.draft is None and has_own:
         raise InputError(f"target {models.target} has no draft: give random:SIZE or {COPY}")
+    if is_random:
+        check_unused(models, "the target has random weights", "task", "vocabulary")
+        if COPY in drafts or (has_own and models.draft == COPY):
+            of_models = "draft_weights", "draft_temperature", "draft_top_k", "draft_top_p"
+            check_unused(models, f"draft {COPY!r} has no model", *of_models)
 
 
 def _load(

@@ -313,6 +313,14 @@ def test_random_drafts_fit_the_target_before_anything_is_measured(
         ("--alpha 0.5 --gamma auto", "give numbers to simulate acceptances"),
         ("--alpha 0.5 --temperature -1", "temperature is -1"),
         ("--target random:t5_1_1_xl", "reads no text: give an alpha"),
+        (
+            "--target random:t5_1_1_xl --draft copy --alpha 0.5 --task foo",
+            "task is 'foo' and the target has random weights",
+        ),
+        (
+            "--target random:t5_1_1_xl --draft copy --alpha 0.5 --draft_weights int8",
+            "draft_weights is 'int8' and draft 'copy' has no model",
+        ),
         ("--target random:t5_9 --draft random:t5_9 --alpha 0.5", "size is 't5_9'"),
         ("--target random:t5_1_1_xl --draft random:byt5_small --alpha 0.5", "has 384 tokens"),
         (
