@@ -70,6 +70,16 @@ def test_output_that_is_lost_is_an_error_of_one_line(command, name, fault, monke
     assert message is None or message in said[0]
 
 
+def test_an_interruption_without_a_reader_keeps_its_status(monkeypatch):
+    def interrupted():
+        print("not written yet")
+        raise KeyboardInterrupt
+
+    with _gone() as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert standard_streams.guarded(interrupted) == standard_streams.INTERRUPTED
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_output_is_utf8_in_every_locale(command, name, monkeypatch):
     written = []
