@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from spec_t5x.checkpoints.convert import convert
-from spec_t5x.checkpoints.huggingface.t5 import config_values
+from spec_t5x.checkpoints.huggingface.t5 import EOS, PAD, START, config_values
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
@@ -116,8 +116,9 @@ def write_random_weights(directory: Path, name: str, *, seed: int) -> None:
     except ImportError as error:
         raise InputError(f"{error}: install transformers and torch for --size") from error
     torch.manual_seed(seed)
-    config = transformers.T5Config(**config_values(size(name), "float32", "t5"))
-    model = transformers.T5ForConditionalGeneration(config)
+    values = config_values(size(name), "float32", "t5")
+    values |= {START: PAD_ID, EOS: EOS_ID, PAD: PAD_ID}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**values))
     with torch.no_grad():
         model.get_output_embeddings().weight[[PAD_ID, EOS_ID]] = 0
     model.save_pretrained(directory)
