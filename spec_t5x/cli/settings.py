@@ -123,10 +123,10 @@ def add_gin(
     add_flags(group, {"gin_search_paths": (tuple | list | str, text)})
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``Models`` and ``GenerateOptions``, and ``--gin_file``."""
+def add_arguments(parser: argparse.ArgumentParser, **other: tuple[Any, str]) -> None:
+    """Adds the flags of ``Models``, of ``GenerateOptions`` with ``other`` texts, and of gin."""
     add_flags(parser.add_argument_group("models"), flags_of(Models))
-    add_flags(parser.add_argument_group("decoding"), flags_of(GenerateOptions))
+    add_flags(parser.add_argument_group("decoding"), flags_of(GenerateOptions) | other)
     add_gin(parser)
 
 

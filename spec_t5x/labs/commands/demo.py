@@ -5,7 +5,6 @@ import dataclasses
 import socket
 import threading
 
-from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError, as_input_error, check_unused
 from spec_t5x.names import AUTO, NO_DRAFT
@@ -28,12 +27,9 @@ _PAGE = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags. A flag that is left out takes its value from gin."""
     settings.add_flags(parser.add_argument_group("page"), _PAGE)
-    settings.add_flags(parser.add_argument_group("models"), settings.flags_of(Models))
-    decoding = settings.flags_of(GenerateOptions)
-    kind, text = decoding["gamma"]
-    decoding["gamma"] = kind, text.replace(f"default: {AUTO}", f"default: {_GAMMA}")
-    settings.add_flags(parser.add_argument_group("decoding"), decoding)
-    settings.add_gin(parser)
+    kind, text = settings.flags_of(GenerateOptions, "gamma")["gamma"]
+    gamma = kind, text.replace(f"default: {AUTO}", f"default: {_GAMMA}")
+    settings.add_arguments(parser, gamma=gamma)
 
 
 def run(args: argparse.Namespace) -> int:
