@@ -280,7 +280,11 @@ def test_table_2_and_figure_5_are_measured(monkeypatch, libtpu):
     )
     assert row["same_text"] == "yes"
     assert result["tokens"] == row["plain_tokens"] + row["speculative_tokens"] > 8
-    assert None not in measured.values[0]
+    empty = [
+        c.key for c, value in zip(measured.columns, *measured.values, strict=True) if value is None
+    ]
+    # On a busy machine the prefills alone may take longer than the whole.
+    assert empty == ["loop_speed_up"] * (row["loop_speed_up"] is None)
     # Shapes and gamma of Table 2: nothing is compiled again.
     monkeypatch.setattr(decodes, "_MAX_DECODE_LEN", 8)
     monkeypatch.setattr(decodes, "_GAMMAS_5", (7,))
