@@ -14,7 +14,7 @@ from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.huggingface import weight_files
 from spec_t5x.checkpoints.huggingface.t5 import (
     EOS,
-    MORE_EOS,
+    EOS_IDS,
     PAD,
     START,
     read_config,
@@ -235,12 +235,12 @@ def test_special_ids_are_those_of_transformers(directory, kind, configured, gene
     found = special_ids(values, directory)
     if not configured and generation is None:
         # Which transformers generates nothing from.
-        assert found == {START: 0, EOS: 1, MORE_EOS: [], PAD: 0}
+        assert found == {START: 0, EOS: 1, EOS_IDS: [1], PAD: 0}
         return
     model._prepare_special_tokens(settings, device="cpu")
     assert found[START] == settings._decoder_start_token_tensor.item()
     ends = settings._eos_token_tensor.tolist()
-    assert {found[EOS], *found[MORE_EOS]} == set(ends)
+    assert found[EOS] == found[EOS_IDS][0] and {*found[EOS_IDS]} == {*ends}
     # It pads outputs there, and here what comes after the end is cut off.
     are_t5s = found[START] == 0 and 1 in ends
     assert found[PAD] == settings._pad_token_tensor.item() or are_t5s
