@@ -319,7 +319,7 @@ def read_config(values: dict[str, Any], path: Path) -> T5Config:
         is_scaled = values.get("scale_decoder_outputs", is_scaled)
         return T5Config(
             **sizes,
-            mlp_activations=_activations(present, path),
+            mlp_activations=_activations(values, path),
             logits_via_embedding=values["model_type"] != "mt5" and bool(is_scaled),
             relpos_per_layer=values["model_type"] == _UMT5,
         )
@@ -342,7 +342,7 @@ def entries(values: dict[str, Any], aliases: dict[str, str], path: Path) -> dict
 def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
     """Returns our activation, with "linear" if gated; ``dense_act_fn`` precedes the projection."""
     usual = "relu" if values["model_type"] == "t5" else _GATED_GELU
-    projection = values.get("feed_forward_proj", usual)
+    projection = str(values.get("feed_forward_proj", usual))
     gate, _, name = projection.rpartition("-")
     if gate not in ("", _GATED):
         raise InputError(
