@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yields the times of each program, as JSON values; ``--profile`` adds their kernels at the end.
+    """Yields the times of each program, as JSON values; ``--profile`` adds kernels at the end.
 
     ``contrib/gpu`` is left out where it suits neither model: its program would be XLA's.
 
