@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks import command, random_pair
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_at_least, check_numbers
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.random_models import random_sources
@@ -173,9 +173,11 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields the figures of each concurrency, gamma and way, as JSON values.
 
     Raises:
-      InputError: a number below 1, a gamma below 0, an unknown size, or too little memory.
+      InputError: a number below 1, a gamma or seed below 0, a seed of more than 32 bits, an unknown
+        size, or too little memory.
     """
     check_at_least(args, requests=1, source_len=1, max_decode_len=1)
+    check_numbers(0, 2**32 - 1, seed=args.seed)
     if min(*args.concurrency, args.requests) < 1 or min(args.gamma) < 0:
         raise InputError(
             f"concurrency is {args.concurrency} and gamma {args.gamma}: give at least 1 client "

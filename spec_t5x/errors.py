@@ -18,7 +18,6 @@ from typing import Any
 # Number of the process that called this first, also in its forks.
 _first_process = functools.cache(os.getpid)
 
-
 # Names of models, and commands that download them, by their directories in the Hub's cache.
 HUB_MODELS: dict[str, tuple[str, str]] = {}
 

@@ -188,7 +188,6 @@ class GenerateOptions:
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         biased = [ids for ids, _ in self.sequence_bias or ()]
         errors.check_rules(penalty, bad_words_ids=self.bad_words_ids or (), sequence_bias=biased)
-        errors.check_numbers(0, 2**32 - 1, seed=self.seed)
         # Called because they check their arguments.
         self.sampling()
         self.make_verifier()
@@ -307,6 +306,8 @@ def check_types(options: Any) -> None:
         if is_boolean or not isinstance(value, kind):
             wanted = getattr(field.type, "__name__", field.type)
             raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
+        if field.name == "seed":  # JAX draws with its low 32 bits.
+            errors.check_numbers(0, 2**32 - 1, seed=value)
         # JAX converts no larger ones to 32 bits. Infinity has its option's own message.
         most = 3e38 if field.type in (float, float | None) else 2**63 - 1
         if isinstance(value, int | float) and most < abs(value) < math.inf:

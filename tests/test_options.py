@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import pickle
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from spec_t5x import names
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.generation import GenerateOptions
+from spec_t5x.labs.benchmark.options import AcceptanceOptions
+from spec_t5x.labs.reproduction.contents import ReproduceOptions
+from spec_t5x.labs.training.interfaces import TrainOptions
 from spec_t5x.options import _NUMBERS
 from tests.checkpoints.faults import message_of
 from tests.generation.cases import GREEDY, options
@@ -52,8 +56,6 @@ from tests.generation.cases import GREEDY, options
         ),
         ({"num_decodes": 2**31}, "num_decodes is 2147483648: give at least 1, at most 1073741824"),
         ({"batch_size": 2**40}, "batch_size is 1099511627776: give at least 1, at most 1073741824"),
-        # JAX would take it for seed 0.
-        ({"seed": 2**32}, "seed is 4294967296: give at least 0, at most 4294967295"),
         (
             {"top_k": 2**63},
             "top_k is 9223372036854775808: give a number of at most 92233720",
@@ -67,6 +69,24 @@ from tests.generation.cases import GREEDY, options
 def test_options_that_cannot_be_are_refused_with_their_value(changes, expected):
     options = Models if {"weights", "kv"} & set(changes) else GenerateOptions
     assert expected in message_of(options, **changes)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**63])
+@pytest.mark.parametrize(
+    "make",
+    [
+        GenerateOptions,
+        ReproduceOptions,
+        functools.partial(TrainOptions, steps=1),
+        functools.partial(AcceptanceOptions, drafts=("copy",)),
+    ],
+    ids=["generate", "reproduce", "train", "acceptance"],
+)
+def test_seeds_have_32_bits(make, seed):
+    # JAX would take 2**32 for 0.
+    expected = f"seed is {seed}: give at least 0, at most 4294967295"
+    assert message_of(make, seed=seed) == expected
+    make(seed=2**32 - 1)
 
 
 NUMBERS = [

@@ -64,7 +64,7 @@ def make_draft(
         target lacks the encoder that it needs, or their vocabularies differ.
     """
     options, text = options or DraftOptions(), str(text)
-    kind, argument = _checked_parts(text, options, target.config.has_source)[0]
+    kind, argument = checked_parts(text, options, target.config.has_source)[0]
 
     def make(other: str, options: DraftOptions) -> Draft:
         # The weights may be those of the draft that takes the other one.
@@ -75,10 +75,10 @@ def make_draft(
     return kind.make(request, _given(kind, argument, target.directory))
 
 
-def _checked_parts(
+def checked_parts(
     text: str, options: DraftOptions, has_source: bool
 ) -> list[tuple[DraftKind, str]]:
-    """Lists a draft's ``_parts``; raises ``InputError`` for options or a target it cannot have."""
+    """Lists kind and argument of a draft and those it names; refuses unfit options and targets."""
     parts = list(_parts(text))
     if not has_source and any(kind.needs_encoder for kind, _ in parts):
         raise InputError(
@@ -123,7 +123,7 @@ def find_models(
     """
     directory, has_source, parts = loading.find(target), loading.has_source(target), []
     for draft in (str(each) for each in drafts if each is not None):
-        for kind, argument in _checked_parts(draft, options or DraftOptions(), has_source):
+        for kind, argument in checked_parts(draft, options or DraftOptions(), has_source):
             parts.append((kind, _given(kind, argument, directory)))
     models = [argument for kind, argument in parts if kind.has_checkpoint]
     for name in models:

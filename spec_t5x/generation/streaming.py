@@ -74,7 +74,8 @@ def _events(engine: Engine, steps, prefill: float) -> Iterator[StreamEvent]:
             try:
                 steps.send(True)
             except StopIteration as end:
-                (generation,) = end.value
+                answer = end.value
+            (generation,) = answer
         text = settled(decode(ids), stop)
         if vocabulary.cleans_up:
             # Later tokens may remove the space before the last word.

@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 
 from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.options import check_types
 from spec_t5x.types import Array, Float, Int, Integer
 
 
@@ -24,9 +25,10 @@ class Bootstrap:
     seed: int = 0
 
     def __post_init__(self):
+        check_types(self)
         if not 0 < self.confidence < 1:
             raise InputError(f"confidence is {self.confidence}: give a number between 0 and 1")
-        check_at_least(self, resamples=1, seed=0)
+        check_at_least(self, resamples=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

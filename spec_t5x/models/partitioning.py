@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from spec_t5x.errors import InputError, as_input_error
+from spec_t5x.errors import InputError
 from spec_t5x.machine import compilation_cache
 from spec_t5x.models.binding import abstract_variables
 from spec_t5x.models.logical_axes import partition_spec
@@ -53,18 +53,18 @@ def make_mesh(
     devices = jax.devices() if devices is None else list(devices)
     if model < 1 or (data is not None and data < 1):
         raise InputError(f"a mesh of {data} by {model} devices: give at least 1 for each axis")
-    if data is None:
-        data = max(1, len(devices) // model)
+    data = max(1, len(devices) // model) if data is None else data
     if data * model != len(devices):
         raise InputError(
             f"a mesh of {data} by {model} needs {data * model} devices and there are "
             f"{len(devices)}: choose axes whose product is {len(devices)}"
         )
-    what = f"a mesh of {data} by {model} does not fit the places of the {len(devices)} chips"
-    remedy = "choose axes that divide each of their rows"
-    with as_input_error(what, remedy, AssertionError, NotImplementedError):
+    try:
         # ``jax.make_mesh`` splits an axis of chips, as 4 x 4 into 8 x 2, on some TPUs alone.
         placed = create_device_mesh((data, model), devices, allow_split_physical_axes=True)
+    except (AssertionError, NotImplementedError) as error:
+        what = f"a mesh of {data} by {model} does not fit the places of the {len(devices)} chips"
+        raise InputError(f"{what}: choose axes that divide each of their rows") from error
     return Mesh(placed, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 

@@ -84,6 +84,7 @@ def test_too_little_memory_is_a_line_below_the_rows_so_far(tiny_sizes, monkeypat
     [
         (["--concurrency", "0"], "concurrency is [0] and gamma [0, 4]: give at least 1 client"),
         (["--requests", "0"], "requests is 0: give at least 1"),
+        (["--seed", "-1"], "seed is -1: give at least 0, at most 4294967295"),
         (["--target", "random:t5_1_1_huge"], "t5_1_1_huge"),
     ],
 )

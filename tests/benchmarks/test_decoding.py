@@ -51,6 +51,27 @@ def test_a_profile_that_fails_loses_no_times(failing, monkeypatch, capsys):
     assert "batch 1, gamma 0 by XLA ran, and their kernels were not recorded (no CUPTI)" in error
 
 
+def test_programs_are_profiled_after_all_were_timed(failing, monkeypatch):
+    done, run = [], decoding._Call._run
+
+    def recorded(call, program):
+        done.append("profile")
+        if call.batch == 2:
+            raise RuntimeError("no CUPTI")
+        return [{"name": "a kernel"}]
+
+    def timed(call, *arguments):
+        done.append("time")
+        return run(call, *arguments)
+
+    monkeypatch.setattr(decoding._Call, "kernels", recorded)
+    monkeypatch.setattr(decoding._Call, "_run", timed)
+    rows = failing("--batch", "1", "2", "--repeats", "1", "--profile")
+    # Two rounds of each batch, a decoding and a prefill each.
+    assert done == ["time"] * 8 + ["profile"] * 2
+    assert [row.get("kernels") for row in rows] == [[{"name": "a kernel"}], None]
+
+
 @pytest.mark.parametrize("from_round", [0, 1])
 def test_programs_without_memory_are_named_after_the_other_rows(
     from_round, failing, monkeypatch, capsys

@@ -203,6 +203,10 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
         ({"decoder_start_token_id": 160}, "has decoder_start_token_id 160"),
         ({"dense_act_fn": "gelu"}, "has the activation 'gelu' (feed_forward_proj 'relu')"),
         ({"dense_act_fn": "gelu_10"}, "has the activation 'gelu_10'"),
+        (
+            {"feed_forward_proj": None, "dense_act_fn": None},
+            "has the activation None (feed_forward_proj 'None')",
+        ),
         ({"feed_forward_proj": "glu-relu"}, "has feed_forward_proj 'glu-relu': give gated- and"),
         ({"is_encoder_decoder": False}, "encoder-only model"),
         ({"quantization_config": {}}, "is quantized"),

@@ -14,7 +14,7 @@ from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.huggingface import weight_files
 from spec_t5x.checkpoints.huggingface.t5 import (
     EOS,
-    MORE_EOS,
+    EOS_IDS,
     PAD,
     START,
     read_config,
@@ -48,8 +48,11 @@ def directory(tmp_path, spiece):
     return tmp_path
 
 
+NULL = "null"
+
+
 def write(directory, kind="t5", seed=0, layers=1, rows=ROWS, **changes):
-    """Saves a model of transformers, its config.json with these changes (None removes one)."""
+    """Saves a model of transformers with this config.json: None removes an entry, NULL nulls it."""
     torch.manual_seed(seed)
     sizes = {**SIZES, "vocab_size": rows, "num_layers": layers, "num_decoder_layers": layers}
     config = transformers.AutoConfig.for_model(kind, **sizes, **IDS)
@@ -58,7 +61,8 @@ def write(directory, kind="t5", seed=0, layers=1, rows=ROWS, **changes):
     left_out = ("tie_word_embeddings", "scale_decoder_outputs", "dense_act_fn", "is_gated_act")
     path = directory / "config.json"
     values = {n: v for n, v in json.loads(path.read_text()).items() if n not in left_out} | changes
-    path.write_text(json.dumps({n: v for n, v in values.items() if v is not None}))
+    values = {n: v for n, v in values.items() if v is not None}
+    path.write_text(json.dumps({n: None if v is NULL else v for n, v in values.items()}))
 
 
 def theirs(directory):
@@ -168,6 +172,7 @@ ACTIVATIONS = [
     ("umt5", {"feed_forward_proj": None, "dense_act_fn": "silu"}),
     ("t5", {"feed_forward_proj": "gated-gelu", "dense_act_fn": "relu"}),
     ("mt5", {"feed_forward_proj": "relu", "is_gated_act": True}),
+    ("mt5", {"feed_forward_proj": "gated-gelu", "is_gated_act": NULL}),
     ("t5", {"feed_forward_proj": "gated-gelu_new"}),
     ("t5", {"feed_forward_proj": "gated-gelu_fast"}),
     ("t5", {"feed_forward_proj": "gelu_pytorch_tanh"}),
@@ -235,12 +240,12 @@ def test_special_ids_are_those_of_transformers(directory, kind, configured, gene
     found = special_ids(values, directory)
     if not configured and generation is None:
         # Which transformers generates nothing from.
-        assert found == {START: 0, EOS: 1, MORE_EOS: [], PAD: 0}
+        assert found == {START: 0, EOS: 1, EOS_IDS: [1], PAD: 0}
         return
     model._prepare_special_tokens(settings, device="cpu")
     assert found[START] == settings._decoder_start_token_tensor.item()
     ends = settings._eos_token_tensor.tolist()
-    assert {found[EOS], *found[MORE_EOS]} == set(ends)
+    assert found[EOS] == found[EOS_IDS][0] and {*found[EOS_IDS]} == {*ends}
     # It pads outputs there, and here what comes after the end is cut off.
     are_t5s = found[START] == 0 and 1 in ends
     assert found[PAD] == settings._pad_token_tensor.item() or are_t5s

@@ -71,7 +71,7 @@ _KINDS = ("t5", "mt5", _UMT5)
 _MT5_ROWS = 250112
 
 START, EOS, PAD = "decoder_start_token_id", "eos_token_id", "pad_token_id"
-_BOS, MORE_EOS = "bos_token_id", "more_eos_ids"
+_BOS, EOS_IDS = "bos_token_id", "eos_token_ids"
 _SPECIAL_IDS = {START: PAD_ID, EOS: EOS_ID, PAD: PAD_ID}
 # The embedding of a renumbered model is padded to a multiple of this, so that devices divide it.
 _ROWS = 128
@@ -273,7 +273,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Returns the ids that start, end and pad a text, under ``START``, ``EOS`` and ``PAD``.
 
     Without the entry, ``bos_token_id`` starts or EOS pads a text. If several ids end a text, EOS
-    is the first, or T5's if the start is T5's too, and ``MORE_EOS`` lists the others.
+    is the first, or T5's if the start is T5's too, and ``EOS_IDS`` lists all, EOS first.
     """
     starts = {START, _BOS}
     path, found = generation_config.said(directory, values)
@@ -302,7 +302,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
                 f"{directory} has {name} {eos if name == EOS else tokens[0]!r} and {CONFIG_NAME} "
                 f"vocab_size {values.get('vocab_size')}: set it to a token's id"
             )
-    return {START: start, EOS: several[0], MORE_EOS: several[1:], PAD: pad}
+    return {START: start, EOS: several[0], EOS_IDS: several, PAD: pad}
 
 
 def read_config(values: dict[str, Any], path: Path) -> T5Config:
@@ -319,7 +319,7 @@ def read_config(values: dict[str, Any], path: Path) -> T5Config:
         is_scaled = values.get("scale_decoder_outputs", is_scaled)
         return T5Config(
             **sizes,
-            mlp_activations=_activations(present, path),
+            mlp_activations=_activations(values, path),
             logits_via_embedding=values["model_type"] != "mt5" and bool(is_scaled),
             relpos_per_layer=values["model_type"] == _UMT5,
         )
@@ -342,7 +342,7 @@ def entries(values: dict[str, Any], aliases: dict[str, str], path: Path) -> dict
 def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
     """Returns our activation, with "linear" if gated; ``dense_act_fn`` precedes the projection."""
     usual = "relu" if values["model_type"] == "t5" else _GATED_GELU
-    projection = values.get("feed_forward_proj", usual)
+    projection = str(values.get("feed_forward_proj", usual))
     gate, _, name = projection.rpartition("-")
     if gate not in ("", _GATED):
         raise InputError(
@@ -384,9 +384,8 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | Non
     """Reads the vocabulary of a checkpoint with config.json ``values``; None if no file has one."""
     ids = special_ids(values, directory)
     start_id = None if _are_t5s(ids) else ids[START]
-    ends = [ids[EOS], *ids[MORE_EOS]]
     with describing(directory, "vocabulary"):
-        return vocabulary_files.read_vocabulary(directory, values, start_id, ends)
+        return vocabulary_files.read_vocabulary(directory, values, start_id, ids[EOS_IDS])
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:

@@ -113,7 +113,7 @@ def open_model(directory: Path, values: dict[str, Any], has_weights: bool = True
             directory,
             {"tokenizer_class": "GemmaTokenizer"} | values | {"vocab_size": num_ids},
             ids[t5.START],
-            [ids[t5.EOS], *ids[t5.MORE_EOS]],
+            ids[t5.EOS_IDS],
         ),
         directory=directory,
         metadata={"model_type": values["model_type"], t5.PAD: ids[t5.PAD]},

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.checkpoints.make_draft import check_draft, make_draft
+from spec_t5x.checkpoints.make_draft import check_draft, checked_parts, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -156,9 +156,6 @@ def _check(
         raise InputError(f"target {models.target} has no draft: give random:SIZE or {COPY}")
     if is_random:
         check_unused(models, "the target has random weights", "task", "vocabulary")
-        if COPY in drafts or (has_own and models.draft == COPY):
-            of_models = "draft_weights", "draft_temperature", "draft_top_k", "draft_top_p"
-            check_unused(models, f"draft {COPY!r} has no model", *of_models)
 
 
 def _load(
@@ -174,6 +171,8 @@ def _load(
     names = {row.draft for row in rows}
     if models.target.startswith(RANDOM):
         loaded = generator = None
+        if COPY in names:
+            checked_parts(COPY, options, has_source=True)
         _check_sizes(models.target, names, options.dtype)
         given = options.dtype, seed, models.weights, models.kv
         target = random_model(_size(models.target), *given)

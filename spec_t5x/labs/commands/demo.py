@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         port = free.getsockname()[1]
     demo.check_installed()
     check_unused(options, "the page streams one text of each", "num_decodes", "beams")
-    if options.gamma == AUTO and args.gamma is None:
+    if options.gamma == AUTO and args.gamma is None and not _gin_binds_gamma():
         # A fixed gamma proposes tokens in every iteration, so the page shows the draft at work.
         options = dataclasses.replace(options, gamma=_GAMMA)
     enable()
@@ -79,3 +79,12 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         page.close(verbose=False)
     return 0
+
+
+def _gin_binds_gamma() -> bool:
+    import gin
+
+    try:
+        return bool(gin.query_parameter("spec_t5x.GenerateOptions.gamma"))
+    except ValueError:
+        return False

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark.traces import TraceLine
 from spec_t5x.names import AUTO
 from spec_t5x.options import check_types
@@ -108,7 +108,6 @@ class ReproduceOptions:
 
     def __post_init__(self):
         check_types(self)
-        check_at_least(self, seed=0)
         if not all(isinstance(each, str) for each in self.data):
             raise InputError(f"data is {self.data!r}: give a list of texts, TASK=FILE")
         for name in ("data_dir", "pairs", "models", "ngrams"):

@@ -86,6 +86,12 @@ class Options:
         from spec_t5x.models.sizes import size
 
         of_sizes = [name for name in self.drafts if name not in _ROUNDED and not is_head(name)]
+        for name in of_sizes:
+            try:
+                size(name)
+            except InputError as error:
+                others = ", ".join((*_ROUNDED, "eagle", "eagle:WIDTH"))
+                raise InputError(f"the draft's {error}, {others}") from None
         check_vocabulary(self.target, of_sizes)
         for name in filter(is_head, self.drafts):
             head_config(size(self.target), (0,), head_width(name))

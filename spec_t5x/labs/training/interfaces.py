@@ -52,7 +52,7 @@ class TrainOptions:
     def __post_init__(self):
         check_types(self)
         counts = ("steps", "accumulation_steps", "model_parallel", "data_parallel")
-        check_at_least(self, **dict.fromkeys((*counts, "keep_checkpoints"), 1), seed=0)
+        check_at_least(self, **dict.fromkeys((*counts, "keep_checkpoints"), 1))
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise InputError(f"max_minutes is {self.max_minutes}: give a number above 0, or None")
         if not 0.0 <= self.distillation_weight <= 1.0:

@@ -354,7 +354,7 @@ def _texts(
     held_out = {
         temperature: pairs["dev"]
         if target.is_decoder_only
-        else sampled("dev", temperature, options.seed + 1)
+        else sampled("dev", temperature, (options.seed + 1) % 2**32)
         for temperature in distillation.eval_temperatures
     }
     # At on_policy 1 the draft samples all training texts itself, so the target samples none.

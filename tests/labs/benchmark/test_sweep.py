@@ -319,7 +319,11 @@ def test_random_drafts_fit_the_target_before_anything_is_measured(
         ),
         (
             "--target random:t5_1_1_xl --draft copy --alpha 0.5 --draft_weights int8",
-            "draft_weights is 'int8' and draft 'copy' has no model",
+            "draft 'copy' has no weights of a model: leave --draft_weights out",
+        ),
+        (
+            "--target random:t5_1_1_xl --draft copy --alpha 0.5 --draft_temperature 0.5",
+            "draft 'copy' takes no temperature: leave --draft_temperature out",
         ),
         ("--target random:t5_9 --draft random:t5_9 --alpha 0.5", "size is 't5_9'"),
         ("--target random:t5_1_1_xl --draft random:byt5_small --alpha 0.5", "has 384 tokens"),

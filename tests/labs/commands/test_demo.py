@@ -191,6 +191,25 @@ def test_a_host_that_cannot_be_is_refused_before_models_are_loaded(run, monkeypa
     assert_refused(run("demo", "--host", "300.1.1.1"), "cannot be used at 300.1.1.1")
 
 
+@pytest.mark.parametrize(
+    ("flags", "gamma"),
+    [
+        ((), 4),
+        (("--gin.GenerateOptions.max_decode_len=9",), 4),
+        (("--gamma", "auto"), "auto"),
+        (("--gin.GenerateOptions.gamma=auto",), "auto"),
+        (("--gin.GenerateOptions.gamma=2",), 2),
+        (("--gin.GenerateOptions.gamma=auto", "--gamma", "3"), 3),
+    ],
+)
+def test_gamma_is_4_unless_one_is_given(run, monkeypatch, flags, gamma):
+    def opened(models, drafts, options):
+        raise InputError(f"gamma is {options.gamma!r}")
+
+    monkeypatch.setattr(Generator, "open", opened)
+    assert_refused(run("demo", "--port", free_port(), *flags), f"gamma is {gamma!r}")
+
+
 @pytest.mark.parametrize("port", [99999, -1])
 def test_a_port_that_cannot_be_is_refused(run, monkeypatch, port):
     monkeypatch.setattr(demo, "page", lambda *_: pytest.fail("the page was made"))
