@@ -90,6 +90,19 @@ def test_what_the_loops_do_not_have_is_refused(decode_fn, params, message):
         read(decode_fn, **params)
 
 
+@functools.wraps(temperature_sample)
+def hotter(*arguments, **options):
+    return temperature_sample(*arguments, **options | {"temperature": 2.0})
+
+
+@pytest.mark.parametrize("name", [None, "hotter"])
+def test_a_function_that_wraps_t5xs_is_another(name):
+    """Its metadata are those of T5X's function."""
+    made = gin.external_configurable(hotter, name, "decode_settings") if name else hotter
+    with pytest.raises(InputError, match="decode_fn is hotter: speculate with t5x.decoding.temper"):
+        read(made)
+
+
 def test_a_filter_that_is_not_known_in_a_trace_is_refused():
     with pytest.raises(InputError, match="known when the program is traced"):
         jax.jit(lambda topk: read(temperature_sample, topk=topk).eos_id)(3)
