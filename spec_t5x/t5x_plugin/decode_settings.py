@@ -46,7 +46,7 @@ class BeamSettings:
     """Arguments of ``t5x.decoding.beam_search``."""
 
     eos_id: int
-    alpha: float
+    alpha: float | Array
     # Length of a hypothesis at most; None is the width of the batch's targets.
     max_decode_len: int | None
 
@@ -168,7 +168,7 @@ def _beam_settings(
     if length is not None and not (is_whole and 0 < length <= max_decode_len):
         raise InputError(f"max_decode_len is {length!r}: give 1 to the targets' length")
     is_one = is_number(alpha) or isinstance(alpha, jax.Array | np.ndarray) and not np.ndim(alpha)
-    if not (is_one and (isinstance(alpha, jax.core.Tracer) or 0 <= alpha < math.inf)):
+    if not (is_one and (isinstance(alpha, jax.core.Tracer) or 0 <= np.asarray(alpha) < math.inf)):
         raise InputError(f"alpha is {one_line(repr(alpha))}: give a number of at least 0")
     return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)
 

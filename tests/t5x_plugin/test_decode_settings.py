@@ -72,6 +72,9 @@ def test_a_hard_limit_of_steps(steps, limit, expected):
 def test_settings_of_a_search():
     found = read(beam_search, KEY, eos_id=7, alpha=0.0, max_decode_len=LENGTH)
     assert (found.eos_id, found.alpha, found.max_decode_len) == (7, 0.0, LENGTH)
+    # An array, which JAX does not compare while it traces.
+    half = jnp.float32(0.5)
+    assert jax.jit(lambda: read(beam_search, alpha=half).alpha)() == 0.5
 
 
 @pytest.mark.parametrize(
