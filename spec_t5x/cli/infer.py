@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     # Processes must join before JAX looks for devices, as it does when the options are read.
     joined = join(HostOptions(**settings.given(args, HostOptions)))
 
+    import gin
+
     from spec_t5x.generation import Generator
     from spec_t5x.inference.bulk import infer, merge
     from spec_t5x.inference.signals import Interrupted
@@ -65,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
         settings.check_no_task(args, options)
     if options.merge:
         return _tell(merge(Path(options.output_dir).expanduser()), "merged")
-    decoding = options.decoding(_with_batch_size(args, decoding))
+    if args.batch_size is None and "batch_size" not in gin.get_bindings("GenerateOptions"):
+        decoding = dataclasses.replace(decoding, batch_size=_BATCH_SIZE)
+    decoding = options.decoding(decoding)
     enable()
 
     # Opened before a download of the models; a task needs their vocabulary.
@@ -95,19 +99,6 @@ def _of_process(options: InferOptions, joined: tuple[int, int] | None) -> InferO
         return options
     check_unused(options, f"the {joined[1]} processes set it", "shard_index", "shard_count")
     return dataclasses.replace(options, shard_index=joined[0], shard_count=joined[1])
-
-
-def _with_batch_size(args: argparse.Namespace, decoding):
-    """Returns ``decoding`` with ``_BATCH_SIZE``, unless a flag or gin sets a batch size."""
-    import gin
-
-    if args.batch_size is not None:
-        return decoding
-    try:
-        gin.query_parameter("GenerateOptions.batch_size")
-    except ValueError:
-        return dataclasses.replace(decoding, batch_size=_BATCH_SIZE)
-    return decoding
 
 
 def _task(options, vocabulary):

@@ -140,6 +140,10 @@ def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
     args.configured = classes
     makers = [gin.external_configurable(cls, module="spec_t5x") for cls in classes]
     parse_gin(args.gin_file, args.gin_bindings)
+    # gin has no public list of what is bound.
+    for scope, name in gin.config._CONFIG:
+        if scope and name in {f"spec_t5x.{cls.__name__}" for cls in classes}:
+            raise InputError(f"gin binds {name} in the scope {scope}: leave {scope}/ out")
     return [make(**given(args, cls)) for make, cls in zip(makers, classes, strict=True)]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.errors import InputError, check_numbers
-from spec_t5x.options import option
+from spec_t5x.options import check_types, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,9 @@ class InferOptions(TaskOptions):
     merge: bool = option(False, "only join the shards in output_dir into predictions.jsonl")
     model_parallel: int = option(1, "devices of this machine that share one model")
 
+    def __post_init__(self):
+        check_types(self)
+
     @property
     def workers(self) -> tuple[int, int]:
         """Index of this worker and number of workers; ``(0, 1)`` without ``shard_count``."""
@@ -62,7 +65,7 @@ class InferOptions(TaskOptions):
 
     def check(self) -> None:
         """Raises ``InputError`` for a value out of range, or values that exclude each other."""
-        if not isinstance(self.output_dir, str) or not self.output_dir:
+        if not self.output_dir:
             raise InputError(f"output_dir is {self.output_dir!r}: give --output_dir DIR")
         for name in ("output_dir", "input"):
             if "://" in (getattr(self, name) or ""):

@@ -1,5 +1,6 @@
 """Checks of the loops' arguments: ``check_given`` at each call, ``check`` while JAX traces."""
 
+import numbers
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x import interfaces
-from spec_t5x.errors import InputError, check_jax, check_numbers
+from spec_t5x.errors import InputError, check_jax, check_numbers, is_number
 from spec_t5x.interfaces import Draft, NodeTarget, Target, TreeDraft
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.outputs import row_keys
@@ -42,7 +43,7 @@ def check_given(
         check_numbers(0, 2**31 - 1, max_decode_steps=one)
     eos_id = others.get("options", others).get("eos_id", EOS_ID)
     for one in eos_id if isinstance(eos_id, tuple) and eos_id else (eos_id,):
-        if not jnp.issubdtype(getattr(one, "dtype", type(one)), np.integer):
+        if not is_number(one, numbers.Integral):
             raise InputError(f"eos_id is {eos_id!r}: give an id, or a tuple of ids")
 
 

@@ -21,6 +21,7 @@ from t5x import decoding
 from spec_t5x.errors import InputError, as_input_error, is_number, one_line
 from spec_t5x.loops.arguments import first_hole
 from spec_t5x.sampling.distributions import Sampling, sampling
+from spec_t5x.t5x_plugin.remaking import without_gin
 from spec_t5x.types import PAD_ID, Array, Int
 
 # Arguments of T5X's functions that T5X's models give, not the user.
@@ -45,7 +46,7 @@ class BeamSettings:
     """Arguments of ``t5x.decoding.beam_search``."""
 
     eos_id: int
-    alpha: float
+    alpha: float | Array
     # Length of a hypothesis at most; None is the width of the batch's targets.
     max_decode_len: int | None
 
@@ -107,9 +108,9 @@ def _function_and_bindings(decode_fn: Callable) -> tuple[Callable, dict[str, Any
             raise InputError("decode_fn binds positional arguments: bind them by name")
         bound = decode_fn.keywords | bound
         decode_fn = decode_fn.func
-    function = inspect.unwrap(decode_fn)
+    function = without_gin(decode_fn)
     if function not in (decoding.temperature_sample, decoding.beam_search):
-        name = getattr(function, "__qualname__", repr(function))
+        name = function.__code__.co_qualname if hasattr(function, "__code__") else repr(function)
         raise InputError(
             f"decode_fn is {name}: speculate with t5x.decoding.temperature_sample or beam_search"
         )
@@ -131,7 +132,6 @@ def _sample_settings(values: Mapping[str, Any], max_decode_len: int) -> SampleSe
         counts = np.asarray(1 if isinstance(steps, jax.core.Tracer) else steps)
         if counts.min() < 1 or counts.max() > max_decode_len:
             raise InputError(f"max_decode_steps is {one_line(steps)}: give 1 to {max_decode_len}")
-        steps = jnp.asarray(steps, jnp.int32)
     return SampleSettings(
         sampling=_sampling(values),
         eos_id=values["eos_id"],
@@ -168,7 +168,7 @@ def _beam_settings(
     if length is not None and not (is_whole and 0 < length <= max_decode_len):
         raise InputError(f"max_decode_len is {length!r}: give 1 to the targets' length")
     is_one = is_number(alpha) or isinstance(alpha, jax.Array | np.ndarray) and not np.ndim(alpha)
-    if not (is_one and (isinstance(alpha, jax.core.Tracer) or 0 <= alpha < math.inf)):
+    if not (is_one and (isinstance(alpha, jax.core.Tracer) or 0 <= np.asarray(alpha) < math.inf)):
         raise InputError(f"alpha is {one_line(repr(alpha))}: give a number of at least 0")
     return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)
 

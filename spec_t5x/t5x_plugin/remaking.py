@@ -71,8 +71,8 @@ def remade(
     """
     own = type(model)
     for name in unused:
-        known = {_without_gin(getattr(of, name, None)) for of in (stock, made)}
-        if _without_gin(getattr(own, name, None)) not in known:
+        known = {without_gin(getattr(of, name, None)) for of in (stock, made)}
+        if without_gin(getattr(own, name, None)) not in known:
             raise InputError(
                 f"{own.__name__} overrides {stock.__name__}.{name}, which {made.__name__} would "
                 f"not call: give a model that leaves it as {stock.__name__} has it"
@@ -87,7 +87,7 @@ def remade(
             )
         base = made if own is stock else type(made.__name__, (made, own), {})
     bound = {
-        name: _wrapped_alike(wrapper, _without_gin(getattr(base, name)))
+        name: _wrapped_alike(wrapper, without_gin(getattr(base, name)))
         for name, wrapper in _bound_by_gin(own).items()
         if name in unused
     }
@@ -126,7 +126,8 @@ def _is_gins(method: Any) -> bool:
     return getattr(method, "__globals__", None) is vars(gin.config)
 
 
-def _without_gin(method: Any) -> Any:
+def without_gin(method: Any) -> Any:
+    """Returns the function or method that gin wraps, or ``method`` itself if gin does not."""
     while _is_gins(method):
         method = method.__wrapped__
     return method

@@ -137,7 +137,7 @@ class SpeculativeModel:
         """
         steps = settings.max_decode_steps
         # T5X counts a feature converter's BOS among the prompt's tokens.
-        steps = None if steps is None else steps + (prompts[:, 0] != PAD_ID)
+        steps = None if steps is None else steps + jnp.int32(prompts[:, 0] != PAD_ID)
         if starts is None:
             starts, prompts = jnp.zeros_like(prompts[:, 0]), prompts.at[:, 0].set(PAD_ID)
         starts = jnp.repeat(starts, num_decodes)

@@ -298,6 +298,7 @@ def test_gin_files_bind_bindings_override_files_and_flags_override_both(run, gin
         ("--gin.Nothing.gamma=1", "'Nothing'"),
         ("--gin.GenerateOptions.gama=1", "'gama'"),
         ("--gin.GenerateOptions.gamma=(1", "multi-line statement"),
+        ("--gin.a/b/GenerateOptions.gamma=1", "GenerateOptions in the scope a/b: leave a/b/ out"),
         ("--gin.GenerateOptions.gamma=", "--gin.GenerateOptions.gamma="),
     ],
 )

@@ -6,6 +6,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.inference.infer_options import HostOptions, InferOptions
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -26,6 +27,12 @@ from spec_t5x.inference.infer_options import HostOptions, InferOptions
         ),
         ({"mixture_or_task": "task", "field": "text"}, "field is 'text', which only JSON lines"),
         ({"input": "in", "model_parallel": 0}, "model_parallel is 0: give at least 1"),
+        # As gin files may bind them: no text is False.
+        ({"input": "in", "overwrite": "no"}, "overwrite is 'no': give a value of type bool"),
+        ({"input": "in", "merge": "False"}, "merge is 'False': give a value of type bool"),
+        ({"input": 5}, "input is 5: give a value of type str"),
+        ({"output_dir": True, "input": "in"}, "output_dir is True: give a value of type str"),
+        ({"input": "in", "shard_size": True}, "shard_size is True: give a value of type int"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(options, message):

@@ -58,6 +58,7 @@ WRONG = {
     "listed ends": ({"eos_id": [1, 2]}, r"eos_id is \[1, 2\]: give an id, or a tuple"),
     "no end": ({"eos_id": None}, "eos_id is None: give an id, or a tuple"),
     "no ends": ({"eos_id": ()}, r"eos_id is \(\): give an id, or a tuple"),
+    "an array as an end": ({"eos_id": jnp.int32(1)}, "eos_id is Array.1, .*: give an id, or a"),
     "a text": ({"eos_id": (1, "2")}, r"eos_id is \(1, '2'\): give an id, or a tuple"),
     "a class": ({"target": StubTarget}, "StubTarget is a class: give an object"),
     "a draft": ({"target": NoDraft(9)}, "NoDraft has no state_size, .*: see interfaces.Target"),

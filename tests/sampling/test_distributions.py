@@ -126,6 +126,12 @@ def test_top_p_1_keeps_all_whatever_their_sum_rounds_to():
     np.testing.assert_array_equal(standardize(logits, sampling(1.0, top_p=1.0)), everything)
 
 
+@pytest.mark.parametrize("p", [1e-37, 1e-40, 1e-45, 1e-300])
+def test_a_mass_that_float32_rounds_to_0_keeps_the_likeliest(p):
+    probs = standardize(jnp.asarray(LOGITS), sampling(1.0, top_p=p))
+    np.testing.assert_array_equal(probs, [[0, 1, 0, 0], [1, 0, 0, 0], [0.5, 0, 0.5, 0]])
+
+
 def test_new_temperatures_and_masses_compile_nothing():
     program = jax.jit(lambda logits, settings: standardize(logits, settings))
     for temperature, p in ((1.0, 0.9), (0.7, 0.3), (2.0, 0.05)):

@@ -72,6 +72,9 @@ def test_a_hard_limit_of_steps(steps, limit, expected):
 def test_settings_of_a_search():
     found = read(beam_search, KEY, eos_id=7, alpha=0.0, max_decode_len=LENGTH)
     assert (found.eos_id, found.alpha, found.max_decode_len) == (7, 0.0, LENGTH)
+    # An array, which JAX does not compare while it traces.
+    half = jnp.float32(0.5)
+    assert jax.jit(lambda: read(beam_search, alpha=half).alpha)() == 0.5
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,19 @@ def test_settings_of_a_search():
 def test_what_the_loops_do_not_have_is_refused(decode_fn, params, message):
     with pytest.raises(InputError, match=message):
         read(decode_fn, **params)
+
+
+@functools.wraps(temperature_sample)
+def hotter(*arguments, **options):
+    return temperature_sample(*arguments, **options | {"temperature": 2.0})
+
+
+@pytest.mark.parametrize("name", [None, "hotter"])
+def test_a_function_that_wraps_t5xs_is_another(name):
+    """Its metadata are those of T5X's function."""
+    made = gin.external_configurable(hotter, name, "decode_settings") if name else hotter
+    with pytest.raises(InputError, match="decode_fn is hotter: speculate with t5x.decoding.temper"):
+        read(made)
 
 
 def test_a_filter_that_is_not_known_in_a_trace_is_refused():

@@ -329,6 +329,8 @@ def test_losses_and_scores_are_the_stock_models():
         ({"topk": "40"}, "topk is '40': give one number"),
         ({"topp": None}, "topp is None: give one number"),
         ({"max_decode_steps": TARGET + 1}, "max_decode_steps is 17"),
+        ({"max_decode_steps": 2.5}, r"max_decode_steps is \[2.5 2.5 2.5\]: give a whole number"),
+        ({"eos_id": jnp.int32(5)}, r"eos_id is Array\(5, .*: give an id"),
         ({"initial_index": np.zeros(3)}, "initial_index"),
         ({"decode_rng": KEY}, "leave one of them out"),
     ],

@@ -218,6 +218,7 @@ class BenchmarkOptions:
 
     def __post_init__(self):
         as_lists(self, pairs=1, temperatures=1, gammas=1, batch_sizes=0, max_decode_lens=0)
+        check_types(self)
         check_at_least(self, num_inputs=1, repeats=1, source_len=1)
         if 0 in self.gammas:
             raise InputError("gammas is 0: give at least 1")

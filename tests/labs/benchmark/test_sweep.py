@@ -301,6 +301,7 @@ def test_random_drafts_fit_the_target_before_anything_is_measured(
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -308,6 +309,7 @@ def test_random_drafts_fit_the_target_before_anything_is_measured(
         ("--num_inputs 0", "--num_inputs is 0: give at least 1"),
         ("--gamma 0 --alpha 0.5", "--gamma is 0"),
         ("--gin.BenchmarkOptions.gammas=()", "--gamma is empty: give at least one"),
+        ("--gin.BenchmarkOptions.table_2='no'", "--table_2 is 'no': give a value of type bool"),
         ("--alpha 1.5", "--alpha is 1.5"),
         ("--alpha 0.5 --data x", "--data is 'x' and acceptances are simulated for random"),
         ("--alpha 0.5 --gamma auto", "give numbers to simulate acceptances"),
