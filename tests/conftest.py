@@ -1,6 +1,7 @@
 """Set-up and checks of every test, and fixtures that many test modules share."""
 
 import atexit
+import contextlib
 import os
 import resource
 import shutil
@@ -38,6 +39,15 @@ from spec_t5x.tuning import costs
 from spec_t5x.types import EOS_ID, PAD_ID, PyTree
 from tests import named_drafts, older_jax
 from tests import quick_compilation as quick
+
+# Some tests alone need Hypothesis.
+with contextlib.suppress(ImportError):
+    import hypothesis
+
+    # No outcome depends on how long an example takes.
+    any_speed = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+    hypothesis.settings.register_profile("any speed", **any_speed)
+    hypothesis.settings.load_profile("any speed")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell starts jobs in the background so, and programs then leave the signal ignored.
