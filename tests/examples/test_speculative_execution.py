@@ -93,17 +93,24 @@ def keys():
 
 
 def test_g_runs_once_for_an_accepted_guess_and_twice_for_a_refused_one(keys):
-    seen = []
+    seen, begun = [], threading.Event()
+
+    def f(x):
+        # A refused guess whose turn has not come by then is not run at all.
+        assert begun.wait(60)
+        return PROBS
 
     def g(x, y):
         seen.append((threading.current_thread(), y))
+        begun.set()
         return y
 
     with concurrent.futures.ThreadPoolExecutor(2) as executor:
-        accepted = execute(keys[0], g=g, executor=executor)
+        accepted = execute(keys[0], f=f, g=g, executor=executor)
         assert [y for _, y in seen] == [accepted.draw] == [accepted.result]
         seen.clear()
-        refused = execute(keys[1], g=g, executor=executor)
+        begun.clear()
+        refused = execute(keys[1], f=f, g=g, executor=executor)
     assert (accepted.accepted, refused.accepted) == (True, False)
     (_, guess), (thread, draw) = seen
     assert guess != draw == refused.draw == refused.result
