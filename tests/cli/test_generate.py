@@ -417,7 +417,7 @@ def test_every_command_refuses_a_draft_of_another_kind_before_weights_are_read(
     run, unread, tmp_path, command
 ):
     (data := tmp_path / "pairs.tsv").write_text("a\tb\n")
-    arguments = command.format(data, tmp_path).split()
+    arguments = [word.format(data, tmp_path) for word in command.split()]
     assert_refused(run(*arguments, "--draft", "ngram:t5-draft"), "not 'spec_t5x_ngram'")
     assert not (tmp_path / "out").exists()
 

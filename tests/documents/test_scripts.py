@@ -148,15 +148,15 @@ def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
     programs.mkdir()
     for name in ("bash", "cat", "chmod", "cksum", "cp", "dirname", "basename", "env", "mkdir"):
         (programs / name).symlink_to(shutil.which(name))
-    makes_env = f"mkdir -p .venv/bin; cp {programs}/new_python .venv/bin/python"
-    has_uv = f"mkdir -p .uv/bin; cp {programs}/uv_itself .uv/bin/uv" if uv else "exit 1"
+    makes_env = f'mkdir -p .venv/bin; cp "{programs}/new_python" .venv/bin/python'
+    has_uv = f'mkdir -p .uv/bin; cp "{programs}/uv_itself" .uv/bin/uv' if uv else "exit 1"
     for name, text in {
         "new_python": "",
         "uv_itself": makes_env,
         "python3": f"case $* in *ensurepip*) exit 1 ;; *pip*) {has_uv} ;; esac",
     }.items():
         path = programs / name
-        path.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >> {notes}\n{text}\n')
+        path.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >> "{notes}"\n{text}\n')
         path.chmod(0o755)
 
     def run(*flags):
