@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
-# Seconds after which processes that wait for each other are taken to wait for ever.
-_FOR_EVER = 600
+# Seconds after which a process, a thread or a page is taken to hang, on any machine.
+HANGS = 600
 
 
 def finished(
@@ -51,7 +51,7 @@ def together(commands: Iterable[list[str]], **options: Any) -> list[tuple[str, s
             stack.callback(child.kill)
             streams.append((out, errors))
             children.append(child)
-        codes = [child.wait(_FOR_EVER) for child in children]
+        codes = [child.wait(HANGS) for child in children]
         for stream in (stream for pair in streams for stream in pair):
             stream.seek(0)
         said = [(out.read(), errors.read()) for out, errors in streams]

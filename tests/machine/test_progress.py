@@ -13,6 +13,7 @@ from spec_t5x.inference.answering import Tally
 from spec_t5x.inference.decoding_progress import DecodingProgress
 from spec_t5x.machine import progress
 from spec_t5x.machine.progress import Progress
+from tests.child import HANGS
 
 
 class Terminal(io.StringIO):
@@ -72,7 +73,7 @@ def test_what_takes_more_than_a_moment_is_said_and_how_long_all_took(
     monkeypatch.setattr(progress, "A_MOMENT", moment)
     log = logging.getLogger("spec_t5x.test")
     with progress.doing(log, "reading"):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANGS
         while len(logged.messages) < len(said) and time.monotonic() < deadline:
             time.sleep(0.001)
     assert logged.messages == said
