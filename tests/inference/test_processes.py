@@ -50,7 +50,8 @@ class Command:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["spec_t5x.cli.main", "spec_t5x.generation"])
         given = arguments, str(self.folder / log), cache | {"XLA_FLAGS": FLAGS}, most
-        process = context.Process(target=child.run, args=given)
+        # A daemon, so that pytest does not wait at its end for one that waits.
+        process = context.Process(target=child.run, args=given, daemon=True)
         process.start()
         return process
 

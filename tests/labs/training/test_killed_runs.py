@@ -35,7 +35,8 @@ def start(tmp_path, monkeypatch):
         begun = context.Value("i", -1)
         directory.mkdir(exist_ok=True)
         arguments = (directory, tmp_path / "programs", begun, last)
-        process = context.Process(target=killed_program.run, args=arguments)
+        # A daemon, so that pytest does not wait at its end for one that waits.
+        process = context.Process(target=killed_program.run, args=arguments, daemon=True)
         process.start()
         return process, begun
 
