@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
+# Seconds after which a process, a thread or a page is taken to hang, on any machine.
+HANGS = 600
 
 
 def finished(
@@ -34,9 +36,7 @@ def printed(*arguments: Any, **how: Any) -> str:
     return done.stdout
 
 
-def together(
-    commands: Iterable[list[str]], *, timeout: float, **options: Any
-) -> list[tuple[str, str]]:
+def together(commands: Iterable[list[str]], **options: Any) -> list[tuple[str, str]]:
     """Runs commands side by side, which must exit with 0; returns output and errors of each.
 
     ``options`` are those of ``Popen``. The streams are files, not pipes: the commands wait for each
@@ -51,7 +51,7 @@ def together(
             stack.callback(child.kill)
             streams.append((out, errors))
             children.append(child)
-        codes = [child.wait(timeout) for child in children]
+        codes = [child.wait(HANGS) for child in children]
         for stream in (stream for pair in streams for stream in pair):
             stream.seek(0)
         said = [(out.read(), errors.read()) for out, errors in streams]
@@ -59,8 +59,13 @@ def together(
     return said
 
 
-def free_address() -> str:
-    """Returns an address of this machine at which processes can meet."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return f"localhost:{free.getsockname()[1]}"
+@contextlib.contextmanager
+def meeting_point() -> Iterator[str]:
+    """Yields an address of this machine at which processes can meet, and keeps it from others.
+
+    The coordinator of JAX shares a port with this socket, which does not listen.
+    """
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind(("localhost", 0))
+        yield f"localhost:{kept.getsockname()[1]}"

@@ -1,6 +1,7 @@
 """Set-up and checks of every test, and fixtures that many test modules share."""
 
 import atexit
+import contextlib
 import os
 import resource
 import shutil
@@ -23,7 +24,7 @@ import numpy as np
 import psutil
 import pytest
 from flax.traverse_util import unflatten_dict
-from jax._src import compiler
+from jax._src import compiler, lru_cache
 from jax.experimental.compilation_cache import compilation_cache
 
 from spec_t5x.checkpoints.loading import load
@@ -38,6 +39,15 @@ from spec_t5x.tuning import costs
 from spec_t5x.types import EOS_ID, PAD_ID, PyTree
 from tests import named_drafts, older_jax
 from tests import quick_compilation as quick
+
+# Some tests alone need Hypothesis.
+with contextlib.suppress(ImportError):
+    import hypothesis
+
+    # No outcome depends on how long an example takes.
+    any_speed = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+    hypothesis.settings.register_profile("any speed", **any_speed)
+    hypothesis.settings.load_profile("any speed")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell starts jobs in the background so, and programs then leave the signal ignored.
@@ -100,7 +110,9 @@ def pytest_configure():
         return
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     kernels = users / "spec_t5x" / "kernels"
-    kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The package refuses a directory to which others can write, as a usual umask allows it.
+    kernels.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kernels.mkdir(mode=0o700, exist_ok=True)
     own = Path(tempfile.mkdtemp(prefix="spec_t5x-tests-"))
     atexit.register(shutil.rmtree, own, ignore_errors=True)
     (own / "spec_t5x").mkdir(mode=0o700)
@@ -206,6 +218,15 @@ def quick_compilation():
     jax.config.update(name, before)
 
 
+def _put_whole(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
+    """Stores a program as JAX does without a bound, but never half of it for other processes."""
+    directory = Path(cache.path)
+    if not (directory / f"{key}-cache").exists():
+        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
+            file.write(value)
+        os.replace(file.name, directory / f"{key}-cache")
+
+
 @pytest.fixture(scope="module")
 def kept_programs():
     """Enables a compilation cache that modules and child processes share; yields its directory."""
@@ -218,7 +239,9 @@ def kept_programs():
     for name, value in settings.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
-    yield settings["jax_compilation_cache_dir"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lru_cache.LRUCache, "put", _put_whole)
+        yield settings["jax_compilation_cache_dir"]
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()

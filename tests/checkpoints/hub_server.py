@@ -102,15 +102,16 @@ def serving() -> Iterator[Hub]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             status, headers, content = hub.answer(self.path)
+            # Noted first: who has the content may look at once.
+            if self.command == "GET" and "/resolve/" in self.path:
+                owner, name, *_, file = self.path.strip("/").split("/")
+                hub.sent.append(f"{owner}/{name}/{file}")
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(content)
-                if "/resolve/" in self.path:
-                    owner, name, *_, file = self.path.strip("/").split("/")
-                    hub.sent.append(f"{owner}/{name}/{file}")
 
         def do_HEAD(self):
             self.do_GET()

@@ -212,8 +212,8 @@ def test_a_draft_that_is_not_there_is_refused_first(cached, draft):
 def test_every_command_takes_names(cached, tmp_path, capsys, words):
     (tmp_path / "pairs.tsv").write_text("source\ttarget\n")
     places = {"data": tmp_path / "pairs.tsv", "output": tmp_path / "output"}
-    words = words.format(target=TARGET, draft="owner/none", **places)
-    assert main.main(words.split()) == 2
+    names = {"target": TARGET, "draft": "owner/none"}
+    assert main.main([word.format(**names, **places) for word in words.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("spec-t5x: error: owner/none is no directory here and not complete in")
     assert not places["output"].exists()
@@ -439,13 +439,11 @@ def test_what_no_command_could_read_or_write_is_named_before_a_download(online, 
     (online.repositories[TARGET] / "spiece.model").unlink()
     output = tmp_path / "checkpoint_1"
     commands = {
-        f"convert {TARGET} {output} --to t5x --vocabulary {tmp_path}/no.model": "no vocabulary at",
-        f"infer --target {TARGET} --draft copy --input {tmp_path}/no.txt --output_dir {output}": (
-            "no.txt"
-        ),
+        "convert {0} {1} --to t5x --vocabulary {2}/no.model": "no vocabulary at",
+        "infer --target {0} --draft copy --input {2}/no.txt --output_dir {1}": "no.txt",
     }
     for command, message in commands.items():
-        assert main.main(command.split()) == 2
+        assert main.main([word.format(TARGET, output, tmp_path) for word in command.split()]) == 2
         assert message in capsys.readouterr().err
     assert not [name for name in online.sent if name.endswith(".safetensors")]
 

@@ -14,7 +14,7 @@ from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.storage import tensors as tensors_lib
 from tests.checkpoints.faults import save_t5x
-from tests.child import free_address, together
+from tests.child import meeting_point, together
 
 # Two processes of four devices each: a mesh of 4 model shards, each on two devices of one
 # process. Every process thus holds half of what is sharded.
@@ -67,15 +67,15 @@ for directory in directories:
 
 def run_two_processes(directories: list[list[Path]]) -> list[list[dict]]:
     """Returns the output of each process, given its directories."""
-    address = free_address()
     environment = {
         **os.environ,
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    start = [sys.executable, "-c", PROGRAM, address]
-    commands = [[*start, str(rank), *map(str, paths)] for rank, paths in enumerate(directories)]
-    said = together(commands, timeout=120, env=environment)
+    with meeting_point() as address:
+        start = [sys.executable, "-c", PROGRAM, address]
+        commands = [[*start, str(rank), *map(str, paths)] for rank, paths in enumerate(directories)]
+        said = together(commands, env=environment)
     return [[json.loads(line) for line in lines.splitlines()] for lines, _ in said]
 
 

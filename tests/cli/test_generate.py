@@ -20,6 +20,7 @@ from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator
 from spec_t5x.types import EOS_ID
+from tests.child import HANGS
 from tests.cli.results import Result, assert_refused
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
@@ -418,7 +419,7 @@ def test_every_command_refuses_a_draft_of_another_kind_before_weights_are_read(
     run, unread, tmp_path, command
 ):
     (data := tmp_path / "pairs.tsv").write_text("a\tb\n")
-    arguments = command.format(data, tmp_path).split()
+    arguments = [word.format(data, tmp_path) for word in command.split()]
     assert_refused(run(*arguments, "--draft", "ngram:t5-draft"), "not 'spec_t5x_ngram'")
     assert not (tmp_path / "out").exists()
 
@@ -449,7 +450,7 @@ def test_an_interruption_while_it_waits_for_a_line(tiny_pair):
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
         # With standard input still open.
-        assert process.wait(60) == 130
+        assert process.wait(HANGS) == 130
         assert "Fatal" not in process.stderr.read()
 
 

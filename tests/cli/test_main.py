@@ -16,7 +16,7 @@ from spec_t5x.cli import main
 from spec_t5x.generation import Generator
 from spec_t5x.machine import accelerators
 from spec_t5x.names import AUTO
-from tests.child import REPOSITORY, finished, printed
+from tests.child import HANGS, REPOSITORY, finished, printed
 
 pytestmark = pytest.mark.usefixtures("unchecked", "quick_compilation", "kept_programs")
 
@@ -95,7 +95,7 @@ def _dropped():
     reference = weakref.ref(one, lambda _: signal.raise_signal(signal.SIGINT))
     del one
     assert reference() is None
-    time.sleep(5)
+    time.sleep(HANGS)
 
 
 def _converted():

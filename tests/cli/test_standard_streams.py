@@ -150,13 +150,13 @@ def test_a_program_in_an_ascii_locale(tiny_pair):
 @pytest.mark.parametrize(
     ("shell", "message"),
     [
-        ("0> FILE", "cannot read standard input after line 0 (Bad file descriptor)"),
+        ('0> "$FILE"', "cannot read standard input after line 0 (Bad file descriptor)"),
         ("<&-", "standard input holds no inputs"),
     ],
 )
 def test_a_program_whose_input_fails(shell, message, tiny_pair, tmp_path):
     flags = ["-q", "--target", tiny_pair / "target", "--draft", "none", "--input", "-"]
-    done = _program("generate", *flags, shell=shell.replace("FILE", str(tmp_path / "file")))
+    done = _program("generate", *flags, shell=shell, FILE=str(tmp_path / "file"))
     assert (done.returncode, done.stdout) == (2, b"")
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith("spec-t5x: error: ") and message in line

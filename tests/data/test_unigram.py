@@ -113,7 +113,7 @@ def scores(spiece):
     return [piece.score for piece in model.pieces] + [0.0] * EXTRA_IDS
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=300)
 @hypothesis.given(text=texts)
 def test_ids_of_a_text(pair, scores, text):
     theirs, ours = (vocabulary.encode(text) for vocabulary in pair)
@@ -124,7 +124,7 @@ def test_ids_of_a_text(pair, scores, text):
         assert abs(sum(scores[i] for i in theirs) - sum(scores[i] for i in ours)) < SAME_SCORE
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=300)
 @hypothesis.given(ids=st.lists(st.integers(-2, 160) | st.integers(0, 5), max_size=9))
 def test_text_of_ids(pair, ids):
     theirs, ours = pair

@@ -21,6 +21,7 @@ from spec_t5x.labs.reproduction.public_pairs import PUBLIC
 from spec_t5x.machine.xla_flags import GPU_FLAG
 from tests import public_stand_ins, quick_compilation
 from tests.checkpoints.hub_server import serving
+from tests.child import HANGS
 
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOKS = {
@@ -175,7 +176,8 @@ def test_it_runs(name, request):
     if name == "own_checkpoints":
         # Its files exist when the cell runs again.
         notebook.cells.append(nbformat.v4.new_code_cell(cell_with(name, "train-ngram")))
-    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}})
+    limits = {"timeout": HANGS, "startup_timeout": HANGS}
+    client = NotebookClient(notebook, **limits, resources={"metadata": {"path": path.parent}})
     client.execute(env=dict(os.environ))
     shown = "\n".join(_texts(notebook))
     assert [text for text in SHOWN[name] if text not in shown] == []

@@ -12,7 +12,7 @@ import sys
 import pytest
 from packaging.requirements import Requirement
 
-from tests.child import REPOSITORY, finished, printed
+from tests.child import HANGS, REPOSITORY, finished, printed
 
 SCRIPTS = sorted((REPOSITORY / "scripts").rglob("*.sh"))
 T5X = "t5x @ git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c82330cafdc1e16"
@@ -68,7 +68,7 @@ def test_a_script_parses_and_its_help_is_its_head(path, tmp_path):
     if path.parent.name in ("tpu", "gpu") or path.name == "fetch_checkpoints.sh":
         # A reader must not think that it was tried where it was not.
         assert "# Tested: the dry run" in head and " Not tested:" in head
-    result = finished("bash", path, "--help", cwd=tmp_path, timeout=30)
+    result = finished("bash", path, "--help", cwd=tmp_path, timeout=HANGS)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == re.sub("^# ?", "", head, flags=re.MULTILINE)
 
@@ -148,15 +148,15 @@ def test_if_python_is_too_old_uv_fetches_one(clone, tmp_path, uv):
     programs.mkdir()
     for name in ("bash", "cat", "chmod", "cksum", "cp", "dirname", "basename", "env", "mkdir"):
         (programs / name).symlink_to(shutil.which(name))
-    makes_env = f"mkdir -p .venv/bin; cp {programs}/new_python .venv/bin/python"
-    has_uv = f"mkdir -p .uv/bin; cp {programs}/uv_itself .uv/bin/uv" if uv else "exit 1"
+    makes_env = f'mkdir -p .venv/bin; cp "{programs}/new_python" .venv/bin/python'
+    has_uv = f'mkdir -p .uv/bin; cp "{programs}/uv_itself" .uv/bin/uv' if uv else "exit 1"
     for name, text in {
         "new_python": "",
         "uv_itself": makes_env,
         "python3": f"case $* in *ensurepip*) exit 1 ;; *pip*) {has_uv} ;; esac",
     }.items():
         path = programs / name
-        path.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >> {notes}\n{text}\n')
+        path.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >> "{notes}"\n{text}\n')
         path.chmod(0o755)
 
     def run(*flags):

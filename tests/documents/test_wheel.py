@@ -90,9 +90,10 @@ def test_a_build_where_the_sources_are_keeps_them(tmp_path):
 def test_its_gin_files_are_found_by_the_names_of_a_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     program = "import sys; from spec_t5x.cli.gin_files import read_all\n"
-    program += "print(*(name for name, _ in read_all(sys.argv[1:])))"
+    program += "print(*(name for name, _ in read_all(sys.argv[1:])), sep='\\n')"
     here = {"cwd": tmp_path, "PYTHONPATH": str(tmp_path / "installed")}
-    names = set(printed("-c", program, "gin_configs/runs/distill_t5_draft.gin", **here).split())
+    shown = printed("-c", program, "gin_configs/runs/distill_t5_draft.gin", **here)
+    names = set(shown.splitlines())
     # The files that it includes are among them.
     assert len(names) > 1
     inside = tmp_path / "installed" / "spec_t5x" / "gin_configs"

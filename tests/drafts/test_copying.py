@@ -213,7 +213,7 @@ ends = st.sampled_from([1, 1, 3])
 texts = st.builds(lambda text, end: [*text, end], st.lists(tokens, max_size=SOURCE - 1), ends)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     texts,
     st.lists(tokens, max_size=WIDTH - SOURCE - 1),
@@ -238,7 +238,7 @@ def test_any_output_is_copied_by_the_definition(
         assert set(proposed) <= {*source, *output}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.permutations(range(2, 10)),
     st.integers(0, 7),

@@ -12,6 +12,7 @@ from scipy import stats
 from speculative_execution import execute_speculatively
 
 from spec_t5x.errors import InputError
+from tests.child import HANGS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -93,17 +94,24 @@ def keys():
 
 
 def test_g_runs_once_for_an_accepted_guess_and_twice_for_a_refused_one(keys):
-    seen = []
+    seen, begun = [], threading.Event()
+
+    def f(x):
+        # A refused guess whose turn has not come by then is not run at all.
+        assert begun.wait(HANGS)
+        return PROBS
 
     def g(x, y):
         seen.append((threading.current_thread(), y))
+        begun.set()
         return y
 
     with concurrent.futures.ThreadPoolExecutor(2) as executor:
-        accepted = execute(keys[0], g=g, executor=executor)
+        accepted = execute(keys[0], f=f, g=g, executor=executor)
         assert [y for _, y in seen] == [accepted.draw] == [accepted.result]
         seen.clear()
-        refused = execute(keys[1], g=g, executor=executor)
+        begun.clear()
+        refused = execute(keys[1], f=f, g=g, executor=executor)
     assert (accepted.accepted, refused.accepted) == (True, False)
     (_, guess), (thread, draw) = seen
     assert guess != draw == refused.draw == refused.result
@@ -112,7 +120,7 @@ def test_g_runs_once_for_an_accepted_guess_and_twice_for_a_refused_one(keys):
 
 def test_f_and_g_run_at_the_same_time():
     """Each waits for the other to have begun: one after the other, they would not end."""
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=HANGS)
 
     def f(x):
         both.wait()

@@ -14,6 +14,7 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.inference.signals import Interrupted, stopping
+from tests.child import HANGS
 from tests.inference.echo import Echo
 
 
@@ -30,7 +31,7 @@ def test_a_signal_that_comes_where_python_drops_exceptions_comes_again(capsys):
         with stopping():
             del one
             assert reference() is None
-            time.sleep(20)
+            time.sleep(HANGS)
 
     hook = sys.unraisablehook
     with pytest.raises(Interrupted, match="SIGTERM"):

@@ -241,7 +241,7 @@ def test_a_pace_that_always_drafts_prefills_the_draft_for_those_who_wait():
     check(in_slots(draft(), GROUPS, pace=pace).found, in_a_batch(draft(), pace=pace))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     order=st.permutations(range(NUM)),
     sizes=st.lists(st.integers(0, 3), max_size=8),

@@ -45,18 +45,28 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 for number in range(3):
     jax.jit(lambda x: x * number + 1)(1.0)
 """
-# The first is compiled in less than a moment.
+# The first is compiled in less than a moment: timers end at once, or when they are cancelled.
 COMPILE = """
 import logging
 import sys
+import types
 import jax
 from spec_t5x.machine import compilation_cache, progress
+waiting = set()
+class Timer:
+    def __init__(self, seconds, function):
+        self.seconds, self.function = seconds, function
+    def start(self):
+        waiting.add(self) if self.seconds else self.function()
+    def cancel(self):
+        waiting.discard(self)
+compilation_cache.threading = types.SimpleNamespace(Timer=Timer)
 logging.basicConfig(format="%(message)s", level=logging.INFO)
 compilation_cache.enable()
 for number, moment in enumerate((60.0, 0.0, 0.0)):
     progress.A_MOMENT = moment
     jax.jit(lambda x: jax.lax.sort(x * number + 1))(jax.numpy.arange(9.0))
-    print(number, file=sys.stderr)
+    print(number, *waiting, file=sys.stderr)
 """
 
 

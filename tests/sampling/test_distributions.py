@@ -224,7 +224,7 @@ TOP_K = jax.jit(keep_top_k)
 WEIGHTS = st.lists(st.integers(0, 12), min_size=8, max_size=8).filter(any)
 
 
-@hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=100, derandomize=True)
 @given(weights=WEIGHTS, numerator=st.integers(1, 128))
 def test_top_p_equals_sort_and_cut_with_zeros_and_ties(weights, numerator):
     weights = np.asarray(weights, np.float64)
@@ -254,7 +254,7 @@ def test_thresholds_are_found_among_all_bit_patterns():
         np.testing.assert_array_equal(TOP_K(jnp.asarray(values), k), kept)
 
 
-@hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=100, derandomize=True)
 @given(values=st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 2.5]), min_size=6, max_size=6))
 def test_argmax_is_the_first_of_the_largest_as_in_numpy(values):
     values = np.asarray(values, np.float32).reshape(2, 3)
@@ -279,7 +279,7 @@ def test_residual_is_the_normalised_excess_of_the_target():
     np.testing.assert_array_equal(residual(TARGET, draft), TARGET)
 
 
-@hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=100, derandomize=True)
 @given(seed=st.integers(0, 2**31 - 1))
 def test_overlap_is_one_minus_total_variation_and_the_residuals_missing_mass(seed):
     exact = np.random.default_rng(seed).dirichlet([0.5] * 5, size=2)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from t5x import adafactor, checkpoints, partitioning, train_state
 
 from spec_t5x.checkpoints.loading import load
-from tests.child import free_address, together
+from tests.child import meeting_point, together
 from tests.t5x_plugin.toy_models import REPOSITORY, environment, t5x_network
 
 # A model file as T5X's examples have them, at the size of the tests' pair.
@@ -185,11 +185,12 @@ def finished(arguments: list[str], options: dict, *, processes: int = 1) -> str:
     Several ``processes`` run its module together; the result is the first one's.
     """
     commands = [arguments]
-    if processes > 1:
-        python, _, *module = arguments
-        start, number = [python, "-c", ONE_OF_SEVERAL, free_address()], str(processes)
-        commands = [[*start, number, str(index), *module] for index in range(processes)]
-    return together(commands, timeout=600, **options)[0][1]
+    with meeting_point() as address:
+        if processes > 1:
+            python, _, *module = arguments
+            start, number = [python, "-c", ONE_OF_SEVERAL, address], str(processes)
+            commands = [[*start, number, str(index), *module] for index in range(processes)]
+        return together(commands, **options)[0][1]
 
 
 def predictions(output: Path) -> list[dict]:

@@ -29,6 +29,7 @@ from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager, checked_
 from spec_t5x.t5x_plugin.speculation import speculate
 from spec_t5x.t5x_plugin.speculative_model import draft_of
 from tests.checkpoints.faults import save_t5x
+from tests.child import HANGS
 from tests.t5x_plugin.launches import BY_NAME, INFER, MODEL_PARALLEL, TRAINING, finished
 from tests.t5x_plugin.toy_models import run_program, t5x_network
 
@@ -213,9 +214,9 @@ def steps_in(directory: Path) -> list[int]:
     return sorted(int(step) for step in steps if step.isdigit())
 
 
-def wait_for(condition, process, log: Path, seconds: float = 300.0) -> None:
+def wait_for(condition, process, log: Path) -> None:
     """Waits until the condition holds; the process must not end before."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + HANGS
     while not condition():
         assert process.poll() is None, log.read_text()[-6000:]
         assert time.monotonic() < end, log.read_text()[-6000:]

@@ -32,6 +32,7 @@ from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.sizes import size
 from spec_t5x.sampling.distributions import argmax, sampling
 from spec_t5x.verifiers import TokenVerifier, TreeVerifier
+from tests.child import HANGS
 from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -286,7 +287,7 @@ TRITON = "jax.experimental.pallas.triton"
 def test_a_jax_without_pallas_on_triton_has_no_kernels(monkeypatch):
     """Their modules are imported all the same, on every machine."""
     code = f"import sys; sys.modules['{TRITON}'] = None; import spec_t5x.contrib.gpu.operations"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANGS)
     monkeypatch.setattr(jax, "devices", lambda: [H100])
     monkeypatch.setitem(sys.modules, TRITON, None)
     assert GPU.state() == (False, f"JAX {jax.__version__} has no Pallas on Triton")

@@ -27,6 +27,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs import demo
 from tests import quick_compilation as quick
+from tests.child import HANGS
 from tests.chromium import WIDTH, chromium, fits, requested
 from tests.cli.results import assert_refused
 
@@ -176,8 +177,13 @@ def test_what_cannot_race_is_refused(generator):
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """Returns a free port, below those that systems give to connections."""
+
+    def is_free(port: int) -> bool:
+        with socket.socket() as caller:
+            return caller.connect_ex(("127.0.0.1", port)) != 0
+
+    return next(filter(is_free, itertools.count(20_000 + os.getpid() % 10_000)))
 
 
 def test_a_port_that_is_taken_is_named(run):
@@ -254,7 +260,7 @@ def address(tiny_pair, kept_programs):
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                rest = process.communicate(timeout=30)
+                rest = process.communicate(timeout=HANGS)
             finally:
                 # A process that does not end would be waited for.
                 process.kill()
@@ -288,7 +294,7 @@ def browser(address, tmp_path_factory):
 
 
 def waiting(browser) -> WebDriverWait:
-    return WebDriverWait(browser, 60, 0.1, [NoSuchElementException])
+    return WebDriverWait(browser, HANGS, 0.1, [NoSuchElementException])
 
 
 def send(browser, text: str) -> str:
@@ -367,5 +373,5 @@ def test_it_asks_nobody_else_for_anything(browser, address):
 
 
 def test_it_keeps_no_history_of_runs(address):
-    with urllib.request.urlopen(f"{address}config", timeout=60) as answer:
+    with urllib.request.urlopen(f"{address}config", timeout=HANGS) as answer:
         assert json.load(answer)["run_history"] is False

@@ -24,7 +24,7 @@ from spec_t5x.labs.theory.formulas import (
 )
 from spec_t5x.sampling.verification import rejection_acceptance
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=40, derandomize=True)
 rates = st.floats(0, 1)
 costs = st.floats(0, 2)
 

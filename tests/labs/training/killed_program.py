@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
@@ -22,13 +23,19 @@ PERIODS = {"log_period": 4, "eval_period": 7, "checkpoint_period": 3}
 
 
 class Signalling(Batches):
-    """Batches that store in ``begun`` the number of the last step that took its batch."""
+    """Batches that store in ``begun`` the number of the last step that took its batch.
+
+    The step ``last`` never gets one.
+    """
 
     begun: Synchronized
+    last: int | None
 
     def _from(self, start_step):
         for step, batch in enumerate(super()._from(start_step), start=start_step):
             self.begun.value = step
+            if step == self.last:
+                threading.Event().wait()
             yield batch
 
 
@@ -50,14 +57,17 @@ class Keeper(Copier):
         return [Accuracy(**dataclasses.asdict(found))]
 
 
-def run(directory: Path, cache: Path, begun: Synchronized) -> None:
-    """Trains ``STEPS`` steps in ``directory``; writes end.npz (state) and end.json (results)."""
+def run(directory: Path, cache: Path, begun: Synchronized, last: int | None) -> None:
+    """Trains ``STEPS`` steps in ``directory``; writes end.npz (state) and end.json (results).
+
+    With a step ``last``, the process waits there to be killed.
+    """
     # Later processes read the first one's compiled programs.
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     batches = copy_batches(kind=Signalling)
-    batches.begun = begun
+    batches.begun, batches.last = begun, last
     schedule = OptimizerOptions(learning_rate=1e-2, warmup_steps=5).schedule(STEPS)
     learner, dev = Keeper(TrainOptions(steps=STEPS, **PERIODS)), copy_batches()
     result = fit(learner, optax.adam(schedule), schedule, batches, dev, directory)

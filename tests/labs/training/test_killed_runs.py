@@ -1,6 +1,7 @@
 """Runs that are killed, and killed again, end like an undisturbed one."""
 
 import json
+import math
 import multiprocessing
 import random
 import signal
@@ -19,7 +20,10 @@ KILLS = 3
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Provides ``start(directory)``, which returns a process and the step that it has begun."""
+    """Provides ``start(directory, last)``: a process, and the number of the step that it has begun.
+
+    The process waits to be killed at step ``last``.
+    """
     # Forked from a process that has imported everything and computed nothing.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([killed_program.__name__])
@@ -27,11 +31,12 @@ def start(tmp_path, monkeypatch):
     for name, value in {"PYTHONPATH": str(REPOSITORY), **quick_compilation.ENVIRONMENT}.items():
         monkeypatch.setenv(name, value)
 
-    def start_one(directory):
+    def start_one(directory, last=None):
         begun = context.Value("i", -1)
         directory.mkdir(exist_ok=True)
-        arguments = (directory, tmp_path / "programs", begun)
-        process = context.Process(target=killed_program.run, args=arguments)
+        arguments = (directory, tmp_path / "programs", begun, last)
+        # A daemon, so that pytest does not wait at its end for one that waits.
+        process = context.Process(target=killed_program.run, args=arguments, daemon=True)
         process.start()
         return process, begun
 
@@ -53,10 +58,10 @@ def test_a_run_killed_at_any_time_ends_like_an_undisturbed_one(start, tmp_path):
 
     chance = random.Random(0)
     for part in range(KILLS):
-        process, begun = start(killed)
         # Somewhere in each part of the run but its end, and at any time of the step: while a
         # checkpoint is written, too.
         step = chance.uniform(part, part + 0.7) * killed_program.STEPS / KILLS
+        process, begun = start(killed, min(math.ceil(step) + 2, killed_program.STEPS - 1))
         while begun.value < step:
             assert process.is_alive()
             time.sleep(1e-4)

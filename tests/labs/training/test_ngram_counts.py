@@ -66,7 +66,7 @@ texts_of_some = st.lists(
 )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     texts=texts_of_some,
     order=st.integers(1, 4),
