@@ -13,7 +13,7 @@ from spec_t5x import registry
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Proposal
 from spec_t5x.options import GenerateOptions
-from spec_t5x.sampling.distributions import sampling, standardize
+from spec_t5x.sampling.distributions import MIN_TEMPERATURE, sampling, standardize
 from spec_t5x.sampling.draws import Draws, RowStream, purpose_keys
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.sampling.verification import block_verification, token_verification
@@ -145,6 +145,12 @@ def test_at_temperature_0_every_lossless_verifier_matches_the_argmax():
         np.testing.assert_array_equal(verdict.next_token, choices[np.arange(ROWS), accepted])
 
 
+def cold_and_warm(rows):
+    """Makes temperatures that are 0, 1, the largest that is argmax, 1, and so on."""
+    numbers = np.arange(rows)
+    return np.where(numbers % 2, 1.0, MIN_TEMPERATURE * (numbers % 4 > 0))
+
+
 @pytest.mark.parametrize(
     "chosen", [TokenVerifier(), TokenVerifier(0.4), BlockVerifier(), RejectionVerifier()]
 )
@@ -154,7 +160,7 @@ def test_a_row_at_temperature_0_is_greedy_beside_sampled_ones(chosen):
     proposal = proposal.replace(tokens=proposal.tokens.at[::3, 0].add(1) % VOCAB)
     proposal = proposal.replace(probs=jax.nn.one_hot(proposal.tokens, VOCAB))
     alone = verify(chosen, proposal, logits, sampling(0.0))
-    mixed = verify(chosen, proposal, logits, sampling(np.where(np.arange(ROWS) % 2, 1.0, 0.0)))
+    mixed = verify(chosen, proposal, logits, sampling(cold_and_warm(ROWS)))
     np.testing.assert_array_equal(mixed.num_accepted[::2], alone.num_accepted[::2])
     np.testing.assert_array_equal(mixed.next_token[::2], alone.next_token[::2])
 
@@ -202,6 +208,9 @@ def test_coupled_verification_emits_what_the_noise_chooses_from_the_target():
         assert proposal.tokens[row, :n].tolist() == choices[row, :n].tolist()
         assert verdict.next_token[row] == choices[row, n]
         assert n == proposal.counts[row] or proposal.tokens[row, n] != choices[row, n]
+    given = proposal, logits, standardize(logits, SAMPLED), SAMPLED, verdict
+    is_accepted = np.arange(GAMMA)[None, :] < np.asarray(verdict.num_accepted)[:, None]
+    np.testing.assert_array_equal(CoupledVerifier().chances(*given), is_accepted)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +226,15 @@ def test_chances_are_how_often_a_draft_is_accepted(chosen):
     rows = 20_000
     stream = RowStream(jax.random.split(jax.random.key(1), rows))
     lengths = jnp.zeros(rows, jnp.int32)
-    logits = jnp.tile(jnp.array([[[1.0, 0.6, 0.2, -0.4, -2.0]] * 2]), (rows, 1, 1))
+    # After the draft the target has another distribution.
+    after = [-2.0, 0.2, -0.4, 3.0, 0.6]
+    logits = jnp.tile(jnp.array([[[1.0, 0.6, 0.2, -0.4, -2.0], after]]), (rows, 1, 1))
     draft_probs = jnp.tile(jnp.array([[0.1, 0.3, 0.3, 0.2, 0.1]]), (rows, 1))
     draws = Draws(stream if chosen.coupled else RowStream(stream.at(lengths, 3)[2]), lengths)
     tokens, _ = draws.replace(coupled=chosen.coupled).next(draft_probs, SAMPLED)
     drawn = Proposal(tokens[:, None], draft_probs[:, None])
-    certain = Proposal(jnp.full((rows, 1), 1))
-    mixed = sampling(np.arange(rows) % 2)
+    certain = Proposal(jnp.arange(rows)[:, None] // 4 % 2)
+    mixed = sampling(cold_and_warm(rows))
 
     @jax.jit
     def compare(proposal, settings):
@@ -322,6 +333,6 @@ def test_a_registered_verifier_of_trees_takes_widths(monkeypatch):
     registry.register("verifier", wide=f"{__name__}:Wide")
     assert verifier("wide") == Wide((4,))
     assert GenerateOptions(verifier="wide", widths=(2, 3)).make_verifier() == Wide((2, 3))
-    assert verifier("tree") == TreeVerifier((3, 2))
+    assert verifier("tree") == TreeVerifier((3, 2)) and verifier("multi") == TreeVerifier((3,))
     with pytest.raises(InputError, match=r"widths are \(0,\): give at least 1"):
         verifier("wide", widths=[0])

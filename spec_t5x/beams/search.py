@@ -174,11 +174,8 @@ class _Search:
             raise InputError(f"gamma is {gamma} and there is no draft_model: give one, or gamma 0")
         interfaces.check_parts(draft_model, NodeTarget, _REMEDY)
         interfaces.check_vocabularies(draft_model, target)
-        beams_lib.check_beams("draft_beams", self.width, target.vocab_size, self.eos_id)
-        if self.width < beams:
-            raise InputError(
-                f"draft_beams is {self.width} and beams {beams}: give at least as many"
-            )
+        interfaces.check_positions(draft_model, max_decode_len, "draft")
+        beams_lib.check_beams("draft_beams", self.width, target.vocab_size, self.eos_id, beams)
 
     def init(self, inputs: PyTree, prompts: Array, beams: beams_lib.Beams, max_decode_len: int):
         """Encodes inputs and feeds prompts, if gamma > 0 for the draft too; returns the state."""

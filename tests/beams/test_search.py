@@ -409,8 +409,8 @@ jax.tree_util.register_pytree_node(
         ({"draft_model": None}, "gamma is 2 and there is no draft_model"),
         ({"gamma": 0}, "gamma is 0, which uses no draft_model or draft_beams: leave"),
         ({"gamma": 0, "draft_model": None, "draft_beams": 3}, "gamma is 0, which uses no"),
-        ({"draft_beams": 1}, "draft_beams is 1 and beams 2: give at least as many"),
-        ({"draft_beams": 9}, "draft_beams is 9: give at least 1, at most 8"),
+        ({"draft_beams": 1}, "draft_beams is 1: give at least 2, at most 8"),
+        ({"draft_beams": 9}, "draft_beams is 9: give at least 2, at most 8"),
         ({"max_decode_len": 2}, "prompts hold 3 tokens and max_decode_len is 2"),
         ({"target": CannotScoreNodes()}, "CannotScoreNodes has no num_slots, score_nodes, move"),
         (

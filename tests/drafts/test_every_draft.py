@@ -154,9 +154,11 @@ def test_a_draft_of_a_target_of_other_sizes_is_refused(field, value, message):
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_draft_beside_a_target_without_its_cache_is_refused():
-    for name in ("early exit", "shared encoder", "eagle"):
+    refused = [T5_DRAFTS[name]() for name in ("early exit", "shared encoder", "eagle")]
+    refused.append(MixedDraft(refused[0], UniformDraft(VOCAB)))
+    for draft in refused:
         with pytest.raises(InputError, match="is of a T5Model and the target a TableTarget"):
-            check_fits(T5_DRAFTS[name](), TableTarget.create(0, VOCAB), LENGTH)
+            check_fits(draft, TableTarget.create(0, VOCAB), LENGTH)
 
 
 def drafts(*names):
@@ -362,10 +364,10 @@ def test_what_an_outer_model_refuses_is_refused_in_rows_that_copied_too():
 
 @flax.struct.dataclass
 class Counting(Parrot):
-    """A draft whose state tells how many rows it was fed, twice that after a proposal."""
+    """A draft whose state tells how many tokens it may be fed, twice that after a proposal."""
 
     def catch_up(self, state, context, width):
-        return state + jnp.sum(context.live)
+        return state + width * jnp.sum(context.live)
 
     def propose(self, state, context, gamma):
         return super().propose(state, context, gamma)[0], 2 * state
@@ -388,7 +390,8 @@ def propose_for(second, live, first=None):
 
 
 def test_a_second_draft_is_fed_and_asked_for_rows_without_copies():
-    for live, fed in (([True, True, False], 2), ([True, False, False], 0)):
+    # One row takes up to gamma + 1 tokens.
+    for live, fed in (([True, True, False], 6), ([True, False, False], 0)):
         proposal, state = propose_for(Counting(jnp.array([5, 4]), VOCAB), live)
         assert int(state.second) == fed
         np.testing.assert_array_equal(proposal.tokens[:2], [[8, 6], [5, 4] if fed else [0, 0]])
@@ -420,6 +423,8 @@ def test_what_either_draft_did_not_draw_is_not_proposed():
     ):
         proposal, _ = propose_for(second, [True, True, True], first)
         np.testing.assert_array_equal(proposal.num_proposed, counts)
+        # The second draft's distributions are those of the proposal.
+        assert (proposal.probs is None) == (second is other)
 
 
 def test_sampled_texts_of_two_drafts_follow_the_targets_law():
@@ -435,7 +440,9 @@ def test_two_drafts_may_propose_fewer_tokens_than_gamma():
             return super().propose(state, context, min(gamma, 2))
 
     short = Short(laws.other_model())
-    laws.check_draft(MixedDraft(Doubting(jnp.array([2, 3, 4]), laws.VOCAB_SIZE), short), gamma=3)
+    mixed = MixedDraft(Doubting(jnp.array([2, 3, 4]), laws.VOCAB_SIZE), short)
+    assert mixed.traits.varies and not short.traits.varies
+    laws.check_draft(mixed, gamma=3)
 
 
 def go_plainly(draft, state, settings, num_steps):

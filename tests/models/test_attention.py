@@ -1,5 +1,9 @@
 """Attention over whole sequences, in parts if its scores would not fit."""
 
+import dataclasses
+import functools
+import re
+
 import jax
 import jax.export
 import numpy as np
@@ -39,6 +43,16 @@ def test_in_parts_the_encoder_gives_the_same(monkeypatch, limit, fewest, queries
     text = in_parts.lower(SOURCES).as_text()
     for size in (LENGTH, 6):
         assert (f"tensor<{BATCH}x{HEADS}x{size}x{LENGTH}xf32>" in text) == (size == queries)
+
+
+def test_scores_and_their_softmax_are_in_float32_in_layers_of_bfloat16():
+    config = dataclasses.replace(MODEL.config, dtype="bfloat16")
+    given = {"params": MODEL.params}, SOURCES
+    encode = functools.partial(Transformer(config).apply, method=Transformer.encode)
+    program = str(jax.make_jaxpr(encode)(*given))
+    shape = rf"(\w+)\[{BATCH},{HEADS},{LENGTH},{LENGTH}\] = "
+    for operation in ("dot_general", "exp"):
+        assert re.findall(shape + operation, program) == ["f32"]
 
 
 @pytest.mark.usefixtures("unchecked")

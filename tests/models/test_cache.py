@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.labs.testing.laws import check_target
+from spec_t5x.machine.operations import XLA
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
 from tests.toy_t5 import tiny_t5
@@ -27,13 +28,25 @@ MODELS = {
     "umt5": lambda: tiny_t5(2, num_decoder_layers=2, relpos_per_layer=True),
 }
 IN_INT8 = {"t5, source in int8": lambda: tiny_t5(2, num_decoder_layers=2).with_kv("int8")}
+
+
+def without_kernels(target):
+    return target.replace(weights=target.params, operations=XLA)
+
+
+def by_xla(models):
+    """Names the same models without the machine's kernels."""
+    return {f"{name}, by XLA": lambda of=of: without_kernels(of()) for name, of in models.items()}
+
+
+ALL = MODELS | IN_INT8 | by_xla(MODELS | IN_INT8)
 # One program for each size of chunk.
 SCORE = jax.jit(lambda model, cache, tokens: model.score(cache, tokens)[::2])
 
 
 @functools.cache
 def model(name="t5"):
-    return (MODELS | IN_INT8)[name]()
+    return ALL[name]()
 
 
 @functools.cache
@@ -54,13 +67,13 @@ def test_a_write_replaces_exactly_its_positions(batch, new):
     np.testing.assert_array_equal(written, expected)
 
 
-@pytest.mark.parametrize("name", [*MODELS, *IN_INT8])
+@pytest.mark.parametrize("name", ALL)
 def test_its_calls_agree_with_one_another(name):
     """Calls are in blocks of any size, after rollbacks, in trees and in repeated rows."""
     check_target(model(name), SOURCES)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *by_xla(MODELS)])
 def test_cached_logits_are_the_teacher_forced_ones(name):
     target, cache, found = model(name), empty_cache(name), []
     inputs = (SOURCES, TEXTS, np.ones_like(TEXTS))
@@ -77,13 +90,14 @@ def test_cached_logits_are_the_teacher_forced_ones(name):
     np.testing.assert_array_equal(cache.lengths, LENGTH)
 
 
-def test_slots_beyond_a_rows_length_have_no_influence():
-    _, cache = SCORE(model(), empty_cache(), TEXTS[:, :4])
-    cache = model().rollback(cache, jnp.array([3, 1, 2]))
+@pytest.mark.parametrize("name", ["t5", "t5, by XLA"])
+def test_slots_beyond_a_rows_length_have_no_influence(name):
+    _, cache = SCORE(model(name), empty_cache(name), TEXTS[:, :4])
+    cache = model(name).rollback(cache, jnp.array([3, 1, 2]))
     beyond = (jnp.arange(cache.max_length)[None] >= cache.lengths[:, None])[:, None, :, None]
     spoilt = cache.map(lambda cached: jnp.where(beyond, 1e4, cached))
-    clean, _ = SCORE(model(), cache, TEXTS[:, 4:6])
-    after, _ = SCORE(model(), cache.replace(layers=spoilt.layers), TEXTS[:, 4:6])
+    clean, _ = SCORE(model(name), cache, TEXTS[:, 4:6])
+    after, _ = SCORE(model(name), cache.replace(layers=spoilt.layers), TEXTS[:, 4:6])
     np.testing.assert_array_equal(clean, after)
 
 
@@ -129,9 +143,9 @@ def test_numbers_that_are_not_finite_are_not_hidden_by_rounding():
     np.testing.assert_array_equal(np.isfinite(products), [[[False, False, True]]])
 
 
-def test_a_source_in_int8_is_read_as_its_numbers_times_their_scales():
+@pytest.mark.parametrize("name", [*IN_INT8, *by_xla(IN_INT8)])
+def test_a_source_in_int8_is_read_as_its_numbers_times_their_scales(name):
     """The logits are those of a cache of wide numbers, and not those of the target's own."""
-    (name,) = IN_INT8
     cache, own = empty_cache(name), empty_cache()
 
     def widened(rounded):

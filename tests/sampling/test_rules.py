@@ -18,9 +18,9 @@ MODEL = transformers.T5ForConditionalGeneration(transformers.T5Config(**SIZES))
 VOCAB = 7
 EOS = (1,)
 # Places of each text: so many that n-grams, phrases and repeated tokens occur.
-WIDTH, ROWS = 12, 6
-# Tokens of each row's prompt, and where the row ends at the latest.
-STARTS, LIMITS = (0, 0, 2, 0, 3, 1), (11, 6, 11, 9, 8, 10)
+WIDTH, ROWS = 12, 7
+# Tokens of each row's prompt, and where the row ends at the latest; the last row has one token.
+STARTS, LIMITS = (0, 0, 2, 0, 3, 1, 0), (11, 6, 11, 9, 8, 10, 1)
 
 
 def texts(seed=0):
@@ -35,7 +35,12 @@ CASES = {
     "suppressed": {"suppress_tokens": (3, 5)},
     "suppressed at the beginning": {"begin_suppress_tokens": (2, 1)},
     "forced first": {"forced_bos_token_id": 4},
-    "forced first, suppressed after it": {"forced_bos_token_id": 4, "begin_suppress_tokens": (2,)},
+    "the start token forced first": {"forced_bos_token_id": 0},
+    "forced first and last": {"forced_bos_token_id": 4, "forced_eos_token_id": (1,)},
+    "forced first, suppressed after it": {
+        "forced_bos_token_id": 4,
+        "begin_suppress_tokens": (2, 4),
+    },
     "forced last": {"forced_eos_token_id": (1,)},
     "one of several last": {"forced_eos_token_id": (1, 3)},
     "one of several last, another suppressed": {
@@ -43,11 +48,17 @@ CASES = {
         "suppress_tokens": (1, 5),
     },
     "forced bad words": {"forced_bos_token_id": 4, "bad_words_ids": ((4,), (3,))},
+    "a bad word that may be last": {"forced_eos_token_id": (1, 3), "bad_words_ids": ((3,),)},
     "a bad word": {"bad_words_ids": ((3,),)},
     "the end is no bad word": {"bad_words_ids": ((1,), (4,))},
+    "none of several ends is a bad word": {"bad_words_ids": ((1,), (5,), (4,)), "eos": (1, 5)},
+    "an end after another token is one": {"bad_words_ids": ((3, 1), (1,))},
     "bad words of several tokens": {"bad_words_ids": ((3, 4), (2, 2, 2), (5,))},
     "a phrase that begins with the start token": {
         "bad_words_ids": (tuple(texts()[3, :5].tolist()),)
+    },
+    "phrases with the start token that begin before a text": {
+        "bad_words_ids": ((3, 0, 5), (0, 0, 6), (0, 2))
     },
     "penalty": {"repetition_penalty": 1.7},
     "bonus": {"repetition_penalty": 0.6},
@@ -124,14 +135,18 @@ def place_after(tokens, lengths):
 def test_each_place_of_a_tree_has_its_own_text():
     made = rules(VOCAB, EOS, no_repeat_ngram_size=2)
     tokens = np.array([[[0, 3, 4, 3, 9], [0, 3, 5, 3, 9]]], np.int32)
-    found = made(jnp.zeros((1, 2, VOCAB)), place_after(tokens, [3, 3]))
+    # The result is in float32 for logits of any type.
+    found = made(jnp.zeros((1, 2, VOCAB), jnp.bfloat16), place_after(tokens, [3, 3]))
     assert np.isinf(found[0]).nonzero()[1].tolist() == [4, 5]
 
 
 def test_the_start_token_may_be_the_token_that_ends_a_text():
-    made = rules(VOCAB, EOS, repetition_penalty=2.0, start_id=1)
-    found = made(jnp.ones((1, 1, VOCAB)), place_after(np.zeros((1, 1, 3), np.int32), [0]))
+    """Padding after the start token is another token."""
+    made = rules(VOCAB, EOS, repetition_penalty=2.0, bad_words_ids=((1, 0, 3),), start_id=1)
+    places = place_after(np.zeros((1, 1, 3), np.int32), [0, 1])
+    found = made(jnp.ones((1, 2, VOCAB)), places)
     np.testing.assert_array_equal(found[0, 0], [1, 0.5, 1, 1, 1, 1, 1])
+    np.testing.assert_array_equal(found[0, 1], [0.5, 0.5, 1, -np.inf, 1, 1, 1])
 
 
 def test_phrases_of_similar_sizes_share_programs():
@@ -154,6 +169,10 @@ def test_neutral_values_are_no_rules():
     ("given", "message"),
     [
         ({"suppress_tokens": (VOCAB,)}, "suppress_tokens has token 7 and the model 7 tokens"),
+        ({"begin_suppress_tokens": (2, 7)}, "begin_suppress_tokens has token 7"),
+        ({"forced_bos_token_id": 7}, "forced_bos_token_id has token 7"),
+        ({"forced_eos_token_id": (1, 7)}, "forced_eos_token_id has token 7"),
+        ({"sequence_bias": (((2, 7), 1.5),)}, "sequence_bias has token 7"),
         ({"bad_words_ids": ((2, -1),)}, "bad_words_ids has token -1"),
         ({"bad_words_ids": ((),)}, "an empty list of ids"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: give a number above 0"),

@@ -136,6 +136,9 @@ def test_more_tokens_than_positions_are_refused_before_anything_is_compiled():
     for draft in (short, MixedDraft(CopyDraft(short.vocab_size), short)):
         with pytest.raises(InputError, match="the draft has 8 positions and max_decode_len is 9"):
             speculative(draft, max_decode_len=9)
+    drafting = {"draft_model": short.model, "gamma": 2}
+    with pytest.raises(InputError, match="the draft has 8 positions and max_decode_len is 9"):
+        beam_search(model(), SOURCES, PROMPTS, beams=2, max_decode_len=9, **drafting)
 
 
 @pytest.mark.parametrize(
