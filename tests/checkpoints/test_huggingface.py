@@ -75,8 +75,11 @@ def test_shards_of_torch(made, directory):
     assert_refused(directory, f"no file {directory / file}")
 
 
-@pytest.mark.parametrize(("file", "dtype"), [("safetensors", "float16"), ("bin", "bfloat16")])
-def test_half_precision_is_read_exactly(made, directory, dtype, file):
+@pytest.mark.parametrize(
+    ("file", "dtype"),
+    [("safetensors", "float16"), ("safetensors", "float64"), ("bin", "bfloat16")],
+)
+def test_half_and_double_precision_are_read_exactly(made, directory, dtype, file):
     model = transformers.T5ForConditionalGeneration.from_pretrained(made[1])
     model = model.to(getattr(torch, dtype))
     model.save_pretrained(directory)
