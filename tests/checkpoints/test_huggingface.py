@@ -464,6 +464,22 @@ def test_an_encoder_whose_configuration_is_of_both(directory):
     assert_refused(directory, "holds no decoder: give a whole encoder-decoder")
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (weight_files.WEIGHTS, ["model.safetensors"]),
+        (weight_files.WEIGHTS[1:], ["one.part", "two.part"]),
+        (weight_files.TORCH_WEIGHTS, ["pytorch_model.bin"]),
+        (weight_files.TORCH_WEIGHTS[1:], ["one.part", "two.part"]),
+    ],
+)
+def test_of_several_files_of_weights_the_first_by_preference_is_read(tmp_path, names, expected):
+    shards = {"weight_map": {"a": "two.part", "b": "one.part", "c": "two.part"}}
+    for name in (*names, "one.part", "two.part"):
+        (tmp_path / name).write_text(json.dumps(shards))
+    assert [path.name for path in weight_files.find_files(tmp_path)] == expected
+
+
 def test_missing_files(directory):
     (directory / "spiece.model").unlink()
     assert_refused(
