@@ -133,8 +133,12 @@ def test_all_faults_of_a_tree_at_once(configs, random_params):
     assert "token_embedder/embedding is [97, 16], not [96, 16]" in message
 
 
-@pytest.mark.parametrize(("value", "dtype"), [(np.nan, "float32"), (-np.inf, "bfloat16")])
-def test_weights_that_are_not_finite(value, dtype, configs, random_params):
+# In one block of values, and in a later one of many.
+@pytest.mark.parametrize(
+    ("value", "dtype", "block"), [(np.nan, "float32", 1 << 24), (-np.inf, "bfloat16", 7)]
+)
+def test_weights_that_are_not_finite(value, dtype, block, configs, random_params, monkeypatch):
+    monkeypatch.setattr("spec_t5x.checkpoints.storage.tensors._FINITE_BLOCK", block)
     params = random_params(configs["1.0"])
     params["encoder"]["layers_1"]["mlp"]["wi"]["kernel"][3, 5] = value
     params = jax.tree.map(lambda leaf: leaf.astype(jax.numpy.dtype(dtype)), params)

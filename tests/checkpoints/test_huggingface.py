@@ -75,8 +75,11 @@ def test_shards_of_torch(made, directory):
     assert_refused(directory, f"no file {directory / file}")
 
 
-@pytest.mark.parametrize(("file", "dtype"), [("safetensors", "float16"), ("bin", "bfloat16")])
-def test_half_precision_is_read_exactly(made, directory, dtype, file):
+@pytest.mark.parametrize(
+    ("file", "dtype"),
+    [("safetensors", "float16"), ("safetensors", "float64"), ("bin", "bfloat16")],
+)
+def test_half_and_double_precision_are_read_exactly(made, directory, dtype, file):
     model = transformers.T5ForConditionalGeneration.from_pretrained(made[1])
     model = model.to(getattr(torch, dtype))
     model.save_pretrained(directory)
@@ -463,6 +466,22 @@ def test_an_encoder_whose_configuration_is_of_both(directory):
     tensors = {n: t for n, t in load_file(path).items() if not n.startswith("decoder.")}
     save_file(tensors, path)
     assert_refused(directory, "holds no decoder: give a whole encoder-decoder")
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (weight_files.WEIGHTS, ["model.safetensors"]),
+        (weight_files.WEIGHTS[1:], ["one.part", "two.part"]),
+        (weight_files.TORCH_WEIGHTS, ["pytorch_model.bin"]),
+        (weight_files.TORCH_WEIGHTS[1:], ["one.part", "two.part"]),
+    ],
+)
+def test_of_several_files_of_weights_the_first_by_preference_is_read(tmp_path, names, expected):
+    shards = {"weight_map": {"a": "two.part", "b": "one.part", "c": "two.part"}}
+    for name in (*names, "one.part", "two.part"):
+        (tmp_path / name).write_text(json.dumps(shards))
+    assert [path.name for path in weight_files.find_files(tmp_path)] == expected
 
 
 def test_missing_files(directory):

@@ -116,8 +116,10 @@ def test_a_vocabulary_in_a_bucket_is_fetched_once(bucket, spiece, configs, rando
         assert loaded.vocabulary.vocab_size == 40
         # The second time it is there already.
         (bucket / "sentencepiece.model").unlink(missing_ok=True)
-    message = message_of(load, "gs://bucket/model", vocabulary="gs://bucket/other.model:0")
-    assert "no vocabulary at gs://bucket/other.model" in message
+    # Another folder's file of this name is another one.
+    other = "gs://bucket/other/sentencepiece.model"
+    message = message_of(load, "gs://bucket/model", vocabulary=f"{other}:0")
+    assert f"no vocabulary at {other}" in message
 
 
 def test_a_vocabulary_of_our_own_is_fetched_too(bucket, vocabulary, configs, random_params):

@@ -79,6 +79,15 @@ def test_what_orbax_writes_is_read(saved, configs, random_params):
     with ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save(saved / "params", params)
     assert_trees_equal(load(saved).params, params)
+    # A leaf that is no array is left out.
+    path = saved / "params" / "_METADATA"
+    values = json.loads(path.read_text())
+    leaf = {"key_metadata": [{"key": "note", "key_type": 2}], "value_metadata": {}}
+    values["tree_metadata"]["('note',)"] = leaf
+    for kind in ("string", "None"):
+        leaf["value_metadata"] = {"value_type": kind, "skip_deserialize": False}
+        path.write_text(json.dumps(values))
+        assert_trees_equal(load(saved).params, params)
 
 
 def test_a_chunk_that_is_absent_in_zarr3_is_no_zeros(saved, configs, random_params):

@@ -16,6 +16,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.labs.training.exports import model_in_memory
 from spec_t5x.machine import operations as operations_lib
 from spec_t5x.machine.operations import XLA
+from spec_t5x.models.weights import BITS
 from tests.checkpoints.faults import edit_config, message_of
 from tests.toy_t5 import tiny_t5
 
@@ -78,6 +79,8 @@ def test_matrices_are_rounded_one_by_one_as_they_are_read(weights, tied, operati
     assert (rounded.weights, rounded.is_rounded, later.is_rounded) == (weights, True, False)
     same(rounded.bind(), later.bind(weights))
     same(rounded.bind(weights), rounded.bind())
+    other = "int4" if weights == "int8" else "int8"
+    same(rounded.bind(other), rounded.bind().rounded(BITS[other]))
     assert not operations or later.bind().operations is operations[0]
     assert max(held[: len(held) // 2]) < 0.6 * max(held)
 

@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.storage import tensors as tensors_lib
+from spec_t5x.checkpoints.storage.tensors import array_tensors
+from spec_t5x.errors import InputError
 from tests.checkpoints.faults import save_t5x
 from tests.child import meeting_point, together
 
@@ -119,6 +122,17 @@ def test_a_process_reads_its_slices_and_each_of_them_once(
                 for bounds, values in shards:
                     part = flat[path][tuple(slice(*bound) for bound in bounds)]
                     np.testing.assert_array_equal(np.array(values, np.float32), part)
+
+
+def test_each_slice_is_checked_for_numbers_that_are_not_finite(monkeypatch):
+    halves = [((0, 2), (0, 3)), ((2, 4), (0, 3))]
+    monkeypatch.setattr(tensors_lib, "_local_bounds", lambda shape, sharding: halves)
+    for row in (0, 3):
+        table = np.zeros((4, 3), np.float32)
+        table[row, 1] = np.inf
+        parts = tensors_lib._finite_parts(array_tensors({"a": table}), "here", "float32")
+        with pytest.raises(InputError, match=r"in 1 of 1 tensors \(a\)"):
+            list(parts)
 
 
 def test_no_more_is_read_ahead_than_fits(t5x_data, monkeypatch):

@@ -10,15 +10,19 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import tensorstore as ts
 from flax.serialization import msgpack_restore, msgpack_serialize
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, load_vocabulary, open_model
 from spec_t5x.checkpoints.make_draft import make_draft
-from spec_t5x.checkpoints.t5x import scanned
+from spec_t5x.checkpoints.storage.tensors import array_tensors
+from spec_t5x.checkpoints.t5x import reading, scanned
 from spec_t5x.labs.training.exports import save_model
+from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import T5Config
 from tests.checkpoints.faults import assert_trees_equal, message_of, save_t5x
 
 
@@ -71,6 +75,17 @@ def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
 
 
 @pytest.mark.parametrize(
+    "changes", [{}, {"logits_via_embedding": False}, {"relpos_per_layer": True}], ids=str
+)
+def test_a_configuration_is_told_from_shapes_that_are_all_different(changes):
+    """As those of T5 11B are, whose heads together are wider than its states."""
+    sizes = {"vocab_size": 7, "emb_dim": 6, "num_heads": 5, "head_dim": 4, "mlp_dim": 11}
+    layers = {"num_encoder_layers": 2, "num_decoder_layers": 3, "relpos_num_buckets": 9}
+    config = T5Config(**sizes, **layers, **changes)
+    assert reading.infer_config(expected_shapes(config), "DIR") == config
+
+
+@pytest.mark.parametrize(
     ("text", "is_read"),
     [
         ("network.T5Config.mlp_activations = ('silu', 'linear')\n", True),
@@ -86,13 +101,17 @@ def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
         pytest.param("\n" * 300_000, False, id="blank lines"),
     ],
 )
-def test_activations_are_those_of_t5xs_gin_file(tmp_path, configs, random_params, text, is_read):
+def test_activations_are_those_of_t5xs_gin_file(
+    tmp_path, configs, random_params, text, is_read, monkeypatch
+):
     config = configs["1.1"]
     save_t5x(tmp_path / "checkpoint_0", random_params(config), config)
     (tmp_path / "checkpoint_0" / "spec_t5x.json").unlink()
     (tmp_path / "config.gin").write_text(f"# network.T5Config\nx.T5Config.emb_dim = 8\n{text}")
-    found = open_model(tmp_path).config.mlp_activations
-    assert found == (("silu", "linear") if is_read else ("gelu", "linear"))
+    monkeypatch.chdir(tmp_path / "checkpoint_0")
+    for place in (tmp_path, "."):
+        found = open_model(place).config.mlp_activations
+        assert found == (("silu", "linear") if is_read else ("gelu", "linear"))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +155,11 @@ def with_cast(spec, path):
     return {"driver": "cast", "dtype": "float32", "base": spec}
 
 
-@pytest.mark.parametrize("change", [with_bucket, with_path_outside, with_cast])
+def without_path(spec, path):
+    return {**spec, "kvstore": {"driver": "gfile"}}
+
+
+@pytest.mark.parametrize("change", [with_bucket, with_path_outside, with_cast, without_path])
 def test_specifications_written_elsewhere(legacy, t5x_data, change):
     edit_index(legacy, lambda tree: change_specs(tree, change))
     assert_trees_equal(weights_of(legacy), t5x_data.known_params(t5x_data.LEGACY))
@@ -155,6 +178,41 @@ def test_arrays_within_the_index(legacy, t5x_data):
     edit_index(legacy, lambda tree: change_specs(tree, inline))
     assert not list(legacy.glob("target.*.scale"))
     assert_trees_equal(weights_of(legacy), unflatten_dict(params))
+
+
+@pytest.mark.parametrize(
+    "named", [lambda state: {"_optimizer": state}, lambda state: state], ids=["_optimizer", "none"]
+)
+def test_parameters_and_step_by_other_paths(legacy, t5x_data, named):
+    edit_index(legacy, lambda tree: {"version": 3} | named(tree["optimizer"]))
+    assert_trees_equal(weights_of(legacy), t5x_data.known_params(t5x_data.LEGACY))
+    assert open_model(legacy).metadata == {"step": 7}
+
+
+def test_an_array_in_zarr3(legacy, t5x_data):
+    params = t5x_data.known_params(t5x_data.LEGACY)
+    directory = legacy / "target.decoder.decoder_norm.scale"
+    shutil.rmtree(directory)
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(directory)}}
+    store = ts.open(spec, create=True, dtype="float32", shape=[4]).result()
+    store.write(params["decoder"]["decoder_norm"]["scale"]).result()
+
+    def in_zarr3(spec, path):
+        return spec | {"driver": "zarr3"} if "decoder_norm" in path else spec
+
+    edit_index(legacy, lambda tree: change_specs(tree, in_zarr3))
+    assert_trees_equal(weights_of(legacy), params)
+
+
+def test_values_in_the_index_of_early_orbax(legacy, t5x_data):
+    """A description of the tree is beside it, and the index has no version."""
+    params = t5x_data.known_params(t5x_data.LEGACY)
+    for path in legacy.glob("target.*"):
+        shutil.rmtree(path)
+    (legacy / "checkpoint").write_bytes(msgpack_serialize({"target": params}))
+    assert "has version None" in message_of(weights_of, legacy)
+    (legacy / "_METADATA").write_text("{}")
+    assert_trees_equal(weights_of(legacy), params)
 
 
 def test_placeholders_of_early_orbax(legacy, t5x_data):
@@ -239,6 +297,9 @@ def test_a_vocabulary_is_given_found_or_asked_for(legacy, tmp_path, spiece, conf
     assert load(directory, vocabulary=f"{spiece}:7").vocabulary.vocab_size == 47
     shutil.copy(spiece, directory.parent / "spiece.model")
     assert "is ambiguous" in message_of(load, directory)
+    # The folder above a model that is no training's checkpoint is another one's.
+    directory.rename(directory.with_name("final"))
+    assert "holds no vocabulary" in message_of(load, directory.with_name("final"))
 
 
 def test_a_vocabulary_that_disagrees_is_refused(tmp_path, saved, spiece, configs, random_params):
@@ -385,13 +446,16 @@ def test_networks_that_are_no_t5(legacy, change, expected):
 def test_conversions_that_cannot_be(saved, tmp_path, configs, random_params):
     assert "'onnx'" in message_of(convert, saved, tmp_path / "a", to="onnx")
     assert "in a bucket" in message_of(convert, saved, "gs://bucket/a", to="native")
-    assert "checkpoint_STEP" in message_of(convert, saved, tmp_path / "a", to="t5x")
+    for name in ("a", "checkpoint_5.tmp", "my_checkpoint_5"):
+        assert "checkpoint_STEP" in message_of(convert, saved, tmp_path / name, to="t5x")
     assert "exists" in message_of(convert, saved, saved, to="huggingface")
     save_t5x(tmp_path / "checkpoint_0", random_params(configs["1.0"]), configs["1.0"])
     for to in ("huggingface", "native"):
         message = message_of(convert, tmp_path / "checkpoint_0", tmp_path / "a", to=to)
         assert "holds no vocabulary" in message
-    convert(tmp_path / "checkpoint_0", tmp_path / "checkpoint_1", to="t5x", dtype="bfloat16")
+    for overwrite in (False, True):
+        given = {"to": "t5x", "dtype": "bfloat16", "overwrite": overwrite}
+        convert(tmp_path / "checkpoint_0", tmp_path / "checkpoint_1", **given)
     assert not (tmp_path / "a").exists()
 
 
@@ -441,6 +505,28 @@ def test_scanned_layers_come_back(
     edit_index(tmp_path / "checkpoint_5", lengthen)
     message = message_of(load, tmp_path / "checkpoint_5")
     assert "encoder/encoder/mlp/wo/kernel is [24, 3, 16] and the encoder has 2 layers" in message
+
+
+def test_slices_of_scanned_layers_are_those_of_the_whole(configs, random_params):
+    """Of each layer's own number, also where ten come before two, and where heads are cut."""
+    config = dataclasses.replace(configs["1.1"], relpos_per_layer=True, num_encoder_layers=11)
+    given = dict(sorted(array_tensors(random_params(config)).items()))
+    stacked = scanned.scanned(given, config.head_dim)
+    found = scanned.ours(stacked, "DIR")
+    assert found.keys() == given.keys()
+    cuts = ((0, 0), (3, 0), (0, 3), (3, 2), (5, 5))
+
+    def parts(tensor):
+        for first, last in cuts:
+            yield tuple(slice(min(first, n - 1), max(n - last, 1)) for n in tensor.shape)
+
+    for path, tensor in given.items():
+        for part in parts(tensor):
+            np.testing.assert_array_equal(found[path].read(part), tensor.read(part), err_msg=path)
+    for tensor in stacked.values():
+        whole = tensor.read(tuple(slice(0, n) for n in tensor.shape))
+        for part in parts(tensor):
+            np.testing.assert_array_equal(tensor.read(part), whole[part])
 
 
 def spied(init, made):

@@ -50,7 +50,7 @@ def test_a_text_at_the_limit_fits_and_a_longer_one_is_refused_or_cut(generator):
     assert cut == [*ids[:3], EOS_ID]
 
 
-def test_a_decoder_alone_without_a_limit_of_positions_takes_a_prompt_of_any_length():
+def test_a_decoder_alone_without_a_limit_of_positions_takes_a_prompt_of_any_length(monkeypatch):
     target = DecoderOnlyModel({}, DecoderOnlyTransformer(DecoderOnlyConfig()))
     decodes = Generator(target=target, vocabulary=ByteVocabulary(), max_source_len=16)
     assert len(decodes.tokenize("a" * 900, GREEDY)) == 900
@@ -61,6 +61,18 @@ def test_a_decoder_alone_without_a_limit_of_positions_takes_a_prompt_of_any_leng
     cut = decodes.tokenize("abcdefghi", dataclasses.replace(short, truncate=True))
     assert cut == decodes.tokenize("efghi", short)
     assert decodes._checked_ids([], short) == decodes.tokenize("", short) == []
+    with pytest.raises(InputError, match="output_prefix is 'a' and a decoder-only model's prompt"):
+        decodes.check(options(output_prefix="a"))
+    # A token may be forced after an empty prompt alone.
+    forced = options(forced_bos_token_id=5)
+    assert decodes.tokenize("", forced) == []
+    with pytest.raises(InputError, match="forced_bos_token_id is 5 and the prompt comes first"):
+        decodes.tokenize("a", forced)
+    # Of 20 positions, outputs take 16.
+    monkeypatch.setattr(DecoderOnlyModel, "max_positions", 20)
+    for limits in ({}, {"max_source_len": 5}):
+        with pytest.raises(InputError, match="there is room for 4 .* lower max_decode_len, or"):
+            decodes.tokenize("a" * 9, options(**limits))
 
 
 def test_sampled_outputs_depend_on_place_and_seed_alone(generator):
@@ -301,9 +313,11 @@ def test_gamma_is_limited_by_the_checkpoints_length(generator):
 
 @pytest.mark.usefixtures("unchecked")
 def test_ids_that_the_target_does_not_embed_are_refused(generator):
-    rows, text = generator.target.vocab_size, "¿"
+    # The first id that the target does not have.
+    rows, text = generator.target.vocab_size, "}"
     other = dataclasses.replace(generator, vocabulary=ByteVocabulary())
-    most = max(ByteVocabulary().encode(text))
+    (most,) = ByteVocabulary().encode(text)
+    assert most == rows
     said = f"has id {most} and the target has {rows} ids: give the target's vocabulary"
     assert str(other.generate([text])[0].error) == f"the text {said}"
     with pytest.raises(InputError, match=f"the output_prefix {said}"):
@@ -406,7 +420,8 @@ def test_limits_share_what_speculation_costs_and_searches_are_exact(generator, r
     copying = generator.with_draft(CopyDraft(generator.target.vocab_size))
     assert copying.room(batch, options(max_decode_len=17)) == 17
     monkeypatch.setattr(T5Model, "max_positions", 20)
-    assert generator.room(batch, options(max_decode_len=17)) == 17
+    for one in (generator, generator.plain()):
+        assert one.room(batch, options(max_decode_len=17)) == 17
 
 
 def _fits_20(draft, target, max_decode_len):

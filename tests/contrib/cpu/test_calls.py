@@ -121,6 +121,8 @@ def test_products_with_a_table(rows, vocab, inner):
     assert_rows_alone_have_the_same_bits(
         lambda row: calls.dot_with_table(row, table), inputs, output
     )
+    few = calls.dot_with_table(inputs, table, jnp.int32(rows // 2))
+    np.testing.assert_array_equal(few, output * (np.arange(rows) < rows // 2)[:, None])
 
 
 def test_a_row_major_array_leaves_the_layouts_of_other_results_alone():
@@ -208,6 +210,11 @@ def test_a_row_of_values_that_are_no_numbers_has_a_token_of_the_vocabulary(width
     np.testing.assert_array_equal(
         calls.standardize(values, zeros, zeros.astype(np.uint32), zeros, **options).sum(-1), 1
     )
+    # Of fewer numbers than top_k, all are kept.
+    values[:, :2] = np.float32([-1.0, -2.0])[:width]
+    found = calls.standardize(values, zeros + 1, np.full(2, 3, np.uint32), zeros, **options)
+    expected = np.nan_to_num(jax.nn.softmax(values[:, :2], axis=-1))
+    np.testing.assert_allclose(found[:, :2], expected, rtol=1e-5)
 
 
 WIDTHS = [1, 37, 5000]
@@ -277,6 +284,11 @@ def test_tokens_are_those_that_xla_draws():
     ):
         assert np.mean(np.asarray(tokens) == draw(masses, uniforms)) > 0.999
         assert np.all(np.take_along_axis(np.asarray(masses), tokens[:, None], axis=1) > 0)
+    # A number on the border of two tokens draws the second.
+    quarters = np.full((16, 4), 0.25, np.float32)
+    borders = np.stack(np.meshgrid(quarters[0], quarters[0]), axis=-1).reshape(16, 2)
+    borders *= np.stack(np.divmod(np.arange(16, dtype=np.float32), 4), axis=-1)
+    np.testing.assert_array_equal(calls.sample(quarters, borders), draw(quarters, borders))
 
 
 def test_summaries_are_shared_by_threads_and_mapped_over():
@@ -357,13 +369,34 @@ def test_attention_over_a_cache_that_it_extends(scale):
     np.testing.assert_allclose(without[0], expected[0], atol=1e-4)
 
 
-def test_a_start_that_runs_over_the_end_is_moved_back_as_xla_does():
+@pytest.mark.parametrize("used", [NEW, 2])
+def test_a_start_that_runs_over_the_end_is_moved_back_as_xla_does(used):
     states, cache, bias = extension()
     starts = np.array([0, LENGTH - 2, LENGTH + 9], np.int32)
-    _, keys, _ = extend(states, cache, starts, bias)
+    _, keys, _ = calls.extend_attention(states, *first(used, LAYER), *cache, starts, bias)
     expected = jax.vmap(lambda row, at, start: jax.lax.dynamic_update_slice(row, at, (0, start, 0)))
-    expected = expected(cache[0], projected(states, 1), starts)
+    expected = expected(cache[0], projected(states[:, :used], 1), starts)
     np.testing.assert_allclose(keys, expected, atol=2e-5)
+
+
+def test_nodes_without_a_slot_are_not_cached_and_see_no_slot_without_a_position():
+    states, cache, bias = extension()
+    slots, positions = np.tile(np.arange(NEW), (BATCH, 1)), np.tile(np.arange(LENGTH), (BATCH, 1))
+    slots[0, 1], slots[1, 3], positions[:, 10], positions[:, 11] = -1, LENGTH, LENGTH, -1
+    visible = np.tile(np.tri(NEW, LENGTH, dtype=bool), (BATCH, 1, 1))
+    # The last node sees these alone, and so nothing.
+    visible[:, -1], visible[..., 10:12] = False, True
+    nodes = jnp.asarray(slots), jnp.asarray(positions), jnp.asarray(visible)
+    found, *after = calls.extend_attention_nodes(states, *LAYER, *cache, *nodes, bias)
+    for which, (ours, before) in enumerate(zip(after, cache, strict=True), 1):
+        expected, new = before.copy(), projected(states, which)
+        for row, node in np.argwhere((slots >= 0) & (slots < LENGTH)):
+            expected[row, :, slots[row, node]] = new[row, :, node]
+        np.testing.assert_allclose(ours, expected, atol=2e-5)
+    nothing = np.zeros((BATCH, NEW, HEADS * HEAD_DIM), np.float32)
+    np.testing.assert_allclose(found[:, -1], through(states, nothing)[:, -1], atol=2e-5)
+    in_a_row, *_ = extend(states, cache, np.zeros(BATCH, np.int32), bias)
+    np.testing.assert_array_equal(found[2, :-1], in_a_row[2, :-1])
 
 
 SOURCE_LAYER = NORM, [LAYER[1][0], LAYER[1][3]]
@@ -410,19 +443,29 @@ def refused_calls():
     for wrong, columns in ((panels, 64), (panels[:, :4], 100), (panels.astype(np.int8), 100)):
         matrix = calls.Matrix(wrong, None, columns)
         yield "panels of a product do not fit", functools.partial(calls.multiply, inputs, [matrix])
+    given = [inputs, [pack(weight, draws(4))]]
+    yield "panels of a product do not fit", functools.partial(calls.multiply, *given)
     for residual, matrices in ((draws(1, 5), 1), (draws(2, 5), 2)):
         given = [inputs, [pack(weight)] * matrices, None, residual]
         yield "outputs of a product do not fit", functools.partial(calls.multiply, *given)
     halves = np.zeros((4, 8), np.int16)
     yield "a table and its rows do not fit", functools.partial(calls.look_up, STARTS, halves)
+    for table in (draws(5, 7), np.zeros((5, 8), np.int16)):
+        given = inputs, table
+        yield "a table and its inputs", functools.partial(calls.dot_with_table, *given)
     probs, uniforms = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
     yield "two uniform numbers", functools.partial(calls.sample, probs, uniforms[:1])
     mixed = functools.partial(calls.sample_residual, probs, probs[:1], uniforms)
     yield "rows of one shape", mixed
+    numbers = np.ones(1, np.float32), np.zeros(2, np.uint32), np.zeros(2, np.float32)
+    few = functools.partial(calls.standardize, probs, *numbers, least_temperature=0.1)
+    yield "a temperature, top_k and top_p are needed for each row", few
     states, cache, bias = extension()
     for matrices in (LAYER[1][:2], []):
         given = states, NORM, matrices, *cache, STARTS, bias
         yield "lacks its matrix", functools.partial(calls.extend_attention, *given)
+    given = draws(BATCH, LENGTH + 1, EMBED), cache, STARTS, bias
+    yield "more new tokens than the cache holds", functools.partial(extend, *given)
 
 
 def test_arrays_that_do_not_fit_are_refused(unchecked):
