@@ -128,3 +128,12 @@ def test_the_nodes_of_a_tree_follow_their_parents(depths):
         expected = unrolled_probs(target, own, draft, context, drafts)
         found = np.asarray(proposal.probs)[:, np.array((0, *nodes[:-1]))]
         np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_states_of_layers_that_another_draft_uses_change_nothing():
+    target, _, draft = pair()
+    state, context = after_some_iterations(target, draft, verifier("block"))
+    states = context.target_states
+    wider = context.replace(target_states=jnp.concatenate([states, states + 1], axis=-1))
+    expected, found = (draft.propose(state, each, GAMMA)[0].probs for each in (context, wider))
+    np.testing.assert_array_equal(found, expected)
