@@ -55,8 +55,8 @@ def run(
     """Measures ``rows`` and shows their table; returns 0, or 2 on an input error.
 
     If ``args.json`` is given, it has the settings, the peak memory and the rows so far, from the
-    first row on, and what ``rows`` added to them at the end. Too little memory on the device is an
-    input error.
+    first row on. It is written once more at the end, because ``rows`` may add to rows that it
+    yielded. Too little memory on the device is an input error.
     """
     kept: list[dict[str, Any]] = []
     failure = None

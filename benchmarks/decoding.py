@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yields the times of each program, as JSON values; ``--profile`` adds kernels at the end.
+    """Yields times of each program, as JSON values; ``--profile`` adds kernels once all are timed.
 
     ``contrib/gpu`` is left out where it suits neither model: its program would be XLA's.
 
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             if len(call.seconds) > 1:
                 timed.append((call, program, call.row()))
                 yield timed[-1][-1]
-    # A profiler slows what is timed after it, so these come last.
+    # A profiler slows what is timed after it, so all programs are timed before one is profiled.
     for call, program, row in timed if args.profile else ():
         try:
             row["kernels"] = call.kernels(program)

@@ -296,7 +296,7 @@ class GenerateOptions:
 
 
 def check_types(options: Any) -> None:
-    """Raises ``InputError`` if a field has another type; converts values as ``_plain`` does."""
+    """Raises ``InputError`` for a wrong type, seed or size; converts values as ``_plain`` does."""
     for field in dataclasses.fields(options):
         # gin passes any value that a file binds, and lists for tuples.
         value = _plain(getattr(options, field.name))
@@ -306,7 +306,7 @@ def check_types(options: Any) -> None:
         if is_boolean or not isinstance(value, kind):
             wanted = getattr(field.type, "__name__", field.type)
             raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
-        if field.name == "seed":  # JAX draws with its low 32 bits.
+        if field.name == "seed":  # JAX draws with a seed's low 32 bits.
             errors.check_numbers(0, 2**32 - 1, seed=value)
         # JAX converts no larger ones to 32 bits. Infinity has its option's own message.
         most = 3e38 if field.type in (float, float | None) else 2**63 - 1

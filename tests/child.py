@@ -16,7 +16,7 @@ HANGS = 600
 
 
 def finished(
-    *command: Any, cwd: Path = REPOSITORY, timeout: float | None = None, **variables: str
+    *command: Any, cwd: Path = REPOSITORY, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end; ``variables`` are added to the environment."""
     return subprocess.run(
@@ -25,7 +25,6 @@ def finished(
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | variables,
         capture_output=True,
         text=True,
-        timeout=timeout,
     )
 
 
@@ -63,7 +62,7 @@ def together(commands: Iterable[list[str]], **options: Any) -> list[tuple[str, s
 def meeting_point() -> Iterator[str]:
     """Yields an address of this machine at which processes can meet, and keeps it from others.
 
-    The coordinator of JAX shares a port with this socket, which does not listen.
+    The socket has SO_REUSEPORT and does not listen, so that JAX's coordinator can use its port.
     """
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -40,7 +40,7 @@ from spec_t5x.types import EOS_ID, PAD_ID, PyTree
 from tests import named_drafts, older_jax
 from tests import quick_compilation as quick
 
-# Some tests alone need Hypothesis.
+# Only some tests need Hypothesis.
 with contextlib.suppress(ImportError):
     import hypothesis
 
@@ -110,7 +110,7 @@ def pytest_configure():
         return
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     kernels = users / "spec_t5x" / "kernels"
-    # The package refuses a directory to which others can write, as a usual umask allows it.
+    # The package refuses a directory to which others can write, which the umask may allow.
     kernels.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     kernels.mkdir(mode=0o700, exist_ok=True)
     own = Path(tempfile.mkdtemp(prefix="spec_t5x-tests-"))
@@ -219,7 +219,7 @@ def quick_compilation():
 
 
 def _put_whole(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
-    """Stores a program as JAX does without a bound, but never half of it for other processes."""
+    """Stores a program in one step, so that no process reads half of it."""
     directory = Path(cache.path)
     if not (directory / f"{key}-cache").exists():
         with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:

@@ -78,7 +78,7 @@ def make_draft(
 def checked_parts(
     text: str, options: DraftOptions, has_source: bool
 ) -> list[tuple[DraftKind, str]]:
-    """Lists kind and argument of a draft and those it names; refuses unfit options and targets."""
+    """Lists kind and argument of a draft and its inner drafts; refuses options that do not fit."""
     parts = list(_parts(text))
     if not has_source and any(kind.needs_encoder for kind, _ in parts):
         raise InputError(

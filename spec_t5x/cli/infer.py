@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 
 HELP = "decode the inputs of a file or a seqio task; the same command resumes an interrupted run"
 
-# Batch size, unless a flag or gin sets one.
-_BATCH_SIZE = 16
 _GROUPS = {
     "inputs": ("input", "field", "mixture_or_task", "split", "task_feature_lengths"),
     "cached tasks": settings.CACHES,
@@ -53,22 +51,18 @@ def run(args: argparse.Namespace) -> int:
     # Processes must join before JAX looks for devices, as it does when the options are read.
     joined = join(HostOptions(**settings.given(args, HostOptions)))
 
-    import gin
-
     from spec_t5x.generation import Generator
     from spec_t5x.inference.bulk import infer, merge
     from spec_t5x.inference.signals import Interrupted
     from spec_t5x.machine.compilation_cache import enable
 
-    models, decoding, options = settings.read(args, InferOptions)
+    models, decoding, options = settings.read(args, InferOptions, batch_size=16)
     options = _of_process(options, joined)
     options.check()
     if options.input is not None:
         settings.check_no_task(args, options)
     if options.merge:
         return _tell(merge(Path(options.output_dir).expanduser()), "merged")
-    if args.batch_size is None and "batch_size" not in gin.get_bindings("GenerateOptions"):
-        decoding = dataclasses.replace(decoding, batch_size=_BATCH_SIZE)
     decoding = options.decoding(decoding)
     enable()
 

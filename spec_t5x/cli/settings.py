@@ -140,9 +140,10 @@ def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
     args.configured = classes
     makers = [gin.external_configurable(cls, module="spec_t5x") for cls in classes]
     parse_gin(args.gin_file, args.gin_bindings)
-    # gin has no public list of what is bound.
+    names = {f"spec_t5x.{cls.__name__}" for cls in classes}
+    # Nothing is made in a scope. gin has no public list of its bindings.
     for scope, name in gin.config._CONFIG:
-        if scope and name in {f"spec_t5x.{cls.__name__}" for cls in classes}:
+        if scope and name in names:
             raise InputError(f"gin binds {name} in the scope {scope}: leave {scope}/ out")
     return [make(**given(args, cls)) for make, cls in zip(makers, classes, strict=True)]
 
@@ -166,6 +167,11 @@ def check_no_task(args: argparse.Namespace, options: Any) -> None:
             raise InputError(f"{name} is {value!r} and there is no mixture_or_task: leave it out")
 
 
-def read(args: argparse.Namespace, *classes: type) -> list[Any]:
-    """Makes ``Models``, ``GenerateOptions`` and an object of each class, as ``configured`` does."""
-    return configured(args, Models, GenerateOptions, *classes)
+def read(args: argparse.Namespace, *classes: type, **defaults: Any) -> list[Any]:
+    """Makes ``Models``, ``GenerateOptions`` with ``defaults``, and an object of each class."""
+    import gin
+
+    models, decoding, *others = configured(args, Models, GenerateOptions, *classes)
+    bound = gin.get_bindings("spec_t5x.GenerateOptions", resolve_references=False)
+    unset = defaults.keys() - (bound | given(args, GenerateOptions)).keys()
+    return [models, dataclasses.replace(decoding, **{k: defaults[k] for k in unset}), *others]

@@ -63,7 +63,7 @@ class Answer(list[Generation]):
 
 
 class Answers(Iterator[Answer]):
-    """Answers to inputs, in order, for one thread to read.
+    """Answers to inputs, in order, which one thread alone may read.
 
     Iteration decodes the inputs as it proceeds and keeps no answers, so that it works once. An
     index decodes all inputs and keeps the answers for later indices and iterations.

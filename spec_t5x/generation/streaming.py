@@ -75,6 +75,7 @@ def _events(engine: Engine, steps, prefill: float) -> Iterator[StreamEvent]:
                 steps.send(True)
             except StopIteration as end:
                 answer = end.value
+            # Raises an answer's error, of which StopIteration is no context here.
             (generation,) = answer
         text = settled(decode(ids), stop)
         if vocabulary.cleans_up:

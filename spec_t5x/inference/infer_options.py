@@ -55,16 +55,14 @@ class InferOptions(TaskOptions):
     merge: bool = option(False, "only join the shards in output_dir into predictions.jsonl")
     model_parallel: int = option(1, "devices of this machine that share one model")
 
-    def __post_init__(self):
-        check_types(self)
-
     @property
     def workers(self) -> tuple[int, int]:
         """Index of this worker and number of workers; ``(0, 1)`` without ``shard_count``."""
         return (0, 1) if self.shard_count is None else (self.shard_index, self.shard_count)
 
     def check(self) -> None:
-        """Raises ``InputError`` for a value out of range, or values that exclude each other."""
+        """Raises ``InputError`` for a wrong type or range, or values that exclude each other."""
+        check_types(self)
         if not self.output_dir:
             raise InputError(f"output_dir is {self.output_dir!r}: give --output_dir DIR")
         for name in ("output_dir", "input"):

@@ -79,7 +79,7 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
       temperature: a number, or an array ``[batch]`` with one for each row; 0 is argmax.
       top_k: number of tokens kept, 0 for all. 1 is argmax: the first of tied tokens or, in
         coupled draws, the one that the noise chooses among them, as in T5X (``keep_ties``).
-      top_p: least mass of the nucleus kept, in [0, 1], at least 1e-37; 0 and 1 keep all.
+      top_p: least mass of the nucleus kept, in [0, 1]; 0 and 1 keep all.
       prefix: prefix of the settings' names in errors.
 
     Raises:
@@ -104,6 +104,7 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
         temperature=jnp.asarray(values),
         # Filters that cannot change the result are left out of the compiled program.
         top_k=None if cold or not top_k else jnp.uint32(min(top_k, 2**31)),
+        # XLA takes smaller ones for 0.
         top_p=None if cold or top_p in (0, 1) else jnp.float32(max(top_p, 1e-37)),
         greedy=cold or top_k == 1,
     )

@@ -110,6 +110,7 @@ def _function_and_bindings(decode_fn: Callable) -> tuple[Callable, dict[str, Any
         decode_fn = decode_fn.func
     function = without_gin(decode_fn)
     if function not in (decoding.temperature_sample, decoding.beam_search):
+        # A wrapper may have the ``__qualname__`` of what it wraps.
         name = function.__code__.co_qualname if hasattr(function, "__code__") else repr(function)
         raise InputError(
             f"decode_fn is {name}: speculate with t5x.decoding.temperature_sample or beam_search"

@@ -102,7 +102,7 @@ def serving() -> Iterator[Hub]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             status, headers, content = hub.answer(self.path)
-            # Noted first: who has the content may look at once.
+            # Noted before it is sent: a client may read ``sent`` as soon as it has the content.
             if self.command == "GET" and "/resolve/" in self.path:
                 owner, name, *_, file = self.path.strip("/").split("/")
                 hub.sent.append(f"{owner}/{name}/{file}")

@@ -48,7 +48,7 @@ def directory(tmp_path, spiece):
     return tmp_path
 
 
-NULL = "null"
+NULL = object()
 
 
 def write(directory, kind="t5", seed=0, layers=1, rows=ROWS, **changes):

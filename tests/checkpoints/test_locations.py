@@ -116,7 +116,7 @@ def test_a_vocabulary_in_a_bucket_is_fetched_once(bucket, spiece, configs, rando
         assert loaded.vocabulary.vocab_size == 40
         # The second time it is there already.
         (bucket / "sentencepiece.model").unlink(missing_ok=True)
-    # Another folder's file of this name is another one.
+    # A file of the same name in another folder is not the fetched one.
     other = "gs://bucket/other/sentencepiece.model"
     message = message_of(load, "gs://bucket/model", vocabulary=f"{other}:0")
     assert f"no vocabulary at {other}" in message

@@ -79,7 +79,10 @@ def test_what_orbax_writes_is_read(saved, configs, random_params):
     with ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save(saved / "params", params)
     assert_trees_equal(load(saved).params, params)
-    # A leaf that is no array is left out.
+
+
+def test_a_leaf_of_orbax_that_is_no_array_is_left_out(saved):
+    params = load(saved).params
     path = saved / "params" / "_METADATA"
     values = json.loads(path.read_text())
     leaf = {"key_metadata": [{"key": "note", "key_type": 2}], "value_metadata": {}}

@@ -78,7 +78,7 @@ def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
     "changes", [{}, {"logits_via_embedding": False}, {"relpos_per_layer": True}], ids=str
 )
 def test_a_configuration_is_told_from_shapes_that_are_all_different(changes):
-    """As those of T5 11B are, whose heads together are wider than its states."""
+    """Heads are wider together than the states, as in T5 11B."""
     sizes = {"vocab_size": 7, "emb_dim": 6, "num_heads": 5, "head_dim": 4, "mlp_dim": 11}
     layers = {"num_encoder_layers": 2, "num_decoder_layers": 3, "relpos_num_buckets": 9}
     config = T5Config(**sizes, **layers, **changes)
@@ -297,7 +297,7 @@ def test_a_vocabulary_is_given_found_or_asked_for(legacy, tmp_path, spiece, conf
     assert load(directory, vocabulary=f"{spiece}:7").vocabulary.vocab_size == 47
     shutil.copy(spiece, directory.parent / "spiece.model")
     assert "is ambiguous" in message_of(load, directory)
-    # The folder above a model that is no training's checkpoint is another one's.
+    # The folder above is searched only for a checkpoint_STEP.
     directory.rename(directory.with_name("final"))
     assert "holds no vocabulary" in message_of(load, directory.with_name("final"))
 
@@ -508,7 +508,7 @@ def test_scanned_layers_come_back(
 
 
 def test_slices_of_scanned_layers_are_those_of_the_whole(configs, random_params):
-    """Of each layer's own number, also where ten come before two, and where heads are cut."""
+    """Eleven layers, so that order by name is not by number; some slices cut heads."""
     config = dataclasses.replace(configs["1.1"], relpos_per_layer=True, num_encoder_layers=11)
     given = dict(sorted(array_tensors(random_params(config)).items()))
     stacked = scanned.scanned(given, config.head_dim)

@@ -423,7 +423,7 @@ def test_what_either_draft_did_not_draw_is_not_proposed():
     ):
         proposal, _ = propose_for(second, [True, True, True], first)
         np.testing.assert_array_equal(proposal.num_proposed, counts)
-        # The second draft's distributions are those of the proposal.
+        # The proposal has distributions if the second draft has.
         assert (proposal.probs is None) == (second is other)
 
 

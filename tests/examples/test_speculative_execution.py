@@ -97,7 +97,7 @@ def test_g_runs_once_for_an_accepted_guess_and_twice_for_a_refused_one(keys):
     seen, begun = [], threading.Event()
 
     def f(x):
-        # A refused guess whose turn has not come by then is not run at all.
+        # ``g`` has begun: a refused guess is cancelled if its call has not.
         assert begun.wait(HANGS)
         return PROBS
 

@@ -50,9 +50,14 @@ def test_a_text_at_the_limit_fits_and_a_longer_one_is_refused_or_cut(generator):
     assert cut == [*ids[:3], EOS_ID]
 
 
-def test_a_decoder_alone_without_a_limit_of_positions_takes_a_prompt_of_any_length(monkeypatch):
+@pytest.fixture
+def decodes() -> Generator:
+    """Provides a generator of a decoder alone, without a limit of positions."""
     target = DecoderOnlyModel({}, DecoderOnlyTransformer(DecoderOnlyConfig()))
-    decodes = Generator(target=target, vocabulary=ByteVocabulary(), max_source_len=16)
+    return Generator(target=target, vocabulary=ByteVocabulary(), max_source_len=16)
+
+
+def test_a_decoder_alone_without_a_limit_of_positions_takes_a_prompt_of_any_length(decodes):
     assert len(decodes.tokenize("a" * 900, GREEDY)) == 900
     short = options(max_source_len=5)
     with pytest.raises(InputError, match="the prompt has 9 tokens and there is room for 5"):
@@ -61,13 +66,19 @@ def test_a_decoder_alone_without_a_limit_of_positions_takes_a_prompt_of_any_leng
     cut = decodes.tokenize("abcdefghi", dataclasses.replace(short, truncate=True))
     assert cut == decodes.tokenize("efghi", short)
     assert decodes._checked_ids([], short) == decodes.tokenize("", short) == []
+
+
+def test_a_prompt_takes_the_place_of_forced_tokens(decodes):
     with pytest.raises(InputError, match="output_prefix is 'a' and a decoder-only model's prompt"):
         decodes.check(options(output_prefix="a"))
-    # A token may be forced after an empty prompt alone.
+    # A token may be forced only after an empty prompt.
     forced = options(forced_bos_token_id=5)
     assert decodes.tokenize("", forced) == []
     with pytest.raises(InputError, match="forced_bos_token_id is 5 and the prompt comes first"):
         decodes.tokenize("a", forced)
+
+
+def test_a_prompt_has_the_positions_that_outputs_leave(decodes, monkeypatch):
     # Of 20 positions, outputs take 16.
     monkeypatch.setattr(DecoderOnlyModel, "max_positions", 20)
     for limits in ({}, {"max_source_len": 5}):

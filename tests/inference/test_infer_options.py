@@ -27,7 +27,7 @@ from spec_t5x.inference.infer_options import HostOptions, InferOptions
         ),
         ({"mixture_or_task": "task", "field": "text"}, "field is 'text', which only JSON lines"),
         ({"input": "in", "model_parallel": 0}, "model_parallel is 0: give at least 1"),
-        # As gin files may bind them: no text is False.
+        # gin files may bind texts, and every text but "" counts as true.
         ({"input": "in", "overwrite": "no"}, "overwrite is 'no': give a value of type bool"),
         ({"input": "in", "merge": "False"}, "merge is 'False': give a value of type bool"),
         ({"input": 5}, "input is 5: give a value of type str"),

@@ -50,7 +50,7 @@ class Command:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["spec_t5x.cli.main", "spec_t5x.generation"])
         given = arguments, str(self.folder / log), cache | {"XLA_FLAGS": FLAGS}, most
-        # A daemon, so that pytest does not wait at its end for one that waits.
+        # A daemon, because pytest ends daemons at its exit and waits for other processes.
         process = context.Process(target=child.run, args=given, daemon=True)
         process.start()
         return process
@@ -123,8 +123,8 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(undisturbed):
     killed, rng = undisturbed.into("killed"), random.Random(1)
     kept = {}
     for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-        count = rng.randrange(4)
-        # Of 20 shards, so that no process ends by itself.
+        # The four write at most 20 shards in all, so that none finishes the run.
+        count = rng.randrange(1, 4)
         process = killed.start(most=count + 2)
         killed.wait_for_shards(process, len(kept) + count)
         time.sleep(0.01 * rng.random())

@@ -45,7 +45,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 for number in range(3):
     jax.jit(lambda x: x * number + 1)(1.0)
 """
-# The first is compiled in less than a moment: timers end at once, or when they are cancelled.
+# Timers of 0 seconds fire at once, others never: the first program takes less than a moment.
 COMPILE = """
 import logging
 import sys

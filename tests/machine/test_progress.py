@@ -78,7 +78,7 @@ def test_what_takes_more_than_a_moment_is_said_and_how_long_all_took(
             time.sleep(0.001)
     assert logged.messages == said
     logged.set_level("DEBUG", logger="spec_t5x")
-    # Else this line may be announced, before or after it is logged.
+    # No timer announces "counting" beside its debug line.
     monkeypatch.setattr(progress, "A_MOMENT", 60.0)
     with progress.doing(log, "counting"):
         pass

@@ -141,7 +141,7 @@ def test_each_place_of_a_tree_has_its_own_text():
 
 
 def test_the_start_token_may_be_the_token_that_ends_a_text():
-    """Padding after the start token is another token."""
+    """A padding token is not the start token, which is the end here."""
     made = rules(VOCAB, EOS, repetition_penalty=2.0, bad_words_ids=((1, 0, 3),), start_id=1)
     places = place_after(np.zeros((1, 1, 3), np.int32), [0, 1])
     found = made(jnp.ones((1, 2, VOCAB)), places)

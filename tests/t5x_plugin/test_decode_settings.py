@@ -99,7 +99,7 @@ def hotter(*arguments, **options):
 
 
 @pytest.mark.parametrize("name", [None, "hotter"])
-def test_a_function_that_wraps_t5xs_is_another(name):
+def test_a_function_that_wraps_t5xs_is_not_taken_for_it(name):
     """Its metadata are those of T5X's function."""
     made = gin.external_configurable(hotter, name, "decode_settings") if name else hotter
     with pytest.raises(InputError, match="decode_fn is hotter: speculate with t5x.decoding.temper"):

@@ -1,7 +1,6 @@
 """``spec-t5x demo``: a page on which plain and speculative decoding race."""
 
 import argparse
-import dataclasses
 import socket
 import threading
 
@@ -12,7 +11,8 @@ from spec_t5x.options import GenerateOptions
 
 HELP = "serve a web page that shows plain and speculative decoding side by side"
 
-# Gamma, if none was given.
+# Gamma, if none was given: a fixed one proposes tokens in every iteration, so that the page shows
+# the draft at work.
 _GAMMA = 4
 # Names of this machine, and of Colab's proxy. By another name of 127.0.0.1, a page of that name's
 # owner could read this one (DNS rebinding).
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.labs import demo
     from spec_t5x.machine.compilation_cache import enable
 
-    models, options = settings.read(args)
+    models, options = settings.read(args, gamma=_GAMMA)
     if models.draft == NO_DRAFT:
         raise InputError(f"the page compares with a draft and --draft is {NO_DRAFT}: give one")
     host, port = args.host or "127.0.0.1", 7860 if args.port is None else args.port
@@ -53,9 +53,6 @@ def run(args: argparse.Namespace) -> int:
         port = free.getsockname()[1]
     demo.check_installed()
     check_unused(options, "the page streams one text of each", "num_decodes", "beams")
-    if options.gamma == AUTO and args.gamma is None and not _gin_binds_gamma():
-        # A fixed gamma proposes tokens in every iteration, so the page shows the draft at work.
-        options = dataclasses.replace(options, gamma=_GAMMA)
     enable()
     own, name = models != type(models)(), f"{models.target}, {models.draft_name()}"
     target, _ = Generator.open(models, [models.draft_name()], options)
@@ -79,12 +76,3 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         page.close(verbose=False)
     return 0
-
-
-def _gin_binds_gamma() -> bool:
-    import gin
-
-    try:
-        return bool(gin.query_parameter("spec_t5x.GenerateOptions.gamma"))
-    except ValueError:
-        return False

@@ -210,10 +210,10 @@ def test_a_row_of_values_that_are_no_numbers_has_a_token_of_the_vocabulary(width
     np.testing.assert_array_equal(
         calls.standardize(values, zeros, zeros.astype(np.uint32), zeros, **options).sum(-1), 1
     )
-    # Of fewer numbers than top_k, all are kept.
+    # NaN is never kept, and numbers fewer than top_k all are.
     values[:, :2] = np.float32([-1.0, -2.0])[:width]
     found = calls.standardize(values, zeros + 1, np.full(2, 3, np.uint32), zeros, **options)
-    expected = np.nan_to_num(jax.nn.softmax(values[:, :2], axis=-1))
+    expected = jax.nn.softmax(values[:, :2], axis=-1)
     np.testing.assert_allclose(found[:, :2], expected, rtol=1e-5)
 
 
@@ -286,8 +286,7 @@ def test_tokens_are_those_that_xla_draws():
         assert np.all(np.take_along_axis(np.asarray(masses), tokens[:, None], axis=1) > 0)
     # A number on the border of two tokens draws the second.
     quarters = np.full((16, 4), 0.25, np.float32)
-    borders = np.stack(np.meshgrid(quarters[0], quarters[0]), axis=-1).reshape(16, 2)
-    borders *= np.stack(np.divmod(np.arange(16, dtype=np.float32), 4), axis=-1)
+    borders = np.stack(np.divmod(np.arange(16, dtype=np.float32), 4), axis=-1) / 4
     np.testing.assert_array_equal(calls.sample(quarters, borders), draw(quarters, borders))
 
 
@@ -384,7 +383,7 @@ def test_nodes_without_a_slot_are_not_cached_and_see_no_slot_without_a_position(
     slots, positions = np.tile(np.arange(NEW), (BATCH, 1)), np.tile(np.arange(LENGTH), (BATCH, 1))
     slots[0, 1], slots[1, 3], positions[:, 10], positions[:, 11] = -1, LENGTH, LENGTH, -1
     visible = np.tile(np.tri(NEW, LENGTH, dtype=bool), (BATCH, 1, 1))
-    # The last node sees these alone, and so nothing.
+    # The last node may see only slots 10 and 11, which have no position.
     visible[:, -1], visible[..., 10:12] = False, True
     nodes = jnp.asarray(slots), jnp.asarray(positions), jnp.asarray(visible)
     found, *after = calls.extend_attention_nodes(states, *LAYER, *cache, *nodes, bias)

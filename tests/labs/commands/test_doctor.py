@@ -45,7 +45,7 @@ def test_a_machine_that_is_well(doctor, monkeypatch):
     assert found["machine"]["platform"] == jax.devices()[0].platform
     assert found["machine"]["free_memory"] > 0
     assert found["packaged_models"] == loading.packaged_names()
-    # A checkout on the path decodes, too.
+    # A checkout that is not installed reports itself as missing, too.
     itself = "spec_t5x itself, so its requirements are unknown (pip install .)"
     assert [each for each in found["missing"] if each != itself] == [
         "reading this (pip install 'spec_t5x[hf]')"

@@ -10,7 +10,7 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.labs.reproduction import run as running
 from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable, ReproduceOptions, label
-from tests.child import HANGS, finished
+from tests.child import finished
 
 
 class Workshop:
@@ -141,7 +141,7 @@ sys.exit(reproduce({"one": Exhibit("one", content)}, ReproduceOptions(), Path(ou
 def test_a_signal_leaves_what_is_finished_and_the_same_command_resumes(shop, run, tmp_path):
     def run_stopped(deadly, number):
         given = tmp_path / "out", deadly, int(number)
-        result = finished(sys.executable, "-c", STOPPED_RUN, *given, timeout=HANGS)
+        result = finished(sys.executable, "-c", STOPPED_RUN, *given)
         return result.returncode, result.stdout.split(), result.stderr
 
     status, measured, error = run_stopped("b", signal.SIGINT)

@@ -25,7 +25,7 @@ PERIODS = {"log_period": 4, "eval_period": 7, "checkpoint_period": 3}
 class Signalling(Batches):
     """Batches that store in ``begun`` the number of the last step that took its batch.
 
-    The step ``last`` never gets one.
+    Step ``last`` never gets its batch.
     """
 
     begun: Synchronized

@@ -35,7 +35,7 @@ def start(tmp_path, monkeypatch):
         begun = context.Value("i", -1)
         directory.mkdir(exist_ok=True)
         arguments = (directory, tmp_path / "programs", begun, last)
-        # A daemon, so that pytest does not wait at its end for one that waits.
+        # A daemon, because pytest ends daemons at its exit and waits for other processes.
         process = context.Process(target=killed_program.run, args=arguments, daemon=True)
         process.start()
         return process, begun
