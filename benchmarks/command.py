@@ -54,29 +54,25 @@ def run(
 ) -> int:
     """Measures ``rows`` and shows their table; returns 0, or 2 on an input error.
 
-    If ``args.json`` is given, it has the settings, the peak memory and the rows so far, from the
-    first row on. It is written once more at the end, because ``rows`` may add to rows that it
-    yielded. Too little memory on the device is an input error.
+    If ``args.json`` is given, the file has the settings, the peak memory and the rows so far. It is
+    written for each row, and again for a row that comes again because it was completed. Too little
+    memory on the device is an input error.
     """
     kept: list[dict[str, Any]] = []
     failure = None
-
-    def write() -> None:
-        if args.json and kept:
-            memory = {"peak_memory_bytes": results.peak_memory()}
-            results.write_json(args.json, {**settings, **memory, "rows": kept})
-
     try:
         for row in rows:
-            kept.append(row)
-            write()
+            if not any(row is each for each in kept):
+                kept.append(row)
+            if args.json:
+                memory = {"peak_memory_bytes": results.peak_memory()}
+                results.write_json(args.json, {**settings, **memory, "rows": kept})
     except InputError as error:
         failure = error
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         failure = InputError(f"{one_line(error)}: take fewer rows, or a smaller model")
-    write()
     if kept or not failure:
         results.show(table(kept))
     return refuse(name, failure) if failure else 0

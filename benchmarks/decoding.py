@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yields times of each program, as JSON values; ``--profile`` adds kernels once all are timed.
+    """Yields times of each program, as JSON values; with ``--profile`` again, with its kernels.
 
     ``contrib/gpu`` is left out where it suits neither model: its program would be XLA's.
 
@@ -106,6 +106,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for call, program, row in timed if args.profile else ():
         try:
             row["kernels"] = call.kernels(program)
+            yield row
         except Exception as error:  # the times are kept
             unrecorded.append((call, error))
     told = [

@@ -355,8 +355,6 @@ def _best(values: Float32[Array, "batch n"], num: int) -> Int[Array, "batch num"
     return lax.top_k(values, num)[1][:, ::-1]
 
 
-def check_beams(
-    name: str, beams: int, vocab_size: int, eos_id: EndOfSequence, least: int = 1
-) -> None:
-    """Raises ``InputError`` if ``beams`` is below ``least``, or has more candidates than tokens."""
-    check_numbers(least, vocab_size // num_candidates(1, eos_id), **{name: beams})
+def check_beams(name: str, beams: int, vocab_size: int, eos_id: EndOfSequence) -> None:
+    """Raises ``InputError`` if ``beams`` is below 1, or has more candidates than tokens."""
+    check_numbers(1, vocab_size // num_candidates(1, eos_id), **{name: beams})

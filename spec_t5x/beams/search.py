@@ -175,7 +175,8 @@ class _Search:
         interfaces.check_parts(draft_model, NodeTarget, _REMEDY)
         interfaces.check_vocabularies(draft_model, target)
         interfaces.check_positions(draft_model, max_decode_len, "draft")
-        beams_lib.check_beams("draft_beams", self.width, target.vocab_size, self.eos_id, beams)
+        beams_lib.check_beams("draft_beams", self.width, target.vocab_size, self.eos_id)
+        check_numbers(beams, draft_beams=self.width)
 
     def init(self, inputs: PyTree, prompts: Array, beams: beams_lib.Beams, max_decode_len: int):
         """Encodes inputs and feeds prompts, if gamma > 0 for the draft too; returns the state."""

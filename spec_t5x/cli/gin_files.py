@@ -21,7 +21,7 @@ GIN_ROOT = _PACKAGE if (_PACKAGE / "gin_configs").is_dir() else _PACKAGE.parent
 _BINDING = re.compile(r"--gin\.([^=]+)=(.+)", re.DOTALL)
 # A value such as a path or a prefix, which gin accepts only in quotes.
 _BARE = re.compile(r"[\w./~:+ -]+")
-_MACRO = re.compile(r"%([\w.]+)")
+_MACRO = re.compile(r"%([\w./]+)")
 _INCLUDE = re.compile(r"""include\s+(['"])(.+?)\1""")
 _IMPORT = re.compile(r"(import|from)\s")
 _STRING_OR_COMMENT = re.compile(r"""'[^'\n]*'|"[^"\n]*"|#.*""")
@@ -52,8 +52,8 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
     parts = [*read_all(files), *zip(flags, bindings, strict=True)]
     used = {macro for _, text in parts for macro in _macros(text)}
     for name in (binding.partition("=")[0] for binding in bindings):
-        # A name with a dot is a parameter's, with a slash that of a scope.
-        if name not in used and "." not in name and "/" not in name:
+        # A name with a dot is a parameter's.
+        if name not in used and "." not in name:
             raise InputError(
                 f"nothing uses --gin.{name}{did_you_mean(name, used)}: leave it out, or give the "
                 "file that does"

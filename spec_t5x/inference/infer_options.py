@@ -66,11 +66,8 @@ class InferOptions(TaskOptions):
         if not self.output_dir:
             raise InputError(f"output_dir is {self.output_dir!r}: give --output_dir DIR")
         for name in ("output_dir", "input"):
-            if "://" in (getattr(self, name) or ""):
-                raise InputError(
-                    f"{name} is {getattr(self, name)}: give a path, of a file system that all "
-                    "processes share"
-                )
+            if "://" in (path := getattr(self, name) or ""):
+                raise InputError(f"{name} is {path}: give a path of a file system that is shared")
         if (self.shard_index is None) != (self.shard_count is None) or (
             self.shard_count is not None and not 0 <= self.shard_index < self.shard_count
         ):

@@ -95,6 +95,7 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
         )
     if not _is_real(top_p) or np.ndim(top_p) or not 0 <= top_p <= 1:
         raise InputError(f"{prefix}top_p is {top_p}: give a number from 0 to 1 (0 keeps all)")
+    top_p = float(top_p)
     if top_k and top_p:
         raise InputError(
             f"{prefix}top_k is {top_k} and {prefix}top_p is {top_p}: set one of them to 0"

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from t5x import decoding
 
-from spec_t5x.errors import InputError, as_input_error, is_number, one_line
+from spec_t5x.errors import InputError, as_input_error, check_numbers, is_number, one_line
 from spec_t5x.loops.arguments import first_hole
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.t5x_plugin.remaking import without_gin
@@ -128,11 +128,14 @@ def _sample_settings(values: Mapping[str, Any], max_decode_len: int) -> SampleSe
             raise InputError(f"{name} is set, but speculation would skip its calls: leave it out")
     steps, limit = values["max_decode_steps"], values["max_decode_steps_hard_limit"]
     if steps is not None:
+        is_known = not isinstance(steps, jax.core.Tracer)
+        steps = np.asarray(steps) if is_known else steps
         if limit is not None and limit > 0:
-            steps = jnp.minimum(steps, limit)
-        counts = np.asarray(1 if isinstance(steps, jax.core.Tracer) else steps)
-        if counts.min() < 1 or counts.max() > max_decode_len:
-            raise InputError(f"max_decode_steps is {one_line(steps)}: give 1 to {max_decode_len}")
+            steps = (np if is_known else jnp).minimum(steps, limit)
+        is_whole = jnp.issubdtype(steps.dtype, jnp.integer) and np.ndim(steps) < 2
+        if not is_whole or is_known and not 1 <= steps.min() <= steps.max() <= max_decode_len:
+            remedy = f"give whole numbers from 1 to {max_decode_len}"
+            raise InputError(f"max_decode_steps is {one_line(steps)}: {remedy}")
     return SampleSettings(
         sampling=_sampling(values),
         eos_id=values["eos_id"],
@@ -165,10 +168,10 @@ def _beam_settings(
         if values[name] != defaults[name]:
             raise InputError(f"{name} is {values[name]}, which is not supported: leave it out")
     length, alpha = values["max_decode_len"], values["alpha"]
-    is_whole = is_number(length, numbers.Integral)
-    if length is not None and not (is_whole and 0 < length <= max_decode_len):
-        raise InputError(f"max_decode_len is {length!r}: give 1 to the targets' length")
-    is_one = is_number(alpha) or isinstance(alpha, jax.Array | np.ndarray) and not np.ndim(alpha)
+    if length is not None:
+        check_numbers(1, max_decode_len, max_decode_len=length)
+    is_array = isinstance(alpha, jax.Array | np.ndarray) and not np.ndim(alpha)
+    is_one = jnp.issubdtype(alpha.dtype, jnp.number) if is_array else is_number(alpha)
     if not (is_one and (isinstance(alpha, jax.core.Tracer) or 0 <= np.asarray(alpha) < math.inf)):
         raise InputError(f"alpha is {one_line(repr(alpha))}: give a number of at least 0")
     return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)

@@ -1,5 +1,6 @@
 """``benchmarks.decoding``: mistakes, and programs that fail (``test_measure.py`` runs it)."""
 
+import contextlib
 import json
 
 import jax
@@ -27,14 +28,15 @@ def test_mistakes_are_a_line(arguments, message, capsys):
 
 @pytest.fixture
 def failing(tmp_path, monkeypatch, quick_compilation):
-    """Returns a function that runs plain decoding of a toy, which fails; it returns the rows."""
+    """Provides ``run(*flags)``: decodes a toy plainly, which fails or is stopped; returns rows."""
     for module in (random_pair, random_models):
         monkeypatch.setattr(module, "size", lambda name: tiny_t5(0, vocab_size=64).config)
     kept, sizes = tmp_path / "kept.json", ("--source_len", "8", "--max_decode_len", "4")
 
     def run(*flags):
         given = ["--gamma", "0", "--by", "XLA", *sizes, *flags, "--json", str(kept)]
-        assert decoding.main(given) == 2
+        with contextlib.suppress(SystemExit):
+            assert decoding.main(given) == 2
         return json.loads(kept.read_text())["rows"]
 
     return run
@@ -51,13 +53,14 @@ def test_a_profile_that_fails_loses_no_times(failing, monkeypatch, capsys):
     assert "batch 1, gamma 0 by XLA ran, and their kernels were not recorded (no CUPTI)" in error
 
 
-def test_programs_are_profiled_after_all_were_timed(failing, monkeypatch):
+@pytest.mark.parametrize("end", [RuntimeError("no CUPTI"), SystemExit("stopped")], ids=repr)
+def test_programs_are_profiled_after_all_were_timed(failing, monkeypatch, end):
     done, run = [], decoding._Call._run
 
     def recorded(call, program):
         done.append("profile")
         if call.batch == 2:
-            raise RuntimeError("no CUPTI")
+            raise end
         return [{"name": "a kernel"}]
 
     def timed(call, *arguments):

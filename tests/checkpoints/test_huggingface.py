@@ -221,6 +221,8 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
         ({"num_attention_heads": 9}, "has num_attention_heads 9 and num_heads 3: leave out one"),
         ({"head_dim": 9}, "has head_dim 9 and d_kv 8: leave out one"),
         ({"sliding_window": 3}, "config.json has sliding_window 3: give a model without it"),
+        ({"is_causal": True}, "config.json has is_causal True: give a model without it"),
+        ({"is_causal": None}, "config.json has is_causal None: give a model without it"),
         ({"attention_chunk_size": 3}, "has attention_chunk_size 3: give a model without it"),
         ({"per_layer_config": {"0": {"d_ff": 9}}}, "has per_layer_config {'0': {'d_ff': 9}}: give"),
         ({"layer_norm_epsilon": math.nan}, "layer_norm_epsilon is nan: give a number from 0"),

@@ -130,6 +130,7 @@ def test_a_flag_that_gin_cannot_read_is_named(tmp_path):
     [
         ("--gin.GAMA=6", "nothing uses --gin.GAMA, did you mean 'GAMMA'"),
         ("--gin.COLOUR=6", "nothing uses --gin.COLOUR: leave it out"),
+        ("--gin.x/GAMMA=6", "nothing uses --gin.x/GAMMA, did you mean 'GAMMA'"),
     ],
 )
 def test_a_macro_that_nothing_uses_is_refused(tmp_path, flag, message):

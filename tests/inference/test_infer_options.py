@@ -10,8 +10,8 @@ from spec_t5x.inference.infer_options import HostOptions, InferOptions
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"input": "gs://bucket/in"}, "input is gs://bucket/in: give a path, of a file system"),
-        ({"output_dir": "gs://bucket/out", "input": "in"}, "give a path, of a file system"),
+        ({"input": "gs://bucket/in"}, "input is gs://bucket/in: give a path of a file system"),
+        ({"output_dir": "gs://bucket/out", "input": "in"}, "give a path of a file system"),
         ({"input": "in", "mixture_or_task": "task"}, "give one of them"),
         ({"input": "in", "shard_size": 0}, "shard_size is 0: give at least 1"),
         (

@@ -126,7 +126,7 @@ def test_top_p_1_keeps_all_whatever_their_sum_rounds_to():
     np.testing.assert_array_equal(standardize(logits, sampling(1.0, top_p=1.0)), everything)
 
 
-@pytest.mark.parametrize("p", [1e-37, 1e-40, 1e-45, 1e-300])
+@pytest.mark.parametrize("p", [1e-40, 1e-45, 1e-300])
 def test_a_mass_that_float32_rounds_to_0_keeps_the_likeliest(p):
     probs = standardize(jnp.asarray(LOGITS), sampling(1.0, top_p=p))
     np.testing.assert_array_equal(probs, [[0, 1, 0, 0], [1, 0, 0, 0], [0.5, 0, 0.5, 0]])

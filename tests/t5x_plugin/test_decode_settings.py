@@ -67,6 +67,8 @@ def test_a_calls_parameters_come_before_bindings(bound_by_gin):
 def test_a_hard_limit_of_steps(steps, limit, expected):
     limits = {"max_decode_steps": steps, "max_decode_steps_hard_limit": limit}
     assert read(temperature_sample, **limits).max_decode_steps == expected
+    limits["max_decode_steps"] = steps and [steps]
+    assert read(temperature_sample, **limits).max_decode_steps == (expected and [expected])
 
 
 def test_settings_of_a_search():
@@ -81,8 +83,12 @@ def test_settings_of_a_search():
     ("decode_fn", "params", "message"),
     [
         (temperature_sample, {"state_callback_fn": len}, "state_callback_fn is set, but spec"),
-        (temperature_sample, {"max_decode_steps": 0}, "max_decode_steps is 0: give 1 to 16"),
-        (temperature_sample, {"max_decode_steps": np.array([3, 17])}, r"is \[ 3 17\]: give 1 to"),
+        (
+            temperature_sample,
+            {"max_decode_steps": 0},
+            "max_decode_steps is 0: give whole numbers from 1 to 16",
+        ),
+        (temperature_sample, {"max_decode_steps": np.array([3, 17])}, r"is \[ 3 17\]: give whole"),
         (beam_search, {"max_decode_step": 5}, "max_decode_step is 5, which is not supported"),
         (beam_search, {"min_log_prob": -3.0}, "min_log_prob is -3.0, which is not supp"),
         (functools.partial(temperature_sample, None), {}, "binds positional arguments: bind them"),

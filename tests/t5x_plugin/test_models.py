@@ -322,14 +322,19 @@ def test_losses_and_scores_are_the_stock_models():
         ({"topk": np.array([1, 2])}, r"topk is array\(\[1, 2\]\): give one number, known"),
         # One line each.
         ({"topk": np.ones((2, 2))}, r"^topk is array\(\[\[1., 1.\], \[1., 1.\]\]\): give one num"),
-        ({"max_decode_steps": np.full(99, 17)}, r"^max_decode_steps is \[17 17 .*\.\.\.: give 1"),
+        (
+            {"max_decode_steps": np.full(99, 17)},
+            r"^max_decode_steps is \[17 17 .*\.\.\.: give whole",
+        ),
         ({"temperature": np.full(99, -1.0)}, r"^temperature is \[-1. -1. .*\.\.\.: give a number"),
         # Not 1, which is argmax.
         ({"topk": 1.5}, "top_k is 1.5: give a whole number"),
         ({"topk": "40"}, "topk is '40': give one number"),
         ({"topp": None}, "topp is None: give one number"),
         ({"max_decode_steps": TARGET + 1}, "max_decode_steps is 17"),
-        ({"max_decode_steps": 2.5}, r"max_decode_steps is \[2.5 2.5 2.5\]: give a whole number"),
+        ({"max_decode_steps": True}, "max_decode_steps is True: give whole numbers"),
+        ({"max_decode_steps": [[2], [3], [4]]}, r"max_decode_steps is \[\[2\] \[3\] \[4\]\]"),
+        ({"max_decode_steps": 2.5}, "max_decode_steps is 2.5: give whole numbers"),
         ({"eos_id": jnp.int32(5)}, r"eos_id is Array\(5, .*: give an id"),
         ({"initial_index": np.zeros(3)}, "initial_index"),
         ({"decode_rng": KEY}, "leave one of them out"),
@@ -346,11 +351,12 @@ def test_what_cannot_be_honoured_is_an_error(decoder_params, message):
 @pytest.mark.parametrize(
     ("decoder_params", "message"),
     [
-        ({"max_decode_len": 0}, "max_decode_len is 0: give 1 to the targets' length"),
-        ({"max_decode_len": TARGET + 1}, "max_decode_len is 17: give 1"),
-        ({"max_decode_len": "9"}, "max_decode_len is '9': give 1"),
+        ({"max_decode_len": 0}, "max_decode_len is 0: give at least 1, at most"),
+        ({"max_decode_len": TARGET + 1}, "max_decode_len is 17: give at least 1, at most 16"),
+        ({"max_decode_len": "9"}, "max_decode_len is '9': give a whole number"),
         ({"alpha": -0.1}, "alpha is -0.1: give a number of at least 0"),
         ({"alpha": "0.6"}, "alpha is '0.6': give a number of at least 0"),
+        ({"alpha": np.array(True)}, r"alpha is array\(True\): give a number of at least 0"),
         ({"alpha": float("nan")}, "alpha is nan: give a number of at least 0"),
         ({"alpha": np.ones(3)}, r"alpha is array\(\[1., 1., 1.\]\): give a number"),
         ({"eos_id": 7}, "a prompt holds 7, the search's eos_id: leave it out, or"),

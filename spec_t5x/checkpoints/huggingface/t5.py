@@ -328,14 +328,14 @@ def read_config(values: dict[str, Any], path: Path) -> T5Config:
 def entries(values: dict[str, Any], aliases: dict[str, str], path: Path) -> dict[str, Any]:
     """Returns entries of config.json that are not null, by their main names.
 
-    Raises ``InputError`` if two names of an entry differ, or one of ``_CACHE_ENTRIES`` is set.
+    Raises ``InputError`` for names of an entry that differ, ``_CACHE_ENTRIES``, and any is_causal.
     """
     present = generation_config.present(values)
     for alias, name in aliases.items():
         if alias in present and (one := present[alias]) != present.setdefault(name, one):
             raise InputError(f"{path} has {alias} {one} and {name} {present[name]}: leave out one")
-    if name := next(filter(present.get, _CACHE_ENTRIES), None):
-        raise InputError(f"{path} has {name} {present[name]!r}: give a model without it")
+    if name := next(filter(present.get, _CACHE_ENTRIES), "is_causal" * ("is_causal" in values)):
+        raise InputError(f"{path} has {name} {values[name]!r}: give a model without it")
     return present
 
 

@@ -58,7 +58,6 @@ _FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
-    "is_causal": True,
 }
 
 _PREFIX = "transformer."

@@ -53,8 +53,6 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "attention_bias": False,
 }
-# Settings that change the decoder's network, with the only supported values.
-_FIXED = {"attention_bias": False, "is_causal": True}
 _SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _IMAGE_END_ID = 256_000
 _LAYER_KINDS = {"sliding_attention": LOCAL, "full_attention": GLOBAL}
@@ -137,9 +135,10 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} has hidden_activation {name!r}: supported are {', '.join(_ACTIVATIONS)}"
         )
-    for name, needed in _FIXED.items():
-        if decoder.get(name, needed) != needed:
-            raise InputError(f"{path} has {name} {decoder[name]}: give a T5Gemma without it")
+    if decoder.get("attention_bias"):
+        raise InputError(f"{path} has attention_bias, which is not supported: give one without it")
+    if not (is_causal := values["decoder"].get("is_causal", True)):
+        raise InputError(f"{path} has is_causal {is_causal!r}: give a T5Gemma without it")
     for rope in _ropes(decoder, values["model_type"]).values():
         if (kind := _rope_type(rope)) not in ("default", "linear"):
             raise InputError(

@@ -137,6 +137,7 @@ class AcceptanceOptions:
 
     def __post_init__(self):
         as_lists(self, drafts=0, temperatures=1, top_ks=0, top_ps=0, leniences=1)
+        check_types(self)
         if len(set(self.drafts)) < len(self.drafts):
             raise InputError(f"drafts are {', '.join(self.drafts)}: give each of them once")
         check_at_least(self, num_tokens=1, decoded_texts=0, max_decode_len=1)
@@ -152,11 +153,11 @@ class AcceptanceOptions:
         """Returns the settings of the bootstrap that gives the intervals."""
         from spec_t5x.labs.estimates import Bootstrap
 
-        return Bootstrap(confidence=self.confidence, seed=int(self.seed))
+        return Bootstrap(confidence=self.confidence, seed=self.seed)
 
     def standardizations(self) -> list[GenerateOptions]:
         """Returns decoding options, one for each distinct pair of temperature and filter."""
-        filters = [(k, 0.0) for k in self.top_ks] + [(0, float(p)) for p in self.top_ps]
+        filters = [(k, 0.0) for k in self.top_ks] + [(0, p) for p in self.top_ps]
         names = "seed", "batch_size", "max_decode_len", "max_source_len", "truncate", "gamma"
         common = {"verifier": "token"} | {name: getattr(self, name) for name in names}
         found = {}
@@ -165,7 +166,7 @@ class AcceptanceOptions:
         ):
             # Filters do not change an argmax, and top-k 1 is an argmax at any temperature.
             plain = {"temperature": 0.0, "top_k": 0, "top_p": 0.0}
-            given = {"temperature": float(temperature), "top_k": top_k, "top_p": top_p}
+            given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
             options = GenerateOptions(**given if temperature else plain, **common)
             if options.sampling().greedy:
                 options = dataclasses.replace(options, **plain)

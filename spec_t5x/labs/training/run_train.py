@@ -167,13 +167,17 @@ def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
                 f"{training.__name__}.{name} is {value!r}: give a value of type {wanted} (an "
                 "object is written @CLASS())"
             )
-    built = re.findall(r"^# Parameters for (?:.*[./])?(\w+):$", gin.operative_config_str(), re.M)
+    # A scope's bindings are also used by what is made in a scope within it.
+    built = re.findall(
+        r"^# Parameters for (.*/)?(?:.*\.)?(\w+):$", gin.operative_config_str(), re.M
+    )
     for flag in flags:
         # A name without a dot is a macro's.
         owner = flag.partition("=")[0].removeprefix("--gin.").rpartition(".")[0]
-        name = re.split("[./]", owner)[-1]
+        scope, name = owner[: owner.rfind("/") + 1], re.split("[./]", owner)[-1]
+        is_used = any(made == name and within.startswith(scope) for within, made in built)
         # What tasks are made of may be called later, as data are read.
-        if name not in ("", training.__name__, *built) and _is_ours(owner):
+        if scope + name not in ("", training.__name__) and not is_used and _is_ours(owner):
             unused = flag.partition("=")[0]
             raise InputError(f"nothing uses {unused}: leave it out, or bind @{name}()")
     return arguments

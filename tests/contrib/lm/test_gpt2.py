@@ -288,7 +288,7 @@ def test_speculative_texts_equal_the_greedy_ones_of_transformers(theirs, directo
     [
         ({"activation_function": "relu"}, "activation_function 'relu': supported are"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
-        ({"is_causal": False}, "has is_causal False: give a GPT-2 without it"),
+        ({"is_causal": None}, "has is_causal None: give a model without it"),
         ({"transformers_weights": "a.safetensors"}, "transformers_weights 'a.safetensors': rename"),
         ({"quantization_config": {}}, "config.json is quantized: give float32"),
         ({"eos_token_id": NUM_IDS}, f"eos_token_id {NUM_IDS} and vocab_size"),

@@ -230,8 +230,9 @@ def test_unsupported_settings_are_refused(made, tmp_path):
         ({"rope_parameters": rope}, "rope_type 'yarn'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
         ({"rope_parameters": rope | {"rope_type": "default", "rope_theta": None}}, "NoneType"),
-        ({"attention_bias": True}, "has attention_bias True: give a T5Gemma without it"),
+        ({"attention_bias": True}, "has attention_bias, which is not supported"),
         ({"is_causal": False}, "has is_causal False: give a T5Gemma without it"),
+        ({"is_causal": None}, "has is_causal None: give a T5Gemma without it"),
         ({"hidden_activation": "gelu"}, "has hidden_activation 'gelu': supported are gelu_pytorch"),
         ({"hidden_size": None}, "hidden_size"),
     ):

@@ -204,6 +204,9 @@ def test_texts_end_at_the_first_of_several_ids(toy):
         ({"temperatures": ()}, "temperatures is empty"),
         # A value that gin may bind.
         ({"temperatures": 1.0}, r"temperatures is 1.0: give a list, as in \(1.0,\)"),
+        ({"temperatures": ("a",)}, "temperature is 'a': give a value of type float"),
+        ({"top_ps": ("a",)}, "top_p is 'a': give a value of type float"),
+        ({"seed": "a"}, "seed is 'a': give a value of type int"),
         ({"leniences": (0.0,)}, "lenience is 0.0"),
         ({"drafts": ("copy", "copy")}, "give each of them once"),
         (

@@ -127,6 +127,8 @@ def test_a_training_grows_a_smaller_model(train, tmp_path, capfd):
             {"TaskDataOptions__tokens_per_batch": 9},
             "nothing uses --gin.TaskDataOptions.tokens_per_batch: leave it out, or bind @TaskData",
         ),
+        ({"x/TrainOptions__steps": 2}, "nothing uses --gin.x/TrainOptions.steps: leave it out"),
+        ({"x/train__grow": True}, "nothing uses --gin.x/train.grow: leave it out"),
         ({"MetricsOptions__period": 2}, "nothing uses --gin.MetricsOptions.period: leave it out"),
         # Texts in gin, which would be true, or are no objects.
         ({"train__model": "T5Config"}, "train.model is 'T5Config': give a value of type Network"),
