@@ -34,19 +34,20 @@ def without_kernels(target):
     return target.replace(weights=target.params, operations=XLA)
 
 
-def by_xla(models):
-    """Names the same models without the machine's kernels."""
-    return {f"{name}, by XLA": lambda of=of: without_kernels(of()) for name, of in models.items()}
+def twice(models):
+    """Returns names of models, each also for the model without the machine's kernels."""
+    return [*models, *(f"{name}, by XLA" for name in models)]
 
 
-ALL = MODELS | IN_INT8 | by_xla(MODELS | IN_INT8)
 # One program for each size of chunk.
 SCORE = jax.jit(lambda model, cache, tokens: model.score(cache, tokens)[::2])
 
 
 @functools.cache
 def model(name="t5"):
-    return ALL[name]()
+    name, *without = name.split(", by XLA")
+    made = (MODELS | IN_INT8)[name]()
+    return without_kernels(made) if without else made
 
 
 @functools.cache
@@ -67,13 +68,13 @@ def test_a_write_replaces_exactly_its_positions(batch, new):
     np.testing.assert_array_equal(written, expected)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", twice(MODELS | IN_INT8))
 def test_its_calls_agree_with_one_another(name):
     """Calls are in blocks of any size, after rollbacks, in trees and in repeated rows."""
     check_target(model(name), SOURCES)
 
 
-@pytest.mark.parametrize("name", [*MODELS, *by_xla(MODELS)])
+@pytest.mark.parametrize("name", twice(MODELS))
 def test_cached_logits_are_the_teacher_forced_ones(name):
     target, cache, found = model(name), empty_cache(name), []
     inputs = (SOURCES, TEXTS, np.ones_like(TEXTS))
@@ -90,7 +91,7 @@ def test_cached_logits_are_the_teacher_forced_ones(name):
     np.testing.assert_array_equal(cache.lengths, LENGTH)
 
 
-@pytest.mark.parametrize("name", ["t5", "t5, by XLA"])
+@pytest.mark.parametrize("name", twice(["t5"]))
 def test_slots_beyond_a_rows_length_have_no_influence(name):
     _, cache = SCORE(model(name), empty_cache(name), TEXTS[:, :4])
     cache = model(name).rollback(cache, jnp.array([3, 1, 2]))
@@ -143,7 +144,7 @@ def test_numbers_that_are_not_finite_are_not_hidden_by_rounding():
     np.testing.assert_array_equal(np.isfinite(products), [[[False, False, True]]])
 
 
-@pytest.mark.parametrize("name", [*IN_INT8, *by_xla(IN_INT8)])
+@pytest.mark.parametrize("name", twice(IN_INT8))
 def test_a_source_in_int8_is_read_as_its_numbers_times_their_scales(name):
     """The logits are those of a cache of wide numbers, and not those of the target's own."""
     cache, own = empty_cache(name), empty_cache()
