@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.errors import check_numbers
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
@@ -353,8 +352,3 @@ def continued(
 def _best(values: Float32[Array, "batch n"], num: int) -> Int[Array, "batch num"]:
     """Returns the indices of the ``num`` largest values, by increasing value."""
     return lax.top_k(values, num)[1][:, ::-1]
-
-
-def check_beams(name: str, beams: int, vocab_size: int, eos_id: EndOfSequence) -> None:
-    """Raises ``InputError`` if ``beams`` is below 1, or has more candidates than tokens."""
-    check_numbers(1, vocab_size // num_candidates(1, eos_id), **{name: beams})

@@ -53,7 +53,8 @@ def make_mesh(
     devices = jax.devices() if devices is None else list(devices)
     if model < 1 or (data is not None and data < 1):
         raise InputError(f"a mesh of {data} by {model} devices: give at least 1 for each axis")
-    data = max(1, len(devices) // model) if data is None else data
+    if data is None:
+        data = max(1, len(devices) // model)
     if data * model != len(devices):
         raise InputError(
             f"a mesh of {data} by {model} needs {data * model} devices and there are "
