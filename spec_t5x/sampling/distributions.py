@@ -85,15 +85,15 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
     Raises:
       InputError: a value is out of its range, or both ``top_k`` and ``top_p`` are set.
     """
-    values = np.asarray(temperature, np.float32) if _is_real(temperature) else np.float32(np.nan)
+    values = np.asarray(temperature, np.float32) if is_real(temperature) else np.float32(np.nan)
     if values.ndim > 1 or not np.all(np.isfinite(values)) or np.any(values < 0):
         given = f"{prefix}temperature is {one_line(temperature)}"
         raise InputError(f"{given}: give a number of at least 0 (0 is argmax)")
-    if not _is_real(top_k) or np.ndim(top_k) or top_k < 0 or top_k % 1:
+    if not is_real(top_k) or np.ndim(top_k) or top_k < 0 or top_k % 1:
         raise InputError(
             f"{prefix}top_k is {top_k}: give a whole number of at least 0 (0 keeps all)"
         )
-    if not _is_real(top_p) or np.ndim(top_p) or not 0 <= top_p <= 1:
+    if not is_real(top_p) or np.ndim(top_p) or not 0 <= top_p <= 1:
         raise InputError(f"{prefix}top_p is {top_p}: give a number from 0 to 1 (0 keeps all)")
     top_p = float(top_p)
     if top_k and top_p:
@@ -111,10 +111,10 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
     )
 
 
-def _is_real(value: Any) -> bool:
+def is_real(value: Any) -> bool:
     """Tells whether a number, list or array has real numbers alone; True and False are none."""
     if isinstance(value, list | tuple):
-        return all(map(_is_real, value))
+        return all(map(is_real, value))
     if hasattr(value, "dtype"):
         return any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating))
     return is_number(value)

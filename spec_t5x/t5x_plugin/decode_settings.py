@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from t5x import decoding
 
-from spec_t5x.errors import InputError, as_input_error, check_numbers, is_number, one_line
+from spec_t5x.errors import InputError, as_input_error, check_numbers, one_line
 from spec_t5x.loops.arguments import first_hole
-from spec_t5x.sampling.distributions import Sampling, sampling
+from spec_t5x.sampling.distributions import Sampling, is_real, sampling
 from spec_t5x.t5x_plugin.remaking import without_gin
 from spec_t5x.types import PAD_ID, Array, Int
 
@@ -170,8 +170,7 @@ def _beam_settings(
     length, alpha = values["max_decode_len"], values["alpha"]
     if length is not None:
         check_numbers(1, max_decode_len, max_decode_len=length)
-    is_array = isinstance(alpha, jax.Array | np.ndarray) and not np.ndim(alpha)
-    is_one = jnp.issubdtype(alpha.dtype, jnp.number) if is_array else is_number(alpha)
+    is_one = is_real(alpha) and not np.ndim(alpha)
     if not (is_one and (isinstance(alpha, jax.core.Tracer) or 0 <= np.asarray(alpha) < math.inf)):
         raise InputError(f"alpha is {one_line(repr(alpha))}: give a number of at least 0")
     return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)

@@ -334,7 +334,8 @@ def entries(values: dict[str, Any], aliases: dict[str, str], path: Path) -> dict
     for alias, name in aliases.items():
         if alias in present and (one := present[alias]) != present.setdefault(name, one):
             raise InputError(f"{path} has {alias} {one} and {name} {present[name]}: leave out one")
-    if name := next(filter(present.get, _CACHE_ENTRIES), "is_causal" * ("is_causal" in values)):
+    causal = "is_causal" if "is_causal" in values else None
+    if name := next(filter(present.get, _CACHE_ENTRIES), causal):
         raise InputError(f"{path} has {name} {values[name]!r}: give a model without it")
     return present
 
