@@ -261,9 +261,10 @@ class GenerateOptions:
                 raise InputError(f"sequence_bias has {pair!r}: give pairs (ids, finite number)")
         lists = {name: (getattr(self, name) or (),) for name in _LISTS}
         lists |= {"bad_words_ids": self.bad_words_ids or (), "sequence_bias": [p[0] for p in pairs]}
-        for name, ids in ((name, ids) for name, some in lists.items() for ids in some):
-            if not (isinstance(ids, tuple) and all(map(_is_id, ids))):
-                raise InputError(f"{name} has {ids!r}: give a list of whole numbers from 0")
+        for name, several in lists.items():
+            for ids in several:
+                if not (isinstance(ids, tuple) and all(map(_is_id, ids))):
+                    raise InputError(f"{name} has {ids!r}: give a list of whole numbers from 0")
 
     @property
     def repeats(self) -> bool:

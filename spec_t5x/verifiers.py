@@ -281,6 +281,8 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
         raise InputError(f"widths are {tuple(widths)} and verifier {name!r}: use multi or tree")
     if name == "multi" and len(widths) > 1:
         raise InputError(f"widths are {tuple(widths)}: multi takes one number, tree several")
+    if name == "token":
+        return token
     widths = tuple(widths) or DEFAULT_WIDTHS.get(name, ())
     with as_input_error(f"verifier {name!r} cannot be made", "give its fields defaults", TypeError):
-        return token if name == "token" else kind(**({"widths": widths} if widths else {}))
+        return kind(widths=widths) if widths else kind()

@@ -241,7 +241,8 @@ def _begun(slots: Members, group: Members) -> _Burst:
 def _finished(carry: _Burst, loop: Loop, is_plain: bool) -> tuple[Members, Ended]:
     """Returns the slots for the next burst, and the results of this one."""
     state, (outputs, stats, places) = carry.slots.state, carry.ended
-    pace, stats = state.pace and state.pace.end_batch(), None if is_plain else stats
+    pace = state.pace and state.pace.end_batch()
+    stats = None if is_plain else stats
     decoded = outputs_lib.finish(outputs, loop.num_decodes, loop.max_decode_len, stats, pace)
     # Spread as by ``prepare``, so that the next burst is the same program.
     slots = _spread_rows(carry.slots.replace(state=state.replace(pace=None), drafting=None))
