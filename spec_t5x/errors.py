@@ -138,6 +138,12 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
         raise InputError(f"{name} is {value!r}: choose one of {', '.join(map(str, choices))}")
 
 
+def either(choices: Sequence[str]) -> str:
+    """Returns choices as a message names them: ``a, b or c``."""
+    *others, last = choices
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Returns ", did you mean 'CHOICE'?" for a choice that begins so or is close, or else ""."""
     choices = list(choices)
