@@ -35,22 +35,17 @@ def check_given(
             raise InputError(
                 f"inputs have {leaf.shape[0]} rows and prompts {rows[0]}: give as many"
             )
-    if max_decode_steps is not None:
-        _check_steps(max_decode_steps, rows)
-    eos_id = others.get("options", others).get("eos_id", EOS_ID)
-    ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)
-    if not (ids and all(is_number(one, numbers.Integral) for one in ids)):
-        raise InputError(f"eos_id is {eos_id!r}: give an id, or a tuple of ids")
-
-
-def _check_steps(steps: Any, rows: tuple[int, ...]) -> None:
-    """Raises ``InputError`` unless ``max_decode_steps`` is a whole number, or one for each row."""
+    steps = np.int32(0) if max_decode_steps is None else max_decode_steps
     kind = getattr(steps, "dtype", type(steps))
     if not jnp.issubdtype(kind, np.integer) or np.shape(steps) not in ((), rows):
         raise InputError(f"max_decode_steps is {steps}: give a whole number, or an array of {rows}")
     if is_known(steps):
         for one in np.unique(steps).tolist():
             check_numbers(0, 2**31 - 1, max_decode_steps=one)
+    eos_id = others.get("options", others).get("eos_id", EOS_ID)
+    ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)
+    if not (ids and all(is_number(one, numbers.Integral) for one in ids)):
+        raise InputError(f"eos_id is {eos_id!r}: give an id, or a tuple of ids")
 
 
 def _check_whole(prompts: Any) -> None:
