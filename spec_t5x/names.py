@@ -15,7 +15,6 @@ STORED_DTYPES = ("bfloat16", "float32")
 NATIVE_DTYPES = (*STORED_DTYPES, INT8)
 # Types that networks compute in; "auto" is the device's fast one.
 DTYPES = (AUTO, *STORED_DTYPES)
-
 # Largest seed: JAX draws with the low 32 bits alone.
 MOST_SEED = 2**32 - 1
 

@@ -256,10 +256,9 @@ DEFAULT_WIDTHS = {"multi": (3,), "tree": (3, 2)}
 
 
 def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int] = ()) -> Verifier:
-    """Returns a verifier by its name.
+    """Returns the verifier that is registered as ``name``.
 
     Args:
-      name: a name in the registry.
       lenience: only for ``token``, in (0, 1]; below 1 is lossy (section A.5).
       widths: ``TreeVerifier.widths``, only for ``multi`` (one number), ``tree`` and other classes
         of ``TreeVerifier``; empty takes ``DEFAULT_WIDTHS`` or the class's.

@@ -253,9 +253,8 @@ def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     """Stores the outputs of a slot; the next input's overwrite those of a free slot."""
     slots = carry.slots
     found = slots.state.outputs, slots.state.stats, slots.places
-    num_slots = slots.places.shape[0]
     return carry.replace(
-        ended=with_input(carry.ended, carry.num_ended, found, slot, num_slots),
+        ended=with_input(carry.ended, carry.num_ended, found, slot, slots.places.shape[0]),
         num_ended=carry.num_ended + slots.is_used[slot],
     )
 

@@ -65,7 +65,6 @@ def bind(params: PyTree, config: NetworkConfig, weights: str = AUTO, kv: str = A
 
     Args:
       params: the network's parameters, or {}; ``InputError`` if they do not fit ``config``.
-      config: the network's configuration.
       weights: "auto" keeps the parameters' precision, "int8" and "int4" round the matrices.
       kv: as in ``CachedModel.with_kv``.
     """

@@ -103,8 +103,7 @@ def _check_programs(_: Any) -> None:
             model = gin.query_parameter(name)
         made = getattr(getattr(model, "configurable", None), "wrapped", None)
         if isinstance(made, type) and issubclass(made, models.BaseTransformerModel):
-            # The class as it is has no draft. A model is not made: that would start JAX before a
-            # launcher connects its processes.
+            # To make a model would start JAX before a launcher connects its processes.
             raise no_draft(made)
 
 

@@ -67,8 +67,7 @@ class StoredModel:
     directory: Location
     # As in ``LoadedModel``; writers store it all (Hugging Face's only what transformers reads).
     metadata: dict[str, Any]
-    # "int8" or "int4" if the matrices were rounded before storing, else "auto"; the native writer
-    # rounds them to this.
+    # "int8" or "int4" if the stored matrices are rounded, or are to be written so, else "auto".
     weights: str = AUTO
     # The checkpoint's names of parameters, by path, for messages.
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
