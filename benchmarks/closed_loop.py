@@ -37,6 +37,7 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.names import MOST_SEED
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.tuning.timed_calls import NO_EOS
 
@@ -177,7 +178,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         size, or too little memory.
     """
     check_at_least(args, requests=1, source_len=1, max_decode_len=1)
-    check_numbers(0, 2**32 - 1, seed=args.seed)
+    check_numbers(0, MOST_SEED, seed=args.seed)
     if min(*args.concurrency, args.requests) < 1 or min(args.gamma) < 0:
         raise InputError(
             f"concurrency is {args.concurrency} and gamma {args.gamma}: give at least 1 client "

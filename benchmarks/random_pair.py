@@ -2,7 +2,7 @@
 
 import argparse
 
-from spec_t5x.labs.benchmark.random_models import check_fits, check_vocabulary, random_model
+from spec_t5x.labs.benchmark.random_models import check_memory, check_vocabulary, random_model
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
@@ -29,6 +29,6 @@ def make(
     """
     dtype = resolve_dtype(args.dtype)
     check_vocabulary(target, [draft])
-    check_fits(target, [draft], dtype)
+    check_memory(target, [draft], dtype)
     model = random_model(size(target), dtype, seed, args.weights, args.kv)
     return model, random_model(size(draft), dtype, seed + 1)

@@ -97,7 +97,9 @@ def check_jax(of_texts: bool = True) -> None:
 
     if jax.config.jax_enable_x64:
         raise InputError("jax_enable_x64 is True and texts are decoded in 32 bits: set it to False")
-    for way in ("host_to_device", "device_to_host") if of_texts else ():
+    if not of_texts:
+        return
+    for way in ("host_to_device", "device_to_host"):
         value = getattr(jax.config, name := f"jax_transfer_guard_{way}")
         # The host reads a CPU's arrays in their place.
         is_free = way == "device_to_host" and jax.default_backend() == "cpu"
@@ -115,7 +117,7 @@ def one_line(what: Any, most: int = 200) -> str:
 def as_input_error(what: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
     """Turns errors of these kinds of the code inside into an ``InputError``, with their text.
 
-    An ``InputError`` of the code inside is raised as it is.
+    An ``InputError`` inside is raised as it is. A library that raises any type needs ``Exception``.
     """
     try:
         yield
@@ -136,6 +138,12 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     # A list, because ``in`` fails on a set or dict if the value is unhashable.
     if value not in list(choices):
         raise InputError(f"{name} is {value!r}: choose one of {', '.join(map(str, choices))}")
+
+
+def either(choices: Sequence[str]) -> str:
+    """Returns choices as a message names them: ``a, b or c``."""
+    *others, last = choices
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

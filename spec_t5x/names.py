@@ -15,6 +15,8 @@ STORED_DTYPES = ("bfloat16", "float32")
 NATIVE_DTYPES = (*STORED_DTYPES, INT8)
 # Types that networks compute in; "auto" is the device's fast one.
 DTYPES = (AUTO, *STORED_DTYPES)
+# Largest seed: JAX draws with the low 32 bits alone.
+MOST_SEED = 2**32 - 1
 
 # A line has an option of this package, then its names in transformers, vLLM, CTranslate2, T5X.
 _ELSEWHERE = """
@@ -68,10 +70,10 @@ _ABSENT = {
 }
 
 
-def ours(name: str, options) -> str:
+def hint_for(name: str, options) -> str:
     """Returns a hint for an option that another program has, "" for others; ``options`` are ours.
 
-    >>> ours("num_beams", ["beams", "seed"])
+    >>> hint_for("num_beams", ["beams", "seed"])
     ": it is 'beams' here"
     """
     name = name.replace("-", "_")

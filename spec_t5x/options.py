@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_t5x import errors, registry
 from spec_t5x.errors import InputError
-from spec_t5x.names import AUTO, ours
+from spec_t5x.names import AUTO, MOST_SEED, hint_for
 
 if TYPE_CHECKING:
     from spec_t5x.sampling.distributions import Sampling
@@ -72,7 +72,7 @@ def _says_ours(cls: type) -> type:
         for name in given:
             if name not in known:
                 choices = f": choose from {', '.join(known)}"
-                hint = ours(name, known) or errors.did_you_mean(name, known) or choices
+                hint = hint_for(name, known) or errors.did_you_mean(name, known) or choices
                 raise InputError(f"there is no option {name!r}{hint}")
         init(self, *args, **given)
 
@@ -209,8 +209,8 @@ class GenerateOptions:
         sizes = {"num_decodes": self.num_decodes, "batch_size": self.batch_size}
         # Their sums and roundings have to fit in 32 bits.
         errors.check_numbers(1, most, max_decode_len=length, **sizes)
-        zeros = dict.fromkeys(("beams", "min_decode_len", "no_repeat_ngram_size"), 0)
-        errors.check_at_least(self, max_source_len=2, forced_bos_token_id=-1, **zeros)
+        errors.check_at_least(self, beams=0, min_decode_len=0, no_repeat_ngram_size=0)
+        errors.check_at_least(self, max_source_len=2, forced_bos_token_id=-1)
         is_whole = errors.is_number(gamma, numbers.Integral)
         if gamma != AUTO and not (is_whole and 0 <= gamma <= length):
             beside = "" if limit is None else f" and max_decode_len {limit}"
@@ -261,9 +261,10 @@ class GenerateOptions:
                 raise InputError(f"sequence_bias has {pair!r}: give pairs (ids, finite number)")
         lists = {name: (getattr(self, name) or (),) for name in _LISTS}
         lists |= {"bad_words_ids": self.bad_words_ids or (), "sequence_bias": [p[0] for p in pairs]}
-        for name, ids in ((name, ids) for name, some in lists.items() for ids in some):
-            if not (isinstance(ids, tuple) and all(map(_is_id, ids))):
-                raise InputError(f"{name} has {ids!r}: give a list of whole numbers from 0")
+        for name, several in lists.items():
+            for ids in several:
+                if not (isinstance(ids, tuple) and all(map(_is_id, ids))):
+                    raise InputError(f"{name} has {ids!r}: give a list of whole numbers from 0")
 
     @property
     def repeats(self) -> bool:
@@ -306,8 +307,8 @@ def check_types(options: Any) -> None:
         if is_boolean or not isinstance(value, kind):
             wanted = getattr(field.type, "__name__", field.type)
             raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
-        if field.name == "seed":  # JAX draws with a seed's low 32 bits.
-            errors.check_numbers(0, 2**32 - 1, seed=value)
+        if field.name == "seed":
+            errors.check_numbers(0, MOST_SEED, seed=value)
         # JAX converts no larger ones to 32 bits. Infinity has its option's own message.
         most = 3e38 if field.type in (float, float | None) else 2**63 - 1
         if isinstance(value, int | float) and most < abs(value) < math.inf:

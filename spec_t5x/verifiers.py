@@ -256,10 +256,9 @@ DEFAULT_WIDTHS = {"multi": (3,), "tree": (3, 2)}
 
 
 def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int] = ()) -> Verifier:
-    """Returns a verifier by its name.
+    """Returns the verifier that is registered as ``name``.
 
     Args:
-      name: a name in the registry.
       lenience: only for ``token``, in (0, 1]; below 1 is lossy (section A.5).
       widths: ``TreeVerifier.widths``, only for ``multi`` (one number), ``tree`` and other classes
         of ``TreeVerifier``; empty takes ``DEFAULT_WIDTHS`` or the class's.
@@ -281,6 +280,8 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
         raise InputError(f"widths are {tuple(widths)} and verifier {name!r}: use multi or tree")
     if name == "multi" and len(widths) > 1:
         raise InputError(f"widths are {tuple(widths)}: multi takes one number, tree several")
+    if name == "token":
+        return token
     widths = tuple(widths) or DEFAULT_WIDTHS.get(name, ())
     with as_input_error(f"verifier {name!r} cannot be made", "give its fields defaults", TypeError):
-        return token if name == "token" else kind(**({"widths": widths} if widths else {}))
+        return kind(widths=widths) if widths else kind()

@@ -265,7 +265,7 @@ def candidates(log_probs: Float32[Array, "batch nodes"], following: Continuation
     )
 
 
-def going_on(found: Candidates, beams: int, eos_id: EndOfSequence) -> Candidates:
+def live_candidates(found: Candidates, beams: int, eos_id: EndOfSequence) -> Candidates:
     """Returns the ``beams`` likeliest candidates that do not end, the likeliest last."""
     log_probs = jnp.where(outputs_lib.ends(found.tokens, eos_id), -jnp.inf, found.log_probs)
     return pick(found.replace(log_probs=log_probs), _best(log_probs, beams))
@@ -281,12 +281,12 @@ def extend(
     """
     num = beams.live_log_probs.shape[1]
     found, lengths = candidates(beams.live_log_probs, following), beams.lengths + 1
-    live = going_on(found, num, eos_id)
+    live = live_candidates(found, num, eos_id)
 
     ends = ranking.counted(outputs_lib.ends(found.tokens, eos_id), found, beams)
     scores = found.log_probs / ranking.penalty(lengths, beams.starts)[:, None]
     ending = (
-        continued(beams.live_sequences, found, lengths),
+        candidate_sequences(beams.live_sequences, found, lengths),
         jnp.where(ends, scores, EMPTY_SCORE),
         jnp.where(ends, lengths[:, None], 0),
     )
@@ -298,7 +298,7 @@ def extend(
     sequences, scores, finished_lengths = pick(finished, _best(finished[1], num))
 
     extended = beams.replace(
-        live_sequences=continued(beams.live_sequences, live, lengths),
+        live_sequences=candidate_sequences(beams.live_sequences, live, lengths),
         live_log_probs=live.log_probs,
         lengths=lengths,
         finished_sequences=sequences,
@@ -340,7 +340,7 @@ def where_rows(condition: Bool[Array, "batch"], chosen: PyTree, other: PyTree) -
     return jax.tree.map(select, chosen, other)
 
 
-def continued(
+def candidate_sequences(
     sequences: Int[Array, "batch nodes width"], tails: Candidates, positions: Int[Array, "batch"]
 ) -> Int[Array, "batch top width"]:
     """Returns each candidate's sequence: its parent's, with its token at the row's position."""

@@ -103,14 +103,9 @@ def beam_search(
 
     Args:
       target: the model, a pytree that has ``score_nodes``.
-      inputs: the argument of the models' ``prefill``, e.g. encoder tokens ``[batch, source]``.
-      prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0 on the right;
-        ``zeros([batch, 1])`` where nothing is forced.
+      inputs, prompts, max_decode_steps: as in ``speculative_decode``.
       beams: hypotheses kept, and returned, for each input.
-      max_decode_len: room for tokens, the prompt's included.
-      max_decode_steps: tokens to generate at most, after the prompt: one number, or one for each
-        input.
-      eos_id: the token that ends a hypothesis, or a tuple of several; in a prompt none does.
+      max_decode_len, eos_id: as in ``Loop``.
       ranking: rules of scores and ends; None takes T5X's, ``Ranking()``. Another exponent needs no
         compilation.
       rules: which tokens may follow a text (``sampling.rules.rules``).
@@ -235,7 +230,7 @@ class _Search:
             logits, _, cache = self.draft_model.score_nodes(cache, level.nodes(self.width))
             following = self.continuations(state.beams, level, logits, self.width)
             found = beams_lib.candidates(level.log_probs, following)
-            found = beams_lib.going_on(found, self.width, self.eos_id)
+            found = beams_lib.live_candidates(found, self.width, self.eos_id)
             level = _next_level(level, found, first_parent)
             return (level, cache), level
 
@@ -335,7 +330,7 @@ def _next_level(
     is_one = expected.log_probs > -jnp.inf
     sequences = level.sequences
     if sequences is not None:
-        sequences = beams_lib.continued(sequences, expected, positions)
+        sequences = beams_lib.candidate_sequences(sequences, expected, positions)
     return BeamTree(
         tokens=expected.tokens,
         # An empty entry must not be taken for a child of another level's node.

@@ -89,9 +89,10 @@ def open_model(
     Those that are still on the Hub are downloaded or, if not ``downloads``, left out.
     """
     directory, values, format = _recognized(find(directory_or_name))
-    if downloads and is_absent(directory_or_name):
+    if not is_absent(directory_or_name):
+        stored = format.open_model(directory, values)
+    elif downloads:
         hub.download_weights(directory_or_name)
-    if downloads or not is_absent(directory_or_name):
         stored = format.open_model(directory, values)
     else:
         stored = dataclasses.replace(format.open_model(directory, values, False), tensors=None)

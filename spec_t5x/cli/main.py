@@ -20,7 +20,7 @@ from spec_t5x.errors import InputError, did_you_mean, is_out_of_memory, one_line
 from spec_t5x.inference.signals import stopping
 from spec_t5x.machine import extras, xla_flags
 from spec_t5x.machine.accelerators import fault_of
-from spec_t5x.names import ours
+from spec_t5x.names import hint_for
 
 # Parent of the loggers of all modules.
 log = logging.getLogger("spec_t5x")
@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
             )
         if rest:
             name = rest[0].partition("=")[0]
-            hint = ours(name.lstrip("-"), args.flags).replace("is '", "is '--")
+            hint = hint_for(name.lstrip("-"), args.flags).replace("is '", "is '--")
             hint = hint or did_you_mean(name, [f"--{flag}" for flag in args.flags])
             see = f"see spec-t5x {args.command} --help"
             raise InputError(f"unknown argument {rest[0]!r}{hint}: {see}")

@@ -155,7 +155,6 @@ def tokenizer_of(values: dict[str, Any], source: object) -> tokenizers.Tokenizer
 
 def reading_tokenizer(source: object) -> contextlib.AbstractContextManager[None]:
     """Turns all errors of the code inside, which reads a tokenizer, into an ``InputError``."""
-    # The library raises nothing more definite.
     what, remedy = f"cannot read the tokenizer in {source}", "copy its files again"
     return as_input_error(what, remedy, Exception)
 

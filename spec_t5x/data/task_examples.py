@@ -154,7 +154,6 @@ def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def reading(name: str, split: str) -> contextlib.AbstractContextManager[None]:
     """Converts errors of the ``with`` block to an ``InputError`` that names task and split."""
-    # seqio, TFDS and TensorFlow raise assorted types.
     return as_input_error(
         f"cannot read split {split!r} of task {name}",
         "check the split and, for a TFDS task, that its data can be downloaded or are in "

@@ -64,8 +64,9 @@ def type_of_model(values: dict[str, Any]) -> str:
         return model["type"]
     if isinstance(model["vocab"], list):
         return "Unigram"
-    is_word_piece = "continuing_subword_prefix" in model
-    return "BPE" if "merges" in model else "WordPiece" if is_word_piece else "WordLevel"
+    if "merges" in model:
+        return "BPE"
+    return "WordPiece" if "continuing_subword_prefix" in model else "WordLevel"
 
 
 def kind_of_tokenizer(path: Path) -> str:

@@ -51,7 +51,6 @@ class UnigramVocabulary(TokenizerVocabulary):
         check_fetched(path)
         self._content = path.read_bytes() if content is None else content
         what = f"{path} is no Unigram model of the tokenizers library"
-        # The library raises nothing more definite.
         with as_input_error(what, f"give T5's {TOKENIZER_NAME}", Exception):
             values = json.loads(self._content)
             names, foreign = _names(values)

@@ -264,7 +264,6 @@ def read_spiece(path: Path) -> Spiece:
 def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
     """Converts errors of the ``with`` block to an ``InputError`` that names the model's file."""
     check_fetched(path)
-    # The parsers raise assorted types.
     what, remedy = f"{path} is not a SentencePiece model", "give a spiece.model file"
     return as_input_error(what, remedy, Exception)
 

@@ -50,7 +50,6 @@ class SharedEncoderDraft(TransformerDraft):
 
         Args:
           own: the draft's own parameters, as of ``models.shared_params.own_params``.
-          config: sizes of the draft.
           layers: the target's decoder layer that each of the draft's layers was made of.
           target: the target, whose embedding the draft shares.
           settings: what the draft samples with; None takes the target's.

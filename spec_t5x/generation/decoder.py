@@ -30,7 +30,7 @@ from spec_t5x.names import AUTO
 from spec_t5x.options import GenerateOptions
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.rules import Rules, rules
-from spec_t5x.types import EOS_ID, PAD_ID, EndOfSequence
+from spec_t5x.types import EOS_ID, PAD_ID
 
 Kind = TypeVar("Kind", bound="BatchDecoder")
 
@@ -223,12 +223,6 @@ class BatchDecoder:
 
     # The loops
 
-    @property
-    def eos_id(self) -> EndOfSequence:
-        """The id that ends an output, or a tuple if there are several."""
-        ids = self.vocabulary.eos_ids
-        return ids if len(ids) > 1 else ids[0]
-
     def max_decode_len(self, options: GenerateOptions) -> int:
         """Returns the most tokens generated for an input: the options', the checkpoint's or 128."""
         return int(options.settled(self.defaults)["max_decode_len"])
@@ -258,7 +252,7 @@ class BatchDecoder:
 
     def _of_loop(self, batch: Batch, options: GenerateOptions) -> dict[str, Any]:
         return {
-            "eos_id": self.eos_id,
+            "eos_id": self.vocabulary.eos_ids,
             "max_decode_len": self.room(batch, options),
             "num_decodes": options.num_decodes,
             "rescale_log_probs": options.rescale_log_probs,
@@ -348,7 +342,7 @@ class BatchDecoder:
             "beams": options.beams,
             "ranking": ranking,
             "rules": self.rules(options),
-            "eos_id": self.eos_id,
+            "eos_id": self.vocabulary.eos_ids,
             "max_decode_len": room,
             "max_decode_steps": batch.max_decode_steps,
         }

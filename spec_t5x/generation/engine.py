@@ -14,6 +14,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -58,7 +59,6 @@ class Engine:
         """Makes an engine without batches.
 
         Args:
-          decoder: the models.
           costs: costs of speculation by ``costly`` options; method ``costs`` adds measured ones.
           paces: with gamma "auto" those of earlier batches, by ``costly`` options; used and
             updated unless outputs depend on the pace.
@@ -88,10 +88,10 @@ class Engine:
                 self._slots = _Slots(decoder, self.options, self.pace, *self._waiting)
                 self._waiting = None
             if self._slots is not None and self._slots.takes(batch):
-                self._keep(self._slots, self._slots.burst(places, batch))
+                self._start_burst(places, batch)
                 return
             if self._slots is not None:
-                self._keep(self._slots, self._slots.burst())
+                self._start_burst()
             self._slots, self._waiting = None, (places, batch)
             return
         if self.options.beams:
@@ -108,7 +108,7 @@ class Engine:
     def close(self) -> Iterator[Answered]:
         """Decodes a queued batch, and yields all remaining answers."""
         if self._slots is not None:
-            self._keep(self._slots, self._slots.burst())
+            self._start_burst()
         elif self._waiting is not None:
             self.in_slots = False
             self.submit(*self._waiting)
@@ -123,6 +123,8 @@ class Engine:
             self.submit(places, batch)
             yield from self.collect()
         yield from self.close()
+        # A caller may have errors of inputs after the last batch.
+        yield (), []
 
     def decode(self, batch: Batch) -> Decoded:
         """Starts decoding a batch, without slots, and returns arrays that the device will fill."""
@@ -158,8 +160,10 @@ class Engine:
         self.row_calls += calls * self.options.batch_size * each
         return places, answers
 
-    def _keep(self, slots: "_Slots", ended: refill.Ended) -> None:
-        """Adds a burst that has begun to those under way."""
+    def _start_burst(self, *group: Any) -> None:
+        """Starts a burst of the slots; ``group``, places and batch, is that of ``_Slots.burst``."""
+        slots = self._slots
+        ended = slots.burst(*group)
         self.pace = slots.pace
 
         def counted() -> Answered:

@@ -82,10 +82,8 @@ class Generator(BatchDecoder):
             vocabulary is not the target's.
         """
         check_jax()
-        given = NO_DRAFT if isinstance(target, StoredModel) else target
-        named = {"target": given, "draft": NO_DRAFT if draft is None else draft}
-        for name, model in named.items():
-            if not isinstance(model, str | os.PathLike):
+        for name, model, other in (("target", target, StoredModel), ("draft", draft, None)):
+            if not isinstance(model, str | os.PathLike | other):
                 raise InputError(
                     f"{name} is a {type(model).__name__}: give a directory (save_pretrained makes "
                     "one of a model of transformers) or a name; a draft made here goes to "
@@ -155,7 +153,7 @@ class Generator(BatchDecoder):
     ) -> "Generator":
         """Makes a generator without a draft; the other arguments are as in ``load``."""
         vocabulary = target.vocabulary
-        defaults, left_out = generation_config.understood(
+        defaults, left_out = generation_config.options_of(
             target.metadata.get(generation_config.GENERATION, {}),
             str(target.directory),
             task=task,
@@ -187,9 +185,8 @@ class Generator(BatchDecoder):
           texts: the inputs; a string is one. They are read ahead of the answers (one input or, if
             ``batch_size`` is above 1, 16 batches), so no input can depend on an earlier answer. An
             ``InputError`` in place of an input becomes its answer's ``error``.
-          options: how to decode.
+          options, changes: how to decode; ``changes`` replace options by their names.
           first: place (index) of the first input, below 2**31; random numbers depend on places.
-          changes: options that replace those in ``options``.
 
         Raises:
           InputError: texts are no strings, or options are unknown or do not fit together.
@@ -256,8 +253,7 @@ class Generator(BatchDecoder):
                 yield from self.by_length(good, options)
 
         following = first
-        # There may be errors after the last batch.
-        for places, found in itertools.chain(engine.answers(batches()), [((), [])]):
+        for places, found in engine.answers(batches()):
             answers.update(zip(places, found, strict=True))
             while following in answers:
                 yield answers.pop(following)
@@ -275,10 +271,8 @@ class Generator(BatchDecoder):
         call, which takes longer. Without a draft each event has one token.
 
         Args:
-          text: the input.
-          options: how to decode; ``batch_size`` does not matter.
+          options, changes: as for ``generate``; ``batch_size`` does not matter.
           place: index below 2**31 that the input's random numbers depend on.
-          changes: options that replace those in ``options``.
 
         Raises:
           InputError: at the call, an input or options that cannot be decoded, several decodes

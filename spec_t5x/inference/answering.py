@@ -7,7 +7,6 @@ many interruptions.
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -158,8 +157,7 @@ class Answerer:
             progress(tally)
 
         with self._on_devices():
-            # The empty answers yield a last shard whose last inputs have errors.
-            for indices, answers in itertools.chain(engine.answers(batches()), [((), [])]):
+            for indices, answers in engine.answers(batches()):
                 record(indices, answers)
                 for shard, (items, lines) in list(begun.items()):
                     if len(lines) == len(items):
@@ -238,16 +236,11 @@ class Answerer:
 
 
 def line_of(item: Item, answer: Answer) -> bytes:
-    """Returns the line of JSON for an input, in UTF-8.
+    """Returns the line of JSON for an input and its answer, in UTF-8.
 
-    Args:
-      item: the input.
-      answer: its outputs, the best first, or its error.
-
-    Returns:
-      The index, T5X's fields ``inputs`` (``item.fields``) and ``prediction`` (the best output),
-      and the fields of the best ``Generation``; several outputs are all in ``decodes``. For an
-      error: the index, the place in the source, ``error`` and ``inputs``.
+    The line has the index, T5X's fields ``inputs`` (``item.fields``) and ``prediction`` (the best
+    output), and the fields of the best ``Generation``; several outputs are all in ``decodes``. For
+    an error it has the index, the place in the source, ``error`` and ``inputs``.
     """
     task = {"task": item.task} if item.task else {}
     if answer.error is not None:

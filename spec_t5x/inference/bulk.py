@@ -71,8 +71,6 @@ def infer(
 
     Args:
       options: the directory, shards, workers and devices; ``check`` is called.
-      decoding: options of decoding.
-      source: the inputs.
       load: loads the models for a placement; not called if this worker's shards exist.
       settings: further settings that the answers depend on, above all the checkpoints.
 

@@ -144,7 +144,8 @@ def survey(
 
     Raises ``InputError`` if there are no inputs, or if all have an error.
     """
-    count, digests, raws, first, usable = 0, [], source.raw(), None, False
+    count, digests, raws = 0, [], source.raw()
+    first, usable = None, False
     while shard := list(itertools.islice(raws, shard_size)):
         if not usable:
             items = [source.item(count + place, raw) for place, raw in enumerate(shard)]

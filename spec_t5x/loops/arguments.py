@@ -39,12 +39,13 @@ def check_given(
     kind = getattr(steps, "dtype", type(steps))
     if not jnp.issubdtype(kind, np.integer) or np.shape(steps) not in ((), rows):
         raise InputError(f"max_decode_steps is {steps}: give a whole number, or an array of {rows}")
-    for one in np.unique(steps).tolist() if is_known(steps) else ():
-        check_numbers(0, 2**31 - 1, max_decode_steps=one)
+    if is_known(steps):
+        for one in np.unique(steps).tolist():
+            check_numbers(0, 2**31 - 1, max_decode_steps=one)
     eos_id = others.get("options", others).get("eos_id", EOS_ID)
-    for one in eos_id if isinstance(eos_id, tuple) and eos_id else (eos_id,):
-        if not is_number(one, numbers.Integral):
-            raise InputError(f"eos_id is {eos_id!r}: give an id, or a tuple of ids")
+    ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)
+    if not (ids and all(is_number(one, numbers.Integral) for one in ids)):
+        raise InputError(f"eos_id is {eos_id!r}: give an id, or a tuple of ids")
 
 
 def _check_whole(prompts: Any) -> None:

@@ -153,14 +153,23 @@ class Pace:
     @classmethod
     def start(cls, costs: Costs, *, rest: int = REST) -> "Pace":
         """Returns the pace before the first batch."""
-        numbers = {"costs": costs.iteration, "prefill": costs.prefill, "length": _TYPICAL_LENGTH}
-        numbers |= {"written": 0, "lost": 0, "counts": [[0] * costs.largest] * 4}
-        counted = dict.fromkeys(("idle", "plain_steps", "iterations", "drafted"), 0)
-        counted |= {"limit": costs.best_at(OPTIMISM), "rest": rest}
-        # NumPy arrays first, so that nothing is compiled.
-        values = {name: np.asarray(each, np.float32) for name, each in numbers.items()}
-        values |= {name: np.asarray(each, np.int32) for name, each in counted.items()}
-        return cls(**jax.tree.map(jnp.asarray, values | {"prefilled": np.asarray(True)}))
+        # NumPy's arrays, so that nothing is compiled.
+        pace = cls(
+            limit=np.asarray(costs.best_at(OPTIMISM), np.int32),
+            costs=np.asarray(costs.iteration, np.float32),
+            prefill=np.asarray(costs.prefill, np.float32),
+            rest=np.asarray(rest, np.int32),
+            idle=np.zeros((), np.int32),
+            lost=np.zeros((), np.float32),
+            counts=np.zeros((4, costs.largest), np.float32),
+            length=np.asarray(_TYPICAL_LENGTH, np.float32),
+            written=np.zeros((), np.float32),
+            prefilled=np.ones((), bool),
+            plain_steps=np.zeros((), np.int32),
+            iterations=np.zeros((), np.int32),
+            drafted=np.zeros((), np.int32),
+        )
+        return jax.tree.map(jnp.asarray, pace)
 
     @property
     def largest(self) -> int:

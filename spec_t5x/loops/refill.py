@@ -33,35 +33,6 @@ EMPTY_SLOT = -1
 
 
 @flax.struct.dataclass(kw_only=True)
-class Move:
-    """Copy of an input's rows from a batch ``new`` over the rows of an input in a batch ``kept``.
-
-    In both batches, an array has one row, or ``num_decodes`` consecutive ones, for each input.
-    """
-
-    # Index of the input in ``new``, the index in ``kept``, and the number of inputs in ``new``.
-    source: Int[Array, ""]
-    to: Int[Array, ""]
-    num_sources: int = flax.struct.field(pytree_node=False)
-
-    def copied(self, kept: PyTree, new: PyTree) -> PyTree:
-        """Returns ``kept`` after the copy, with zeros where the rows of ``new`` are shorter.
-
-        The zeros replace numbers that may not be finite: weight 0 times infinity is not 0.
-        """
-
-        def copy(kept: Array, new: Array) -> Array:
-            each = new.shape[0] // self.num_sources
-            rows = lax.dynamic_slice_in_dim(new, self.source * each, each)
-            missing = np.subtract(kept.shape[1:], rows.shape[1:])
-            if np.any(missing):
-                rows = jnp.pad(rows, ((0, 0), *((0, after) for after in missing)))
-            return lax.dynamic_update_slice_in_dim(kept, rows, self.to * each, axis=0)
-
-        return jax.tree.map(copy, kept, new)
-
-
-@flax.struct.dataclass(kw_only=True)
 class Members:
     """Inputs whose prefill has run: in slots, or in a group that waits for slots."""
 
@@ -241,7 +212,8 @@ def _begun(slots: Members, group: Members) -> _Burst:
 def _finished(carry: _Burst, loop: Loop, is_plain: bool) -> tuple[Members, Ended]:
     """Returns the slots for the next burst, and the results of this one."""
     state, (outputs, stats, places) = carry.slots.state, carry.ended
-    pace, stats = state.pace and state.pace.end_batch(), None if is_plain else stats
+    pace = state.pace and state.pace.end_batch()
+    stats = None if is_plain else stats
     decoded = outputs_lib.finish(outputs, loop.num_decodes, loop.max_decode_len, stats, pace)
     # Spread as by ``prepare``, so that the next burst is the same program.
     slots = _spread_rows(carry.slots.replace(state=state.replace(pace=None), drafting=None))
@@ -280,9 +252,9 @@ def _refilled(carry: _Burst) -> _Burst:
 def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     """Stores the outputs of a slot; the next input's overwrite those of a free slot."""
     slots = carry.slots
-    move = Move(source=slot, to=carry.num_ended, num_sources=slots.places.shape[0])
+    found = slots.state.outputs, slots.state.stats, slots.places
     return carry.replace(
-        ended=move.copied(carry.ended, (slots.state.outputs, slots.state.stats, slots.places)),
+        ended=with_input(carry.ended, carry.num_ended, found, slot, slots.places.shape[0]),
         num_ended=carry.num_ended + slots.is_used[slot],
     )
 
@@ -292,10 +264,9 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     group, slots, is_there = carry.group, carry.slots, carry.is_waiting
     num_sources, num_slots = group.places.shape[0], slots.places.shape[0]
     source = jnp.minimum(carry.taken, num_sources - 1)
-    state, sources, prompts, places = Move(source=source, to=slot, num_sources=num_sources).copied(
-        (slots.state.replace(pace=None), slots.sources, slots.prompts, slots.places),
-        (group.state, group.sources, group.prompts, group.places),
-    )
+    kept = slots.state.replace(pace=None), slots.sources, slots.prompts, slots.places
+    new = group.state, group.sources, group.prompts, group.places
+    state, sources, prompts, places = with_input(kept, slot, new, source, num_sources)
     ended, is_freed = state.outputs.ended, (jnp.arange(num_slots) == slot) & ~is_there
     ended |= jnp.repeat(is_freed, ended.shape[0] // num_slots)
     slots = slots.replace(
@@ -305,6 +276,27 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
         places=jnp.where(is_freed, EMPTY_SLOT, places),
     )
     return carry.replace(slots=slots, taken=carry.taken + is_there)
+
+
+def with_input(
+    kept: PyTree, to: Int[Array, ""], new: PyTree, source: Int[Array, ""], num_sources: int
+) -> PyTree:
+    """Returns a batch ``kept`` with input ``to`` replaced by input ``source`` of a batch ``new``.
+
+    ``new`` has ``num_sources`` inputs. In both batches, an array has one row, or ``num_decodes``
+    consecutive ones, for each input. Zeros follow shorter rows of ``new``, in place of numbers
+    that may not be finite: weight 0 times infinity is not 0.
+    """
+
+    def copy(kept: Array, new: Array) -> Array:
+        each = new.shape[0] // num_sources
+        rows = lax.dynamic_slice_in_dim(new, source * each, each)
+        missing = np.subtract(kept.shape[1:], rows.shape[1:])
+        if np.any(missing):
+            rows = jnp.pad(rows, ((0, 0), *((0, after) for after in missing)))
+        return lax.dynamic_update_slice_in_dim(kept, rows, to * each, axis=0)
+
+    return jax.tree.map(copy, kept, new)
 
 
 def _spread_rows(tree: PyTree) -> PyTree:

@@ -55,7 +55,8 @@ def step(
     and needs a draft that ``prepare`` made ready. At gamma 0 (``loop.plain``) no draft is called.
     """
     gamma, verifier = loop.gamma, loop.verifier
-    old, pace, tree = state.outputs, state.pace, verifier.tree(gamma) if gamma else None
+    tree = verifier.tree(gamma) if gamma else None
+    old, pace = state.outputs, state.pace
     limit = limit if pace is None else pace.limit
     context = decode_state.make_context(state, settings, verifier.coupled, limit)
     given = target, draft, state.draft_state, context, state.stream

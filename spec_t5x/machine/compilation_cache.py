@@ -125,12 +125,12 @@ def _bounded(directory: Path) -> Path | None:
                 directory.owner()
                 directory.group()
                 jax.config.update("jax_compilation_cache_max_size", MAX_SIZE)
-        is_bounded = jax.config.jax_compilation_cache_max_size != -1
-        # A killed process leaves a program without its file "-atime", and perhaps without its end.
-        # In a bounded cache JAX would then store nothing, and compile that program at every start.
-        for program in directory.glob("*-cache") if is_bounded else ():
-            if not program.with_name(f"{program.name.removesuffix('-cache')}-atime").exists():
-                program.unlink(missing_ok=True)
+        if jax.config.jax_compilation_cache_max_size != -1:
+            # A killed process leaves a program without its file "-atime", perhaps without its end.
+            # In a bounded cache JAX would then store nothing, and compile it at every start.
+            for program in directory.glob("*-cache"):
+                if not program.with_name(f"{program.name.removesuffix('-cache')}-atime").exists():
+                    program.unlink(missing_ok=True)
     except OSError:
         return None
     return directory if os.access(directory, os.W_OK) else None

@@ -30,13 +30,13 @@ def machine() -> dict[str, Any]:
 
 def processor() -> str:
     """Returns the processor's name, or its architecture if the system gives no name."""
-    for line in native().splitlines():
+    for line in processor_features().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
 
 
-def native() -> str:
+def processor_features() -> str:
     """Returns the processor's name and features as text: ``-march=native`` depends on these."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -48,7 +48,8 @@ def native() -> str:
 
 def vector_instructions() -> str:
     """Returns the names of the processor's vector instructions, which decide how a CPU sums."""
-    return " ".join(sorted(set(re.findall(r"\b(?:amx|asimd|avx|fma|sve)\w*", native()))))
+    found = re.findall(r"\b(?:amx|asimd|avx|fma|sve)\w*", processor_features())
+    return " ".join(sorted(set(found)))
 
 
 def threads() -> int:

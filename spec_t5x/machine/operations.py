@@ -133,12 +133,13 @@ def by_kernel(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def call(*arrays: Array, **options) -> Array:
-        found = ((each, each.kernel(function.__name__, *arrays)) for each in registered())
-        operations, kernel = next((pair for pair in found if pair[1] is not None), (XLA, None))
-        if kernel is None:
-            return function(*arrays, **options)
-        kernel, plain = (functools.partial(each, **options) for each in (kernel, function))
-        # A process on a CPU may compile for a TPU, too.
-        return jax.lax.platform_dependent(*arrays, default=plain, **{operations.platform: kernel})
+        plain = functools.partial(function, **options)
+        for operations in registered():
+            kernel = operations.kernel(function.__name__, *arrays)
+            if kernel is not None:
+                # A process on a CPU may compile for a TPU, too.
+                on_its_own = {operations.platform: functools.partial(kernel, **options)}
+                return jax.lax.platform_dependent(*arrays, default=plain, **on_its_own)
+        return plain(*arrays)
 
     return call

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x import registry
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError, check_choice, either
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.eagle import EagleConfig, EagleNetwork
 from spec_t5x.models.t5 import NetworkConfig
@@ -48,8 +48,7 @@ def family_of(config: NetworkConfig) -> Family:
 def known_families() -> str:
     """Names the registered families, for messages: ``T5, T5Gemma or GPT``."""
     families = registry.find_all("family").values()
-    *others, last = [family.config.__name__.removesuffix("Config") for family in families]
-    return f"{', '.join(others)} or {last}" if others else last
+    return either([family.config.__name__.removesuffix("Config") for family in families])
 
 
 def network_of(config: NetworkConfig) -> nn.Module:
@@ -66,7 +65,6 @@ def bind(params: PyTree, config: NetworkConfig, weights: str = AUTO, kv: str = A
 
     Args:
       params: the network's parameters, or {}; ``InputError`` if they do not fit ``config``.
-      config: the network's configuration.
       weights: "auto" keeps the parameters' precision, "int8" and "int4" round the matrices.
       kv: as in ``CachedModel.with_kv``.
     """

@@ -76,7 +76,7 @@ class KVCache:
     @classmethod
     def empty(cls, config: Any, batch: int, max_length: int) -> "KVCache":
         """Returns an empty cache without a source: ``batch`` rows of ``max_length`` tokens."""
-        empty = room(config, batch, max_length)
+        empty = zeros(config, batch, max_length)
         layers = (LayerCache(empty, empty),) * config.num_decoder_layers
         return cls(layers, jnp.zeros(batch, jnp.int32))
 
@@ -130,7 +130,7 @@ class KVCache:
         return self.map(lay_out)
 
 
-def room(config: Any, batch: int, max_length: int) -> Float[Array, "batch heads length head_dim"]:
+def zeros(config: Any, batch: int, max_length: int) -> Float[Array, "batch heads length head_dim"]:
     """Returns zeros, the keys or values of a layer in an empty cache."""
     shape = batch, config.num_kv_heads, max_length, config.head_dim
     return constrain(jnp.zeros(shape, config.dtype), AXES)

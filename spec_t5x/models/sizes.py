@@ -72,12 +72,14 @@ SIZES: dict[str, T5Config] = {
 T5 = Family(config=T5Config, model=T5Model, sizes=SIZES)
 
 
-def size(name: str) -> NetworkConfig:
-    """Returns the published configuration of that name, of any family: float32, with dropout.
-
-    Raises ``InputError`` for an unknown name.
-    """
+def known_sizes() -> dict[str, NetworkConfig]:
+    """Returns the published configurations of all families, by name: float32, with dropout."""
     families = registry.find_all("family").values()
-    known = dict(pair for family in families for pair in family.sizes.items())
+    return {name: config for family in families for name, config in family.sizes.items()}
+
+
+def size(name: str) -> NetworkConfig:
+    """Returns the published configuration of a name; raises ``InputError`` for an unknown name."""
+    known = known_sizes()
     check_choice("size", name, known)
     return known[name]

@@ -255,7 +255,7 @@ class DecoderLayer(Layer):
 
     def empty_cache(self, encoded, max_length: int) -> LayerCache:
         """Returns an empty cache of ``max_length`` positions, with the source's keys and values."""
-        empty = cache_lib.room(self.config, encoded.shape[0], max_length)
+        empty = cache_lib.zeros(self.config, encoded.shape[0], max_length)
         return LayerCache(empty, empty, *self.source_attention.keys_values(encoded))
 
     def extend(self, states, cache: LayerCache, tokens: NewTokens, cross_bias):

@@ -89,11 +89,11 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
     if values.ndim > 1 or not np.all(np.isfinite(values)) or np.any(values < 0):
         given = f"{prefix}temperature is {one_line(temperature)}"
         raise InputError(f"{given}: give a number of at least 0 (0 is argmax)")
-    if not is_real(top_k) or np.ndim(top_k) or top_k < 0 or top_k % 1:
+    if not is_one_number(top_k) or top_k < 0 or top_k % 1:
         raise InputError(
             f"{prefix}top_k is {top_k}: give a whole number of at least 0 (0 keeps all)"
         )
-    if not is_real(top_p) or np.ndim(top_p) or not 0 <= top_p <= 1:
+    if not (is_one_number(top_p) and 0 <= top_p <= 1):
         raise InputError(f"{prefix}top_p is {top_p}: give a number from 0 to 1 (0 keeps all)")
     top_p = float(top_p)
     if top_k and top_p:
@@ -118,6 +118,11 @@ def is_real(value: Any) -> bool:
     if hasattr(value, "dtype"):
         return any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating))
     return is_number(value)
+
+
+def is_one_number(value: Any) -> bool:
+    """Tells whether a value is one real number, perhaps in an array; True and False are none."""
+    return is_real(value) and np.ndim(value) == 0
 
 
 def standardize(

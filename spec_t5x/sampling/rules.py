@@ -219,11 +219,12 @@ def rules(
 
 def _check_ids(vocab_size: int, **ids: Iterable[int]) -> None:
     """Raises ``InputError`` for an id that is not in the vocabulary."""
-    for name, token in ((name, token) for name, tokens in ids.items() for token in tokens):
-        if not 0 <= token < vocab_size:
-            raise InputError(
-                f"{name} has token {token} and the model {vocab_size} tokens: give lower ids"
-            )
+    for name, tokens in ids.items():
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                raise InputError(
+                    f"{name} has token {token} and the model {vocab_size} tokens: give lower ids"
+                )
 
 
 def _padded(phrases: Mapping[tuple[int, ...], float]) -> tuple[Array, Array]:

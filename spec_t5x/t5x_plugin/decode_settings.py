@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from t5x import decoding
 
 from spec_t5x.errors import InputError, as_input_error, check_numbers, one_line
 from spec_t5x.loops.arguments import first_hole
-from spec_t5x.sampling.distributions import Sampling, is_real, sampling
+from spec_t5x.sampling.distributions import Sampling, is_one_number, sampling
 from spec_t5x.t5x_plugin.remaking import without_gin
 from spec_t5x.types import PAD_ID, Array, Int
 
@@ -150,8 +149,7 @@ def _sampling(values: Mapping[str, Any]) -> Sampling:
     filters = {}
     for name, ours in (("topk", "top_k"), ("topp", "top_p")):
         value = values[name]
-        is_one = isinstance(value, numbers.Real | jax.Array | np.ndarray) and not np.ndim(value)
-        if isinstance(value, jax.core.Tracer) or not is_one:
+        if isinstance(value, jax.core.Tracer) or not is_one_number(value):
             given = f"{name} is {one_line(repr(value))}"
             raise InputError(f"{given}: give one number, known when the program is traced")
         filters[ours] = np.asarray(value).item()
@@ -170,8 +168,8 @@ def _beam_settings(
     length, alpha = values["max_decode_len"], values["alpha"]
     if length is not None:
         check_numbers(1, max_decode_len, max_decode_len=length)
-    is_one = is_real(alpha) and not np.ndim(alpha)
-    if not (is_one and (isinstance(alpha, jax.core.Tracer) or 0 <= np.asarray(alpha) < math.inf)):
+    is_known = not isinstance(alpha, jax.core.Tracer)
+    if not is_one_number(alpha) or is_known and not 0 <= np.asarray(alpha) < math.inf:
         raise InputError(f"alpha is {one_line(repr(alpha))}: give a number of at least 0")
     return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)
 

@@ -13,7 +13,7 @@ from spec_t5x.t5x_plugin.remaking import bindings_of, remade
 from spec_t5x.t5x_plugin.speculative_model import (
     SpeculativeDecoderOnlyModel,
     SpeculativeEncoderDecoderModel,
-    draft_of,
+    no_draft,
 )
 from spec_t5x.verifiers import verifier as make_verifier
 
@@ -103,8 +103,8 @@ def _check_programs(_: Any) -> None:
             model = gin.query_parameter(name)
         made = getattr(getattr(model, "configurable", None), "wrapped", None)
         if isinstance(made, type) and issubclass(made, models.BaseTransformerModel):
-            # Not made, which would start JAX before a launcher connects its processes.
-            draft_of(made)
+            # To make a model would start JAX before a launcher connects its processes.
+            raise no_draft(made)
 
 
 def _check_export(bound: Mapping[str, Any], model: Any, stock: type, statistics: bool) -> None:

@@ -333,15 +333,20 @@ def check_pace(gamma: int, c: float | None, position: float) -> None:
 
 
 def draft_of(model: Any) -> DraftSource:
-    """Returns the draft of a launch's model, or class; raises ``InputError`` if it has none."""
-    if (draft := getattr(model, "_draft", None)) is None:
-        name = getattr(model, "__name__", type(model).__name__)
-        raise InputError(
-            f"the launch's model is a {name} without a draft: give speculate.gin, or the run's "
-            "file that includes it, after the model's file, and bind the model of infer, evaluate "
-            "or save to %MODEL"
-        )
+    """Returns the draft of a launch's model; raises ``InputError`` if it has none."""
+    draft = getattr(model, "_draft", None)
+    if draft is None:
+        raise no_draft(type(model))
     return draft
+
+
+def no_draft(kind: type) -> InputError:
+    """Makes the error of a launch whose model is of a class without a draft."""
+    return InputError(
+        f"the launch's model is a {kind.__name__} without a draft: give speculate.gin, or the "
+        "run's file that includes it, after the model's file, and bind the model of infer, "
+        "evaluate or save to %MODEL"
+    )
 
 
 def split_params(params: PyTree) -> tuple[PyTree, PyTree | None]:

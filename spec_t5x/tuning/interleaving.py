@@ -28,7 +28,6 @@ def interleaved(
     out weights, that decoding does once for a whole text.
 
     Args:
-      programs: the programs to time.
       rounds: timings of each program at most.
       budget: seconds after which no further round begins; two rounds are made in any case.
     """

@@ -45,8 +45,7 @@ class Timed:
         The tokens are not fed to the target, since a call's time does not depend on what its cache
         holds; the draft has been fed them. Errors are those of ``arguments.check``.
         """
-        prompts = jnp.zeros((jax.tree.leaves(inputs)[0].shape[0], 1), jnp.int32)
-        key = jax.random.key(0)
+        prompts, key = _no_prompts(inputs), jax.random.key(0)
         stream, settings = arguments.prepared(target, draft, prompts, key, settings, loop)
         loop = dataclasses.replace(loop, eos_id=NO_EOS)
         length = max(min(loop.max_decode_len // 2, most), 1)
@@ -73,6 +72,11 @@ class Timed:
         return state
 
 
+def _no_prompts(inputs: PyTree) -> Int[Array, "batch 1"]:
+    """Returns start tokens alone, one for each input."""
+    return jnp.zeros((jax.tree.leaves(inputs)[0].shape[0], 1), jnp.int32)
+
+
 def _full(draft: Draft) -> Draft:
     """Returns a draft like this one that proposes exactly ``context.limit`` tokens."""
 
@@ -88,8 +92,7 @@ def _full(draft: Draft) -> Draft:
 
 @compiled.jit(static_argnames="loop")
 def _half_way(target, draft, inputs, stream, settings, length, *, loop: Loop) -> DecodeState:
-    batch = jax.tree.leaves(inputs)[0].shape[0]
-    state = decode_state.init(target, draft, inputs, jnp.zeros((batch, 1), jnp.int32), stream, loop)
+    state = decode_state.init(target, draft, inputs, _no_prompts(inputs), stream, loop)
     old = state.outputs
     places = jnp.arange(old.sequences.shape[1])
     first = EOS_ID + 1
@@ -129,8 +132,7 @@ def _iterate(target, draft, state, settings, limit, calls, *, loop: Loop) -> Dec
 
 @compiled.jit(static_argnames="loop")
 def _prefill(draft, inputs, *, loop: Loop) -> PyTree:
-    prompts = jnp.zeros((jax.tree.leaves(inputs)[0].shape[0], 1), jnp.int32)
-    return decode_state.prefill_draft(draft, inputs, prompts, loop)
+    return decode_state.prefill_draft(draft, inputs, _no_prompts(inputs), loop)
 
 
 def with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:

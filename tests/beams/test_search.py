@@ -168,7 +168,7 @@ def test_logits_that_are_not_finite_come_first_whatever_their_sign(sign, exclude
         following = hypotheses.continuations(jnp.asarray([[logits] * 2]), 4, ruled, places)
         # The first hypothesis is an empty place.
         found = hypotheses.candidates(jnp.array([[-jnp.inf, -0.5]]), following)
-        assert np.isnan(hypotheses.going_on(found, 2, eos_id=4).log_probs[0, -1])
+        assert np.isnan(hypotheses.live_candidates(found, 2, eos_id=4).log_probs[0, -1])
 
 
 # --- the plain search ------------------------------------------------------------

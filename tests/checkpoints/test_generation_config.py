@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.convert import convert
-from spec_t5x.checkpoints.huggingface.generation_config import GENERATION_NAME, understood
+from spec_t5x.checkpoints.huggingface.generation_config import GENERATION_NAME, options_of
 from spec_t5x.checkpoints.loading import load_vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
@@ -365,7 +365,7 @@ def test_what_an_option_replaces_is_not_named(with_settings, caplog, settings, o
 
 @pytest.mark.parametrize(("settings", "options", "named"), NAMED, ids=str)
 def test_each_remedy_fits_the_options(caplog, settings, options, named):
-    _, left = understood(settings, "my-model", num_ids=9)
+    _, left = options_of(settings, "my-model", num_ids=9)
     for _ in range(2):
         left.warn(["The cat."], GenerateOptions(**options))
     expected = [] if named is None else [f"my-model sets options that are not applied: {named}"]
@@ -383,7 +383,7 @@ def test_each_remedy_fits_the_options(caplog, settings, options, named):
     ids=str,
 )
 def test_a_ranking_is_that_of_transformers_if_the_checkpoint_sets_a_part(settings, expected):
-    options, _ = understood(settings, "my-model", num_ids=9)
+    options, _ = options_of(settings, "my-model", num_ids=9)
     assert tuple(options.values()) == expected
 
 

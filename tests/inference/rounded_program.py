@@ -52,7 +52,7 @@ def held(opened: StoredModel, weights: str) -> tuple[CachedModel, list[int]]:
     options = {"dtype": "float32", "for_decoding": True, "shardings": PLACEMENT.params}
     loaded = opened.load(**options, weights=weights)
     StoredModel.read_params = whole
-    assert loaded.is_rounded == (weights != "auto")
+    assert loaded.weights == "auto"
     return loaded.bind(), sizes
 
 

@@ -89,6 +89,7 @@ def test_settings_of_a_search():
             "max_decode_steps is 0: give whole numbers from 1 to 16",
         ),
         (temperature_sample, {"max_decode_steps": np.array([3, 17])}, r"is \[ 3 17\]: give whole"),
+        (temperature_sample, {"topk": True}, "topk is True: give one number"),
         (beam_search, {"max_decode_step": 5}, "max_decode_step is 5, which is not supported"),
         (beam_search, {"min_log_prob": -3.0}, "min_log_prob is -3.0, which is not supp"),
         (functools.partial(temperature_sample, None), {}, "binds positional arguments: bind them"),

@@ -80,8 +80,10 @@ class LeftOut:
         if all(text.startswith(prefix) for text in filter(None, inputs)):
             given.append("prefix")
         # It moves all scores of a step alike, and so changes the ranking of beams only.
-        given += [] if options.beams else ["renormalize_logits"]
-        given += [] if options.temperature or self.settings.get("do_sample") else _SAMPLING
+        if not options.beams:
+            given.append("renormalize_logits")
+        if not (options.temperature or self.settings.get("do_sample")):
+            given += _SAMPLING
         named = []
         for name in [name for name in list(self.texts) if name not in given]:
             # Another thread may take one first.
@@ -104,29 +106,29 @@ class LeftOut:
 
 def read(directory: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a directory with config.json ``values``; ``TASKS`` has the tasks'."""
-    path, found = said(directory, values)
+    path, found = generation_entries(directory, values)
     if path.name != GENERATION_NAME:
         found = {name: value for name, value in found.items() if name in _KNOWN}
     tasks = values.get(TASKS)
     return found | {TASKS: tasks} if isinstance(tasks, Mapping) and tasks else found
 
 
-def said(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+def generation_entries(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Returns the file that transformers reads settings from, and its entries that are not null.
 
     The file is generation_config.json or, if that is absent, config.json.
     """
     path = directory / GENERATION_NAME
-    return (path, present(read_json(path))) if path.is_file() else configured(directory, values)
+    return (path, present(read_json(path))) if path.is_file() else config_entries(directory, values)
 
 
-def configured(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+def config_entries(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Returns config.json's path and entries that are not null; they override a decoder part's."""
     nested = next((part for part in map(values.get, _NESTED) if isinstance(part, Mapping)), {})
     return directory / CONFIG_NAME, present({**nested, **present(values)})
 
 
-def understood(
+def options_of(
     settings: Mapping[str, Any],
     where: str,
     *,

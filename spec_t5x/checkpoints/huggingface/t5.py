@@ -276,10 +276,10 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     is the first, or T5's if the start is T5's too, and ``EOS_IDS`` lists all, EOS first.
     """
     starts = {START, _BOS}
-    path, found = generation_config.said(directory, values)
+    path, found = generation_config.generation_entries(directory, values)
     if not starts & found.keys():
         # transformers generates nothing without a start: use config.json's, else T5's.
-        _, others = generation_config.configured(directory, values)
+        _, others = generation_config.config_entries(directory, values)
         found = ({} if starts & others.keys() else _SPECIAL_IDS) | others | found
     start, eos, pad = found.get(START, found.get(_BOS)), found.get(EOS), found.get(PAD)
     if eos is None:

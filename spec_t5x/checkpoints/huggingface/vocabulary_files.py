@@ -79,7 +79,8 @@ def read_vocabulary(
     # transformers uses the file of a umT5 unchanged, whichever class it names.
     kind = _MT5 if values["model_type"] == "umt5" else class_of(settings, values, _T5)
     # mT5's spiece.model holds its sentinels already, T5's does not.
-    default = 125 if kind == _BYT5 else 0 if values["model_type"] == "mt5" else 100
+    default = 0 if values["model_type"] == "mt5" else 100
+    default = 125 if kind == _BYT5 else default
     extra_ids = default if settings.get("extra_ids") is None else settings["extra_ids"]
     check_numbers(0, MOST_EXTRA_IDS, extra_ids=extra_ids)
     files = _Files(directory, settings, kind, extra_ids)

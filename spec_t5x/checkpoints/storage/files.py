@@ -82,7 +82,6 @@ def save_arrays(
 
 def reading_weights(path: Path) -> contextlib.AbstractContextManager[None]:
     """Turns all errors of the code inside, which reads weights, into an ``InputError``."""
-    # safetensors, pickle and zipfile raise assorted types.
     return as_input_error(f"cannot read the weights in {path}", "copy the file again", Exception)
 
 

@@ -15,7 +15,7 @@ from spec_t5x.checkpoints.storage.files import staged_directory
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.tensors import Report, Tensors, check_tensors, read_params
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError, as_input_error, check_choice
+from spec_t5x.errors import InputError, as_input_error, check_choice, either
 from spec_t5x.machine.description import free_memory
 from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import bind, expected_shapes
@@ -42,10 +42,8 @@ class LoadedModel:
     directory: Location
     # Entries of config.json other than the configuration, and the step of a T5X checkpoint.
     metadata: dict[str, Any]
-    # "int8" or "int4" if the matrices were rounded before storing, or are to be rounded, else
-    # "auto"; ``is_rounded`` if they were rounded while they were read.
+    # "int8" or "int4" if ``bind`` is to round the matrices, else "auto".
     weights: str = AUTO
-    is_rounded: bool = False
     # As in ``StoredModel``.
     drafts: dict[tuple, Any] = dataclasses.field(default_factory=dict)
 
@@ -54,9 +52,7 @@ class LoadedModel:
 
     def bind(self, weights: str = AUTO, kv: str = AUTO) -> CachedModel:
         """Returns the network with its parameters; arguments as for ``models.binding.bind``."""
-        chosen = self.weights if weights == AUTO else weights
-        is_done = self.is_rounded and chosen == self.weights
-        return bind(self.params, self.config, AUTO if is_done else chosen, kv)
+        return bind(self.params, self.config, self.weights if weights == AUTO else weights, kv)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,9 +65,9 @@ class StoredModel:
     # None if the checkpoint has no vocabulary and none was given, as for T5X's.
     vocabulary: Vocabulary | None
     directory: Location
-    # Metadata and weights as in ``LoadedModel``. Writers store all metadata (Hugging Face's only
-    # what transformers reads), and the native one rounds the matrices to ``weights``.
+    # As in ``LoadedModel``; writers store it all (Hugging Face's only what transformers reads).
     metadata: dict[str, Any]
+    # "int8" or "int4" if the stored matrices are rounded, or are to be written so, else "auto".
     weights: str = AUTO
     # The checkpoint's names of parameters, by path, for messages.
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -133,8 +129,7 @@ class StoredModel:
             vocabulary=vocabulary,
             directory=self.directory,
             metadata=self.metadata,
-            weights=chosen,
-            is_rounded=bits is not None,
+            weights=chosen if bits is None else AUTO,
             drafts=self.drafts,
         )
 
@@ -146,16 +141,14 @@ class StoredModel:
         # Weights may be read to the host, by ``jax.default_device``.
         if device.platform == "cpu" or free is None or jax.config.jax_default_device is not None:
             return
-        whole = 8 * jnp.dtype(dtype).itemsize
-        needed = sum(
-            math.prod(shardings[path].shard_shape(shape) if shardings else shape)
-            * (bits if bits and path.endswith("/kernel") else whole)
-            // 8
-            for path, shape in expected_shapes(self.config).items()
-        )
+        needed = 0
+        for path, shape in expected_shapes(self.config).items():
+            held = shardings[path].shard_shape(shape) if shardings else shape
+            is_rounded = bits is not None and path.endswith("/kernel")
+            needed += math.prod(held) * (bits if is_rounded else 8 * jnp.dtype(dtype).itemsize) // 8
         if needed <= free:
             return
-        each = " of each device" * bool(shardings)
+        each = " of each device" if shardings else ""
         text = (
             f"{self.directory} takes {needed / 2**30:.1f} GiB{each} and the {device.device_kind} "
             f"has {free / 2**30:.1f} free"
@@ -167,11 +160,14 @@ class StoredModel:
                 f"{text}, {used / 2**30:.1f} are in use: delete the models loaded before, or "
                 "restart Python"
             )
-        ways = [f"{option} int8"] * (not bits) + ["dtype bfloat16"] * (dtype == "float32")
-        ways += ["a larger model_parallel"] * bool(shardings)
-        if device.platform == "gpu":
-            ways.append("XLA_PYTHON_CLIENT_MEM_FRACTION=.95 before JAX starts")
-        raise InputError(f"{text}: give {', '.join(ways)}{' or ' * bool(ways)}a smaller model")
+        ways = {
+            f"{option} int8": bits is None,
+            "dtype bfloat16": dtype == "float32",
+            "a larger model_parallel": bool(shardings),
+            "XLA_PYTHON_CLIENT_MEM_FRACTION=.95 before JAX starts": device.platform == "gpu",
+            "a smaller model": True,
+        }
+        raise InputError(f"{text}: give {either([way for way, helps in ways.items() if helps])}")
 
     def read_params(self, **options) -> PyTree:
         """Checks the model and reads its weights; ``options`` are of ``tensors.read_params``."""

@@ -20,7 +20,7 @@ import ml_dtypes  # noqa: F401
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, either, one_line
 from spec_t5x.machine.operations import XLA
 from spec_t5x.types import PyTree
 
@@ -89,7 +89,7 @@ def check_tensors(
             for path in common
             if tuple(found[path].shape) != tuple(expected[path])
         ],
-        f"not stored as {', '.join(_TYPES[:-1])} or {_TYPES[-1]}": [
+        f"not stored as {either(_TYPES)}": [
             f"{path} is {found[path].dtype}"
             for path in common
             if str(found[path].dtype) not in _TYPES

@@ -114,7 +114,6 @@ def _read_msgpack(path: Location) -> dict[str, Any]:
         raise InputError(
             f"{path} is a TensorFlow checkpoint: convert it with t5x.scripts.convert_tf_checkpoint"
         )
-    # msgpack and numpy raise assorted types.
     with as_input_error(f"cannot read {path} as msgpack", COPY_AGAIN, Exception):
         tree = msgpack_restore(content)
     if not isinstance(tree, dict):

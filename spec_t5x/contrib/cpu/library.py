@@ -17,7 +17,7 @@ import jax
 from filelock import FileLock
 
 from spec_t5x.machine.compilation_cache import temporary_cache, user_cache
-from spec_t5x.machine.description import native
+from spec_t5x.machine.description import processor_features
 from spec_t5x.machine.operations import switch
 from spec_t5x.machine.progress import doing
 
@@ -135,7 +135,7 @@ def _digest(content: bytes) -> str:
 
 def _name(compiler: Sequence[str]) -> str:
     """Returns a library's name, with a hash of source, flags, processor and versions."""
-    described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, native()))
+    described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, processor_features()))
     return f"decoder_kernels_{_digest(described.encode() + _SOURCE.read_bytes())}"
 
 

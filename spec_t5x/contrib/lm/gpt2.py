@@ -195,7 +195,7 @@ def _third(tensor: Tensor, place: int) -> Tensor:
 
 def _ids(values: dict[str, Any], directory: Path) -> list[int]:
     """Returns ``[num_ids, start_id, eos_id, …]`` in their numbering."""
-    path, said = generation_config.said(directory, values)
+    path, said = generation_config.generation_entries(directory, values)
     num_ids, eos = values["vocab_size"], said.get("eos_token_id")
     several = eos if isinstance(eos, list) and eos else [eos]
     start_id = said.get("bos_token_id", several[0])

@@ -197,7 +197,7 @@ def _score(
             max_decode_len=generator.longest(batch, decoding),
             max_decode_steps=batch.max_decode_steps,
             leniences=options.leniences,
-            eos_id=generator.eos_id,
+            eos_id=generator.vocabulary.eos_ids,
         )
         scores = jax.device_get(scores)
         at = np.nonzero(scores.written)

@@ -56,7 +56,7 @@ def random_sources(target: Target, rows: int, length: int, seed: int) -> Int[np.
     return draw(3, min(target.vocab_size, 1000), (rows, length), dtype=np.int32)
 
 
-def check_fits(target: str, drafts: Sequence[str], dtype: str) -> None:
+def check_memory(target: str, drafts: Sequence[str], dtype: str) -> None:
     """Raises ``InputError`` if this device cannot hold the target and the largest draft.
 
     A device that does not report its memory passes.

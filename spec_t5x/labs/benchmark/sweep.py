@@ -37,7 +37,7 @@ from spec_t5x.labs.benchmark.options import (
     draft_and_verifier,
 )
 from spec_t5x.labs.benchmark.random_models import (
-    check_fits,
+    check_memory,
     check_vocabulary,
     random_model,
     random_sources,
@@ -220,7 +220,7 @@ def _check_sizes(target: str, names: set[str], dtype: str) -> None:
         name.removeprefix(RANDOM) for name in (target, *sorted(names)) if name != COPY
     )
     check_vocabulary(target, drafts)
-    check_fits(target, drafts, dtype)
+    check_memory(target, drafts, dtype)
 
 
 def _record(setting: Setting, comparison: Comparison, options: BenchmarkOptions) -> dict[str, Any]:

@@ -55,8 +55,9 @@ def measure(
     rounds = [text_batches(generator, texts, options)] * repeats
     times, decoded = time_in_turn(lambda: generator.engine(options).decode, lambda: stock, rounds)
     limit, (ours, theirs) = generator.max_decode_len(options), decoded[-1].values()
-    ours = [_ended(one.tokens[0, 0, :limit], generator.eos_id) for one in ours]
-    theirs = [_ended(one[0, :limit], generator.eos_id) for one in theirs]
+    (eos_id,) = generator.vocabulary.eos_ids
+    ours = [_ended(one.tokens[0, 0, :limit], eos_id) for one in ours]
+    theirs = [_ended(one[0, :limit], eos_id) for one in theirs]
     differ = sum(first != second for first, second in zip(ours, theirs, strict=True))
     found = TimedRounds(
         plain_tokens=sum(map(len, ours)),
@@ -87,14 +88,14 @@ def _stock_decode(
         from t5x import decoding, models
 
         from spec_t5x.labs.t5x_training.stock_network import t5x_network
-    target, eos_id = generator.target, generator.eos_id
+    target, (eos_id, *more_ids) = generator.target, generator.vocabulary.eos_ids
     # Their names and types are T5X's.
     params = target.params
     # A CPU's rounded weights are unpacked to arrays, a GPU's to rounded ones.
     given = target.weights, params
     leaves = jax.tree.leaves(given, is_leaf=lambda leaf: isinstance(leaf, _ROUNDED))
     rounded = any(isinstance(leaf, _ROUNDED) for leaf in leaves)
-    if rounded or target.config.added_rows or not isinstance(eos_id, int):
+    if rounded or target.config.added_rows or more_ids:
         return None
     try:
         network = t5x_network(target.config)

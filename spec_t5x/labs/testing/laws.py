@@ -35,7 +35,7 @@ from spec_t5x.labs.testing.toy_models import PrefixTarget, TableTarget, sequence
 from spec_t5x.loops import arguments, decode_state, outputs
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop
 from spec_t5x.loops.outputs import Decoded
-from spec_t5x.loops.refill import Move
+from spec_t5x.loops.refill import with_input
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.loops.tree_nodes import tree_nodes
 from spec_t5x.sampling.distributions import Sampling, sampling
@@ -177,8 +177,7 @@ class _DraftCheck:
         """Takes a row from a state with room for the prompts alone, as bulk inference does."""
         rooms = self.loop.max_length, prompts.shape[1]
         kept, waiting = (draft.prefill(sources, prompts, room) for room in rooms)
-        move = Move(source=jnp.int32(0), to=jnp.int32(1), num_sources=len(sources))
-        _moved(move, kept, waiting, f"a state of {self.name}")
+        _with_first(kept, 1, waiting, len(sources), f"a state of {self.name}")
 
     def iterate(self, draft: Draft, sources: Array, prompts: Array) -> None:
         """Proposes and commits once, and catches up."""
@@ -231,12 +230,12 @@ def _check_rows(whose: str, several: Shapes, one: Shapes, batch: int) -> None:
             )
 
 
-def _moved(move: Move, kept: PyTree, waiting: PyTree, whose: str) -> PyTree:
-    """Returns ``kept`` after a move; raises ``InputError`` if its parts do not fit together."""
+def _with_first(kept: PyTree, to: int, waiting: PyTree, num_waiting: int, whose: str) -> PyTree:
+    """Returns ``kept`` with the first of ``waiting`` in place of ``to``; refuses what cannot be."""
     what = f"no row can be taken from {whose} of another max_length"
     remedy = "let arrays alone depend on it"
     with as_input_error(what, remedy, TypeError, ValueError):
-        return move.copied(kept, waiting)
+        return with_input(kept, jnp.int32(to), waiting, jnp.int32(0), num_waiting)
 
 
 def check_target(target: Target, inputs: PyTree, *, atol: float = 1e-3) -> None:
@@ -383,8 +382,7 @@ class _TargetCheck:
         half, last = FED // 2, self.batch - 1
         _, cache = self.score(self.prefill(), self.tokens[:, :half])
         waiting = self._call("prefill", (1,), self.target, self.inputs)
-        move = Move(source=jnp.int32(0), to=jnp.int32(last), num_sources=self.batch)
-        cache = _moved(move, cache, waiting, "a cache")
+        cache = _with_first(cache, last, waiting, self.batch, "a cache")
         tokens = np.array(self.tokens[:, half:])
         tokens[last] = self.tokens[0, : FED - half]
         logits, _ = self.score(cache, tokens)

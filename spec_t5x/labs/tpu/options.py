@@ -17,8 +17,10 @@ ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 # Tokens per target call for which a tree's speed-up is shown, unless others are given.
 BLOCK_EFFICIENCIES = (2.5, 3.0, 3.5, 4.0, 4.5)
 VERIFIERS = ("token", "block", "multi", "tree")
-# Drafts that are the target in fewer bits.
+# Drafts that are the target in fewer bits; and EAGLE heads, as wide as the target or of a width.
 _ROUNDED = (INT8, INT4)
+_HEAD = "eagle"
+_HEADS = (_HEAD, f"{_HEAD}:WIDTH")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,8 @@ class Options:
     # An EAGLE head reads the states of the target's last layer.
     drafts: tuple[str, ...] = option(
         ("t5_1_1_small",),
-        "published size of the draft; or int8 or int4 (the target's weights rounded), eagle or "
-        "eagle:WIDTH (a head); repeatable",
+        "published size of the draft; or int8 or int4 (the target's weights rounded), "
+        f"{' or '.join(_HEADS)} (a head); repeatable",
         ["SIZE"],
     )
     gamma: int = option(7, "tokens proposed in an iteration, or a tree's depth")
@@ -81,20 +83,7 @@ class Options:
     work: Workload = Workload()
 
     def __post_init__(self):
-        from spec_t5x.labs.benchmark.random_models import check_vocabulary
-        from spec_t5x.labs.training.first_head import head_config
-        from spec_t5x.models.sizes import size
-
-        of_sizes = [name for name in self.drafts if name not in _ROUNDED and not is_head(name)]
-        for name in of_sizes:
-            try:
-                size(name)
-            except InputError as error:
-                others = ", ".join((*_ROUNDED, "eagle", "eagle:WIDTH"))
-                raise InputError(f"the draft's {error}, {others}") from None
-        check_vocabulary(self.target, of_sizes)
-        for name in filter(is_head, self.drafts):
-            head_config(size(self.target), (0,), head_width(name))
+        self._check_drafts()
         check_choice("weights", self.weights, WEIGHTS)
         check_choice("kv", self.kv, KV)
         check_at_least(self, gamma=1)
@@ -129,6 +118,18 @@ class Options:
         reached = tuple(each for each in BLOCK_EFFICIENCIES if each <= most)
         return self.block_efficiencies or reached or (float(most),)
 
+    def _check_drafts(self) -> None:
+        from spec_t5x.labs.benchmark.random_models import check_vocabulary
+        from spec_t5x.labs.training.first_head import head_config
+        from spec_t5x.models.sizes import known_sizes, size
+
+        of_sizes = [name for name in self.drafts if name not in _ROUNDED and not is_head(name)]
+        for name in of_sizes:
+            check_choice("the draft's size", name, (*known_sizes(), *_ROUNDED, *_HEADS))
+        check_vocabulary(self.target, of_sizes)
+        for name in filter(is_head, self.drafts):
+            head_config(size(self.target), (0,), head_width(name))
+
     def _check_trees(self) -> None:
         check_choice("verifier", self.verifier, VERIFIERS)
         rounded = [name for name in self.drafts if name in _ROUNDED]
@@ -151,13 +152,13 @@ class Options:
 
 
 def is_head(draft: str) -> bool:
-    """Returns True for the name of an EAGLE head, "eagle" or "eagle:WIDTH"."""
-    return draft.partition(":")[0] == "eagle"
+    """Tells whether a draft's name is that of an EAGLE head."""
+    return draft.partition(":")[0] == _HEAD
 
 
 def head_width(draft: str) -> int | None:
-    """Returns the width in "eagle:WIDTH"; None for "eagle", a head as wide as the target."""
+    """Returns the width in a head's name; None for a head as wide as the target."""
     _, _, width = draft.partition(":")
     if width and not width.isdigit():
-        raise InputError(f"draft {draft!r}: give eagle, or eagle:WIDTH such as eagle:1024")
+        raise InputError(f"draft {draft!r}: give {', or '.join(_HEADS)} such as {_HEAD}:1024")
     return int(width) if width else None

@@ -80,7 +80,7 @@ def test_memory_is_counted_from_shapes_and_refused_in_one_line(monkeypatch, unch
     sizes = ("t5_1_1_xxl", ["t5_1_1_small"], "bfloat16")
     for free in (None, 23 * 2**30):
         monkeypatch.setattr(random_models, "free_memory", lambda free=free: free)
-        random_models.check_fits(*sizes)
+        random_models.check_memory(*sizes)
     monkeypatch.setattr(random_models, "free_memory", lambda: round(20.9 * 2**30))
     with pytest.raises(InputError, match=r"takes 23\.0 GiB and this device has 20\.9 free"):
-        random_models.check_fits(*sizes)
+        random_models.check_memory(*sizes)
