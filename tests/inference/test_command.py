@@ -256,6 +256,24 @@ def test_a_digest_is_of_t5xs_latest_checkpoint_and_of_all_parts_of_a_file(tmp_pa
         assert content_of(tmp_path / "t5x") != before
 
 
+@pytest.mark.parametrize("place", [".", "state"])
+def test_a_digest_is_of_the_files_that_are_read_with_a_checkpoint(tmp_path, place):
+    """T5X's settings and a vocabulary are beside checkpoints; with config.json none is read."""
+    checkpoint = tmp_path / "t5x" / "checkpoint_10"
+    (checkpoint / place).mkdir(parents=True)
+    (checkpoint / place / "checkpoint").write_text("x")
+    seen = {content_of(tmp_path / "t5x")}
+    assert content_of(checkpoint) in seen
+    for name in ("config.gin", "spiece.model", "tokenizer_config.json", "config.json"):
+        (tmp_path / "t5x" / name).write_text("x")
+        seen.add(content_of(tmp_path / "t5x"))
+    (checkpoint.with_name("checkpoint_11")).mkdir()
+    seen.add(content_of(tmp_path / "t5x"))
+    (tmp_path / "t5x" / "config.json").write_text("y")
+    seen.add(content_of(tmp_path / "t5x"))
+    assert len(seen) == 6
+
+
 def test_processes_that_cannot_meet_are_one_line(run, lines, monkeypatch):
     def refuse(*args):
         raise ValueError("process_id must be given\nmore")
