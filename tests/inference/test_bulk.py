@@ -14,6 +14,7 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.inference import bulk, processes
 from spec_t5x.inference.bulk import merge
+from spec_t5x.inference.run_directory import Shards
 from spec_t5x.inference.signals import Interrupted
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine import description
@@ -289,6 +290,12 @@ def test_predictions_of_unknown_origin_are_left_alone(runner):
 def test_a_directory_below_a_file_is_refused(runner):
     with pytest.raises(InputError, match=r"cannot make .* \(Not a directory\): give another --out"):
         runner(output_dir=str(runner.source / "out"))
+
+
+def test_shards_beyond_five_digits_are_found(tmp_path):
+    shards = Shards(directory=tmp_path, total=100_001, size=1)
+    shards.write(100_000, [b"{}\n"])
+    assert shards.unfinished() == list(range(100_000))
 
 
 def test_damaged_files_are_found(runner):
