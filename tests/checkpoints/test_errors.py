@@ -125,12 +125,12 @@ def test_all_faults_of_a_tree_at_once(configs, random_params):
     del params["encoder"]["layers_1"]
     del params["decoder"]["decoder_norm"]
     params["decoder"]["logits_dense"] = {"kernel": np.zeros((16, 96))}
-    params["token_embedder"]["embedding"] = np.zeros((97, 16))
+    params["token_embedder"]["embedding"] = np.zeros((16, 96))
     message = message_of(check_params, params, configs["1.0"], "here")
     assert message.startswith("here: ")
     assert "9 missing" in message and "decoder/decoder_norm/scale" in message
     assert "1 unexpected (decoder/logits_dense/kernel)" in message
-    assert "token_embedder/embedding is [97, 16], not [96, 16]" in message
+    assert "token_embedder/embedding is [16, 96], not [96, 16]" in message
 
 
 # In one block of values, and in a later one of many.

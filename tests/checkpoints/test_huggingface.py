@@ -254,6 +254,7 @@ def test_unsuitable_configurations(directory, changes, expected):
         (None, "1 missing (encoder.final_layer_norm.weight)"),
         (np.full(32, np.nan, np.float32), "encoder.final_layer_norm.weight"),
         (np.ones(32, np.int8), "encoder/encoder_norm/scale is int8"),
+        (np.ones(32, np.uint16), "encoder/encoder_norm/scale is U16"),
     ],
 )
 def test_unsuitable_tensors(directory, value, expected):

@@ -97,7 +97,7 @@ def test_bad_lines_are_reported_in_their_places_and_the_others_answered(runner, 
     [
         ({"decoding": dataclasses.replace(OPTIONS, gamma=7)}, r"gamma was 4 and is 7\)"),
         ({"shard_size": 4}, "shard_size was 3 and is 4"),
-        ({"settings": {"target": "echo", "more": 1}}, "more was null and is 1"),
+        ({"settings": {"more": 1}}, 'target was "echo" and is null; more was null and is 1'),
     ],
 )
 def test_other_settings_are_refused_by_name(runner, change, message):
@@ -282,9 +282,11 @@ def test_predictions_of_unknown_origin_are_left_alone(runner):
         runner()
     # The remedy that the error names.
     assert runner(overwrite=True).errors == 0
-    (runner.output / "manifest.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="manifest.json is not a manifest"):
-        runner()
+    later = json.loads(runner.files()["manifest.json"]) | {"version": 2}
+    for content in ("[" * 100_000, json.dumps(later)):
+        (runner.output / "manifest.json").write_text(content)
+        with pytest.raises(InputError, match="manifest.json is not a manifest of this release"):
+            runner()
 
 
 def test_a_directory_below_a_file_is_refused(runner):
@@ -326,11 +328,11 @@ def test_damaged_files_are_found(runner):
 def test_each_worker_takes_its_part_and_the_last_joins_all(runner):
     runner()
     before, alone = runner.files(), runner.elsewhere("workers")
-    first = alone(shard_index=1, shard_count=2)
-    assert (first.merged, first.inputs, first.shards_left) == (None, 5, 2)
+    first = alone(shard_index=0, shard_count=2)
+    assert (first.merged, first.inputs, first.shards_left) == (None, 6, 2)
     with pytest.raises(InputError, match="gamma was 4 and is 7"):
-        alone(dataclasses.replace(OPTIONS, gamma=7), shard_index=0, shard_count=2)
-    last = alone(shard_index=0, shard_count=2)
+        alone(dataclasses.replace(OPTIONS, gamma=7), shard_index=1, shard_count=2)
+    last = alone(shard_index=1, shard_count=2)
     assert (last.inputs, last.shards_left) == (11, 0)
     assert alone.files() == before
 
