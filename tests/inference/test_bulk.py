@@ -115,6 +115,13 @@ def test_other_settings_are_refused_by_name(runner, change, message):
     assert counts == {"00003.jsonl" if "shard_size" in change else "00004.jsonl"}
 
 
+def test_another_field_of_the_same_lines_is_refused(runner):
+    runner.source.write_text('{"a": "one", "b": "two"}\n' * 4)
+    runner(field="a")
+    with pytest.raises(InputError, match='field was "a" and is "b"'):
+        runner(field="b")
+
+
 def test_a_smaller_batch_goes_on_after_one_that_was_too_large(runner, caplog):
     runner()
     (runner.output / "predictions.jsonl").unlink()
@@ -174,6 +181,11 @@ def test_costs_are_those_of_the_first_input_that_can_be_decoded(runner):
         (runner.output / name).unlink()
     runner(decoding=AUTO, load=costly(measured, assumed))
     assert len(measured) == 1 and assumed == [*measured, *measured]
+    # There are none without a draft, or if no input can be decoded.
+    assert runner.elsewhere("plain")(decoding=AUTO).errors == 4
+    runner.source.write_text(f"{'x' * 40}\n" * 4)
+    report = runner.elsewhere("long")(decoding=AUTO, load=costly(measured, assumed))
+    assert report.errors == 4 and len(measured) == 1
 
 
 def test_a_run_that_starts_anew_measures_anew(runner):
