@@ -238,16 +238,11 @@ class Answerer:
 
 
 def line_of(item: Item, answer: Answer) -> bytes:
-    """Returns the line of JSON for an input, in UTF-8.
+    """Returns the line of JSON for an input and its answer, in UTF-8.
 
-    Args:
-      item: the input.
-      answer: its outputs, the best first, or its error.
-
-    Returns:
-      The index, T5X's fields ``inputs`` (``item.fields``) and ``prediction`` (the best output),
-      and the fields of the best ``Generation``; several outputs are all in ``decodes``. For an
-      error: the index, the place in the source, ``error`` and ``inputs``.
+    The line has the index, T5X's fields ``inputs`` (``item.fields``) and ``prediction`` (the best
+    output), and the fields of the best ``Generation``; several outputs are all in ``decodes``. For
+    an error it has the index, the place in the source, ``error`` and ``inputs``.
     """
     task = {"task": item.task} if item.task else {}
     if answer.error is not None:

@@ -26,6 +26,9 @@ from tests.checkpoints.faults import check_params, edit_config, message_of
 def test_directories_that_hold_no_model(saved, tmp_path):
     assert f"no directory {tmp_path / 'absent'}" in message_of(load, tmp_path / "absent")
     assert "is a file" in message_of(load, saved / "config.json")
+    for given in ({"directory_or_name": "~no-one/a"}, {"vocabulary": "~no-one/a"}):
+        message = message_of(load, **{"directory_or_name": saved} | given)
+        assert message.startswith("~no-one/a names no home directory (")
     (tmp_path / "empty").mkdir()
     assert "holds no config.json" in message_of(load, tmp_path / "empty")
 
