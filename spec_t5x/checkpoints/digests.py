@@ -5,6 +5,7 @@ everywhere, so that 45 GB need not be read. For a checkpoint in ``gs://`` the di
 address and the names of its files, and for one on the Hugging Face Hub the repository and commit.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -67,7 +68,8 @@ def _of_files(directory: Path, paths: list[Path]) -> str:
     for path in paths:
         size = path.stat().st_size
         total.update(f"{os.path.relpath(path, directory)}\0{size}\0".encode())
-        with path.open("rb") as file:
+        # Loading reads no file that it may not, such as another user's optimizer state.
+        with contextlib.suppress(PermissionError), path.open("rb") as file:
             if size <= _WHOLE:
                 total.update(file.read())
                 continue

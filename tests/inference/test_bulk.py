@@ -247,9 +247,10 @@ def test_a_finished_run_is_joined_without_a_lock(runner, number, monkeypatch):
 def test_other_inputs_are_refused(runner):
     runner()
     lines = runner.source.read_text().splitlines(keepends=True)
-    runner.source.write_text("".join([*lines[:7], "other\n", *lines[8:]]))
-    with pytest.raises(InputError, match="the 11 inputs of .* are now 11 others of"):
-        runner()
+    for others in ([*lines[:7], "other\n", *lines[8:]], [lines[1], lines[0], *lines[2:]]):
+        runner.source.write_text("".join(others))
+        with pytest.raises(InputError, match="the 11 inputs of .* are now 11 others of"):
+            runner()
     runner.source.write_text("".join(lines[:-1]))
     with pytest.raises(InputError, match="the 11 inputs of .* are now 10 others of"):
         runner()

@@ -223,6 +223,21 @@ def content_of(*place) -> str:
     return files_digest(*map(str, place))["content"]
 
 
+def test_a_file_that_may_not_be_read_counts_by_its_size(tmp_path, monkeypatch):
+    """Others of a shared folder may keep one to themselves."""
+
+    def refuse(path, *_):
+        raise PermissionError(path)
+
+    found = []
+    for text in ("x", "y", "yy"):
+        (tmp_path / "optimizer.pt").write_text(text)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", refuse)
+            found.append(content_of(tmp_path))
+    assert found[0] == found[1] != found[2]
+
+
 def test_a_copied_checkpoint_is_the_same_and_a_trained_one_is_not(tiny_pair, tmp_path):
     copied, name = tmp_path / "copied", str(tiny_pair / "target")
     shutil.copytree(name, copied)
