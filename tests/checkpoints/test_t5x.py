@@ -308,8 +308,11 @@ def test_a_vocabulary_is_given_found_or_asked_for(legacy, tmp_path, spiece, conf
 def test_a_vocabulary_that_disagrees_is_refused(tmp_path, saved, spiece, configs, random_params):
     config = configs["1.1"]
     assert load(saved, vocabulary=f"{spiece}:0").vocabulary.extra_ids == 0
-    message = message_of(load, saved, vocabulary=f"{spiece}:5")
-    assert "already holds a vocabulary (40 ids)" in message
+    other = tmp_path / "other.model"
+    other.write_bytes(spiece.read_bytes().replace(b"z", b"Z"))
+    for given in (f"{spiece}:5", f"{other}:0"):
+        message = message_of(load, saved, vocabulary=given)
+        assert "already holds a vocabulary (40 ids)" in message
     directory = tmp_path / "checkpoint_0"
     save_t5x(directory, random_params(config), config, load_vocabulary(saved))
     assert load(directory, vocabulary=saved).vocabulary.vocab_size == 40
