@@ -291,7 +291,9 @@ def test_writes_what_t5x_would(t5x_data, tmp_path):
     )
 
 
-def test_a_vocabulary_is_given_found_or_asked_for(legacy, tmp_path, spiece, configs, random_params):
+def test_a_vocabulary_is_given_found_or_asked_for(
+    legacy, tmp_path, spiece, configs, random_params, monkeypatch
+):
     message = message_of(load, legacy)
     assert "holds no vocabulary" in message and "--vocabulary" in message
     config, params = configs["1.0"], random_params(configs["1.0"])
@@ -299,7 +301,9 @@ def test_a_vocabulary_is_given_found_or_asked_for(legacy, tmp_path, spiece, conf
     save_t5x(directory, params, config)
     assert load(directory, vocabulary=f"{spiece}:7").vocabulary.vocab_size == 47
     shutil.copy(spiece, directory.parent / "spiece.model")
-    assert "is ambiguous" in message_of(load, directory)
+    monkeypatch.chdir(directory)
+    for place in (directory, "."):
+        assert "is ambiguous" in message_of(load, place)
     # The folder above is searched only for a checkpoint_STEP.
     directory.rename(directory.with_name("final"))
     assert "holds no vocabulary" in message_of(load, directory.with_name("final"))
