@@ -99,6 +99,10 @@ def test_it_is_copied_and_exported_as_it_is(kept, tmp_path, dtype):
         exported = load(tmp_path / to / "checkpoint_0")
         jax.tree.map(np.testing.assert_array_equal, flatten_dict(exported.params), expected)
     assert exported.weights == weights
+    # Of two types that are stored, the wider one is the default.
+    convert(tmp_path / "huggingface" / "checkpoint_0", tmp_path / "again", to="native")
+    again = flatten_dict(load(tmp_path / "again").params)
+    jax.tree.map(np.testing.assert_array_equal, again, expected)
 
 
 @pytest.mark.parametrize(

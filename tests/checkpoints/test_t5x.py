@@ -23,7 +23,7 @@ from spec_t5x.labs.training.exports import save_model
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from tests.checkpoints.faults import assert_trees_equal, message_of, save_t5x
+from tests.checkpoints.faults import assert_trees_equal, message_of, save_t5x, with_sentinels
 
 
 def weights_of(directory) -> dict[str, np.ndarray]:
@@ -304,6 +304,9 @@ def test_a_vocabulary_is_given_found_or_asked_for(
     monkeypatch.chdir(directory)
     for place in (directory, "."):
         assert "is ambiguous" in message_of(load, place)
+    with_sentinels(spiece, directory / "spiece.model", 3)
+    assert load(directory).vocabulary.vocab_size == 43
+    (directory / "spiece.model").unlink()
     # The folder above is searched only for a checkpoint_STEP.
     directory.rename(directory.with_name("final"))
     assert "holds no vocabulary" in message_of(load, directory.with_name("final"))
