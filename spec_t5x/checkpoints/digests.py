@@ -5,17 +5,22 @@ everywhere, so that 45 GB need not be read. For a checkpoint in ``gs://`` the di
 address and the names of its files, and for one on the Hugging Face Hub the repository and commit.
 """
 
+import contextlib
 import hashlib
+import os
 import re
 from pathlib import Path
 
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS, find_directory, is_on_hub
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.checkpoints.storage.locations import locate
+from spec_t5x.checkpoints.storage.vocabularies import vocabulary_folders
 from spec_t5x.checkpoints.t5x.index import find_t5x
 
+# Files that are read beside a training's checkpoints: T5X's settings, and a vocabulary.
+_BESIDE = ("config.gin", "spiece.model", "tokenizer.json", "tokenizer_config.json")
 _WHOLE = 1 << 20  # bytes; files up to this size are read whole
-_SAMPLES = 64
-_SAMPLE = 4096  # bytes
+_SAMPLES, _SAMPLE = 64, 4096  # number, and bytes of each
 
 
 def files_digest(name: str | None, output_dir: str | None = None) -> dict[str, str | None]:
@@ -46,26 +51,25 @@ def _content(name: str, output: Path | None) -> str | None:
         directory = find_directory(name)
         commit = f"{directory.parents[1].name}@{directory.name}"
         return hashlib.sha256(commit.encode()).hexdigest()
-    packaged = PACKAGED_MODELS / name
-    path = Path(name).expanduser()
-    path = path if path.exists() or not packaged.is_dir() else packaged
-    if path.is_file():
-        return _of_files(path.parent, [path])
-    if not path.is_dir():
-        return None
+    path = next(filter(Path.exists, (Path(name).expanduser(), PACKAGED_MODELS / name)), None)
+    if path is None or path.is_file():
+        return path and _of_files(path.parent, [path])
     # Only the latest checkpoint of a T5X model's directory is read, and hashed.
-    directory = (find_t5x(path) or path).resolve()
-    files = (file for file in directory.rglob("*") if file.is_file())
-    outside = (file for file in files if output is None or not file.is_relative_to(output))
-    return _of_files(directory, sorted(outside))
+    found = None if (path / CONFIG_NAME).is_file() else find_t5x(path)
+    directory = (found or path).resolve()
+    own = directory.parent if directory.name == "state" else directory
+    beside = (folder / name for folder in vocabulary_folders(own)[1:] for name in _BESIDE)
+    files = [file for file in (*sorted(directory.rglob("*")), *beside) if file.is_file()]
+    return _of_files(directory, [file for file in files if output not in file.parents])
 
 
 def _of_files(directory: Path, paths: list[Path]) -> str:
     total = hashlib.sha256()
     for path in paths:
         size = path.stat().st_size
-        total.update(f"{path.relative_to(directory)}\0{size}\0".encode())
-        with path.open("rb") as file:
+        total.update(f"{os.path.relpath(path, directory)}\0{size}\0".encode())
+        # Loading reads no file that it may not, such as another user's optimizer state.
+        with contextlib.suppress(PermissionError), path.open("rb") as file:
             if size <= _WHOLE:
                 total.update(file.read())
                 continue

@@ -12,7 +12,7 @@ from spec_t5x.checkpoints.huggingface.vocabulary_files import has_tokenizer
 from spec_t5x.checkpoints.native import model_files
 from spec_t5x.checkpoints.storage import vocabularies
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json, recover
-from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
+from spec_t5x.checkpoints.storage.locations import GcsPath, Location, expanded, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
@@ -177,7 +177,7 @@ def find_directory(directory_or_name: str | Path) -> Path:
     A Hub model's files, except its weights, are downloaded to the Hub's cache. Raises
     ``InputError`` if there is no model of this name, or the Hub's model is not supported.
     """
-    directory = Path(directory_or_name).expanduser()
+    directory = expanded(directory_or_name)
     recover(directory)
     if directory.is_dir():
         return directory
@@ -244,7 +244,7 @@ def _of_another_model(
     A folder of tokenizer files alone is read as that of a model with config.json ``values``.
     """
     if isinstance(vocabulary, str | Path):
-        name = Path(vocabulary).expanduser()
+        name = expanded(vocabulary)
         if has_tokenizer(name) and not (name / CONFIG_NAME).is_file():
             return huggingface_t5.read_vocabulary(name, values)
         # ``OWNER/NAME.model`` is a missing file, not a model on the Hub.

@@ -170,12 +170,9 @@ class _Run:
         return Placement.create(self.options.model_parallel, self.decoding.batch_size)
 
     def decode(self, shards: Shards, load: Callable[[Placement], Generator]) -> str | None:
-        """Decodes and writes this worker's part of the missing shards.
+        """Decodes and writes this worker's part of the missing shards; returns ``Report.verdict``.
 
         Its part is every ``count``-th shard, and does not depend on the other workers.
-
-        Returns:
-          The reason why most steps left the draft out; None if they did not.
         """
         index, count = self.options.workers
         unfinished = shards.unfinished()

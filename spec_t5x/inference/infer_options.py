@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from spec_t5x.checkpoints.storage.locations import expanded
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.options import check_types, option
@@ -68,6 +69,7 @@ class InferOptions(TaskOptions):
         for name in ("output_dir", "input"):
             if "://" in (path := getattr(self, name) or ""):
                 raise InputError(f"{name} is {path}: give a path of a file system that is shared")
+            expanded(path)
         if (self.shard_index is None) != (self.shard_count is None) or (
             self.shard_count is not None and not 0 <= self.shard_index < self.shard_count
         ):

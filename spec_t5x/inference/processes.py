@@ -20,13 +20,9 @@ from spec_t5x.machine.accelerators import fault_of
 
 
 def join(options: HostOptions) -> tuple[int, int] | None:
-    """Connects to the other processes by JAX, to learn this one's index, and disconnects.
+    """Connects the processes by JAX for a moment; returns this one's index and their number.
 
-    Returns:
-      The index of this process and the number of processes; None if the options name no others.
-
-    Raises:
-      InputError: the processes cannot be connected.
+    Returns None if the options name no others. Raises ``InputError`` if they cannot be connected.
     """
     if options.coordinator_address is None and not options.multiprocess:
         return None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from spec_t5x.checkpoints.storage.locations import expanded
 from spec_t5x.data.text_files import is_jsonl, json_object, opened, raw_lines, text_of
 from spec_t5x.errors import InputError
 
@@ -127,7 +128,7 @@ def file_source(path: str, field: str | None = None) -> FileSource:
       path: a file of text lines, or of JSON lines (``is_jsonl``); gzipped or not.
       field: the field that holds the text; if given, any file is read as JSON lines.
     """
-    found = Path(path).expanduser()
+    found = expanded(path)
     opened(found).close()  # raises if it is absent
     return FileSource(path=found, jsonl=is_jsonl(path) or field is not None, field=field)
 

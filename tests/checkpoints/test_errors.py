@@ -26,6 +26,9 @@ from tests.checkpoints.faults import check_params, edit_config, message_of
 def test_directories_that_hold_no_model(saved, tmp_path):
     assert f"no directory {tmp_path / 'absent'}" in message_of(load, tmp_path / "absent")
     assert "is a file" in message_of(load, saved / "config.json")
+    for given in ({"directory_or_name": "~no-one/a"}, {"vocabulary": "~no-one/a"}):
+        message = message_of(load, **{"directory_or_name": saved} | given)
+        assert message.startswith("~no-one/a names no home directory (")
     (tmp_path / "empty").mkdir()
     assert "holds no config.json" in message_of(load, tmp_path / "empty")
 
@@ -125,12 +128,12 @@ def test_all_faults_of_a_tree_at_once(configs, random_params):
     del params["encoder"]["layers_1"]
     del params["decoder"]["decoder_norm"]
     params["decoder"]["logits_dense"] = {"kernel": np.zeros((16, 96))}
-    params["token_embedder"]["embedding"] = np.zeros((97, 16))
+    params["token_embedder"]["embedding"] = np.zeros((16, 96))
     message = message_of(check_params, params, configs["1.0"], "here")
     assert message.startswith("here: ")
     assert "9 missing" in message and "decoder/decoder_norm/scale" in message
     assert "1 unexpected (decoder/logits_dense/kernel)" in message
-    assert "token_embedder/embedding is [97, 16], not [96, 16]" in message
+    assert "token_embedder/embedding is [16, 96], not [96, 16]" in message
 
 
 # In one block of values, and in a later one of many.

@@ -54,7 +54,7 @@ def machine(monkeypatch):
 
 
 def test_killed_at_every_call_the_old_or_the_new_one_loads(tmp_path, machine):
-    directory = tmp_path / "model"
+    directory = tmp_path / "model[1]"
     write(directory, "old")
     machine.calls = 0
     write(directory, "new")
@@ -71,7 +71,7 @@ def test_killed_at_every_call_the_old_or_the_new_one_loads(tmp_path, machine):
         # What is left goes when the name is written again.
         write(directory, "newer")
         assert content(directory) == "newer"
-        assert os.listdir(tmp_path) == ["model"]
+        assert os.listdir(tmp_path) == ["model[1]"]
     assert seen == sorted(seen, reverse=True) and set(seen) == {"old", "new"}
 
 
@@ -81,6 +81,13 @@ def test_a_checkpoint_that_was_moved_aside_counts_as_there(tmp_path, machine):
     with pytest.raises(InputError, match="model exists"):
         write(tmp_path / "model", "new", overwrite=False)
     assert content(tmp_path / "model") == "old"
+
+
+def test_a_link_to_a_checkpoint_stays(tmp_path):
+    write(tmp_path / "model", "old")
+    (tmp_path / "link").symlink_to("model")
+    write(tmp_path / "link", "new")
+    assert content(tmp_path / "model") == "new" and (tmp_path / "link").is_symlink()
 
 
 def test_what_another_process_is_writing_stays(tmp_path):

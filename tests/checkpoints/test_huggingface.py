@@ -13,7 +13,12 @@ from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.huggingface import weight_files
-from spec_t5x.checkpoints.loading import check_same_vocabulary, load, load_vocabulary
+from spec_t5x.checkpoints.loading import (
+    check_same_vocabulary,
+    load,
+    load_vocabulary,
+    named_vocabulary,
+)
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.models.t5 import T5Config
@@ -135,7 +140,7 @@ def test_number_of_extra_ids(directory, spiece):
     (directory / "tokenizer_config.json").unlink()
     assert load_vocabulary(directory).vocab_size == 40 + 100
     edit_config(directory, model_type="mt5")
-    assert load_vocabulary(directory).vocab_size == 40
+    assert load_vocabulary(directory).vocab_size == named_vocabulary(directory).vocab_size == 40
 
 
 def test_padding_of_another_id(made, directory, tmp_path):
@@ -254,6 +259,7 @@ def test_unsuitable_configurations(directory, changes, expected):
         (None, "1 missing (encoder.final_layer_norm.weight)"),
         (np.full(32, np.nan, np.float32), "encoder.final_layer_norm.weight"),
         (np.ones(32, np.int8), "encoder/encoder_norm/scale is int8"),
+        (np.ones(32, np.uint16), "encoder/encoder_norm/scale is U16"),
     ],
 )
 def test_unsuitable_tensors(directory, value, expected):

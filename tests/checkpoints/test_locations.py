@@ -107,9 +107,15 @@ def test_a_checkpoint_in_a_bucket(bucket, t5x_data, kind):
     jax.tree.map(np.testing.assert_array_equal, loaded.params, t5x_data.known_params(config))
 
 
-def test_a_vocabulary_in_a_bucket_is_fetched_once(bucket, spiece, configs, random_params):
+def test_a_vocabulary_in_a_bucket_is_fetched_once(bucket, spiece, configs, random_params, disk):
     config = configs["1.1"]
     save_t5x(bucket / "model" / "checkpoint_0", random_params(config), config)
+    (bucket / "sentencepiece.model").write_bytes(bytes(5000))
+    disk.fill()
+    full = message_of(load, "gs://bucket/model", vocabulary="gs://bucket/sentencepiece.model:0")
+    disk.clear()
+    assert "-sentencepiece.model (File too large): make room there" in full
+    # Nothing of it is kept.
     shutil.copy(spiece, bucket / "sentencepiece.model")
     for _ in range(2):
         loaded = load("gs://bucket/model", vocabulary="gs://bucket/sentencepiece.model:0")

@@ -1,6 +1,7 @@
 """The project's own format: round trips, and its files."""
 
 import json
+import math
 import shutil
 
 import jax
@@ -117,7 +118,7 @@ def test_overwrites_only_when_told(saved, vocabulary, configs, random_params):
     params = random_params(config, seed=7)
     with pytest.raises(InputError, match="overwrite=True"):
         save_model(saved, params, config, vocabulary)
-    for value in (object(), "\ud800"):
+    for value in (object(), "\ud800", math.nan):
         with pytest.raises(InputError, match="config.json cannot hold these values .*: give plain"):
             save_model(saved, params, config, vocabulary, overwrite=True, extra={"a": value})
     assert load(saved).config == configs["1.1"]

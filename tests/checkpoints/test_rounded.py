@@ -5,6 +5,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
@@ -85,15 +86,23 @@ def test_matrices_are_rounded_one_by_one_as_they_are_read(weights, tied, operati
     assert max(held[: len(held) // 2]) < 0.6 * max(held)
 
 
-def test_it_is_copied_and_exported_as_it_is(kept, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_is_copied_and_exported_as_it_is(kept, tmp_path, dtype):
+    """All but the matrices, which are never rounded again, is in ``dtype``."""
     directory, weights = kept
-    loaded = load(directory)
-    convert(directory, tmp_path / "copy", to="native")
-    assert load(tmp_path / "copy").weights == weights
-    same(load(tmp_path / "copy").bind(), loaded.bind())
-    convert(directory, tmp_path / "t5x" / "checkpoint_0", to="t5x")
-    exported = load(tmp_path / "t5x", vocabulary=directory)
-    jax.tree.map(np.testing.assert_array_equal, exported.params, loaded.params)
+    expected = {
+        path: leaf if path[-1] == "kernel" else leaf.astype(dtype)
+        for path, leaf in flatten_dict(load(directory).params).items()
+    }
+    for to in ("t5x", "huggingface", "native"):
+        convert(directory, tmp_path / to / "checkpoint_0", to=to, dtype=dtype)
+        exported = load(tmp_path / to / "checkpoint_0")
+        jax.tree.map(np.testing.assert_array_equal, flatten_dict(exported.params), expected)
+    assert exported.weights == weights
+    # Of two types that are stored, the wider one is the default.
+    convert(tmp_path / "huggingface" / "checkpoint_0", tmp_path / "again", to="native")
+    again = flatten_dict(load(tmp_path / "again").params)
+    jax.tree.map(np.testing.assert_array_equal, again, expected)
 
 
 @pytest.mark.parametrize(

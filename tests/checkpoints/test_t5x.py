@@ -23,7 +23,7 @@ from spec_t5x.labs.training.exports import save_model
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from tests.checkpoints.faults import assert_trees_equal, message_of, save_t5x
+from tests.checkpoints.faults import assert_trees_equal, message_of, save_t5x, with_sentinels
 
 
 def weights_of(directory) -> dict[str, np.ndarray]:
@@ -128,7 +128,10 @@ def test_activations_that_cannot_be_read_are_refused(tmp_path, configs, random_p
     (tmp_path / "config.gin").write_text(text)
     message = message_of(open_model, tmp_path)
     assert f"{tmp_path / 'config.gin'} binds mlp_activations to {value} (" in message
-    assert "\n" not in message
+    (tmp_path / "config.gin").write_text(text, encoding="utf-16")
+    message = message_of(open_model, tmp_path)
+    assert message.startswith(f"cannot read {tmp_path / 'config.gin'} (")
+    assert message.endswith(": save it in UTF-8")
 
 
 def change_specs(tree, change, path=()):
@@ -288,7 +291,9 @@ def test_writes_what_t5x_would(t5x_data, tmp_path):
     )
 
 
-def test_a_vocabulary_is_given_found_or_asked_for(legacy, tmp_path, spiece, configs, random_params):
+def test_a_vocabulary_is_given_found_or_asked_for(
+    legacy, tmp_path, spiece, configs, random_params, monkeypatch
+):
     message = message_of(load, legacy)
     assert "holds no vocabulary" in message and "--vocabulary" in message
     config, params = configs["1.0"], random_params(configs["1.0"])
@@ -296,7 +301,12 @@ def test_a_vocabulary_is_given_found_or_asked_for(legacy, tmp_path, spiece, conf
     save_t5x(directory, params, config)
     assert load(directory, vocabulary=f"{spiece}:7").vocabulary.vocab_size == 47
     shutil.copy(spiece, directory.parent / "spiece.model")
-    assert "is ambiguous" in message_of(load, directory)
+    monkeypatch.chdir(directory)
+    for place in (directory, "."):
+        assert "is ambiguous" in message_of(load, place)
+    with_sentinels(spiece, directory / "spiece.model", 3)
+    assert load(directory).vocabulary.vocab_size == 43
+    (directory / "spiece.model").unlink()
     # The folder above is searched only for a checkpoint_STEP.
     directory.rename(directory.with_name("final"))
     assert "holds no vocabulary" in message_of(load, directory.with_name("final"))
@@ -305,8 +315,11 @@ def test_a_vocabulary_is_given_found_or_asked_for(legacy, tmp_path, spiece, conf
 def test_a_vocabulary_that_disagrees_is_refused(tmp_path, saved, spiece, configs, random_params):
     config = configs["1.1"]
     assert load(saved, vocabulary=f"{spiece}:0").vocabulary.extra_ids == 0
-    message = message_of(load, saved, vocabulary=f"{spiece}:5")
-    assert "already holds a vocabulary (40 ids)" in message
+    other = tmp_path / "other.model"
+    other.write_bytes(spiece.read_bytes().replace(b"z", b"Z"))
+    for given in (f"{spiece}:5", f"{other}:0"):
+        message = message_of(load, saved, vocabulary=given)
+        assert "already holds a vocabulary (40 ids)" in message
     directory = tmp_path / "checkpoint_0"
     save_t5x(directory, random_params(config), config, load_vocabulary(saved))
     assert load(directory, vocabulary=saved).vocabulary.vocab_size == 40

@@ -34,6 +34,7 @@ def test_bytes():
     assert make_vocabulary("bytes", 384).fingerprint() == ByteVocabulary().fingerprint()
     assert make_vocabulary("bytes", 272).vocab_size == 272
     assert make_vocabulary("bytes", 96).extra_ids == 0
+    assert make_vocabulary("bytes", 512).extra_ids == 125
     assert make_vocabulary("bytes:3", 384).extra_ids == 3
     vocabulary = ByteVocabulary(5)
     assert make_vocabulary(vocabulary, 384) is vocabulary

@@ -14,6 +14,7 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.inference import bulk, processes
 from spec_t5x.inference.bulk import merge
+from spec_t5x.inference.run_directory import Shards
 from spec_t5x.inference.signals import Interrupted
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine import description
@@ -96,7 +97,7 @@ def test_bad_lines_are_reported_in_their_places_and_the_others_answered(runner, 
     [
         ({"decoding": dataclasses.replace(OPTIONS, gamma=7)}, r"gamma was 4 and is 7\)"),
         ({"shard_size": 4}, "shard_size was 3 and is 4"),
-        ({"settings": {"target": "echo", "more": 1}}, "more was null and is 1"),
+        ({"settings": {"more": 1}}, 'target was "echo" and is null; more was null and is 1'),
     ],
 )
 def test_other_settings_are_refused_by_name(runner, change, message):
@@ -112,6 +113,13 @@ def test_other_settings_are_refused_by_name(runner, change, message):
     assert now["manifest.json"] != before["manifest.json"] and "notes.txt" in now
     counts = {name.split("-of-")[1] for name in now if "-of-" in name}
     assert counts == {"00003.jsonl" if "shard_size" in change else "00004.jsonl"}
+
+
+def test_another_field_of_the_same_lines_is_refused(runner):
+    runner.source.write_text('{"a": "one", "b": "two"}\n' * 4)
+    runner(field="a")
+    with pytest.raises(InputError, match='field was "a" and is "b"'):
+        runner(field="b")
 
 
 def test_a_smaller_batch_goes_on_after_one_that_was_too_large(runner, caplog):
@@ -173,6 +181,11 @@ def test_costs_are_those_of_the_first_input_that_can_be_decoded(runner):
         (runner.output / name).unlink()
     runner(decoding=AUTO, load=costly(measured, assumed))
     assert len(measured) == 1 and assumed == [*measured, *measured]
+    # There are none without a draft, or if no input can be decoded.
+    assert runner.elsewhere("plain")(decoding=AUTO).errors == 4
+    runner.source.write_text(f"{'x' * 40}\n" * 4)
+    report = runner.elsewhere("long")(decoding=AUTO, load=costly(measured, assumed))
+    assert report.errors == 4 and len(measured) == 1
 
 
 def test_a_run_that_starts_anew_measures_anew(runner):
@@ -234,9 +247,10 @@ def test_a_finished_run_is_joined_without_a_lock(runner, number, monkeypatch):
 def test_other_inputs_are_refused(runner):
     runner()
     lines = runner.source.read_text().splitlines(keepends=True)
-    runner.source.write_text("".join([*lines[:7], "other\n", *lines[8:]]))
-    with pytest.raises(InputError, match="the 11 inputs of .* are now 11 others of"):
-        runner()
+    for others in ([*lines[:7], "other\n", *lines[8:]], [lines[1], lines[0], *lines[2:]]):
+        runner.source.write_text("".join(others))
+        with pytest.raises(InputError, match="the 11 inputs of .* are now 11 others of"):
+            runner()
     runner.source.write_text("".join(lines[:-1]))
     with pytest.raises(InputError, match="the 11 inputs of .* are now 10 others of"):
         runner()
@@ -281,14 +295,22 @@ def test_predictions_of_unknown_origin_are_left_alone(runner):
         runner()
     # The remedy that the error names.
     assert runner(overwrite=True).errors == 0
-    (runner.output / "manifest.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="manifest.json is not a manifest"):
-        runner()
+    later = json.loads(runner.files()["manifest.json"]) | {"version": 2}
+    for content in ("[" * 100_000, json.dumps(later)):
+        (runner.output / "manifest.json").write_text(content)
+        with pytest.raises(InputError, match="manifest.json is not a manifest of this release"):
+            runner()
 
 
 def test_a_directory_below_a_file_is_refused(runner):
     with pytest.raises(InputError, match=r"cannot make .* \(Not a directory\): give another --out"):
         runner(output_dir=str(runner.source / "out"))
+
+
+def test_shards_beyond_five_digits_are_found(tmp_path):
+    shards = Shards(directory=tmp_path, total=100_001, size=1)
+    shards.write(100_000, [b"{}\n"])
+    assert shards.unfinished() == list(range(100_000))
 
 
 def test_damaged_files_are_found(runner):
@@ -319,11 +341,11 @@ def test_damaged_files_are_found(runner):
 def test_each_worker_takes_its_part_and_the_last_joins_all(runner):
     runner()
     before, alone = runner.files(), runner.elsewhere("workers")
-    first = alone(shard_index=1, shard_count=2)
-    assert (first.merged, first.inputs, first.shards_left) == (None, 5, 2)
+    first = alone(shard_index=0, shard_count=2)
+    assert (first.merged, first.inputs, first.shards_left) == (None, 6, 2)
     with pytest.raises(InputError, match="gamma was 4 and is 7"):
-        alone(dataclasses.replace(OPTIONS, gamma=7), shard_index=0, shard_count=2)
-    last = alone(shard_index=0, shard_count=2)
+        alone(dataclasses.replace(OPTIONS, gamma=7), shard_index=1, shard_count=2)
+    last = alone(shard_index=1, shard_count=2)
     assert (last.inputs, last.shards_left) == (11, 0)
     assert alone.files() == before
 

@@ -223,6 +223,21 @@ def content_of(*place) -> str:
     return files_digest(*map(str, place))["content"]
 
 
+def test_a_file_that_may_not_be_read_counts_by_its_size(tmp_path, monkeypatch):
+    """Others of a shared folder may keep one to themselves."""
+
+    def refuse(path, *_):
+        raise PermissionError(path)
+
+    found = []
+    for text in ("x", "y", "yy"):
+        (tmp_path / "optimizer.pt").write_text(text)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", refuse)
+            found.append(content_of(tmp_path))
+    assert found[0] == found[1] != found[2]
+
+
 def test_a_copied_checkpoint_is_the_same_and_a_trained_one_is_not(tiny_pair, tmp_path):
     copied, name = tmp_path / "copied", str(tiny_pair / "target")
     shutil.copytree(name, copied)
@@ -254,6 +269,24 @@ def test_a_digest_is_of_t5xs_latest_checkpoint_and_of_all_parts_of_a_file(tmp_pa
         content[place] = 1
         (tmp_path / "t5x" / "checkpoint_10" / "checkpoint").write_bytes(content)
         assert content_of(tmp_path / "t5x") != before
+
+
+@pytest.mark.parametrize("place", [".", "state"])
+def test_a_digest_is_of_the_files_that_are_read_with_a_checkpoint(tmp_path, place):
+    """T5X's settings and a vocabulary are beside checkpoints; with config.json none is read."""
+    checkpoint = tmp_path / "t5x" / "checkpoint_10"
+    (checkpoint / place).mkdir(parents=True)
+    (checkpoint / place / "checkpoint").write_text("x")
+    seen = {content_of(tmp_path / "t5x")}
+    assert content_of(checkpoint) in seen
+    for name in ("config.gin", "spiece.model", "tokenizer_config.json", "config.json"):
+        (tmp_path / "t5x" / name).write_text("x")
+        seen.add(content_of(tmp_path / "t5x"))
+    (checkpoint.with_name("checkpoint_11")).mkdir()
+    seen.add(content_of(tmp_path / "t5x"))
+    (tmp_path / "t5x" / "config.json").write_text("y")
+    seen.add(content_of(tmp_path / "t5x"))
+    assert len(seen) == 6
 
 
 def test_processes_that_cannot_meet_are_one_line(run, lines, monkeypatch):

@@ -99,6 +99,8 @@ def test_a_file_of_nothing_and_no_file_are_errors(tmp_path):
         survey(file_source(str(tmp_path / "in.txt")), 4)
     with pytest.raises(InputError, match="no file .*absent.txt"):
         file_source(str(tmp_path / "absent.txt"))
+    with pytest.raises(InputError, match="~no-one/in.txt names no home directory"):
+        file_source("~no-one/in.txt")
     with pytest.raises(InputError, match="is a folder: give a file"):
         file_source(str(tmp_path))
     # A text in place of a path: the system refuses to look for it, as it does in others' folders.

@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-# Imported because it registers bfloat16 with numpy, and so for safetensors.
-import ml_dtypes  # noqa: F401
 import numpy as np
 
 from spec_t5x.checkpoints.storage import files

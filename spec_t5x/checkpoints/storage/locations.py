@@ -10,7 +10,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError, one_line
+from spec_t5x.errors import InputError, as_input_error, one_line
 
 _SCHEME = "gs://"
 
@@ -110,7 +110,13 @@ def locate(name: str | Path | GcsPath) -> Location:
         return GcsPath(bucket, key.strip("/"))
     if "://" in text:
         raise InputError(f"{text!r}: give a directory, {_SCHEME}BUCKET/DIRECTORY or OWNER/NAME")
-    return Path(text).expanduser()
+    return expanded(text)
+
+
+def expanded(path: str | Path) -> Path:
+    """Returns a path with the home directory for ``~``; raises ``InputError`` if there is none."""
+    with as_input_error(f"{path} names no home directory", "give the whole path", RuntimeError):
+        return Path(path).expanduser()
 
 
 def kvstore_spec(location: Location) -> dict[str, Any]:

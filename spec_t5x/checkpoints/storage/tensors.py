@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Imported because it registers bfloat16 with numpy.
+# Imported because it registers bfloat16 with numpy, and so for safetensors.
 import ml_dtypes  # noqa: F401
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict

@@ -111,11 +111,12 @@ def zarr_spec(kvstore: Mapping[str, Any], name: str, driver: str = "zarr") -> di
     return {"driver": driver, "kvstore": {**kvstore, "path": path}}
 
 
-def array_metadata(array: np.ndarray, compressor: str) -> dict[str, Any]:
-    """Returns zarr's metadata of an array, with chunks of at most ``_CHUNK_BYTES``."""
+def stored_as(array: np.ndarray, compressor: str) -> dict[str, Any]:
+    """Returns the array's type and zarr's metadata, with chunks of at most ``_CHUNK_BYTES``."""
     chunks = chunk_shape(array.shape, array.itemsize, _CHUNK_BYTES)
+    layout = {"shape": list(array.shape), "chunks": chunks}
     compression = {"id": compressor, "level": 1}
-    return {"shape": list(array.shape), "chunks": chunks, "compressor": compression}
+    return {"dtype": str(array.dtype), "metadata": {**layout, "compressor": compression}}
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int, limit: int) -> list[int]:
@@ -164,8 +165,7 @@ def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> Non
     kvstore = {"driver": "ocdbt", "base": kvstore_spec(location)}
     context, tree, pending, size = ts.Context(), {}, ts.Transaction(), 0
     for keys, array in arrays:
-        spec = zarr_spec(kvstore, ".".join(keys))
-        spec |= {"dtype": str(array.dtype), "metadata": array_metadata(array, "zstd")}
+        spec = zarr_spec(kvstore, ".".join(keys)) | stored_as(array, "zstd")
         store = ts.open(spec, create=True, context=context, transaction=pending).result()
         store.write(array).result()
         tree[str(keys)] = {

@@ -100,11 +100,11 @@ def local_file(location: Location) -> Path:
     digest = hashlib.sha256(str(location).encode()).hexdigest()[:16]
     path = user_cache() / "vocabularies" / f"{digest}-{location.name}"
     if not path.is_file():
-        what, remedy = f"no vocabulary at {location}", "give a SentencePiece model file"
-        with as_input_error(what, remedy, FileNotFoundError):
-            content = location.read_bytes()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, [content])
+        absent = f"no vocabulary at {location}", "give a SentencePiece model file"
+        full = f"cannot write {path}", "make room there, or set XDG_CACHE_HOME"
+        with as_input_error(*full, OSError), as_input_error(*absent, FileNotFoundError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, [location.read_bytes()])
     return path
 
 

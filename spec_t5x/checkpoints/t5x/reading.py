@@ -56,7 +56,9 @@ def open_model(location: Location, values: None = None) -> StoredModel:
         # Resolved: the directory above "." is its parent.
         place = directory if isinstance(directory, GcsPath) else directory.resolve()
         settings = place.parent / "config.gin"
-        if settings.is_file() and (bound := _bound(_ACTIVATIONS, settings.read_text("utf-8"))):
+        with as_input_error(f"cannot read {settings}", "save it in UTF-8", OSError, ValueError):
+            text = settings.read_text("utf-8") if settings.is_file() else ""
+        if bound := _bound(_ACTIVATIONS, text):
             what = f"{settings} binds mlp_activations to {' '.join(bound.split())}"
             with as_input_error(what, "bind a tuple of names", ValueError, SyntaxError):
                 config = dataclasses.replace(config, mlp_activations=ast.literal_eval(bound))

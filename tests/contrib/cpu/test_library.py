@@ -1,5 +1,6 @@
 """Compiling the kernels, and doing without them."""
 
+import contextlib
 import ctypes
 import subprocess
 import sys
@@ -61,11 +62,20 @@ def test_the_processor_goes_by_two_names(tmp_path, fake_compiler, monkeypatch):
     assert error.value.stderr == "no such flag\n"
 
 
+@pytest.mark.parametrize("has_locks", [True, False])
 def test_without_a_cache_directory_it_is_built_in_a_temporary_one(
-    tmp_path, fake_compiler, monkeypatch, caplog
+    tmp_path, fake_compiler, monkeypatch, caplog, has_locks
 ):
-    (tmp_path / "kernels").write_text("no directory")
+    def lock(path, **_):
+        if path.parent == tmp_path / "kernels":
+            raise NotImplementedError
+        return contextlib.nullcontext()
+
     monkeypatch.setattr(library, "user_cache", lambda: tmp_path)
+    if has_locks:
+        (tmp_path / "kernels").write_text("no directory")
+    else:
+        monkeypatch.setattr(library, "FileLock", lock)
     assert library._kept_or_built(["g++"]).parent == temporary_cache()
     assert "the kernels are compiled at every start" in caplog.text
 
@@ -104,6 +114,34 @@ def test_a_damaged_library_is_built_again(tmp_path, fake_compiler):
     made = library.build(["g++"], tmp_path)
     assert [made] == list(tmp_path.glob("*.so")) and not made.read_bytes()
     assert len(fake_compiler.read_text().splitlines()) == 2
+
+
+def test_a_library_is_of_one_source_compiler_processor_and_release(
+    tmp_path, fake_compiler, monkeypatch
+):
+    """Hosts may share the cache, and each finds the library that it built."""
+    (tmp_path / "later.cc").write_text("// another source")
+    changes = {
+        "native": lambda: "flags : avx512f",
+        "_version": lambda compiler: "g++ 99",
+        "_FLAGS": ("-O0",),
+        "_SOURCE": tmp_path / "later.cc",
+        "jax.__version__": "99.0",
+    }
+
+    def built_by_all():
+        yield library.build(["g++"], tmp_path / "own")
+        yield library.build(["g++", "-m64"], tmp_path / "own")
+        for name, value in changes.items():
+            with monkeypatch.context() as patch:
+                patch.setattr(f"{library.__name__}.{name}", value)
+                yield library.build(["g++"], tmp_path / "own")
+
+    built = list(built_by_all())
+    assert len({*built}) == len(built) == len({*(tmp_path / "own").glob("*.so")})
+    # Nor does finding one write to the directory.
+    monkeypatch.setattr(library, "FileLock", None)
+    assert list(built_by_all()) == built
 
 
 def test_a_library_that_cannot_be_loaded_is_named(tmp_path, fake_compiler, monkeypatch, caplog):
