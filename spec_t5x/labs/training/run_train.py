@@ -94,7 +94,8 @@ def train(
     Raises:
         InputError: files, vocabulary or settings cannot be used.
     """
-    directory, exported = Path(output_dir), Path(output_dir) / "model"
+    directory = Path(output_dir).expanduser()
+    exported = directory / "model"
     check_settings(optimizer, options, export_dtype, exported)
     check_kind(model, data, options)
     _check_metrics(data, metrics)
