@@ -80,7 +80,7 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
 def add_search_paths(paths: Sequence[str]) -> None:
     """Adds folders to the search for gin files; raises ``InputError`` if one does not exist."""
     for path in paths:
-        if not Path(path).is_dir():
+        if not Path(path).expanduser().is_dir():
             raise InputError(f"no folder {path}: give existing --gin_search_paths")
         _search_paths.append(path)
 
@@ -111,7 +111,7 @@ def read_all(files: Sequence[str], includers: tuple[Path, ...] = ()) -> Iterator
 def _locate(name: str, includers: tuple[Path, ...]) -> Path:
     beside = [includers[-1].parent] if includers else []
     for folder in ("", *_search_paths, *beside, GIN_ROOT):
-        path = Path(folder, name)
+        path = Path(folder, name).expanduser()
         if path.is_file():
             return path
     if includers:

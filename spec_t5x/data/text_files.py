@@ -94,7 +94,7 @@ def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 def opened(path: str | Path) -> io.BufferedReader:
     """Opens a file of bytes; raises ``InputError`` if it is absent, no file or not readable."""
-    path = Path(path)
+    path = Path(path).expanduser()
     with as_input_error(f"cannot open {path}", "give a file that you may read", OSError):
         if not path.exists():
             raise InputError(f"no file {path}: give the path of a text file (it may be gzipped)")

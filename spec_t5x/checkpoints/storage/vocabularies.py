@@ -49,7 +49,7 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabul
     if isinstance(vocabulary, Vocabulary):
         return vocabulary
     if str(vocabulary).endswith(".json"):
-        path = Path(vocabulary)
+        path = Path(vocabulary).expanduser()
         return registry.find("tokenizer", kind_of_tokenizer(path))(path)
     name, extra_ids = _split_extra_ids(str(vocabulary))
     if name == "bytes":

@@ -9,6 +9,7 @@ from pathlib import Path
 import gin
 
 from spec_t5x.contrib.lm.wordpiece import WordPieceVocabulary, train_wordpiece
+from spec_t5x.data.text_files import opened
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
@@ -60,6 +61,11 @@ class TextOptions(TrainingData):
     def longest(self) -> tuple[int, int]:
         """Maximum lengths of source and text in tokens: ``(0, max_length)``."""
         return 0, self.max_length
+
+    def check_readable(self) -> None:
+        """Opens each file."""
+        for file in (*self._files("train"), *self._files("dev")):
+            opened(file).close()
 
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
         """Trains a WordPiece vocabulary on the training lines, or loads ``directory``'s."""

@@ -73,7 +73,7 @@ def train_heads(
         raise InputError(
             f"z_loss is {options.z_loss} and heads are trained without it: leave it out"
         )
-    directory = Path(output_dir)
+    directory = Path(output_dir).expanduser()
     check_choice("stored dtype", export_dtype, STORED_DTYPES)
     check_settings(optimizer, options, export_dtype, directory / "heads")
     loaded = load(target, vocabulary=vocabulary)

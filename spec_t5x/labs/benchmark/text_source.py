@@ -66,7 +66,8 @@ def read_texts(
             num_skipped += 1
     if not texts:
         raise InputError(
-            f"{source.name} has no input that the target takes: give another or pass truncate"
+            f"{source.name} has no input that the target takes, all are empty or too long: give "
+            "another, or pass truncate to cut long ones"
         )
     warn_of_skipped(num_skipped, len(texts) + num_skipped, source.name)
     return texts

@@ -26,7 +26,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _file_to_write(text: str) -> Path:
-    path = Path(text)
+    path = Path(text).expanduser()
     if os.path.isdir(path):
         raise argparse.ArgumentTypeError(f"{path} is a folder: give a file")
     if os.path.isfile(path) or not os.path.exists(path):

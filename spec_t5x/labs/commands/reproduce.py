@@ -48,4 +48,4 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.output is None:
         raise InputError("no --output was given: give a directory for the report")
-    return running.reproduce(items, options, args.output)
+    return running.reproduce(items, options, args.output.expanduser())

@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -30,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the target's vocabulary: the target's directory or name, a SentencePiece file "
         "(FILE:100 adds 100 extra ids), or a tokenizer.json",
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="directory to write")
+    parser.add_argument(
+        "--output", required=True, type=os.path.expanduser, metavar="DIR", help="directory to write"
+    )
     numbers = {
         "column": (0, "column of the texts, from 0"),
         "num_columns": (1, "number of tab-separated columns in each line"),

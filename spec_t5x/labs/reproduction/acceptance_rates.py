@@ -123,7 +123,7 @@ def _table_3(pair: Pair, rows: Sequence[Any]) -> ReportTable:
     others = {row["draft"] for row in rows} - {name for _, name in names}
     names += [(None, name) for name in _DRAFTS if name in others]
     return ReportTable(
-        caption=f"{pair.stands_for} and our {pair.target}"
+        caption=f"{pair.stands_for} and our {pair.target} ({pair.task})"
         + (f", both behind a top-{pair.top_k} filter" if pair.top_k else ""),
         columns=(*rate_columns(contents.TEMPERATURE), contents.PROPOSED),
         rows=[
@@ -154,7 +154,8 @@ def _tables_5(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
             "the target.",
         ),
         0.0: (
-            "Temperature 0: a draft x is kept where p(x) is at least l max(p) (section A.5).",
+            "Temperature 0: a draft x is kept where p(x) is at least l max(p) (section A.5, "
+            "which prints the opposite inequality).",
             "p is the target's distribution before argmax: with lenience below 1 a text may have "
             "tokens that are not the likeliest.",
         ),

@@ -112,7 +112,7 @@ class ReproduceOptions:
             raise InputError(f"data is {self.data!r}: give a list of texts, TASK=FILE")
         for name in ("data_dir", "pairs", "models", "ngrams"):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, Path(value))
+                object.__setattr__(self, name, Path(value).expanduser())
         if self.pairs and self.built_in:
             raise InputError(
                 f"--{self.built_in[0]} is for the built-in pairs, and --pairs {self.pairs} has its "

@@ -145,8 +145,12 @@ class TrainingData(abc.ABC):
         options = {"tokens_per_batch": self.tokens_per_batch, "buckets": self.buckets}
         return Batches(pairs, seed=seed, **options)
 
+    def check_readable(self) -> None:  # noqa: B027, a task has no files
+        """Raises ``InputError`` if a file is absent, or its first line is wrong."""
+
     def check_for_draft(self) -> None:
-        """Raises ``InputError`` if ``vocabulary`` is set, because a draft has its target's."""
+        """Raises ``InputError`` as ``check_readable``, or if ``vocabulary`` is set."""
+        self.check_readable()
         if self.vocabulary is not None:
             raise InputError(
                 f"{type(self).__name__}.vocabulary is {self.vocabulary!r}: leave it out, because a "
@@ -212,8 +216,14 @@ class DataOptions(TrainingData):
         log.info(f"{batches.batches_per_epoch:,} packed batches an epoch")
         return batches
 
+    def check_readable(self) -> None:
+        """Reads the first line of each file."""
+        for part in ("train", "dev"):
+            if self.name(part) is not None:
+                next(self._prefixed(part))
+
     def check_for_draft(self) -> None:
-        """Checks the vocabulary as the base class does, and options that drafts do not have."""
+        """Checks what the base class does, and options that drafts do not have."""
         super().check_for_draft()
         check_unused(self, "drafts learn from one pair a row", "packed")
         check_unused(self, "no texts of a draft are scored", "metric")

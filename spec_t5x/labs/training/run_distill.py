@@ -129,7 +129,8 @@ def distill(
     Raises:
         InputError: files, target or settings cannot be used.
     """
-    directory, draft = Path(output_dir), Path(output_dir) / "draft"
+    directory = Path(output_dir).expanduser()
+    draft = directory / "draft"
     check_settings(optimizer, options, export_dtype, draft)
     _check(data, layers, model, initial_checkpoint, options, distillation)
     if layers and layers.encoder == SHARED:
@@ -143,7 +144,7 @@ def distill(
     bound = loaded.bind()
     if layers and layers.depths:
         bound = bound.showing(layers.depths)
-    cache = Path(cache_dir) if cache_dir else directory / "cache"
+    cache = Path(cache_dir).expanduser() if cache_dir else directory / "cache"
     generator = Generator(
         target=bound, vocabulary=loaded.vocabulary, max_source_len=max(data.longest[0], 2)
     )

@@ -94,13 +94,15 @@ def train(
     Raises:
         InputError: files, vocabulary or settings cannot be used.
     """
-    directory, exported = Path(output_dir), Path(output_dir) / "model"
+    directory = Path(output_dir).expanduser()
+    exported = directory / "model"
     check_settings(optimizer, options, export_dtype, exported)
     check_kind(model, data, options)
     _check_metrics(data, metrics)
     check_unused(options, "only drafts learn from a target", "objective", "distillation_weight")
     if grow and initial_checkpoint is None:
         raise InputError("train.grow has no model to grow: give train.initial_checkpoint")
+    data.check_readable()
     directory.mkdir(parents=True, exist_ok=True)
     initial = load_initial(initial_checkpoint, data.vocabulary, model, options, grow=grow)
     started = initial and files_digest(initial_checkpoint, str(directory))["content"]

@@ -3,10 +3,12 @@
 The checkpoints themselves refuse other training pairs, and parameters of other shapes.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ from spec_t5x.labs.writing import reported
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.models.t5 import NetworkConfig
 
-# The file in a run's directory.
+# The files in a run's directory.
 RECORD = "run.json"
+_LOCK = ".lock"
 # Fields of a network's configuration that a training chooses: they do not change its parameters.
 FREE = ("dropout_rate", "dtype")
 
@@ -64,6 +67,31 @@ def check_same(directory: Path, values: Mapping[str, str | None]) -> None:
     with reported(path):
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(path, [json.dumps(values, indent=1).encode() + b"\n"])
+
+
+@contextlib.contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Holds a run's directory within the ``with``, if its file system has locks.
+
+    Raises:
+        InputError: another run holds the directory.
+    """
+    path = directory / _LOCK
+    with reported(path):
+        directory.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"{directory} is in use by another run: wait for it, stop it, or give another "
+                "output directory"
+            ) from error
+        except OSError:
+            # Some network file systems have no locks.
+            pass
+        yield
 
 
 def train_once(

@@ -110,7 +110,7 @@ def test_from_nothing_samples_differ_and_do_not_depend_on_the_batch(target, caps
 @pytest.mark.parametrize(
     ("bindings", "message"),
     [
-        ({"TRAIN_FILES": "absent.tsv"}, "no file"),
+        ({"TRAIN_FILES": "absent.tsv", "train.initial_checkpoint": "absent"}, "no file"),
         ({"TRAIN_FILES": ()}, "train_files are (): give at least one file"),
         ({"GPTConfig.max_length": 16}, "lines have up to 32 tokens and the model 16 positions"),
         ({"train.initial_checkpoint": "t5-draft"}, "is a T5Config, and the model to train a"),

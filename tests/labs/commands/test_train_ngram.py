@@ -1,7 +1,9 @@
 """``spec-t5x train-ngram``: from text to a draft, and what it refuses."""
 
+import errno
 import gzip
 import json
+import os
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native.ngram_tables import load_ngram
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.training import exports
 from tests.cli.results import Result, assert_refused
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
@@ -75,6 +78,16 @@ def test_a_column_of_several_files(count, tmp_path, text_file, tiny_pair):
         assert (tmp_path / "columns" / name).read_bytes() == (
             tmp_path / "lines" / name
         ).read_bytes()
+
+
+def test_a_full_disk_is_one_line(count, text_file, tmp_path, monkeypatch):
+    def fail(path, arrays):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(exports, "save_arrays", fail)
+    message = f"cannot write {tmp_path / 'ngrams'}: No space left on device: free some space"
+    assert_refused(count(text_file), message)
+    assert [each.name for each in tmp_path.iterdir()] == [text_file.name]
 
 
 def test_overwrites_only_when_told(count, text_file, tmp_path):

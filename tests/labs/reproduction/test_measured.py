@@ -81,6 +81,8 @@ def test_table_3_has_all_of_the_papers_rows(content):
         for row in table.values
     ]
     assert found == [(r.target, r.draft, r.temperature, r.alpha) for r in paper_tables.TABLE_3]
+    # Ours are of other texts, which the caption names.
+    assert "T5-XXL (CNN/DM) and our t5-target (package summaries)" in [t.caption for t in tables]
 
 
 def test_ours_are_beside_the_papers_smallest_and_extra_drafts_after_them(content):

@@ -111,6 +111,7 @@ def test_a_training_grows_a_smaller_model(train, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"train__initial_checkpoint": "absent"}, "/train.tsv: give the path of a text file"),
         ({"train__export_dtype": "bf16"}, "stored dtype is 'bf16': choose one of bfloat16,"),
         ({"OptimizerOptions__warmup_steps": 4}, "4 warm-up"),
         ({"TrainOptions__seed": -1}, "seed is -1: give at least 0"),
