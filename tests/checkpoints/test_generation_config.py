@@ -415,7 +415,10 @@ def test_a_task_that_is_not_there(with_settings):
      {"suppress_tokens": "x"}, {"bad_words_ids": [3]}, {"max_new_tokens": 0},
      {"bad_words_ids": [[160]]}, {"early_stopping": "always"},
      {"max_length": 10**30}, {"repetition_penalty": 10**400},
-     {"sequence_bias": [[[5], 10**400]]}, {"task_specific_params": "x"}],
+     {"sequence_bias": [[[5], 10**400]]}, {"sequence_bias": [[[5], float("nan")]]},
+     {"sequence_bias": [[[5], float("inf")]]}, {"sequence_bias": [[[5], "2"]]},
+     {"sequence_bias": [[[5]]]}, {"sequence_bias": 3}, {"repetition_penalty": 1e-38},
+     {"task_specific_params": "x"}],
     ids=str,
 )  # fmt: skip
 def test_values_that_cannot_be(with_settings, settings):

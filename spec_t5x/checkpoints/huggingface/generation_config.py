@@ -203,18 +203,18 @@ def _ids(settings: Mapping[str, Any], where: str, to_ours, num_ids: int) -> dict
         return tuple(to_ours(ids))
 
     found = {}
-    for name in _IDS:
-        value = settings.get(name)
+    for name, value in [(name, settings.get(name, [])) for name in _IDS]:
         if name.endswith("suppress_tokens") and isinstance(value, list):
             # transformers ignores ids that the model does not have.
             value = [each for each in value if type(each) is not int or 0 <= each < num_ids]
-        if value is None or value == []:
+        if value == []:
             continue
         try:
             if name == "bad_words_ids":
                 found[name] = tuple(map(ours, value))
             elif name == "sequence_bias":
-                found[name] = tuple((ours(text), float(bias)) for text, bias in value)
+                pairs = [(ours(text), {name: bias}) for text, bias in value]
+                found[name] = tuple((ids, _number(one, name, float, where)) for ids, one in pairs)
             elif name == "forced_bos_token_id":
                 (found[name],) = ours([value])
             else:
