@@ -126,10 +126,12 @@ def frame_of(
     # Without padding, which a file may ask for.
     marked = zip(around.ids, around.special_tokens_mask, around.attention_mask, strict=True)
     kept = [(token, mark) for token, mark, attended in marked if attended]
-    ids, mask = ours([token for token, _ in kept]), [mark for _, mark in kept]
-    if all(mask):
-        return (), tuple(ids)
-    return tuple(ids[: mask.index(0)]), tuple(ids[len(ids) - mask[::-1].index(0) :])
+    ids = ours([token for token, _ in kept])
+    places = [place for place, (_, mark) in enumerate(kept) if not mark]
+    start, end = (places[0], places[-1] + 1) if places else (0, 0)
+    if end - start != sum(tokenizer.encode("a", add_special_tokens=False).attention_mask):
+        raise InputError("the tokenizer's post_processor adds tokens within a text: give it one $A")
+    return tuple(ids[:start]), tuple(ids[end:])
 
 
 def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Tokenizer:
