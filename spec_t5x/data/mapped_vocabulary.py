@@ -124,11 +124,10 @@ def frame_of(
     """Returns the (before, after) ids that a tokenizer adds to a source, mapped by ``ours``."""
     around = tokenizer.encode("a")
     # Without padding, which a file may ask for.
-    marked = zip(around.ids, around.special_tokens_mask, around.attention_mask, strict=True)
-    kept = [(token, mark) for token, mark, attended in marked if attended]
-    ids = ours([token for token, _ in kept])
-    places = [place for place, (_, mark) in enumerate(kept) if not mark]
-    start, end = (places[0], places[-1] + 1) if places else (0, 0)
+    kept = np.flatnonzero(around.attention_mask)
+    ids = ours(np.array(around.ids)[kept].tolist())
+    places = np.flatnonzero(np.array(around.special_tokens_mask)[kept] == 0)
+    start, end = (places[0], places[-1] + 1) if places.size else (0, 0)
     if end - start != sum(tokenizer.encode("a", add_special_tokens=False).attention_mask):
         raise InputError("the tokenizer's post_processor adds tokens within a text: give it one $A")
     return tuple(ids[:start]), tuple(ids[end:])

@@ -479,6 +479,19 @@ def test_ids_are_the_tokenizers(renumbered, tmp_path, family, settings):
     assert [vocabulary.to_theirs(row) for row in found] == of_transformers(directory, sources)
 
 
+def test_several_forced_last_are_refused_if_another_comes_first_here(renumbered, tmp_path):
+    """transformers takes the lowest of its ids, and here the end's is lower than the others'."""
+    directory = tmp_path / "theirs"
+    shutil.copytree(renumbered / "nort5" / "target", directory)
+    path = directory / GENERATION_NAME
+    values = json.loads(path.read_text()) | LENGTH
+    path.write_text(json.dumps(values | {"forced_eos_token_id": [9, 6]}))
+    Generator.load(directory)
+    path.write_text(json.dumps(values | {"forced_eos_token_id": [6, 2]}))
+    with pytest.raises(InputError, match=r"\[6, 2\], whose order changes here: give one id"):
+        Generator.load(directory)
+
+
 def test_a_prefix_of_every_output(pair, caplog):
     """The prefix is transformers' ``decoder_input_ids``."""
     caplog.set_level(logging.WARNING)
