@@ -41,7 +41,7 @@ from tests.generation.cases import GREEDY, options
         # Twice as much is infinite.
         (
             {"sequence_bias": (((2,), 2e38),)},
-            "sequence_bias has ((2,), 2e+38): give pairs (ids, at",
+            "sequence_bias has ((2,), 2e+38): give pairs (ids, num",
         ),
         ({"suppress_tokens": (-1,)}, "suppress_tokens has (-1,): give a list of whole numbers"),
         ({"bad_words_ids": ((),)}, "bad_words_ids has an empty list of ids: leave it out"),
