@@ -63,9 +63,9 @@ class MappedVocabulary(TokenizerVocabulary):
         # Skips our id 0, so that the start token in a text maps to its other id.
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
         self._original = tokenizer
-        # A sentinel or an ordinary piece that starts a text is a token in a source, too.
-        is_token = start_id not in self.special or is_sentinel(self.special[start_id])
-        hidden = {eos_id} if is_token else {start_id, eos_id}
+        # Sentinels and ordinary pieces that start or end a text are tokens in a source, too.
+        special = self.special.items()
+        hidden = {token for token, name in special if not is_sentinel(name)} & {start_id, eos_id}
         super().__init__(of_text(json.loads(tokenizer.to_str()), hidden))
         self.source_frame = frame_of(tokenizer, self.from_theirs)
         self.eos_ids = (EOS_ID, *self.from_theirs(self.more_eos_ids))
