@@ -63,8 +63,8 @@ def check_unicode(what: str, text: str) -> None:
 
 def check_rules(repetition_penalty: float, **phrases: Collection[Sequence[int]]) -> None:
     """Raises ``InputError`` for an option of the rules of decoding that no text could follow."""
-    if not 0 < repetition_penalty < math.inf:
-        raise InputError(f"repetition_penalty is {repetition_penalty}: give a number above 0")
+    if not 1e-30 <= repetition_penalty <= 1e30:  # Beyond, logits overflow or vanish in float32.
+        raise InputError(f"repetition_penalty is {repetition_penalty}: give 1e-30 to 1e30")
     for name, texts in phrases.items():
         if not all(map(len, texts)):
             raise InputError(f"{name} has an empty list of ids: leave it out, or give ids")

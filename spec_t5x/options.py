@@ -257,8 +257,8 @@ class GenerateOptions:
         pairs = self.sequence_bias or ()
         for pair in pairs:
             is_pair = isinstance(pair, tuple) and len(pair) == 2
-            if not (is_pair and errors.is_number(pair[1]) and abs(pair[1]) < 3e38):
-                raise InputError(f"sequence_bias has {pair!r}: give pairs (ids, finite number)")
+            if not (is_pair and errors.is_number(pair[1]) and abs(pair[1]) <= 1e30):
+                raise InputError(f"sequence_bias has {pair!r}: give pairs (ids, number up to 1e30)")
         lists = {name: (getattr(self, name) or (),) for name in _LISTS}
         lists |= {"bad_words_ids": self.bad_words_ids or (), "sequence_bias": [p[0] for p in pairs]}
         for name, several in lists.items():

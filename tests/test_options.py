@@ -34,7 +34,15 @@ from tests.generation.cases import GREEDY, options
         ({"top_k": 5, "top_p": 0.9}, "top_k is 5 and top_p is 0.9"),
         ({"verifier": "trust"}, "verifier is 'trust'"),
         ({"beams": -1}, "beams is -1"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: give a number above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: give 1e-30 to 1e30"),
+        # Logits that are divided by it leave the range of float32.
+        ({"repetition_penalty": 1e-38}, "repetition_penalty is 1e-38: give 1e-30 to 1e30"),
+        ({"repetition_penalty": 2e38}, "repetition_penalty is 2e+38: give 1e-30 to 1e30"),
+        # Twice as much is infinite.
+        (
+            {"sequence_bias": (((2,), 2e38),)},
+            "sequence_bias has ((2,), 2e+38): give pairs (ids, num",
+        ),
         ({"suppress_tokens": (-1,)}, "suppress_tokens has (-1,): give a list of whole numbers"),
         ({"bad_words_ids": ((),)}, "bad_words_ids has an empty list of ids: leave it out"),
         ({"sequence_bias": (((), 1.0),)}, "sequence_bias has an empty list of ids: leave it out"),

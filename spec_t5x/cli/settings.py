@@ -52,7 +52,7 @@ _TYPES = {
     bool | str | None: (lambda text: _WORDS.get(text.lower(), text), "WHEN"),
     tuple: (_numbers, "N,N"),
     tuple | None: (_numbers, "N,N"),
-    tuple | list | str: (_folders, "DIR,DIR"),
+    tuple | list | str | None: (_folders, "DIR,DIR"),
     dict | None: (_lengths, "{'inputs':N,'targets':N}"),
 }
 CACHES = ("use_cached_tasks", "seqio_additional_cache_dirs")
@@ -120,7 +120,7 @@ def add_gin(
     options = {"action": "append", "metavar": "FILE", "default": [], "required": required}
     group.add_argument("--gin_file", help=f"gin file with {of_what}; repeatable", **options)
     text = "folders to search for gin files"
-    add_flags(group, {"gin_search_paths": (tuple | list | str, text)})
+    add_flags(group, {"gin_search_paths": (tuple | list | str | None, text)})
 
 
 def add_arguments(parser: argparse.ArgumentParser, **other: tuple[Any, str]) -> None:

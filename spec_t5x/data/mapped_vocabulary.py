@@ -63,9 +63,9 @@ class MappedVocabulary(TokenizerVocabulary):
         # Skips our id 0, so that the start token in a text maps to its other id.
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
         self._original = tokenizer
-        # A sentinel or an ordinary piece that starts a text is a token in a source, too.
-        is_token = start_id not in self.special or is_sentinel(self.special[start_id])
-        hidden = {eos_id} if is_token else {start_id, eos_id}
+        # Sentinels and ordinary pieces that start or end a text are tokens in a source, too.
+        special = self.special.items()
+        hidden = {token for token, name in special if not is_sentinel(name)} & {start_id, eos_id}
         super().__init__(of_text(json.loads(tokenizer.to_str()), hidden))
         self.source_frame = frame_of(tokenizer, self.from_theirs)
         self.eos_ids = (EOS_ID, *self.from_theirs(self.more_eos_ids))
@@ -124,12 +124,13 @@ def frame_of(
     """Returns the (before, after) ids that a tokenizer adds to a source, mapped by ``ours``."""
     around = tokenizer.encode("a")
     # Without padding, which a file may ask for.
-    marked = zip(around.ids, around.special_tokens_mask, around.attention_mask, strict=True)
-    kept = [(token, mark) for token, mark, attended in marked if attended]
-    ids, mask = ours([token for token, _ in kept]), [mark for _, mark in kept]
-    if all(mask):
-        return (), tuple(ids)
-    return tuple(ids[: mask.index(0)]), tuple(ids[len(ids) - mask[::-1].index(0) :])
+    kept = np.flatnonzero(around.attention_mask)
+    ids = ours(np.array(around.ids)[kept].tolist())
+    places = np.flatnonzero(np.array(around.special_tokens_mask)[kept] == 0)
+    start, end = (places[0], places[-1] + 1) if places.size else (0, 0)
+    if end - start != sum(tokenizer.encode("a", add_special_tokens=False).attention_mask):
+        raise InputError("the tokenizer's post_processor adds tokens within a text: give it one $A")
+    return tuple(ids[:start]), tuple(ids[end:])
 
 
 def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Tokenizer:

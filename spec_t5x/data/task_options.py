@@ -26,7 +26,7 @@ class TaskOptions:
     )
     task_feature_lengths: dict | None = option(None, "cut inputs to N tokens; end outputs after N")
     use_cached_tasks: bool = option(False, "read a task's seqio cache instead of its data")
-    seqio_additional_cache_dirs: tuple | list | str = option((), "more folders with cached tasks")
+    seqio_additional_cache_dirs: tuple | list | str | None = option((), "folders of cached tasks")
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -90,10 +90,7 @@ def read_settings(
             raise InputError(f"decoder parameter {name!r}: {remedy}")
     values = defaults | bound | params
     if values["initial_index"] is not None:
-        raise InputError(
-            "decoder parameter 'initial_index' is set: leave it out, the model sets it by the "
-            "prompts"
-        )
+        raise InputError("initial_index is set: leave it out, the model sets it by the prompts")
     if function is decoding.temperature_sample:
         return _sample_settings(values, max_decode_len)
     return _beam_settings(values, defaults, max_decode_len)

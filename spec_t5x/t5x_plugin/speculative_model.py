@@ -140,6 +140,7 @@ class SpeculativeModel:
         steps = None if steps is None else steps + jnp.int32(prompts[:, 0] != PAD_ID)
         if starts is None:
             starts, prompts = jnp.zeros_like(prompts[:, 0]), prompts.at[:, 0].set(PAD_ID)
+        check_numbers(1, num_decodes=num_decodes)
         starts = jnp.repeat(starts, num_decodes)
         return speculative_decode(
             *self._pair(params),

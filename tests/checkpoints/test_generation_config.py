@@ -415,7 +415,10 @@ def test_a_task_that_is_not_there(with_settings):
      {"suppress_tokens": "x"}, {"bad_words_ids": [3]}, {"max_new_tokens": 0},
      {"bad_words_ids": [[160]]}, {"early_stopping": "always"},
      {"max_length": 10**30}, {"repetition_penalty": 10**400},
-     {"sequence_bias": [[[5], 10**400]]}, {"task_specific_params": "x"}],
+     {"sequence_bias": [[[5], 10**400]]}, {"sequence_bias": [[[5], float("nan")]]},
+     {"sequence_bias": [[[5], float("inf")]]}, {"sequence_bias": [[[5], "2"]]},
+     {"sequence_bias": [[[5]]]}, {"sequence_bias": 3}, {"repetition_penalty": 1e-38},
+     {"task_specific_params": "x"}],
     ids=str,
 )  # fmt: skip
 def test_values_that_cannot_be(with_settings, settings):
@@ -474,6 +477,19 @@ def test_ids_are_the_tokenizers(renumbered, tmp_path, family, settings):
     sources = [vocabulary.to_theirs(vocabulary.framed(vocabulary.encode(t))) for t in TEXTS]
     found = [answer[0].output_ids for answer in generator.generate(TEXTS, gamma=3, batch_size=2)]
     assert [vocabulary.to_theirs(row) for row in found] == of_transformers(directory, sources)
+
+
+def test_several_forced_last_are_refused_if_another_comes_first_here(renumbered, tmp_path):
+    """transformers takes the lowest of its ids, and here the end's is lower than the others'."""
+    directory = tmp_path / "theirs"
+    shutil.copytree(renumbered / "nort5" / "target", directory)
+    path = directory / GENERATION_NAME
+    values = json.loads(path.read_text()) | LENGTH
+    path.write_text(json.dumps(values | {"forced_eos_token_id": [9, 6]}))
+    Generator.load(directory)
+    path.write_text(json.dumps(values | {"forced_eos_token_id": [6, 2]}))
+    with pytest.raises(InputError, match=r"\[6, 2\], whose order changes here: give one id"):
+        Generator.load(directory)
 
 
 def test_a_prefix_of_every_output(pair, caplog):

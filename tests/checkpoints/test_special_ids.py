@@ -196,6 +196,17 @@ def test_the_names_of_special_tokens_are_text_and_sentinels_are_tokens(made):
     assert vocabulary.decode(vocabulary.encode("box the")) == "box the"
 
 
+def test_an_ordinary_piece_that_ends_a_text_is_a_token_in_a_source(made, tmp_path):
+    directory = shutil.copytree(made("nort5")[1] / "target", tmp_path / "target")
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    path = directory / "generation_config.json"
+    values = json.loads(path.read_text()) | {"eos_token_id": tokenizer.token_to_id("▁box")}
+    path.write_text(json.dumps(values))
+    vocabulary = load_vocabulary(directory)
+    ids = vocabulary.framed(vocabulary.encode("the box jumps"))
+    assert 1 in ids and vocabulary.to_theirs(ids) == tokenizer.encode("the box jumps").ids
+
+
 @pytest.mark.parametrize("family", ["madlad", "pile-t5"])
 def test_conversions(made, tmp_path, family):
     _, root = made(family)
@@ -279,6 +290,8 @@ def test_ids_that_cannot_be(made, tmp_path):
     for token in (NUM_IDS, -1, "</s>", [], [1, NUM_IDS]):
         edit_config(tmp_path, eos_token_id=token)
         assert f"eos_token_id {token!r}" in message_of(load, tmp_path)
+    edit_config(tmp_path, eos_token_id=True, decoder_start_token_id=5)
+    assert "eos_token_id True" in message_of(load, tmp_path)
     target = shutil.copytree(root / "target", tmp_path / "target")
     edit_config(target, vocab_size=NUM_IDS + 1)
     expected = f"is [{NUM_IDS}, 32] and the configuration has vocab_size {NUM_IDS + 1}: give the"

@@ -13,7 +13,7 @@ from tokenizers import (
     trainers,
 )
 
-from spec_t5x.data.mapped_vocabulary import MappedVocabulary, their_ids
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary, frame_of, their_ids
 from spec_t5x.errors import InputError
 from spec_t5x.generation.stop_strings import settled
 
@@ -104,3 +104,8 @@ def test_the_frame_of_a_source(both):
     tokenizer, vocabulary = both
     framed = vocabulary.to_theirs(vocabulary.framed(vocabulary.encode("the fox")))
     assert framed == tokenizer.encode("the fox").ids
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <bos> $A", special_tokens=[("<bos>", 2)]
+    )
+    with pytest.raises(InputError, match="post_processor adds tokens within a text: give it one"):
+        frame_of(tokenizer, list)

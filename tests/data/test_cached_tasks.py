@@ -177,6 +177,8 @@ def test_the_options_by_t5xs_names(options, other, given):
     caching = {"use_cached_tasks": True, "seqio_additional_cache_dirs": given}
     assert options(**other, **caching).caches == ("/a", "/b")
     assert options(**other, use_cached_tasks=True).caches == ()
+    none = options(**other, use_cached_tasks=True, seqio_additional_cache_dirs=None)
+    assert none.caches == ()
     assert options(**other).caches is None
     caching["use_cached_tasks"] = False
     with pytest.raises(InputError, match="/a,/b, which nothing reads: set use_cached_tasks=True"):

@@ -175,7 +175,7 @@ def test_neutral_values_are_no_rules():
         ({"sequence_bias": (((2, 7), 1.5),)}, "sequence_bias has token 7"),
         ({"bad_words_ids": ((2, -1),)}, "bad_words_ids has token -1"),
         ({"bad_words_ids": ((),)}, "an empty list of ids"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: give a number above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: give 1e-30 to 1e30"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1: give at least 0"),
         ({"min_decode_len": -2}, "min_decode_len is -2: give at least 0"),
         (

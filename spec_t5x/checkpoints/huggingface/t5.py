@@ -297,7 +297,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     if not isinstance(most, int | float):
         raise InputError(f"{directory / CONFIG_NAME} has vocab_size {most!r}: set it to a number")
     for name, tokens in ((START, [start]), (EOS, several), (PAD, [pad])):
-        if not all(isinstance(each, int) and 0 <= each < most for each in tokens):
+        if not all(type(each) is int and 0 <= each < most for each in tokens):
             raise InputError(
                 f"{directory} has {name} {eos if name == EOS else tokens[0]!r} and {CONFIG_NAME} "
                 f"vocab_size {values.get('vocab_size')}: set it to a token's id"

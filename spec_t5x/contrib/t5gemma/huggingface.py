@@ -21,7 +21,7 @@ from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.contrib.t5gemma.network import GLOBAL, LOCAL, T5GemmaConfig
 from spec_t5x.data.mapped_vocabulary import their_ids
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.models.binding import expected_shapes
 
 _KINDS = ("t5gemma", "t5gemma2")
@@ -41,7 +41,6 @@ _OF_BOTH = (
     "hidden_activation",
     "rms_norm_eps",
     "attention_bias",
-    "attn_logit_softcapping",
     "rope_parameters",
     "rope_theta",
     "rope_scaling",
@@ -125,12 +124,17 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_NAME
     t5.check_whole(values, path)
     encoder, decoder = _stacks(values, path)
-    for name in _OF_BOTH:
+    # T5Gemma 2's config.json has a softcap that its network does not use.
+    softcaps = ("attn_logit_softcapping",) if values["model_type"] == "t5gemma" else ()
+    for name in (*_OF_BOTH, *softcaps):
         if encoder.get(name) != decoder.get(name):
             raise InputError(
                 f"{path} has {name} {encoder.get(name)!r} in its encoder and {decoder.get(name)!r} "
                 "in its decoder: give a model with the same value in both"
             )
+    for name in ("final_logit_softcapping", *softcaps):
+        if decoder.get(name) == 0:
+            raise InputError(f"{path} has {name} 0, by which transformers divides: set it to null")
     if (name := decoder.get("hidden_activation")) not in tuple(_ACTIVATIONS):
         raise InputError(
             f"{path} has hidden_activation {name!r}: supported are {', '.join(_ACTIVATIONS)}"
@@ -204,8 +208,14 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
             )
             for name, rope in _ropes(decoder, kind).items()
         }
-        window = encoder["sliding_window"]
-        image_end = values["encoder"].get("eoi_token_index", _IMAGE_END_ID) if is_second else 0
+        window, image_end = encoder["sliding_window"], -1
+        # T5Gemma 2's encoder attends to nothing in a window of 0.
+        check_numbers(int(is_second), sliding_window=window)
+        if is_second:
+            image_end = values["encoder"].get("eoi_token_index", _IMAGE_END_ID)
+            image_end = values["encoder"].get("eoi_token_id", image_end)
+        if image_end == 0:
+            raise InputError("eoi_token_index is 0, which means none here: give another id")
         return T5GemmaConfig(
             **sizes,
             **of_encoder,

@@ -153,7 +153,8 @@ def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
 
     Raises:
         InputError: an argument is a text, function or class in place of an object or a number, or
-            a flag, ``--gin.CLASS.NAME=VALUE``, is of a class that no argument is made of.
+            a flag, ``--gin.CLASS.NAME=VALUE``, or a file's binding in a scope is of a class that no
+            argument is made of.
     """
     arguments, parameters = gin.get_bindings(training), inspect.signature(training).parameters
     for name, value in arguments.items():
@@ -173,15 +174,18 @@ def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
     built = re.findall(
         r"^# Parameters for (.*/)?(?:.*\.)?(\w+):$", gin.operative_config_str(), re.M
     )
-    for flag in flags:
+    bindings = [flag.partition("=")[0] for flag in flags]
+    # A file may replace a class that a file which it includes binds, but scopes have no such use.
+    for (scope, owner), values in gin.config._CONFIG.items():
+        bindings += [f"{scope}/{owner}.{name}" for name in values if scope]
+    for binding in bindings:
         # A name without a dot is a macro's.
-        owner = flag.partition("=")[0].removeprefix("--gin.").rpartition(".")[0]
+        owner = binding.removeprefix("--gin.").rpartition(".")[0]
         scope, name = owner[: owner.rfind("/") + 1], re.split("[./]", owner)[-1]
         is_used = any(made == name and within.startswith(scope) for within, made in built)
         # What tasks are made of may be called later, as data are read.
         if scope + name not in ("", training.__name__) and not is_used and _is_ours(owner):
-            unused = flag.partition("=")[0]
-            raise InputError(f"nothing uses {unused}: leave it out, or bind @{name}()")
+            raise InputError(f"nothing uses {binding}: leave it out, or bind @{scope}{name}()")
     return arguments
 
 

@@ -217,6 +217,27 @@ def test_tokens_of_the_settings_and_special_tokens_that_are_to_be_split(made, tm
     )
 
 
+def test_entries_of_an_encoder_of_t5gemma_2(made):
+    values = json.loads((made("t5gemma2")[1] / "target" / "config.json").read_text())
+    texts = values["encoder"]["text_config"]
+
+    def read(text_config=texts, **changes):
+        changed = values | {"encoder": values["encoder"] | changes | {"text_config": text_config}}
+        check_supported(changed, Path("here"))
+        return _read_config(changed, Path("here"))
+
+    assert read(eoi_token_index=7).image_end_id == 7
+    # transformers' other name of the entry, which it prefers.
+    assert read(eoi_token_id=5).image_end_id == 5
+    assert read(eoi_token_index=-1).image_end_id == 0
+    # The network does not use it.
+    assert read(texts | {"attn_logit_softcapping": 9.0}) == read()
+    assert "eoi_token_index is 0, which means none here" in message_of(read, eoi_token_index=0)
+    for window in (0, -4):
+        message = message_of(read, texts | {"sliding_window": window})
+        assert message == f"here: sliding_window is {window}: give at least 1"
+
+
 def test_unsupported_settings_are_refused(made, tmp_path):
     _, root = made("t5gemma")
     values = json.loads((root / "target" / "config.json").read_text())
@@ -235,10 +256,14 @@ def test_unsupported_settings_are_refused(made, tmp_path):
         ({"is_causal": None}, "has is_causal None: give a T5Gemma without it"),
         ({"hidden_activation": "gelu"}, "has hidden_activation 'gelu': supported are gelu_pytorch"),
         ({"hidden_size": None}, "hidden_size"),
+        ({"attn_logit_softcapping": 0.0}, "has attn_logit_softcapping 0, by which transformers"),
+        ({"final_logit_softcapping": 0}, "has final_logit_softcapping 0, by which transformers"),
     ):
         stacks = {name: values[name] | changed for name in ("encoder", "decoder")}
         assert expected in message(**stacks)
     other = message(decoder=values["decoder"] | {"rms_norm_eps": 1e-3})
     assert "rms_norm_eps 1e-06 in its encoder and 0.001 in its decoder" in other
+    softcapped = {"encoder": values["encoder"] | {"attn_logit_softcapping": 9.0}}
+    assert "attn_logit_softcapping 9.0 in its encoder and 3.0" in message(**softcapped)
     assert "an encoder-only model" in message(is_encoder_decoder=False)
     assert "is quantized" in message(quantization_config={})

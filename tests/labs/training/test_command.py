@@ -191,6 +191,17 @@ def test_a_training_of_another_package_may_annotate_its_arguments_or_not():
             run_train.built_arguments(made, [])
 
 
+def test_a_files_binding_in_a_scope_is_used_or_refused():
+    """One without a scope may be of a class that an including file replaces."""
+    with gin.unlock_config():
+        gin.parse_config("TrainOptions.steps = 2\nseed = 3\nx/OptimizerOptions.clip_norm = 1.0")
+        with pytest.raises(InputError, match="nothing uses x/spec_t5x.OptimizerOptions.clip_norm"):
+            run_train.built_arguments(run_train.train, [])
+        gin.parse_config("train.optimizer = @x/OptimizerOptions()")
+        (optimizer,) = run_train.built_arguments(run_train.train, []).values()
+    assert optimizer.clip_norm == 1
+
+
 def test_a_flag_of_a_tasks_function_may_be_used_later():
     """Preprocessors are called as data are read, after the check."""
 
