@@ -327,7 +327,7 @@ class RelativeBias(nn.Module):
         # float32 and the epsilon, as in T5X and Mesh TensorFlow: checkpoints were
         # trained with the buckets that this rounding gives.
         ratio = distance.astype(np.float32) / exact + np.finfo(np.float32).eps
-        log_range = np.log(self.max_distance / exact)
+        log_range = np.float32(np.log(self.max_distance / exact))
         logarithmic = exact + (np.log(ratio) / log_range * (num_buckets - exact)).astype(np.int32)
         logarithmic = np.minimum(logarithmic, num_buckets - 1)
         return offset + np.where(distance < exact, distance, logarithmic)

@@ -131,6 +131,9 @@ def test_a_prefill_has_to_pay_within_the_text():
     for written, pays in ((0, True), (56, False)):
         late = long.replace(idle=jnp.int32(10**6), written=jnp.float32(written))
         assert (late.plain(jnp.array([1])).limit > 0) == pays
+    # One that costs nothing pays in a text of any length.
+    free = late.replace(prefill=jnp.float32(0), written=jnp.float32(99))
+    assert free.plain(jnp.array([1])).limit > 0
     # Once it has run, it no longer matters.
     after = short.made_ready().speculative(jnp.array([2]), jnp.int32(1), jnp.int32(1))
     assert int(after.limit) > 0 and after.lost > 4 - 2
@@ -144,6 +147,8 @@ def test_a_batch_tells_how_long_texts_are_and_a_pause_when_it_ends():
     for _ in range(REST - 1):
         pace = pace.plain(one)
     assert pace.idle == REST - 1 and pace.plain(one).idle == 0
+    # A pause begins after the last iteration.
+    assert pace.speculative(one, jnp.int32(1), jnp.int32(1)).idle == 0
     # It moves towards the batch's, and not all the way.
     after = pace.end_batch().length
     assert min(before, REST - 1) < after < max(before, REST - 1)

@@ -5,6 +5,7 @@ import itertools
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -90,10 +91,14 @@ def in_slots(
     num_slots=2,
     size=3,
     narrow=(),
+    restarts=(),
     steps=None,
     **options,
 ):
-    """Decodes groups, of which the first is the slots' own: results by input, target calls."""
+    """Decodes groups, of which the first is the slots' own: results by input, target calls.
+
+    Before the groups of the numbers ``restarts``, the pace is what it was at first.
+    """
     model = model or target()
     options = {"gamma": 3, "verifier": TokenVerifier(), "max_decode_len": LENGTH} | options
     loop = Loop(**options | ({"gamma": 0} if proposer is None else {}))
@@ -103,6 +108,8 @@ def in_slots(
     held, found, calls = refill.fill(members, pace), {}, 0
     for number, places in enumerate([*rest, None]):
         width = 4 if number in narrow else 8
+        if number in restarts:
+            held = held.replace(state=held.state.replace(pace=jax.tree.map(jnp.copy, pace)))
         group = prepared(places or (), size, model, proposer, loop, width=width, **common)
         drain = np.bool_(places is None)
         held, ended = refill.burst(
@@ -239,6 +246,23 @@ def test_a_pace_that_always_drafts_prefills_the_draft_for_those_who_wait():
     """The statistics show it: a draft that never saw an input's source would be rejected."""
     pace = Pace.start(Costs.by_formula(c=0.0, largest=3))
     check(in_slots(draft(), GROUPS, pace=pace).found, in_a_batch(draft(), pace=pace))
+
+
+def test_a_draft_that_begins_late_reads_the_inputs_that_are_then_in_the_slots():
+    """Plain steps of each of two bursts give slots to inputs; before them others had prompts.
+
+    The target as its own draft has every draft accepted, unless it read another input.
+    """
+    pace = Pace.start(Costs.by_formula(c=0.5, largest=3), rest=6)
+    for _ in range(4):
+        pace = pace.speculative(jnp.array([1]), jnp.int32(3), jnp.int32(3))
+    pace = pace.replace(lost=jnp.float32(0))
+    groups = [[1, 4], [2, 3, 0], [5, 6], [7, 8]]
+    found = in_slots(TransformerDraft(target()), groups, pace=pace, restarts=(1,)).found
+    for one in found.values():
+        np.testing.assert_array_equal(one.accepted_by_position, one.verified_by_position)
+    late = {place for place, one in found.items() if one.plain_steps > 0 and one.accepted > 0}
+    assert {0, 3, 7} <= late
 
 
 @settings(max_examples=25)

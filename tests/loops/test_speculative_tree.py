@@ -141,6 +141,13 @@ def test_rows_at_temperature_0_are_greedy_beside_sampled_ones():
     assert not np.array_equal(mixed.tokens[1], plain().tokens[1])
 
 
+def test_beta_is_of_the_nodes_on_the_path():
+    """The target as its own draft has every first child accepted, with probability 1."""
+    stats = decode(TransformerDraft(target()), TreeVerifier((2, 2)), sampling(1.0)).stats
+    assert np.all(stats.accepted_by_position[..., -1] > 0)
+    np.testing.assert_allclose(stats.beta_sum, stats.verified, rtol=1e-5)
+
+
 @flax.struct.dataclass
 class Misreporting(TransformerDraft):
     """Draws from one distribution and reports that of another temperature."""

@@ -79,6 +79,16 @@ def test_norms_take_plain_means_away_from_a_cpu(norm, monkeypatch):
     np.testing.assert_allclose(norm.apply(variables, inputs), on_a_cpu, rtol=1e-5, atol=1e-6)
 
 
+def test_a_norm_in_bfloat16_is_rounded_before_it_is_scaled():
+    """T5X and transformers multiply rounded numbers by a rounded scale."""
+    inputs, scale = (np.random.default_rng(0).normal(size=(1, n, 40)) for n in (6, 1))
+    params = {"params": {"scale": jnp.asarray(scale[0, 0], jnp.float32)}}
+    found = RMSNorm(dtype="bfloat16").apply(params, jnp.asarray(inputs, jnp.float32))
+    normed = inputs / np.sqrt(np.mean(inputs**2, axis=-1, keepdims=True) + 1e-6)
+    normed, scale = jnp.asarray(normed, jnp.bfloat16), jnp.asarray(scale, jnp.bfloat16)
+    np.testing.assert_array_equal(found, normed * scale)
+
+
 def test_a_parameter_of_another_shape_is_refused():
     with pytest.raises(ScopeParamShapeError, match=r'"scale".* shape \(5,\)'):
         RMSNorm(dtype="float32").apply({"params": {"scale": jnp.ones(5)}}, jnp.ones((2, 4)))

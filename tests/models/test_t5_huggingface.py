@@ -13,6 +13,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.models.attention import RelativeBias
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.types import EOS_ID
 from tests.torch_t5 import SIZES, assert_same_logits, enlivened
@@ -103,6 +104,21 @@ def test_teacher_forced_logits_equal_those_of_transformers(pair, version):
     """``test_cache.py`` compares them with cached ones."""
     theirs, loaded = pair(version)
     assert_same_logits(loaded, theirs)
+
+
+@pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (9, 12), (38, 256), (54, 512)])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_distances_are_in_the_buckets_of_transformers(buckets, farthest, bidirectional):
+    """In float64, one distance of each of the last two pairs would be in the bucket before."""
+    positions = np.arange(2 * farthest)
+    attention = transformers.models.t5.modeling_t5.T5Attention
+    expected = attention._relative_position_bucket(
+        torch.tensor(positions[None, :] - positions[:, None]), bidirectional, buckets, farthest
+    )
+    params = {"params": {"rel_embedding": np.arange(buckets, dtype=np.float32)[None]}}
+    given = params, len(positions), bidirectional
+    found = RelativeBias(1, buckets, farthest).apply(*given, method=RelativeBias.full)
+    np.testing.assert_array_equal(found[0, 0], expected)
 
 
 def their_text(theirs, tokens: np.ndarray, eos_id: int, prompts=None) -> np.ndarray:
