@@ -16,6 +16,7 @@ from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.checkpoints.storage.locations import locate
 from spec_t5x.checkpoints.storage.vocabularies import vocabulary_folders
 from spec_t5x.checkpoints.t5x.index import find_t5x
+from spec_t5x.machine.paths import expanded
 
 # Files that are read beside a training's checkpoints: T5X's settings, and a vocabulary.
 _BESIDE = ("config.gin", "spiece.model", "tokenizer.json", "tokenizer_config.json")
@@ -31,7 +32,7 @@ def files_digest(name: str | None, output_dir: str | None = None) -> dict[str, s
     """
     if name is None:
         return {"name": None, "content": None}
-    output = None if output_dir is None else Path(output_dir).expanduser().resolve()
+    output = None if output_dir is None else expanded(output_dir).resolve()
     parts = re.split("(:(?!//)|,)", name)
     found = _content(name, output) or "".join(_content(part, output) or part for part in parts)
     return {"name": name, "content": found}
@@ -51,7 +52,7 @@ def _content(name: str, output: Path | None) -> str | None:
         directory = find_directory(name)
         commit = f"{directory.parents[1].name}@{directory.name}"
         return hashlib.sha256(commit.encode()).hexdigest()
-    path = next(filter(Path.exists, (Path(name).expanduser(), PACKAGED_MODELS / name)), None)
+    path = next(filter(Path.exists, (expanded(name), PACKAGED_MODELS / name)), None)
     if path is None or path.is_file():
         return path and _of_files(path.parent, [path])
     # Only the latest checkpoint of a T5X model's directory is read, and hashed.

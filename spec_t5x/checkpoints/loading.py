@@ -12,13 +12,14 @@ from spec_t5x.checkpoints.huggingface.vocabulary_files import has_tokenizer
 from spec_t5x.checkpoints.native import model_files
 from spec_t5x.checkpoints.storage import vocabularies
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json, recover
-from spec_t5x.checkpoints.storage.locations import GcsPath, Location, expanded, locate
+from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_choice, shown
+from spec_t5x.machine.paths import expanded
 from spec_t5x.machine.progress import doing
 from spec_t5x.names import AUTO, STORED_DTYPES, WEIGHTS
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import gin
 
 from spec_t5x.errors import InputError, as_input_error, did_you_mean
+from spec_t5x.machine.paths import expanded
 
 # The folder of ``gin_configs``: an installed package, or the folder above it in a checkout.
 _PACKAGE = Path(__file__).parents[1]
@@ -80,7 +81,7 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
 def add_search_paths(paths: Sequence[str]) -> None:
     """Adds folders to the search for gin files; raises ``InputError`` if one does not exist."""
     for path in paths:
-        if not Path(path).expanduser().is_dir():
+        if not expanded(path).is_dir():
             raise InputError(f"no folder {path}: give existing --gin_search_paths")
         _search_paths.append(path)
 
@@ -111,7 +112,7 @@ def read_all(files: Sequence[str], includers: tuple[Path, ...] = ()) -> Iterator
 def _locate(name: str, includers: tuple[Path, ...]) -> Path:
     beside = [includers[-1].parent] if includers else []
     for folder in ("", *_search_paths, *beside, GIN_ROOT):
-        path = Path(folder, name).expanduser()
+        path = expanded(Path(folder, name))
         if path.is_file():
             return path
     if includers:

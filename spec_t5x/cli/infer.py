@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import spec_t5x
@@ -12,6 +11,7 @@ from spec_t5x.cli import settings
 from spec_t5x.errors import check_unused
 from spec_t5x.inference.infer_options import HostOptions, InferOptions
 from spec_t5x.inference.sources import file_source
+from spec_t5x.machine.paths import expanded
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if options.input is not None:
         settings.check_no_task(args, options)
     if options.merge:
-        return _tell(merge(Path(options.output_dir).expanduser()), "merged")
+        return _tell(merge(expanded(options.output_dir)), "merged")
     decoding = options.decoding(decoding)
     enable()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.errors import InputError, as_input_error
+from spec_t5x.machine.paths import expanded
 
 _GZIP_MAGIC = b"\x1f\x8b"
 # Levels of a JSON line; Python's writer allows fewer where more functions have called it.
@@ -94,7 +95,7 @@ def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 def opened(path: str | Path) -> io.BufferedReader:
     """Opens a file of bytes; raises ``InputError`` if it is absent, no file or not readable."""
-    path = Path(path).expanduser()
+    path = expanded(path)
     with as_input_error(f"cannot open {path}", "give a file that you may read", OSError):
         if not path.exists():
             raise InputError(f"no file {path}: give the path of a text file (it may be gzipped)")

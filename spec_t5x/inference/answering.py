@@ -109,15 +109,10 @@ class Answerer:
     ) -> Iterator[tuple[int, list[bytes]]]:
         """Decodes shards; yields each one's number and its inputs' lines, in order.
 
-        Inputs of the next shard take over the rows of inputs that have ended. With gamma "auto"
-        each shard begins with a new pace and batch, so that its lines depend on no other shard.
-
-        Args:
-          shards: pairs of number and inputs, which are read ahead of the decoding.
-          progress: is called with the counts of inputs that have ended.
-
-        Raises:
-          InputError: a batch does not fit into the devices' memory.
+        Inputs of the next shard, which is read ahead, take over the rows of inputs that have ended;
+        ``progress`` is called with the counts of these. With gamma "auto" each shard begins with a
+        new pace and batch, so that its lines depend on no other shard. Raises ``InputError`` if a
+        batch does not fit into the devices' memory.
         """
         for some in ([one] for one in shards) if self.options.gamma == AUTO else (shards,):
             engine = self.generator.engine(self.options)

@@ -31,6 +31,7 @@ from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.inference.sources import Item, Source, digest, read_shards, survey
 from spec_t5x.machine.description import vector_instructions
 from spec_t5x.machine.operations import registered
+from spec_t5x.machine.paths import expanded
 from spec_t5x.names import AUTO
 
 # Most errors that a report lists.
@@ -122,7 +123,7 @@ class _Run:
 
     @property
     def directory(self) -> Path:
-        return Path(self.options.output_dir).expanduser()
+        return expanded(self.options.output_dir)
 
     def start(self, settings: dict[str, Any], held: contextlib.ExitStack) -> Shards:
         """Prepares the directory; returns the run's shards.

@@ -1,11 +1,10 @@
 """Options of bulk inference, besides models and decoding; imports no JAX, for ``--help``."""
 
 import dataclasses
-from pathlib import Path
 
-from spec_t5x.checkpoints.storage.locations import expanded
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.errors import InputError, check_numbers
+from spec_t5x.machine.paths import expanded
 from spec_t5x.options import check_types, option
 
 
@@ -95,7 +94,7 @@ class InferOptions(TaskOptions):
                 "file, or use spec-t5x generate"
             )
         if self.input is not None and self.overwrite:
-            path, output = (Path(p).expanduser().resolve() for p in (self.input, self.output_dir))
+            path, output = (expanded(p).resolve() for p in (self.input, self.output_dir))
             if path.parent == output:
                 raise InputError(f"input is {self.input}, which overwrite may delete: move it")
         if self.field is not None and self.mixture_or_task:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from spec_t5x.checkpoints.storage.locations import expanded
 from spec_t5x.data.text_files import is_jsonl, json_object, opened, raw_lines, text_of
 from spec_t5x.errors import InputError
+from spec_t5x.machine.paths import expanded
 
 # Logs a warning once for a file.
 _warn = functools.cache(logging.getLogger(__name__).warning)

@@ -35,14 +35,10 @@ _DECODER_ONLY = ("t5x.examples.decoder_only.network",)
 
 
 def t5_config(module: Any) -> T5Config:
-    """Returns the configuration of an encoder-decoder of ``t5x.examples.t5.network``.
+    """Returns the configuration of the encoder-decoder of ``t5x.examples.t5.network``.
 
-    Args:
-      module: its Flax module, that of ``t5x.contrib.gpu.t5``, or an instance of a subclass that
-        computes what they do.
-
-    Raises:
-      InputError: another network, or a config that has unknown settings.
+    ``module`` is its Flax module, that of ``t5x.contrib.gpu.t5``, or an instance of a subclass that
+    computes what they do; raises ``InputError`` for another, and for unknown settings.
     """
     return T5Config(**_sizes(module, ENCODER_DECODER_FIELDS, _T5))
 

@@ -53,21 +53,15 @@ def launch_model() -> models.EncoderDecoderModel:
 def remade(
     model: models.BaseTransformerModel, stock: type, made: type, unused: tuple[str, ...]
 ) -> Any:
-    """Returns a copy of a model, with its attributes, that is an instance of ``made``.
+    """Returns a copy of a model of T5X's class ``stock``, as an instance of its subclass ``made``.
 
-    The copy is also an instance of the model's class, with that class's features, losses and
-    metrics. gin's bindings of methods of the model's class and of ``made`` apply; the latter take
-    precedence.
-
-    Args:
-      model: an instance of ``stock`` or of a subclass.
-      stock: T5X's class.
-      made: a subclass of ``stock``.
-      unused: names of methods of ``stock`` that ``made`` does not call.
+    The copy has the model's attributes, and is also an instance of the model's class, with that
+    class's features, losses and metrics. gin's bindings of methods of the model's class and of
+    ``made`` apply; the latter take precedence.
 
     Raises:
-      InputError: the model's class overrides an unused method, or gin binds arguments of the
-        constructor of ``made``, which is not called.
+      InputError: the model's class overrides one of the methods ``unused``, which ``made`` does not
+        call, or gin binds arguments of the constructor of ``made``, which is not called.
     """
     own = type(model)
     for name in unused:

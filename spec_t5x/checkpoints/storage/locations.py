@@ -10,7 +10,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError, as_input_error, one_line
+from spec_t5x.errors import InputError, one_line
+from spec_t5x.machine.paths import expanded
 
 _SCHEME = "gs://"
 
@@ -111,12 +112,6 @@ def locate(name: str | Path | GcsPath) -> Location:
     if "://" in text:
         raise InputError(f"{text!r}: give a directory, {_SCHEME}BUCKET/DIRECTORY or OWNER/NAME")
     return expanded(text)
-
-
-def expanded(path: str | Path) -> Path:
-    """Returns a path with the home directory for ``~``; raises ``InputError`` if there is none."""
-    with as_input_error(f"{path} names no home directory", "give the whole path", RuntimeError):
-        return Path(path).expanduser()
 
 
 def kvstore_spec(location: Location) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from spec_t5x.data.vocabulary import (
 from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.compilation_cache import user_cache
+from spec_t5x.machine.paths import expanded
 
 # Numbers of extra ids that T5 and ByT5 were trained with.
 _T5_EXTRA_IDS, _BYTE_EXTRA_IDS = 100, 125
@@ -49,7 +50,7 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabul
     if isinstance(vocabulary, Vocabulary):
         return vocabulary
     if str(vocabulary).endswith(".json"):
-        path = Path(vocabulary).expanduser()
+        path = expanded(vocabulary)
         return registry.find("tokenizer", kind_of_tokenizer(path))(path)
     name, extra_ids = _split_extra_ids(str(vocabulary))
     if name == "bytes":

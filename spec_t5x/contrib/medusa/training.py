@@ -11,7 +11,6 @@ distributions of a batch. The output directory has the layout of ``labs.training
 import dataclasses
 import functools
 import operator
-from pathlib import Path
 
 import gin
 import jax
@@ -32,6 +31,7 @@ from spec_t5x.labs.training.run_train import check_settings, figures_of, log_exp
 from spec_t5x.labs.training.same_run import check_same
 from spec_t5x.labs.training.trainer import TrainResult, fit
 from spec_t5x.machine.operations import XLA
+from spec_t5x.machine.paths import expanded
 from spec_t5x.models.partitioning import declared_shardings
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
@@ -73,7 +73,7 @@ def train_heads(
         raise InputError(
             f"z_loss is {options.z_loss} and heads are trained without it: leave it out"
         )
-    directory = Path(output_dir).expanduser()
+    directory = expanded(output_dir)
     check_choice("stored dtype", export_dtype, STORED_DTYPES)
     check_settings(optimizer, options, export_dtype, directory / "heads")
     loaded = load(target, vocabulary=vocabulary)

@@ -8,6 +8,7 @@ from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark.options import TextSource
 from spec_t5x.machine.atomic import check_can_be_made
+from spec_t5x.machine.paths import expanded
 
 
 def add_texts(parser: argparse.ArgumentParser) -> None:
@@ -26,12 +27,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _file_to_write(text: str) -> Path:
-    path = Path(text).expanduser()
-    if os.path.isdir(path):
-        raise argparse.ArgumentTypeError(f"{path} is a folder: give a file")
-    if os.path.isfile(path) or not os.path.exists(path):
-        try:
+    try:
+        path = expanded(text)
+        if os.path.isdir(path):
+            raise InputError(f"{path} is a folder: give a file")
+        if os.path.isfile(path) or not os.path.exists(path):
             check_can_be_made(path.parent)
-        except InputError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return path

@@ -6,6 +6,7 @@ from pathlib import Path
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import needed
+from spec_t5x.machine.paths import expanded
 
 HELP = "reproduce the paper's tables and figures in an HTML report"
 
@@ -48,4 +49,4 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.output is None:
         raise InputError("no --output was given: give a directory for the report")
-    return running.reproduce(items, options, args.output.expanduser())
+    return running.reproduce(items, options, expanded(args.output))

@@ -3,11 +3,10 @@
 import argparse
 import json
 import logging
-import os
 import sys
-from pathlib import Path
 
 from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.machine.paths import expanded
 from spec_t5x.machine.progress import doing
 
 log = logging.getLogger(__name__)
@@ -31,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the target's vocabulary: the target's directory or name, a SentencePiece file "
         "(FILE:100 adds 100 extra ids), or a tokenizer.json",
     )
-    parser.add_argument(
-        "--output", required=True, type=os.path.expanduser, metavar="DIR", help="directory to write"
-    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="directory to write")
     numbers = {
         "column": (0, "column of the texts, from 0"),
         "num_columns": (1, "number of tab-separated columns in each line"),
@@ -57,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.labs.training.exports import save_ngram
     from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 
-    check_destination(Path(args.output), args.overwrite)
+    output = expanded(args.output)
+    check_destination(output, args.overwrite)
     vocabulary = named_vocabulary(args.vocabulary)
     with doing(log, f"reading {', '.join(args.data)}"):
         texts = list(read_lines(args.data, (args.column,), args.num_columns))
@@ -77,6 +75,6 @@ def run(args: argparse.Namespace) -> int:
         "contexts": [len(level.tokens) for level in draft.levels],
         "entries": [len(level.masses) for level in draft.levels],
     }
-    save_ngram(args.output, draft, vocabulary, extra=report, overwrite=args.overwrite)
-    print(json.dumps({"output": args.output, "order": draft.order, **report}, indent=2))
+    save_ngram(output, draft, vocabulary, extra=report, overwrite=args.overwrite)
+    print(json.dumps({"output": str(output), "order": draft.order, **report}, indent=2))
     return 0

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark.traces import TraceLine
+from spec_t5x.machine.paths import expanded
 from spec_t5x.names import AUTO
 from spec_t5x.options import check_types
 
@@ -112,7 +113,7 @@ class ReproduceOptions:
             raise InputError(f"data is {self.data!r}: give a list of texts, TASK=FILE")
         for name in ("data_dir", "pairs", "models", "ngrams"):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, Path(value).expanduser())
+                object.__setattr__(self, name, expanded(value))
         if self.pairs and self.built_in:
             raise InputError(
                 f"--{self.built_in[0]} is for the built-in pairs, and --pairs {self.pairs} has its "

@@ -35,6 +35,7 @@ from spec_t5x.labs.training.same_run import check_same, digest, network_settings
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.labs.training.trainer import Best, TrainResult, fit
 from spec_t5x.machine.dtypes import resolve_dtype
+from spec_t5x.machine.paths import expanded
 from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.shared_params import own_params
 from spec_t5x.models.t5 import NetworkConfig, T5Config
@@ -129,7 +130,7 @@ def distill(
     Raises:
         InputError: files, target or settings cannot be used.
     """
-    directory = Path(output_dir).expanduser()
+    directory = expanded(output_dir)
     draft = directory / "draft"
     check_settings(optimizer, options, export_dtype, draft)
     _check(data, layers, model, initial_checkpoint, options, distillation)
@@ -144,7 +145,7 @@ def distill(
     bound = loaded.bind()
     if layers and layers.depths:
         bound = bound.showing(layers.depths)
-    cache = Path(cache_dir).expanduser() if cache_dir else directory / "cache"
+    cache = expanded(cache_dir) if cache_dir else directory / "cache"
     generator = Generator(
         target=bound, vocabulary=loaded.vocabulary, max_source_len=max(data.longest[0], 2)
     )

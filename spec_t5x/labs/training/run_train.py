@@ -38,6 +38,7 @@ from spec_t5x.labs.training.same_run import FREE, check_same, network_settings
 from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.labs.training.trainer import TrainResult, fit
 from spec_t5x.labs.training.training_log import curves_writer
+from spec_t5x.machine.paths import expanded
 from spec_t5x.models.sizes import size as published_size
 from spec_t5x.models.t5 import NetworkConfig, T5Config, check_names
 from spec_t5x.names import NATIVE_DTYPES
@@ -94,7 +95,7 @@ def train(
     Raises:
         InputError: files, vocabulary or settings cannot be used.
     """
-    directory = Path(output_dir).expanduser()
+    directory = expanded(output_dir)
     exported = directory / "model"
     check_settings(optimizer, options, export_dtype, exported)
     check_kind(model, data, options)

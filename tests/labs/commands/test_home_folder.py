@@ -46,3 +46,22 @@ def test_a_gin_file_and_its_folder_are_in_the_home_folder(run, tmp_path, monkeyp
         with gin.unlock_config():
             said = run("generate", *flags, "x")
         assert (said.status, "gamma is -7" in said.errors[-1]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "--target=~nobody-here/model", "x"),
+        ("generate", "--input=~nobody-here/texts.txt"),
+        ("generate", "--vocabulary=~nobody-here/tokenizer.json", "x"),
+        ("generate", "--gin_file=~nobody-here/mine.gin", "x"),
+        ("infer", "--output_dir=~nobody-here/run", "--input=x"),
+        ("train", FIRST, "--gin.DATA_DIR='x'", "--gin.OUTPUT_DIR='~nobody-here/run'"),
+        ("train-ngram", "--data=x", "--vocabulary=t5-target", "--output=~nobody-here/made"),
+        ("reproduce", "factors", "--output=~nobody-here/made"),
+        ("acceptance", "--json=~nobody-here/made.json"),
+    ],
+)
+def test_a_home_folder_of_nobody_is_one_line(arguments, run):
+    said = run(*arguments)
+    assert said.status == 2 and "names no home directory" in said.errors[-1]
