@@ -47,12 +47,14 @@ def join(options: HostOptions) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, process: int = 0) -> Iterator[None]:
+def locked(directory: Path, process: int = 0, *, needed: bool = True) -> Iterator[None]:
     """Holds the lock of the worker with index ``process`` within the ``with``.
 
-    Raises ``InputError`` if another run holds the lock, or the directory cannot be written.
+    Raises ``InputError`` if another run holds the lock, the directory cannot be written or, where
+    the lock is ``needed``, the file system has no locks.
     """
-    with _held(directory / f".lock-{process:05}", fcntl.LOCK_EX | fcntl.LOCK_NB) as descriptor:
+    path = directory / f".lock-{process:05}"
+    with _held(path, fcntl.LOCK_EX | fcntl.LOCK_NB, needed) as descriptor:
         with contextlib.suppress(OSError):
             # The text is only for a message: a full disk does not matter.
             os.truncate(descriptor, 0)
@@ -76,9 +78,11 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held(path: Path, operation: int) -> Iterator[int]:
+def _held(path: Path, operation: int, needed: bool = True) -> Iterator[int]:
     """Yields the descriptor of a file locked by ``flock``; raises ``InputError`` if it cannot."""
-    remedy = "give an --output_dir that can be written, on a file system with locks (a local disk)"
+    remedy = (
+        "give an output directory that can be written, on a file system with locks (a local disk)"
+    )
     with contextlib.ExitStack() as opened:
         with as_input_error(f"cannot lock {path}", remedy, OSError):
             # Opened for writing, as NFS needs it; a link might lead to another file of the user.
@@ -90,6 +94,9 @@ def _held(path: Path, operation: int) -> Iterator[int]:
                 holder = path.read_text(encoding="utf-8", errors="replace") or "another run"
                 raise InputError(
                     f"{path.parent} is in use by {holder}: wait for it, stop it, or give another "
-                    "--output_dir"
+                    "output directory"
                 ) from error
+            except OSError:
+                if needed:
+                    raise
         yield descriptor

@@ -205,7 +205,7 @@ def test_a_draft_that_is_not_there_is_refused_first(cached, draft):
         "convert {draft} {output} --to native",
         "train-ngram --vocabulary {draft} --data {data} --output {output}",
         "distill --gin_file=gin_configs/runs/distill_draft.gin --gin.CHECKPOINT_PATH='{draft}' "
-        "--gin.DATA_DIR='{output}' --gin.DEV_FILE='{data}' --gin.OUTPUT_DIR='{output}'",
+        "--gin.DATA_DIR=. --gin.TRAIN_FILE={data} --gin.DEV_FILE={data} --gin.OUTPUT_DIR={output}",
     ],
     ids=lambda words: words.split()[0],
 )

@@ -28,7 +28,7 @@ from spec_t5x.labs.training.losses import LossSums, token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_settings, figures_of, log_exported
-from spec_t5x.labs.training.same_run import check_same
+from spec_t5x.labs.training.same_run import held_run
 from spec_t5x.labs.training.trainer import TrainResult, fit
 from spec_t5x.machine.operations import XLA
 from spec_t5x.machine.paths import expanded
@@ -80,16 +80,16 @@ def train_heads(
     if not isinstance(loaded.config, T5Config):
         raise InputError(f"{loaded.directory} is a {type(loaded.config).__name__}: give a T5")
     config = HeadsConfig(loaded.config.emb_dim, loaded.config.vocab_size, num_heads, hidden_dim)
-    check_same(directory, {"target": files_digest(str(target), str(directory))["content"]})
-    result = fit(
-        HeadsLearner(config, options, T5Model.create(loaded.params, loaded.config)),
-        *optimizer.build(options.steps),
-        *data.train_and_dev(loaded.vocabulary, options.seed),
-        directory,
-        export_dtype=export_dtype,
-    )
-    export = {"dtype": export_dtype, "extra": figures_of(result), "overwrite": True}
-    save_heads(directory / "heads", result.state.params, loaded, **export)
+    with held_run(directory, {"target": files_digest(str(target), str(directory))["content"]}):
+        result = fit(
+            HeadsLearner(config, options, T5Model.create(loaded.params, loaded.config)),
+            *optimizer.build(options.steps),
+            *data.train_and_dev(loaded.vocabulary, options.seed),
+            directory,
+            export_dtype=export_dtype,
+        )
+        export = {"dtype": export_dtype, "extra": figures_of(result), "overwrite": True}
+        save_heads(directory / "heads", result.state.params, loaded, **export)
     log_exported(result, f"heads in {directory / 'heads'}")
     return result
 

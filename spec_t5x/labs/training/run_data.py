@@ -149,7 +149,7 @@ class TrainingData(abc.ABC):
         """Raises ``InputError`` if a file is absent, or its first line is wrong."""
 
     def check_for_draft(self) -> None:
-        """Raises ``InputError`` as ``check_readable``, or if ``vocabulary`` is set."""
+        """Raises ``InputError`` as ``check_readable`` does, or if ``vocabulary`` is set."""
         self.check_readable()
         if self.vocabulary is not None:
             raise InputError(

@@ -31,7 +31,7 @@ from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, log_exported
-from spec_t5x.labs.training.same_run import check_same, digest, network_settings
+from spec_t5x.labs.training.same_run import digest, held_run, network_settings
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.labs.training.trainer import Best, TrainResult, fit
 from spec_t5x.machine.dtypes import resolve_dtype
@@ -163,22 +163,22 @@ def distill(
         "training set or seed": digest(shared, texts, *_ids(pairs["train"])),
         "held-out set": digest(shared, distillation.eval_temperatures, *_ids(pairs["dev"])),
     }
-    check_same(directory, started)
-    with layout.within():
-        train_pairs, held_out = _texts(data, pairs, generator, cache, options, distillation)
-    if number := layers and layers.draft_vocab_size:
-        ids = likeliest_ids(train_pairs.target.ids, number, loaded.config.vocab_size)
-        student = student.narrowed(loaded.params, ids)
-    result = fit(
-        DraftLearner(student=student, target=bound, distillation=distillation, options=options),
-        *optimizer.build(options.steps),
-        data.batches(train_pairs, options.seed),
-        held_out,
-        directory,
-        initial_params=student.params,
-        export_dtype=export_dtype,
-    )
-    _export(draft, result.best, student, loaded, data, export_dtype)
+    with held_run(directory, started):
+        with layout.within():
+            train_pairs, held_out = _texts(data, pairs, generator, cache, options, distillation)
+        if number := layers and layers.draft_vocab_size:
+            ids = likeliest_ids(train_pairs.target.ids, number, loaded.config.vocab_size)
+            student = student.narrowed(loaded.params, ids)
+        result = fit(
+            DraftLearner(student=student, target=bound, distillation=distillation, options=options),
+            *optimizer.build(options.steps),
+            data.batches(train_pairs, options.seed),
+            held_out,
+            directory,
+            initial_params=student.params,
+            export_dtype=export_dtype,
+        )
+        _export(draft, result.best, student, loaded, data, export_dtype)
     log_exported(result, f"draft in {draft}")
     return result
 

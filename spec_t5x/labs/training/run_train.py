@@ -34,7 +34,7 @@ from spec_t5x.labs.training.layout import Layout, count_replicas
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData, kinds_of_data
-from spec_t5x.labs.training.same_run import FREE, check_same, network_settings
+from spec_t5x.labs.training.same_run import FREE, held_run, network_settings
 from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.labs.training.trainer import TrainResult, fit
 from spec_t5x.labs.training.training_log import curves_writer
@@ -107,30 +107,32 @@ def train(
     directory.mkdir(parents=True, exist_ok=True)
     initial = load_initial(initial_checkpoint, data.vocabulary, model, options, grow=grow)
     started = initial and files_digest(initial_checkpoint, str(directory))["content"]
-    check_same(directory, {"model": network_settings(model), "initial checkpoint": started})
-    vocabulary = initial.vocabulary if initial else data.own_vocabulary(directory, model.vocab_size)
-    scorer = metrics and TextMetrics(
-        sets=data.scored(vocabulary, metrics.examples),
-        directory=directory,
-        config=model,
-        vocabulary=vocabulary,
-        options=metrics,
-        longest=data.longest,
-        export_dtype=export_dtype,
-    )
-    result = fit(
-        Network(model, options),
-        *optimizer.build(options.steps),
-        *data.train_and_dev(vocabulary, options.seed),
-        directory,
-        initial_params=initial and initial.params,
-        scorer=scorer,
-        export_dtype=export_dtype,
-    )
-    figures = figures_of(result, with_perplexity=not model.has_source) | data.stored
-    # Replaces the export of an earlier, shorter run.
-    export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
-    save_model(exported, result.state.params, model, vocabulary, **export)
+    with held_run(directory, {"model": network_settings(model), "initial checkpoint": started}):
+        vocabulary = (
+            initial.vocabulary if initial else data.own_vocabulary(directory, model.vocab_size)
+        )
+        scorer = metrics and TextMetrics(
+            sets=data.scored(vocabulary, metrics.examples),
+            directory=directory,
+            config=model,
+            vocabulary=vocabulary,
+            options=metrics,
+            longest=data.longest,
+            export_dtype=export_dtype,
+        )
+        result = fit(
+            Network(model, options),
+            *optimizer.build(options.steps),
+            *data.train_and_dev(vocabulary, options.seed),
+            directory,
+            initial_params=initial and initial.params,
+            scorer=scorer,
+            export_dtype=export_dtype,
+        )
+        figures = figures_of(result, with_perplexity=not model.has_source) | data.stored
+        # Replaces the export of an earlier, shorter run.
+        export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
+        save_model(exported, result.state.params, model, vocabulary, **export)
     log_exported(result, f"model in {exported}")
     return result
 
@@ -176,7 +178,7 @@ def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
         r"^# Parameters for (.*/)?(?:.*\.)?(\w+):$", gin.operative_config_str(), re.M
     )
     bindings = [flag.partition("=")[0] for flag in flags]
-    # A file may replace a class that a file which it includes binds, but scopes have no such use.
+    # Without a scope, an unused binding may be of an included file whose class this one replaces.
     for (scope, owner), values in gin.config._CONFIG.items():
         bindings += [f"{scope}/{owner}.{name}" for name in values if scope]
     for binding in bindings:

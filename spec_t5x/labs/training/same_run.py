@@ -5,7 +5,6 @@ The checkpoints themselves refuse other training pairs, and parameters of other 
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,14 +17,14 @@ import numpy as np
 
 from spec_t5x.data.text_files import raw_lines
 from spec_t5x.errors import InputError
+from spec_t5x.inference.processes import locked
 from spec_t5x.labs.training.run_checkpoints import has_checkpoints
 from spec_t5x.labs.writing import reported
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.models.t5 import NetworkConfig
 
-# The files in a run's directory.
+# The file in a run's directory.
 RECORD = "run.json"
-_LOCK = ".lock"
 # Fields of a network's configuration that a training chooses: they do not change its parameters.
 FREE = ("dropout_rate", "dtype")
 
@@ -49,48 +48,28 @@ def network_settings(config: NetworkConfig) -> str:
     return repr({name: value for name, value in fields.items() if name not in FREE})
 
 
-def check_same(directory: Path, values: Mapping[str, str | None]) -> None:
-    """Records what the run in ``directory`` starts with, by name.
+@contextlib.contextmanager
+def held_run(directory: Path, values: Mapping[str, str | None]) -> Iterator[None]:
+    """Holds a run's directory within the ``with``, and records what the run starts with, by name.
 
     Raises:
-        InputError: the directory has checkpoints, and a record beside them has other values.
+        InputError: another run holds the directory (if its file system has locks), or it has
+            checkpoints, and a record beside them has other values.
     """
     path = directory / RECORD
-    if has_checkpoints(directory) and path.is_file():
-        recorded = json.loads(path.read_text())
-        for name, value in values.items():
-            if recorded.get(name, "") != value:
-                raise InputError(
-                    f"the checkpoints in {directory} are of a run with another {name}: give the "
-                    "earlier one, or another output directory"
-                )
     with reported(path):
         directory.mkdir(parents=True, exist_ok=True)
-        write_whole(path, [json.dumps(values, indent=1).encode() + b"\n"])
-
-
-@contextlib.contextmanager
-def alone(directory: Path) -> Iterator[None]:
-    """Holds a run's directory within the ``with``, if its file system has locks.
-
-    Raises:
-        InputError: another run holds the directory.
-    """
-    path = directory / _LOCK
-    with reported(path):
-        directory.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                f"{directory} is in use by another run: wait for it, stop it, or give another "
-                "output directory"
-            ) from error
-        except OSError:
-            # Some network file systems have no locks.
-            pass
+    with locked(directory, needed=False):
+        if has_checkpoints(directory) and path.is_file():
+            recorded = json.loads(path.read_text())
+            for name, value in values.items():
+                if recorded.get(name, "") != value:
+                    raise InputError(
+                        f"the checkpoints in {directory} are of a run with another {name}: give "
+                        "the earlier one, or another output directory"
+                    )
+        with reported(path):
+            write_whole(path, [json.dumps(values, indent=1).encode() + b"\n"])
         yield
 
 

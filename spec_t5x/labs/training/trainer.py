@@ -25,7 +25,6 @@ from spec_t5x.labs.training.layout import Layout
 from spec_t5x.labs.training.losses import LossSums
 from spec_t5x.labs.training.optimizers import Schedule
 from spec_t5x.labs.training.run_checkpoints import FOLDER, RunCheckpoints
-from spec_t5x.labs.training.same_run import alone
 from spec_t5x.labs.training.text_metrics import TextMetrics, rounded_params
 from spec_t5x.labs.training.training_log import TrainingProgress
 from spec_t5x.types import Array, Key, PyTree
@@ -125,15 +124,14 @@ def fit(
     measurements are of parameters rounded to ``export_dtype``.
 
     Raises:
-        InputError: another run writes to ``directory``, the checkpoint is of another model or data,
-            or cannot be written, or the run diverges; the newest checkpoint is kept.
+        InputError: the checkpoint is of another model or data, or cannot be written, or the run
+            diverges; the newest checkpoint is kept.
     """
     options = learner.options
     deadline = time.monotonic() + 60.0 * (options.max_minutes or float("inf"))
     directory = Path(directory).absolute()
     layout = Layout.create(options.data_parallel, options.model_parallel, learner.shardings)
     with (
-        alone(directory),
         layout.within(),
         RunCheckpoints(directory / FOLDER, options.keep_checkpoints) as checkpoints,
     ):

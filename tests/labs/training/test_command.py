@@ -14,6 +14,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
 from spec_t5x.labs.training import run_train
 from spec_t5x.labs.training.run_data import DataOptions
+from spec_t5x.labs.training.same_run import held_run
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
 from tests.labs.training.toys import a_minute_a_step, assert_identical, run_command
 
@@ -47,6 +48,16 @@ def train(data, tmp_path):
     """Provides ``train(**macros)``, which runs the command and returns its exit status."""
     given = {"DATA_DIR": str(data), "OUTPUT_DIR": str(tmp_path / "output"), **TOY}
     return lambda **macros: run_command("train", "first_training", **given | macros)
+
+
+def test_a_directory_in_use_is_left_as_it_is(train, tmp_path, capfd):
+    output = tmp_path / "output"
+    # Another process, too, would have its own open file.
+    with held_run(output, {"model": "that of the other run"}):
+        before = {path: path.read_bytes() for path in output.iterdir()}
+        assert train() == 2
+        assert before == {path: path.read_bytes() for path in output.iterdir()}
+    assert f"{output} is in use by process" in capfd.readouterr().err
 
 
 def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):

@@ -15,7 +15,6 @@ from spec_t5x.labs.training.interfaces import TrainOptions, model_inputs
 from spec_t5x.labs.training.learners import Network, network_logits
 from spec_t5x.labs.training.losses import DevMetrics, cross_entropy, token_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
-from spec_t5x.labs.training.same_run import alone
 from spec_t5x.labs.training.trainer import init_state, make_train_step
 from tests.labs.training.toys import Copier, assert_identical, copy_batches, toy_config, train_toy
 
@@ -54,13 +53,6 @@ def test_a_run_that_is_cut_or_finished_resumes_where_it_was(tmp_path):
     assert_identical(again.state, cut.state)
     resumed = train_toy(run, 6, **periods)
     assert_identical(resumed.state, train_toy(tmp_path / "undisturbed", 6, **periods).state)
-
-
-def test_two_runs_do_not_share_a_directory(tmp_path):
-    # Another process, too, has its own open file.
-    with alone(tmp_path), pytest.raises(InputError, match=f"{tmp_path} is in use by another run"):
-        train_toy(tmp_path, 1)
-    assert train_toy(tmp_path, 1).finished
 
 
 def test_a_limit_of_no_time_is_refused():
