@@ -11,17 +11,17 @@ import os
 import re
 from pathlib import Path
 
-from spec_t5x.checkpoints.loading import PACKAGED_MODELS, find_directory, is_on_hub
+from spec_t5x.checkpoints.loading import PACKAGED_MODELS, find_directory, is_on_hub, open_model
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.checkpoints.storage.locations import locate
 from spec_t5x.checkpoints.storage.vocabularies import vocabulary_folders
 from spec_t5x.checkpoints.t5x.index import find_t5x
+from spec_t5x.errors import InputError
 from spec_t5x.machine.paths import expanded
 
-# Files that are read beside a training's checkpoints: T5X's settings, and a vocabulary.
-_BESIDE = ("config.gin", "spiece.model", "tokenizer.json", "tokenizer_config.json")
 _WHOLE = 1 << 20  # bytes; files up to this size are read whole
-_SAMPLES, _SAMPLE = 64, 4096  # number, and bytes of each
+_SAMPLES = 64
+_SAMPLE = 4096  # bytes
 
 
 def files_digest(name: str | None, output_dir: str | None = None) -> dict[str, str | None]:
@@ -53,23 +53,34 @@ def _content(name: str, output: Path | None) -> str | None:
         commit = f"{directory.parents[1].name}@{directory.name}"
         return hashlib.sha256(commit.encode()).hexdigest()
     path = next(filter(Path.exists, (expanded(name), PACKAGED_MODELS / name)), None)
-    if path is None or path.is_file():
-        return path and _of_files(path.parent, [path])
+    if path is not None and path.is_file():
+        return _of_files(path.parent, [path])
+    if path is None or not path.is_dir():
+        return None
     # Only the latest checkpoint of a T5X model's directory is read, and hashed.
     found = None if (path / CONFIG_NAME).is_file() else find_t5x(path)
     directory = (found or path).resolve()
-    own = directory.parent if directory.name == "state" else directory
-    beside = (folder / name for folder in vocabulary_folders(own)[1:] for name in _BESIDE)
-    files = [file for file in (*sorted(directory.rglob("*")), *beside) if file.is_file()]
-    return _of_files(directory, [file for file in files if output not in file.parents])
+    files = (file for file in sorted(directory.rglob("*")) if os.path.isfile(file))
+    is_of_training = found is not None or len(vocabulary_folders(directory)) > 1
+    beside = _settings(path) if is_of_training else ""
+    return _of_files(directory, [file for file in files if output not in file.parents], beside)
 
 
-def _of_files(directory: Path, paths: list[Path]) -> str:
-    total = hashlib.sha256()
+def _settings(directory: Path) -> str:
+    """Describes what a training's weights are read with, which may be beside its checkpoint."""
+    try:
+        model = open_model(directory, downloads=False)
+    except InputError:
+        return ""
+    return f"{model.config} {model.vocabulary and model.vocabulary.fingerprint()}"
+
+
+def _of_files(directory: Path, paths: list[Path], beside: str = "") -> str:
+    total = hashlib.sha256(beside.encode())
     for path in paths:
         size = path.stat().st_size
-        total.update(f"{os.path.relpath(path, directory)}\0{size}\0".encode())
-        # Loading reads no file that it may not, such as another user's optimizer state.
+        total.update(f"{path.relative_to(directory)}\0{size}\0".encode())
+        # One that may not be read, such as another user's optimizer state, counts by name and size.
         with contextlib.suppress(PermissionError), path.open("rb") as file:
             if size <= _WHOLE:
                 total.update(file.read())

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.digests import files_digest
+from spec_t5x.checkpoints.storage.files import SIDECAR_NAME
 from spec_t5x.cli.main import main
-from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.data.vocabulary import SPIECE_NAME, ByteVocabulary
 from spec_t5x.generation import Generator
 from spec_t5x.inference import processes
 from spec_t5x.types import EOS_ID
@@ -271,22 +273,40 @@ def test_a_digest_is_of_t5xs_latest_checkpoint_and_of_all_parts_of_a_file(tmp_pa
         assert content_of(tmp_path / "t5x") != before
 
 
-@pytest.mark.parametrize("place", [".", "state"])
-def test_a_digest_is_of_the_files_that_are_read_with_a_checkpoint(tmp_path, place):
-    """T5X's settings and a vocabulary are beside checkpoints; with config.json none is read."""
+def test_a_digest_is_of_what_is_read_beside_a_checkpoint(tiny_pair, tmp_path):
+    """T5X's activations and a vocabulary may be there; with config.json nothing is read."""
     checkpoint = tmp_path / "t5x" / "checkpoint_10"
-    (checkpoint / place).mkdir(parents=True)
-    (checkpoint / place / "checkpoint").write_text("x")
-    seen = {content_of(tmp_path / "t5x")}
-    assert content_of(checkpoint) in seen
-    for name in ("config.gin", "spiece.model", "tokenizer_config.json", "config.json"):
-        (tmp_path / "t5x" / name).write_text("x")
-        seen.add(content_of(tmp_path / "t5x"))
-    (checkpoint.with_name("checkpoint_11")).mkdir()
-    seen.add(content_of(tmp_path / "t5x"))
-    (tmp_path / "t5x" / "config.json").write_text("y")
-    seen.add(content_of(tmp_path / "t5x"))
-    assert len(seen) == 6
+    convert(tiny_pair / "target", checkpoint, to="t5x")
+    (checkpoint / SIDECAR_NAME).unlink()
+    spiece = checkpoint.joinpath(SPIECE_NAME).read_bytes()
+    checkpoint.joinpath(SPIECE_NAME).unlink()
+    found = [content_of(checkpoint)]
+    for name, content in (
+        ("config.gin", b"TRAIN_STEPS = 8"),
+        ("tokenizer.json", b"{}"),
+        ("config.gin", b"network.T5Config.mlp_activations = ('relu', 'linear')"),
+        ("spiece.model", spiece),
+    ):
+        (tmp_path / "t5x" / name).write_bytes(content)
+        found.append(content_of(tmp_path / "t5x"))
+    assert found[0] == found[1] == found[2] and len(set(found)) == 3
+
+    trained = tmp_path / "trained" / "checkpoint-500"
+    convert(tiny_pair / "target", trained, to="huggingface")
+    for file in (SPIECE_NAME, "tokenizer_config.json"):
+        (trained / file).rename(trained.parent / file)
+    before = content_of(trained)
+    (trained.parent / "trainer_state.json").write_text("{}")
+    assert content_of(trained) == before
+    (trained.parent / "added_tokens.json").write_text('{"<new>": 120}')
+    assert content_of(trained) != before
+
+    model = tmp_path / "model"
+    shutil.copytree(tiny_pair / "target", model)
+    before = content_of(model)
+    (model / "checkpoint_10").mkdir()
+    (tmp_path / "spiece.model").write_bytes(spiece)
+    assert content_of(model) == before
 
 
 def test_processes_that_cannot_meet_are_one_line(run, lines, monkeypatch):
