@@ -117,7 +117,7 @@ def one_line(what: Any, most: int = 200) -> str:
 def as_input_error(what: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
     """Turns errors of these kinds of the code inside into an ``InputError``, with their text.
 
-    An ``InputError`` inside is raised as it is. A library that raises any type needs ``Exception``.
+    An ``InputError`` inside is raised as it is. Give ``Exception`` if it has no common type.
     """
     try:
         yield

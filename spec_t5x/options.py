@@ -56,6 +56,8 @@ NEUTRAL = {
 }
 # Names in ``NEUTRAL`` that are not rules of decoding (``sampling.rules``).
 _NO_RULES = ("max_decode_len", "length_penalty", "early_stopping")
+# Logits and larger biases leave the range of float32.
+MOST_BIAS = 1e30
 # Options that are lists of whole numbers.
 _LISTS = ("widths", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id")
 # Options that only a beam search has, and those that it does without.
@@ -257,7 +259,7 @@ class GenerateOptions:
         pairs = self.sequence_bias or ()
         for pair in pairs:
             is_pair = isinstance(pair, tuple) and len(pair) == 2
-            if not (is_pair and errors.is_number(pair[1]) and abs(pair[1]) <= 1e30):
+            if not (is_pair and errors.is_number(pair[1]) and abs(pair[1]) <= MOST_BIAS):
                 raise InputError(f"sequence_bias has {pair!r}: give pairs (ids, number up to 1e30)")
         lists = {name: (getattr(self, name) or (),) for name in _LISTS}
         lists |= {"bad_words_ids": self.bad_words_ids or (), "sequence_bias": [p[0] for p in pairs]}

@@ -43,6 +43,7 @@ def convert(
             the matrices to whole numbers times powers of two, which are read back as bfloat16.
         weights: "int8" or "int4" rounds the matrices, for "native" alone; "auto" adds no rounding.
         vocabulary: vocabulary of a source without one; only T5X's formats can be written without.
+        overwrite: whether an earlier checkpoint may be replaced.
         report: called after each tensor with the bytes written so far and the total.
 
     Raises:

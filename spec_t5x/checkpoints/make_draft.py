@@ -51,13 +51,9 @@ PACKAGED_DRAFTS = {
 def make_draft(
     text: str | Path, target: LoadedModel, model: CachedModel, options: DraftOptions | None = None
 ) -> Draft:
-    """Makes the draft that ``text`` describes (see above).
+    """Makes the draft that ``text`` describes (see above): a name, NAME:ARGUMENT or a directory.
 
-    Args:
-      text: a name, ``NAME:ARGUMENT``, or a directory.
-      target: the checkpoint that the draft is for.
-      model: the target bound for decoding; some drafts share its parameters.
-      options: settings, dtype and weights of the draft; None takes the defaults.
+    The draft is for ``target``, and may share parameters of ``model``, which is ``target`` bound.
 
     Raises:
       InputError: the name is unknown, the draft does not take the argument or a setting, the

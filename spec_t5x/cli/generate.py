@@ -18,6 +18,7 @@ from spec_t5x.data.text_files import arriving, is_jsonl, json_line, stream_lines
 from spec_t5x.errors import InputError, check_unused
 from spec_t5x.inference.sources import FileSource, Item, file_source, no_inputs
 from spec_t5x.machine.extras import HAS_LABS
+from spec_t5x.machine.paths import expanded
 from spec_t5x.machine.progress import doing
 from spec_t5x.names import NO_DRAFT
 
@@ -95,11 +96,11 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
     if args.text and args.text != ["-"]:
         items = enumerate(args.text)
         return iter([[Item(index=n, place=("line", n + 1), text=text) for n, text in items]])
-    is_pipe = args.input is not None and Path(args.input).is_fifo()
+    is_pipe = args.input is not None and expanded(args.input).is_fifo()
     if args.input in (None, "-") or is_pipe:
         if not is_pipe and sys.stdin.isatty():
             log.info("enter a text per line; Ctrl-D ends")
-        name = args.input if is_pipe else "standard input"
+        name = str(expanded(args.input)) if is_pipe else "standard input"
         jsonl = args.field is not None or is_jsonl(name)
         read = FileSource(path=Path(name), jsonl=jsonl, field=args.field)
         stream = open(name, "rb") if is_pipe else _standard_input()  # noqa: SIM115

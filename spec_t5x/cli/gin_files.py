@@ -35,15 +35,12 @@ _search_paths: list[str] = []
 
 
 def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
-    """Parses gin files, then the flags, which override them.
+    """Parses gin files, of which later ones override earlier ones, then the flags, which override.
 
+    A flag is ``--gin.NAME=VALUE``, where NAME is a macro or a parameter; a path needs no quotes.
     A file, given or included, is looked for in the current folder, in those of
     ``add_search_paths``, beside the file that includes it, and (``gin_configs/…``) in the package
     or its checkout; the first that exists is read.
-
-    Args:
-      files: paths of gin files; later files override earlier ones.
-      flags: ``--gin.NAME=VALUE``, where NAME is a macro or a parameter. A path needs no quotes.
 
     Raises:
       InputError: a file is absent or a binding cannot be parsed, a macro that a file or flag

@@ -79,11 +79,9 @@ def flags_of(cls: type, *names: str) -> dict[str, tuple[Any, str]]:
 def add_flags(parser, flags: Mapping[str, tuple[Any, str]]) -> None:
     """Adds a flag for each option; its default is None, so that ``configured`` asks gin.
 
-    Args:
-      parser: a parser, or a group of one.
-      flags: ``{name: (kind, help)}``. A kind is ``bool`` for a switch, a tuple of choices, a
-        string (the metavar of a text) or a key of ``_TYPES``. ``[kind]`` is a repeatable flag; its
-        values are those of the option with the plural name, or of ``option`` in ``[kind, option]``.
+    ``flags`` are ``{name: (kind, help)}``. A kind is ``bool`` for a switch, a tuple of choices, a
+    string (the metavar of a text) or a key of ``_TYPES``. ``[kind]`` is a repeatable flag; its
+    values are those of the option with the plural name, or of ``option`` in ``[kind, option]``.
     """
     for name, (kind, text) in flags.items():
         options: dict[str, Any] = {}

@@ -67,7 +67,7 @@ class MappedVocabulary(TokenizerVocabulary):
         special = self.special.items()
         hidden = {token for token, name in special if not is_sentinel(name)} & {start_id, eos_id}
         super().__init__(of_text(json.loads(tokenizer.to_str()), hidden))
-        self.source_frame = frame_of(tokenizer, self.from_theirs)
+        self.source_frame = frame_of(self._tokenizer, self.from_theirs)
         self.eos_ids = (EOS_ID, *self.from_theirs(self.more_eos_ids))
         (self.start_in_text,) = self.from_theirs([start_id])
 
@@ -129,7 +129,7 @@ def frame_of(
     places = np.flatnonzero(np.array(around.special_tokens_mask)[kept] == 0)
     start, end = (places[0], places[-1] + 1) if places.size else (0, 0)
     if end - start != sum(tokenizer.encode("a", add_special_tokens=False).attention_mask):
-        raise InputError("the tokenizer's post_processor adds tokens within a text: give it one $A")
+        raise InputError(f"the post_processor makes {around.tokens} of 'a': give it one $A")
     return tuple(ids[:start]), tuple(ids[end:])
 
 

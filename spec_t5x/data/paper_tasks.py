@@ -33,13 +33,12 @@ _ours: set[str] = set()
 def register_paper_tasks(vocabulary_path: str = VOCABULARY_PATH, extra_ids: int = 0) -> list[str]:
     """Registers the paper's tasks, or replaces those that an earlier call registered.
 
+    Returns their names, without those that another library had registered before.
+
     Args:
         vocabulary_path: a SentencePiece model, local or in ``gs://``; it is read with the
             first task. The default file contains T5's 100 sentinels.
         extra_ids: number of sentinels to append: 100 for a ``spiece.model`` of Hugging Face.
-
-    Returns:
-        The names registered, without those that another library had registered before.
     """
     feature = seqio.Feature(
         vocabulary=seqio.SentencePieceVocabulary(vocabulary_path, extra_ids), add_eos=True

@@ -1,6 +1,7 @@
 """Options of a seqio task, shared by training, evaluation and bulk inference."""
 
 import dataclasses
+import os
 from typing import Any
 
 from spec_t5x.errors import InputError, check_unused
@@ -26,7 +27,7 @@ class TaskOptions:
     )
     task_feature_lengths: dict | None = option(None, "cut inputs to N tokens; end outputs after N")
     use_cached_tasks: bool = option(False, "read a task's seqio cache instead of its data")
-    seqio_additional_cache_dirs: tuple | list | str | None = option((), "folders of cached tasks")
+    seqio_additional_cache_dirs: tuple | list | str | None = option((), "more caches of tasks")
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -36,7 +37,8 @@ class TaskOptions:
     @property
     def caches(self) -> tuple[str, ...] | None:
         """Folders of cached tasks, in addition to seqio's; None if tasks are read uncached."""
-        return _names(self.seqio_additional_cache_dirs) if self.use_cached_tasks else None
+        folders = map(os.path.expanduser, _names(self.seqio_additional_cache_dirs))
+        return tuple(folders) if self.use_cached_tasks else None
 
     def check_task(self) -> None:
         """Raises ``InputError`` for an unknown task, invalid lengths, or if seqio is missing."""

@@ -105,17 +105,16 @@ class SentencePieceVocabulary(Vocabulary):
     """
 
     def __init__(self, path: str | Path, extra_ids: int = 0, reads_sentinels: bool = False):
-        """Loads the model.
+        """Loads a SentencePiece model file (``spiece.model``).
 
         Args:
-            path: a SentencePiece model file (``spiece.model``).
             extra_ids: number of sentinels to append (100 for the original T5).
             reads_sentinels: whether ``<extra_id_0>`` is a sentinel anywhere in a text, as in
                 transformers, and not only where a word begins, as in seqio.
 
         Raises:
-            InputError: the file is absent or not a SentencePiece model, its
-                special ids are not pad 0, eos 1, unk 2, or extra_ids < 0.
+            InputError: the file is absent or not a SentencePiece model, its special ids are not
+                pad 0, eos 1, unk 2, or ``extra_ids`` is below 0.
         """
         self.path = Path(path)
         self.extra_ids, self.reads_sentinels = extra_ids, reads_sentinels

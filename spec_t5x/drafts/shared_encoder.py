@@ -46,12 +46,11 @@ class SharedEncoderDraft(TransformerDraft):
         settings: Sampling | None = None,
         head: NarrowHead | None = None,
     ) -> "SharedEncoderDraft":
-        """Binds a draft's parameters to its target.
+        """Binds a draft's parameters to its target, whose embedding the draft shares.
 
         Args:
           own: the draft's own parameters, as of ``models.shared_params.own_params``.
           layers: the target's decoder layer that each of the draft's layers was made of.
-          target: the target, whose embedding the draft shares.
           settings: what the draft samples with; None takes the target's.
           head: tokens of a narrow output layer, whose kernel is in ``own``; None for a whole one.
 

@@ -14,7 +14,6 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -118,12 +117,14 @@ class Engine:
         self._paces[self._costly] = self.pace
 
     def answers(self, batches: Iterable[tuple[tuple[int, ...], Batch]]) -> Iterator[Answered]:
-        """Yields the answers to batches; a batch is submitted before the one before is awaited."""
+        """Yields the answers to batches; a batch is submitted before the one before is awaited.
+
+        The last group is empty, for a caller whose last inputs have errors.
+        """
         for places, batch in batches:
             self.submit(places, batch)
             yield from self.collect()
         yield from self.close()
-        # A caller may have errors of inputs after the last batch.
         yield (), []
 
     def decode(self, batch: Batch) -> Decoded:
@@ -160,10 +161,10 @@ class Engine:
         self.row_calls += calls * self.options.batch_size * each
         return places, answers
 
-    def _start_burst(self, *group: Any) -> None:
-        """Starts a burst of the slots; ``group``, places and batch, is that of ``_Slots.burst``."""
+    def _start_burst(self, places: tuple[int, ...] = (), batch: Batch | None = None) -> None:
+        """Starts a burst of the slots with a batch or, without one, the last."""
         slots = self._slots
-        ended = slots.burst(*group)
+        ended = slots.burst(places, batch)
         self.pace = slots.pace
 
         def counted() -> Answered:

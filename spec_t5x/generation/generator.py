@@ -82,7 +82,7 @@ class Generator(BatchDecoder):
             vocabulary is not the target's.
         """
         check_jax()
-        for name, model, other in (("target", target, StoredModel), ("draft", draft, None)):
+        for name, model, other in (("target", target, StoredModel), ("draft", draft, type(None))):
             if not isinstance(model, str | os.PathLike | other):
                 raise InputError(
                     f"{name} is a {type(model).__name__}: give a directory (save_pretrained makes "

@@ -68,7 +68,7 @@ class InferOptions(TaskOptions):
         for name in ("output_dir", "input"):
             if "://" in (path := getattr(self, name) or ""):
                 raise InputError(f"{name} is {path}: give a path of a file system that is shared")
-            expanded(path)
+            expanded(path)  # raises if it cannot
         if (self.shard_index is None) != (self.shard_count is None) or (
             self.shard_count is not None and not 0 <= self.shard_index < self.shard_count
         ):

@@ -122,11 +122,9 @@ class FileSource:
 
 
 def file_source(path: str, field: str | None = None) -> FileSource:
-    """Returns the source of a file; raises ``InputError`` if it cannot be opened.
+    """Returns the source of a file, gzipped or not; raises ``InputError`` if it cannot be opened.
 
-    Args:
-      path: a file of text lines, or of JSON lines (``is_jsonl``); gzipped or not.
-      field: the field that holds the text; if given, any file is read as JSON lines.
+    Lines are texts or, by ``is_jsonl`` or with a ``field`` that holds the text, JSON.
     """
     found = expanded(path)
     opened(found).close()  # raises if it is absent

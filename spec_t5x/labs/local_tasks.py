@@ -15,6 +15,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.labs.metrics import metric_by_name
 from spec_t5x.labs.text_pairs import read_json_pairs, read_pairs
 from spec_t5x.machine.extras import needed
+from spec_t5x.machine.paths import expanded
 
 with needed("seqio"):
     import seqio
@@ -127,7 +128,7 @@ def _register(
     SentencePieceVocabulary(vocabulary_path, extra_ids)  # checks it
     scored = metric_by_name(metric)
     splits = zip(("train", "validation", "test"), files, strict=True)
-    paths = {split: path for split, path in splits if path is not None}
+    paths = {split: str(expanded(path)) for split, path in splits if path is not None}
     feature = seqio.Feature(
         vocabulary=seqio.SentencePieceVocabulary(vocabulary_path, extra_ids), add_eos=True
     )

@@ -254,7 +254,9 @@ def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     slots = carry.slots
     found = slots.state.outputs, slots.state.stats, slots.places
     return carry.replace(
-        ended=with_input(carry.ended, carry.num_ended, found, slot, slots.places.shape[0]),
+        ended=with_input(
+            carry.ended, found, source=slot, to=carry.num_ended, num_sources=slots.places.shape[0]
+        ),
         num_ended=carry.num_ended + slots.is_used[slot],
     )
 
@@ -266,7 +268,9 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     source = jnp.minimum(carry.taken, num_sources - 1)
     kept = slots.state.replace(pace=None), slots.sources, slots.prompts, slots.places
     new = group.state, group.sources, group.prompts, group.places
-    state, sources, prompts, places = with_input(kept, slot, new, source, num_sources)
+    state, sources, prompts, places = with_input(
+        kept, new, source=source, to=slot, num_sources=num_sources
+    )
     ended, is_freed = state.outputs.ended, (jnp.arange(num_slots) == slot) & ~is_there
     ended |= jnp.repeat(is_freed, ended.shape[0] // num_slots)
     slots = slots.replace(
@@ -279,13 +283,13 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
 
 
 def with_input(
-    kept: PyTree, to: Int[Array, ""], new: PyTree, source: Int[Array, ""], num_sources: int
+    kept: PyTree, new: PyTree, *, source: Int[Array, ""], to: Int[Array, ""], num_sources: int
 ) -> PyTree:
     """Returns a batch ``kept`` with input ``to`` replaced by input ``source`` of a batch ``new``.
 
     ``new`` has ``num_sources`` inputs. In both batches, an array has one row, or ``num_decodes``
-    consecutive ones, for each input. Zeros follow shorter rows of ``new``, in place of numbers
-    that may not be finite: weight 0 times infinity is not 0.
+    consecutive ones, for each input. Shorter rows of ``new`` are padded with zeros, since what
+    ``kept`` holds there may not be finite, and weight 0 times infinity is not 0.
     """
 
     def copy(kept: Array, new: Array) -> Array:

@@ -127,7 +127,7 @@ def _bounded(directory: Path) -> Path | None:
                 jax.config.update("jax_compilation_cache_max_size", MAX_SIZE)
         if jax.config.jax_compilation_cache_max_size != -1:
             # A killed process leaves a program without its file "-atime", perhaps without its end.
-            # In a bounded cache JAX would then store nothing, and compile it at every start.
+            # In a bounded cache JAX would store nothing, and compile the program at every start.
             for program in directory.glob("*-cache"):
                 if not program.with_name(f"{program.name.removesuffix('-cache')}-atime").exists():
                     program.unlink(missing_ok=True)

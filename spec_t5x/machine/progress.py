@@ -42,10 +42,8 @@ class Progress:
     ):
         """Creates the display; entering the context starts the bar.
 
-        Args:
-          unit: name of what is counted, in lines of the log ("inputs").
-          stream: shows the bar if it is a terminal; None is standard error.
-          every: least seconds between lines; 0 logs each update.
+        ``unit`` names what is counted ("inputs"); ``stream`` (None is standard error) shows the bar
+        if it is a terminal; else lines are ``every`` seconds apart at least, 0 logs each update.
         """
         self._unit, self._every = unit, every
         stream = stream if stream is not None else sys.stderr

@@ -39,12 +39,9 @@ RULES = (
 def make_mesh(
     data: int | None = None, model: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Makes a mesh of ``data`` by ``model`` devices; those along ``model`` are close together.
+    """Makes a mesh of ``data`` replicas of ``model`` devices, which are close together.
 
-    Args:
-      data: number of replicas, each for a part of the batch; by default as many as fit.
-      model: number of devices that share one replica.
-      devices: by default all.
+    Each replica has a part of the batch; by default there are as many as fit, of all devices.
 
     Raises:
       InputError: a size below 1, a product that is not the number of devices, or TPU chips whose

@@ -73,19 +73,18 @@ class Sampling:
 
 
 def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str = "") -> Sampling:
-    """Returns checked sampling settings.
+    """Returns checked sampling settings; ``prefix`` is that of their names in errors.
 
     Args:
       temperature: a number, or an array ``[batch]`` with one for each row; 0 is argmax.
       top_k: number of tokens kept, 0 for all. 1 is argmax: the first of tied tokens or, in
         coupled draws, the one that the noise chooses among them, as in T5X (``keep_ties``).
       top_p: least mass of the nucleus kept, in [0, 1]; 0 and 1 keep all.
-      prefix: prefix of the settings' names in errors.
 
     Raises:
       InputError: a value is out of its range, or both ``top_k`` and ``top_p`` are set.
     """
-    values = np.asarray(temperature, np.float32) if is_real(temperature) else np.float32(np.nan)
+    values = np.asarray(temperature, np.float32) if _is_real(temperature) else np.float32(np.nan)
     if values.ndim > 1 or not np.all(np.isfinite(values)) or np.any(values < 0):
         given = f"{prefix}temperature is {one_line(temperature)}"
         raise InputError(f"{given}: give a number of at least 0 (0 is argmax)")
@@ -111,10 +110,10 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0, *, prefix: str
     )
 
 
-def is_real(value: Any) -> bool:
+def _is_real(value: Any) -> bool:
     """Tells whether a number, list or array has real numbers alone; True and False are none."""
     if isinstance(value, list | tuple):
-        return all(map(is_real, value))
+        return all(map(_is_real, value))
     if hasattr(value, "dtype"):
         return any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating))
     return is_number(value)
@@ -122,7 +121,7 @@ def is_real(value: Any) -> bool:
 
 def is_one_number(value: Any) -> bool:
     """Tells whether a value is one real number, perhaps in an array; True and False are none."""
-    return is_real(value) and np.ndim(value) == 0
+    return _is_real(value) and np.ndim(value) == 0
 
 
 def standardize(

@@ -24,14 +24,12 @@ _COUNTS = ("target_calls", "appended", "proposed", "accepted", "verified", "beta
 def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     """Returns the statistics of all examples together; empty without target calls.
 
-    Args:
-      aux: for each name a value of each example, as ``predict_batch_with_aux`` returns them.
+    ``aux`` has for each name a value of each example, as ``predict_batch_with_aux`` returns them.
 
-    Returns:
-      ``target_calls`` and ``block_efficiency`` (generated tokens for each target call; in a beam
-      search, tokens that the hypotheses grow by); for sampling also ``acceptance_rate`` (accepted
-      for each verified, up to the first rejection) and ``alpha`` (Corollary 3.6). A rate over 0
-      counts is left out.
+    They are ``target_calls`` and ``block_efficiency`` (generated tokens for each target call; in a
+    beam search, tokens that the hypotheses grow by); for sampling also ``acceptance_rate``
+    (accepted for each verified, up to the first rejection) and ``alpha`` (Corollary 3.6). A rate
+    over 0 counts is left out.
     """
     sums = {name: float(np.sum(aux[name])) for name in _COUNTS if name in aux}
     if not (calls := sums.get("target_calls")):

@@ -60,13 +60,9 @@ def read_settings(
     """Reads the settings of one call of ``predict_batch_with_aux``.
 
     Precedence is T5X's: ``decoder_params`` (with ``rng`` and ``eos_id``), then bindings by gin or
-    a partial, then the function's defaults (``topk`` is 1 there).
-
-    Args:
-      decode_fn: ``t5x.decoding.temperature_sample`` or ``beam_search``: gin's, in
-        ``functools.partial``, or plain.
-      decoder_params, rng, eos_id: arguments of the call, and the vocabulary's id.
-      max_decode_len: width of the batch's targets.
+    a partial, then the function's defaults (``topk`` is 1 there). ``decode_fn`` is T5X's
+    ``temperature_sample`` or ``beam_search``: gin's, in ``functools.partial``, or plain;
+    ``max_decode_len`` is the width of the batch's targets.
 
     Raises:
       InputError: another function, an unknown argument, or a value that the loops do not support.
@@ -166,7 +162,7 @@ def _beam_settings(
     if length is not None:
         check_numbers(1, max_decode_len, max_decode_len=length)
     is_known = not isinstance(alpha, jax.core.Tracer)
-    if not is_one_number(alpha) or is_known and not 0 <= np.asarray(alpha) < math.inf:
+    if not is_one_number(alpha) or (is_known and not 0 <= np.asarray(alpha) < math.inf):
         raise InputError(f"alpha is {one_line(repr(alpha))}: give a number of at least 0")
     return BeamSettings(eos_id=values["eos_id"], alpha=alpha, max_decode_len=length)
 

@@ -38,7 +38,7 @@ def t5_config(module: Any) -> T5Config:
     """Returns the configuration of the encoder-decoder of ``t5x.examples.t5.network``.
 
     ``module`` is its Flax module, that of ``t5x.contrib.gpu.t5``, or an instance of a subclass that
-    computes what they do; raises ``InputError`` for another, and for unknown settings.
+    computes what they do; raises ``InputError`` for other networks and settings.
     """
     return T5Config(**_sizes(module, ENCODER_DECODER_FIELDS, _T5))
 

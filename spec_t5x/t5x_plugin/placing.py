@@ -21,9 +21,7 @@ from spec_t5x.types import PyTree
 def with_divided_axes(variables: PyTree, partitioner: partitioning.PjitPartitioner) -> PyTree:
     """Returns variables in which axes that the mesh does not divide have no name; logs these.
 
-    Args:
-      variables: the draft's ``params``, arrays or shapes, and ``params_axes``.
-      partitioner: the launch's, with a mesh and rules of logical axes.
+    ``variables`` are the draft's ``params``, arrays or shapes, and ``params_axes``.
     """
     mesh, rules = partitioner.mesh, partitioner.logical_axis_rules
     declared = flatten_dict(unfreeze(get_axis_names(variables["params_axes"])))

@@ -22,9 +22,8 @@ def launch_model() -> models.EncoderDecoderModel:
 
     If a gin file named the class instead, gin would refuse a subclass's bindings of its methods.
 
-    Raises:
-      InputError: the launch binds no module to the class, or binds a model of another class or in
-        a scope, which may be the one that ``MODEL`` was before.
+    Raises ``InputError`` if the launch binds no module to the class, or binds a model of another
+    class or in a scope, which may be the one that ``MODEL`` was before.
     """
     remedy = "bind speculation.speculate.model = @CLASS() after speculate.gin"
     if "module" not in bindings_of(models.EncoderDecoderModel, resolve_references=False):

@@ -39,11 +39,10 @@ class SpeculativeCheckpointManager:
         model: SpeculativeModel | None = None,
         **kwargs: Any,
     ):
-        """Checks the draft's path, and stores the arguments of T5X's manager.
+        """Checks the draft's path, and stores the other arguments, which are T5X's.
 
-        Args:
-          draft_path: the draft's checkpoint, or a folder of checkpoints, whose latest is restored;
-            None for a ``NamedDraft`` or without parameters. The others are T5X's.
+        ``draft_path`` is the draft's checkpoint, or a folder of checkpoints, whose latest is
+        restored; None for a ``NamedDraft`` or a draft without parameters.
 
         Raises:
           InputError: a model without a draft, a ``ModelDraft`` without a path, or a path that

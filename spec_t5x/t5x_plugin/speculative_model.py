@@ -140,7 +140,6 @@ class SpeculativeModel:
         steps = None if steps is None else steps + jnp.int32(prompts[:, 0] != PAD_ID)
         if starts is None:
             starts, prompts = jnp.zeros_like(prompts[:, 0]), prompts.at[:, 0].set(PAD_ID)
-        check_numbers(1, num_decodes=num_decodes)
         starts = jnp.repeat(starts, num_decodes)
         return speculative_decode(
             *self._pair(params),
@@ -214,6 +213,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         if return_all_decodes is None:
             return_all_decodes = defaults.return_all_decodes
         num_decodes = defaults.num_decodes if num_decodes is None else num_decodes
+        check_numbers(1, num_decodes=num_decodes)
         targets = jnp.asarray(batch["decoder_input_tokens"], jnp.int32)
         inputs = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
         rows, max_decode_len = targets.shape
@@ -287,11 +287,8 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
     ) -> tuple[Array, Mapping[str, Array]]:
         """Continues each prompt of the batch; arguments and defaults are those of T5X's method.
 
-        Returns:
-          As ``SpeculativeEncoderDecoderModel`` does; the tokens do not include the prompts.
-
-        Raises:
-          InputError: a batch without prompts, or a setting that the loops do not support.
+        Results are those of ``SpeculativeEncoderDecoderModel``; the tokens do not include prompts.
+        Raises ``InputError`` for a batch without prompts, or a setting that loops do not support.
         """
         if "decoder_causal_attention" not in batch:
             raise InputError(
@@ -301,6 +298,7 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
         tokens = jnp.asarray(batch["decoder_input_tokens"], jnp.int32)
         prompts = tokens * jnp.asarray(batch["decoder_causal_attention"], jnp.int32)
         check_prompts(prompts)
+        check_numbers(1, num_decodes=num_decodes)
         lengths, max_decode_len = prompt_lengths(prompts), tokens.shape[1]
         settings = read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len)
         given = (prompts, prompts, settings, num_decodes, max_decode_len, lengths)

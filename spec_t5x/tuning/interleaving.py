@@ -23,7 +23,7 @@ def interleaved(
 ) -> Float[np.ndarray, "rounds programs"]:
     """Measures the seconds of one call of each program; in each round all are timed in turn.
 
-    There are at most ``rounds``, and after two none begins once ``budget`` seconds are over.
+    At most ``rounds`` are made; after the second, none begins once ``budget`` seconds are over.
     Programs are compiled first. A timing covers enough calls to take about 0.04 s, and the time of
     0 calls is subtracted: a compiled loop may do work before its first iteration, such as laying
     out weights, that decoding does once for a whole text.

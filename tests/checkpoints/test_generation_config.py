@@ -52,7 +52,7 @@ HONOURED = {
     "bad words": {"bad_words_ids": [[n] for n in range(20, 70)]},
     "bad words of several tokens": {"bad_words_ids": [[157, 155], [121, 42, 70], [17, 1]]},
     "a bad word that ends": {"bad_words_ids": [[1], [4]]},
-    "biases": {"sequence_bias": [[[5], 4.0], [[9, 5], -8.0], [[5, 5], -9.0]]},
+    "biases": {"sequence_bias": [[[5], 4.0], [[9, 5], -8.0], [[5, 5], -9.0], [[9], -1e10]]},
     "several ends": {"eos_token_id": [1, 42, 70]},
     "several ends and a length": {"eos_token_id": [1, 155, 42], "min_length": 8},
     "one beam": {"num_beams": 1, "length_penalty": 2.0, "early_stopping": True},

@@ -131,7 +131,7 @@ def test_activations_that_cannot_be_read_are_refused(tmp_path, configs, random_p
     (tmp_path / "config.gin").write_text(text, encoding="utf-16")
     message = message_of(open_model, tmp_path)
     assert message.startswith(f"cannot read {tmp_path / 'config.gin'} (")
-    assert message.endswith(": save it in UTF-8")
+    assert message.endswith(": make it readable, in UTF-8")
 
 
 def change_specs(tree, change, path=()):

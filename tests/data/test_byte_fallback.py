@@ -107,5 +107,5 @@ def test_the_frame_of_a_source(both):
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A <bos> $A", special_tokens=[("<bos>", 2)]
     )
-    with pytest.raises(InputError, match="post_processor adds tokens within a text: give it one"):
+    with pytest.raises(InputError, match="the post_processor makes .* of 'a': give it one"):
         frame_of(tokenizer, list)

@@ -261,7 +261,7 @@ def test_other_inputs_are_refused(runner):
 
 def test_a_cpu_with_other_vectors_does_not_continue(runner, monkeypatch):
     processors = ["flags : fpu avx2 fma avx\nmodel name : one", "flags : avx fma avx512f"]
-    monkeypatch.setattr(description, "native", lambda: processors[0])
+    monkeypatch.setattr(description, "processor_features", lambda: processors[0])
     runner()
     (runner.output / "predictions.jsonl").unlink()
     assert runner().errors == 0

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
-from spec_t5x.errors import InputError, check_choice, is_number, shown
-from spec_t5x.options import GenerateOptions
+from spec_t5x.errors import InputError, is_number, shown
+from spec_t5x.options import MOST_BIAS, GenerateOptions
 
 GENERATION_NAME = "generation_config.json"
 # The entry of a model's metadata with all settings; config.json's entry with settings by task.
@@ -175,7 +175,8 @@ def options_of(
     if settings.keys() & _BEAMS or settings.get("num_beams", 1) != 1:
         options["length_penalty"] = _number(settings, "length_penalty", float, where, 1.0)
         options["early_stopping"] = ends = settings.get("early_stopping", False)
-        check_choice(f"{where}'s early_stopping", ends, (True, False, "never"))
+        if ends not in (True, False, "never"):
+            raise InputError(f"{where} has early_stopping {ends!r}: give true, false or 'never'")
     if tasks and task is None:
         left_out[TASKS] = f"settings of the tasks {', '.join(tasks)} (--task NAME)"
     return options, LeftOut(shown(where), left_out, settings)
@@ -204,7 +205,8 @@ def _ids(settings: Mapping[str, Any], where: str, to_ours, num_ids: int) -> dict
         return tuple(to_ours(ids))
 
     found = {}
-    for name, value in [(name, settings.get(name, [])) for name in _IDS]:
+    for name in _IDS:
+        value = settings.get(name, [])
         if name.endswith("suppress_tokens") and isinstance(value, list):
             # transformers ignores ids that the model does not have.
             value = [each for each in value if type(each) is not int or 0 <= each < num_ids]
@@ -214,15 +216,17 @@ def _ids(settings: Mapping[str, Any], where: str, to_ours, num_ids: int) -> dict
             if name == "bad_words_ids":
                 found[name] = tuple(map(ours, value))
             elif name == "sequence_bias":
-                pairs = [(ours(text), {name: bias}) for text, bias in value]
-                found[name] = tuple((ids, _number(one, name, float, where)) for ids, one in pairs)
+                if not all(is_number(bias) and abs(bias) <= MOST_BIAS for _, bias in value):
+                    raise ValueError(value)
+                found[name] = tuple((ours(text), float(bias)) for text, bias in value)
             elif name == "forced_bos_token_id":
                 (found[name],) = ours([value])
             else:
                 found[name] = ours(sorted(value) if isinstance(value, list) else [value])
         except (TypeError, ValueError, OverflowError) as error:
-            raise InputError(f"{where} has {name} {value!r}: set it to token ids") from error
-        if name == "forced_eos_token_id" and sorted(found[name]) != [*found[name]]:
+            wanted = "pairs of ids and a number" if name == "sequence_bias" else "token ids"
+            raise InputError(f"{where} has {name} {value!r}: set it to {wanted}") from error
+        if name == "forced_eos_token_id" and list(found[name]) != sorted(found[name]):
             raise InputError(f"{where} has {name} {value}, whose order changes here: give one id")
     return found
 

@@ -34,7 +34,6 @@ def load_ngram(
     """Reads tables that ``labs/training/exports.py`` wrote, as a draft on JAX's default device.
 
     Args:
-        directory_or_name: a directory, or the name of packaged tables.
         target: the model that will verify the proposals, which must have the tables' vocabulary.
             The draft gets its number of logits; for None, as many as the vocabulary has ids.
         order: 1 for unigrams, 2 for bigrams, …; None takes the stored order.

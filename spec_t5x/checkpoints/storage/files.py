@@ -16,6 +16,7 @@ import numpy as np
 from spec_t5x.errors import InputError, as_input_error, check_unicode, shown
 from spec_t5x.machine.atomic import check_can_be_made
 from spec_t5x.machine.git_lfs import check_fetched
+from spec_t5x.machine.paths import expanded
 
 CONFIG_NAME = "config.json"
 # The config.json of the native format beside T5X's files, which T5X does not read.
@@ -106,7 +107,7 @@ def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path
     Raises ``InputError`` if ``directory`` is a file or cannot be made, or if it has files and
     ``overwrite`` is False or the files are no checkpoint.
     """
-    directory = Path(directory).resolve()
+    directory = expanded(directory).resolve()
     recover(directory)
     check_destination(directory, overwrite)
     directory.parent.mkdir(parents=True, exist_ok=True)

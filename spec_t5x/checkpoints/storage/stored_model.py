@@ -65,7 +65,7 @@ class StoredModel:
     # None if the checkpoint has no vocabulary and none was given, as for T5X's.
     vocabulary: Vocabulary | None
     directory: Location
-    # As in ``LoadedModel``; writers store it all (Hugging Face's only what transformers reads).
+    # As in ``LoadedModel``; writers store it, and Hugging Face's what transformers reads of it.
     metadata: dict[str, Any]
     # "int8" or "int4" if the stored matrices are rounded, or are to be written so, else "auto".
     weights: str = AUTO

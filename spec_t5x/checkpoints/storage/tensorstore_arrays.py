@@ -111,7 +111,7 @@ def zarr_spec(kvstore: Mapping[str, Any], name: str, driver: str = "zarr") -> di
     return {"driver": driver, "kvstore": {**kvstore, "path": path}}
 
 
-def stored_as(array: np.ndarray, compressor: str) -> dict[str, Any]:
+def zarr_settings(array: np.ndarray, compressor: str) -> dict[str, Any]:
     """Returns the array's type and zarr's metadata, with chunks of at most ``_CHUNK_BYTES``."""
     chunks = chunk_shape(array.shape, array.itemsize, _CHUNK_BYTES)
     layout = {"shape": list(array.shape), "chunks": chunks}
@@ -165,7 +165,7 @@ def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> Non
     kvstore = {"driver": "ocdbt", "base": kvstore_spec(location)}
     context, tree, pending, size = ts.Context(), {}, ts.Transaction(), 0
     for keys, array in arrays:
-        spec = zarr_spec(kvstore, ".".join(keys)) | stored_as(array, "zstd")
+        spec = zarr_spec(kvstore, ".".join(keys)) | zarr_settings(array, "zstd")
         store = ts.open(spec, create=True, context=context, transaction=pending).result()
         store.write(array).result()
         tree[str(keys)] = {

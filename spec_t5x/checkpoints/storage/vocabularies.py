@@ -101,18 +101,20 @@ def local_file(location: Location) -> Path:
     digest = hashlib.sha256(str(location).encode()).hexdigest()[:16]
     path = user_cache() / "vocabularies" / f"{digest}-{location.name}"
     if not path.is_file():
-        absent = f"no vocabulary at {location}", "give a SentencePiece model file"
-        full = f"cannot write {path}", "make room there, or set XDG_CACHE_HOME"
-        with as_input_error(*full, OSError), as_input_error(*absent, FileNotFoundError):
+        what, remedy = f"no vocabulary at {location}", "give a SentencePiece model file"
+        with as_input_error(what, remedy, FileNotFoundError):
+            content = location.read_bytes()
+        remedy = "make room there, or set XDG_CACHE_HOME"
+        with as_input_error(f"cannot write {path}", remedy, OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, [location.read_bytes()])
+            write_whole(path, [content])
     return path
 
 
 def _split_extra_ids(text: str) -> tuple[str, int | None]:
     """Splits ``FILE:100``; the number is None if absent, or if a file is called ``text``."""
     name, colon, number = text.rpartition(":")
-    if not colon or not number.isdigit() or Path(text).is_file():
+    if not colon or not number.isdigit() or expanded(text).is_file():
         return text, None
     return name, int(number)
 

@@ -56,7 +56,8 @@ def open_model(location: Location, values: None = None) -> StoredModel:
         # Resolved: the directory above "." is its parent.
         place = directory if isinstance(directory, GcsPath) else directory.resolve()
         settings = place.parent / "config.gin"
-        with as_input_error(f"cannot read {settings}", "save it in UTF-8", OSError, ValueError):
+        what = f"cannot read {settings}"
+        with as_input_error(what, "make it readable, in UTF-8", OSError, ValueError):
             text = settings.read_text("utf-8") if settings.is_file() else ""
         if bound := _bound(_ACTIVATIONS, text):
             what = f"{settings} binds mlp_activations to {' '.join(bound.split())}"

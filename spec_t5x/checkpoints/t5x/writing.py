@@ -16,7 +16,7 @@ from spec_t5x.checkpoints.storage.files import SIDECAR_NAME, write_json
 from spec_t5x.checkpoints.storage.locations import kvstore_spec
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, read_tensors
-from spec_t5x.checkpoints.storage.tensorstore_arrays import stored_as, zarr_spec
+from spec_t5x.checkpoints.storage.tensorstore_arrays import zarr_settings, zarr_spec
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
 from spec_t5x.checkpoints.t5x.scanned import scanned
 from spec_t5x.errors import InputError
@@ -38,7 +38,7 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     specs = {}
     for path, tensor in read_tensors(stored.tensors, str(stored.directory), dtype, report):
         name = ".".join(("target", *path.split("/")))
-        common = {"driver": "zarr", **stored_as(tensor, "gzip")}
+        common = {"driver": "zarr", **zarr_settings(tensor, "gzip")}
         store = ts.open({**zarr_spec(kvstore_spec(stage), name), **common}, create=True)
         store.result().write(tensor).result()
         # The path is relative, so that a checkpoint may be moved.

@@ -195,14 +195,14 @@ def _third(tensor: Tensor, place: int) -> Tensor:
 
 def _ids(values: dict[str, Any], directory: Path) -> list[int]:
     """Returns ``[num_ids, start_id, eos_id, …]`` in their numbering."""
-    path, said = generation_config.generation_entries(directory, values)
-    num_ids, eos = values["vocab_size"], said.get("eos_token_id")
+    path, entries = generation_config.generation_entries(directory, values)
+    num_ids, eos = values["vocab_size"], entries.get("eos_token_id")
     several = eos if isinstance(eos, list) and eos else [eos]
-    start_id = said.get("bos_token_id", several[0])
+    start_id = entries.get("bos_token_id", several[0])
     for entry, tokens in (("bos_token_id", [start_id]), ("eos_token_id", several)):
         if not all(isinstance(token, int) and 0 <= token < num_ids for token in tokens):
             raise InputError(
-                f"{path} has {entry} {said.get(entry)!r} and vocab_size {num_ids}: set "
+                f"{path} has {entry} {entries.get(entry)!r} and vocab_size {num_ids}: set "
                 "it to a token's id"
             )
     return [num_ids, start_id, *several]

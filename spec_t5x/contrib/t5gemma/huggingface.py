@@ -212,10 +212,11 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
         # T5Gemma 2's encoder attends to nothing in a window of 0.
         check_numbers(int(is_second), sliding_window=window)
         if is_second:
-            image_end = values["encoder"].get("eoi_token_index", _IMAGE_END_ID)
-            image_end = values["encoder"].get("eoi_token_id", image_end)
+            # transformers takes the first that is given.
+            given = map(values["encoder"].get, ("eoi_token_id", "eoi_token_index"))
+            image_end = next((each for each in given if each is not None), _IMAGE_END_ID)
         if image_end == 0:
-            raise InputError("eoi_token_index is 0, which means none here: give another id")
+            raise InputError("the id that ends images is 0, which means none here: give another")
         return T5GemmaConfig(
             **sizes,
             **of_encoder,

@@ -177,7 +177,7 @@ class _DraftCheck:
         """Takes a row from a state with room for the prompts alone, as bulk inference does."""
         rooms = self.loop.max_length, prompts.shape[1]
         kept, waiting = (draft.prefill(sources, prompts, room) for room in rooms)
-        _with_first(kept, 1, waiting, len(sources), f"a state of {self.name}")
+        _with_first(kept, waiting, 1, len(sources), f"a state of {self.name}")
 
     def iterate(self, draft: Draft, sources: Array, prompts: Array) -> None:
         """Proposes and commits once, and catches up."""
@@ -230,12 +230,12 @@ def _check_rows(whose: str, several: Shapes, one: Shapes, batch: int) -> None:
             )
 
 
-def _with_first(kept: PyTree, to: int, waiting: PyTree, num_waiting: int, whose: str) -> PyTree:
-    """Returns ``kept`` with the first of ``waiting`` in place of ``to``; refuses what cannot be."""
+def _with_first(kept: PyTree, waiting: PyTree, to: int, number: int, whose: str) -> PyTree:
+    """Returns ``kept`` with input ``to`` replaced by the first of ``number`` that wait."""
     what = f"no row can be taken from {whose} of another max_length"
     remedy = "let arrays alone depend on it"
     with as_input_error(what, remedy, TypeError, ValueError):
-        return with_input(kept, jnp.int32(to), waiting, jnp.int32(0), num_waiting)
+        return with_input(kept, waiting, source=jnp.int32(0), to=jnp.int32(to), num_sources=number)
 
 
 def check_target(target: Target, inputs: PyTree, *, atol: float = 1e-3) -> None:
@@ -382,7 +382,7 @@ class _TargetCheck:
         half, last = FED // 2, self.batch - 1
         _, cache = self.score(self.prefill(), self.tokens[:, :half])
         waiting = self._call("prefill", (1,), self.target, self.inputs)
-        cache = _with_first(cache, last, waiting, self.batch, "a cache")
+        cache = _with_first(cache, waiting, last, self.batch, "a cache")
         tokens = np.array(self.tokens[:, half:])
         tokens[last] = self.tokens[0, : FED - half]
         logits, _ = self.score(cache, tokens)

@@ -17,8 +17,9 @@ ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 # Tokens per target call for which a tree's speed-up is shown, unless others are given.
 BLOCK_EFFICIENCIES = (2.5, 3.0, 3.5, 4.0, 4.5)
 VERIFIERS = ("token", "block", "multi", "tree")
-# Drafts that are the target in fewer bits; and EAGLE heads, as wide as the target or of a width.
+# Drafts that are the target in fewer bits.
 _ROUNDED = (INT8, INT4)
+# EAGLE heads, as wide as the target or of a given width.
 _HEAD = "eagle"
 _HEADS = (_HEAD, f"{_HEAD}:WIDTH")
 

@@ -122,7 +122,7 @@ def test_a_library_is_of_one_source_compiler_processor_and_release(
     """Hosts may share the cache, and each finds the library that it built."""
     (tmp_path / "later.cc").write_text("// another source")
     changes = {
-        "native": lambda: "flags : avx512f",
+        "processor_features": lambda: "flags : avx512f",
         "_version": lambda compiler: "g++ 99",
         "_FLAGS": ("-O0",),
         "_SOURCE": tmp_path / "later.cc",

@@ -229,10 +229,11 @@ def test_entries_of_an_encoder_of_t5gemma_2(made):
     assert read(eoi_token_index=7).image_end_id == 7
     # transformers' other name of the entry, which it prefers.
     assert read(eoi_token_id=5).image_end_id == 5
+    assert read(eoi_token_id=None, eoi_token_index=7).image_end_id == 7
     assert read(eoi_token_index=-1).image_end_id == 0
     # The network does not use it.
     assert read(texts | {"attn_logit_softcapping": 9.0}) == read()
-    assert "eoi_token_index is 0, which means none here" in message_of(read, eoi_token_index=0)
+    assert "ends images is 0, which means none here" in message_of(read, eoi_token_index=0)
     for window in (0, -4):
         message = message_of(read, texts | {"sliding_window": window})
         assert message == f"here: sliding_window is {window}: give at least 1"

@@ -3,6 +3,8 @@
 import gin
 import pytest
 
+from tests.cli.results import assert_refused
+
 FIRST, DRAFT = (
     f"--gin_file=gin_configs/runs/{name}.gin" for name in ("first_training", "distill_draft")
 )
@@ -16,6 +18,7 @@ DISTILLED = ("--gin.CHECKPOINT_PATH=t5-target", "--gin.DEV_FILE=dev.tsv")
         (("train", FIRST, "--gin.DATA_DIR='~'", "--gin.OUTPUT_DIR='~/run'"), "train.tsv"),
         (("distill", DRAFT, "--gin.DATA_DIR=~", "--gin.OUTPUT_DIR=~/file/run", *DISTILLED), "file"),
         (("train-ngram", "--data=x", "--vocabulary=t5-target", "--output=~/file/made"), "file"),
+        (("train-ngram", "--data=x", "--vocabulary=~/absent:7", "--output=made"), "absent"),
         (("train-ngram", "--data=~/x", "--vocabulary=t5-target", "--output=made"), "x"),
         (("reproduce", "factors", "--output=~/file/made"), "file"),
         (("reproduce", "figure1", "--output=made", "--data_dir=~/absent"), "absent"),
@@ -63,5 +66,4 @@ def test_a_gin_file_and_its_folder_are_in_the_home_folder(run, tmp_path, monkeyp
     ],
 )
 def test_a_home_folder_of_nobody_is_one_line(arguments, run):
-    said = run(*arguments)
-    assert said.status == 2 and "names no home directory" in said.errors[-1]
+    assert_refused(run(*arguments), "names no home directory")
