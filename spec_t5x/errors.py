@@ -117,7 +117,7 @@ def one_line(what: Any, most: int = 200) -> str:
 def as_input_error(what: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
     """Turns errors of these kinds of the code inside into an ``InputError``, with their text.
 
-    An ``InputError`` inside is raised as it is. Give ``Exception`` if it has no common type.
+    An ``InputError`` inside is raised as it is. Errors without a common type need ``Exception``.
     """
     try:
         yield

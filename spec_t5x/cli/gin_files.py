@@ -35,7 +35,7 @@ _search_paths: list[str] = []
 
 
 def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
-    """Parses gin files, of which later ones override earlier ones, then the flags, which override.
+    """Parses gin files and then flags; each overrides those before it.
 
     A flag is ``--gin.NAME=VALUE``, where NAME is a macro or a parameter; a path needs no quotes.
     A file, given or included, is looked for in the current folder, in those of

@@ -26,10 +26,10 @@ def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
 
     ``aux`` has for each name a value of each example, as ``predict_batch_with_aux`` returns them.
 
-    They are ``target_calls`` and ``block_efficiency`` (generated tokens for each target call; in a
-    beam search, tokens that the hypotheses grow by); for sampling also ``acceptance_rate``
-    (accepted for each verified, up to the first rejection) and ``alpha`` (Corollary 3.6). A rate
-    over 0 counts is left out.
+    The statistics are ``target_calls`` and ``block_efficiency`` (generated tokens for each target
+    call; in a beam search, tokens that the hypotheses grow by); for sampling also
+    ``acceptance_rate`` (accepted for each verified, up to the first rejection) and ``alpha``
+    (Corollary 3.6). A rate over 0 counts is left out.
     """
     sums = {name: float(np.sum(aux[name])) for name in _COUNTS if name in aux}
     if not (calls := sums.get("target_calls")):

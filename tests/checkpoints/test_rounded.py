@@ -99,6 +99,8 @@ def test_it_is_copied_and_exported_as_it_is(kept, tmp_path, dtype):
         exported = load(tmp_path / to / "checkpoint_0")
         jax.tree.map(np.testing.assert_array_equal, flatten_dict(exported.params), expected)
     assert exported.weights == weights
+    convert(directory, tmp_path / "copy", to="native")
+    same(load(tmp_path / "copy").bind(), load(directory).bind())
     # Of two types that are stored, the wider one is the default.
     convert(tmp_path / "huggingface" / "checkpoint_0", tmp_path / "again", to="native")
     again = flatten_dict(load(tmp_path / "again").params)

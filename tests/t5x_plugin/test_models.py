@@ -353,7 +353,7 @@ def test_what_cannot_be_honoured_is_an_error(decoder_params, message):
 @pytest.mark.parametrize("num_decodes", [0, -1, "2", 1.5])
 def test_a_number_of_decodes_is_checked(decode_fn, num_decodes):
     model, params = make_pair("1.1", decode_fn=decode_fn).speculative()
-    with pytest.raises(InputError, match=rf"(num_decodes|beams) is '?{num_decodes}'?: give"):
+    with pytest.raises(InputError, match=rf"^num_decodes is '?{num_decodes}'?: give"):
         model.predict_batch_with_aux(params, make_batch(3), num_decodes=num_decodes)
 
 

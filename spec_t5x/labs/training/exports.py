@@ -189,7 +189,7 @@ def _write_draft(
     """Writes config.json (``entries``, ``extra``) and arrays to ``kind.file``, all or nothing."""
     metadata = with_extra({"format": kind.name, "version": kind.version, **entries}, extra)
     with (
-        reported(directory, "free some space and run the same command again"),
+        reported(Path(directory), "free some space and run the same command again"),
         staged_directory(directory, overwrite=overwrite) as stage,
     ):
         write_json(stage / CONFIG_NAME, metadata)

@@ -104,7 +104,6 @@ def train(
     if grow and initial_checkpoint is None:
         raise InputError("train.grow has no model to grow: give train.initial_checkpoint")
     data.check_readable()
-    directory.mkdir(parents=True, exist_ok=True)
     initial = load_initial(initial_checkpoint, data.vocabulary, model, options, grow=grow)
     started = initial and files_digest(initial_checkpoint, str(directory))["content"]
     with held_run(directory, {"model": network_settings(model), "initial checkpoint": started}):
