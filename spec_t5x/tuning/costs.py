@@ -90,8 +90,11 @@ def measure(
 ) -> tuple[Costs, bool]:
     """Measures the costs: times plain steps, the draft's prefill and iterations in turn.
 
-    Arguments are as in decoding; the loop's gamma is the most drafts of an iteration. Also returns
-    whether the timings are steady enough for the costs to be stored.
+    Also returns whether the timings are steady enough for the costs to be stored.
+
+    Args:
+      target, draft, inputs, settings: as in decoding (``loops.speculative_decode``).
+      loop: settings of the loop; its gamma is the most drafts of an iteration.
     """
     whole, largest = loop.verifier.tree(loop.gamma) is not None, loop.gamma
     limits = [limit for limit in (() if whole else (1, 3, 5, 8)) if limit < largest] + [largest]

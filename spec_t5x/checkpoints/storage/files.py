@@ -104,15 +104,17 @@ def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path
     removed once the new one is complete. If the process is killed, ``recover``, which readers call,
     restores the earlier checkpoint unless the new one is there; the next write removes leftovers.
 
-    Raises ``InputError`` if ``directory`` is a file or cannot be made, or if it has files and
-    ``overwrite`` is False or the files are no checkpoint.
+    Raises ``InputError`` if ``directory`` is a file or cannot be made or written, or if it has
+    files and ``overwrite`` is False or the files are no checkpoint.
     """
-    directory = expanded(directory).resolve()
-    recover(directory)
-    check_destination(directory, overwrite)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    stage = _new_beside(directory, _STAGE)
-    with contextlib.ExitStack() as held:
+    what, remedy = f"cannot write {directory}", "make room there or choose another directory"
+    # TensorStore raises ValueError for some of the system's errors.
+    with as_input_error(what, remedy, OSError, ValueError), contextlib.ExitStack() as held:
+        directory = expanded(directory).resolve()
+        recover(directory)
+        check_destination(directory, overwrite)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        stage = _new_beside(directory, _STAGE)
         with _lock(directory.parent):
             _remove_left(directory)
             stage.mkdir()

@@ -15,7 +15,7 @@ from spec_t5x.checkpoints.storage.files import staged_directory
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.tensors import Report, Tensors, check_tensors, read_params
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError, as_input_error, check_choice, either
+from spec_t5x.errors import InputError, check_choice, either
 from spec_t5x.machine.description import free_memory
 from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import bind, expected_shapes
@@ -188,12 +188,7 @@ class StoredModel:
         """Writes model and vocabulary, completely or not at all; arguments as for ``convert``."""
         check_choice("stored dtype", dtype, NATIVE_DTYPES)
         self.check()
-        what, remedy = f"cannot write {directory}", "make room there or choose another directory"
-        # TensorStore raises ValueError for some of the system's errors.
-        with (
-            as_input_error(what, remedy, OSError, ValueError),
-            staged_directory(directory, overwrite=overwrite) as stage,
-        ):
+        with staged_directory(directory, overwrite=overwrite) as stage:
             writer(stage, self, dtype, report)
             if self.vocabulary is not None:
                 self.vocabulary.save(stage)

@@ -20,7 +20,6 @@ from spec_t5x.checkpoints.storage.tensors import array_tensors, check_tensors, r
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.ngram import NgramDraft
 from spec_t5x.errors import InputError, check_choice
-from spec_t5x.labs.writing import reported
 from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.narrow_head import NarrowHead
 from spec_t5x.models.t5 import NetworkConfig, T5Config
@@ -188,9 +187,6 @@ def _write_draft(
 ) -> None:
     """Writes config.json (``entries``, ``extra``) and arrays to ``kind.file``, all or nothing."""
     metadata = with_extra({"format": kind.name, "version": kind.version, **entries}, extra)
-    with (
-        reported(Path(directory), "free some space and run the same command again"),
-        staged_directory(directory, overwrite=overwrite) as stage,
-    ):
+    with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, metadata)
         save_arrays(stage / kind.file, arrays)

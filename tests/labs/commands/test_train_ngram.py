@@ -85,7 +85,7 @@ def test_a_full_disk_is_one_line(count, text_file, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(exports, "save_arrays", fail)
-    message = f"cannot write {tmp_path / 'ngrams'}: No space left on device: free some space"
+    message = f"cannot write {tmp_path / 'ngrams'} (No space left on device): make room there"
     assert_refused(count(text_file), message)
     assert [each.name for each in tmp_path.iterdir()] == [text_file.name]
 

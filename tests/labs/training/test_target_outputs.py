@@ -124,7 +124,8 @@ def test_outputs_that_find_no_room(tmp_path, disk):
     texts = join_pairs([((), [5] * 2000)]).target
     path = tmp_path / "cache" / "000000000.npz"
     disk.fill()
-    with pytest.raises(InputError, match=f"cannot write {path}: File too large: free some space"):
+    message = rf"cannot write {path} \(File too large\): free some space"
+    with pytest.raises(InputError, match=message):
         target_outputs._store(path, texts)
     disk.clear()
     assert not list(path.parent.iterdir())

@@ -75,7 +75,7 @@ def test_a_log_that_finds_no_room(tmp_path, disk):
     file = MetricsFile(path, 0)
     file.add(step=1, loss=1.0)
     disk.fill()
-    with pytest.raises(InputError, match="cannot write .*metrics.jsonl: File too large: free"):
+    with pytest.raises(InputError, match=r"cannot write .*metrics.jsonl \(File too large\): free"):
         file.add(step=2, text="x" * 5000)
     disk.clear()
     MetricsFile(path, 1).add(step=2, loss=0.5)
