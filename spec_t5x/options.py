@@ -55,7 +55,7 @@ NEUTRAL = {
     "early_stopping": False,
 }
 # Names in ``NEUTRAL`` that are not rules of decoding (``sampling.rules``).
-_NO_RULES = ("max_decode_len", "length_penalty", "early_stopping")
+NO_RULES = ("max_decode_len", "length_penalty", "early_stopping")
 # Logits and larger biases leave the range of float32.
 MOST_BIAS = 1e30
 # Options that are lists of whole numbers.
@@ -206,7 +206,7 @@ class GenerateOptions:
 
     def _check_lengths(self) -> None:
         gamma, most, limit = self.gamma, 2**30, self.max_decode_len
-        # If it is None, the limit is the checkpoint's, and ``BatchDecoder.check`` checks gamma.
+        # If it is None, the limit is the checkpoint's, for which ``BatchDecoder.check`` calls this.
         length = most if limit is None else limit
         sizes = {"num_decodes": self.num_decodes, "batch_size": self.batch_size}
         # Their sums and roundings have to fit in 32 bits.
@@ -219,6 +219,11 @@ class GenerateOptions:
             raise InputError(
                 f"gamma is {gamma!r}{beside}: give a whole number from 0 (plain decoding) to "
                 f"max_decode_len, or {AUTO} for the fastest"
+            )
+        if (self.min_decode_len or 0) > length:
+            raise InputError(
+                f"min_decode_len is {self.min_decode_len} and outputs have at most {length} "
+                "tokens: give a larger max_decode_len"
             )
 
     def _check_texts(self) -> None:
@@ -281,11 +286,6 @@ class GenerateOptions:
             name: of_checkpoint.get(name, NEUTRAL[name]) if value is None else value
             for name, value in given.items()
         }
-
-    def rules(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns named arguments of ``sampling.rules.rules`` for these options, all hashable."""
-        settled = self.settled(of_checkpoint)
-        return {name: value for name, value in settled.items() if name not in _NO_RULES}
 
     def make_verifier(self) -> "Verifier":
         """Makes the verifier that ``verifier``, ``lenience`` and ``widths`` describe."""

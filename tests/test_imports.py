@@ -66,7 +66,7 @@ RINGS = ("labs", "contrib")
 # tasks, whose metrics measure.
 NAMES_LABS = {"cli/main.py", "cli/generate.py", "data/paper_tasks.py"}
 # Lines of the core.
-MOST_LINES = 22_061
+MOST_LINES = 22_060
 # Who may import what is slow to import or of one host's making.
 HEAVY = ("seqio", "tensorflow", "t5x")
 # Extras bring them: a Generator does without.

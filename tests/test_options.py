@@ -26,6 +26,10 @@ from tests.generation.cases import GREEDY, options
             {"gamma": 9, "max_decode_len": 8},
             "gamma is 9 and max_decode_len 8: give a whole number from 0",
         ),
+        (
+            {"min_decode_len": 9, "max_decode_len": 8},
+            "min_decode_len is 9 and outputs have at most 8 tokens: give a larger max_decode_len",
+        ),
         ({"num_decodes": 0}, "num_decodes is 0"),
         ({"max_source_len": 1}, "max_source_len is 1"),
         ({"temperature": -0.5}, "temperature is -0.5"),

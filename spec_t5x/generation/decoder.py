@@ -27,7 +27,7 @@ from spec_t5x.loops.pace import Pace
 from spec_t5x.loops.speculative import Iteration, speculative_decode, speculative_steps
 from spec_t5x.models.cached_model import CachedModel, TextModel
 from spec_t5x.names import AUTO
-from spec_t5x.options import GenerateOptions
+from spec_t5x.options import NO_RULES, GenerateOptions
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.rules import Rules, rules
 from spec_t5x.types import EOS_ID, PAD_ID
@@ -82,7 +82,7 @@ class BatchDecoder:
         check_jax()
         if self.is_decoder_only:
             check_unused(options, "a decoder-only model's prompt comes first", "output_prefix")
-        # The copy compares gamma with the checkpoint's limit.
+        # The copy compares gamma and ``min_decode_len`` with the checkpoint's limit.
         limit = self.max_decode_len(options)
         dataclasses.replace(options, max_decode_len=limit)
         check_positions(self.target, limit)
@@ -246,6 +246,15 @@ class BatchDecoder:
             return self.longest(batch, options)
         return room
 
+    def follows_pace(self, options: GenerateOptions) -> bool:
+        """Returns True if gamma is "auto" and there is a draft, which a pace may leave out."""
+        return self.draft is not None and options.gamma == AUTO
+
+    def most_drafts(self, options: GenerateOptions, pace: Pace | None) -> int:
+        """Returns the most drafts in an iteration: gamma, the pace's, or 0 without a draft."""
+        gamma = options.gamma if pace is None else pace.largest
+        return 0 if self.draft is None else gamma
+
     def loop(self, batch: Batch, options: GenerateOptions, gamma: int) -> Loop:
         """Returns the settings of a batch's loop, with at most ``gamma`` drafts in an iteration."""
         return Loop(gamma=gamma, verifier=options.make_verifier(), **self._of_loop(batch, options))
@@ -268,31 +277,26 @@ class BatchDecoder:
     def rules(self, options: GenerateOptions) -> Rules | None:
         """Returns the rules of decoding by the options or the checkpoint; None if there are none.
 
-        Raises ``InputError`` if a rule has tokens that the model does not have, or
-        ``min_decode_len`` is above the limit.
+        Raises ``InputError`` if a rule has tokens that the model does not have.
         """
-        if (options.min_decode_len or 0) > (limit := self.max_decode_len(options)):
-            raise InputError(
-                f"min_decode_len is {options.min_decode_len} and outputs have at most {limit} "
-                "tokens: give a larger max_decode_len"
-            )
+        settled = options.settled(self.defaults)
         return _rules(
             self.target.vocab_size,
             self.vocabulary.eos_ids,
             start_id=self.vocabulary.start_in_text,
-            **options.rules(self.defaults),
+            **{name: value for name, value in settled.items() if name not in NO_RULES},
         )
 
     def _loop_arguments(
         self, batch: Batch, options: GenerateOptions, pace: Pace | None
     ) -> tuple[Draft | None, tuple, dict]:
         """Returns the draft, None in plain decoding, and positional and named loop arguments."""
-        draft = None if options.gamma == AUTO and pace is None else self.draft
+        draft = None if pace is None and self.follows_pace(options) else self.draft
         placed = batch.tokens, batch.prompts, batch.keys, self.sampling(options)
         named = self._of_loop(batch, options) | {"max_decode_steps": batch.max_decode_steps}
         if draft is not None:
-            gamma = options.gamma if pace is None else pace.largest
-            named |= {"gamma": gamma, "verifier": options.make_verifier(), "pace": pace}
+            gamma, verifier = self.most_drafts(options, pace), options.make_verifier()
+            named |= {"gamma": gamma, "verifier": verifier, "pace": pace}
         return draft, placed, named
 
     def decode(self, batch: Batch, options: GenerateOptions, pace: Pace | None = None) -> Decoded:

@@ -27,7 +27,6 @@ from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import OPTIMISM, Costs, Pace
 from spec_t5x.loops.speculative import Iteration
 from spec_t5x.machine.compilation_cache import user_cache
-from spec_t5x.names import AUTO
 from spec_t5x.options import GenerateOptions
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.store import Store, code_digest, identity, params_digest
@@ -63,8 +62,8 @@ class Engine:
             updated unless outputs depend on the pace.
         """
         self.decoder, self.options = decoder, options
-        depends = options.gamma != AUTO or not options.repeats
-        self._paces = {} if paces is None or depends else paces
+        resumes = paces is not None and decoder.follows_pace(options) and options.repeats
+        self._paces = paces if resumes else {}
         self._costly = costly(options)
         self.pace = self._paces.get(self._costly)
         # True if batches are decoded in slots. A beam search has none, and a single row makes no
@@ -209,7 +208,7 @@ class Engine:
 
     def _for(self, batch: Batch) -> BatchDecoder:
         """Returns the models for a batch; gamma "auto" starts a pace or omits a useless draft."""
-        if self.decoder.draft is None or self.options.gamma != AUTO:
+        if not self.decoder.follows_pace(self.options):
             return self.decoder
         if self.pace is None:
             self.pace = self.first_pace(batch)
@@ -218,7 +217,7 @@ class Engine:
     @property
     def verdict(self) -> str | None:
         """The reason why most steps had no draft, for a message; None if they had one."""
-        if self.options.gamma != AUTO or self.decoder.draft is None:
+        if not self.decoder.follows_pace(self.options):
             return None
         if self.options.beams:
             return "the draft was left out: a beam search drafts if gamma is a number"
@@ -267,17 +266,13 @@ class _Slots:
         places: Sequence[int],
         batch: Batch,
     ):
-        """Puts the inputs of a first batch, whose sources and prompts are longest, into slots.
-
-        Without a ``pace``, iterations have ``options.gamma`` drafts.
-        """
+        """Puts the inputs of a first batch, whose sources and prompts are longest, into slots."""
         self._decoder, self._options, self._first = decoder, options, batch
         self.pace = pace
         # The text of each input that has not ended, and the tokens of its prompt.
         self._inputs: dict[int, tuple[str, int]] = {}
         self._group: refill.Members | None = None
-        gamma = options.gamma if pace is None else pace.largest
-        self._loop = decoder.loop(batch, options, 0 if decoder.draft is None else gamma)
+        self._loop = decoder.loop(batch, options, decoder.most_drafts(options, pace))
         self._slots = refill.fill(self._prepared(places, batch, waits=False), pace)
 
     def takes(self, batch: Batch) -> bool:

@@ -292,7 +292,7 @@ def test_a_missing_vocabulary_is_named_before_a_download(online, tmp_path):
 
 OPTIONS_OF_NO_TARGET = [
     ({"suppress_tokens": (10**6,)}, {}, "suppress_tokens has token 1000000 and the model"),
-    ({"min_decode_len": 9, "max_decode_len": 8}, {}, "min_decode_len is 9 and outputs have at"),
+    ({"min_decode_len": 129}, {}, "min_decode_len is 129 and outputs have at most 128"),
     (
         {"beams": 2, "early_stopping": True},
         {},

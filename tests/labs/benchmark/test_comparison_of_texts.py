@@ -71,4 +71,4 @@ def test_a_checkpoints_settings_that_the_options_exclude_are_not_made_options():
     with pytest.raises(InputError, match="gamma is 9 and max_decode_len 5: give"):
         without_open(options(max_decode_len=None, gamma=9), of_checkpoint)
     prefixed = without_open(options(output_prefix="a"), {"forced_bos_token_id": 7})
-    assert prefixed.rules({"forced_bos_token_id": 7})["forced_bos_token_id"] == 7
+    assert prefixed.settled({"forced_bos_token_id": 7})["forced_bos_token_id"] == 7
