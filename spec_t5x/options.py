@@ -251,10 +251,7 @@ class GenerateOptions:
         else:
             errors.check_unused(self, "beams 0, which does not search", *OF_SEARCH)
         if beams and num_decodes > beams:
-            raise InputError(
-                f"num_decodes is {num_decodes} and beams {beams}: lower num_decodes, or give more "
-                "beams"
-            )
+            raise InputError(f"num_decodes is {num_decodes} and beams {beams}: give more beams")
         if not beams and num_decodes > 1 and self.sampling().greedy:
             raise InputError(
                 f"num_decodes is {num_decodes}, temperature {self.temperature} and top_k "

@@ -385,6 +385,7 @@ def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, argumen
         # Options of decoding that do not fit the checkpoint.
         (("--suppress_tokens", "9999"), "has token 9999 and the model 8000 tokens: give lower ids"),
         (("--min_decode_len", 199), "--min_decode_len is 199 and outputs have at most 128"),
+        (("--beams", 4001, "--gamma", 0), "--beams is 4001: give at least 1, at most 4000"),
         (
             ("--beams", 2, "--early_stopping", "true", "--gamma", 0),
             "give a --length_penalty as well",

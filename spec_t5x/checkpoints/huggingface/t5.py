@@ -251,10 +251,7 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Raises ``InputError`` unless config.json is of a supported T5; returns ``special_ids``."""
     path, model_type = directory / CONFIG_NAME, values.get("model_type")
     if model_type not in _KINDS:
-        raise InputError(
-            f"{path} has model_type {model_type!r}, which is not supported: give a "
-            f"{known_families()}"
-        )
+        raise InputError(f"{path} has model_type {model_type!r}: give a {known_families()}")
     check_whole(values, path)
     ids = special_ids(values, directory)
     read_config(values, path)
