@@ -305,7 +305,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 def read_config(values: dict[str, Any], path: Path) -> T5Config:
     """Makes the configuration of a config.json's values; ``path`` is for messages."""
     present = entries(values, _ALIASES, path)
-    with describing(path, "T5"):
+    with describing(path, "T5", {ours: theirs for ours, (theirs, _) in _SIZES.items()}):
         present.setdefault("num_decoder_layers", present["num_layers"])
         sizes = {
             ours: present[theirs] if default is None else present.get(theirs, default)
@@ -344,8 +344,7 @@ def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
     gate, _, name = projection.rpartition("-")
     if gate not in ("", _GATED):
         raise InputError(
-            f"{path} has feed_forward_proj {projection!r}: give {_GATED}- and an activation, or an "
-            "activation"
+            f"{path} has feed_forward_proj {projection!r}: give an activation, or {_GATED}- and one"
         )
     name = values.get("dense_act_fn", "gelu_new" if projection == _GATED_GELU else name)
     if name not in _OURS:
