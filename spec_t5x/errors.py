@@ -35,7 +35,8 @@ class InputError(ValueError):
     """Error in an option, an input, a file or a checkpoint that the user has to change."""
 
     def __str__(self) -> str:
-        return shown(super().__str__())
+        # A value in the text, such as a path, may have several lines.
+        return " ".join(shown(super().__str__()).splitlines())
 
 
 def check_at_least(settings: Any, **least: int) -> None:

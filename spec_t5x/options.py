@@ -192,7 +192,7 @@ class GenerateOptions:
         errors.check_rules(penalty, bad_words_ids=self.bad_words_ids or (), sequence_bias=biased)
         # Called because they check their arguments.
         self.sampling()
-        self.make_verifier()
+        verifier = self.make_verifier()
         if not self.temperature:
             errors.check_unused(
                 self, "temperature 0, which takes the likeliest token", "top_k", "top_p"
@@ -203,6 +203,8 @@ class GenerateOptions:
             raise InputError(
                 f"gamma is {gamma} and widths are {self.widths}: give at most {gamma} widths"
             )
+        if gamma not in (AUTO, 0):
+            verifier.tree(gamma)
 
     def _check_lengths(self) -> None:
         gamma, most, limit = self.gamma, 2**30, self.max_decode_len
@@ -249,10 +251,7 @@ class GenerateOptions:
         else:
             errors.check_unused(self, "beams 0, which does not search", *OF_SEARCH)
         if beams and num_decodes > beams:
-            raise InputError(
-                f"num_decodes is {num_decodes} and beams {beams}: lower num_decodes, or give more "
-                "beams"
-            )
+            raise InputError(f"num_decodes is {num_decodes} and beams {beams}: give more beams")
         if not beams and num_decodes > 1 and self.sampling().greedy:
             raise InputError(
                 f"num_decodes is {num_decodes}, temperature {self.temperature} and top_k "

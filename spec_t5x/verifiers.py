@@ -15,6 +15,7 @@ and the target's distributions into a ``Verdict`` for each row. A new verifier i
     register("verifier", first="mypkg.verifiers:FirstOnly")  # a name in gin, T5X and Python
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -24,12 +25,12 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x import registry
-from spec_t5x.errors import InputError, as_input_error, check_choice, is_number
+from spec_t5x.errors import InputError, as_input_error, check_choice, check_numbers, is_number
 from spec_t5x.interfaces import Proposal
 from spec_t5x.sampling import verification
 from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap, values_at
 from spec_t5x.sampling.draws import Stream, purpose_keys, sample_coupled
-from spec_t5x.sampling.tree_shapes import Tree
+from spec_t5x.sampling.tree_shapes import MAX_NODES, Tree
 from spec_t5x.sampling.verification import Verdict
 from spec_t5x.types import Array, Float, Float32, Int, Key
 
@@ -245,10 +246,33 @@ class TreeVerifier(Verifier):
             raise InputError(f"tree widths are {self.widths}: give at least 1 for each position")
 
     def tree(self, gamma: int) -> Tree:
-        """Returns the tree of depth ``gamma``; raises ``InputError`` if ``gamma`` is below 1."""
-        if gamma < 1:
-            raise InputError(f"gamma is {gamma}: a tree of drafts needs at least 1")
+        """Returns the tree of depth ``gamma``; raises ``InputError`` if it cannot be so deep."""
+        check_numbers(1, MAX_NODES - 1, gamma=gamma)
         return Tree((*self.widths, *[1] * (gamma - len(self.widths)))[:gamma])
+
+
+# Depth and nodes of the largest trees with gamma "auto".
+_MAX_DEPTH = 4
+_MAX_NODES = 64
+
+
+def largest_limit(verifier: Verifier, of_chains: int) -> int:
+    """Returns the most drafts with gamma "auto": ``of_chains``, or the depth of the largest tree.
+
+    Raises ``InputError`` if a tree of all of the verifier's widths is too deep or too large.
+    """
+    if verifier.tree(1) is None:
+        return of_chains
+    widths = getattr(verifier, "widths", ())
+    for depth in range(_MAX_DEPTH, max(len(widths), 1) - 1, -1):
+        # A tree of too many nodes for any target has no number.
+        with contextlib.suppress(InputError):
+            if verifier.num_nodes(depth) <= _MAX_NODES:
+                return depth
+    raise InputError(
+        f"widths are {widths} and gamma is auto, which takes trees of up to {_MAX_DEPTH} widths "
+        f"and {_MAX_NODES} nodes: give gamma a number, or fewer widths"
+    )
 
 
 # ``TreeVerifier.widths`` by the name of the verifier, if none are given.

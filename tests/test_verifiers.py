@@ -24,6 +24,7 @@ from spec_t5x.verifiers import (
     TokenVerifier,
     TreeVerifier,
     Verifier,
+    largest_limit,
     verifier,
 )
 
@@ -336,3 +337,16 @@ def test_a_registered_verifier_of_trees_takes_widths(monkeypatch):
     assert verifier("tree") == TreeVerifier((3, 2)) and verifier("multi") == TreeVerifier((3,))
     with pytest.raises(InputError, match=r"widths are \(0,\): give at least 1"):
         verifier("wide", widths=[0])
+
+
+def test_the_most_that_may_be_drafted():
+    for name, widths, most in (
+        ("block", (), 16),
+        ("tree", (3, 2), 4),
+        ("tree", (4, 3, 2), 3),
+        ("multi", (63,), 1),
+    ):
+        assert largest_limit(verifier(name, widths=widths), of_chains=16) == most
+    for widths in ((4, 3, 2, 2), (1, 1, 1, 1, 1), (200, 9)):
+        with pytest.raises(InputError, match="give gamma a number, or fewer widths"):
+            largest_limit(verifier("tree", widths=widths), of_chains=16)

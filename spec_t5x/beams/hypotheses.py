@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.errors import check_numbers
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
@@ -221,6 +222,12 @@ def start(
 def num_candidates(beams: int, eos_id: EndOfSequence) -> int:
     """Returns the number of a row's candidates, of which at least ``beams`` do not end."""
     return (2 if not isinstance(eos_id, tuple) else 1 + len(eos_id)) * beams
+
+
+def check_beams(vocab_size: int, eos_id: EndOfSequence, least: int = 1, **beams: int) -> None:
+    """Raises ``InputError`` unless a search finds enough candidates for as many hypotheses."""
+    # There are no more candidates than tokens.
+    check_numbers(least, vocab_size // num_candidates(1, eos_id), **beams)
 
 
 def continuations(

@@ -38,6 +38,7 @@ from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.names import AUTO
 from spec_t5x.options import GenerateOptions
+from spec_t5x.verifiers import largest_limit
 
 # The kind of a directory whose format belongs to no other kind: a smaller model.
 TRANSFORMER = "transformer"
@@ -139,7 +140,7 @@ def find_models(
 
 
 def check_draft(text: str, options: GenerateOptions, given: DraftOptions) -> None:
-    """Raises ``InputError`` if the options have trees or a search that the draft does not support.
+    """Raises ``InputError`` if the options have trees or a search that cannot be drafted.
 
     If a kind does not name the class of its drafts, the loops check the draft.
     """
@@ -152,11 +153,14 @@ def check_draft(text: str, options: GenerateOptions, given: DraftOptions) -> Non
             f"beams is {options.beams}, gamma {options.gamma} and draft {text!r}, but in a beam "
             "search only a model without draft_temperature drafts: give a separate one, or gamma 0"
         )
-    if options.make_verifier().tree(1) is not None and not hasattr(kind, "propose_tree"):
+    verifier = options.make_verifier()
+    if verifier.tree(1) is not None and not hasattr(kind, "propose_tree"):
         raise InputError(
             f"verifier is {options.verifier!r} and draft {text!r} proposes no trees: give a "
             "verifier of chains, or a draft that proposes trees, such as a model or eagle"
         )
+    if options.gamma == AUTO:
+        largest_limit(verifier, of_chains=1)  # raises for a tree that is too large
 
 
 def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:

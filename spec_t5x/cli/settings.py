@@ -30,11 +30,6 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 3,2") from error
 
 
-def _folders(text: str) -> tuple[str, ...]:
-    """Parses a comma-separated list of folders."""
-    return tuple(part for part in text.split(",") if part)
-
-
 def _lengths(text: str) -> dict:
     try:
         return dict(ast.literal_eval(text))
@@ -52,7 +47,7 @@ _TYPES = {
     bool | str | None: (lambda text: _WORDS.get(text.lower(), text), "WHEN"),
     tuple: (_numbers, "N,N"),
     tuple | None: (_numbers, "N,N"),
-    tuple | list | str | None: (_folders, "DIR,DIR"),
+    tuple | list | str | None: (lambda text: tuple(filter(None, text.split(","))), "DIR,DIR"),
     dict | None: (_lengths, "{'inputs':N,'targets':N}"),
 }
 CACHES = ("use_cached_tasks", "seqio_additional_cache_dirs")

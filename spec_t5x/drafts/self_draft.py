@@ -97,9 +97,8 @@ def _layers(argument: str | int, target: Any) -> int:
     total = target.config.num_decoder_layers
     layers = argument if str(argument) else (total + 1) // 2
     if not (str(layers).isdecimal() and 1 <= int(layers) < total):
-        raise InputError(
-            f"early exit after {layers} of {total} decoder layers: give 1 to {total - 1}"
-        )
+        remedy = f"1 to {total - 1}" if total > 1 else "another draft"
+        raise InputError(f"early exit after {layers} of {total} decoder layers: give {remedy}")
     return int(layers)
 
 

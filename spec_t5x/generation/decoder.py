@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from spec_t5x.beams.hypotheses import BeamResult, Ranking, TransformersRanking
+from spec_t5x.beams.hypotheses import BeamResult, Ranking, TransformersRanking, check_beams
 from spec_t5x.beams.search import beam_search
 from spec_t5x.checkpoints.huggingface.generation_config import LeftOut
 from spec_t5x.data.vocabulary import Vocabulary
@@ -87,6 +87,8 @@ class BatchDecoder:
         dataclasses.replace(options, max_decode_len=limit)
         check_positions(self.target, limit)
         self.sampling(options)
+        if options.beams:
+            check_beams(self.target.vocab_size, self.vocabulary.eos_ids, beams=options.beams)
         has_penalty = options.settled(self.defaults)["length_penalty"] is not None
         if options.early_stopping is not None and not has_penalty:
             raise InputError(

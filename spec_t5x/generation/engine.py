@@ -30,6 +30,7 @@ from spec_t5x.machine.compilation_cache import user_cache
 from spec_t5x.options import GenerateOptions
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.store import Store, code_digest, identity, params_digest
+from spec_t5x.verifiers import largest_limit
 
 # Places (indices among all inputs) of inputs that have ended, and their answers.
 Answered = tuple[tuple[int, ...], list[Answer]]
@@ -190,7 +191,8 @@ class Engine:
     def _measured(self, batch: Batch, settings: dict[str, object]) -> Costs:
         decoder, verifier = self.decoder, self.options.make_verifier()
         models = decoder.target, decoder.draft
-        loop = decoder.loop(batch, self.options, costs_lib.largest_limit(decoder.draft, verifier))
+        largest = largest_limit(verifier, decoder.draft.traits.max_worthwhile)
+        loop = decoder.loop(batch, self.options, largest)
         given = *models, batch.tokens, decoder.sampling(self.options), loop
         key = identity(
             target=params_digest(decoder.target),

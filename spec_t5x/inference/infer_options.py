@@ -85,8 +85,7 @@ class InferOptions(TaskOptions):
             return
         if (self.input is None) == (self.mixture_or_task is None):
             raise InputError(
-                f"input is {self.input!r} and mixture_or_task {self.mixture_or_task!r}: give one "
-                "of them"
+                f"input is {self.input!r} and mixture_or_task {self.mixture_or_task!r}: give one"
             )
         if self.input == "-":
             raise InputError(

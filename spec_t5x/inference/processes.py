@@ -80,9 +80,7 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _held(path: Path, operation: int, needed: bool = True) -> Iterator[int]:
     """Yields the descriptor of a file locked by ``flock``; raises ``InputError`` if it cannot."""
-    remedy = (
-        "give an output directory that can be written, on a file system with locks (a local disk)"
-    )
+    remedy = "give a directory that can be written, on a file system with locks (a local disk)"
     with contextlib.ExitStack() as opened:
         with as_input_error(f"cannot lock {path}", remedy, OSError):
             # Opened for writing, as NFS needs it; a link might lead to another file of the user.

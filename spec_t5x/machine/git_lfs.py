@@ -13,7 +13,5 @@ def check_fetched(path: object) -> None:
         return
     with path.open("rb") as file:
         if file.read(len(_BEGINNING)) == _BEGINNING:
-            raise InputError(
-                f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull` in its "
-                "repository"
-            )
+            what = f"{path} is a pointer of Git LFS, not the file itself"
+            raise InputError(f"{what}: run `git lfs pull` in its repository")

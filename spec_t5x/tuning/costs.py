@@ -7,7 +7,6 @@ the models and the settings, unless the timings vary widely. The kernels for CPU
 at once, hence the limit 5.
 """
 
-import contextlib
 import dataclasses
 import logging
 import math
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.pace import Costs
@@ -27,7 +25,6 @@ from spec_t5x.tuning.interleaving import interleaved
 from spec_t5x.tuning.store import Store
 from spec_t5x.tuning.timed_calls import Timed
 from spec_t5x.types import Float, PyTree
-from spec_t5x.verifiers import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -42,28 +39,6 @@ _ENOUGH_ROUNDS = 5
 _MOST_SPREAD = 0.5
 # Most tokens of a half-finished output, all of which the draft is fed; few outputs have more.
 _MOST_TOKENS = 512
-# Depth and nodes of the largest trees that are measured.
-_MAX_DEPTH = 4
-_MAX_NODES = 64
-
-
-def largest_limit(draft: Draft, verifier: Verifier) -> int:
-    """Returns the most drafts of an iteration with gamma "auto"; with trees, the largest depth.
-
-    Raises ``InputError`` if a tree of all of the verifier's widths is too deep or too large.
-    """
-    if verifier.tree(1) is None:
-        return draft.traits.max_worthwhile
-    widths = getattr(verifier, "widths", ())
-    for depth in range(_MAX_DEPTH, max(len(widths), 1) - 1, -1):
-        # A tree of too many nodes for any target has no number.
-        with contextlib.suppress(InputError):
-            if verifier.num_nodes(depth) <= _MAX_NODES:
-                return depth
-    raise InputError(
-        f"widths are {widths} and gamma is auto, which takes trees of up to {_MAX_DEPTH} "
-        f"widths and {_MAX_NODES} nodes: give gamma a number, or fewer widths"
-    )
 
 
 def remembered(

@@ -501,7 +501,7 @@ def test_what_the_hub_refuses(online, draft, expected):
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"model_type": "bert"}, "has model_type 'bert', which is not supported"),
+        ({"model_type": "bert"}, "has model_type 'bert': give a T5"),
         (
             {"format": "spec_t5x"},
             "a checkpoint of spec_t5x: run `hf download owner/draft --local-dir",

@@ -329,6 +329,7 @@ def test_bindings_that_cannot_be_are_refused(run, unchecked, binding, expected):
         (("--input", "/no/such/file"), "/no/such/file"),
         (("--input", "/dev/null"), "/dev/null is a pipe or a device, which is read once"),
         (("--input", "/"), "/ is a folder: give a file"),
+        (("--input", "of two\nlines"), "no file of two lines: give the path of"),
         (("x", "--field", "a"), "--field is a, which only JSON lines have: leave it out"),
         (("Stra\udcdfe",), r"Stra\udcdfe"),
     ],
@@ -345,6 +346,10 @@ def test_arguments_that_cannot_be_are_refused_in_one_line(generate, arguments, e
             "--verifier is 'tree' and draft 'copy' proposes no trees",
         ),
         (("--draft", "mixed:int8", "--verifier", "multi"), "'mixed:int8' proposes no trees"),
+        (
+            ("--gamma", "auto", "--verifier", "tree", "--widths", "4,4,4"),
+            "--widths are (4, 4, 4) and gamma is auto, which takes trees of up to 4 widths and 64",
+        ),
         (("--draft", "int8", "--beams", 2), "--beams is 2, gamma 3 and draft 'int8', but in a"),
         (
             ("--draft", "transformer:t5-draft", "--draft_temperature", "1", "--beams", 2),
@@ -380,6 +385,7 @@ def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, argumen
         # Options of decoding that do not fit the checkpoint.
         (("--suppress_tokens", "9999"), "has token 9999 and the model 8000 tokens: give lower ids"),
         (("--min_decode_len", 199), "--min_decode_len is 199 and outputs have at most 128"),
+        (("--beams", 4001, "--gamma", 0), "--beams is 4001: give at least 1, at most 4000"),
         (
             ("--beams", 2, "--early_stopping", "true", "--gamma", 0),
             "give a --length_penalty as well",

@@ -16,7 +16,7 @@ from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.loops.pace import Costs
-from spec_t5x.tuning.costs import largest_limit
+from spec_t5x.verifiers import largest_limit
 from tests.contrib.t5gemma.toys import T5GEMMA2, tiny_t5gemma
 from tests.toy_t5 import disturbed, tiny_t5
 
@@ -118,7 +118,7 @@ def test_the_outputs_are_those_of_plain_decoding(case):
         max_decode_len=12,
         **RULES[case["rules"]],
     )
-    largest = largest_limit(generator.draft, options.make_verifier())
+    largest = largest_limit(options.make_verifier(), generator.draft.traits.max_worthwhile)
     whole = case["verifier"] == "tree"
     generator.assume(options, Costs.by_formula(c=0.05, largest=largest, whole=whole))
     found, expected = (

@@ -25,6 +25,8 @@ from tests.toy_t5 import tiny_t5
 def test_layers_that_the_target_has_not(layers):
     with pytest.raises(InputError, match=f"early exit after {layers} of 2 decoder layers: give 1"):
         SelfDraft.early_exit(tiny_t5(0, num_decoder_layers=2), layers)
+    with pytest.raises(InputError, match="of 1 decoder layers: give another draft"):
+        SelfDraft.early_exit(tiny_t5(0, num_decoder_layers=1), layers)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -127,7 +127,7 @@ def test_no_field_of_an_input_replaces_what_its_answer_says(run, tmp_path, name,
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "no --input was given and --mixture_or_task None: give one of them"),
+        ((), "no --input was given and --mixture_or_task None: give one"),
         (("--input", "-"), "input is standard input, which cannot be read again"),
         (("--mixture_or_task", "no_such_task"), "no task or mixture 'no_such_task'"),
         (("--input", "x", "--process_count", "2"), "process_index None: give all three"),

@@ -14,7 +14,7 @@ from spec_t5x.inference.infer_options import HostOptions, InferOptions
         ({"output_dir": "gs://bucket/out", "input": "in"}, "give a path of a file system"),
         ({"input": "~no-one/in"}, "~no-one/in names no home directory .*: give the whole path"),
         ({"output_dir": "~no-one/out", "merge": True}, "~no-one/out names no home directory"),
-        ({"input": "in", "mixture_or_task": "task"}, "give one of them"),
+        ({"input": "in", "mixture_or_task": "task"}, "mixture_or_task 'task': give one"),
         ({"input": "in", "shard_size": 0}, "shard_size is 0: give at least 1"),
         (
             {"input": "in", "task_feature_lengths": {"input": 5}},

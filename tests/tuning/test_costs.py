@@ -150,18 +150,6 @@ def test_timings_of_a_busy_machine_are_not_steady(monkeypatch, plain, prefill, i
     assert measure(*given, Loop(gamma=1, max_decode_len=16))[1] == expected
 
 
-def test_the_most_that_may_be_drafted():
-    model = TransformerDraft(tiny_t5(0))
-    assert costs_lib.largest_limit(model, verifier("block")) == 8
-    # Its tokens cost nothing.
-    assert costs_lib.largest_limit(CopyDraft(30), verifier("coupled")) == 16
-    assert costs_lib.largest_limit(model, verifier("tree", widths=(3, 2))) == 4
-    assert costs_lib.largest_limit(model, verifier("tree", widths=(4, 3, 2))) == 3
-    for widths in ((4, 3, 2, 2), (1, 1, 1, 1, 1), (200, 9)):
-        with pytest.raises(InputError, match="give gamma a number, or fewer widths"):
-            costs_lib.largest_limit(model, verifier("tree", widths=widths))
-
-
 def test_tokens_half_way_may_be_limited():
     target = tiny_t5(0)
     given = target, TransformerDraft(target), jnp.ones((1, 5), jnp.int32), sampling(0.0)

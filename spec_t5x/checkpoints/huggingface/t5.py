@@ -251,10 +251,7 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Raises ``InputError`` unless config.json is of a supported T5; returns ``special_ids``."""
     path, model_type = directory / CONFIG_NAME, values.get("model_type")
     if model_type not in _KINDS:
-        raise InputError(
-            f"{path} has model_type {model_type!r}, which is not supported: give a "
-            f"{known_families()}"
-        )
+        raise InputError(f"{path} has model_type {model_type!r}: give a {known_families()}")
     check_whole(values, path)
     ids = special_ids(values, directory)
     read_config(values, path)
@@ -308,7 +305,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 def read_config(values: dict[str, Any], path: Path) -> T5Config:
     """Makes the configuration of a config.json's values; ``path`` is for messages."""
     present = entries(values, _ALIASES, path)
-    with describing(path, "T5"):
+    with describing(path, "T5", {ours: theirs for ours, (theirs, _) in _SIZES.items()}):
         present.setdefault("num_decoder_layers", present["num_layers"])
         sizes = {
             ours: present[theirs] if default is None else present.get(theirs, default)
@@ -347,8 +344,7 @@ def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
     gate, _, name = projection.rpartition("-")
     if gate not in ("", _GATED):
         raise InputError(
-            f"{path} has feed_forward_proj {projection!r}: give {_GATED}- and an activation, or an "
-            "activation"
+            f"{path} has feed_forward_proj {projection!r}: give an activation, or {_GATED}- and one"
         )
     name = values.get("dense_act_fn", "gelu_new" if projection == _GATED_GELU else name)
     if name not in _OURS:

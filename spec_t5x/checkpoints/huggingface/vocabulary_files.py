@@ -208,8 +208,7 @@ class _Files:
         others += sorted(n for n in special - {*_OF_T5.values()} if not is_sentinel(n))
         if others:
             raise InputError(
-                f"{self.directory} adds token {others[0]!r} to ByT5's: give a model without tokens "
-                "added to the sentinels"
+                f"{self.directory} adds token {others[0]!r} to ByT5's: give a model without it"
             )
         return ByteVocabulary(len(sentinels) or self.extra_ids, reads_sentinels=True)
 

@@ -5,6 +5,7 @@ import fcntl
 import glob
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -46,7 +47,7 @@ def read_if_there(path: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def describing(path: object, what: str) -> Iterator[None]:
+def describing(path: object, what: str, names: Mapping[str, str] = {}) -> Iterator[None]:
     """Turns errors of the code inside, which makes ``what`` of JSON, into an ``InputError``."""
     kinds = ValueError, TypeError, AttributeError, OverflowError, RecursionError
     remedy = "copy the file again"
@@ -56,7 +57,9 @@ def describing(path: object, what: str) -> Iterator[None]:
     except InputError as error:
         if shown(str(path)) in str(error):
             raise
-        raise InputError(f"{path}: {error}") from error
+        # Messages name entries as the file does; ``names`` are those by ours.
+        text = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))
+        raise InputError(f"{path}: {text}") from error
     except KeyError as error:
         raise InputError(f"{path} has no {error.args[0]}: {remedy}") from error
 

@@ -200,7 +200,7 @@ def _ids(values: dict[str, Any], directory: Path) -> list[int]:
     several = eos if isinstance(eos, list) and eos else [eos]
     start_id = entries.get("bos_token_id", several[0])
     for entry, tokens in (("bos_token_id", [start_id]), ("eos_token_id", several)):
-        if not all(isinstance(token, int) and 0 <= token < num_ids for token in tokens):
+        if not all(type(token) is int and 0 <= token < num_ids for token in tokens):
             raise InputError(
                 f"{path} has {entry} {entries.get(entry)!r} and vocab_size {num_ids}: set "
                 "it to a token's id"
@@ -220,7 +220,9 @@ def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
         if present.get(name, needed) != needed:
             raise InputError(f"{path} has {name} {present[name]}: give a GPT-2 without it")
     check_weights(values, path)
-    with describing(path, "GPT-2"):
+    names = {"emb_dim": "n_embd", "num_heads": "n_head", "num_layers": "n_layer"}
+    names |= {"mlp_dim": "n_inner", "max_length": "n_positions", "dropout_rate": "resid_pdrop"}
+    with describing(path, "GPT-2", names):
         return GPTConfig(
             # Our start token has a row that theirs lacks.
             vocab_size=present["vocab_size"] + 1,

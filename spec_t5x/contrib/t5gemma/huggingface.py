@@ -198,7 +198,8 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
     encoder, decoder = _stacks(values, path)
     kind = values["model_type"]
     is_second = kind == "t5gemma2"
-    with describing(path, "T5Gemma"):
+    names = _SIZES | {f"encoder_{ours}": theirs for ours, theirs in _SIZES.items()}
+    with describing(path, "T5Gemma", names):
         sizes = {ours: decoder[theirs] for ours, theirs in _SIZES.items()}
         of_encoder = {f"encoder_{ours}": encoder[theirs] for ours, theirs in _SIZES.items()}
         ropes = {

@@ -2,12 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from spec_t5x.errors import InputError, check_unused
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark.achieved import achieved
-from spec_t5x.labs.benchmark.text_source import fits
+from spec_t5x.labs.benchmark.text_source import encoded, fits
 from spec_t5x.labs.metrics import TextPairs, metric_intervals, signature
 
 
@@ -48,6 +48,14 @@ def check_options(options: GenerateOptions) -> None:
     check_unused(options, "one text of each source is scored", "num_decodes", "beams")
 
 
+def check_texts(generator: Generator, texts: TextPairs, options: GenerateOptions) -> None:
+    """Raises ``InputError``, the first source's own, if the generator takes none of the sources."""
+    if not (sources := _sources(texts)):
+        raise InputError("there are no sources: give a file with text")
+    if not any(fits(generator, source, options) for source in sources):
+        encoded(generator, sources[0], options)
+
+
 def evaluate(
     generator: Generator,
     texts: TextPairs,
@@ -67,14 +75,12 @@ def evaluate(
         or beams are given.
     """
     check_options(options)
-    if not texts.pairs:
-        raise InputError("there are no sources: give a file with text")
+    check_texts(generator, texts, options)
     decode = generator.generate if texts.ids is None else generator.generate_ids
-    sources = [source for source, _ in texts.pairs] if texts.ids is None else texts.ids
+    sources = _sources(texts)
     usable = [i for i, source in enumerate(sources) if fits(generator, source, options)]
     outputs = []
-    # If none is usable, raises the first source's own error.
-    for (output,) in decode([sources[i] for i in usable or [0]], options):
+    for (output,) in decode([sources[i] for i in usable], options):
         outputs.append(output)
         progress(len(outputs), len(usable))
     written, targets = [each.output for each in outputs], [texts.pairs[i][1] for i in usable]
@@ -101,3 +107,7 @@ def evaluate(
         intervals=ends,
         **figures,
     )
+
+
+def _sources(texts: TextPairs) -> Sequence[str | list[int]]:
+    return [source for source, _ in texts.pairs] if texts.ids is None else texts.ids

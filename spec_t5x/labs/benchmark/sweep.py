@@ -85,13 +85,15 @@ def run(
     settings = options.settings(decoding)
     if not options.simulated:
         check_readable(source)
-    target, generator, make = _load(models, decoding, settings)
-    texts, defaults = [], {}
+
+    def read(reader: Generator) -> list[str]:
+        return read_texts(source, reader, decoding, options.num_inputs)
+
+    given = models, decoding, settings
+    target, generator, make, texts = _load(*given, read=None if options.simulated else read)
+    defaults = {}
     if not options.simulated:
-        texts, defaults = (
-            read_texts(source, generator, decoding, options.num_inputs),
-            generator.defaults,
-        )
+        defaults = generator.defaults
         # Sorted as in ``generate``, since a batch takes as long as its longest row.
         texts.sort(key=lambda text: len(generator.tokenize(text, decoding)))
     made, draft, pair = None, None, None
@@ -159,12 +161,17 @@ def _check(
 
 
 def _load(
-    models: Models, decoding: GenerateOptions, settings: Sequence[Setting]
-) -> tuple[Target, Generator | None, Callable[[str], Draft]]:
-    """Loads the target; returns it, its generator and a function that makes a draft by its name.
+    models: Models,
+    decoding: GenerateOptions,
+    settings: Sequence[Setting],
+    read: Callable[[Generator], list[str]] | None,
+) -> tuple[Target, Generator | None, Callable[[str], Draft], list[str]]:
+    """Loads the target; returns it, its generator, a function that makes a draft, and texts.
 
-    The generator is None for a target of random weights.
+    The generator is None for a target of random weights. The function takes a draft's name.
+    ``read`` reads the texts with a generator without weights, before the target's are read.
     """
+    texts: list[str] = []
     options, seed = models.draft_options(), decoding.seed
     own = models.draft_name() if any(each.draft == OWN_DRAFT for each in settings) else None
     rows = [each._replace(draft=own) if each.draft == OWN_DRAFT else each for each in settings]
@@ -182,7 +189,8 @@ def _load(
             check_draft(row.draft, row.decoding, options)
         # Each draft was checked with its row's verifier above.
         plain = dataclasses.replace(decoding, gamma=0)
-        opened, _ = Generator.open(models, {row.draft for row in stored_rows}, plain)
+        opened, reader = Generator.open(models, {row.draft for row in stored_rows}, plain)
+        texts = read(reader) if read else []
         for name in sorted(row.draft for row in rows if row.draft.startswith(RANDOM)):
             if (ids := _size(name).vocab_size) != opened.config.vocab_size:
                 raise InputError(
@@ -202,7 +210,7 @@ def _load(
             return CopyDraft(target.vocab_size)
         return make_draft(name, loaded, target, options)
 
-    return target, generator, make
+    return target, generator, make, texts
 
 
 def _size(name: str):

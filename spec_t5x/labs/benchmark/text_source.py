@@ -83,13 +83,17 @@ def warn_of_skipped(number: int, total: int, name: str) -> None:
 def fits(generator: Generator, source: str | list[int], options: GenerateOptions) -> bool:
     """Returns True if the generator takes the text or ids, False if they are empty or too long."""
     try:
-        if isinstance(source, str):
-            generator.tokenize(source, options)
-        else:
-            generator.fit(source, "", options)
+        encoded(generator, source, options)
     except InputError:
         return False
     return True
+
+
+def encoded(generator: Generator, source: str | list[int], options: GenerateOptions) -> list[int]:
+    """Returns the ids of a text or of ids, cut if they may be; raises ``InputError`` as ``fit``."""
+    if isinstance(source, str):
+        return generator.tokenize(source, options)
+    return generator.fit(source, "", options)
 
 
 def check_readable(source: TextSource) -> None:

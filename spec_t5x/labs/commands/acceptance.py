@@ -61,11 +61,11 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("there is no text: give TEXT, --data FILE or --mixture_or_task NAME")
     enable()
     draft_options = models.draft_options()
-    opened, _ = Generator.open(models, names, options.standardizations()[0], *args.text)
+    opened, reader = Generator.open(models, names, options.standardizations()[0], *args.text)
+    texts = args.text or _texts(source, options, reader)
     named = opened, draft_options.dtype, models.task, models.kv
     target, generator = Generator.load_target(*named, weights=models.weights)
     del opened, named  # They may hold all weights of an old file.
-    texts = args.text or _texts(source, options, generator)
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
     with Progress("tokens") as progress:
         rows = measure(generator, drafts, texts, options, progress.update)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     options = source.decoding(options)
 
     from spec_t5x.generation import Generator
-    from spec_t5x.labs.benchmark.evaluation import check_options, evaluate
+    from spec_t5x.labs.benchmark.evaluation import check_options, check_texts, evaluate
     from spec_t5x.labs.benchmark.text_source import read_sets, warn_of_skipped
     from spec_t5x.machine.compilation_cache import enable
     from spec_t5x.machine.progress import Progress
@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     sets = read_sets(source, None) if source.data else None
     target, opened = Generator.open(models, [models.draft_name()], options)
     sets = sets or read_sets(source, opened.vocabulary)
+    for texts in sets:
+        check_texts(opened, texts, options)
     generator = Generator.load_named(models, target)
     del target  # It may hold all weights of an old file.
     for texts in sets:

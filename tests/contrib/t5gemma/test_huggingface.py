@@ -257,6 +257,7 @@ def test_unsupported_settings_are_refused(made, tmp_path):
         ({"is_causal": None}, "has is_causal None: give a T5Gemma without it"),
         ({"hidden_activation": "gelu"}, "has hidden_activation 'gelu': supported are gelu_pytorch"),
         ({"hidden_size": None}, "hidden_size"),
+        ({"intermediate_size": 0}, "config.json: intermediate_size is 0: give at least 1"),
         ({"attn_logit_softcapping": 0.0}, "has attn_logit_softcapping 0, by which transformers"),
         ({"final_logit_softcapping": 0}, "has final_logit_softcapping 0, by which transformers"),
     ):

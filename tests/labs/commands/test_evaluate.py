@@ -8,6 +8,7 @@ import re
 import gin
 import pytest
 
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.cli.main import main
 from spec_t5x.data.task_options import WMT_ENDE
 from spec_t5x.data.vocabulary import ByteVocabulary
@@ -238,6 +239,24 @@ def test_a_file_is_read_before_the_target(command, text, flags, message, tmp_pat
     data.write_text(text)
     words = [command, "--target", "absent-target", "--draft", "copy", "--data", str(data)]
     assert main([*words, *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "limit", "message"),
+    [
+        ("evaluate", "--max_source_len=2", "the encoder takes 2 ('My sister'"),
+        ("benchmark", "--gin.GenerateOptions.max_source_len=2", "no input that the target takes"),
+        ("acceptance", "--max_source_len=2", "no input that the target takes, all are empty or"),
+    ],
+)
+def test_texts_are_compared_with_the_target_before_it_is_read(
+    command, limit, message, tiny_pair, tsv, monkeypatch, capsys
+):
+    monkeypatch.setattr(StoredModel, "load", lambda *_, **__: pytest.fail("the target was read"))
+    words = [command, "--target", str(tiny_pair / "target"), "--draft", "copy", "--data", str(tsv)]
+    assert main([*words, limit]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
