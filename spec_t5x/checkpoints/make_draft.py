@@ -194,8 +194,7 @@ def kind_of(text: str) -> str:
 
 def _is_named(text: str) -> bool:
     """Tells whether a draft's text begins with a kind's name, and is no directory here."""
-    known = registry.names("draft")
-    return text.partition(":")[0] in known and not Path(text).is_dir()
+    return text.partition(":")[0] in registry.names("draft") and not Path(text).is_dir()
 
 
 def _open(argument: str, target: LoadedModel, downloads: bool = False) -> StoredModel:
