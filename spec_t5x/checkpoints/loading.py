@@ -18,7 +18,7 @@ from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError, check_choice, shown
+from spec_t5x.errors import InputError, check_choice, did_you_mean, shown
 from spec_t5x.machine.paths import expanded
 from spec_t5x.machine.progress import doing
 from spec_t5x.names import AUTO, STORED_DTYPES, WEIGHTS
@@ -191,8 +191,8 @@ def find_directory(directory_or_name: str | Path) -> Path:
         return _checked(directory_or_name, hub.snapshot(directory_or_name))
     packaged = f", or one of the packaged {', '.join(names)}" if names else ""
     raise InputError(
-        f"no directory {directory}: give the path of a checkpoint, OWNER/NAME of one on the "
-        f"Hugging Face Hub{packaged}"
+        f"no directory {directory}{did_you_mean(name, names)}: give the path of a checkpoint, "
+        f"OWNER/NAME of one on the Hugging Face Hub{packaged}"
     )
 
 

@@ -32,7 +32,7 @@ from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, did_you_mean
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.cached_model import CachedModel
@@ -187,9 +187,10 @@ def kind_of(text: str) -> str:
     except InputError as error:
         if loading.is_on_hub(text):
             raise
+        names = [*registry.names("draft"), *loading.packaged_names()]
         raise InputError(
-            f"no draft {text!r}: give the directory of a checkpoint, OWNER/NAME of one on the "
-            f"Hugging Face Hub, or one of {', '.join(registry.names('draft'))}"
+            f"no draft {text!r}{did_you_mean(text, names)}: give the directory of a checkpoint, "
+            f"OWNER/NAME of one on the Hugging Face Hub, or one of {', '.join(names)}"
         ) from error
     format = read_if_there(directory / CONFIG_NAME).get("format")
     kinds = registry.find_all("draft").items() if format else ()
@@ -198,8 +199,7 @@ def kind_of(text: str) -> str:
 
 def _is_named(text: str) -> bool:
     """Tells whether a draft's text begins with a kind's name, and is no directory here."""
-    known = registry.names("draft")
-    return text.partition(":")[0] in known and not Path(text).is_dir()
+    return text.partition(":")[0] in registry.names("draft") and not Path(text).is_dir()
 
 
 def _open(argument: str, target: LoadedModel, downloads: bool = False) -> StoredModel:
@@ -209,8 +209,7 @@ def _open(argument: str, target: LoadedModel, downloads: bool = False) -> Stored
     if stored.vocabulary is None and own_rows != rows:
         raise InputError(
             f"target {target.directory} embeds {rows} ids and draft {stored.directory}, "
-            f"which has no vocabulary, {own_rows}: convert it with its vocabulary, or give a "
-            "draft that has as many"
+            f"which has no vocabulary, {own_rows}: convert it with one, or give one with as many"
         )
     stored = dataclasses.replace(stored, vocabulary=stored.vocabulary or target.vocabulary)
     if type(stored.config) is not type(target.config):

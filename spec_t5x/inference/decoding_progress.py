@@ -14,8 +14,7 @@ class DecodingProgress(Progress):
     def __init__(self, stream: io.TextIOBase | None = None):
         super().__init__("inputs", stream)
         self.tally = Tally()
-        self._total = 0
-        self._started = time.monotonic()
+        self._total, self._started = 0, time.monotonic()
 
     def reading(self, count: int) -> None:
         """Shows the number of inputs that have been read, before any is decoded."""

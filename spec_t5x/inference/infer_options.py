@@ -1,6 +1,7 @@
 """Options of bulk inference, besides models and decoding; imports no JAX, for ``--help``."""
 
 import dataclasses
+import re
 
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.errors import InputError, check_numbers
@@ -20,14 +21,16 @@ class HostOptions:
     process_index: int | None = option(None, "index of this process, from 0")
 
     def __post_init__(self):
-        given = (self.coordinator_address, self.process_count, self.process_index)
-        if given.count(None) in (1, 2) or (
-            self.process_count and not 0 <= self.process_index < self.process_count
-        ):
+        address, count, index = self.coordinator_address, self.process_count, self.process_index
+        if (address, count, index).count(None) in (1, 2) or (count and not 0 <= index < count):
             raise InputError(
-                f"coordinator_address is {given[0]}, process_count {given[1]} and process_index "
-                f"{given[2]}: give all three, and an index from 0 to below the count"
+                f"coordinator_address is {address}, process_count {count}, process_index {index}: "
+                "give all three, and an index from 0 to below the count"
             )
+        # With any other, JAX crashes or waits for minutes.
+        port = re.fullmatch(r"[^\s/]+:(\d{1,5})", "host:1" if address is None else address)
+        if not port or not 0 < int(port[1]) < 2**16:
+            raise InputError(f"coordinator_address is {address!r}: give HOST:PORT (node0:1234)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,14 +72,13 @@ class InferOptions(TaskOptions):
             if "://" in (path := getattr(self, name) or ""):
                 raise InputError(f"{name} is {path}: give a path of a file system that is shared")
             expanded(path)  # raises if it cannot
-        if (self.shard_index is None) != (self.shard_count is None) or (
-            self.shard_count is not None and not 0 <= self.shard_index < self.shard_count
-        ):
+        index, count = self.shard_index, self.shard_count
+        if (index is None) != (count is None) or (count is not None and not 0 <= index < count):
             raise InputError(
-                f"shard_index is {self.shard_index} and shard_count {self.shard_count}: give both, "
-                "and an index from 0 to below the count"
+                f"shard_index is {index} and shard_count {count}: give both, and an index from 0 "
+                "to below the count"
             )
-        if self.shard_count is not None and self.overwrite:
+        if count is not None and self.overwrite:
             raise InputError(
                 "overwrite would delete what other workers have written: delete "
                 f"{self.output_dir} before the first of them starts"

@@ -7,6 +7,7 @@ end of one process does not stop the others.
 
 import contextlib
 import fcntl
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ import jax
 from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.inference.infer_options import HostOptions
 from spec_t5x.machine.accelerators import fault_of
+from spec_t5x.machine.progress import doing
+
+log = logging.getLogger(__name__)
 
 
 def join(options: HostOptions) -> tuple[int, int] | None:
@@ -24,12 +28,12 @@ def join(options: HostOptions) -> tuple[int, int] | None:
 
     Returns None if the options name no others. Raises ``InputError`` if they cannot be connected.
     """
-    if options.coordinator_address is None and not options.multiprocess:
+    address = options.coordinator_address
+    if address is None and not options.multiprocess:
         return None
     try:
-        jax.distributed.initialize(
-            options.coordinator_address, options.process_count, options.process_index
-        )
+        with doing(log, f"waiting for the other processes{f' at {address}' if address else ''}"):
+            jax.distributed.initialize(address, options.process_count, options.process_index)
         found = jax.process_index(), jax.process_count()
         # Disconnects, because JAX would end all processes when one is lost.
         jax.distributed.shutdown()

@@ -353,9 +353,7 @@ class NewTokens:
 
     def bias(self, own: RelativeBias | None, window: int | None) -> Float[Array, "..."]:
         """Returns a layer's bias: ``own`` or the shared relative bias, masked to a ``window``."""
-        if own is None and window is None:
-            return self._shared
-        return self._bias(own, window)
+        return self._shared if own is None and window is None else self._bias(own, window)
 
     def by_distance(self, own: RelativeBias | None) -> Float[Array, "heads length"] | None:
         """Returns a layer's relative bias by distance: ``own``, or the shared one, or None."""

@@ -160,6 +160,10 @@ def test_drafts_of_another_vocabulary_are_refused(tiny, name):
     ("name", "message"),
     [
         ("nonsense", "no draft 'nonsense': give the directory of a checkpoint, OWNER/NAME"),
+        (
+            "t5-drat",
+            r"no draft 't5-drat', did you mean 't5-draft'\?: give .*, or one of .*t5-draft",
+        ),
         ("early_exit:8", "early exit after 8 of 8"),
         ("uniform:3", "uniform:3: uniform takes no argument"),
     ],

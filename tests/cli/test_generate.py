@@ -536,7 +536,10 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
         (("infer", "--logprobs"), "an output has one score, its tokens have none"),
         (("evaluate", "--batch_sizes", "2"), "did you mean '--batch_size'?: see spec-t5x evaluate"),
         (("generate", "x", "--target", "{pair}"), "for target {pair}: give --draft int8, which"),
-        (("generate", "x", "--target", "t5-targt"), "no directory t5-targt: give the path of"),
+        (
+            ("generate", "x", "--target", "t5-targt"),
+            "t5-targt, did you mean 't5-target'?: give the path",
+        ),
         (("generate", "x", "--target", ""), "--target is '': give a name, or leave it out"),
         (("generate", "x", "--draft", ""), "--draft is '': give a name, or leave it out"),
         (

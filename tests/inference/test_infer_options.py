@@ -54,3 +54,24 @@ def test_a_process_has_all_three_options_of_hosts(given):
     with pytest.raises(InputError, match="coordinator_address is a:1, .*: give all three, and an"):
         HostOptions(**dict(zip(names, given, strict=True)))
     assert HostOptions(coordinator_address="a:1", process_count=2, process_index=1)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "node0",
+        ":1234",
+        "node0:",
+        "node0:http",
+        "node0:0",
+        "node0:65536",
+        "http://node0:1",
+        "a\nb:1",
+    ],
+)
+def test_an_address_is_a_host_and_a_port(address):
+    with pytest.raises(InputError, match="coordinator_address is '.*': give HOST:PORT"):
+        HostOptions(coordinator_address=address, process_count=2, process_index=0)
+    for given in ("node0:65535", "10.0.0.1:1", "[::1]:1234"):
+        HostOptions(coordinator_address=given, process_count=2, process_index=0)

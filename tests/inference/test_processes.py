@@ -2,15 +2,21 @@
 
 import dataclasses
 import json
+import logging.handlers
 import multiprocessing
+import queue
 import random
 import signal
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
-from tests.child import meeting_point
+from spec_t5x.errors import InputError
+from spec_t5x.inference.infer_options import HostOptions
+from spec_t5x.inference.processes import join
+from tests.child import HANGS, meeting_point
 from tests.inference import child
 from tests.quick_compilation import FLAGS
 
@@ -159,6 +165,21 @@ def test_two_processes_that_meet_are_workers(undisturbed, coordinator):
     assert any(f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in" in text for text in said)
     # The second process compiles nothing again at its next start.
     assert any(path.stat().st_size for path in (shared.folder / caches[1]).glob("*burst*-cache"))
+
+
+def test_it_says_for_whom_it_waits(monkeypatch, caplog):
+    said = queue.Queue()
+
+    def initialize(*_):
+        raise RuntimeError(said.get(timeout=HANGS).getMessage())
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr("spec_t5x.machine.progress.A_MOMENT", 0)
+    logger = logging.getLogger("spec_t5x.inference.processes")
+    monkeypatch.setattr(logger, "handlers", [logging.handlers.QueueHandler(said)])
+    caplog.set_level(logging.INFO, logger.name)
+    with pytest.raises(InputError, match=r"\(waiting for the other processes at node0:1\): give"):
+        join(HostOptions(coordinator_address="node0:1", process_count=2, process_index=1))
 
 
 def test_independent_workers(undisturbed):

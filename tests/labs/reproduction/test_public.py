@@ -299,7 +299,7 @@ def test_the_memory_is_that_of_the_weights_and_caches(stand_ins, pairs_file):
         ({"draft": "other"}, None, "have different vocabularies (id "),
         ({}, 3000, "with its drafts and the device has 0 MiB: give a smaller target, or fewer"),
         ({"target": "absent"}, None, "no directory absent: give the path of a checkpoint"),
-        ({"draft": "copi"}, None, "no draft 'copi': give the directory of a checkpoint"),
+        ({"draft": "copi"}, None, "no draft 'copi', did you mean 'copy'?: give the dir"),
         ({"target": str(LEGACY), "draft": "copy"}, None, "holds no vocabulary: give one"),
     ],
 )
