@@ -66,7 +66,7 @@ def no_compiler() -> str | None:
     if version("libtpu") is None:
         return f"libtpu is not installed: {EXTRAS['libtpu'].remedy} (Linux)"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        for requirement in requirements("spec_t5x", [EXTRAS["libtpu"].name]):
+        for requirement in requirements([EXTRAS["libtpu"].name]):
             # JAX 0.7 crashes with libtpu 0.0.21, which Colab's TPUs run on.
             if requirement.name == "libtpu" and (reason := unmet(requirement)):
                 return f"{reason} in an environment without a TPU"
