@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
 from spec_t5x.labs.training.interfaces import Inputs
-from spec_t5x.labs.training.kept_layers import narrowed_params, with_shared
+from spec_t5x.labs.training.kept_layers import narrowed_params, with_narrow_head, with_shared
 from spec_t5x.labs.training.learners import TargetReading, network_logits
 from spec_t5x.models import partitioning
 from spec_t5x.models.attention import mask_bias
@@ -60,11 +60,7 @@ class Student:
         if self.head is not None:
             shape = self.params["narrow_head"]["kernel"].shape
             spec = partition_spec(shape, ("embed", "vocab"), partitioning.RULES, mesh)
-            decoder = {
-                name: each for name, each in shardings["decoder"].items() if name != "logits_dense"
-            }
-            kernel = NamedSharding(mesh, spec)
-            shardings |= {"decoder": decoder, "narrow_head": {"kernel": kernel}}
+            shardings = with_narrow_head(shardings, NamedSharding(mesh, spec))
         return shardings
 
     def whole(self, params: PyTree, target_params: PyTree) -> PyTree:
