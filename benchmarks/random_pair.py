@@ -28,7 +28,7 @@ def make(
       InputError: an unknown size, different vocabularies, or too little memory.
     """
     dtype = resolve_dtype(args.dtype)
-    check_vocabulary(target, [draft])
+    check_vocabulary(target, size(target).vocab_size, [draft])
     check_memory(target, [draft], dtype)
     model = random_model(size(target), dtype, seed, args.weights, args.kv)
     return model, random_model(size(draft), dtype, seed + 1)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.labs.benchmark import acceptance, reliability, results, sweep
+from spec_t5x.labs.benchmark import reliability, results, sweep
 from spec_t5x.labs.benchmark.options import OWN_DRAFT
 from spec_t5x.labs.estimates import Estimate
 from spec_t5x.labs.reproduction.contents import Origin
@@ -94,11 +94,9 @@ def alphas(values: Mapping[str, Any]) -> str:
     """
     columns = {"draft": lambda line: line[0][0]}
     for t in dict.fromkeys(row["temperature"] for row in values["rows"]):
-        columns[f"alpha, T = {t:g}"] = lambda line, t=t: acceptance.cell(
-            Estimate(**line[1][t]["alpha"])
-        )
-        columns[f"block efficiency, T = {t:g}"] = lambda line, t=t: acceptance.cell(
-            Estimate(**line[1][t]["decoded"]["block_efficiency"]), digits=2
+        columns[f"alpha, T = {t:g}"] = lambda line, t=t: f"{Estimate(**line[1][t]['alpha']):.3f}"
+        columns[f"block efficiency, T = {t:g}"] = lambda line, t=t: (
+            f"{Estimate(**line[1][t]['decoded']['block_efficiency']):.2f}"
         )
     if any(row["share_proposed"] < 1 for row in values["rows"]):
         columns["proposed"] = lambda line: " / ".join(

@@ -25,7 +25,8 @@ from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.evaluation import evaluate
 from spec_t5x.labs.metrics import TextPairs
 from spec_t5x.labs.text_pairs import read_pairs
-from spec_t5x.labs.tpu.chips import CHIPS, StepCost
+from spec_t5x.labs.tpu.chips import CHIPS
+from spec_t5x.labs.tpu.step_costs import StepCost
 from spec_t5x.machine.description import machine
 
 _XXL = Path(__file__).parents[2] / "benchmarks" / "tpu_v4_xxl.json"

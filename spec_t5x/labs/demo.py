@@ -27,14 +27,16 @@ from spec_t5x.names import AUTO
 
 # Characters of the longest text; the target may take less.
 MAX_CHARACTERS = 1000
-# Most runs of each side; after so many seconds none begins, if each side had two.
+# Most runs of each side. Once each has had two, no run begins after so many seconds.
 _RUNS, _ENOUGH = 7, 2.0
 # Shortest and longest replay, in seconds.
 _SHORTEST, _LONGEST = 2.5, 8.0
-# A text, its target, and drafts per iteration.
+# Gamma, if none was given: a fixed one shows the draft at work in every iteration.
+_GAMMA = 4
+# A text, its target, and gamma.
 _EXAMPLES = [
-    [f"{TRANSLATE_PREFIX}The program reads the file and prints a warning.", "t5-target", 4],
-    ["correct: Tom said he was going to by a new car when he have money.", "t5-target", 4],
+    [f"{TRANSLATE_PREFIX}The program reads the file and prints a warning.", "t5-target", _GAMMA],
+    ["correct: Tom said he was going to by a new car when he have money.", "t5-target", _GAMMA],
 ]
 _MARKS = {
     "accepted": "proposed by the draft and accepted",
@@ -258,7 +260,7 @@ def page(
     check_installed()
     import gradio as gr
 
-    generators, options = generators or {}, options or GenerateOptions(gamma=4)
+    generators, options = generators or {}, options or GenerateOptions(gamma=_GAMMA)
     drafts = dict.fromkeys(generators, ["its own"])
     drafts |= {name: [*kinds, "copy", "int8", "uniform"] for name, kinds in PACKAGED_DRAFTS.items()}
     first, names = next(iter(drafts)), registry.names("verifier")
@@ -283,7 +285,7 @@ def page(
             draft = gr.Dropdown(drafts[first], label="Draft")
             verifier = gr.Dropdown([*names], value=options.verifier, label="Verifier")
         with gr.Row():
-            number = 4 if options.gamma == AUTO else options.gamma
+            number = _GAMMA if options.gamma == AUTO else options.gamma
             gamma = gr.Slider(0, max(16, number), number, step=1, label="Gamma", elem_id="gamma")
             auto = gr.Checkbox(options.gamma == AUTO, label="Gamma auto: as many drafts as pay")
             high, k = max(2, options.temperature), max(100, options.top_k)

@@ -43,6 +43,13 @@ class Estimate:
     count: int
     num_texts: int
 
+    def __format__(self, form: str) -> str:
+        """Formats the value with its interval, if any: "0.750 (0.700-0.800)" for ".3f"."""
+        value, *ends = (
+            format(each, form) for each in (self.value, self.low, self.high) if each is not None
+        )
+        return f"{value} ({'-'.join(ends)})" if ends else value
+
 
 def mean(
     betas: Float[Array, "places"], texts: Int[Array, "places"], bootstrap: Bootstrap

@@ -1,4 +1,4 @@
-"""Requirements of installed packages, read without importing the packages."""
+"""The package's requirements on others, read without importing these."""
 
 import importlib.metadata
 from collections.abc import Collection, Iterator
@@ -8,17 +8,18 @@ from packaging.requirements import Requirement
 from spec_t5x.machine.extras import version
 
 
-def requirements(package: str, extras: Collection[str] = ()) -> Iterator[Requirement]:
-    """Yields a package's requirements on other packages, those of ``extras`` included.
+def requirements(extras: Collection[str] = ()) -> Iterator[Requirement]:
+    """Yields the package's requirements on other packages, those of ``extras`` included.
 
-    Requirements for other machines are left out. Raises ``PackageNotFoundError`` if not installed.
+    Requirements for other machines are left out. Raises ``PackageNotFoundError`` if the package is
+    not installed.
     """
-    for text in importlib.metadata.requires(package) or ():
+    for text in importlib.metadata.requires("spec_t5x") or ():
         requirement = Requirement(text)
         applies = requirement.marker is None or any(
             requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)
         )
-        if applies and requirement.name != package:
+        if applies and requirement.name != "spec_t5x":
             yield requirement
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from spec_t5x.drafts.eagle import EagleDraft
-from spec_t5x.labs.training.distill import unroll
 from spec_t5x.labs.training.kept_layers import with_shared
+from spec_t5x.labs.training.student import unroll
 from spec_t5x.loops import speculative
 from spec_t5x.loops.decode_state import make_context
 from spec_t5x.models.eagle import EagleNetwork

@@ -16,10 +16,11 @@ from spec_t5x.checkpoints.native.target_drafts import EAGLE, load_shared_draft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.t5x_training.frozen_target import COLLECTION, DraftInitializer, FrozenTarget
 from spec_t5x.labs.t5x_training.head_distillation import distill_head
-from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
+from spec_t5x.labs.training.distill import DistillOptions, DraftLearner
 from spec_t5x.labs.training.first_head import first_head
 from spec_t5x.labs.training.interfaces import TrainOptions
 from spec_t5x.labs.training.run_distill import KeptLayers
+from spec_t5x.labs.training.student import Student
 from tests.t5x_plugin.test_distillation import (
     OwnLoss,
     assert_same_gradients,

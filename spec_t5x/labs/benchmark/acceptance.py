@@ -272,17 +272,10 @@ def best(rows: Sequence[AcceptanceRow]) -> str | None:
     if not exact:
         return None
     row = max(exact, key=lambda row: row.decoded.block_efficiency.value)
-    efficiency = cell(row.decoded.block_efficiency, digits=2)
-    return f"Best: {row.draft} at {row.sampling}, {efficiency} tokens a target call."
+    efficiency = row.decoded.block_efficiency
+    return f"Best: {row.draft} at {row.sampling}, {efficiency:.2f} tokens a target call."
 
 
-def cell(estimate: Estimate | None, digits: int = 3) -> str | None:
-    """Formats an estimate with its interval, if any: "0.750 (0.700-0.800)"; None for None."""
-    if estimate is None:
-        return None
-    value, *ends = (
-        f"{each:.{digits}f}"
-        for each in (estimate.value, estimate.low, estimate.high)
-        if each is not None
-    )
-    return f"{value} ({'-'.join(ends)})" if ends else value
+def cell(estimate: Estimate | None) -> str | None:
+    """Formats an estimate as a table's cell, with its interval, if any; None for None."""
+    return None if estimate is None else f"{estimate:.3f}"

@@ -284,7 +284,12 @@ class BenchmarkOptions:
             elif verifier not in (OWN_VERIFIER, decoding.verifier):
                 # Settings of the run's own verifier do not apply to another.
                 values |= {"verifier": verifier, "widths": (), "lenience": 1.0}
-            settings.append(Setting(draft, dataclasses.replace(decoding, **values), self.alpha))
+            row = dataclasses.replace(decoding, **values)
+            if self.parts and row.make_verifier().tree(1) is not None:
+                raise InputError(
+                    f"the verifier is {row.verifier}: to time parts, choose one of chains"
+                )
+            settings.append(Setting(draft, row, self.alpha))
         return settings
 
     def _rows_of_table_2(self, length: int | None, seed: int) -> list[Setting]:

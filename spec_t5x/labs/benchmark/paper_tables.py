@@ -122,12 +122,13 @@ class Lenient:
     speed_up: Decimal | None = None
 
 
-_LENIENCES = (1.0, 0.5, 0.3, 0.1)
+# Those of Table 5 and, at temperature 0, of section A.5.
+LENIENCES = (1.0, 0.5, 0.3, 0.1)
 
 
 def _lenient(draft: str, alphas: tuple[float, ...], speed_ups: str = "") -> tuple[Lenient, ...]:
-    factors = map(Decimal, speed_ups.split()) if speed_ups else (None,) * len(_LENIENCES)
-    return tuple(map(Lenient, (draft,) * len(_LENIENCES), _LENIENCES, alphas, factors))
+    factors = map(Decimal, speed_ups.split()) if speed_ups else (None,) * len(LENIENCES)
+    return tuple(map(Lenient, (draft,) * len(LENIENCES), LENIENCES, alphas, factors))
 
 
 TABLE_5 = (

@@ -78,12 +78,14 @@ def check_memory(target: str, drafts: Sequence[str], dtype: str) -> None:
         )
 
 
-def check_vocabulary(target: str, drafts: Sequence[str]) -> None:
-    """Raises ``InputError`` for a draft with another vocabulary than the target's."""
-    wanted = size(target).vocab_size
+def check_vocabulary(target: str, num_ids: int, drafts: Sequence[str]) -> None:
+    """Raises ``InputError`` for a draft, a name of ``models.sizes``, without ``num_ids`` tokens.
+
+    ``target``, which has as many, is for the message.
+    """
     for name in drafts:
-        if size(name).vocab_size != wanted:
+        if (own := size(name).vocab_size) != num_ids:
             raise InputError(
-                f"draft {name} has {size(name).vocab_size} tokens and {target} {wanted}: choose a "
-                "draft of the target's family"
+                f"draft {name} has {own} tokens and {target} {num_ids}: choose a draft "
+                "of the target's vocabulary"
             )

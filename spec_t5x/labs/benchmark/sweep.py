@@ -29,7 +29,6 @@ from spec_t5x.labs.benchmark.comparison import Comparison, compare, pays, withou
 from spec_t5x.labs.benchmark.iteration_parts import measure_parts, overhead
 from spec_t5x.labs.benchmark.options import (
     OWN_DRAFT,
-    OWN_VERIFIER,
     RANDOM,
     BenchmarkOptions,
     Setting,
@@ -139,10 +138,6 @@ def _check(
         rules = (name for name in NEUTRAL if name != "max_decode_len")
         check_unused(decoding, "acceptances are simulated without rules of decoding", *rules)
         source.check_no_file("acceptances are simulated without texts")
-    verifiers = {draft_and_verifier(pair)[1] for pair in options.pairs}
-    verifiers = {decoding.verifier if each == OWN_VERIFIER else each for each in verifiers}
-    if options.parts and not options.simulated and (trees := verifiers & {"multi", "tree"}):
-        raise InputError(f"the verifier is {min(trees)}: to time parts, choose one of chains")
     if options.simulated and source.name:
         raise InputError(
             f"data is {source.name!r} and acceptances are simulated for random sources: leave out "
@@ -191,12 +186,8 @@ def _load(
         plain = dataclasses.replace(decoding, gamma=0)
         opened, reader = Generator.open(models, {row.draft for row in stored_rows}, plain)
         texts = read(reader) if read else []
-        for name in sorted(row.draft for row in rows if row.draft.startswith(RANDOM)):
-            if (ids := _size(name).vocab_size) != opened.config.vocab_size:
-                raise InputError(
-                    f"draft {name} has {ids} tokens and target {models.target} "
-                    f"{opened.config.vocab_size}: choose a draft of the target's vocabulary"
-                )
+        drawn = sorted(name.removeprefix(RANDOM) for name in names if name.startswith(RANDOM))
+        check_vocabulary(models.target, opened.config.vocab_size, drawn)
         named = opened, options.dtype, models.task, models.kv
         loaded, generator = Generator.load_target(*named, weights=models.weights)
         target = generator.target
@@ -227,7 +218,7 @@ def _check_sizes(target: str, names: set[str], dtype: str) -> None:
     target, *drafts = (
         name.removeprefix(RANDOM) for name in (target, *sorted(names)) if name != COPY
     )
-    check_vocabulary(target, drafts)
+    check_vocabulary(target, size(target).vocab_size, drafts)
     check_memory(target, drafts, dtype)
 
 

@@ -39,9 +39,9 @@ def read_sets(source: TextSource, vocabulary: Vocabulary | None) -> list[TextPai
 
 
 def read_texts(
-    source: TextSource, generator: Generator, decoding: GenerateOptions, limit: int | None = None
+    source: TextSource, generator: Generator, decoding: GenerateOptions, limit: int
 ) -> list[str]:
-    """Reads the first ``limit`` sources that the target takes, or all if ``limit`` is None.
+    """Reads the first ``limit`` sources that the target takes, or all if there are fewer.
 
     Of a task, which may be endless, ``limit`` examples are read; a mixture's tasks take turns. A
     warning counts skipped sources.
@@ -49,9 +49,8 @@ def read_texts(
     Raises:
       InputError: the file or task cannot be read, or has no input that the target takes.
     """
-    limits = [each for each in (limit, source.limit) if each is not None]
     if source.mixture_or_task:
-        source = dataclasses.replace(source, limit=min(limits, default=None))
+        source = dataclasses.replace(source, limit=min(limit, source.limit or limit))
     else:
         source = source.without_targets()
     sets = read_sets(source, generator.vocabulary)

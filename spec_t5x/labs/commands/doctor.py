@@ -68,7 +68,7 @@ def inspect(decode: bool = False) -> dict[str, Any]:
     absent = [extra for module, extra in EXTRAS.items() if find_spec(module) is None]
     missing = [f"{extra.purpose} ({extra.remedy})" for extra in absent]
     try:
-        problems = list(filter(None, map(unmet, requirements("spec_t5x"))))
+        problems = list(filter(None, map(unmet, requirements())))
     except importlib.metadata.PackageNotFoundError:
         missing.insert(0, "spec_t5x itself, so its requirements are unknown (pip install .)")
         problems = []

@@ -41,7 +41,9 @@ class Training:
 
         with needed("optax"):
             configurable = self.configurable()
-            from spec_t5x.labs.training.run_train import built_arguments
+            # Importing it registers the settings of all trainings with gin.
+            from spec_t5x.labs.training import run_train  # noqa: F401
+            from spec_t5x.labs.training.gin_arguments import built_arguments
         _check_files(args.gin_file, configurable)
         parse_gin(args.gin_file, args.gin_bindings)
         try:

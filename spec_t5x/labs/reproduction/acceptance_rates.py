@@ -12,6 +12,7 @@ from spec_t5x.generation import Generator
 from spec_t5x.interfaces import Draft
 from spec_t5x.labs.benchmark import acceptance, paper_tables
 from spec_t5x.labs.benchmark.options import AcceptanceOptions
+from spec_t5x.labs.benchmark.paper_tables import LENIENCES
 from spec_t5x.labs.reproduction import contents, pairs
 from spec_t5x.labs.reproduction.contents import Column, Exhibit, ReportTable, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
@@ -19,7 +20,6 @@ from spec_t5x.labs.reproduction.pairs import Pair
 
 TEMPERATURES = (0.0, 1.0)
 _DRAFTS = ("unigram", "bigram", "transformer", "ngram", "copy")
-LENIENCES = (1.0, 0.5, 0.3, 0.1)
 _MAX_DECODE_LEN = 48
 # By the paper's target: its smallest transformer draft, which the package's draft represents.
 _SMALLEST = {

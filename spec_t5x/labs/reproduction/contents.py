@@ -38,9 +38,9 @@ class Column(NamedTuple):
     format: str = ".2f"
 
 
-def label(key: str, title: str | None = None, format: str = "g") -> Column:
+def label(key: str, title: str | None = None) -> Column:
     """Makes a column of names or settings; its title is ``key`` by default."""
-    return Column(Origin.LABEL, key, title or key, format)
+    return Column(Origin.LABEL, key, title or key, "g")
 
 
 closed_form = partial(Column, Origin.CLOSED_FORM)

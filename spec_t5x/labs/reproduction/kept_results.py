@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 from spec_t5x.labs.benchmark.reliability import OtherPrograms
 from spec_t5x.labs.reproduction.contents import ReproduceOptions
 from spec_t5x.machine.description import machine
@@ -64,7 +64,7 @@ class Results:
             # The result as a file would return it, so that this run's report equals later ones.
             result = json.loads(json.dumps(compute()))
         except Exception as error:
-            self.failed[name] = one_line(error)
+            self.failed[name] = reason(error)
             return None
         took = {"date": now(), "seconds": round(time.perf_counter() - start, 1)}
         took["beside"] = round(others.share, 3)
@@ -80,11 +80,11 @@ def _checked(kept: Any) -> dict[str, Any]:
     return kept
 
 
-def one_line(error: Exception) -> str:
-    """Returns an exception as one line: its type and message, or a ``ValueError``'s message."""
-    text = " ".join(str(error).split())
+def reason(error: Exception) -> str:
+    """Returns an error's type and message as one line, or a ``ValueError``'s message alone."""
+    text = one_line(error, most=2000)
     # A user's mistake needs no more than its message.
-    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 
 # Provenance

@@ -12,9 +12,7 @@ COLOURS = (
 _INK = "#333333"
 
 
-def new_figure(
-    x_label: str, y_label: str, *, width: float = 7.0, height: float = 4.4
-) -> tuple[Figure, Axes]:
+def new_figure(x_label: str, y_label: str, *, width: float, height: float) -> tuple[Figure, Axes]:
     """Makes a figure with one pair of axes in the report's style; sizes are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from spec_t5x.labs.benchmark import paper_tables
+from spec_t5x.labs.benchmark.paper_tables import LENIENCES
 from spec_t5x.labs.benchmark.reliability import caution
 from spec_t5x.labs.reproduction import contents, public_measurements, public_plan, stock_t5x
 from spec_t5x.labs.reproduction.acceptance_rates import (
-    LENIENCES,
     PRINTED_LENIENT,
     TEMPERATURES,
     find_rate,
@@ -72,7 +72,7 @@ def check(options: ReproduceOptions) -> None:
 
 
 def _content(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
-    models, found = public_measurements.Models(), []
+    models, found = public_measurements.ModelsInMemory(), []
     for each in plan(options):
         found.append((each.pair, public_measurements.measure(each, options, results, models)))
     tables = [

@@ -17,10 +17,11 @@ from spec_t5x.interfaces import Draft
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.benchmark.comparison import Comparison, compare
 from spec_t5x.labs.benchmark.evaluation import evaluate
+from spec_t5x.labs.benchmark.paper_tables import LENIENCES
 from spec_t5x.labs.benchmark.results import without_folder
 from spec_t5x.labs.benchmark.text_source import read_sets, read_texts
 from spec_t5x.labs.reproduction import pairs, stock_t5x
-from spec_t5x.labs.reproduction.acceptance_rates import LENIENCES, TEMPERATURES, score
+from spec_t5x.labs.reproduction.acceptance_rates import TEMPERATURES, score
 from spec_t5x.labs.reproduction.contents import ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.public_pairs import TASKS, PublicPair, paper_draft, short_name
@@ -71,8 +72,8 @@ def target_calls(pair: PublicPair, batch_size: int, options: ReproduceOptions) -
     return round(temperatures * (MAX_DECODE_LEN * (timed + judged) + scored))
 
 
-class Models:
-    """Models in memory: one target, and the drafts that were made for it."""
+class ModelsInMemory:
+    """One target, and the drafts that were made for it."""
 
     def __init__(self):
         self._key: tuple | None = None
@@ -110,7 +111,7 @@ class Measured(NamedTuple):
 
 
 def measure(
-    planned: Planned, options: ReproduceOptions, results: Measure, models: Models
+    planned: Planned, options: ReproduceOptions, results: Measure, models: ModelsInMemory
 ) -> Measured:
     """Makes the measurements of a pair that are not stored yet, and stores each separately."""
     pair, speed_ups, quality = planned.pair, [], []
@@ -162,7 +163,7 @@ def _decoding(temperature: float, options: ReproduceOptions, **more: Any) -> Gen
     )
 
 
-def _rates(planned: Planned, options: ReproduceOptions, models: Models) -> dict[str, Any]:
+def _rates(planned: Planned, options: ReproduceOptions, models: ModelsInMemory) -> dict[str, Any]:
     """Scores all drafts of a pair on the same tokens, with lenience on the paper's Table 5 task."""
     pair, how = planned.pair, effort(options)
     generator = models.generator(pair)
@@ -183,7 +184,11 @@ def _rates(planned: Planned, options: ReproduceOptions, models: Models) -> dict[
 
 
 def _speed_ups(
-    planned: Planned, draft: str, temperature: float, options: ReproduceOptions, models: Models
+    planned: Planned,
+    draft: str,
+    temperature: float,
+    options: ReproduceOptions,
+    models: ModelsInMemory,
 ) -> dict[str, Any]:
     """Times plain and speculative decoding in turn, with the paper's gamma and with "auto"."""
     pair, how = planned.pair, effort(options)
@@ -212,9 +217,9 @@ def _speed_up_row(
 
 
 def _stock(
-    planned: Planned, _: str, temperature: float, options: ReproduceOptions, models: Models
+    planned: Planned, _: str, temperature: float, options: ReproduceOptions, models: ModelsInMemory
 ) -> dict[str, Any]:
-    """Times stock T5X on the texts of ``_speed_ups``; no row of what T5X cannot run."""
+    """Times stock T5X on the texts of ``_speed_ups``; no row if T5X cannot run the target."""
     pair, how = planned.pair, effort(options)
     target, decoding = models.generator(pair), _decoding(temperature, options)
     texts = read_texts(pair.source, target, decoding, how["pool"])
@@ -237,7 +242,11 @@ def paper_gamma(task: str, draft: str, temperature: float) -> int:
 
 
 def _quality(
-    planned: Planned, draft: str, temperature: float, options: ReproduceOptions, models: Models
+    planned: Planned,
+    draft: str,
+    temperature: float,
+    options: ReproduceOptions,
+    models: ModelsInMemory,
 ) -> dict[str, Any]:
     """Scores the texts that the target decodes with a draft, or plainly, against references."""
     pair = planned.pair

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spec_t5x.data.task_options import CNN_DAILYMAIL, SUMMARIZE_PREFIX, TRANSLATE_PREFIX, WMT_ENDE
-from spec_t5x.errors import InputError, check_choice, did_you_mean
+from spec_t5x.errors import InputError, as_input_error, check_choice, did_you_mean
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.benchmark.options import TextSource
 from spec_t5x.labs.benchmark.results import without_folder
@@ -203,11 +203,8 @@ def read_pairs_file(path: Path) -> list[PublicPair]:
     Raises:
       InputError: the file cannot be read, or a pair has an unknown, missing or wrong field.
     """
-    try:
+    with as_input_error(f"cannot read --pairs {path}", "give a list in JSON", OSError, ValueError):
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read --pairs {path} ({reason}): give a list in JSON") from error
     if not isinstance(values, list) or not values:
         raise InputError(f'--pairs {path} is no list of pairs: give [{{"target": …}}, …]')
     found = [_pair(each, f"--pairs {path}: pair {n}") for n, each in enumerate(values, start=1)]

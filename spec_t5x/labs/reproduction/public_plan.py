@@ -50,6 +50,11 @@ class Needs(NamedTuple):
         """Returns the bytes with the caches of a batch and with temporary arrays."""
         return round((1 + _TEMPORARY) * (self.weights + batch_size * self.row))
 
+    def are_met(self, batch_size: int) -> bool:
+        """Returns True if the device's free memory holds ``total``, or is unknown."""
+        free = description.free_memory()
+        return free is None or self.total(batch_size) <= free
+
 
 class Choice(NamedTuple):
     """Public target as a device may hold it."""
@@ -64,8 +69,7 @@ class Choice(NamedTuple):
     @property
     def fits(self) -> bool:
         """True if the device's free memory holds target, drafts and the caches of one row."""
-        free = description.free_memory()
-        return free is None or self.needs.total(1) <= free
+        return self.needs.are_met(1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,12 +91,13 @@ def choices(names: Collection[str] = tuple(PUBLIC)) -> list[Choice]:
     model is preferred only to smaller sizes.
     """
     smaller = (INT8,) if DraftOptions().dtype == "bfloat16" else ()
-    return [
-        Choice(name, weights, _needs([(config, weights), *((each, AUTO) for each in drafts)]))
-        for name in names
-        for config, *drafts in [[size(PUBLIC[n]) for n in (name, *model_drafts(name, names))]]
-        for weights in (*smaller, AUTO)
-    ]
+    found = []
+    for name in names:
+        target, *drafts = (size(PUBLIC[each]) for each in (name, *model_drafts(name, names)))
+        of_drafts = [(draft, AUTO) for draft in drafts]
+        for weights in (*smaller, AUTO):
+            found.append(Choice(name, weights, _needs([(target, weights), *of_drafts])))
+    return found
 
 
 def automatic_target(names: Collection[str] = tuple(PUBLIC)) -> Choice:
@@ -180,15 +185,14 @@ def _of_model(config: NetworkConfig, dtype: str, weights: str) -> tuple[int, int
 
 
 def _batch_size(pair: PublicPair, needs: Needs) -> int:
-    free = description.free_memory()
     for rows in _BATCH_SIZES:
-        if free is None or needs.total(rows) <= free:
+        if needs.are_met(rows):
             return rows
     fitting = [choice.name for choice in choices() if choice.fits and choice.weights == AUTO]
     remedy = f"--target {fitting[-1]}, which fits" if fitting else "a smaller target"
     raise InputError(
         f"target {pair.label} takes {_size(needs.total(1))} with its drafts and the "
-        f"device has {_size(free)}: give {remedy}, or fewer drafts"
+        f"device has {_size(description.free_memory())}: give {remedy}, or fewer drafts"
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, as_input_error
 from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.labs.benchmark.reliability import caution
 from spec_t5x.labs.reproduction import (
@@ -20,7 +20,7 @@ from spec_t5x.labs.reproduction import (
     speed_ups,
 )
 from spec_t5x.labs.reproduction.contents import Exhibit, ReproduceOptions
-from spec_t5x.labs.reproduction.kept_results import Results, one_line
+from spec_t5x.labs.reproduction.kept_results import Results, reason
 from spec_t5x.machine.atomic import check_can_be_made, remove_unfinished
 
 log = logging.getLogger(__name__)
@@ -80,30 +80,27 @@ def reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path
     """
     example_texts.check(options.data_dir)
     given = ["pairs"] if options.pairs else options.built_in
-    if given and public.PUBLIC not in items.values():
+    if given and PUBLIC not in items:
         raise InputError(f"--{given[0]} is for the item {PUBLIC}: name it, or leave it out")
     # Before the items' models are downloaded.
     check_can_be_made(output)
     for item in items.values():
         item.check(options)
+    remedy = "give another, or check its space and permissions"
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        # Fails now rather than after hours of work, if the output cannot be written.
-        (output / ".probe").touch()
-        (output / ".probe").unlink()
-        with stopping():
-            return _reproduce(items, options, output)
+        with as_input_error(f"cannot write to --output {output}", remedy, OSError):
+            output.mkdir(parents=True, exist_ok=True)
+            # Fails now rather than after hours of work, if the output cannot be written.
+            (output / ".probe").touch()
+            (output / ".probe").unlink()
+            with stopping():
+                return _reproduce(items, options, output)
     except Interrupted as signal:
         log.error(
             f"stopped by {signal}: what was finished is kept in {output / 'cache'}, and the same "
             "command resumes from there"
         )
         return 128 + signal.number
-    except OSError as error:
-        raise InputError(
-            f"cannot write to --output {output} ({error.strerror or error}): give another, or "
-            "check its space and permissions"
-        ) from error
 
 
 def _reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path) -> int:
@@ -114,8 +111,8 @@ def _reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Pat
     sections = [_section(name, item, options, results) for name, item in items.items()]
     report.write(output, sections, origin)
     for section in sections:
-        for reason in section["not_computed"]:
-            log.error(f"{section['name']} not computed: {reason}")
+        for problem in section["not_computed"]:
+            log.error(f"{section['name']} not computed: {problem}")
     measured = [one["result"] for one in results.found.values()]
     rows = [row for one in measured for row in one.get("rows", one.get("runs", []))]
     if doubts := caution([row for row in rows if "beside" in row]):
@@ -135,7 +132,7 @@ def _section(
     except OSError:
         raise
     except Exception as error:
-        problems = [one_line(error)]
+        problems = [reason(error)]
     asked, found, failed = list(results.asked), results.found, results.failed
     lost = [f"{part}: {failed[part]}" for part in asked if part in failed and part not in found]
     return {

@@ -26,7 +26,7 @@ NOTE = (
     f"{NAME}: the network and decoding of T5X itself on the same texts; its speed-up is over our "
     "plain decoding, whose tokens/s are beside."
 )
-# Forms of matrices that T5X has not.
+# Forms of matrices that T5X does not have.
 _ROUNDED = (Rounded, TiedTable)
 
 
@@ -89,7 +89,7 @@ def _stock_decode(
 
         from spec_t5x.labs.t5x_training.stock_network import t5x_network
     target, (eos_id, *more_ids) = generator.target, generator.vocabulary.eos_ids
-    # Their names and types are T5X's.
+    # Names and types of these parameters are T5X's.
     params = target.params
     # A CPU's rounded weights are unpacked to arrays, a GPU's to rounded ones.
     given = target.weights, params

@@ -18,11 +18,11 @@ from t5x import models
 from spec_t5x.errors import InputError
 from spec_t5x.labs.t5x_training.distillation import DistillationModel, encoder_decoder_as
 from spec_t5x.labs.t5x_training.frozen_target import COLLECTION, FrozenTarget, without_target
-from spec_t5x.labs.training.distill import Student
 from spec_t5x.labs.training.exports import save_shared_draft
 from spec_t5x.labs.training.first_head import first_head
 from spec_t5x.labs.training.learners import read_target
 from spec_t5x.labs.training.run_distill import KeptLayers
+from spec_t5x.labs.training.student import Student
 from spec_t5x.models.binding import abstract_variables
 from spec_t5x.models.partitioning import gathered
 from spec_t5x.models.seq2seq import T5Model

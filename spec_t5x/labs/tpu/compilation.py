@@ -27,8 +27,9 @@ from spec_t5x.labs.benchmark.paper_tables import SpeedUp
 from spec_t5x.labs.benchmark.step_times import StepTimes
 from spec_t5x.labs.theory import formulas
 from spec_t5x.labs.tpu import programs
-from spec_t5x.labs.tpu.chips import Chip, StepCost, bytes_per_device, step_cost, topology
+from spec_t5x.labs.tpu.chips import Chip, topology
 from spec_t5x.labs.tpu.options import ALPHAS, Options, head_width, is_head
+from spec_t5x.labs.tpu.step_costs import StepCost, bytes_per_device, step_cost
 from spec_t5x.models.cache import KVCache
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.seq2seq import T5Model

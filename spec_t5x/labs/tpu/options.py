@@ -127,7 +127,7 @@ class Options:
         of_sizes = [name for name in self.drafts if name not in _ROUNDED and not is_head(name)]
         for name in of_sizes:
             check_choice("the draft's size", name, (*known_sizes(), *_ROUNDED, *_HEADS))
-        check_vocabulary(self.target, of_sizes)
+        check_vocabulary(self.target, size(self.target).vocab_size, of_sizes)
         for name in filter(is_head, self.drafts):
             head_config(size(self.target), (0,), head_width(name))
 

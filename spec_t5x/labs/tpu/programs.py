@@ -59,7 +59,7 @@ def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO, kv: str = 
     return model if weights == AUTO else model.rounded(BITS[weights])
 
 
-def abstract_head(target: T5Model, mesh: Mesh, width: int | None = None) -> EagleDraft:
+def abstract_head(target: T5Model, mesh: Mesh, width: int | None) -> EagleDraft:
     """Returns an EAGLE head on the target's last layer, with shapes in place of parameters.
 
     Raises:

@@ -64,7 +64,7 @@ def padded_rows(rows: Array, multiple: int) -> Array:
 def _dealt(rows: Array, parts: int) -> Array:
     """Splits rows, [batch, length], into [parts, batch / parts, length]: row i to i modulo parts.
 
-    So every device of a mesh has a share of each part, and the padding rows are spread out.
+    Every device of a mesh thus has a share of each part, and the padding rows are spread out.
     """
     rows = padded_rows(rows, parts)
     dealt = rows.reshape(rows.shape[0] // parts, parts, *rows.shape[1:]).swapaxes(0, 1)

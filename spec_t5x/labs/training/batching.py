@@ -43,6 +43,10 @@ class Texts:
         """Number of tokens of each text, EOS included, [texts]."""
         return np.diff(self.ends, prepend=0)
 
+    def __getitem__(self, index: int | np.integer) -> np.ndarray:
+        """Returns the ids of a text, a view."""
+        return self.ids[self.ends[index - 1] if index else 0 : self.ends[index]]
+
     def split(self) -> list[np.ndarray]:
         """Returns the ids of each text."""
         return np.split(self.ids, self.ends[:-1])
@@ -55,7 +59,7 @@ class Texts:
         """Returns the texts of ``indices``, padded to [rows, length]; other rows are padding."""
         padded = np.full((rows, length), PAD_ID, np.int32)
         for row, i in enumerate(indices):
-            text = self.ids[self.ends[i - 1] if i else 0 : self.ends[i]]
+            text = self[i]
             padded[row, : len(text)] = text
         return padded
 

@@ -69,10 +69,8 @@ class HeldOutAlpha:
         return float(formulas.expected_tokens(self.alpha.value, self.gamma))
 
     def __str__(self) -> str:
-        alpha = self.alpha
-        interval = "" if alpha.low is None else f" ({alpha.low:.4f}-{alpha.high:.4f})"
         return (
-            f"T={self.temperature:g}: loss {self.loss:.4f}  alpha {alpha.value:.4f}{interval}  "
+            f"T={self.temperature:g}: loss {self.loss:.4f}  alpha {self.alpha:.4f}  "
             f"expected tokens {self.expected_tokens:.3f} (gamma {self.gamma})"
         )
 

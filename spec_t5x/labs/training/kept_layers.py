@@ -9,6 +9,7 @@ columns of the output layer that score likely tokens (``models.narrow_head``).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -73,10 +74,14 @@ def with_shared(own: PyTree, target_params: PyTree, layers: Sequence[int]) -> Py
 def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTree:
     """Returns a draft's own parameters with a narrow head of the tokens ``ids``.
 
-    A ``narrow_head``, whose ``kernel [embed, known]`` has columns of the output layer, replaces
-    that layer in ``own`` (``shared_params.own_params``). ``params`` are all of the draft's.
+    The head's ``kernel [embed, known]`` has columns of the output layer. ``own`` are the draft's
+    own parameters (``shared_params.own_params``), ``params`` all of its parameters.
     """
-    kernel = output_kernel(params, config)[:, ids]
+    return with_narrow_head(own, output_kernel(params, config)[:, ids])
+
+
+def with_narrow_head(own: PyTree, kernel: Any) -> PyTree:
+    """Returns a draft's own parameters, or their shardings, with a head in place of its output."""
     decoder = {name: each for name, each in own["decoder"].items() if name != "logits_dense"}
     return {**own, "decoder": decoder, "narrow_head": {"kernel": kernel}}
 

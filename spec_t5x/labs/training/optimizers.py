@@ -32,17 +32,25 @@ class OptimizerOptions:
     # Number of last steps in which the rate falls linearly to 0, reached after the last step.
     cooldown_steps: int = 0
     clip_norm: float = 1.0
-    # AdamW's weight decay, of arrays with two axes or more; Adafactor ignores it.
+    # AdamW's weight decay, of arrays with two axes or more; Adafactor has none.
     weight_decay: float = 0.0
 
     def __post_init__(self):
         check_types(self)
+        check_choice("optimizer", self.name, OPTIMIZERS)
+        check_choice("decay", self.decay, DECAYS)
+        for name in ("learning_rate", "clip_norm"):
+            if not (value := getattr(self, name)) > 0:
+                raise InputError(f"{name} is {value}: give a positive one")
+        check_at_least(self, warmup_steps=0, cooldown_steps=0)
+        if self.name == "adafactor":
+            check_unused(self, "adafactor has none", "weight_decay")
 
     def build(self, steps: int) -> tuple[optax.GradientTransformation, Schedule]:
         """Returns the optimizer and its schedule, for a training of ``steps`` steps.
 
         Raises:
-            InputError: a name is unknown, or a number is out of range.
+            InputError: warm-up and cool-down take more steps than that.
         """
         schedule = self.schedule(steps)
         return self.optimizer(schedule), schedule
@@ -53,24 +61,16 @@ class OptimizerOptions:
         Adafactor stores averages of squared gradients by row and by column for matrices of at
         least 128 rows and columns, and elementwise for smaller arrays.
         """
-        check_choice("optimizer", self.name, OPTIMIZERS)
-        if self.clip_norm <= 0:
-            raise InputError(f"clip_norm is {self.clip_norm}: give a positive one")
         if self.name == "adamw":
             decay = {"weight_decay": self.weight_decay, "mask": _is_matrix}
             optimizer = optax.adamw(schedule, b2=0.98, **decay)
         else:
-            check_unused(self, "adafactor has none", "weight_decay")
             optimizer = optax.adafactor(schedule, multiply_by_parameter_scale=True)
         return optax.chain(optax.clip_by_global_norm(self.clip_norm), optimizer)
 
     def schedule(self, steps: int) -> Schedule:
         """Returns the learning rate as a function of the step, counted from 0."""
         peak, warmup, cooldown = self.learning_rate, self.warmup_steps, self.cooldown_steps
-        check_choice("decay", self.decay, DECAYS)
-        if peak <= 0:
-            raise InputError(f"learning_rate is {peak}: give a positive one")
-        check_at_least(self, warmup_steps=0, cooldown_steps=0)
         if warmup + cooldown > steps:
             raise InputError(
                 f"{warmup} warm-up and {cooldown} cool-down steps do not fit into {steps} steps: "

@@ -77,7 +77,7 @@ def _packed(
     ids = np.full((batch_size, length), PAD_ID, np.int32)
     segments = np.zeros((batch_size, length), np.int32)
     for row, members in enumerate(rows):
-        parts = [texts.ids[texts.ends[i - 1] if i else 0 : texts.ends[i]] for i in members]
+        parts = [texts[i] for i in members]
         packed = np.concatenate(parts)
         ids[row, : len(packed)] = packed
         numbers = np.arange(1, len(parts) + 1)

@@ -208,7 +208,7 @@ def _quiet_orbax() -> Iterator[None]:
 class _PositionHandler(ocp.CheckpointHandler):
     """The Orbax handler of the position, which it writes before ``save`` returns.
 
-    So batches drawn while the state is written in the background do not change the position.
+    Batches drawn while the state is written in the background thus leave the position as it was.
     """
 
     def save(self, directory, args: "_SavePosition"):

@@ -21,7 +21,7 @@ from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.errors import InputError, check_at_least, check_choice, check_unused
 from spec_t5x.generation import Generator
 from spec_t5x.labs.training.batching import Batches, TokenisedPairs
-from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
+from spec_t5x.labs.training.distill import DistillOptions, DraftLearner
 from spec_t5x.labs.training.exports import save_model, save_shared_draft
 from spec_t5x.labs.training.first_head import first_head, head_config
 from spec_t5x.labs.training.interfaces import TrainOptions
@@ -32,6 +32,7 @@ from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData
 from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, log_exported
 from spec_t5x.labs.training.same_run import digest, held_run, network_settings
+from spec_t5x.labs.training.student import Student
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.labs.training.trainer import Best, TrainResult, fit
 from spec_t5x.machine.dtypes import resolve_dtype

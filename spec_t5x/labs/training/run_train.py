@@ -8,12 +8,7 @@ package's format (``checkpoints.native``). The same command resumes a run that w
 """
 
 import dataclasses
-import inspect
 import logging
-import re
-import types
-import typing
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,52 +143,6 @@ def _check_metrics(data: TrainingData, metrics: MetricsOptions | None) -> None:
             check_installed([metric_by_name(data.metric)])
         else:
             check_unused(data, "train.metrics is None, which scores no texts", "metric")
-
-
-def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
-    """Builds a training's arguments as gin binds them.
-
-    Raises:
-        InputError: an argument is a text, function or class in place of an object or a number, or
-            a flag, ``--gin.CLASS.NAME=VALUE``, or a file's binding in a scope is of a class that no
-            argument is made of.
-    """
-    arguments, parameters = gin.get_bindings(training), inspect.signature(training).parameters
-    for name, value in arguments.items():
-        kind = parameters[name].annotation if name in parameters else inspect.Parameter.empty
-        allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-        # A function of another package may have no annotation, or one that names no class.
-        classes = [a for a in allowed if isinstance(a, type) and type(a) is not types.GenericAlias]
-        is_known = kind is not inspect.Parameter.empty and len(classes) == len(allowed)
-        is_name = isinstance(value, str | type | types.FunctionType)
-        if is_known and is_name and not isinstance(value, allowed):
-            wanted = getattr(kind, "__name__", kind)
-            raise InputError(
-                f"{training.__name__}.{name} is {value!r}: give a value of type {wanted} (an "
-                "object is written @CLASS())"
-            )
-    # A scope's bindings are also used by what is made in a scope within it.
-    built = re.findall(
-        r"^# Parameters for (.*/)?(?:.*\.)?(\w+):$", gin.operative_config_str(), re.M
-    )
-    bindings = [flag.partition("=")[0] for flag in flags]
-    # Without a scope, an unused binding may be of an included file whose class this one replaces.
-    for (scope, owner), values in gin.config._CONFIG.items():
-        bindings += [f"{scope}/{owner}.{name}" for name in values if scope]
-    for binding in bindings:
-        # A name without a dot is a macro's.
-        owner = binding.removeprefix("--gin.").rpartition(".")[0]
-        scope, name = owner[: owner.rfind("/") + 1], re.split("[./]", owner)[-1]
-        is_used = any(made == name and within.startswith(scope) for within, made in built)
-        # What tasks are made of may be called later, as data are read.
-        if scope + name not in ("", training.__name__) and not is_used and _is_ours(owner):
-            raise InputError(f"nothing uses {binding}: leave it out, or bind @{scope}{name}()")
-    return arguments
-
-
-def _is_ours(owner: str) -> bool:
-    """Returns True if gin's name is that of a class or function of this package."""
-    return gin.get_configurable(owner.rpartition("/")[2]).__module__.startswith("spec_t5x")
 
 
 def check_settings(

@@ -30,7 +30,7 @@ FREE = ("dropout_rate", "dtype")
 
 
 def digest(*values: Any) -> str:
-    """Returns the SHA-256 (hex) of the arrays in ``values``, trees, and of other leaves' repr."""
+    """Returns the SHA-256 (hex) of the leaves of trees: an array's bytes, another leaf's repr."""
     found = hashlib.sha256()
     for leaf in jax.tree.leaves(values):
         if isinstance(leaf, jax.Array | np.ndarray):

@@ -23,7 +23,7 @@ from spec_t5x.labs.writing import reported
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.dtypes import AUTO, resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import NetworkConfig
 from spec_t5x.names import INT8
 from spec_t5x.options import check_types
 from spec_t5x.types import PyTree
@@ -51,7 +51,7 @@ class TextMetrics:
 
     sets: Sequence[TextPairs]  # with ids
     directory: Path
-    config: T5Config
+    config: NetworkConfig
     vocabulary: Vocabulary
     options: MetricsOptions
     # Maximal numbers of tokens of a source and of an output, EOS included.

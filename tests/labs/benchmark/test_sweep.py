@@ -7,8 +7,10 @@ import re
 
 import pytest
 
+from spec_t5x import registry
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli.main import main
+from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark import paper_tables, sweep
 from spec_t5x.labs.benchmark.comparison import Comparison
@@ -131,6 +133,14 @@ def test_settings_are_all_combinations_or_one_list_at_a_time():
     )
     points = [(s.decoding.batch_size, s.decoding.gamma) for s in options.settings(DECODING)]
     assert points == [(1, 2), (8, 2), (32, 2), (1, "auto")]
+
+
+def test_parts_are_not_timed_with_a_verifier_of_trees_of_any_name(monkeypatch):
+    places = registry._PLACES["verifier"] | {"wide": "tests.test_verifiers:Wide"}
+    monkeypatch.setitem(registry._PLACES, "verifier", places)
+    options = BenchmarkOptions(pairs=("copy", "copy/wide"), parts=True)
+    with pytest.raises(InputError, match="the verifier is wide: to time parts, choose one of ch"):
+        options.settings(GenerateOptions())
 
 
 @pytest.fixture
@@ -296,7 +306,7 @@ def test_random_drafts_fit_the_target_before_anything_is_measured(
     monkeypatch.setattr(Generator, "load_target", lambda *_, **__: pytest.fail("it was loaded"))
     (tmp_path / "pairs.tsv").write_text("My sister\tMeine Schwester\n")
     given = ["--target", str(tiny_pair / "target"), "--data", str(tmp_path / "pairs.tsv")]
-    for size, message in (("t5_1_1_xl", "has 32128 tokens and target"), ("x", "size is 'x'")):
+    for size, message in (("t5_1_1_xl", "has 32128 tokens and "), ("x", "size is 'x'")):
         assert main(["benchmark", *given, "--draft", "copy", "--draft", f"random:{size}"]) == 2
         assert message in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.labs.reproduction import kept_results
 from spec_t5x.labs.reproduction.contents import ReproduceOptions
-from spec_t5x.labs.reproduction.kept_results import Results, one_line
+from spec_t5x.labs.reproduction.kept_results import Results, reason
 
 MACHINE = {"processor": "x", "threads": 2, "jax": "2", "spec_t5x": "1"}
 KEPT = {"rows": [[1, 0.5, None]], "tokens": 7}
@@ -74,7 +74,7 @@ def test_a_failure_is_noted_and_not_tried_again(results):
     # A result that JSON cannot hold is a failure.
     run("b", {}, lambda: {1, 2})
     assert "not JSON serializable" in run.failed["b"]
-    assert one_line(InputError("x is 3:\ngive 4")) == "x is 3: give 4"
+    assert reason(InputError("x is 3:\ngive 4")) == "x is 3: give 4"
 
 
 def test_a_result_that_cannot_be_kept_ends_the_run(results, measure, tmp_path):

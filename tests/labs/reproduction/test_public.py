@@ -254,7 +254,7 @@ def test_a_larger_target_in_int8_is_preferred(monkeypatch, free, target, weights
 
 def test_a_rounded_target_has_the_bytes_that_were_planned(stand_ins, pairs_file):
     (pair,) = read_pairs_file(pairs_file(weights="int8"))
-    generator = public_measurements.Models().generator(pair)
+    generator = public_measurements.ModelsInMemory().generator(pair)
     ours, theirs = (
         jax.tree.leaves(each.target.weights)
         for each in (generator, Generator.load(pair.target, weights="int8"))

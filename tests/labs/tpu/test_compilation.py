@@ -17,10 +17,11 @@ from spec_t5x.labs import requirements
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.theory.formulas import wall_time_improvement
 from spec_t5x.labs.tpu import chips as tpu_chips
-from spec_t5x.labs.tpu import programs
-from spec_t5x.labs.tpu.chips import CHIPS, Collective, StepCost, collectives, step_cost
+from spec_t5x.labs.tpu import programs, step_costs
+from spec_t5x.labs.tpu.chips import CHIPS
 from spec_t5x.labs.tpu.compilation import _Compiler
 from spec_t5x.labs.tpu.options import Options, Workload
+from spec_t5x.labs.tpu.step_costs import Collective, StepCost, collectives, step_cost
 from spec_t5x.models import sizes
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.partitioning import make_mesh
@@ -347,11 +348,11 @@ def test_a_leaf_of_both_models_and_an_output_in_an_arguments_memory_count_once(m
 def test_tied_embeddings_are_read_once_as_the_output_layer(weights):
     config = dataclasses.replace(CONFIG, logits_via_embedding=True)
     model = programs.abstract_model(config, mesh(1), weights)
-    read = tpu_chips.weights_read(model, num_tokens=1)["token_embedder/embedding"]
+    read = step_costs.weights_read(model, num_tokens=1)["token_embedder/embedding"]
     numbers = CONFIG.emb_dim * CONFIG.vocab_size
     # In int8 a token has one scale, in float32.
     expected = 2 * numbers if weights == "auto" else numbers + 4 * CONFIG.vocab_size
-    assert tpu_chips.bytes_per_device(read) == expected
+    assert step_costs.bytes_per_device(read) == expected
 
 
 def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys):

@@ -10,8 +10,8 @@ import pytest
 from spec_t5x.cli.main import main
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.labs.tpu import compilation, programs
-from spec_t5x.labs.tpu.chips import step_cost
 from spec_t5x.labs.tpu.options import Options
+from spec_t5x.labs.tpu.step_costs import step_cost
 from spec_t5x.labs.tpu.tables import tables
 from spec_t5x.models import sizes
 from spec_t5x.sampling.tree_shapes import Tree

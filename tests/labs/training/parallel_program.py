@@ -12,12 +12,13 @@ import optax
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.labs.metrics import TextPairs
-from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
+from spec_t5x.labs.training.distill import DistillOptions, DraftLearner
 from spec_t5x.labs.training.exports import save_model
 from spec_t5x.labs.training.interfaces import TrainOptions
 from spec_t5x.labs.training.kept_layers import keep_layers
 from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
+from spec_t5x.labs.training.student import Student
 from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.labs.training.trainer import fit
 from spec_t5x.models.seq2seq import T5Model

@@ -13,6 +13,7 @@ from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
 from spec_t5x.labs.training import run_train
+from spec_t5x.labs.training.gin_arguments import built_arguments
 from spec_t5x.labs.training.run_data import DataOptions
 from spec_t5x.labs.training.same_run import held_run
 from spec_t5x.labs.training.sentencepiece_training import train_sentencepiece
@@ -196,10 +197,10 @@ def test_a_training_of_another_package_may_annotate_its_arguments_or_not():
         made = gin.configurable(tune, module="own_trainings")
         for name, value in bound.items():
             gin.bind_parameter(f"own_trainings.tune.{name}", value)
-        assert run_train.built_arguments(made, []) == bound
+        assert built_arguments(made, []) == bound
         gin.bind_parameter("own_trainings.tune.rate", "1")
         with pytest.raises(InputError, match="tune.rate is '1': give a value of type float"):
-            run_train.built_arguments(made, [])
+            built_arguments(made, [])
 
 
 def test_a_files_binding_in_a_scope_is_used_or_refused():
@@ -207,9 +208,9 @@ def test_a_files_binding_in_a_scope_is_used_or_refused():
     with gin.unlock_config():
         gin.parse_config("TrainOptions.steps = 2\nseed = 3\nx/OptimizerOptions.clip_norm = 1.0")
         with pytest.raises(InputError, match="nothing uses x/spec_t5x.OptimizerOptions.clip_norm"):
-            run_train.built_arguments(run_train.train, [])
+            built_arguments(run_train.train, [])
         gin.parse_config("train.optimizer = @x/OptimizerOptions()")
-        (optimizer,) = run_train.built_arguments(run_train.train, []).values()
+        (optimizer,) = built_arguments(run_train.train, []).values()
     assert optimizer.clip_norm == 1
 
 
@@ -222,4 +223,4 @@ def test_a_flag_of_a_tasks_function_may_be_used_later():
     with gin.unlock_config():
         gin.external_configurable(noise, module="own")
         flags = ["--gin.own.noise.density=0.3"]
-        assert run_train.built_arguments(run_train.train, flags) == {}
+        assert built_arguments(run_train.train, flags) == {}

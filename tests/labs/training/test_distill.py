@@ -22,9 +22,7 @@ from spec_t5x.labs.training.batching import Batches, batch_of, join_pairs
 from spec_t5x.labs.training.distill import (
     DistillOptions,
     DraftLearner,
-    Student,
     sample_outputs,
-    unroll,
 )
 from spec_t5x.labs.training.first_head import first_head, head_config
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
@@ -32,6 +30,7 @@ from spec_t5x.labs.training.interfaces import TrainOptions, model_inputs
 from spec_t5x.labs.training.kept_layers import keep_layers
 from spec_t5x.labs.training.learners import network_logits, read_target
 from spec_t5x.labs.training.losses import LossSums, token_losses
+from spec_t5x.labs.training.student import Student, unroll
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.labs.training.trainer import fit
 from spec_t5x.loops.autoregressive import autoregressive_decode
