@@ -362,6 +362,16 @@ def test_the_network_fails(online, monkeypatch):
     assert f"refused): run `hf download {DRAFT}`" in message
 
 
+def test_weights_are_of_the_configurations_commit_if_the_branch_moves(online, tmp_path):
+    found, repository = find_directory(DRAFT), online.repositories[DRAFT]
+    shutil.copytree(repository, tmp_path / "later")
+    (tmp_path / "later" / "model.safetensors").rename(tmp_path / "later" / "pytorch_model.bin")
+    online.earlier[found.name], online.repositories[DRAFT] = repository, tmp_path / "later"
+    find_models(TARGET, [DRAFT])
+    weights = "model.safetensors"
+    assert (found / weights).read_bytes() == (repository / weights).read_bytes()
+
+
 def test_shards(online, directories, monkeypatch):
     monkeypatch.setattr(weight_files, "SHARD_BYTES", 20_000)
     repository = online.repositories[TARGET]
