@@ -493,11 +493,15 @@ def test_logits_are_those_of_xla(make, kv):
 
 def test_only_float32_on_one_cpu_device_suits(monkeypatch):
     leaf = jnp.zeros((2, 2))
-    assert calls.suit({"a": leaf})
+    assert calls.suit({"a": leaf}) and CPU.usable({}, "float32")
     with monkeypatch.context() as patch:
         # On several each matrix would be gathered for every step.
         patch.setattr(jax, "local_device_count", lambda: 2)
-        assert not calls.suit({"a": leaf})
+        assert not calls.suit({"a": leaf}) and not CPU.usable({}, "float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        assert not CPU.usable({}, "float32")
+    assert not CPU.usable({}, "bfloat16")
     assert not calls.suit({})
     assert not calls.suit({"a": leaf, "b": leaf.astype(jnp.bfloat16)})
     assert not calls.suit({"a": np.zeros((2, 2), np.float32)})
