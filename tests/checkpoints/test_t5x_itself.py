@@ -136,7 +136,7 @@ def test_hugging_face_and_we_have_the_logits_of_t5x(directories, logits_of_t5x, 
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_dropout_with_the_same_masks_gives_the_logits_of_t5x(params, t5x_data, version, monkeypatch):
+def test_dropout_of_equal_masks_gives_the_logits_of_t5x(params, t5x_data, version, monkeypatch):
     """Keys follow from the names of modules, so masks are made to follow from their shapes."""
     config, shapes = CONFIGS[version], {}
 

@@ -13,6 +13,7 @@ from spec_t5x.contrib.cpu.library import available
 from spec_t5x.contrib.cpu.operations import CPU
 from spec_t5x.contrib.cpu.panels import Panels
 from spec_t5x.machine.operations import XLA
+from spec_t5x.models import partitioning
 from spec_t5x.models.weights import Rounded
 from spec_t5x.sampling import distributions, random_bits
 from tests.toy_t5 import tiny_t5
@@ -511,5 +512,11 @@ def test_only_float32_on_one_cpu_device_suits(monkeypatch):
 
 
 def test_a_sampled_step_hashes_by_the_kernel():
-    uniform = jax.jit(lambda key: random_bits.uniform(key, 2))
-    assert "SpecT5XThreefry" in uniform.lower(jax.random.key(7)).compile().as_text()
+    def program():
+        uniform = jax.jit(lambda key: random_bits.uniform(key, 2))
+        return uniform.lower(jax.random.key(7)).compile().as_text()
+
+    assert "SpecT5XThreefry" in program()
+    # The devices of a mesh may be of several processes.
+    with partitioning.partitioned(partitioning.make_mesh(model=1)):
+        assert "SpecT5XThreefry" not in program()
