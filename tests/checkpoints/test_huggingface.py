@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.convert import convert
@@ -190,6 +191,8 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
     assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05}.safetensors"
     # A tensor that is larger than a file may be is alone in its own.
     assert all(len(load_file(file)) == 1 for file in files if file.stat().st_size > 6000)
+    # Releases 4 of transformers read no file without it.
+    assert safe_open(files[0], framework="numpy").metadata() == {"format": "pt"}
     index = json.loads((tmp_path / "theirs/model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {file.name for file in files}
     total = index["metadata"]["total_size"]
