@@ -252,8 +252,12 @@ def test_download(online, directories, monkeypatch, caplog):
     repository = online.repositories[TARGET]
     for name in ("pytorch_model.bin", "tf_model.h5", "README.md", "optimizer.pt"):
         (repository / name).write_text("not needed")
+    small = {"added_tokens.json", "special_tokens_map.json", "tokenizer.4.0.0.json"}
+    for name in small:
+        # Of equal files one is downloaded.
+        (repository / name).write_text("{}" + " " * len(name))
     find_models(TARGET, [DRAFT])
-    names = {path.name for path in (directories / "target").iterdir()}
+    names = {path.name for path in (directories / "target").iterdir()} | small
     needed = {f"{TARGET}/{name}" for name in names}
     needed |= {f"{DRAFT}/{path.name}" for path in (directories / "draft").iterdir()}
     assert "owner/target/model.safetensors" in needed

@@ -380,7 +380,7 @@ UNREAD = [
 def test_files_in_place_of_weights(directory, file, content, expected, has_config):
     (directory / "model.safetensors").unlink()
     if file.startswith("checkpoint"):
-        (directory / "checkpoint-20").mkdir()
+        (directory / "checkpoint-60").mkdir()
     (directory / file).parent.mkdir(exist_ok=True)
     (directory / file).write_text(content)
     if not has_config:
