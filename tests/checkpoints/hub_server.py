@@ -46,6 +46,8 @@ class Hub:
 
     address: str = ""
     repositories: dict[str, Path] = dataclasses.field(default_factory=dict)
+    # Directories of commits that a ``main`` has left.
+    earlier: dict[str, Path] = dataclasses.field(default_factory=dict)
     # Downloaded files, as ``OWNER/NAME/FILE``.
     sent: list[str] = dataclasses.field(default_factory=list)
 
@@ -68,6 +70,7 @@ class Hub:
         return self._of(repository, directory, *what)
 
     def _of(self, repository, directory, what="revision", revision="main", *rest):
+        directory = self.earlier.get(revision, directory)
         commit = commit_of(directory)
         if revision not in ("main", commit):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""

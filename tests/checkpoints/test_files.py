@@ -83,6 +83,21 @@ def test_a_checkpoint_that_was_moved_aside_counts_as_there(tmp_path, machine):
     assert content(tmp_path / "model") == "old"
 
 
+def test_the_old_one_stays_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    write(tmp_path / "model", "old")
+    rename = os.rename
+
+    def refusing(source, target):
+        if ".writing-" in source.name:
+            raise OSError("no more entries")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refusing)
+    with pytest.raises(InputError, match="^cannot write .*no more entries"):
+        write(tmp_path / "model", "new")
+    assert os.listdir(tmp_path) == ["model"] and content(tmp_path / "model") == "old"
+
+
 def test_a_link_to_a_checkpoint_stays(tmp_path):
     write(tmp_path / "model", "old")
     (tmp_path / "link").symlink_to("model")

@@ -252,8 +252,12 @@ def test_download(online, directories, monkeypatch, caplog):
     repository = online.repositories[TARGET]
     for name in ("pytorch_model.bin", "tf_model.h5", "README.md", "optimizer.pt"):
         (repository / name).write_text("not needed")
+    small = {"added_tokens.json", "special_tokens_map.json", "tokenizer.4.0.0.json"}
+    for name in small:
+        # Of equal files one is downloaded.
+        (repository / name).write_text("{}" + " " * len(name))
     find_models(TARGET, [DRAFT])
-    names = {path.name for path in (directories / "target").iterdir()}
+    names = {path.name for path in (directories / "target").iterdir()} | small
     needed = {f"{TARGET}/{name}" for name in names}
     needed |= {f"{DRAFT}/{path.name}" for path in (directories / "draft").iterdir()}
     assert "owner/target/model.safetensors" in needed
@@ -360,6 +364,16 @@ def test_the_network_fails(online, monkeypatch):
     find_models(TARGET, ())
     message = message_of(find_models, TARGET, [DRAFT])
     assert f"refused): run `hf download {DRAFT}`" in message
+
+
+def test_weights_are_of_the_configurations_commit_if_the_branch_moves(online, tmp_path):
+    found, repository = find_directory(DRAFT), online.repositories[DRAFT]
+    shutil.copytree(repository, tmp_path / "later")
+    (tmp_path / "later" / "model.safetensors").rename(tmp_path / "later" / "pytorch_model.bin")
+    online.earlier[found.name], online.repositories[DRAFT] = repository, tmp_path / "later"
+    find_models(TARGET, [DRAFT])
+    weights = "model.safetensors"
+    assert (found / weights).read_bytes() == (repository / weights).read_bytes()
 
 
 def test_shards(online, directories, monkeypatch):

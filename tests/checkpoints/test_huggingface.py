@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.convert import convert
@@ -190,6 +191,8 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
     assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05}.safetensors"
     # A tensor that is larger than a file may be is alone in its own.
     assert all(len(load_file(file)) == 1 for file in files if file.stat().st_size > 6000)
+    # Releases 4 of transformers read no file without it.
+    assert safe_open(files[0], framework="numpy").metadata() == {"format": "pt"}
     index = json.loads((tmp_path / "theirs/model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {file.name for file in files}
     total = index["metadata"]["total_size"]
@@ -377,7 +380,7 @@ UNREAD = [
 def test_files_in_place_of_weights(directory, file, content, expected, has_config):
     (directory / "model.safetensors").unlink()
     if file.startswith("checkpoint"):
-        (directory / "checkpoint-20").mkdir()
+        (directory / "checkpoint-60").mkdir()
     (directory / file).parent.mkdir(exist_ok=True)
     (directory / file).write_text(content)
     if not has_config:
@@ -410,7 +413,7 @@ def test_an_adapter_among_the_weights(directory):
 ENDLESS: dict = {}
 ENDLESS["model"] = ENDLESS
 LAYOUTS = """value head, classification head, parameters, state_dict, model_state_dict, module,
-a prefix"""
+a prefix, no archive"""
 HEADS = {"value head": "v_head.summary", "classification head": "classification_head.dense"}
 
 
@@ -429,7 +432,9 @@ def test_weights_as_trainers_save_them(made, directory, layout, caplog):
         state = {f"net.t5.{name}": tensor for name, tensor in state.items()}
     nests = ("state_dict", "model_state_dict", "module")
     nested = {layout: state, "epoch": 3} if layout in nests else state
-    torch.save(nested, directory / "pytorch_model.bin")
+    # PyTorch before 1.6 wrote no archives.
+    options = {"_use_new_zipfile_serialization": layout != "no archive"}
+    torch.save(nested, directory / "pytorch_model.bin", **options)
     edit_config(directory, quantization_config=None)
     assert_same_logits(load(directory), made[0])
     named = [f"{directory} has a head, which decoding ignores: {HEADS.get(layout)}.weight"]

@@ -147,6 +147,13 @@ def test_tables_are_compared_up_to_their_last_row(monkeypatch):
     assert not weight_files.same_table(vectors["one"], vectors["other"])
 
 
+def test_a_head_in_half_precision_is_rescaled_in_float32():
+    table = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float16)
+    scaled = weight_files.scaled(array_tensors({"head": table})["head"], 32**-0.5)
+    found = scaled.read((slice(0, 10), slice(0, 3)))
+    np.testing.assert_array_equal(found, table.astype(np.float32) * np.float32(32**-0.5))
+
+
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod."])
 def test_prefixes_of_wrappers(directory, prefix):
     write(directory)

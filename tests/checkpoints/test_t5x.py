@@ -427,6 +427,13 @@ def test_damaged_index(legacy, content, expected):
             "param_scan_axis = 1",
         ),
         (
+            # Scanned along axis 0.
+            lambda t: t["encoder"].update(
+                encoder={"pre_mlp_layer_norm": {"scale": np.ones((2, 4), "f")}}
+            ),
+            "param_scan_axis = 1",
+        ),
+        (
             lambda t: t["encoder"]["layers_1"].update(relpos_bias=t["encoder"]["relpos_bias"]),
             "1 unexpected (",
         ),

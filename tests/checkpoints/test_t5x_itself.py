@@ -8,6 +8,7 @@ T5X's own logits.
 import dataclasses
 import functools
 import json
+import zlib
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import T5Config, Transformer
 from tests.checkpoints.faults import with_sentinels
 from tests.child import printed
 from tests.torch_t5 import forward, logits_of
@@ -132,6 +133,28 @@ def test_hugging_face_and_we_have_the_logits_of_t5x(directories, logits_of_t5x, 
     assert loaded.config == CONFIGS[version]
     ours = forward(loaded.config)({"params": loaded.params}, *batch())
     np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_dropout_of_equal_masks_gives_the_logits_of_t5x(params, t5x_data, version, monkeypatch):
+    """Keys follow from the names of modules, so masks are made to follow from their shapes."""
+    config, shapes = CONFIGS[version], {}
+
+    def mask(key, p, shape):
+        shapes[module].append(shape)
+        seed = zlib.crc32(str(shape).encode())
+        return jax.numpy.asarray(np.random.default_rng(seed).random(shape) < p)
+
+    monkeypatch.setattr(jax.random, "bernoulli", mask)
+    with jax.numpy_rank_promotion("allow"):
+        logits = []
+        for module in (t5x_data.t5x_network(config), Transformer(config)):
+            shapes[module] = []
+            variables, rngs = {"params": params[version]}, {"dropout": jax.random.key(0)}
+            logits.append(module.apply(variables, *batch(), enable_dropout=True, rngs=rngs))
+    np.testing.assert_allclose(*logits, rtol=0, atol=TOLERANCE)
+    theirs, ours = shapes.values()
+    assert theirs == ours and len(ours) == 18
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -197,9 +197,14 @@ def test_ids_that_come_with_an_input_are_taken(generator):
 
 
 def test_a_batch_that_does_not_fit_into_memory_is_one_line(generator, monkeypatch):
-    def full(*_, **__):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nallocating 5 GB")
+    message = "RESOURCE_EXHAUSTED: out of memory\nallocating 5 GB"
 
-    monkeypatch.setattr(refill, "burst", full)
+    def failing(*_, **__):
+        raise jax.errors.JaxRuntimeError(message)
+
+    monkeypatch.setattr(refill, "burst", failing)
     with pytest.raises(InputError, match="^batch_size is 2, which does not fit .* a smaller one"):
+        lines_of(generator, OPTIONS, items())
+    message = "INTERNAL: a kernel failed"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         lines_of(generator, OPTIONS, items())

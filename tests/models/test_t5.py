@@ -1,7 +1,8 @@
-"""The encoder-decoder: values of its configuration, and the layers whose outputs it shows."""
+"""The encoder-decoder: values of its configuration, dropout, and layers whose outputs it shows."""
 
 import json
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import T5Config, Transformer
 from tests.toy_t5 import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -68,3 +69,25 @@ def test_the_outputs_of_layers_follow_the_states_in_the_order_asked_for():
     scale = np.asarray(model.params["decoder"]["decoder_norm"]["scale"])
     np.testing.assert_allclose(second * scale, last, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(first * scale, score(shallow)[1], rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_is_where_t5x_has_it_with_one_mask_for_all_positions_of_a_row():
+    """A mask's length is 1, in attention over the queries; the encoder's output alone has more."""
+    config, masks = tiny_t5(0, dropout_rate=0.5).config, []
+
+    def note(call, args, options, context):
+        if isinstance(dropout := context.module, nn.Dropout) and not options["deterministic"]:
+            shape = np.array(args[0].shape)
+            shape[list(dropout.broadcast_dims)] = 1
+            masks.append((dropout.rate, *shape.tolist()))
+        return call(*args, **options)
+
+    tokens = [jnp.ones((2, length), jnp.int32) for length in (5, 3, 3)]
+    with nn.intercept_methods(note):
+        keys = {name: jax.random.key(0) for name in ("params", "dropout")}
+        jax.eval_shape(lambda: Transformer(config).init(keys, *tokens))
+    states, hidden = (0.5, 2, 1, config.emb_dim), (0.5, 2, 1, config.mlp_dim)
+    weights = {length: (0.5, 2, config.num_heads, 1, length) for length in (5, 3)}
+    encoder = [states, weights[5], states, hidden, states, (0.5, 2, 5, config.emb_dim)]
+    decoder = [states, weights[3], states, weights[5], states, hidden, states, states]
+    assert masks == encoder + decoder

@@ -13,6 +13,7 @@ from spec_t5x.contrib.cpu.library import available
 from spec_t5x.contrib.cpu.operations import CPU
 from spec_t5x.contrib.cpu.panels import Panels
 from spec_t5x.machine.operations import XLA
+from spec_t5x.models import partitioning
 from spec_t5x.models.weights import Rounded
 from spec_t5x.sampling import distributions, random_bits
 from tests.toy_t5 import tiny_t5
@@ -493,11 +494,15 @@ def test_logits_are_those_of_xla(make, kv):
 
 def test_only_float32_on_one_cpu_device_suits(monkeypatch):
     leaf = jnp.zeros((2, 2))
-    assert calls.suit({"a": leaf})
+    assert calls.suit({"a": leaf}) and CPU.usable({}, "float32")
     with monkeypatch.context() as patch:
         # On several each matrix would be gathered for every step.
         patch.setattr(jax, "local_device_count", lambda: 2)
-        assert not calls.suit({"a": leaf})
+        assert not calls.suit({"a": leaf}) and not CPU.usable({}, "float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        assert not CPU.usable({}, "float32")
+    assert not CPU.usable({}, "bfloat16")
     assert not calls.suit({})
     assert not calls.suit({"a": leaf, "b": leaf.astype(jnp.bfloat16)})
     assert not calls.suit({"a": np.zeros((2, 2), np.float32)})
@@ -507,5 +512,11 @@ def test_only_float32_on_one_cpu_device_suits(monkeypatch):
 
 
 def test_a_sampled_step_hashes_by_the_kernel():
-    uniform = jax.jit(lambda key: random_bits.uniform(key, 2))
-    assert "SpecT5XThreefry" in uniform.lower(jax.random.key(7)).compile().as_text()
+    def program():
+        uniform = jax.jit(lambda key: random_bits.uniform(key, 2))
+        return uniform.lower(jax.random.key(7)).compile().as_text()
+
+    assert "SpecT5XThreefry" in program()
+    # The devices of a mesh may be of several processes.
+    with partitioning.partitioned(partitioning.make_mesh(model=1)):
+        assert "SpecT5XThreefry" not in program()
